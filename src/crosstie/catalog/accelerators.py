@@ -1,0 +1,107 @@
+"""Accelerator files: the fields one may have, their units, and the range beyond which it is a slip."""
+
+from pathlib import Path
+from typing import Any
+
+from crosstie.catalog.reading import Quantity, Sources, Word, only_keys, read_facts, read_toml, text, texts
+from crosstie.core.accelerator import Accelerator, Chip, Memory, ScaleOut, ScaleUp
+from crosstie.core.errors import BadData
+from crosstie.core.formats import COMPUTE_FORMATS
+
+_NOT_MEASURED = ("spec", "derived", "claimed", "assumed")
+
+CHIP = {
+    "architecture": Word("the name of the microarchitecture"),
+    "isa": Word("the compiler's target, such as gfx942 or sm_90"),
+    "compute_units": Quantity("count", 1, 2000, "compute units or streaming multiprocessors", _NOT_MEASURED),
+    "wave_width": Quantity("count", 16, 128, "lanes that execute together", _NOT_MEASURED),
+    "lds": Quantity("bytes", 16e3, 1e6, "LDS or shared memory one workgroup may use", _NOT_MEASURED),
+    "tdp": Quantity("watts", 30, 5000, "board power limit", _NOT_MEASURED),
+    "fp8_dialect": Word("which FP8 encoding the matrix units take", ("e4m3fn", "e4m3fnuz", "none")),
+    "fp4_dialect": Word("which FP4 encodings they take", ("none", "mxfp4", "nvfp4", "nvfp4+mxfp4")),
+}
+MEMORY = {
+    "kind": Word("memory technology"),
+    "capacity": Quantity("bytes", 4e9, 2e12, "memory as sold", _NOT_MEASURED),
+    "usable": Quantity("bytes", 4e9, 2e12, "memory that the driver reports", ("measured",)),
+    "bandwidth": Quantity("bytes_per_s", 5e10, 5e13, "peak memory bandwidth", _NOT_MEASURED),
+}
+SCALE_UP = {
+    "technology": Word("the link between GPUs of one domain"),
+    "topology": Word("how the links join them", ("switch", "mesh", "bridge", "pcie")),
+    "bandwidth": Quantity("bytes_per_s", 4e9, 2e13, "per GPU, one direction, all links", _NOT_MEASURED),
+    "domain": Quantity("count", 1, 1024, "GPUs joined at that bandwidth", _NOT_MEASURED),
+}
+SCALE_OUT = {"bandwidth": Quantity("bytes_per_s", 1e8, 1e12, "network per GPU, one direction", _NOT_MEASURED)}
+_RATE = Quantity("flop_per_s", 1e12, 1e17, "peak of the matrix units", _NOT_MEASURED)
+RATES = {name: _RATE for name in COMPUTE_FORMATS}
+_ACHIEVED = Quantity("flop_per_s", 1e12, 1e17, "matrix product rate reached", ("measured",))
+MEASURED = {
+    "copy_bandwidth": Quantity("bytes_per_s", 5e10, 5e13, "device copy, read plus write", ("measured",)),
+    "read_bandwidth": Quantity("bytes_per_s", 5e10, 5e13, "reading alone", ("measured",)),
+    **{f"matmul_{name}": _ACHIEVED for name in COMPUTE_FORMATS},
+}
+_TABLES = {"chip", "memory", "dense", "sparse", "scale_up", "scale_out", "measured"}
+VENDORS = ("AMD", "NVIDIA", "Intel", "other")
+
+
+def read_accelerator(file: Path) -> Accelerator:
+    raw: dict[str, Any] = read_toml(file)
+    only_keys(file, "", raw, {"id", "name", "aliases", "vendor", "family", "sources"} | _TABLES)
+    sources = Sources(file, raw.get("sources"))
+    identifier = text(file, "id", raw.get("id"))
+    if identifier != file.stem or identifier != identifier.lower():
+        raise BadData(file, "id", f"'{identifier}' must be lower case and match the file name '{file.stem}'")
+    vendor = text(file, "vendor", raw.get("vendor"))
+    if vendor not in VENDORS:
+        raise BadData(file, "vendor", f"'{vendor}' is not one of {', '.join(VENDORS)}")
+
+    def facts(key: str, specs: Any, optional: frozenset[str] = frozenset()) -> dict[str, Any]:
+        return read_facts(file, key, raw.get(key), specs, sources, optional)
+
+    every_rate = frozenset(RATES)
+    dense = facts("dense", RATES, every_rate)
+    sparse = facts("sparse", RATES, every_rate) if "sparse" in raw else {}
+    measured = facts("measured", MEASURED, frozenset(MEASURED)) if "measured" in raw else {}
+    accelerator = Accelerator(
+        id=identifier,
+        name=text(file, "name", raw.get("name")),
+        aliases=texts(file, "aliases", raw.get("aliases", [])),
+        vendor=vendor,
+        family=text(file, "family", raw.get("family")),
+        chip=Chip(**facts("chip", CHIP)),
+        memory=Memory(**facts("memory", MEMORY, frozenset({"usable"}))),
+        dense=dense,
+        sparse=sparse,
+        scale_up=ScaleUp(**facts("scale_up", SCALE_UP)),
+        scale_out=ScaleOut(**facts("scale_out", SCALE_OUT)),
+        measured=measured,
+        file=str(file),
+    )
+    _check_against_itself(file, accelerator)
+    sources.check_all_cited()
+    return accelerator
+
+
+def _check_against_itself(file: Path, accelerator: Accelerator) -> None:
+    """What no single field shows: a format without its dialect, a sparse peak in the dense table."""
+    if "bf16" not in accelerator.dense and "fp16" not in accelerator.dense:
+        raise BadData(file, "dense", "needs bf16 or fp16: every model computes its attention in 16 bits")
+    for rate, dialect in (("fp8", accelerator.chip.fp8_dialect), ("fp4", accelerator.chip.fp4_dialect)):
+        if (rate in accelerator.dense) != (dialect.value != "none"):
+            raise BadData(
+                file, f"dense.{rate}",
+                f"does not agree with chip.{rate}_dialect = '{dialect.value}'",
+            )  # fmt: skip
+    for name, sparse in accelerator.sparse.items():
+        dense = accelerator.dense.get(name)
+        if dense is None or sparse.si <= dense.si:
+            raise BadData(file, f"sparse.{name}", "must exceed the dense rate of the same format")
+    for name, fact in accelerator.measured.items():
+        peak: float | None
+        if name.startswith("matmul_"):
+            peak = accelerator.flop_per_s(name.removeprefix("matmul_"))
+        else:
+            peak = accelerator.memory_bytes_per_s
+        if peak is None or fact.si > peak:
+            raise BadData(file, f"measured.{name}", "exceeds the peak it should be compared with")

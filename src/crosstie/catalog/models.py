@@ -1,0 +1,103 @@
+"""Model files: who the model is, where its config was found, and the config's own keys."""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from crosstie.catalog.huggingface import load_config, read_model
+from crosstie.catalog.reading import date, only_keys, read_toml, table, text, texts
+from crosstie.core.errors import BadData, BadInput
+from crosstie.core.model import Model
+
+_KEYS = {"id", "name", "aliases", "source", "date", "licence", "notes", "config"}
+
+
+def read_model_file(file: Path) -> Model:
+    raw = read_toml(file)
+    only_keys(file, "", raw, _KEYS)
+    identifier = text(file, "id", raw.get("id"))
+    if identifier != file.stem or identifier != identifier.lower():
+        raise BadData(file, "id", f"'{identifier}' must be lower case and match the file name '{file.stem}'")
+    model, config = read_model(
+        table(file, "config", raw.get("config")),
+        file,
+        id=identifier,
+        name=text(file, "name", raw.get("name")),
+        aliases=texts(file, "aliases", raw.get("aliases", [])),
+        source=text(file, "source", raw.get("source")),
+        date=date(file, "date", raw.get("date")),
+        licence=raw.get("licence", ""),
+        notes=texts(file, "notes", raw.get("notes", [])),
+        prefix="config.",
+    )
+    for key in config.unknown():
+        raise BadData(file, key if key.startswith("config.") else f"config.{key}", "unknown key: no reader asks for it")
+    return model
+
+
+def read_model_path(path: Path) -> Model:
+    """A model that is not in the catalog, straight from its directory or config.json."""
+    raw, file = load_config(path)
+    name = model_id(file)
+    changed = datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat()
+    model, _ = read_model(raw, file, id=name, name=name, source=str(file), date=changed)
+    return model
+
+
+def model_id(file: Path) -> str:
+    stem = file.parent.name if file.name == "config.json" else file.stem
+    if not stem:
+        stem = file.resolve().parent.name
+    return re.sub(r"[^a-z0-9.]+", "-", stem.lower()).strip("-") or "model"
+
+
+def model_file_text(
+    path: Path, *, id: str, name: str, aliases: tuple[str, ...], source: str, date: str, licence: str = "",
+    notes: tuple[str, ...] = (),
+) -> str:  # fmt: skip
+    """The catalog file for a config.json: its provenance and the keys that a reader asks for."""
+    raw, file = load_config(path)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", id):
+        raise BadInput(f"'{id}' cannot be a catalog id: lower case letters, digits, '.', '_' and '-' only")
+    _, config = read_model(raw, file, id=id, name=name, source=source, date=date)
+    lines = [f"id = {_toml(id)}", f"name = {_toml(name)}", f"aliases = {_toml(list(aliases))}"]
+    lines += [f"source = {_toml(source)}", f"date = {_toml(date)}"]
+    if licence:
+        lines.append(f"licence = {_toml(licence)}")
+    if notes:
+        lines.append(f"notes = {_toml(list(notes))}")
+    lines += _toml_table("config", config.kept())
+    return "\n".join(lines) + "\n"
+
+
+def _toml_table(name: str, values: dict[str, Any]) -> list[str]:
+    lines = ["", f"[{name}]"]
+    nested = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            nested.append((key, value))
+        elif value is not None:
+            lines.append(f"{_key(key)} = {_toml(value)}")
+    for key, value in nested:
+        lines += _toml_table(f"{name}.{_key(key)}", value)
+    return lines
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda m: f"\\u{ord(m[0]):04x}", escaped) + '"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value if item is not None) + "]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None) + " }"
+    raise BadInput(f"cannot write {type(value).__name__} into a catalog file")

@@ -1,0 +1,86 @@
+"""The precision a user names, spelled out as a format for each role of one model."""
+
+from collections.abc import Mapping
+
+from crosstie.core.errors import UnknownName
+from crosstie.core.formats import ATTENTION_ROLES, LINEAR_ROLES, ROLES, Format, Mix, Precision, only
+from crosstie.core.model import Model
+
+# Precisions that store every linear layer of the blocks in one format and the rest in 16 bits.
+UNIFORM = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp8": "fp8",
+    "fp8-channel": "fp8-channel",
+    "fp8-block": "fp8-block",
+    "int8": "int8",
+}
+# Published 4-bit checkpoints of expert models leave attention alone; those of dense models do not.
+FOUR_BIT = {"mxfp4": "mxfp4", "nvfp4": "nvfp4", "int4": "int4-g128"}
+# llama.cpp's file types: the base format, and the one for tensors that get more bits.
+GGUF = {
+    "q4_k_m": ("q4_k", "q6_k"),
+    "q5_k_m": ("q5_k", "q6_k"),
+    "q6_k": ("q6_k", "q6_k"),
+    "q8_0": ("q8_0", "q8_0"),
+}
+PRECISIONS = ("native", *UNIFORM, *FOUR_BIT, *GGUF)
+
+_FALLBACK = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+
+
+def resolve(model: Model, name: str, formats: Mapping[str, Format]) -> Precision:
+    name = name.casefold()
+    if name == "native":
+        by_role = {role: only(formats[model.native[role]]) for role in ROLES}
+        return Precision(id=model.native_name, by_role=by_role)
+    if name in UNIFORM:
+        wide = "fp16" if name == "fp16" else "bf16"
+        by_role = dict.fromkeys(ROLES, only(formats[wide]))
+        by_role.update(dict.fromkeys(LINEAR_ROLES, only(formats[UNIFORM[name]])))
+    elif name in FOUR_BIT:
+        by_role = dict.fromkeys(ROLES, only(formats["bf16"]))
+        by_role.update(dict.fromkeys(LINEAR_ROLES, only(formats[FOUR_BIT[name]])))
+        if model.is_moe:
+            by_role.update({role: only(formats[model.native[role]]) for role in ATTENTION_ROLES})
+    elif name in GGUF:
+        by_role = _gguf(model, *GGUF[name], formats)
+    else:
+        raise UnknownName("precision", name, PRECISIONS)
+    return Precision(id=name, by_role=by_role)
+
+
+def _gguf(model: Model, base: str, better: str, formats: Mapping[str, Format]) -> dict[str, Mix]:
+    """llama.cpp's choice per tensor (llama_tensor_get_type): some layers get the better format."""
+    if model.hidden % 256:
+        # Super-blocks of 256 do not divide the rows, so each falls back to a 32-wide relative.
+        base, better = _FALLBACK.get(base, base), _FALLBACK.get(better, better)
+    plain = only(formats[base])
+    share = more_bits_layers(model.layer_count) / model.layer_count
+    raised = (
+        plain
+        if base == better
+        else Mix(formats=(formats[better], formats[base]), fractions=(share, 1 - share))
+    )
+    eight = model.experts == 8
+    by_role = dict.fromkeys(ROLES, plain)
+    by_role.update({role: raised for role in ("value", "mlp_down", "shared_down", "experts_down")})
+    by_role.update(head=only(formats[better]), router=only(formats["fp32"]), small=only(formats["fp32"]))
+    if any(t.role == "embedding" and t.kernel for t in model.outer):
+        by_role["embedding"] = only(formats[better])
+    if base == "q4_k":
+        if model.layer_count == 80 and not model.is_moe:
+            by_role["value"] = Mix(formats=(formats[better], formats["q5_k"]), fractions=(share, 1 - share))
+        if eight:
+            by_role["output"] = only(formats["q5_k"])
+    if eight:
+        by_role.update(key=only(formats["q8_0"]), value=only(formats["q8_0"]))
+    return by_role
+
+
+def more_bits_layers(layers: int) -> int:
+    """How many layers llama.cpp's use_more_bits picks: both eighths at the ends, every third between."""
+    eighth = layers // 8
+    return sum(
+        1 for i in range(layers) if i < eighth or i >= 7 * layers // 8 or (i - eighth) % 3 == 2
+    )

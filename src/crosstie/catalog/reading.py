@@ -1,0 +1,220 @@
+"""Data files in, facts out. A file that cannot be trusted fails here, with its name and the key."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from crosstie.core.errors import BadData, near_names
+from crosstie.core.fact import BASES, Alternative, Fact, Label
+from crosstie.core.units import UNITS, units_of
+
+_DATE = re.compile(r"^\d{4}-\d{2}(-\d{2})?$")
+_PROVENANCE = {"value", "unit", "basis", "source", "note", "chosen_because", "alternatives"}
+
+
+class Quantity(NamedTuple):
+    """A number that a file may give: its dimension, and the SI range outside which it is a slip."""
+
+    dimension: str
+    low: float
+    high: float
+    meaning: str
+    bases: tuple[str, ...] = BASES
+
+
+class Word(NamedTuple):
+    """A word that a file may give, and the choices where they are closed."""
+
+    meaning: str
+    choices: tuple[str, ...] = ()
+
+
+class Sources:
+    """The [sources] table of one file; it knows which entries were cited."""
+
+    def __init__(self, file: Path, raw: object):
+        self.file, self.cited = file, set[str]()
+        self.entries: dict[str, tuple[str, str]] = {}
+        for key, entry in table(file, "sources", raw).items():
+            where = f"sources.{key}"
+            entry = table(file, where, entry)
+            only_keys(file, where, entry, {"ref", "date", "licence"})
+            reference = text(file, f"{where}.ref", entry.get("ref"))
+            licence = entry.get("licence", "")
+            self.entries[key] = (
+                f"{reference} ({licence})" if licence else reference,
+                date(file, f"{where}.date", entry.get("date")),
+            )
+
+    def cite(self, where: str, key: object) -> tuple[str, str]:
+        if not isinstance(key, str) or not key:
+            raise BadData(self.file, f"{where}.source", "missing: every number needs a source")
+        if key not in self.entries:
+            hint = near_names(key, self.entries)
+            more = f"; did you mean {hint[0]}?" if hint else ""
+            raise BadData(self.file, f"{where}.source", f"'{key}' is not in [sources]{more}")
+        self.cited.add(key)
+        return self.entries[key]
+
+    def check_all_cited(self) -> None:
+        for key in self.entries:
+            if key not in self.cited:
+                raise BadData(self.file, f"sources.{key}", "no number cites this source")
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise BadData(file, "", f"not valid TOML: {error}") from None
+    except UnicodeDecodeError as error:
+        raise BadData(file, "", f"not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise BadData(file, "", f"cannot be read: {error.strerror}") from None
+
+
+def only_keys(file: Path, where: str, raw: Mapping[str, Any], known: set[str]) -> None:
+    for key in raw:
+        if key not in known:
+            hint = near_names(key, known)
+            more = f"; did you mean {hint[0]}?" if hint else f"; known: {', '.join(sorted(known))}"
+            raise BadData(file, f"{where}.{key}" if where else key, f"unknown key{more}")
+
+
+def table(file: Path, where: str, raw: object) -> dict[str, Any]:
+    if raw is None:
+        raise BadData(file, where, "missing")
+    if not isinstance(raw, dict):
+        raise BadData(file, where, "must be a table")
+    return raw
+
+
+def text(file: Path, where: str, raw: object) -> str:
+    if raw is None:
+        raise BadData(file, where, "missing")
+    if not isinstance(raw, str) or not raw.strip():
+        raise BadData(file, where, "must be a non-empty string")
+    return raw
+
+
+def texts(file: Path, where: str, raw: object) -> tuple[str, ...]:
+    if not isinstance(raw, list) or not all(isinstance(item, str) and item for item in raw):
+        raise BadData(file, where, "must be a list of strings")
+    return tuple(raw)
+
+
+def date(file: Path, where: str, raw: object) -> str:
+    value = text(file, where, str(raw) if raw is not None else None)
+    if not _DATE.match(value):
+        raise BadData(file, where, f"'{value}' is not a date: write YYYY-MM-DD or YYYY-MM")
+    return value
+
+
+def read_quantity(file: Path, where: str, raw: object, spec: Quantity, sources: Sources) -> Fact:
+    entry = table(file, where, raw)
+    only_keys(file, where, entry, _PROVENANCE)
+    value, unit = _number(file, where, entry, spec)
+    common = _provenance(file, where, entry, spec.bases, sources)
+    alternatives = []
+    for index, other in enumerate(entry.get("alternatives", ())):
+        at = f"{where}.alternatives[{index}]"
+        other = table(file, at, other)
+        only_keys(file, at, other, {"value", "unit", "basis", "source"})
+        other_value, other_unit = _number(file, at, other, spec)
+        reference, day = sources.cite(at, other.get("source"))
+        basis = _basis(file, at, other, BASES)
+        alternatives.append(
+            Alternative(value=other_value, unit=other_unit, basis=basis, source=reference, date=day)
+        )
+    return Fact(value=value, unit=unit, alternatives=tuple(alternatives), **common)
+
+
+def read_word(file: Path, where: str, raw: object, spec: Word, sources: Sources) -> Label:
+    entry = table(file, where, raw)
+    only_keys(file, where, entry, _PROVENANCE - {"unit"})
+    value = _choice(file, where, entry, spec)
+    common = _provenance(file, where, entry, BASES, sources)
+    alternatives = []
+    for index, other in enumerate(entry.get("alternatives", ())):
+        at = f"{where}.alternatives[{index}]"
+        other = table(file, at, other)
+        only_keys(file, at, other, {"value", "basis", "source"})
+        reference, day = sources.cite(at, other.get("source"))
+        alternatives.append(
+            Alternative(
+                value=_choice(file, at, other, spec), basis=_basis(file, at, other, BASES),
+                source=reference, date=day,
+            )
+        )  # fmt: skip
+    return Label(value=value, alternatives=tuple(alternatives), **common)
+
+
+def read_facts(
+    file: Path,
+    where: str,
+    raw: object,
+    specs: Mapping[str, Quantity | Word],
+    sources: Sources,
+    optional: frozenset[str] = frozenset(),
+) -> dict[str, Any]:
+    """One table of facts by its specification: nothing missing, nothing unknown."""
+    entries = table(file, where, raw)
+    only_keys(file, where, entries, set(specs))
+    facts: dict[str, Any] = {}
+    for key, spec in specs.items():
+        at = f"{where}.{key}"
+        if key not in entries:
+            if key in optional:
+                continue
+            raise BadData(file, at, f"missing: {spec.meaning}")
+        reader: Any = read_quantity if isinstance(spec, Quantity) else read_word
+        facts[key] = reader(file, at, entries[key], spec, sources)
+    return facts
+
+
+def _number(file: Path, where: str, entry: dict[str, Any], spec: Quantity) -> tuple[float, str]:
+    value = entry.get("value")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadData(file, f"{where}.value", "must be a number")
+    unit = entry.get("unit")
+    allowed = units_of(spec.dimension)
+    if unit not in allowed:
+        raise BadData(file, f"{where}.unit", f"'{unit}' is not a unit of {spec.dimension}: use {', '.join(allowed)}")
+    si = value * UNITS[unit].si
+    if not spec.low <= si <= spec.high:
+        factor = UNITS[unit].si
+        raise BadData(
+            file, where,
+            f"{value:g} {unit} is outside {spec.low / factor:g} to {spec.high / factor:g} {unit}; a slip of unit?",
+        )  # fmt: skip
+    return float(value), unit
+
+
+def _choice(file: Path, where: str, entry: dict[str, Any], spec: Word) -> str:
+    value = text(file, f"{where}.value", entry.get("value"))
+    if spec.choices and value not in spec.choices:
+        raise BadData(file, f"{where}.value", f"'{value}' is not one of {', '.join(spec.choices)}")
+    return value
+
+
+def _basis(file: Path, where: str, entry: dict[str, Any], allowed: tuple[str, ...]) -> Any:
+    basis = entry.get("basis")
+    if basis not in allowed:
+        raise BadData(file, f"{where}.basis", f"'{basis}' is not allowed here: use {', '.join(allowed)}")
+    return basis
+
+
+def _provenance(
+    file: Path, where: str, entry: dict[str, Any], bases: tuple[str, ...], sources: Sources
+) -> dict[str, Any]:
+    basis = _basis(file, where, entry, bases)
+    reference, day = sources.cite(where, entry.get("source"))
+    note = entry.get("note", "")
+    if basis in ("assumed", "derived") and not note:
+        raise BadData(file, f"{where}.note", f"missing: say how it was {basis}")
+    reason = entry.get("chosen_because", "")
+    if entry.get("alternatives") and not reason:
+        raise BadData(file, f"{where}.chosen_because", "missing: there are alternatives, so say why this one")
+    return {"basis": basis, "source": reference, "date": day, "note": note, "chosen_because": reason}

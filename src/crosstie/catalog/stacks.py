@@ -1,0 +1,108 @@
+"""Stack files (an engine's habits) and efficiency files (what kernels reach of the peaks)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from crosstie.catalog.reading import Quantity, Sources, only_keys, read_facts, read_toml, table, text, texts
+from crosstie.core.accelerator import Accelerator
+from crosstie.core.errors import BadData
+from crosstie.core.fact import Fact
+from crosstie.core.stack import Efficiency, Host, SmallGpu, Stack
+
+STACK = {
+    "chunk_tokens": Quantity("tokens", 16, 1e6, "tokens that one step may prefill"),
+    "max_sequences": Quantity("count", 1, 1e6, "sequences that may decode at once"),
+    "memory_fraction": Quantity("fraction", 0.1, 1.0, "share of GPU memory that the engine takes"),
+    "reserved": Quantity("bytes", 0, 64e9, "activations, graphs and communication buffers per GPU"),
+}
+HOST = {
+    "step": Quantity("seconds", 0, 0.1, "fixed cost of scheduling a step"),
+    "sequence": Quantity("seconds", 0, 0.01, "cost per sequence of a step"),
+    "request": Quantity("seconds", 0, 10, "cost of a request before its first token"),
+}
+SMALL = {
+    "below": Quantity("bytes", 1e9, 1e12, "GPU memory under which these limits hold"),
+    "chunk_tokens": STACK["chunk_tokens"],
+    "max_sequences": STACK["max_sequences"],
+}
+_FRACTION = Quantity("fraction", 0.01, 1.0, "share of the peak that is reached")
+COMPUTE = {name: _FRACTION for name in ("bf16", "fp16", "fp8", "fp4", "int8", "fp32")}
+WEIGHTS = {name: _FRACTION for name in ("16", "8", "4")}
+SINGLE = {
+    "attention": _FRACTION,
+    "cache": _FRACTION,
+    "elementwise": _FRACTION,
+    "kernel": Quantity("seconds", 0, 1e-3, "time a kernel takes to start, ramp up and drain"),
+    "collective": Quantity("seconds", 0, 1e-2, "time a collective takes with nothing to send"),
+    "link": _FRACTION,
+}
+_EMULATION = ("fused", "materialised")
+
+
+def read_stack(file: Path) -> Stack:
+    raw = read_toml(file)
+    known = {"id", "name", "aliases", "versions", "vendors", "scheduling", "sources", "engine", "host", "emulation", "small"}
+    only_keys(file, "", raw, known)
+    sources = Sources(file, raw.get("sources"))
+    engine = read_facts(file, "engine", raw.get("engine"), STACK, sources)
+    host = dict(table(file, "host", raw.get("host")))
+    overlapped = host.pop("overlapped", None)
+    if not isinstance(overlapped, bool):
+        raise BadData(file, "host.overlapped", "must be true or false")
+    scheduling = text(file, "scheduling", raw.get("scheduling"))
+    if scheduling not in ("mixed", "prefill-first"):
+        raise BadData(file, "scheduling", f"'{scheduling}' is not one of mixed, prefill-first")
+    emulation = table(file, "emulation", raw.get("emulation", {}))
+    for vendor, rules in emulation.items():
+        for format_id, way in table(file, f"emulation.{vendor}", rules).items():
+            if way not in _EMULATION:
+                raise BadData(file, f"emulation.{vendor}.{format_id}", f"'{way}' is not one of {', '.join(_EMULATION)}")
+    small = SmallGpu(**read_facts(file, "small", raw["small"], SMALL, sources)) if "small" in raw else None
+    stack = Stack(
+        id=text(file, "id", raw.get("id")),
+        name=text(file, "name", raw.get("name")),
+        aliases=texts(file, "aliases", raw.get("aliases", [])),
+        versions=text(file, "versions", raw.get("versions")),
+        vendors=texts(file, "vendors", raw.get("vendors")),
+        scheduling=scheduling,  # type: ignore[arg-type]
+        host=Host(overlapped=overlapped, **read_facts(file, "host", host, HOST, sources)),
+        emulation=emulation,
+        small=small,
+        file=str(file),
+        **engine,
+    )
+    sources.check_all_cited()
+    return stack
+
+
+def read_efficiency(file: Path) -> dict[str, Any]:
+    """One layer of constants: the default sets all, a family or an accelerator what it knows."""
+    raw = read_toml(file)
+    only_keys(file, "", raw, {"sources", "compute", "weights"} | set(SINGLE))
+    sources = Sources(file, raw.get("sources"))
+    everything = frozenset((*COMPUTE, *WEIGHTS, *SINGLE))
+    layer: dict[str, Any] = {}
+    for key, specs in (("compute", COMPUTE), ("weights", WEIGHTS)):
+        if key in raw:
+            layer[key] = read_facts(file, key, raw[key], specs, sources, everything)
+    singles = {key: value for key, value in raw.items() if key in SINGLE}
+    layer.update(read_facts(file, "", singles, SINGLE, sources, everything))
+    sources.check_all_cited()
+    return layer
+
+
+def resolve_efficiency(layers: Mapping[str, dict[str, Any]], accelerator: Accelerator) -> Efficiency:
+    """The accelerator's own constants first, then its topology's and family's, then the default."""
+    order = ("default", accelerator.scale_up.topology.value, accelerator.family, accelerator.id)
+    merged: dict[str, Any] = {"compute": {}, "weights": {}}
+    scope: dict[str, str] = {}
+    for name in order:
+        for key, value in layers.get(name, {}).items():
+            if isinstance(value, Fact):
+                merged[key] = value
+                scope[key] = name
+            else:
+                merged[key].update(value)
+                scope.update({f"{key}.{inner}": name for inner in value})
+    return Efficiency(scope=scope, **merged)

@@ -1,0 +1,49 @@
+"""What can go wrong for a user, as one tree.
+
+CrosstieError
+├── UnknownName    a name that the catalog does not hold; carries near names
+├── BadData        a data file that cannot be trusted; carries file and key
+├── BadInput       an argument that makes no sense; carries its reason
+└── DoesNotFit     a deployment that the accelerator cannot hold
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class CrosstieError(Exception):
+    """A mistake in the input. The command line prints it as one line and exits with 2."""
+
+
+class UnknownName(CrosstieError):
+    def __init__(self, kind: str, name: str, known: Iterable[str]):
+        self.kind, self.name = kind, name
+        self.near = near_names(name, known)
+        hint = f" Did you mean {' or '.join(self.near)}?" if self.near else ""
+        super().__init__(
+            f"unknown {kind} '{name}'.{hint} `crosstie catalog list {kind}s` lists them all."
+        )
+
+
+class BadData(CrosstieError):
+    def __init__(self, file: object, key: str, reason: str):
+        self.file, self.key, self.reason = str(file), key, reason
+        where = f"{file}: {key}" if key else f"{file}"
+        super().__init__(f"{where}: {reason}")
+
+
+class BadInput(CrosstieError):
+    pass
+
+
+class DoesNotFit(CrosstieError):
+    pass
+
+
+def near_names(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three known names that look like `name`; containing it counts as looking like it."""
+    folded = {candidate.casefold(): candidate for candidate in known}
+    wanted = name.casefold()
+    close = get_close_matches(wanted, folded, n=3, cutoff=0.6)
+    inside = [key for key in folded if wanted and wanted in key and key not in close]
+    return [folded[key] for key in (close + sorted(inside, key=len))[:3]]

@@ -1,0 +1,31 @@
+"""What a replica gives, computed, simulated or measured: one type, so an error is a subtraction.
+
+TTFT is the mean time from a request's arrival to its first token. TPOT is the mean time between the
+tokens after it. Throughput counts output tokens of the whole replica.
+"""
+
+import msgspec
+
+# What can bind: the scarce thing that more of would help most.
+BOUNDS = ("compute", "memory bandwidth", "memory capacity", "interconnect", "host")
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    ttft_s: float
+    tpot_s: float
+    output_tokens_per_s: float
+    output_tokens_per_s_per_gpu: float
+    requests_per_s: float
+    # Requests that are in flight, those of them that decode, and the most that memory can hold.
+    concurrency: float
+    decoding: float
+    concurrency_that_fits: float
+    prefill_bound: str
+    decode_bound: str
+    # Time of the same work at peak rates over the time predicted.
+    prefill_roofline_fraction: float
+    decode_roofline_fraction: float
+    # Tokens/s of one stream alone, and the ceiling that memory bandwidth puts on it.
+    single_stream_tokens_per_s: float
+    single_stream_ceiling_tokens_per_s: float
+    basis: str

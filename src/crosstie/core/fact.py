@@ -1,0 +1,49 @@
+"""A number with its reason. Nothing enters the catalog without a basis, a source and a date."""
+
+from typing import Literal, get_args
+
+import msgspec
+
+from crosstie.core.units import UNITS
+
+Basis = Literal["spec", "measured", "derived", "claimed", "assumed"]
+BASES: tuple[str, ...] = get_args(Basis)
+
+
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+    """What another source says of the same thing, kept beside the value that was chosen."""
+
+    value: float | str
+    unit: str = ""
+    basis: Basis
+    source: str
+    date: str
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured or published quantity: `value` in `unit`, and why anyone should believe it."""
+
+    value: float
+    unit: str
+    basis: Basis
+    source: str
+    date: str
+    note: str = ""
+    chosen_because: str = ""
+    alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def si(self) -> float:
+        return self.value * UNITS[self.unit].si
+
+
+class Label(msgspec.Struct, frozen=True, kw_only=True):
+    """A sourced word, such as an instruction set or a number dialect."""
+
+    value: str
+    basis: Basis
+    source: str
+    date: str
+    note: str = ""
+    chosen_because: str = ""
+    alternatives: tuple[Alternative, ...] = ()

@@ -1,0 +1,154 @@
+"""What a model demands, in a form that holds any attention or feed-forward kind.
+
+A layer is its weight tensors, what it scans in the KV cache, and the state it carries. Readers in
+`catalog` turn a config.json into these; `perf` and memory arithmetic know nothing of architectures,
+so a new attention kind is a new reader and nothing else.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+
+Shard = Literal["none", "out", "in", "vocab"]
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A weight matrix of `rows` outputs and `cols` inputs, or a vector where `cols` is 1."""
+
+    name: str
+    role: str
+    rows: int
+    cols: int = 1
+    # Experts: how many copies there are and how many a token visits.
+    copies: int = 1
+    active: int = 1
+    # How tensor parallelism splits it, and into how many different parts at most.
+    shard: Shard = "none"
+    max_shards: int = 1 << 30
+    # Tensors of a layer with the same kernel run as one matrix product; "" is no matrix product.
+    kernel: str = ""
+    # How many weights store this one: a block-diagonal matrix has fewer than rows x cols.
+    density: float = 1.0
+
+    @property
+    def parameters(self) -> int:
+        return round(self.rows * self.cols * self.copies * self.density)
+
+    @property
+    def active_parameters(self) -> int:
+        return round(self.rows * self.cols * self.active * self.density)
+
+
+class Scan(msgspec.Struct, frozen=True, kw_only=True):
+    """What attention keeps and reads per token of context.
+
+    One cache row stands for `stride` tokens. Rows beyond `window` tokens are dropped; of those kept,
+    a query reads at most `top_rows`. FLOPs are per query token and row read.
+    """
+
+    name: str
+    row_bytes_16bit: float
+    row_bytes_8bit: float
+    decode_flop: float
+    prefill_flop: float
+    stride: int = 1
+    window: int | None = None
+    # Llama-4's chunks: past the window a query sees half of it on average, not all of it.
+    window_read_fraction: float = 1.0
+    top_rows: int | None = None
+    # Heads that tensor parallelism can share out: of the cache rows, and of the arithmetic.
+    kv_heads: int = 1
+    query_heads: int = 1
+    compute: str = "bf16"
+
+    def row_bytes(self, kv_bytes_per_element: float) -> float:
+        return self.row_bytes_16bit if kv_bytes_per_element > 1 else self.row_bytes_8bit
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """A recurrent state of fixed size per sequence, read and written at every token."""
+
+    bytes: float
+    decode_flop: float
+    prefill_flop: float
+    heads: int = 1
+
+
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
+    """`count` identical layers."""
+
+    kind: str
+    count: int
+    tensors: tuple[Tensor, ...]
+    scans: tuple[Scan, ...] = ()
+    state: State | None = None
+    # Bytes of activations that norms, rotary embedding and activation functions move per token,
+    # split into what every rank moves and what tensor parallelism divides; and their kernels.
+    elementwise_bytes: float = 0.0
+    elementwise_sharded_bytes: float = 0.0
+    elementwise_kernels: int = 5
+    # Kernels that route, sort and gather tokens around the experts.
+    routing_kernels: int = 0
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    aliases: tuple[str, ...] = ()
+    architecture: str
+    hidden: int
+    vocabulary: int
+    heads: int
+    kv_heads: int
+    max_context: int | None
+    layers: tuple[Layer, ...]
+    # Tensors outside the layers: embedding, final norm, head.
+    outer: tuple[Tensor, ...]
+    # Weights that are loaded only for speculative decoding (multi-token prediction).
+    draft_tensors: tuple[Tensor, ...] = ()
+    experts: int = 0
+    experts_per_token: int = 0
+    # The format of each role as the checkpoint stores it.
+    native: dict[str, str]
+    native_name: str
+    source: str
+    date: str
+    licence: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def layer_count(self) -> int:
+        return sum(layer.count for layer in self.layers)
+
+    @property
+    def parameters(self) -> int:
+        return sum(t.parameters * n for t, n in self.tensors())
+
+    @property
+    def active_parameters(self) -> int:
+        """Weights that one token multiplies by: the embedding only where it is the head too."""
+        return sum(t.active_parameters * n for t, n in self.tensors() if t.role != "embedding" or t.kernel)
+
+    @property
+    def is_moe(self) -> bool:
+        return self.experts > 0
+
+    def tensors(self) -> Iterator[tuple[Tensor, int]]:
+        """Every tensor with the number of layers that have it."""
+        for tensor in self.outer:
+            yield tensor, 1
+        for layer in self.layers:
+            for tensor in layer.tensors:
+                yield tensor, layer.count
+
+    def cache_bytes(self, context: float, kv_bytes_per_element: float = 2.0) -> float:
+        """Bytes that one sequence of `context` tokens keeps, over all layers, counted once."""
+        total = 0.0
+        for layer in self.layers:
+            for scan in layer.scans:
+                kept = context if scan.window is None else min(context, scan.window)
+                total += layer.count * scan.row_bytes(kv_bytes_per_element) * kept / scan.stride
+            if layer.state is not None:
+                total += layer.count * layer.state.bytes
+        return total

@@ -1,0 +1,82 @@
+"""The software on top of the silicon: how an engine schedules, what it keeps, what it costs."""
+
+from typing import Literal
+
+import msgspec
+
+from crosstie.core.fact import Fact
+
+Scheduling = Literal["mixed", "prefill-first"]
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine step costs outside the GPU's kernels."""
+
+    step: Fact
+    sequence: Fact
+    # What a request adds to its first token: HTTP, tokenising, waiting for the step under way.
+    request: Fact
+    # Whether the engine prepares the next step while the GPU runs this one.
+    overlapped: bool
+
+
+class SmallGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits that an engine lowers on GPUs with less memory than `below`."""
+
+    below: Fact
+    chunk_tokens: Fact
+    max_sequences: Fact
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    aliases: tuple[str, ...]
+    versions: str
+    vendors: tuple[str, ...]
+    scheduling: Scheduling
+    chunk_tokens: Fact
+    max_sequences: Fact
+    memory_fraction: Fact
+    reserved: Fact
+    host: Host
+    # Formats that an accelerator lacks: unpacked inside the kernel, or written out in 16 bits first.
+    emulation: dict[str, dict[str, str]]
+    small: SmallGpu | None = None
+    file: str = ""
+
+    def chunk_tokens_on(self, memory_bytes: float) -> float:
+        small = self.small
+        return (small if small and memory_bytes < small.below.si else self).chunk_tokens.value
+
+    def max_sequences_on(self, memory_bytes: float) -> float:
+        small = self.small
+        return (small if small and memory_bytes < small.below.si else self).max_sequences.value
+
+    def materialises(self, format_id: str, vendor: str) -> bool:
+        return self.emulation.get(vendor, {}).get(format_id) == "materialised"
+
+
+class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
+    """The constants between a peak and what kernels reach. Each has a physical meaning.
+
+    compute         dense GEMM rate at large sizes over the dense peak, by compute format
+    weights         rate of streaming weights over HBM bandwidth, by stored bits: 16, 8 or 4
+    attention       rate of prefill attention arithmetic over the 16-bit dense peak
+    cache           rate of reading the KV cache over HBM bandwidth
+    elementwise     rate of norms and activations over HBM bandwidth
+    kernel          time that a kernel takes to start, ramp up and drain
+    collective      time that a collective takes with nothing to send
+    link            rate of a collective over the scale-up bandwidth
+    """
+
+    compute: dict[str, Fact]
+    weights: dict[str, Fact]
+    attention: Fact
+    cache: Fact
+    elementwise: Fact
+    kernel: Fact
+    collective: Fact
+    link: Fact
+    # Where each constant comes from: an accelerator, its family, or the default.
+    scope: dict[str, str]

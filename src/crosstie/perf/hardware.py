@@ -1,0 +1,128 @@
+"""Deployments of one model as columns: every rate that a step needs, one row a deployment.
+
+Rows are deployments and columns are operating points, so a thousand of each is one array operation.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosstie.core.deployment import Deployment
+from crosstie.core.errors import BadInput
+from crosstie.core.formats import Format
+
+Array = NDArray[np.float64]
+
+
+class Hardware:
+    """Column vectors of shape (deployments, 1)."""
+
+    def __init__(self, deployments: Sequence[Deployment]):
+        if not deployments:
+            raise BadInput("no deployment to evaluate")
+        first = deployments[0]
+        for other in deployments[1:]:
+            if (other.model, other.precision, other.kv_format) != (first.model, first.precision, first.kv_format):
+                raise BadInput("deployments evaluated together must share model, precision and KV format")
+        self.deployments = tuple(deployments)
+        self.model, self.precision = first.model, first.precision
+        self.kv_bytes_per_element = first.kv_bytes_per_element
+
+        def split(part: str) -> Array:
+            return self.column(lambda d: float(getattr(d.parallelism, part)))
+
+        self.tp, self.pp, self.ep, self.dp = split("tp"), split("pp"), split("ep"), split("dp")
+        self.stage_gpus = self.tp * self.dp
+        self.memory_bytes_per_s = self.column(lambda d: d.accelerator.memory_bytes_per_s)
+        self.cache_bytes_per_s = self.memory_bytes_per_s * self.column(lambda d: d.efficiency.cache.value)
+        self.elementwise_bytes_per_s = self.memory_bytes_per_s * self.column(lambda d: d.efficiency.elementwise.value)
+        self.kernel_s = self.column(lambda d: d.efficiency.kernel.si)
+        self.host_step_s = self.column(lambda d: d.stack.host.step.si)
+        self.host_sequence_s = self.column(lambda d: d.stack.host.sequence.si)
+        self.host_overlapped = self.column(lambda d: float(d.stack.host.overlapped)) > 0
+        self.prefill_first = self.column(lambda d: float(d.stack.scheduling == "prefill-first")) > 0
+        self.chunk_tokens = self.column(lambda d: d.stack.chunk_tokens_on(d.accelerator.memory_bytes))
+        self.host_request_s = self.column(lambda d: d.stack.host.request.si)
+        self._rates: dict[str, tuple[Array, Array]] = {}
+        self._links()
+
+    def column(self, of: Callable[[Deployment], float]) -> Array:
+        return np.array([[of(d)] for d in self.deployments], dtype=np.float64)
+
+    def rates(self, format: Format) -> tuple[Array, Array]:
+        """Achievable and peak FLOP/s for weights stored in a format."""
+        if format.id not in self._rates:
+            names = [compute_format(d, format) for d in self.deployments]
+            peak = np.array([[d.accelerator.dense[n].si] for d, n in zip(self.deployments, names, strict=True)])
+            share = np.array([[d.efficiency.compute[n].value] for d, n in zip(self.deployments, names, strict=True)])
+            self._rates[format.id] = (peak * share, peak)
+        return self._rates[format.id]
+
+    def stream_bytes_per_s(self, format: Format) -> Array:
+        """How fast weights of a format come out of memory."""
+        width = "16" if format.bits > 10 else ("8" if format.bits > 6 else "4")
+        return self.memory_bytes_per_s * self.column(lambda d: d.efficiency.weights[width].value)
+
+    def attention_rates(self, compute: str) -> tuple[Array, Array]:
+        """Achievable and peak FLOP/s of attention arithmetic; 16-bit where the format is missing."""
+
+        def peak_of(d: Deployment) -> float:
+            return d.accelerator.flop_per_s(compute) or half_precision_flop_per_s(d)
+
+        peak = self.column(peak_of)
+        return peak * self.column(lambda d: d.efficiency.attention.value), peak
+
+    def unpacked_bytes_per_weight(self, format: Format) -> Array:
+        """Bytes moved to write weights out in 16 bits and read them back, where an engine must."""
+
+        def extra(d: Deployment) -> float:
+            lacking = compute_format(d, format) != format.runs_as[0]
+            return 4.0 if lacking and d.stack.materialises(format.id, d.accelerator.vendor) else 0.0
+
+        return self.column(extra)
+
+    def _links(self) -> None:
+        """Bytes/s that a collective among one stage's GPUs gets, and between stages.
+
+        A switch gives every pair the GPU's whole bandwidth. A mesh gives a pair one link, so a group
+        of n uses n-1 of the links that the domain needs.
+        """
+
+        def within(d: Deployment) -> float:
+            up, ranks = d.accelerator.scale_up, d.parallelism.stage_gpus
+            if up.topology.value == "mesh":
+                return up.bandwidth.si * (min(ranks, d.accelerator.domain) - 1) / (d.accelerator.domain - 1)
+            return up.bandwidth.si
+
+        def between(d: Deployment) -> float:
+            inside = d.parallelism.gpus <= d.accelerator.domain
+            link = d.accelerator.scale_up.bandwidth.si if inside else d.accelerator.scale_out.bandwidth.si
+            if inside and d.accelerator.scale_up.topology.value == "mesh":
+                link /= d.accelerator.domain - 1
+            return link
+
+        share = self.column(lambda d: d.efficiency.link.value)
+        self.collective_s = self.column(lambda d: d.efficiency.collective.si)
+        self.link_peak_bytes_per_s = np.maximum(self.column(within), 1.0)
+        self.link_bytes_per_s = self.link_peak_bytes_per_s * share
+        self.stage_bytes_per_s = self.column(between) * share
+
+
+def compute_format(deployment: Deployment, format: Format) -> str:
+    """The compute format that weights of this storage format are multiplied in on this silicon."""
+    accelerator = deployment.accelerator
+    dialects = accelerator.chip.fp4_dialect.value.split("+")
+    for name in format.runs_as:
+        if name not in accelerator.dense:
+            continue
+        if format.dialect and name == format.runs_as[0] and format.dialect not in dialects:
+            continue
+        return name
+    raise BadInput(f"{accelerator.id} has no compute format for {format.id} weights")
+
+
+def half_precision_flop_per_s(deployment: Deployment) -> float:
+    rate = deployment.accelerator.flop_per_s("bf16") or deployment.accelerator.flop_per_s("fp16")
+    assert rate is not None, "the catalog refuses accelerators without a 16-bit rate"
+    return rate

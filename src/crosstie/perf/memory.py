@@ -1,0 +1,98 @@
+"""How a deployment fills memory: weights, what the engine keeps, and what is left for the cache."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.formats import Precision
+from crosstie.core.model import Model, Tensor
+from crosstie.perf.hardware import Array
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes on the fullest GPU of a replica."""
+
+    capacity_bytes: float
+    engine_bytes: float
+    weight_bytes: float
+    cache_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        return self.cache_bytes > 0
+
+
+def weight_bytes_by_format(model: Model, precision: Precision) -> dict[str, float]:
+    """Stored bytes of the whole model, by format; scales are counted with their weights."""
+    totals: dict[str, float] = {}
+    for tensor, layers in model.tensors():
+        mix = precision[tensor.role]
+        for format, share in zip(mix.formats, mix.fractions, strict=True):
+            totals[format.id] = totals.get(format.id, 0.0) + tensor.parameters * layers * share * format.bytes
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def weight_bytes(model: Model, precision: Precision) -> float:
+    return sum(weight_bytes_by_format(model, precision).values())
+
+
+def gpu_weight_bytes(deployment: Deployment) -> float:
+    """Weights on the fullest GPU: its share of every tensor of the largest stage."""
+    model, split = deployment.model, deployment.parallelism
+
+    def stored(tensor: Tensor) -> float:
+        return tensor.parameters * deployment.precision[tensor.role].bytes / shards(tensor, split)
+
+    stage_share = math.ceil(model.layer_count / split.pp) / model.layer_count
+    layers = stage_share * sum(layer.count * stored(t) for layer in model.layers for t in layer.tensors)
+    outer = [stored(tensor) for tensor in model.outer]
+    return layers + (sum(outer) if split.pp == 1 else max(outer))
+
+
+def shards(tensor: Tensor, split: Parallelism) -> float:
+    """GPUs of a stage that hold different parts of a tensor."""
+    if tensor.role.startswith("experts"):
+        return float(split.stage_gpus)
+    if tensor.shard == "none":
+        return 1.0
+    return float(min(split.tp, tensor.max_shards))
+
+
+def memory_plan(deployment: Deployment) -> MemoryPlan:
+    capacity = deployment.accelerator.memory_bytes
+    stack = deployment.stack
+    taken = capacity * stack.memory_fraction.value
+    weights = gpu_weight_bytes(deployment)
+    left = taken - weights - stack.reserved.si
+    return MemoryPlan(
+        capacity_bytes=capacity,
+        engine_bytes=capacity - taken + stack.reserved.si,
+        weight_bytes=weights,
+        cache_bytes=max(left, 0.0),
+    )
+
+
+def gpu_cache_bytes_per_sequence(deployment: Deployment, context: ArrayLike) -> Array:
+    """Cache that one sequence takes on each GPU of the attention replica that serves it."""
+    split = deployment.parallelism
+    tokens = np.asarray(context, dtype=np.float64)
+    total = np.zeros_like(tokens)
+    for layer in deployment.model.layers:
+        for scan in layer.scans:
+            kept = tokens if scan.window is None else np.minimum(tokens, scan.window)
+            row = scan.row_bytes(deployment.kv_bytes_per_element) / min(split.tp, scan.kv_heads)
+            total = total + layer.count * row * kept / scan.stride
+        if layer.state is not None:
+            total = total + layer.count * layer.state.bytes / min(split.tp, layer.state.heads)
+    return total * math.ceil(deployment.model.layer_count / split.pp) / deployment.model.layer_count
+
+
+def sequences_that_fit(deployment: Deployment, context: ArrayLike) -> Array:
+    """Sequences of `context` tokens whose cache a replica holds at once, over all attention replicas."""
+    left = memory_plan(deployment).cache_bytes
+    per_sequence = np.maximum(gpu_cache_bytes_per_sequence(deployment, context), 1.0)
+    return np.floor(left / per_sequence) * deployment.parallelism.dp
