@@ -135,7 +135,17 @@ def attentions():
                         with sdpa_kernel(backend):
                             ms = median_ms(run, 0.04) / copies
                         read = batch * length * kv * dim * 4
-                        note(kind="attn-decode", fmt=name, m=batch, n=heads, k=dim, kv=kv, ctx=length, ms=ms, tb_s=read / ms / 1e9)
+                        note(
+                            kind="attn-decode",
+                            fmt=name,
+                            m=batch,
+                            n=heads,
+                            k=dim,
+                            kv=kv,
+                            ctx=length,
+                            ms=ms,
+                            tb_s=read / ms / 1e9,
+                        )
                     except RuntimeError as error:
                         note(kind="attn-failed", fmt=name, m=batch, n=heads, error=str(error)[:120])
                 del ks, vs
@@ -241,7 +251,17 @@ def whole_models():
                         note(kind="prefill", fmt=fmt, model=name, m=tokens, ms=ms, backend=backend_name)
                     except RuntimeError as error:
                         note(kind="prefill-failed", fmt=fmt, model=name, m=tokens, error=str(error)[:160])
-                for batch, ctx in ((1, 512), (1, 4096), (8, 4096), (16, 1024), (32, 4096), (64, 2048), (128, 1024), (128, 4096), (256, 512)):
+                for batch, ctx in (
+                    (1, 512),
+                    (1, 4096),
+                    (8, 4096),
+                    (16, 1024),
+                    (32, 4096),
+                    (64, 2048),
+                    (128, 1024),
+                    (128, 4096),
+                    (256, 512),
+                ):
                     free = torch.cuda.mem_get_info()[0]
                     size = batch * ctx * kv * dim * 4 * layers
                     if size > free - 6e9:

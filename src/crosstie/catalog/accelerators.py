@@ -34,7 +34,7 @@ SCALE_UP = {
 }
 SCALE_OUT = {"bandwidth": Quantity("bytes_per_s", 1e8, 1e12, "network per GPU, one direction", _NOT_MEASURED)}
 _RATE = Quantity("flop_per_s", 1e12, 1e17, "peak of the matrix units", _NOT_MEASURED)
-RATES = {name: _RATE for name in COMPUTE_FORMATS}
+RATES = dict.fromkeys(COMPUTE_FORMATS, _RATE)
 _ACHIEVED = Quantity("flop_per_s", 1e12, 1e17, "matrix product rate reached", ("measured",))
 MEASURED = {
     "copy_bandwidth": Quantity("bytes_per_s", 5e10, 5e13, "device copy, read plus write", ("measured",)),

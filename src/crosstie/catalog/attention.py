@@ -27,12 +27,8 @@ def plain(name: str, rows: int, cols: int, kernel: str, role: str = "attention")
     return Tensor(name=name, role=role, rows=rows, cols=cols, kernel=kernel)
 
 
-def split_out(
-    name: str, rows: int, cols: int, kernel: str, role: str = "attention", heads: int = 1 << 30
-) -> Tensor:
-    return Tensor(
-        name=name, role=role, rows=rows, cols=cols, shard="out", max_shards=heads, kernel=kernel
-    )
+def split_out(name: str, rows: int, cols: int, kernel: str, role: str = "attention", heads: int = 1 << 30) -> Tensor:
+    return Tensor(name=name, role=role, rows=rows, cols=cols, shard="out", max_shards=heads, kernel=kernel)
 
 
 def split_in(name: str, rows: int, cols: int, kernel: str, role: str = "attention") -> Tensor:

@@ -41,7 +41,9 @@ class Config:
                 raise BadData(self.file, self._where(names[0]), "missing: this config.json lacks the field")
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise BadData(self.file, self._where(names[0]), f"must be a whole number of at least {least}, not {value!r}")
+            raise BadData(
+                self.file, self._where(names[0]), f"must be a whole number of at least {least}, not {value!r}"
+            )
         return value
 
     def flag(self, name: str, default: bool = False) -> bool:

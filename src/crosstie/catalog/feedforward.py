@@ -63,9 +63,7 @@ def experts(
     if router_extra:
         tensors.append(vector("router_scale", router_extra))
     if expert_bias:
-        tensors.append(
-            Tensor(name="expert_bias", role="small", rows=2 * inner + hidden, copies=count, active=active)
-        )
+        tensors.append(Tensor(name="expert_bias", role="small", rows=2 * inner + hidden, copies=count, active=active))
     moved = 3.0 * inner * active
     if shared_inner:
         shared = dense(hidden, shared_inner, prefix="shared")

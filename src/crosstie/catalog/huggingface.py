@@ -24,7 +24,16 @@ from crosstie.core.model import Layer, Model, Tensor
 
 # Families whose MLP has no gate projection.
 _UNGATED = {"falcon", "gpt2", "gpt_neox", "gptj", "opt", "bloom", "gpt_bigcode", "starcoder2", "phi", "nemotron"}
-_HEAD_NORM = {"qwen3", "qwen3_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "gemma3", "gemma3_text", "gemma4_text"}
+_HEAD_NORM = {
+    "qwen3",
+    "qwen3_moe",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+    "gemma3",
+    "gemma3_text",
+    "gemma4_text",
+}
 
 
 def load_config(path: Path) -> tuple[dict[str, Any], Path]:
@@ -117,7 +126,9 @@ def read_model(
     return model, config
 
 
-def _group(parts: list[tuple[Attention, FeedForward]], per_layer: tuple[tuple[Tensor, ...], float]) -> tuple[Layer, ...]:
+def _group(
+    parts: list[tuple[Attention, FeedForward]], per_layer: tuple[tuple[Tensor, ...], float]
+) -> tuple[Layer, ...]:
     """Equal layers become one entry with a count; order does not matter to what a step costs."""
     extra, streams = per_layer
     counted: dict[tuple[Attention, FeedForward], int] = {}
@@ -169,9 +180,7 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int:
     return config.count("head_dim")
 
 
-def _attention_reader(
-    config: Config, family: str, hidden: int, heads: int, depth: int
-) -> Callable[[int], Attention]:
+def _attention_reader(config: Config, family: str, hidden: int, heads: int, depth: int) -> Callable[[int], Attention]:
     if config.get("compress_ratios") is not None:
         ratios = config.counts("compress_ratios", depth) or []
         config.count("num_key_value_heads", default=1)
@@ -292,7 +301,9 @@ def _kimi_delta(config: Config, hybrid: Mapping[str, Any], hidden: int) -> Atten
 def _forward_reader(config: Config, family: str, hidden: int, depth: int) -> Callable[[int], FeedForward]:
     count = config.get("n_routed_experts", "num_local_experts", "num_experts")
     if not count:
-        inner = config.count("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden if family in _UNGATED else None)
+        inner = config.count(
+            "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden if family in _UNGATED else None
+        )
         plain_mlp = dense(hidden, inner, gated=family not in _UNGATED, bias=config.flag("mlp_bias"))
         return lambda i: plain_mlp
     routed, is_dense = _experts_reader(config, family, hidden, count, depth)
@@ -343,7 +354,12 @@ def _experts_reader(
         router_extra=hidden + count if family == "gemma4_text" else 0,
     )
     first_dense = config.get("first_k_dense_replace") or 0
-    step = config.get("interleave_moe_layer_step") or config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1
+    step = (
+        config.get("interleave_moe_layer_step")
+        or config.get("decoder_sparse_step")
+        or config.get("moe_layer_freq")
+        or 1
+    )
     only_mlp = set(config.counts("mlp_only_layers", None) or ())
     return routed, lambda i: i < first_dense or i in only_mlp or (i + 1) % step != 0
 

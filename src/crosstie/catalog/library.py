@@ -125,8 +125,7 @@ class Catalog:
         if accelerator.vendor not in stack.vendors and "any" not in stack.vendors:
             fitting = [s.id for s in self.stacks.values() if accelerator.vendor in s.vendors]
             raise BadInput(
-                f"{stack.name} does not run on {accelerator.id} ({accelerator.vendor}); "
-                f"these do: {', '.join(fitting)}"
+                f"{stack.name} does not run on {accelerator.id} ({accelerator.vendor}); these do: {', '.join(fitting)}"
             )
         return stack
 

@@ -57,14 +57,10 @@ def _gguf(model: Model, base: str, better: str, formats: Mapping[str, Format]) -
         base, better = _FALLBACK.get(base, base), _FALLBACK.get(better, better)
     plain = only(formats[base])
     share = more_bits_layers(model.layer_count) / model.layer_count
-    raised = (
-        plain
-        if base == better
-        else Mix(formats=(formats[better], formats[base]), fractions=(share, 1 - share))
-    )
+    raised = plain if base == better else Mix(formats=(formats[better], formats[base]), fractions=(share, 1 - share))
     eight = model.experts == 8
     by_role = dict.fromkeys(ROLES, plain)
-    by_role.update({role: raised for role in ("value", "mlp_down", "shared_down", "experts_down")})
+    by_role.update(dict.fromkeys(("value", "mlp_down", "shared_down", "experts_down"), raised))
     by_role.update(head=only(formats[better]), router=only(formats["fp32"]), small=only(formats["fp32"]))
     if any(t.role == "embedding" and t.kernel for t in model.outer):
         by_role["embedding"] = only(formats[better])
@@ -81,6 +77,4 @@ def _gguf(model: Model, base: str, better: str, formats: Mapping[str, Format]) -
 def more_bits_layers(layers: int) -> int:
     """How many layers llama.cpp's use_more_bits picks: both eighths at the ends, every third between."""
     eighth = layers // 8
-    return sum(
-        1 for i in range(layers) if i < eighth or i >= 7 * layers // 8 or (i - eighth) % 3 == 2
-    )
+    return sum(1 for i in range(layers) if i < eighth or i >= 7 * layers // 8 or (i - eighth) % 3 == 2)

@@ -80,7 +80,11 @@ def _grouped_format(config: Config, quantisation: dict[str, Any], method: str) -
             return "mxfp4"
         if str(weights.get("dtype", "")).startswith("fp8"):
             return "fp8-channel" if weights.get("qscheme") == "per_channel" else "fp8"
-        raise BadData(config.file, "quantization_config.global_quant_config.weight.dtype", f"{weights.get('dtype')!r} is not fp4 or fp8")
+        raise BadData(
+            config.file,
+            "quantization_config.global_quant_config.weight.dtype",
+            f"{weights.get('dtype')!r} is not fp4 or fp8",
+        )
     groups = quantisation.get("config_groups") or {}
     weights = next((group.get("weights") for group in groups.values() if group.get("weights")), None)
     if not weights:
@@ -100,12 +104,18 @@ def _integer(config: Config, bits: object, group: object) -> str:
         return "int8"
     if bits == 4 and group in (32, 64, 128):
         return f"int4-g{group}"
-    raise BadData(config.file, "quantization_config", f"{bits}-bit integers in groups of {group} are not known: 4 bits in 32, 64 or 128, or 8")
+    raise BadData(
+        config.file,
+        "quantization_config",
+        f"{bits}-bit integers in groups of {group} are not known: 4 bits in 32, 64 or 128, or 8",
+    )
 
 
 def _left_alone(quantisation: dict[str, Any]) -> list[re.Pattern[str]]:
     patterns = []
-    for entry in quantisation.get("ignore") or quantisation.get("modules_to_not_convert") or quantisation.get("exclude") or ():
+    for entry in (
+        quantisation.get("ignore") or quantisation.get("modules_to_not_convert") or quantisation.get("exclude") or ()
+    ):
         if entry.startswith("re:"):
             patterns.append(re.compile(entry[3:]))
         else:

@@ -125,9 +125,7 @@ def read_quantity(file: Path, where: str, raw: object, spec: Quantity, sources: 
         other_value, other_unit = _number(file, at, other, spec)
         reference, day = sources.cite(at, other.get("source"))
         basis = _basis(file, at, other, BASES)
-        alternatives.append(
-            Alternative(value=other_value, unit=other_unit, basis=basis, source=reference, date=day)
-        )
+        alternatives.append(Alternative(value=other_value, unit=other_unit, basis=basis, source=reference, date=day))
     return Fact(value=value, unit=unit, alternatives=tuple(alternatives), **common)
 
 

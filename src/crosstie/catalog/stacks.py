@@ -27,8 +27,8 @@ SMALL = {
     "max_sequences": STACK["max_sequences"],
 }
 _FRACTION = Quantity("fraction", 0.01, 1.0, "share of the peak that is reached")
-COMPUTE = {name: _FRACTION for name in ("bf16", "fp16", "fp8", "fp4", "int8", "fp32")}
-WEIGHTS = {name: _FRACTION for name in ("16", "8", "4")}
+COMPUTE = dict.fromkeys(("bf16", "fp16", "fp8", "fp4", "int8", "fp32"), _FRACTION)
+WEIGHTS = dict.fromkeys(("16", "8", "4"), _FRACTION)
 SINGLE = {
     "attention": _FRACTION,
     "cache": _FRACTION,
@@ -42,7 +42,19 @@ _EMULATION = ("fused", "materialised")
 
 def read_stack(file: Path) -> Stack:
     raw = read_toml(file)
-    known = {"id", "name", "aliases", "versions", "vendors", "scheduling", "sources", "engine", "host", "emulation", "small"}
+    known = {
+        "id",
+        "name",
+        "aliases",
+        "versions",
+        "vendors",
+        "scheduling",
+        "sources",
+        "engine",
+        "host",
+        "emulation",
+        "small",
+    }
     only_keys(file, "", raw, known)
     sources = Sources(file, raw.get("sources"))
     engine = read_facts(file, "engine", raw.get("engine"), STACK, sources)

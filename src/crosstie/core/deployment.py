@@ -42,9 +42,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, order=True):
             raise BadInput(f"--tp {self.tp} does not divide the {model.heads} attention heads of {model.id}")
         small, large = sorted((model.kv_heads, self.tp))
         if large % small:
-            raise BadInput(
-                f"--tp {self.tp} and the {model.kv_heads} KV heads of {model.id} do not divide one another"
-            )
+            raise BadInput(f"--tp {self.tp} and the {model.kv_heads} KV heads of {model.id} do not divide one another")
         if self.pp > model.layer_count:
             raise BadInput(f"--pp {self.pp} exceeds the {model.layer_count} layers of {model.id}")
         if self.ep > 1:

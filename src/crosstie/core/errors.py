@@ -20,9 +20,7 @@ class UnknownName(CrosstieError):
         self.kind, self.name = kind, name
         self.near = near_names(name, known)
         hint = f" Did you mean {' or '.join(self.near)}?" if self.near else ""
-        super().__init__(
-            f"unknown {kind} '{name}'.{hint} `crosstie catalog list {kind}s` lists them all."
-        )
+        super().__init__(f"unknown {kind} '{name}'.{hint} `crosstie catalog list {kind}s` lists them all.")
 
 
 class BadData(CrosstieError):

@@ -12,6 +12,8 @@ BOUNDS = ("compute", "memory bandwidth", "memory capacity", "interconnect", "hos
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float
+    # Mean TTFT if all clients sent their first request at the same moment, as benchmarks do.
+    ttft_burst_s: float
     tpot_s: float
     output_tokens_per_s: float
     output_tokens_per_s_per_gpu: float
@@ -28,4 +30,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     # Tokens/s of one stream alone, and the ceiling that memory bandwidth puts on it.
     single_stream_tokens_per_s: float
     single_stream_ceiling_tokens_per_s: float
+    # GPU-seconds that one output token costs, by phase and by what they are spent on, such as
+    # "prefill compute" or "decode interconnect": where two replicas differ, this says in what.
+    gpu_s_per_token: dict[str, float]
     basis: str

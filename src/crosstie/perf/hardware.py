@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
 from crosstie.core.formats import Format
+from crosstie.perf.work import work_of
 
 Array = NDArray[np.float64]
 
@@ -27,6 +28,7 @@ class Hardware:
                 raise BadInput("deployments evaluated together must share model, precision and KV format")
         self.deployments = tuple(deployments)
         self.model, self.precision = first.model, first.precision
+        self.work = work_of(first.model)
         self.kv_bytes_per_element = first.kv_bytes_per_element
 
         def split(part: str) -> Array:

@@ -11,7 +11,8 @@ mean-value analysis (Schweitzer) gives R = S (1 + (C-1)/C * X R) at throughput X
     R = (S C - Z + sqrt((S C - Z)^2 + 4 S Z)) / 2
 
 which is S when the queue is idle and S C - Z when it is the bottleneck. S and Z depend on how many
-sequences decode, so the two are iterated; the number of rounds is fixed.
+sequences decode, so the two are iterated; the number of rounds is fixed. A request that arrives while
+others run also waits for half a step, and pays what the engine's host takes per request.
 """
 
 from typing import NamedTuple
@@ -31,14 +32,16 @@ class Steady(NamedTuple):
     """Arrays of shape (deployments, points)."""
 
     ttft_s: Array
+    # Mean TTFT if all clients sent their first request at the same moment, as benchmarks do.
+    ttft_burst_s: Array
     tpot_s: Array
     requests_per_s: Array
     output_tokens_per_s: Array
     decoding: Array
     concurrency_that_fits: Array
+    # One chunk of a prompt alone, and one decode step at the steady batch: what binds each.
     prefill: StepCost
     decode: StepCost
-    prefill_s: Array
     capacity_binds: Array
 
 
@@ -54,33 +57,35 @@ def serve(hardware: Hardware, concurrency: ArrayLike, input_tokens: ArrayLike, o
     admitted = np.minimum(clients, np.maximum(fits, 1.0))
     decoding = admitted
     for _ in range(_ROUNDS):
-        prefill, decode, prefill_s, tpot = _round(hardware, decoding, inputs, later, context)
+        decode, prefill_s, tpot = _round(hardware, decoding, inputs, later, context)
         delay = later * tpot
         excess = prefill_s * admitted - delay
-        ttft = 0.5 * (excess + np.sqrt(excess * excess + 4.0 * prefill_s * delay))
+        waiting = 0.5 * tpot * (1.0 - 1.0 / admitted) + hardware.host_request_s
+        ttft = waiting + 0.5 * (excess + np.sqrt(excess * excess + 4.0 * prefill_s * delay))
         rate = admitted / (ttft + delay)
         # Half of the way: the number that decode and the time they take pull on one another.
         decoding = 0.5 * (decoding + np.maximum(rate * delay, np.minimum(admitted, 1.0)))
     # Clients that memory keeps out wait before their prefill.
     ttft = ttft + (clients - admitted) / rate
+    burst = hardware.host_request_s + prefill_s * 0.5 * (admitted + 1.0) + (clients - admitted) / rate
     return Steady(
         ttft_s=ttft,
+        ttft_burst_s=burst,
         tpot_s=tpot,
         requests_per_s=rate,
         output_tokens_per_s=rate * outputs,
         decoding=decoding,
         concurrency_that_fits=fits,
-        prefill=prefill,
+        prefill=_prefill_alone(hardware, inputs),
         decode=decode,
-        prefill_s=prefill_s,
         capacity_binds=clients > admitted,
     )
 
 
 def _round(
     hardware: Hardware, decoding: Array, inputs: Array, later: Array, context: Array
-) -> tuple[StepCost, StepCost, Array, Array]:
-    """Cost of a decode step, of a step that carries a chunk, of a whole prompt, and the TPOT."""
+) -> tuple[StepCost, Array, Array]:
+    """Cost of a decode step, time to prefill a prompt among decoding sequences, and the TPOT."""
     pp = hardware.pp
     sequences = decoding / pp
     decode = step(hardware, shape(decode_sequences=sequences, decode_context=context))
@@ -105,7 +110,12 @@ def _round(
     )
     # In a pipeline the stages work on different chunks at once.
     prefill_s = chunks * chunk_s / np.where(chunks > 1, np.minimum(pp, chunks), 1.0)
-    return mixed, decode, prefill_s, stretched
+    return decode, prefill_s, stretched
+
+
+def _prefill_alone(hardware: Hardware, inputs: Array) -> StepCost:
+    chunk = np.minimum(inputs, hardware.chunk_tokens)
+    return step(hardware, shape(prefill_tokens=chunk, prefill_start=0.5 * (inputs - chunk)))
 
 
 def sequence_capacity(hardware: Hardware, context: Array) -> Array:

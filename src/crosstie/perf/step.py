@@ -10,15 +10,15 @@ The fourth power is measured, not chosen: over 427 GEMMs on an H200 the best exp
 """
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from crosstie.core.formats import Format
-from crosstie.core.model import Layer, Model, Scan, Tensor
+from crosstie.core.model import Scan, State
 from crosstie.perf.hardware import Array, Hardware
+from crosstie.perf.work import Operation, Work
 
 # Rows that a grouped GEMM pads each expert's tokens by on average: half of a 16-row tile.
 _EXPERT_PADDING_ROWS = 8.0
@@ -102,22 +102,22 @@ class _Account:
 
 def step(hardware: Hardware, at: Shape) -> StepCost:
     """The cost of one step through all layers, for every deployment at every operating point."""
-    model = hardware.model
     size = np.broadcast_shapes(hardware.tp.shape, *(part.shape for part in at))
     account = _Account(hardware, size)
     rank_tokens = (at.decode_sequences + at.prefill_tokens) / hardware.dp
-    for layer in model.layers:
-        for operation in operations(layer):
-            if operation.expert:
-                _experts(account, hardware, layer.count, operation, rank_tokens * hardware.dp)
-            else:
-                _matrix_product(account, hardware, layer.count, operation, rank_tokens)
-        for scan in layer.scans:
-            _scan(account, hardware, layer.count, scan, at)
-        _state(account, hardware, layer, at)
-        _elementwise(account, hardware, layer, rank_tokens)
+    work = hardware.work
+    for operation, count in work.operations.items():
+        if operation.expert:
+            _experts(account, hardware, count, operation, rank_tokens * hardware.dp)
+        else:
+            _matrix_product(account, hardware, count, operation, rank_tokens)
+    for scan, count in work.scans.items():
+        _scan(account, hardware, count, scan, at)
+    for state, count in work.states.items():
+        _state(account, hardware, count, state, at)
+    _elementwise(account, hardware, work, rank_tokens)
     prompts = at.prefill_tokens / np.maximum(at.prefill_span, 1.0)
-    for operation in head_operations(model):
+    for operation in work.head:
         _matrix_product(account, hardware, 1, operation, (at.decode_sequences + prompts) / hardware.dp)
     zero = np.zeros(size)
     return StepCost(
@@ -128,26 +128,6 @@ def step(hardware: Hardware, at: Shape) -> StepCost:
         ideal_s=account.ideal,
         host_overlapped=hardware.host_overlapped,
     )
-
-
-class Operation(NamedTuple):
-    """Tensors of a layer that are multiplied in one kernel."""
-
-    tensors: tuple[Tensor, ...]
-    expert: bool
-
-
-@lru_cache(maxsize=4096)
-def operations(layer: Layer) -> tuple[Operation, ...]:
-    kernels: dict[str, list[Tensor]] = {}
-    for tensor in layer.tensors:
-        if tensor.kernel:
-            kernels.setdefault(tensor.kernel, []).append(tensor)
-    return tuple(Operation(tuple(ts), ts[0].role.startswith("experts")) for ts in kernels.values())
-
-
-def head_operations(model: Model) -> tuple[Operation, ...]:
-    return tuple(Operation((tensor,), False) for tensor in model.outer if tensor.kernel)
 
 
 def _matrix_product(account: _Account, hardware: Hardware, count: int, operation: Operation, tokens: Array) -> None:
@@ -215,7 +195,16 @@ def _scan(account: _Account, hardware: Hardware, count: int, scan: Scan, at: Sha
 
     sequences = at.decode_sequences / hardware.dp
     rows = sequences * keys_read(scan, limit, at.decode_context)
-    _add_attention(account, hardware, count, rows * scan.decode_flop / workers, rows * row_bytes / holders, rate, peak, sequences > 0)
+    _add_attention(
+        account,
+        hardware,
+        count,
+        rows * scan.decode_flop / workers,
+        rows * row_bytes / holders,
+        rate,
+        peak,
+        sequences > 0,
+    )
 
     tokens = at.prefill_tokens / hardware.dp
     span = np.maximum(at.prefill_span, 1.0)
@@ -224,7 +213,9 @@ def _scan(account: _Account, hardware: Hardware, count: int, scan: Scan, at: Sha
     prompts = tokens / span
     # Each prompt's cache is read once and its new rows written; queries of a tile share the reads.
     traffic = (prompts * keys_read(scan, limit, end) + tokens / scan.stride) * row_bytes / holders
-    _add_attention(account, hardware, count, tokens * mean_rows * scan.prefill_flop / workers, traffic, rate, peak, tokens > 0)
+    _add_attention(
+        account, hardware, count, tokens * mean_rows * scan.prefill_flop / workers, traffic, rate, peak, tokens > 0
+    )
 
 
 def _add_attention(
@@ -258,10 +249,7 @@ def keys_sum(scan: Scan, limit: float, context: Array) -> Array:
     return np.where(context > limit, past, half) / scan.stride
 
 
-def _state(account: _Account, hardware: Hardware, layer: Layer, at: Shape) -> None:
-    if layer.state is None:
-        return
-    state = layer.state
+def _state(account: _Account, hardware: Hardware, count: int, state: State, at: Shape) -> None:
     workers = np.minimum(hardware.tp, state.heads)
     rate, peak = hardware.attention_rates("bf16")
     sequences = at.decode_sequences / hardware.dp
@@ -269,15 +257,14 @@ def _state(account: _Account, hardware: Hardware, layer: Layer, at: Shape) -> No
     prompts = tokens / np.maximum(at.prefill_span, 1.0)
     flop = (sequences * state.decode_flop + tokens * state.prefill_flop) / workers
     traffic = 2.0 * (sequences + prompts) * state.bytes / workers
-    _add_attention(account, hardware, layer.count, flop, traffic, rate, peak, (sequences + tokens) > 0)
+    _add_attention(account, hardware, count, flop, traffic, rate, peak, (sequences + tokens) > 0)
 
 
-def _elementwise(account: _Account, hardware: Hardware, layer: Layer, tokens: Array) -> None:
-    traffic = tokens * (layer.elementwise_bytes + layer.elementwise_sharded_bytes / hardware.tp)
-    kernels = layer.elementwise_kernels + layer.routing_kernels
+def _elementwise(account: _Account, hardware: Hardware, work: Work, tokens: Array) -> None:
+    traffic = tokens * (work.elementwise_bytes + work.elementwise_sharded_bytes / hardware.tp)
     zero = np.zeros(1)
     # Fused kernels need no traffic of their own, so the ideal step has none.
-    account.add(layer.count, zero, traffic / hardware.elementwise_bytes_per_s, zero, (tokens > 0) * float(kernels))
+    account.add(1, zero, traffic / hardware.elementwise_bytes_per_s, zero, (tokens > 0) * work.elementwise_kernels)
 
 
 def _collectives(hardware: Hardware, tokens: Array) -> Array:

@@ -1,0 +1,3 @@
+from crosstie.cli.main import run
+
+run()

@@ -1,0 +1,230 @@
+"""The catalog as lines of text: a key, a value, and why anyone should believe it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.precision import FOUR_BIT, GGUF, UNIFORM
+from crosstie.core.accelerator import Accelerator
+from crosstie.core.errors import UnknownName
+from crosstie.core.fact import Fact, Label
+from crosstie.core.model import Model
+from crosstie.core.stack import Efficiency, Stack
+
+Columns = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Line:
+    key: str
+    value: float | str
+    unit: str
+    basis: str
+    date: str
+    source: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        return f"{self.value:,.10g} {self.unit}".strip() if isinstance(self.value, float | int) else self.value
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "key": self.key, "value": self.value, "unit": self.unit, "basis": self.basis, "date": self.date,
+            "source": self.source, "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def describe(catalog: Catalog, name: str) -> tuple[str, list[Line]]:
+    """An accelerator, a model or a stack, whichever the name belongs to."""
+    known: list[str] = []
+    for find, lines_of in (
+        (catalog.accelerator, accelerator_lines),
+        (catalog.model, model_lines),
+        (catalog.stack, stack_lines),
+    ):
+        try:
+            noun: Any = find(name)
+        except UnknownName as miss:
+            known += miss.near
+            continue
+        lines: list[Line] = lines_of(catalog, noun)  # type: ignore[operator]
+        return noun.name, lines
+    raise UnknownName("accelerator, model or stack", name, known)
+
+
+def accelerator_lines(catalog: Catalog, accelerator: Accelerator) -> list[Line]:
+    lines = []
+    for part in ("chip", "memory", "dense", "sparse", "scale_up", "scale_out", "measured"):
+        table = getattr(accelerator, part)
+        facts = table if isinstance(table, dict) else msgspec.structs.asdict(table)
+        lines += [fact_line(f"{part}.{key}", fact) for key, fact in facts.items() if fact is not None]
+    for price in catalog.prices:
+        if price.accelerator == accelerator.id:
+            lines.append(fact_line(f"price.{price.kind}.{price.provider}", price.amount))
+    return lines + efficiency_lines(catalog.efficiency(accelerator))
+
+
+def efficiency_lines(efficiency: Efficiency) -> list[Line]:
+    lines = []
+    for key, value in msgspec.structs.asdict(efficiency).items():
+        if key == "scope":
+            continue
+        parts = {key: value} if isinstance(value, Fact) else {f"{key}.{inner}": v for inner, v in value.items()}
+        for name, fact in parts.items():
+            line = fact_line(f"efficiency.{name}", fact)
+            scope = f"constant of {efficiency.scope[name]}"
+            lines.append(
+                Line(line.key, line.value, line.unit, line.basis, line.date, line.source, (*line.notes, scope))
+            )
+    return lines
+
+
+def model_lines(catalog: Catalog, model: Model) -> list[Line]:
+    def read(key: str, value: float | str | None, unit: str = "") -> Line | None:
+        return None if value is None else Line(key, value, unit, "spec", model.date, model.source)
+
+    def derived(key: str, value: float | str, unit: str = "", note: str = "") -> Line:
+        notes = (note,) if note else ()
+        return Line(key, value, unit, "derived", model.date, f"computed from {model.id}'s config", notes)
+
+    lines = [
+        read("architecture", model.architecture),
+        read("hidden", model.hidden, "count"),
+        read("layers", model.layer_count, "count"),
+        read("heads", model.heads, "count"),
+        read("kv_heads", model.kv_heads, "count"),
+        read("vocabulary", model.vocabulary, "count"),
+        read("max_context", model.max_context, "tokens"),
+        read("experts", model.experts or None, "count"),
+        read("experts_per_token", model.experts_per_token or None, "count"),
+        read("stored_as", model.native_name),
+        derived("parameters", model.parameters, "count"),
+        derived("active_parameters", model.active_parameters, "count", "weights that a token multiplies by"),
+        derived("kv_bytes_per_token", model.cache_bytes(8192) / 8192, "B", "16-bit cache, at 8,192 tokens, all layers"),
+    ]
+    lines += [derived(f"layer.{i}", f"{layer.count} x {layer.kind}") for i, layer in enumerate(model.layers)]
+    notes = [
+        Line(f"note.{i}", text, "", "assumed" if text.startswith("assumed") else "spec", model.date, model.source)
+        for i, text in enumerate(model.notes)
+    ]
+    return [line for line in lines if line is not None] + notes
+
+
+def stack_lines(catalog: Catalog, stack: Stack) -> list[Line]:
+    facts: dict[str, Fact] = {
+        "engine.chunk_tokens": stack.chunk_tokens,
+        "engine.max_sequences": stack.max_sequences,
+        "engine.memory_fraction": stack.memory_fraction,
+        "engine.reserved": stack.reserved,
+        "host.step": stack.host.step,
+        "host.sequence": stack.host.sequence,
+        "host.request": stack.host.request,
+    }
+    if stack.small:
+        facts.update({f"small.{k}": v for k, v in msgspec.structs.asdict(stack.small).items()})
+    return [fact_line(key, fact) for key, fact in facts.items()]
+
+
+def fact_line(key: str, fact: Fact | Label) -> Line:
+    notes = [fact.note] if fact.note else []
+    if fact.chosen_because:
+        notes.append(f"chosen because {fact.chosen_because}")
+    for other in fact.alternatives:
+        shown = f"{other.value:,.10g} {other.unit}" if isinstance(other.value, float) else other.value
+        notes.append(f"another source says {shown} ({other.basis}; {other.source}, {other.date})")
+    unit = fact.unit if isinstance(fact, Fact) else ""
+    return Line(key, fact.value, unit, fact.basis, fact.date, fact.source, tuple(notes))
+
+
+def overview(catalog: Catalog, kind: str, only: Sequence[str] | None = None) -> tuple[Columns, list[list[Any]]]:
+    """One row a noun, with the few numbers that people look for first."""
+    if kind == "accelerators":
+        columns = [("id", "left"), ("name", "left"), ("isa", "left"), ("memory", "right"), ("TB/s", "right")]
+        columns += [
+            ("bf16 TF", "right"),
+            ("fp8 TF", "right"),
+            ("fp4 TF", "right"),
+            ("fp8", "left"),
+            ("link GB/s", "right"),
+            ("domain", "right"),
+            ("W", "right"),
+        ]
+        return columns, [_accelerator_row(a) for a in catalog.accelerators.values()]
+    if kind == "models":
+        columns = [
+            ("id", "left"),
+            ("parameters B", "right"),
+            ("active B", "right"),
+            ("stored as", "left"),
+            ("context", "right"),
+            ("layers", "left"),
+        ]
+        return columns, [_model_row(m) for m in catalog.models.values()]
+    if kind == "stacks":
+        columns = [("id", "left"), ("name", "left"), ("versions", "left"), ("vendors", "left"), ("schedules", "left")]
+        return columns, [
+            [s.id, s.name, s.versions, ", ".join(s.vendors), s.scheduling] for s in catalog.stacks.values()
+        ]
+    if kind == "formats":
+        columns = [
+            ("id", "left"),
+            ("bits a weight", "right"),
+            ("title", "left"),
+            ("runs as", "left"),
+            ("source", "left"),
+            ("date", "left"),
+        ]
+        return columns, [
+            [f.id, round(f.bits, 4), f.title, ", ".join(f.runs_as), f.source, f.date] for f in catalog.formats.values()
+        ]
+    if kind == "precisions":
+        columns = [("precision", "left"), ("stores linear layers as", "left")]
+        rows: list[list[Any]] = [["native", "what the checkpoint has"]]
+        rows += [[name, format] for name, format in {**UNIFORM, **FOUR_BIT}.items()]
+        rows += [
+            [name, f"{base}, and {better} where llama.cpp spends more bits"] for name, (base, better) in GGUF.items()
+        ]
+        return columns, rows
+    columns = [
+        ("accelerator", "left"),
+        ("provider", "left"),
+        ("kind", "left"),
+        ("USD", "right"),
+        ("basis", "left"),
+        ("date", "left"),
+        ("source", "left"),
+    ]
+    chosen = [p for p in catalog.prices if only is None or p.accelerator in only]
+    return columns, [
+        [p.accelerator, p.provider, p.kind, p.amount.value, p.amount.basis, p.amount.date, p.amount.source]
+        for p in chosen
+    ]
+
+
+def _accelerator_row(a: Accelerator) -> list[Any]:
+    def rate(name: str) -> str:
+        fact = a.dense.get(name)
+        return f"{fact.si / 1e12:,.0f}" if fact else "-"
+
+    capacity = a.memory.capacity
+    return [
+        a.id, a.name, a.chip.isa.value, f"{capacity.value:g} {capacity.unit}", f"{a.memory_bytes_per_s / 1e12:.2f}",
+        rate("bf16"), rate("fp8"), rate("fp4"), a.chip.fp8_dialect.value,
+        f"{a.scale_up.bandwidth.si / 1e9:,.0f}", a.domain, f"{a.chip.tdp.value:,.0f}",
+    ]  # fmt: skip
+
+
+def _model_row(m: Model) -> list[Any]:
+    kinds = "; ".join(f"{layer.count} x {layer.kind}" for layer in m.layers)
+    return [
+        m.id,
+        f"{m.parameters / 1e9:,.1f}",
+        f"{m.active_parameters / 1e9:,.1f}",
+        m.native_name,
+        m.max_context or "-",
+        kinds,
+    ]

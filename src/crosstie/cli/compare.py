@@ -1,0 +1,128 @@
+"""`crosstie compare`: the scorecard."""
+
+import click
+import msgspec
+
+from crosstie.catalog.library import Catalog
+from crosstie.cli.fit import deployment_json, describe
+from crosstie.cli.options import kv_option, layout_from, layout_options, model_argument, stack_option
+from crosstie.cli.show import console, count, json_option, names, print_json, seconds, share, table
+from crosstie.core.errors import BadInput
+from crosstie.plan.compare import Entry, Load, Scorecard, compare
+
+
+@click.command("compare")
+@model_argument
+@click.option("--on", "accelerators", required=True, metavar="A,B,...", help="Accelerators to compare.")
+@click.option("--input", "input_tokens", type=int, default=4096, show_default=True, metavar="N", help="Prompt tokens.")
+@click.option(
+    "--output", "output_tokens", type=int, default=1024, show_default=True, metavar="N", help="Output tokens."
+)
+@click.option(
+    "--concurrency", type=int, default=64, show_default=True, metavar="N", help="Requests in flight on a replica."
+)
+@click.option("--precision", metavar="P", default="native", show_default=True, help="As in `crosstie fit`.")
+@layout_options
+@kv_option
+@stack_option
+@json_option
+def command(
+    model: str, accelerators: str, input_tokens: int, output_tokens: int, concurrency: int, precision: str,
+    tp: int | None, pp: int | None, ep: int | None, dp: int | None, kv: str, stack: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """One MODEL under one load on several accelerators: the scorecard, and why one wins.
+
+    \b
+    crosstie compare llama-3.1-70b --on mi300x,h200,h100-sxm --input 4096 --output 1024 --concurrency 64
+    crosstie compare deepseek-v3 --on mi355x,b200 --tp 8 --concurrency 128 --kv fp8
+    crosstie compare llama-3.1-405b --on mi300x,h200 --precision fp8 --tp 8 --stack sglang
+
+    Without --tp each accelerator gets the fewest GPUs that hold the model and the load. TTFT and TPOT
+    are means in a steady state; "all at once" is the mean TTFT when every client starts together, as
+    most benchmarks do. Exit status 1 when no accelerator can run it.
+    """
+    catalog = Catalog()
+    chosen = names(accelerators)
+    if not chosen:
+        raise BadInput("--on names no accelerator")
+    card = compare(
+        catalog,
+        catalog.model(model),
+        [catalog.accelerator(name) for name in chosen],
+        Load(concurrency, input_tokens, output_tokens),
+        parallelism=layout_from(tp, pp, ep, dp),
+        precision=precision,
+        kv_format=kv,
+        stack=stack,
+    )
+    if as_json:
+        print_json(to_json(card))
+    else:
+        show(card)
+    return 0 if any(entry.estimate for entry in card.entries) else 1
+
+
+def show(card: Scorecard) -> None:
+    out = console()
+    out.print(f"[bold]{card.model.name}[/bold]  {describe(card.model)}")
+    load = card.load
+    out.print(f"  {load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight")
+    running = [entry for entry in card.entries if entry.estimate]
+    if running:
+        columns = [("", "left"), *((entry.accelerator.id, "right") for entry in running)]
+        out.print(table("", columns, rows(running)))
+    for entry in card.entries:
+        if entry.problem:
+            out.print(f"  {entry.accelerator.id}: {entry.problem}")
+        for note in entry.emulated:
+            out.print(f"  {entry.accelerator.id}: {note}")
+    for sentence in card.verdicts:
+        out.print(f"- {sentence}", soft_wrap=True)
+    if running:
+        out.print()
+        for entry in running:
+            assert entry.estimate
+            out.print(f"  {entry.accelerator.id}: {entry.estimate.basis}", style="dim", soft_wrap=True)
+
+
+def rows(entries: list[Entry]) -> list[list[str]]:
+    """One line a quantity: a scorecard is read across."""
+    pairs = [(e.deployment, e.estimate) for e in entries if e.deployment and e.estimate]
+    return [
+        ["GPUs a replica", *(f"{d.parallelism.gpus} ({d.parallelism})" for d, _ in pairs)],
+        ["weights, stack", *(f"{d.precision.id}, {d.stack.name}" for d, _ in pairs)],
+        ["TTFT", *(seconds(e.ttft_s) for _, e in pairs)],
+        ["TTFT, all at once", *(seconds(e.ttft_burst_s) for _, e in pairs)],
+        ["TPOT", *(seconds(e.tpot_s) for _, e in pairs)],
+        ["output tokens/s a replica", *(count(e.output_tokens_per_s) for _, e in pairs)],
+        ["output tokens/s a GPU", *(count(e.output_tokens_per_s_per_gpu) for _, e in pairs)],
+        ["requests that fit", *(count(e.concurrency_that_fits) for _, e in pairs)],
+        ["prefill bound by", *(e.prefill_bound for _, e in pairs)],
+        ["  of its roofline", *(share(e.prefill_roofline_fraction) for _, e in pairs)],
+        ["decode bound by", *(e.decode_bound for _, e in pairs)],
+        ["  of its roofline", *(share(e.decode_roofline_fraction) for _, e in pairs)],
+        ["one stream, tokens/s", *(count(e.single_stream_tokens_per_s) for _, e in pairs)],
+        ["  its ceiling", *(count(e.single_stream_ceiling_tokens_per_s) for _, e in pairs)],
+    ]
+
+
+def to_json(card: Scorecard) -> dict[str, object]:
+    return {
+        "model": card.model.id,
+        "load": {
+            "concurrency": card.load.concurrency,
+            "input_tokens": card.load.input_tokens,
+            "output_tokens": card.load.output_tokens,
+        },
+        "entries": [
+            {
+                "accelerator": entry.accelerator.id,
+                "deployment": deployment_json(entry.deployment) if entry.deployment else None,
+                "estimate": msgspec.to_builtins(entry.estimate) if entry.estimate else None,
+                "emulated": list(entry.emulated),
+                "problem": entry.problem,
+            }
+            for entry in card.entries
+        ],
+        "verdicts": card.verdicts,
+    }

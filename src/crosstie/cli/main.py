@@ -1,0 +1,72 @@
+"""The `crosstie` command. Each subcommand is one file, imported only when it runs."""
+
+import sys
+from importlib import import_module
+
+import click
+
+from crosstie.core.errors import CrosstieError
+
+COMMANDS = {
+    "fit": "how a model sits in memory on each accelerator",
+    "compare": "one model under one load on several accelerators, and why one wins",
+    "catalog": "accelerators, models, stacks and prices, each number with its source",
+}
+
+
+class LazyGroup(click.Group):
+    """Knows the commands' names and help lines without importing numpy to print them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"crosstie.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="crosstie", prog_name="crosstie")
+def crosstie() -> None:
+    """Run LLM inference on AMD and NVIDIA accelerators as one fleet.
+
+    \b
+    Start here:
+      crosstie fit llama-3.1-70b --on mi300x,h100-sxm
+      crosstie compare llama-3.1-70b --on mi300x,h200 --input 4096 --output 1024 --concurrency 64
+      crosstie catalog show mi300x
+
+    A model is a catalog name, a Hugging Face model directory or a config.json. Every command takes
+    --json. Exit status: 0 answered, 1 the answer is no (nothing fits), 2 the question was wrong.
+    """
+
+
+def run() -> None:
+    """Entry point: a user's mistake is one line on stderr and status 2, never a traceback."""
+    try:
+        status = crosstie.main(standalone_mode=False)
+    except CrosstieError as error:
+        fail(str(error))
+    except click.UsageError as error:
+        hint = f" See `{error.ctx.command_path} --help`." if error.ctx else ""
+        fail(f"{error.format_message().rstrip('.')}.{hint}")
+    except click.ClickException as error:
+        fail(error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader went away (`| head`): nothing to say, and nobody to say it to.
+        sys.stderr.close()
+        sys.exit(141)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def fail(message: str) -> None:
+    click.echo(f"crosstie: {message}", err=True)
+    sys.exit(2)

@@ -1,0 +1,48 @@
+"""Options that several commands share, so that they read and behave alike."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import KV_FORMATS, Parallelism
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+model_argument: Decorator = click.argument("model")
+kv_option: Decorator = click.option(
+    "--kv", type=click.Choice(list(KV_FORMATS)), default="bf16", show_default=True, help="Format of the KV cache."
+)
+stack_option: Decorator = click.option(
+    "--stack", metavar="S", help="Engine: vllm, sglang, tensorrt-llm, llama.cpp. [default: vllm]"
+)
+
+
+def layout_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for name, what in (
+        ("--dp", "Attention replicas that share the experts."),
+        ("--ep", "Groups over which experts are spread."),
+        ("--pp", "Pipeline stages."),
+        ("--tp", "Tensor-parallel ranks."),
+    ):
+        function = click.option(name, type=int, metavar="N", help=what)(function)
+    return function
+
+
+def layout_from(tp: int | None, pp: int | None, ep: int | None, dp: int | None) -> Parallelism | None:
+    """None where the user said nothing at all."""
+    if tp is None and pp is None and ep is None and dp is None:
+        return None
+
+    def one(value: int | None) -> int:
+        return 1 if value is None else value
+
+    return Parallelism(tp=one(tp), pp=one(pp), ep=one(ep), dp=one(dp))
+
+
+def every_accelerator(catalog: Catalog, stack: str | None) -> list[str]:
+    """All accelerators that the stack runs on."""
+    chosen = catalog.stack(stack or "vllm")
+    fitting = [a for a in catalog.accelerators.values() if "any" in chosen.vendors or a.vendor in chosen.vendors]
+    return [a.id for a in fitting]

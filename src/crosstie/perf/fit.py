@@ -1,0 +1,173 @@
+"""How a model sits on accelerators: which layouts hold it, and what is left for the cache."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.errors import BadInput
+from crosstie.core.model import Model
+from crosstie.perf.memory import (
+    MemoryPlan,
+    gpu_cache_bytes_per_sequence,
+    memory_plan,
+    sequences_that_fit,
+    weight_bytes_by_format,
+)
+
+_MOST_STAGES = 16
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One layout of a model on one kind of accelerator."""
+
+    deployment: Deployment
+    plan: MemoryPlan
+    cache_tokens: float
+    sequences: int
+    fewest: bool
+
+    @property
+    def fits(self) -> bool:
+        return self.sequences >= 1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a model takes in one precision, wherever it runs."""
+
+    precision: str
+    weight_bytes: float
+    weight_bytes_by_format: dict[str, float]
+    kv_format: str
+    kv_bytes_per_token: float
+    kv_bytes_per_sequence: float
+    state_bytes_per_sequence: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    model: Model
+    context: int
+    sizes: list[Sizes]
+    placements: list[Placement]
+
+
+def fit(
+    catalog: Catalog,
+    model: Model,
+    accelerators: Sequence[Accelerator],
+    *,
+    context: int,
+    precisions: Sequence[str] = ("native",),
+    kv_format: str = "bf16",
+    stack: str | None = None,
+    layouts: Sequence[Parallelism] | None = None,
+) -> Fit:
+    """Every layout that holds the model, up to twice the fewest GPUs, or the given layouts only."""
+    check_context(model, context)
+    sizes, placements = [], []
+    for precision in precisions:
+        resolved = catalog.precision(model, precision)
+        by_format = weight_bytes_by_format(model, resolved)
+        element = 1.0 if kv_format == "fp8" else 2.0
+        state = sum(layer.count * layer.state.bytes for layer in model.layers if layer.state)
+        per_sequence = model.cache_bytes(context, element)
+        sizes.append(
+            Sizes(
+                precision=resolved.id,
+                weight_bytes=sum(by_format.values()),
+                weight_bytes_by_format=by_format,
+                kv_format=kv_format,
+                kv_bytes_per_token=(per_sequence - state) / context,
+                kv_bytes_per_sequence=per_sequence,
+                state_bytes_per_sequence=state,
+            )
+        )
+        for accelerator in accelerators:
+            tried = [
+                place(catalog.deployment(model, accelerator, split, precision, kv_format, stack), context)
+                for split in (layouts or candidate_layouts(model, accelerator))
+            ]
+            placements += tried if layouts else worth_showing(tried)
+    return Fit(model=model, context=context, sizes=sizes, placements=placements)
+
+
+def check_context(model: Model, context: int) -> None:
+    if context < 1:
+        raise BadInput(f"--context {context}: must be at least 1")
+    if model.max_context is not None and context > model.max_context:
+        raise BadInput(f"--context {context} is beyond the {model.max_context} that {model.id} supports")
+
+
+def place(deployment: Deployment, context: int) -> Placement:
+    plan = memory_plan(deployment)
+    per_sequence = float(gpu_cache_bytes_per_sequence(deployment, context))
+    tokens = plan.cache_bytes / per_sequence * context * deployment.parallelism.dp
+    sequences = int(sequences_that_fit(deployment, context))
+    return Placement(deployment, plan, tokens, sequences, fewest=False)
+
+
+def candidate_layouts(model: Model, accelerator: Accelerator) -> list[Parallelism]:
+    """Tensor parallelism within the domain, attention replicas for experts, stages beyond the domain."""
+    widths = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= accelerator.domain]
+    found = [Parallelism(tp=n) for n in widths]
+    if model.is_moe:
+        found += [Parallelism(tp=n, ep=n) for n in widths if n > 1]
+        found += [Parallelism(dp=n, ep=n) for n in widths if n > 1]
+    widest = max((split.tp for split in allowed(found, model, accelerator)), default=1)
+    found += [Parallelism(tp=widest, pp=n) for n in range(2, _MOST_STAGES + 1) if n <= model.layer_count]
+    return list(allowed(found, model, accelerator))
+
+
+def allowed(layouts: Iterable[Parallelism], model: Model, accelerator: Accelerator) -> Iterable[Parallelism]:
+    for split in layouts:
+        try:
+            split.check(model, accelerator)
+        except BadInput:
+            continue
+        yield split
+
+
+def worth_showing(tried: list[Placement]) -> list[Placement]:
+    """The fewest GPUs that hold the model, what else holds it within the domain, or the nearest miss."""
+    holding = [p for p in tried if p.fits]
+    if not holding:
+        return [max(tried, key=lambda p: p.deployment.parallelism.gpus)]
+    fewest = min(p.deployment.parallelism.gpus for p in holding)
+    staged = all(p.deployment.parallelism.pp > 1 for p in holding)
+    shown = [p for p in holding if staged or p.deployment.parallelism.pp == 1]
+    shown = [p for p in shown if p.deployment.parallelism.gpus <= (2 * fewest if staged else 8 * fewest)]
+    shown.sort(key=lambda p: (p.deployment.parallelism.gpus, p.deployment.parallelism.dp, p.deployment.parallelism.ep))
+    return [
+        Placement(p.deployment, p.plan, p.cache_tokens, p.sequences, p.deployment.parallelism.gpus == fewest)
+        for p in shown
+    ]
+
+
+def smallest_layout(
+    catalog: Catalog,
+    model: Model,
+    accelerator: Accelerator,
+    *,
+    context: int,
+    sequences: int = 1,
+    precision: str | None = None,
+    kv_format: str = "bf16",
+    stack: str | None = None,
+) -> Placement | None:
+    """The fewest GPUs, tensor parallel first, that hold `sequences` of the context.
+
+    Where none holds that many, the layout that holds most; None where none holds even one.
+    """
+    splits = [s for s in candidate_layouts(model, accelerator) if s.ep == 1 and s.dp == 1]
+    tried = [
+        place(catalog.deployment(model, accelerator, split, precision, kv_format, stack), context) for split in splits
+    ]
+    holding = [p for p in tried if p.fits and p.deployment.parallelism.pp == 1] or [p for p in tried if p.fits]
+    enough = [p for p in holding if p.sequences >= sequences]
+    if enough:
+        return min(enough, key=lambda p: p.deployment.parallelism.gpus)
+    return max(holding, key=lambda p: p.sequences, default=None)
