@@ -66,9 +66,8 @@ def main() -> None:
         print(json.dumps(rows, indent=2))
         return
     for row in rows:
-        print(
-            f"{row['model']:<18} {row['configurations']:>8,} configurations  {row['seconds']:.2f} s  {row['cpu_seconds']:.2f} CPU s"
-        )
+        size, wall, used = row["configurations"], row["seconds"], row["cpu_seconds"]
+        print(f"{row['model']:<18} {size:>8,} configurations  {wall:.2f} s  {used:.2f} CPU s")
 
 
 if __name__ == "__main__":

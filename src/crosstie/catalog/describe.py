@@ -51,7 +51,7 @@ def describe(catalog: Catalog, name: str) -> tuple[str, list[Line]]:
         except UnknownName as miss:
             known += miss.near
             continue
-        lines: list[Line] = lines_of(catalog, noun)  # type: ignore[operator]
+        lines: list[Line] = lines_of(catalog, noun)
         return noun.name, lines
     raise UnknownName("accelerator, model or stack", name, known)
 

@@ -11,7 +11,7 @@ class FeedForward(NamedTuple):
     tensors: tuple[Tensor, ...]
     moved_elements: float
     routing_kernels: int = 0
-    # Elements per token that gathering to experts and back moves on every rank.
+    # Elements per token that summing the experts' outputs moves on every rank.
     gathered_elements: float = 0.0
 
 
@@ -73,5 +73,5 @@ def experts(
             tensors.append(vector("shared_gate", hidden))
     return FeedForward(
         f"{count} experts, {active} active" + (", shared" if shared_inner else ""),
-        tuple(tensors), moved, routing_kernels=4, gathered_elements=3.0 * active * width,
+        tuple(tensors), moved, routing_kernels=4, gathered_elements=(1.0 + active) * width,
     )  # fmt: skip

@@ -68,9 +68,8 @@ def show(result: Fit) -> None:
         if sizes.state_bytes_per_sequence
         else ""
     )
-    out.print(
-        f"  KV cache in {sizes.kv_format}: {kibibytes(sizes.kv_bytes_per_token)} a token at {result.context:,} tokens{state}"
-    )
+    per_token = kibibytes(sizes.kv_bytes_per_token)
+    out.print(f"  KV cache in {sizes.kv_format}: {per_token} a token at {result.context:,} tokens{state}")
     columns = [("accelerator", "left"), ("precision", "left"), ("GPUs", "right"), ("layout", "left")]
     columns += [
         (heading, "right")

@@ -44,7 +44,7 @@ def names(text: str | None) -> list[str]:
 
 
 def gigabytes(value: float) -> str:
-    return f"{value / 1e9:,.1f} GB"
+    return f"{value / 1e9:,.1f} GB" if value >= 1e9 or value == 0 else f"{value / 1e6:,.1f} MB"
 
 
 def kibibytes(value: float) -> str:

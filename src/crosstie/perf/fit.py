@@ -111,11 +111,13 @@ def place(deployment: Deployment, context: int) -> Placement:
 
 
 def candidate_layouts(model: Model, accelerator: Accelerator) -> list[Parallelism]:
-    """Tensor parallelism within the domain, attention replicas for experts, stages beyond the domain."""
+    """Tensor parallelism within the domain, attention replicas for experts, stages beyond the domain.
+
+    Spreading experts under tensor parallelism (TPn·EPn) fills memory as TPn does, so it is left out.
+    """
     widths = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= accelerator.domain]
     found = [Parallelism(tp=n) for n in widths]
     if model.is_moe:
-        found += [Parallelism(tp=n, ep=n) for n in widths if n > 1]
         found += [Parallelism(dp=n, ep=n) for n in widths if n > 1]
     widest = max((split.tp for split in allowed(found, model, accelerator)), default=1)
     found += [Parallelism(tp=widest, pp=n) for n in range(2, _MOST_STAGES + 1) if n <= model.layer_count]

@@ -14,6 +14,7 @@ from crosstie.core.formats import Format
 from crosstie.perf.work import work_of
 
 Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
 class Hardware:
@@ -85,30 +86,32 @@ class Hardware:
         return self.column(extra)
 
     def _links(self) -> None:
-        """Bytes/s that a collective among one stage's GPUs gets, and between stages.
+        def between_stages(d: Deployment) -> float:
+            if d.parallelism.gpus > d.accelerator.domain:
+                return d.accelerator.scale_out.bandwidth.si
+            return peer_bytes_per_s(d)
 
-        A switch gives every pair the GPU's whole bandwidth. A mesh gives a pair one link, so a group
-        of n uses n-1 of the links that the domain needs.
-        """
-
-        def within(d: Deployment) -> float:
-            up, ranks = d.accelerator.scale_up, d.parallelism.stage_gpus
-            if up.topology.value == "mesh":
-                return up.bandwidth.si * (min(ranks, d.accelerator.domain) - 1) / (d.accelerator.domain - 1)
-            return up.bandwidth.si
-
-        def between(d: Deployment) -> float:
-            inside = d.parallelism.gpus <= d.accelerator.domain
-            link = d.accelerator.scale_up.bandwidth.si if inside else d.accelerator.scale_out.bandwidth.si
-            if inside and d.accelerator.scale_up.topology.value == "mesh":
-                link /= d.accelerator.domain - 1
-            return link
-
-        share = self.column(lambda d: d.efficiency.link.value)
         self.collective_s = self.column(lambda d: d.efficiency.collective.si)
-        self.link_peak_bytes_per_s = np.maximum(self.column(within), 1.0)
-        self.link_bytes_per_s = self.link_peak_bytes_per_s * share
-        self.stage_bytes_per_s = self.column(between) * share
+        self._link_share = self.column(lambda d: d.efficiency.link.value)
+        self._gpu_link = self.column(lambda d: d.accelerator.scale_up.bandwidth.si)
+        self._peer_link = self.column(peer_bytes_per_s)
+        self.stage_bytes_per_s = self.column(between_stages) * self._link_share
+
+    def link_bytes_per_s(self, ranks: Array) -> Array:
+        """What each GPU of a group of `ranks` gets out of its links in a collective.
+
+        A switch gives the GPU's whole bandwidth to any group. A mesh has one link a pair, so a group of
+        n uses n-1 of them: two GPUs of an eight-way mesh have a seventh of what eight have.
+        """
+        return np.minimum(self._peer_link * np.maximum(ranks - 1.0, 1.0), self._gpu_link) * self._link_share
+
+
+def peer_bytes_per_s(deployment: Deployment) -> float:
+    """Peak between two GPUs of one domain, one direction."""
+    up, domain = deployment.accelerator.scale_up, deployment.accelerator.domain
+    if up.topology.value == "mesh" and domain > 1:
+        return up.bandwidth.si / (domain - 1)
+    return up.bandwidth.si
 
 
 def compute_format(deployment: Deployment, format: Format) -> str:

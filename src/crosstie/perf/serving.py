@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from crosstie.core.errors import BadInput
-from crosstie.perf.hardware import Array, Hardware
+from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.memory import gpu_cache_bytes_per_sequence, memory_plan
 from crosstie.perf.step import StepCost, shape, step
 
@@ -42,7 +42,7 @@ class Steady(NamedTuple):
     # One chunk of a prompt alone, and one decode step at the steady batch: what binds each.
     prefill: StepCost
     decode: StepCost
-    capacity_binds: Array
+    capacity_binds: Mask
 
 
 def serve(hardware: Hardware, concurrency: ArrayLike, input_tokens: ArrayLike, output_tokens: ArrayLike) -> Steady:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from crosstie.core.formats import Format
 from crosstie.core.model import Scan, State
-from crosstie.perf.hardware import Array, Hardware
+from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.work import Operation, Work
 
 # Rows that a grouped GEMM pads each expert's tokens by on average: half of a 16-row tile.
@@ -70,7 +70,7 @@ class StepCost:
     host_s: Array
     # The same work at peak rates with nothing else in the way.
     ideal_s: Array
-    host_overlapped: Array = field(repr=False)
+    host_overlapped: Mask = field(repr=False)
 
     @property
     def gpu_s(self) -> Array:
@@ -90,7 +90,7 @@ class _Account:
         self.hardware = hardware
         self.compute, self.memory, self.ideal = np.zeros(size), np.zeros(size), np.zeros(size)
 
-    def add(self, count: float, compute_s: Array, memory_s: Array, ideal_s: Array, kernels: Array | float) -> None:
+    def add(self, count: float, compute_s: Array, memory_s: Array, ideal_s: Array, kernels: Array) -> None:
         squared, other = compute_s * compute_s, memory_s * memory_s
         busy = np.sqrt(np.sqrt(squared * squared + other * other))
         total = count * (busy + self.hardware.kernel_s * kernels)
@@ -150,15 +150,16 @@ def _matrix_product(account: _Account, hardware: Hardware, count: int, operation
 
 def _add_product(
     account: _Account, hardware: Hardware, count: int, format: Format, products: Array, stored: Array | float,
-    moved_elements: Array, runs: Array,
+    moved_elements: Array, runs: Mask,
 ) -> None:  # fmt: skip
     rate, peak = hardware.rates(format)
     flop = 2.0 * products
     memory = stored / hardware.stream_bytes_per_s(format) + moved_elements * (
         _ACTIVATION_BYTES / hardware.elementwise_bytes_per_s
     )
-    ideal = np.maximum(flop / peak, stored / hardware.memory_bytes_per_s)
-    account.add(count, flop / rate, runs * memory, runs * ideal, runs * 1.0)
+    active = runs.astype(np.float64)
+    ideal = active * np.maximum(flop / peak, stored / hardware.memory_bytes_per_s)
+    account.add(count, flop / rate, active * memory, ideal, active)
 
 
 def _experts(account: _Account, hardware: Hardware, count: int, operation: Operation, tokens: Array) -> None:
@@ -176,14 +177,17 @@ def _experts(account: _Account, hardware: Hardware, count: int, operation: Opera
     one = tensor.rows * tensor.cols / splits
     stored = visited * one * (mix.bytes + hardware.unpacked_bytes_per_weight(mix.main))
     products = (rows + _EXPERT_PADDING_ROWS * visited) * one
-    _add_product(account, hardware, count, mix.main, products, stored, rows * (tensor.rows + tensor.cols), tokens > 0)
+    # Splitting an expert cuts the width between its two products, not the token's own.
+    inner, outer = (tensor.rows, tensor.cols) if tensor.role == "experts" else (tensor.cols, tensor.rows)
+    moved = rows * (outer + inner / splits)
+    _add_product(account, hardware, count, mix.main, products, stored, moved, tokens > 0)
 
 
 def distinct_share(share: float, tokens: Array) -> Array:
     """Expected share of experts that at least one of `tokens` visits, each visiting `share` of them."""
     if share >= 1.0:
         return np.minimum(tokens, 1.0)
-    return -np.expm1(tokens * np.log1p(-share))
+    return np.asarray(-np.expm1(tokens * np.log1p(-share)))
 
 
 def _scan(account: _Account, hardware: Hardware, count: int, scan: Scan, at: Shape) -> None:
@@ -220,11 +224,11 @@ def _scan(account: _Account, hardware: Hardware, count: int, scan: Scan, at: Sha
 
 def _add_attention(
     account: _Account, hardware: Hardware, count: int, flop: Array, traffic: Array, rate: Array, peak: Array,
-    runs: Array,
+    runs: Mask,
 ) -> None:  # fmt: skip
     ideal = np.maximum(flop / peak, traffic / hardware.memory_bytes_per_s)
     # Two kernels: the scan itself and the reduction of its parts.
-    account.add(count, flop / rate, traffic / hardware.cache_bytes_per_s, ideal, runs * 2.0)
+    account.add(count, flop / rate, traffic / hardware.cache_bytes_per_s, ideal, 2.0 * runs.astype(np.float64))
 
 
 def read_limit(scan: Scan) -> float:
@@ -263,8 +267,9 @@ def _state(account: _Account, hardware: Hardware, count: int, state: State, at: 
 def _elementwise(account: _Account, hardware: Hardware, work: Work, tokens: Array) -> None:
     traffic = tokens * (work.elementwise_bytes + work.elementwise_sharded_bytes / hardware.tp)
     zero = np.zeros(1)
+    kernels = work.elementwise_kernels * (tokens > 0).astype(np.float64)
     # Fused kernels need no traffic of their own, so the ideal step has none.
-    account.add(1, zero, traffic / hardware.elementwise_bytes_per_s, zero, (tokens > 0) * work.elementwise_kernels)
+    account.add(1, zero, traffic / hardware.elementwise_bytes_per_s, zero, kernels)
 
 
 def _collectives(hardware: Hardware, tokens: Array) -> Array:
@@ -278,14 +283,15 @@ def _collectives(hardware: Hardware, tokens: Array) -> Array:
     # Dispatch sends each token to its experts' ranks in 8 bits, combine brings 16 bits back.
     copies = np.minimum(max(model.experts_per_token, 1), hardware.ep)
     exchanged = tokens * copies * model.hidden * 3.0 * (ranks - 1) / ranks
-    spread = (2.0 * hardware.collective_s + exchanged / hardware.link_bytes_per_s) * (tokens > 0)
+    active = (tokens > 0).astype(np.float64)
+    spread = active * (2.0 * hardware.collective_s + exchanged / hardware.link_bytes_per_s(ranks))
     experts = expert_layers * np.where(hardware.dp > 1, spread, reduce)
     hand_over = (hardware.pp - 1) * (hardware.collective_s + message / hardware.tp / hardware.stage_bytes_per_s)
-    return attention + plain_forward + experts + hand_over * (tokens > 0)
+    return np.asarray(attention + plain_forward + experts + hand_over * active)
 
 
 def all_reduce_s(hardware: Hardware, message_bytes: Array, ranks: Array) -> Array:
     """Reduce-scatter then all-gather: each rank sends 2(n-1)/n of the message over its links."""
     sent = 2.0 * (ranks - 1) / ranks * message_bytes
-    seconds = hardware.collective_s + sent / hardware.link_bytes_per_s
+    seconds = hardware.collective_s + sent / hardware.link_bytes_per_s(ranks)
     return np.where((ranks > 1) & (message_bytes > 0), seconds, 0.0)

@@ -12,7 +12,7 @@ from crosstie.core.estimate import Estimate
 from crosstie.core.model import Model
 from crosstie.perf.estimate import estimates
 from crosstie.perf.fit import place, smallest_layout
-from crosstie.perf.hardware import Hardware, compute_format
+from crosstie.perf.hardware import compute_format, peer_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,8 @@ def links(entry: Entry) -> str:
     deployment = _deployment(entry)
     if deployment.parallelism.gpus == 1:
         return "one GPU"
-    peak = float(Hardware([deployment]).link_peak_bytes_per_s[0, 0])
+    ranks = deployment.parallelism.stage_gpus
+    peak = min(peer_bytes_per_s(deployment) * max(ranks - 1, 1), entry.accelerator.scale_up.bandwidth.si)
     topology = entry.accelerator.scale_up.topology.value
     return f"{peak / 1e9:.0f} GB/s each way over the {topology}"
 
