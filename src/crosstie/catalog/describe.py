@@ -53,7 +53,7 @@ def describe(catalog: Catalog, name: str) -> tuple[str, list[Line]]:
             continue
         lines: list[Line] = lines_of(catalog, noun)
         return noun.name, lines
-    raise UnknownName("accelerator, model or stack", name, known)
+    raise UnknownName("accelerator, model or stack", name, known, listing="accelerators|models|stacks")
 
 
 def accelerator_lines(catalog: Catalog, accelerator: Accelerator) -> list[Line]:

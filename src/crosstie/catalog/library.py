@@ -20,7 +20,7 @@ from crosstie.catalog.reading import read_toml
 from crosstie.catalog.stacks import read_efficiency, read_stack, resolve_efficiency
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Deployment, Parallelism
-from crosstie.core.errors import BadData, BadInput, UnknownName
+from crosstie.core.errors import BadData, BadInput, UnknownName, near_names
 from crosstie.core.formats import Format, Precision
 from crosstie.core.model import Model
 from crosstie.core.stack import Efficiency, Stack
@@ -191,7 +191,12 @@ def _find(kind: str, name: str, known: Mapping[str, Noun]) -> Noun:
     for noun in known.values():
         if wanted == noun.id.casefold() or wanted in (alias.casefold() for alias in noun.aliases):
             return noun
-    raise UnknownName(kind, name, [n for noun in known.values() for n in (noun.id, *noun.aliases)])
+    # Aliases are long and many: offer one only where no id looks like the name.
+    raise UnknownName(kind, name, known if near_names(name, known) else _aliases(known))
+
+
+def _aliases(known: Mapping[str, Noun]) -> list[str]:
+    return [alias for noun in known.values() for alias in noun.aliases]
 
 
 def _existing(name: str, what: str) -> Path:

@@ -16,11 +16,12 @@ class CrosstieError(Exception):
 
 
 class UnknownName(CrosstieError):
-    def __init__(self, kind: str, name: str, known: Iterable[str]):
+    def __init__(self, kind: str, name: str, known: Iterable[str], listing: str | None = None):
         self.kind, self.name = kind, name
         self.near = near_names(name, known)
         hint = f" Did you mean {' or '.join(self.near)}?" if self.near else ""
-        super().__init__(f"unknown {kind} '{name}'.{hint} `crosstie catalog list {kind}s` lists them all.")
+        command = f"crosstie catalog list {listing or kind + 's'}"
+        super().__init__(f"unknown {kind} '{name}'.{hint} `{command}` lists them all.")
 
 
 class BadData(CrosstieError):

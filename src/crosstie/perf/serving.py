@@ -57,7 +57,7 @@ def serve(hardware: Hardware, concurrency: ArrayLike, input_tokens: ArrayLike, o
     admitted = np.minimum(clients, np.maximum(fits, 1.0))
     decoding = admitted
     for _ in range(_ROUNDS):
-        decode, prefill_s, tpot = _round(hardware, decoding, inputs, later, context)
+        decode, prefill_s, tpot = _round(hardware, decoding, admitted, inputs, later, context)
         delay = later * tpot
         excess = prefill_s * admitted - delay
         waiting = 0.5 * tpot * (1.0 - 1.0 / admitted) + hardware.host_request_s
@@ -83,17 +83,19 @@ def serve(hardware: Hardware, concurrency: ArrayLike, input_tokens: ArrayLike, o
 
 
 def _round(
-    hardware: Hardware, decoding: Array, inputs: Array, later: Array, context: Array
+    hardware: Hardware, decoding: Array, admitted: Array, inputs: Array, later: Array, context: Array
 ) -> tuple[StepCost, Array, Array]:
     """Cost of a decode step, time to prefill a prompt among decoding sequences, and the TPOT."""
     pp = hardware.pp
-    sequences = decoding / pp
+    # A pipeline works on that many batches in turn, as long as there are sequences to fill them.
+    sequences = np.maximum(decoding / pp, np.minimum(decoding, 1.0))
     decode = step(hardware, shape(decode_sequences=sequences, decode_context=context))
-    # Prompt tokens that arrive while every running sequence makes one token.
-    demand = sequences * inputs / np.maximum(later, 1.0)
+    # Prompt tokens that the other clients bring while every running sequence makes one token.
+    others = (admitted - 1.0) / admitted
+    demand = others * sequences * inputs / np.maximum(later, 1.0)
     chunk = np.clip(demand, np.minimum(inputs, hardware.chunk_tokens), hardware.chunk_tokens)
     span = np.minimum(chunk, inputs)
-    riding = np.where(hardware.prefill_first, 0.0, sequences)
+    riding = np.where(hardware.prefill_first, 0.0, others * sequences)
     mixed = step(
         hardware,
         # Chunks of a prompt start between its beginning and its end: on average half of what is left.
@@ -101,7 +103,7 @@ def _round(
     )
     chunks = inputs / chunk
     chunk_s, decode_s = mixed.total_s, decode.total_s
-    # Prompts that other clients bring while one sequence decodes stretch its steps.
+    # Steps that carry those prompts are longer.
     carrying = demand / chunk
     stretched = np.where(
         hardware.prefill_first,

@@ -1,0 +1,159 @@
+"""config.json in, Model out: what is missing is named, what is known is counted exactly."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crosstie.catalog.huggingface import load_config, read_model
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.models import model_file_text, read_model_file, read_model_path
+from crosstie.core.errors import BadData, BadInput
+from crosstie.core.model import Model
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "tie_word_embeddings": False, "bos_token_id": 1,
+}  # fmt: skip
+
+
+def read(**changes: Any) -> Model:
+    raw = {key: value for key, value in {**LLAMA, **changes}.items() if value is not ...}
+    return read_model(raw, "config.json", id="m", name="m", source="s", date="2026-01")[0]
+
+
+@pytest.mark.parametrize(
+    "field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size"]
+)
+def test_a_missing_field_is_named_with_its_file(field: str) -> None:
+    with pytest.raises(BadData, match="lacks the field") as error:
+        read(**{field: ...})
+    assert error.value.key == field
+    assert error.value.file == "config.json"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"hidden_size": -1}, "hidden_size"),
+        ({"hidden_size": "4096"}, "hidden_size"),
+        ({"num_attention_heads": 31}, "head_dim"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": ["odd_attention"] * 32}, "layer_types[0]"),
+        ({"torch_dtype": "int3"}, "torch_dtype"),
+        ({"quantization_config": {"quant_method": "magic"}}, "quantization_config.quant_method"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "quantization_config"),
+        ({"quantization_config": 7}, "quantization_config"),
+        ({"num_local_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ({"attention_bias": "yes"}, "attention_bias"),
+    ],
+)
+def test_nonsense_is_refused_by_key(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(BadData) as error:
+        read(**changes)
+    assert error.value.key == key
+
+
+QUANTISED = [
+    ({"quant_method": "fp8"}, "fp8"),
+    ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block"),
+    ({"quant_method": "fbgemm_fp8"}, "fp8-channel"),
+    ({"quant_method": "awq", "w_bit": 4, "q_group_size": 128}, "int4-g128"),
+    ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "int8"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+    ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}}, "mxfp4"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}}}, "fp8-channel"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "format"), QUANTISED)
+def test_checkpoint_formats(config: dict[str, Any], format: str) -> None:
+    model = read(quantization_config=config)
+    assert model.native["mlp"] == format
+    assert model.native["embedding"] == model.native["small"] == "bf16"
+
+
+def test_modules_left_alone_stay_wide() -> None:
+    model = read(quantization_config={"quant_method": "fp8", "modules_to_not_convert": ["model.layers.*.self_attn"]})
+    assert model.native["attention"] == model.native["output"] == "bf16"
+    assert model.native["mlp"] == "fp8"
+
+
+def test_experts_alone_are_quantised_where_the_config_says_so(catalog: Catalog) -> None:
+    for name, format in (("gpt-oss-120b", "mxfp4-a8"), ("kimi-k2.5", "int4-g32"), ("deepseek-v4-flash", "mxfp4-a8")):
+        native = catalog.model(name).native
+        assert native["experts"] == native["experts_down"] == format
+        assert native["attention"] != format
+
+
+def test_a_directory_and_a_file_read_alike(tmp_path: Path) -> None:
+    (tmp_path / "My Model").mkdir()
+    file = tmp_path / "My Model" / "config.json"
+    file.write_text(json.dumps(LLAMA))
+    assert read_model_path(file.parent) == read_model_path(file)
+    assert read_model_path(file).id == "my-model"
+
+
+def test_a_model_can_be_added_and_read_back(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA))
+    text = model_file_text(file, id="mine", name="Mine", aliases=("me/mine",), source='a "source"', date="2026-11-01")
+    assert "bos_token_id" not in text
+    kept = tmp_path / "mine.toml"
+    kept.write_text(text)
+    model = read_model_file(kept)
+    assert (model.parameters, model.source, model.aliases) == (8030261248, 'a "source"', ("me/mine",))
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        (lambda t: t.replace("[config]", "[config]\ncolour = 1"), "config.colour"),
+        (lambda t: t.replace('source = "s"', ""), "source"),
+        (lambda t: t.replace('date = "2026-11-01"', 'date = "2026"'), "date"),
+        (lambda t: t.replace('id = "mine"', 'id = "yours"'), "id"),
+        (lambda t: t.replace("hidden_size = 4096", ""), "config.hidden_size"),
+        (lambda t: t.replace('name = "Mine"', 'name = "Mine"\nprice = 3'), "price"),
+    ],
+)
+def test_a_broken_model_file_names_the_key(change: Any, key: str, tmp_path: Path) -> None:
+    source = tmp_path / "config.json"
+    source.write_text(json.dumps(LLAMA))
+    text = model_file_text(source, id="mine", name="Mine", aliases=(), source="s", date="2026-11-01")
+    broken = change(text)
+    assert broken != text
+    file = tmp_path / "mine.toml"
+    file.write_text(broken)
+    with pytest.raises(BadData) as error:
+        read_model_file(file)
+    assert error.value.key == key
+
+
+@pytest.mark.parametrize(("content", "reason"), [("{", "not valid JSON"), ("[]", "one JSON object"), ("\xff", "UTF-8")])
+def test_a_broken_json(content: str, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(content.encode("latin-1"))
+    with pytest.raises(BadData, match=reason):
+        load_config(file)
+
+
+def test_a_missing_file_and_a_bad_id(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="no such file"):
+        load_config(tmp_path / "absent")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    with pytest.raises(BadInput, match="cannot be a catalog id"):
+        model_file_text(tmp_path / "config.json", id="../x", name="x", aliases=(), source="s", date="2026-01")
+
+
+def test_mha_without_kv_heads_and_tied_embeddings() -> None:
+    mha = read(num_key_value_heads=...)
+    assert mha.kv_heads == 32
+    tied = read(tie_word_embeddings=True)
+    assert tied.parameters == 8030261248 - 128256 * 4096
+    assert tied.active_parameters == read().active_parameters
+
+
+def test_every_shipped_model_reads(catalog: Catalog) -> None:
+    assert len(catalog.models) == 31

@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import pytest
+
+from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.catalog.precision import PRECISIONS, more_bits_layers
+from crosstie.catalog.prices import COLUMNS, read_prices
+from crosstie.core.errors import BadData, BadInput, UnknownName
+from crosstie.perf.memory import weight_bytes
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_every_precision_resolves_for_every_model(catalog: Catalog, name: str) -> None:
+    for model in catalog.models.values():
+        assert weight_bytes(model, catalog.precision(model, name)) > 0
+
+
+def test_more_bits_is_never_smaller(catalog: Catalog) -> None:
+    model = catalog.model("llama-3.1-70b")
+    sizes = [
+        weight_bytes(model, catalog.precision(model, p)) for p in ("q4_k_m", "q5_k_m", "q6_k", "fp8", "q8_0", "bf16")
+    ]
+    assert sizes == sorted(sizes)
+    assert weight_bytes(model, catalog.precision(model, "mxfp4")) < weight_bytes(
+        model, catalog.precision(model, "nvfp4")
+    )
+
+
+def test_scales_are_counted(catalog: Catalog) -> None:
+    formats = catalog.formats
+    assert formats["mxfp4"].bits == 4.25
+    assert formats["nvfp4"].bits == 4.5
+    assert formats["q4_k"].bytes * 256 == 144
+    assert formats["q6_k"].bytes * 256 == 210
+    assert formats["q8_0"].bytes * 32 == 34
+    assert formats["fp8-block"].bits == 8 + 32 / 128**2
+
+
+def test_llama_cpp_gives_half_of_the_layers_more_bits() -> None:
+    assert more_bits_layers(32) == 16
+    assert more_bits_layers(80) == 40
+
+
+def test_unknown_precision(catalog: Catalog) -> None:
+    with pytest.raises(UnknownName, match="fp8"):
+        catalog.precision(catalog.model("llama-3.1-8b"), "fp9")
+
+
+def test_stack_must_run_on_the_vendor(catalog: Catalog) -> None:
+    with pytest.raises(BadInput, match="TensorRT-LLM does not run on mi300x"):
+        catalog.stack_for(catalog.accelerator("mi300x"), "tensorrt-llm")
+    assert catalog.stack_for(catalog.accelerator("rx-7900-xtx"), "llama.cpp").id == "llama.cpp"
+
+
+ROW = "mi300x,acme,on-demand,2.0,USD/h,claimed,2026-01,somebody,"
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (ROW.replace("mi300x", "mi999"), "not in the catalog"),
+        (ROW.replace("on-demand", "gift"), "kind 'gift'"),
+        (ROW.replace("2.0", "two"), "not a number"),
+        (ROW.replace("2.0", "20000"), "slip of unit"),
+        (ROW.replace("USD/h", "USD"), "slip of unit"),
+        (ROW.replace("claimed", "hoped"), "basis 'hoped'"),
+        (ROW.replace("somebody", ""), "source is empty"),
+        (ROW.replace("2026-01", "now"), "not a date"),
+    ],
+)
+def test_a_bad_price_names_its_line(row: str, reason: str, tmp_path: Path, catalog: Catalog) -> None:
+    file = tmp_path / "prices.csv"
+    file.write_text(f"{','.join(COLUMNS)}\n{row}\n")
+    with pytest.raises(BadData, match=reason) as error:
+        read_prices(file, catalog.accelerators)
+    assert error.value.key == "line 2"
+
+
+def test_price_columns_are_checked(tmp_path: Path, catalog: Catalog) -> None:
+    file = tmp_path / "prices.csv"
+    file.write_text("accelerator,price\n")
+    with pytest.raises(BadData, match="columns must be"):
+        read_prices(file, catalog.accelerators)
+
+
+def test_a_user_catalog_replaces_shipped_files(tmp_path: Path) -> None:
+    (tmp_path / "stacks").mkdir()
+    text = (SHIPPED / "stacks" / "vllm.toml").read_text().replace("value = 0.9,", "value = 0.8,")
+    (tmp_path / "stacks" / "vllm.toml").write_text(text)
+    assert Catalog([tmp_path]).stack("vllm").memory_fraction.value == 0.8
+
+
+def test_nearer_constants_win(catalog: Catalog) -> None:
+    mi325x, h200 = (catalog.efficiency(catalog.accelerator(name)) for name in ("mi325x", "h200"))
+    assert mi325x.scope["compute.bf16"] == "mi325x"
+    assert mi325x.scope["compute.fp8"] == "cdna3"
+    assert mi325x.scope["link"] == "mesh"
+    assert h200.scope["kernel"] == "hopper"
+    assert h200.scope["compute.fp4"] == "default"

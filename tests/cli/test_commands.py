@@ -1,0 +1,233 @@
+"""The command line as a user meets it: answers, JSON, exit status, and one line for every mistake."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Command
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "vocab_size": 1000, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+def test_fit_answers(crosstie: Command) -> None:
+    got = crosstie("fit", "llama-3.1-70b", "--on", "mi300x,h100-sxm")
+    assert got.status == 0
+    assert "weights 141.1 GB" in got.out
+    assert "320.0 KiB a token" in got.out
+    assert re.search(r"\* mi300x +bf16 +1 +TP1", got.out)
+    assert re.search(r"\* h100-sxm +bf16 +2 +TP2", got.out)
+
+
+def test_fit_as_json(crosstie: Command) -> None:
+    got = json.loads(crosstie("fit", "deepseek-v3", "--on", "mi355x", "--kv", "fp8", "--json").out)
+    assert got["parameters"] == 671_026_419_200
+    assert got["sizes"][0]["kv_bytes_per_token"] == 61 * 576
+    first = got["placements"][0]
+    assert (first["accelerator"], first["fewest"], first["fits"]) == ("mi355x", True, True)
+    assert first["weight_bytes_per_gpu"] + first["engine_bytes_per_gpu"] + first[
+        "kv_bytes_left_per_gpu"
+    ] == pytest.approx(first["memory_bytes"])
+
+
+def test_fit_on_everything(crosstie: Command) -> None:
+    got = json.loads(crosstie("fit", "llama-3.1-8b", "--json").out)
+    assert len({p["accelerator"] for p in got["placements"]}) == 17
+    only = json.loads(crosstie("fit", "llama-3.1-8b", "--stack", "tensorrt-llm", "--json").out)
+    assert not any(p["accelerator"].startswith("mi") for p in only["placements"])
+
+
+def test_status_1_when_nothing_fits(crosstie: Command) -> None:
+    assert crosstie("fit", "kimi-k3", "--on", "rtx-4090").status == 1
+    got = crosstie("compare", "kimi-k3", "--on", "rtx-4090", "--json")
+    assert got.status == 1
+    assert json.loads(got.out)["entries"][0]["estimate"] is None
+
+
+def test_compare_answers(crosstie: Command) -> None:
+    got = crosstie(
+        "compare", "llama-3.1-70b", "--on", "mi300x,h200", "--input", "4096", "--output", "1024", "--concurrency", "64"
+    )
+    assert got.status == 0
+    for word in (
+        "TTFT",
+        "TPOT",
+        "requests that fit",
+        "decode bound by",
+        "of its roofline",
+        "its ceiling",
+        "uncalibrated",
+    ):
+        assert word in got.out
+    assert "h200 gives" in got.out
+    assert "\x1b" not in got.out
+
+
+def test_compare_as_json(crosstie: Command) -> None:
+    got = json.loads(
+        crosstie("compare", "mixtral-8x7b", "--on", "mi300x,h200", "--tp", "2", "--stack", "sglang", "--json").out
+    )
+    assert got["load"] == {"concurrency": 64, "input_tokens": 4096, "output_tokens": 1024}
+    estimate = got["entries"][0]["estimate"]
+    assert estimate["output_tokens_per_s"] == pytest.approx(2 * estimate["output_tokens_per_s_per_gpu"])
+    assert got["entries"][0]["deployment"]["stack"] == "sglang"
+    assert len(got["verdicts"]) == 1
+
+
+def test_a_number_and_its_source_in_one_command(crosstie: Command) -> None:
+    got = crosstie("catalog", "show", "h100-sxm", "dense.fp8")
+    assert got.status == 0
+    assert "1,979 TFLOP/s" in got.out
+    assert "spec" in got.out
+    facts = json.loads(crosstie("catalog", "show", "b200", "memory.bandwidth", "--json").out)["facts"]
+    assert facts[0]["value"] == 7.7
+    assert any("another source says 8 TB/s" in note for note in facts[0]["notes"])
+
+
+@pytest.mark.parametrize("kind", ["accelerators", "models", "stacks", "formats", "precisions", "prices"])
+def test_lists(crosstie: Command, kind: str) -> None:
+    assert crosstie("catalog", "list", kind).status == 0
+    assert len(json.loads(crosstie("catalog", "list", kind, "--json").out)) >= 4
+
+
+def test_prices_of_some(crosstie: Command) -> None:
+    got = json.loads(crosstie("catalog", "list", "prices", "--on", "mi300x", "--json").out)
+    assert got
+    assert {row["accelerator"] for row in got} == {"mi300x"}
+
+
+def test_models_and_stacks_show_their_sources(crosstie: Command) -> None:
+    assert "config.json" in crosstie("catalog", "show", "llama-3.1-70b").out
+    assert "0.9 fraction" in crosstie("catalog", "show", "vllm").out
+
+
+def test_add_a_model_then_use_it(crosstie: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    assert crosstie("fit", str(folder), "--on", "h200", "--context", "100").status == 0
+    added = crosstie("catalog", "add", str(folder), "--source", "a test", "--date", "2026-11-01")
+    assert added.status == 0
+    assert crosstie("fit", "tiny", "--on", "h200", "--context", "100").status == 0
+    again = crosstie("catalog", "add", str(folder))
+    assert again.status == 2
+    assert "--force" in again.err
+    assert crosstie("catalog", "add", str(folder), "--force").status == 0
+    assert "a test" not in crosstie("catalog", "show", "tiny").out
+
+
+def test_add_an_accelerator_then_use_it(crosstie: Command, tmp_path: Path) -> None:
+    import crosstie.catalog.library as library
+
+    text = (library.SHIPPED / "accelerators" / "h200.toml").read_text().replace('id = "h200"', 'id = "h999"')
+    file = tmp_path / "h999.toml"
+    file.write_text(re.sub(r"(?m)^aliases = .*$", "aliases = []", text))
+    assert crosstie("compare", "llama-3.1-8b", "--on", f"{file},h200").status == 0
+    assert crosstie("catalog", "check", str(file)).out == f"{file}: good\n"
+    assert crosstie("catalog", "add", str(file)).status == 0
+    got = crosstie("compare", "llama-3.1-8b", "--on", "h999,h200")
+    assert "within 3%" in got.out
+    assert "h999" in crosstie("catalog", "list").out
+
+
+def test_a_bad_addition_leaves_nothing(crosstie: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 0}))
+    assert crosstie("catalog", "add", str(folder)).status == 2
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    assert crosstie("catalog", "add", str(folder), "--date", "yesterday").status == 2
+    assert not list((tmp_path / "user-catalog").rglob("*.toml"))
+
+
+def test_the_whole_catalog_checks(crosstie: Command) -> None:
+    assert crosstie("catalog", "check").out.startswith("good: 17 accelerators, 31 models, 4 stacks")
+
+
+MISTAKES = {
+    "unknown accelerator": (["fit", "llama-3.1-8b", "--on", "mi300xx"], "Did you mean mi300x"),
+    "unknown model": (["fit", "llama-3.1-80b"], "unknown model 'llama-3.1-80b'"),
+    "unknown stack": (["fit", "llama-3.1-8b", "--stack", "vlm"], "Did you mean vllm"),
+    "unknown precision": (["fit", "llama-3.1-8b", "--on", "h200", "--precision", "fp9"], "unknown precision 'fp9'"),
+    "unknown command": (["fits"], "No such command"),
+    "unknown option": (["fit", "llama-3.1-8b", "--onn", "h200"], "--onn"),
+    "no accelerators": (["compare", "llama-3.1-8b"], "--on"),
+    "empty list": (["compare", "llama-3.1-8b", "--on", ","], "names no accelerator"),
+    "not a number": (["fit", "llama-3.1-8b", "--context", "much"], "much"),
+    "negative input": (["compare", "llama-3.1-8b", "--on", "h200", "--input", "-1"], "--input -1"),
+    "zero context": (["fit", "llama-3.1-8b", "--context", "0"], "--context 0"),
+    "context too long": (["fit", "qwen3-8b", "--context", "1000000"], "beyond the 40960"),
+    "odd tp": (["compare", "llama-3.1-70b", "--on", "h200", "--tp", "3"], "does not divide the 64 attention heads"),
+    "tp zero": (["compare", "llama-3.1-70b", "--on", "h200", "--tp", "0"], "must be at least 1"),
+    "missing directory": (["fit", "./nowhere/config.json"], "no such file"),
+    "missing accelerator file": (["fit", "llama-3.1-8b", "--on", "nowhere.toml"], "no such accelerator file"),
+    "wrong vendor": (
+        ["compare", "llama-3.1-8b", "--on", "mi300x", "--stack", "tensorrt-llm"],
+        "does not run on mi300x",
+    ),
+    "nothing to show": (["catalog", "show", "mi30x"], " or mi300x"),
+    "no such key": (["catalog", "show", "mi300x", "dense.fp3"], "no key 'dense.fp3'"),
+    "prices only": (["catalog", "list", "models", "--on", "h200"], "list prices"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line_and_status_2(crosstie: Command, case: str) -> None:
+    arguments, words = MISTAKES[case]
+    got = crosstie(*arguments)
+    assert got.status == 2
+    assert got.out == ""
+    assert words in got.err
+    assert got.err.startswith("crosstie: ")
+    assert got.err.count("\n") == 1
+    assert "Traceback" not in got.err
+
+
+def test_a_broken_user_file_is_named(crosstie: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "user-catalog" / "accelerators"
+    folder.mkdir(parents=True)
+    (folder / "mine.toml").write_text('id = "mine"\nspeed = 3\n')
+    got = crosstie("catalog", "list")
+    assert got.status == 2
+    assert "mine.toml: speed: unknown key" in got.err
+
+
+def test_help_teaches_and_stays_light() -> None:
+    """No numpy and no rich for --help: that is what keeps it quick."""
+    code = "import sys; sys.argv=['crosstie','--help']\nfrom crosstie.cli.main import run\ntry: run()\nexcept SystemExit: pass\nprint([m for m in ('numpy','rich','msgspec') if m in sys.modules])"
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "crosstie compare llama-3.1-70b" in got.stdout
+    assert "Exit status" in got.stdout
+    assert got.stdout.rstrip().endswith("[]")
+
+
+@pytest.mark.parametrize("command", [[], ["fit"], ["compare"], ["catalog"], ["catalog", "show"], ["catalog", "add"]])
+def test_every_command_has_help(crosstie: Command, command: list[str]) -> None:
+    got = crosstie(*command, "--help")
+    assert got.status == 0
+    assert "Usage" in got.out
+
+
+def test_as_a_module_into_a_closed_pipe() -> None:
+    """`crosstie ... | head -1` ends without a traceback."""
+    script = f"{sys.executable} -m crosstie catalog list prices --json | head -1"
+    got = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, env={**os.environ, "CROSSTIE_CATALOG": "/nonexistent"}
+    )
+    assert got.stdout == "[\n"
+    assert "Traceback" not in got.stderr
+
+
+def test_no_color_is_respected() -> None:
+    env = {**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "1", "CROSSTIE_CATALOG": "/nonexistent"}
+    got = subprocess.run(
+        [sys.executable, "-m", "crosstie", "catalog", "list", "stacks"], capture_output=True, text=True, env=env
+    )
+    assert re.search(r"\x1b\[[0-9;]*3[0-9]", got.stdout) is None

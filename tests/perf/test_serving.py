@@ -1,0 +1,150 @@
+"""Steady state: limits that can be worked out, and laws that any queue obeys."""
+
+import numpy as np
+import pytest
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Parallelism
+from crosstie.core.errors import BadInput
+from crosstie.perf.estimate import estimate, estimates
+from crosstie.perf.hardware import Hardware
+from crosstie.perf.serving import serve, single_stream_ceiling
+from crosstie.perf.step import shape, step
+
+
+def hardware(
+    catalog: Catalog, model: str = "llama-3.1-8b", accelerator: str = "h200", stack: str | None = None, **split: int
+) -> Hardware:
+    one = catalog.deployment(catalog.model(model), catalog.accelerator(accelerator), Parallelism(**split), stack=stack)
+    return Hardware([one])
+
+
+def test_one_client_gets_a_step_a_token_and_its_own_prefill(catalog: Catalog) -> None:
+    machine = hardware(catalog)
+    alone = serve(machine, 1, 1000, 500)
+    decode = step(machine, shape(1, 1250)).total_s
+    prefill = step(machine, shape(prefill_tokens=1000)).total_s
+    assert float(alone.tpot_s[0, 0]) == pytest.approx(float(decode[0, 0]), rel=0.02)
+    assert float(alone.ttft_s[0, 0]) == pytest.approx(0.030 + float(prefill[0, 0]), rel=0.05)
+
+
+def test_a_long_prompt_is_prefilled_in_chunks(catalog: Catalog) -> None:
+    machine = hardware(catalog)
+    chunks = [
+        float(step(machine, shape(prefill_tokens=8192, prefill_start=s)).total_s[0, 0]) for s in range(0, 65536, 8192)
+    ]
+    got = float(serve(machine, 1, 65536, 2).ttft_s[0, 0])
+    assert got == pytest.approx(0.030 + sum(chunks), rel=0.05)
+
+
+def test_littles_law_holds(catalog: Catalog) -> None:
+    for stack in ("vllm", "sglang", "tensorrt-llm"):
+        concurrency = np.array([1, 8, 64, 512, 5000])
+        got = serve(hardware(catalog, stack=stack), concurrency, 2048, 256)
+        inside = got.requests_per_s * (got.ttft_s + 255 * got.tpot_s)
+        np.testing.assert_allclose(inside[0], concurrency, rtol=1e-6)
+
+
+def test_more_clients_than_memory_wait_in_front(catalog: Catalog) -> None:
+    got = serve(hardware(catalog, "llama-3.1-70b", "mi300x"), np.array([10, 100]), 8000, 192)
+    assert got.capacity_binds.tolist() == [[False, True]]
+    room = float(got.concurrency_that_fits[0, 0])
+    # 41.2 GB of cache at 320 KiB a token and a mean length of 8,096.
+    assert room == pytest.approx(41.2e9 / 327680 / 8096, rel=0.01)
+    assert float(got.ttft_s[0, 1]) > 3 * float(got.ttft_s[0, 0])
+    assert float(got.output_tokens_per_s[0, 1]) < 1.5 * float(got.output_tokens_per_s[0, 0])
+
+
+def test_engines_that_prefill_first_stall_decode(catalog: Catalog) -> None:
+    mixed, first = (
+        serve(hardware(catalog, "llama-3.1-70b", "mi355x", stack=s), 64, 4096, 256) for s in ("vllm", "sglang")
+    )
+    assert float(first.tpot_s[0, 0]) > 1.02 * float(mixed.tpot_s[0, 0])
+
+
+def test_saturated_prefill_sets_the_rate(catalog: Catalog) -> None:
+    """Long prompts and two tokens: throughput is what prefill alone can do."""
+    machine = hardware(catalog)
+    got = serve(machine, 200, 8192, 2)
+    prefill = float(step(machine, shape(prefill_tokens=8192)).total_s[0, 0])
+    assert float(got.requests_per_s[0, 0]) == pytest.approx(1 / prefill, rel=0.15)
+    assert float(got.ttft_s[0, 0]) > 100 * prefill
+
+
+def test_a_pipeline_adds_throughput_and_not_speed(catalog: Catalog) -> None:
+    one = serve(hardware(catalog, "llama-3.1-70b", "mi300x", tp=4), np.array([1, 256]), 512, 512)
+    two = serve(hardware(catalog, "llama-3.1-70b", "mi300x", tp=4, pp=2), np.array([1, 256]), 512, 512)
+    assert float(two.tpot_s[0, 0]) >= float(one.tpot_s[0, 0])
+    assert float(two.output_tokens_per_s[0, 1]) > 1.2 * float(one.output_tokens_per_s[0, 1])
+
+
+def test_arrays_and_single_points_agree(catalog: Catalog) -> None:
+    machine = hardware(catalog, "deepseek-v3", "mi355x", tp=8)
+    concurrency, inputs = np.array([1, 16, 300]), np.array([100, 5000, 900])
+    together = serve(machine, concurrency, inputs, 64)
+    for i in range(3):
+        alone = serve(machine, concurrency[i], inputs[i], 64)
+        assert float(alone.tpot_s[0, 0]) == pytest.approx(float(together.tpot_s[0, i]))
+        assert float(alone.ttft_s[0, 0]) == pytest.approx(float(together.ttft_s[0, i]))
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "inputs", "outputs", "name"),
+    [(0, 1, 1, "concurrency"), (1, 0, 1, "input"), (1, 1, 0, "output"), (1, float("nan"), 1, "input")],
+)
+def test_nonsense_is_refused(catalog: Catalog, concurrency: float, inputs: float, outputs: float, name: str) -> None:
+    with pytest.raises(BadInput, match=name):
+        serve(hardware(catalog), concurrency, inputs, outputs)
+
+
+def test_estimates_refuse_what_cannot_run(catalog: Catalog) -> None:
+    big = catalog.deployment(catalog.model("llama-3.1-70b"), catalog.accelerator("h100-sxm"))
+    with pytest.raises(BadInput, match="no room for the cache"):
+        estimate(big, concurrency=1, input_tokens=10, output_tokens=10)
+    small = catalog.deployment(catalog.model("qwen3-8b"), catalog.accelerator("h100-sxm"))
+    with pytest.raises(BadInput, match="exceed the context"):
+        estimate(small, concurrency=1, input_tokens=40960, output_tokens=10)
+
+
+def test_bounds_and_fractions(catalog: Catalog) -> None:
+    model = catalog.model("llama-3.1-70b")
+    cases = {
+        "memory bandwidth": (catalog.deployment(model, catalog.accelerator("mi300x")), 1),
+        "memory capacity": (catalog.deployment(model, catalog.accelerator("mi300x")), 500),
+        "host": (
+            catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("b200"), Parallelism(tp=8)),
+            256,
+        ),
+    }
+    for wanted, (deployment, concurrency) in cases.items():
+        got = estimate(deployment, concurrency=concurrency, input_tokens=1024, output_tokens=256)
+        assert got.decode_bound == wanted
+        assert 0 < got.decode_roofline_fraction <= 1
+        assert 0 < got.prefill_roofline_fraction <= 1
+        assert got.single_stream_tokens_per_s < got.single_stream_ceiling_tokens_per_s
+    compute = estimate(cases["memory bandwidth"][0], concurrency=1, input_tokens=8192, output_tokens=16)
+    assert compute.prefill_bound == "compute"
+    cards = catalog.deployment(model, catalog.accelerator("l40s"), Parallelism(tp=8))
+    got = estimate(cards, concurrency=1, input_tokens=8192, output_tokens=16)
+    assert got.prefill_bound == "interconnect"
+
+
+def test_a_token_costs_what_its_parts_cost(catalog: Catalog) -> None:
+    """At one client the bill of a token adds up to the time that its request takes."""
+    one = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("h200"))
+    got = estimate(one, concurrency=1, input_tokens=4096, output_tokens=100)
+    bill = 100 * sum(got.gpu_s_per_token.values())
+    assert bill == pytest.approx(got.ttft_s - 0.030 + 100 * got.tpot_s, rel=0.03)
+
+
+def test_several_estimates_are_those_of_each(catalog: Catalog) -> None:
+    model = catalog.model("llama-3.1-8b")
+    deployments = [catalog.deployment(model, catalog.accelerator(name)) for name in ("h200", "mi300x")]
+    together = estimates(deployments, concurrency=16, input_tokens=512, output_tokens=64)
+    for one, got in zip(deployments, together, strict=True):
+        assert estimate(one, concurrency=16, input_tokens=512, output_tokens=64).tpot_s == pytest.approx(got.tpot_s)
+
+
+def test_ceiling() -> None:
+    assert single_stream_ceiling(10e9, 1e12) == 100
+    assert single_stream_ceiling(10e9, 1e12, gpus=4) == 400

@@ -1,0 +1,137 @@
+"""What must hold for any silicon and any load: better hardware is never slower, more work never faster."""
+
+import msgspec
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Parallelism
+from crosstie.perf.hardware import Hardware
+from crosstie.perf.memory import memory_plan
+from crosstie.perf.serving import serve
+from crosstie.perf.step import StepCost, shape, step
+
+CATALOG = Catalog([])
+MODELS = sorted(CATALOG.models)
+ACCELERATORS = sorted(CATALOG.accelerators)
+
+models = st.sampled_from(MODELS)
+accelerators = st.sampled_from(ACCELERATORS)
+batches = st.integers(1, 600)
+contexts = st.integers(1, 40_000)
+settled = settings(max_examples=60, deadline=None)
+
+
+def better(accelerator: Accelerator, what: str, factor: float) -> Accelerator:
+    replace = msgspec.structs.replace
+    if what == "bandwidth":
+        memory = accelerator.memory
+        return replace(
+            accelerator,
+            memory=replace(memory, bandwidth=replace(memory.bandwidth, value=memory.bandwidth.value * factor)),
+        )
+    if what == "compute":
+        dense = {name: replace(fact, value=fact.value * factor) for name, fact in accelerator.dense.items()}
+        return replace(accelerator, dense=dense)
+    up = accelerator.scale_up
+    return replace(
+        accelerator, scale_up=replace(up, bandwidth=replace(up.bandwidth, value=up.bandwidth.value * factor))
+    )
+
+
+def cost(model: str, accelerator: Accelerator, split: Parallelism, *args: float) -> StepCost:
+    return step(Hardware([CATALOG.deployment(CATALOG.model(model), accelerator, split)]), shape(*args))
+
+
+@settled
+@given(
+    models,
+    accelerators,
+    st.sampled_from(["bandwidth", "compute", "link"]),
+    st.floats(1.0, 4.0),
+    batches,
+    contexts,
+    st.integers(0, 8192),
+)
+def test_better_hardware_is_never_slower(
+    model: str, name: str, what: str, factor: float, batch: int, context: int, prefill: int
+) -> None:
+    accelerator = CATALOG.accelerator(name)
+    split = Parallelism(tp=min(2, accelerator.domain))
+    before = cost(model, accelerator, split, batch, context, prefill).total_s
+    after = cost(model, better(accelerator, what, factor), split, batch, context, prefill).total_s
+    assert float(after[0, 0]) <= float(before[0, 0]) * (1 + 1e-12)
+
+
+@settled
+@given(models, accelerators, batches, batches, contexts, contexts, st.integers(0, 8192))
+def test_more_work_is_never_faster(
+    model: str, name: str, batch: int, more: int, context: int, longer: int, prefill: int
+) -> None:
+    accelerator, split = CATALOG.accelerator(name), Parallelism()
+    base = float(cost(model, accelerator, split, batch, context, prefill).total_s[0, 0])
+    assert float(cost(model, accelerator, split, batch + more, context, prefill).total_s[0, 0]) >= base
+    assert float(cost(model, accelerator, split, batch, context, prefill + more).total_s[0, 0]) >= base
+    # Llama-4 drops its chunk at a boundary, so a longer context can be cheaper there.
+    if not model.startswith("llama-4"):
+        assert float(cost(model, accelerator, split, batch, context + longer, prefill).total_s[0, 0]) >= base * (
+            1 - 1e-12
+        )
+
+
+@settled
+@given(models, accelerators, batches, contexts, st.integers(0, 8192))
+def test_nothing_beats_its_roofline(model: str, name: str, batch: int, context: int, prefill: int) -> None:
+    found = cost(model, CATALOG.accelerator(name), Parallelism(), batch, context, prefill)
+    assert float(found.ideal_s[0, 0]) <= float(found.gpu_s[0, 0])
+    for part in (found.compute_s, found.memory_s, found.interconnect_s, found.host_s):
+        assert float(part[0, 0]) >= 0
+
+
+@settled
+@given(
+    models,
+    st.sampled_from(["vllm", "sglang"]),
+    st.integers(1, 2000),
+    st.integers(1, 30_000),
+    st.integers(1, 2000),
+    st.integers(0, 3),
+)
+def test_requests_are_conserved(model: str, stack: str, clients: int, inputs: int, outputs: int, power: int) -> None:
+    found = CATALOG.model(model)
+    if found.heads % 2**power or (found.kv_heads % 2**power and 2**power % found.kv_heads):
+        return
+    one = CATALOG.deployment(found, CATALOG.accelerator("mi355x"), Parallelism(tp=2**power), stack=stack)
+    if not memory_plan(one).fits:
+        return
+    got = serve(Hardware([one]), clients, inputs, outputs)
+    inside = got.requests_per_s * (got.ttft_s + (outputs - 1) * got.tpot_s)
+    np.testing.assert_allclose(inside, clients, rtol=1e-6)
+    assert float(got.decoding[0, 0]) <= clients + 1e-9
+    assert float(got.ttft_s[0, 0]) > 0
+    assert np.isfinite(got.tpot_s).all()
+    assert float(got.output_tokens_per_s[0, 0]) * (1 + 1e-9) >= float(got.requests_per_s[0, 0])
+
+
+@settled
+@given(models, accelerators, contexts, contexts)
+def test_a_longer_context_never_takes_less_cache(model: str, name: str, context: int, more: int) -> None:
+    found = CATALOG.model(model)
+    assert found.cache_bytes(context + more) >= found.cache_bytes(context)
+    assert found.cache_bytes(context, 1.0) <= found.cache_bytes(context, 2.0)
+
+
+@settled
+@given(models, st.sampled_from(["bf16", "fp8", "nvfp4", "q4_k_m"]))
+def test_a_gpu_never_holds_more_than_the_model(model: str, precision: str) -> None:
+    found = CATALOG.model(model)
+    whole = None
+    for power in range(4):
+        if found.heads % 2**power or (found.kv_heads % 2**power and 2**power % found.kv_heads):
+            continue
+        one = CATALOG.deployment(found, CATALOG.accelerator("mi355x"), Parallelism(tp=2**power), precision)
+        weights = memory_plan(one).weight_bytes
+        assert whole is None or weights <= whole
+        whole = weights

@@ -1,0 +1,57 @@
+"""What the README shows is what the commands print."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for body in re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL):
+            found.append((page.name, body))
+    return found
+
+
+def tidy(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.strip().splitlines() if line.strip())
+
+
+CONSOLE = blocks("console")
+PYTHON = blocks("python")
+
+
+def test_there_are_snippets() -> None:
+    assert len(CONSOLE) >= 3
+    assert len(PYTHON) >= 1
+
+
+@pytest.mark.parametrize(("page", "body"), CONSOLE, ids=range(len(CONSOLE)))
+def test_console_snippets_print_what_they_show(page: str, body: str, tmp_path: Path) -> None:
+    """Each `$ crosstie ...` line, then its output; `...` stands for lines left out."""
+    env = {**os.environ, "CROSSTIE_CATALOG": str(tmp_path)}
+    for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        words = shlex.split(command)
+        assert words[0] == "crosstie", f"{page}: only crosstie commands are run"
+        got = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, env=env, cwd=ROOT)
+        printed = tidy(got.stdout + got.stderr)
+        rest = printed
+        for piece in re.split(r"^\.\.\.$", tidy(shown), flags=re.MULTILINE):
+            assert piece.strip() in rest, f"{page}: `{command}` prints\n{printed}"
+            rest = rest.split(piece.strip(), 1)[1]
+
+
+@pytest.mark.parametrize(("page", "body"), PYTHON, ids=range(len(PYTHON)))
+def test_python_snippets_run(page: str, body: str) -> None:
+    names: dict[str, object] = {}
+    exec(compile(body, page, "exec"), names)
+    assert names
