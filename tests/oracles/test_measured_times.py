@@ -109,5 +109,5 @@ def test_llama_on_eight_mi300x(catalog: Catalog) -> None:
     found = np.array(ratios)
     assert len(found) == 28
     assert float(np.median(np.abs(found - 1))) < 0.10
-    assert 0.65 < float(found.min())
+    assert float(found.min()) > 0.65
     assert float(found.max()) < 1.35

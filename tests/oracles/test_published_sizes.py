@@ -50,6 +50,11 @@ def test_total_and_active_parameters(catalog: Catalog, name: str) -> None:
     assert model.active_parameters / 1e9 == pytest.approx(active, rel=0.06)
 
 
+@pytest.mark.parametrize(("name", "billions"), [("deepseek-v3", 11.61), ("deepseek-v3.2", 11.62), ("glm-5", 9.95), ("qwen3.5-397b-a17b", 6.60), ("deepseek-v4-flash", 6.61), ("llama-3.1-8b", 0)])
+def test_draft_layers_are_known_and_not_counted(catalog: Catalog, name: str, billions: float) -> None:
+    assert catalog.model(name).draft_parameters / 1e9 == pytest.approx(billions, rel=0.005)
+
+
 # Bytes of GGUF files on the Hugging Face hub; the rest of a file is its tokenizer and metadata.
 GGUF_FILES = {
     ("llama-3.1-8b", "q4_k_m"): 4_920_739_232,

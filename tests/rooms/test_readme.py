@@ -45,9 +45,10 @@ def test_console_snippets_print_what_they_show(page: str, body: str, tmp_path: P
         got = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, env=env, cwd=ROOT)
         printed = tidy(got.stdout + got.stderr)
         rest = printed
-        for piece in re.split(r"^\.\.\.$", tidy(shown), flags=re.MULTILINE):
-            assert piece.strip() in rest, f"{page}: `{command}` prints\n{printed}"
-            rest = rest.split(piece.strip(), 1)[1]
+        pieces = [piece.strip() for piece in re.split(r"^\.\.\.$", tidy(shown), flags=re.MULTILINE)]
+        for piece in filter(None, pieces):
+            assert piece in rest, f"{page}: `{command}` prints\n{printed}"
+            rest = rest.split(piece, 1)[1]
 
 
 @pytest.mark.parametrize(("page", "body"), PYTHON, ids=range(len(PYTHON)))

@@ -79,7 +79,7 @@ def test_public_names_resolve_and_are_typed() -> None:
     assert set(crosstie._HOME_OF) == set(crosstie.__all__)
     assert (SOURCE / "py.typed").exists()
     with pytest.raises(AttributeError, match="no name 'guess'"):
-        _ = crosstie.guess  # type: ignore[attr-defined]
+        _ = crosstie.guess
 
 
 def test_public_names_are_documented() -> None:

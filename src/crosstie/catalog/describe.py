@@ -104,6 +104,7 @@ def model_lines(catalog: Catalog, model: Model) -> list[Line]:
         read("stored_as", model.native_name),
         derived("parameters", model.parameters, "count"),
         derived("active_parameters", model.active_parameters, "count", "weights that a token multiplies by"),
+        derived("draft_parameters", model.draft_parameters, "count", "beside the model, for speculative decoding"),
         derived("kv_bytes_per_token", model.cache_bytes(8192) / 8192, "B", "16-bit cache, at 8,192 tokens, all layers"),
     ]
     lines += [derived(f"layer.{i}", f"{layer.count} x {layer.kind}") for i, layer in enumerate(model.layers)]

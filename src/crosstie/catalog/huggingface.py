@@ -366,7 +366,7 @@ def _experts_reader(
 
 def _draft(config: Config, hidden: int, layers: tuple[Layer, ...]) -> tuple[Tensor, ...]:
     """The multi-token-prediction module, as one more layer of the last kind and its entrance."""
-    count = config.get("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules") or 0
+    count = config.get("num_nextn_predict_layers", "mtp_num_hidden_layers") or 0
     if not count:
         return ()
     last = layers[-1]

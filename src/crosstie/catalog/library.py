@@ -174,6 +174,20 @@ class Catalog:
         return None
 
 
+def check_everything(catalog: Catalog) -> str:
+    """Reads every file and resolves every constant; what was found, or the first fault."""
+    for accelerator in catalog.accelerators.values():
+        catalog.efficiency(accelerator)
+    parts = {
+        "accelerators": len(catalog.accelerators),
+        "models": len(catalog.models),
+        "stacks": len(catalog.stacks),
+        "formats": len(catalog.formats),
+        "prices": len(catalog.prices),
+    }
+    return ", ".join(f"{count} {name}" for name, count in parts.items())
+
+
 def _by_id(nouns: Iterable[Noun]) -> dict[str, Noun]:
     found: dict[str, Noun] = {}
     owners: dict[str, str] = {}
@@ -204,6 +218,3 @@ def _existing(name: str, what: str) -> Path:
     if not path.is_file():
         raise BadInput(f"{name}: no such {what}")
     return path
-
-
-__all__ = ["SHIPPED", "Catalog", "user_directories", "user_directory"]

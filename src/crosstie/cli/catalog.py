@@ -9,7 +9,7 @@ import click
 
 from crosstie.catalog.accelerators import read_accelerator
 from crosstie.catalog.describe import Line, describe, overview
-from crosstie.catalog.library import Catalog, user_directory
+from crosstie.catalog.library import Catalog, check_everything, user_directory
 from crosstie.catalog.models import model_file_text, model_id, read_model_file
 from crosstie.catalog.prices import KINDS as PRICE_KINDS
 from crosstie.cli.show import console, json_option, print_json, table
@@ -106,15 +106,7 @@ def check_command(files: tuple[Path, ...]) -> int:
         _read_any(file)
         click.echo(f"{file}: good")
     if not files:
-        catalog = Catalog()
-        parts = catalog.accelerators, catalog.models, catalog.stacks, catalog.formats, catalog.prices
-        for accelerator in catalog.accelerators.values():
-            catalog.efficiency(accelerator)
-        counts = ", ".join(
-            f"{len(part)} {name}"
-            for part, name in zip(parts, ("accelerators", "models", "stacks", "formats", "prices"), strict=True)
-        )
-        click.echo(f"good: {counts}")
+        click.echo(f"good: {check_everything(Catalog())}")
     return 0
 
 

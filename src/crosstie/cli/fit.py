@@ -70,6 +70,9 @@ def show(result: Fit) -> None:
     )
     per_token = kibibytes(sizes.kv_bytes_per_token)
     out.print(f"  KV cache in {sizes.kv_format}: {per_token} a token at {result.context:,} tokens{state}")
+    if result.model.draft_parameters:
+        drafted = parameters(result.model.draft_parameters)
+        out.print(f"  not counted: {drafted} of draft weights (MTP), which only speculative decoding loads")
     columns = [("accelerator", "left"), ("precision", "left"), ("GPUs", "right"), ("layout", "left")]
     columns += [
         (heading, "right")
@@ -105,6 +108,7 @@ def to_json(result: Fit) -> dict[str, object]:
         "model": result.model.id,
         "parameters": result.model.parameters,
         "active_parameters": result.model.active_parameters,
+        "draft_parameters": result.model.draft_parameters,
         "context": result.context,
         "sizes": [sizes_json(sizes) for sizes in result.sizes],
         "placements": [placement_json(p) for p in result.placements],

@@ -131,6 +131,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         return sum(t.active_parameters * n for t, n in self.tensors() if t.role != "embedding" or t.kernel)
 
     @property
+    def draft_parameters(self) -> int:
+        """Weights beside the model that only speculative decoding loads."""
+        return sum(t.parameters for t in self.draft_tensors)
+
+    @property
     def is_moe(self) -> bool:
         return self.experts > 0
 
