@@ -50,7 +50,17 @@ def test_total_and_active_parameters(catalog: Catalog, name: str) -> None:
     assert model.active_parameters / 1e9 == pytest.approx(active, rel=0.06)
 
 
-@pytest.mark.parametrize(("name", "billions"), [("deepseek-v3", 11.61), ("deepseek-v3.2", 11.62), ("glm-5", 9.95), ("qwen3.5-397b-a17b", 6.60), ("deepseek-v4-flash", 6.61), ("llama-3.1-8b", 0)])
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("deepseek-v3", 11.61),
+        ("deepseek-v3.2", 11.62),
+        ("glm-5", 9.95),
+        ("qwen3.5-397b-a17b", 6.60),
+        ("deepseek-v4-flash", 6.61),
+        ("llama-3.1-8b", 0),
+    ],
+)
 def test_draft_layers_are_known_and_not_counted(catalog: Catalog, name: str, billions: float) -> None:
     assert catalog.model(name).draft_parameters / 1e9 == pytest.approx(billions, rel=0.005)
 
