@@ -20,30 +20,29 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     date: str
 
 
-class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured or published quantity: `value` in `unit`, and why anyone should believe it."""
+class Sourced(msgspec.Struct, frozen=True, kw_only=True):
+    """Why anyone should believe something, and what other sources say."""
 
-    value: float
-    unit: str
     basis: Basis
     source: str
     date: str
     note: str = ""
     chosen_because: str = ""
     alternatives: tuple[Alternative, ...] = ()
+
+
+class Fact(Sourced, frozen=True, kw_only=True):
+    """A measured or published quantity: `value` in `unit`."""
+
+    value: float
+    unit: str
 
     @property
     def si(self) -> float:
         return self.value * UNITS[self.unit].si
 
 
-class Label(msgspec.Struct, frozen=True, kw_only=True):
+class Label(Sourced, frozen=True, kw_only=True):
     """A sourced word, such as an instruction set or a number dialect."""
 
     value: str
-    basis: Basis
-    source: str
-    date: str
-    note: str = ""
-    chosen_because: str = ""
-    alternatives: tuple[Alternative, ...] = ()
