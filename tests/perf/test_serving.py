@@ -45,6 +45,28 @@ def test_littles_law_holds(catalog: Catalog) -> None:
         np.testing.assert_allclose(inside[0], concurrency, rtol=1e-6)
 
 
+def test_the_number_that_decode_reproduces_itself(catalog: Catalog) -> None:
+    """Over loads of every kind, from idle to saturated prefill."""
+    draw = np.random.default_rng(5)
+    size = 2000
+    clients, inputs = draw.integers(1, 800, size), np.exp(draw.uniform(3, 10, size)).round()
+    outputs = np.exp(draw.uniform(0.7, 8, size)).round()
+    for stack, worst in (("vllm", 0.05), ("tensorrt-llm", 0.05), ("sglang", 0.5)):
+        got = serve(hardware(catalog, "qwen3-32b", stack=stack), clients, inputs, outputs)
+        follows = got.requests_per_s * (outputs - 1) * got.tpot_s
+        miss = np.abs(follows / got.decoding - 1)
+        assert float(np.median(miss)) < 1e-3
+        assert float(np.quantile(miss, 0.99)) < worst
+
+
+def test_throughput_and_latency_grow_with_clients(catalog: Catalog) -> None:
+    clients = np.arange(1, 200)
+    for inputs, outputs in ((4096, 1024), (128, 2000), (20000, 4)):
+        got = serve(hardware(catalog, "llama-3.1-8b", "mi300x"), clients, inputs, outputs)
+        for rising in (got.output_tokens_per_s, got.tpot_s, got.ttft_s):
+            assert float((np.diff(rising[0]) / rising[0][:-1]).min()) > -1e-3
+
+
 def test_more_clients_than_memory_wait_in_front(catalog: Catalog) -> None:
     got = serve(hardware(catalog, "llama-3.1-70b", "mi300x"), np.array([10, 100]), 8000, 192)
     assert got.capacity_binds.tolist() == [[False, True]]

@@ -58,7 +58,7 @@ def spending(hardware: Hardware, steady: Steady, row: int, input_tokens: int, ou
     split = hardware.deployments[row].parallelism
     chunk = min(float(input_tokens), float(hardware.chunk_tokens[row, 0]))
     prefill_share = split.stage_gpus * input_tokens / chunk / output_tokens
-    decode_share = split.gpus / float(steady.decoding[row, 0])
+    decode_share = split.stage_gpus / max(float(steady.decoding[row, 0]) / split.pp, 1.0)
     found = {}
     for phase, cost, share in (("prefill", steady.prefill, prefill_share), ("decode", steady.decode, decode_share)):
         host = float((cost.total_s - cost.gpu_s)[row, 0])
