@@ -15,6 +15,7 @@ sequences decode, which is X Z: a root to find. A request that arrives while
 others run also waits for half a step, and pays what the engine's host takes per request.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -137,15 +138,12 @@ def _landmarks(hardware: Hardware, load: _Load) -> list[Array]:
 
 def _between(grid: list[Array], value: Array) -> list[Array]:
     """For each interval of the grid, how far into it the value lies: 0 before it, 1 after it."""
-    return [
-        np.clip((value - left) / np.maximum(right - left, 1e-12), 0.0, 1.0)
-        for left, right in zip(grid[:-1], grid[1:], strict=True)
-    ]
+    return [np.clip((value - left) / np.maximum(right - left, 1e-12), 0.0, 1.0) for left, right in pairwise(grid)]
 
 
 def _blend(values: list[Array], between: list[Array]) -> Array:
     total = values[0]
-    for left, right, share in zip(values[:-1], values[1:], between, strict=True):
+    for (left, right), share in zip(pairwise(values), between, strict=True):
         total = total + share * (right - left)
     return total
 
