@@ -41,6 +41,14 @@ def test_llama_cpp_gives_half_of_the_layers_more_bits() -> None:
     assert more_bits_layers(80) == 40
 
 
+def test_rows_that_blocks_do_not_divide_fall_back(catalog: Catalog) -> None:
+    gemma = catalog.model("gemma-4-26b-a4b")
+    stored = catalog.precision(gemma, "q4_k_m")
+    # 704 inner columns: no super-blocks of 256.
+    assert {f.id for f in stored["experts_down"].formats} == {"q8_0", "q5_0"}
+    assert stored["experts"].main.id == "q4_k"
+
+
 def test_unknown_precision(catalog: Catalog) -> None:
     with pytest.raises(UnknownName, match="fp8"):
         catalog.precision(catalog.model("llama-3.1-8b"), "fp9")

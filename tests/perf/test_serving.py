@@ -124,7 +124,7 @@ def test_estimates_refuse_what_cannot_run(catalog: Catalog) -> None:
     with pytest.raises(BadInput, match="no room for the cache"):
         estimate(big, concurrency=1, input_tokens=10, output_tokens=10)
     small = catalog.deployment(catalog.model("qwen3-8b"), catalog.accelerator("h100-sxm"))
-    with pytest.raises(BadInput, match="exceed the context"):
+    with pytest.raises(BadInput, match="beyond the 40960"):
         estimate(small, concurrency=1, input_tokens=40960, output_tokens=10)
 
 
@@ -151,12 +151,72 @@ def test_bounds_and_fractions(catalog: Catalog) -> None:
     assert got.prefill_bound == "interconnect"
 
 
-def test_a_token_costs_what_its_parts_cost(catalog: Catalog) -> None:
-    """At one client the bill of a token adds up to the time that its request takes."""
-    one = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("h200"))
-    got = estimate(one, concurrency=1, input_tokens=4096, output_tokens=100)
-    bill = 100 * sum(got.gpu_s_per_token.values())
-    assert bill == pytest.approx(got.ttft_s - 0.030 + 100 * got.tpot_s, rel=0.03)
+@pytest.mark.parametrize("stack", ["vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("concurrency", "inputs", "outputs"),
+    [(1, 4096, 100), (64, 4096, 64), (64, 1024, 1024), (256, 512, 16), (200, 8192, 200)],
+)
+def test_a_token_costs_what_its_parts_cost(
+    catalog: Catalog, stack: str, concurrency: int, inputs: int, outputs: int
+) -> None:
+    """The bill of a token adds up to the GPU time that there is for it."""
+    one = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("mi355x"), stack=stack)
+    got = estimate(one, concurrency=concurrency, input_tokens=inputs, output_tokens=outputs)
+    idle = one.stack.host.request.si / outputs if concurrency == 1 else 0.0
+    assert sum(got.gpu_s_per_token.values()) == pytest.approx(1 / got.output_tokens_per_s - idle, rel=0.15)
+
+
+# A request-by-request simulation of an engine that fills each step from its queue, with these step costs
+# and no host cost per request: TTFT, TPOT, output tokens/s of Llama-3.1-8B on one H200 under vLLM.
+SIMULATED = {
+    (64, 4096, 64): (0.26, 0.116, 566),
+    (256, 512, 16): (0.34, 0.208, 1243),
+    (128, 128, 8): (0.06, 0.057, 2412),
+    (64, 1024, 1024): (0.031, 0.0094, 7120),
+}
+
+
+@pytest.mark.parametrize("load", SIMULATED)
+def test_the_closed_form_agrees_with_a_simulation(catalog: Catalog, load: tuple[int, int, int]) -> None:
+    ttft, tpot, rate = SIMULATED[load]
+    machine = hardware(catalog)
+    machine.host_request_s = machine.host_request_s * 0
+    got = serve(machine, *load)
+    assert float(got.output_tokens_per_s[0, 0]) == pytest.approx(rate, rel=0.12)
+    assert float(got.tpot_s[0, 0]) == pytest.approx(tpot, rel=0.15)
+    assert float(got.ttft_s[0, 0]) == pytest.approx(ttft, rel=0.5)
+
+
+def test_points_broadcast_against_deployments(catalog: Catalog) -> None:
+    model = catalog.model("llama-3.1-8b")
+    machine = Hardware([catalog.deployment(model, catalog.accelerator(name)) for name in ("h200", "mi300x")])
+    each = serve(machine, 1000, np.array([[1000.0], [20000.0]]), 100)
+    assert each.tpot_s.shape == (2, 1)
+    grid = serve(machine, 1000, np.array([1000.0, 20000.0]), 100)
+    assert grid.tpot_s.shape == (2, 2)
+    assert float(each.concurrency_that_fits[1, 0]) == pytest.approx(float(grid.concurrency_that_fits[1, 1]))
+
+
+def test_a_prompt_is_not_split_over_attention_replicas(catalog: Catalog) -> None:
+    model, h200 = catalog.model("deepseek-v3"), catalog.accelerator("h200")
+    tp, dp = (
+        Hardware([catalog.deployment(model, h200, split)]) for split in (Parallelism(tp=8), Parallelism(dp=8, ep=8))
+    )
+    alone = shape(1, 32768)
+    assert float(step(dp, alone).memory_s[0, 0]) > float(step(tp, alone).memory_s[0, 0])
+    assert float(serve(dp, 1, 8192, 2).ttft_s[0, 0]) > float(serve(tp, 1, 8192, 2).ttft_s[0, 0])
+    # Enough sequences for all replicas are shared out.
+    one, eight = (float(step(dp, shape(n, 32768)).total_s[0, 0]) for n in (1, 8))
+    assert eight < 3 * one
+
+
+def test_stages_overlap_prompts_but_not_one_prompt(catalog: Catalog) -> None:
+    """Short prompts: twice the stages, twice the prompts a second, and no sooner an answer."""
+    one, two = (
+        serve(hardware(catalog, "llama-3.1-70b", "mi355x", tp=2, pp=n), np.array([1, 300]), 512, 1) for n in (1, 2)
+    )
+    assert float(two.ttft_s[0, 0]) >= float(one.ttft_s[0, 0])
+    assert float(two.requests_per_s[0, 1]) == pytest.approx(2 * float(one.requests_per_s[0, 1]), rel=0.15)
 
 
 def test_several_estimates_are_those_of_each(catalog: Catalog) -> None:

@@ -155,6 +155,14 @@ def test_missing_formats_are_emulated(catalog: Catalog) -> None:
     assert fused < 0.4 * plain
 
 
+def test_the_fastest_way_is_taken_where_there_are_several(catalog: Catalog) -> None:
+    """B300 kept INT8 units that are slower than its BF16 ones; H200's are faster."""
+    model = catalog.model("llama-3.1-8b")
+    for name, wanted in (("b300", "fp16"), ("h200", "int8")):
+        one = catalog.deployment(model, catalog.accelerator(name), precision="q4_k_m", stack="llama.cpp")
+        assert compute_format(one, one.precision["mlp"].main) == wanted
+
+
 def test_an_empty_step_costs_the_host_alone(catalog: Catalog) -> None:
     cost = step(hardware(catalog, "deepseek-v3", "h200", dp=8, ep=8), shape())
     assert float(cost.gpu_s[0, 0]) == 0

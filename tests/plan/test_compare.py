@@ -1,3 +1,6 @@
+import random
+import re
+
 import pytest
 
 from crosstie.catalog.library import Catalog
@@ -42,7 +45,43 @@ def test_memory_is_named_where_it_decides(catalog: Catalog) -> None:
 def test_links_are_named_where_they_decide(catalog: Catalog) -> None:
     got = card(catalog, "llama-3.1-70b", "mi300x h200", Load(64, 4096, 128), parallelism=Parallelism(tp=2))
     assert "prefill communication" in got.verdicts[0]
-    assert "64 GB/s each way over the mesh" in got.verdicts[0]
+    assert "against 64 over the mesh" in got.verdicts[0]
+
+
+def test_sentences_are_true_over_many_pairs(catalog: Catalog) -> None:
+    """Each reason must favour the winner, and what is said of room and peaks must be so."""
+    draw = random.Random(7)
+    checked = 0
+    for _ in range(150):
+        model = draw.choice(sorted(catalog.models))
+        names = draw.sample(sorted(catalog.accelerators), 2)
+        load = Load(draw.choice([1, 8, 64, 400, 2000]), draw.choice([16, 512, 4000]), draw.choice([4, 64, 90]))
+        got = card(
+            catalog, model, " ".join(names), load, precision=draw.choice(["native", "fp8", "q4_k_m"]), stack="llama.cpp"
+        )
+        by_name = {e.accelerator.id: e for e in got.entries}
+        for sentence in got.verdicts:
+            checked += 1
+            if "within 3%" in sentence:
+                continue
+            first = by_name[sentence.split(" ")[0]].estimate
+            second = next(e.estimate for n, e in by_name.items() if n != sentence.split(" ")[0])
+            assert first
+            assert second
+            assert first.output_tokens_per_s_per_gpu > second.output_tokens_per_s_per_gpu
+            if "has room for" in sentence:
+                assert first.concurrency_that_fits > second.concurrency_that_fits
+            if "model and load" in sentence:
+                assert first.concurrency_that_fits >= load.concurrency
+            for clause in sentence.rstrip(".").split("; "):
+                numbers = re.search(r"takes ([\d.e+-]+) against ([\d.e+-]+) GPU-ms", clause)
+                if numbers:
+                    assert (float(numbers[1]) <= float(numbers[2])) != ("even though" in clause), sentence
+                    peaks = re.search(r"\(([\d,.e+-]+) against ([\d,.e+-]+) ", clause)
+                    if peaks:
+                        a, b = (float(p.replace(",", "")) for p in peaks.groups())
+                        assert (a > b) != ("even though" in clause), sentence
+    assert checked > 80
 
 
 def test_what_cannot_run_is_kept_with_its_reason(catalog: Catalog) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from crosstie.catalog.library import Catalog
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Parallelism
+from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Hardware
 from crosstie.perf.memory import memory_plan
 from crosstie.perf.serving import serve
@@ -135,3 +136,38 @@ def test_a_gpu_never_holds_more_than_the_model(model: str, precision: str) -> No
         weights = memory_plan(one).weight_bytes
         assert whole is None or weights <= whole
         whole = weights
+
+
+@settled
+@given(
+    models,
+    st.sampled_from(["vllm", "sglang", "llama.cpp"]),
+    st.sampled_from(
+        [
+            Parallelism(tp=8),
+            Parallelism(tp=2, pp=3),
+            Parallelism(tp=4, pp=2),
+            Parallelism(dp=8, ep=8),
+            Parallelism(tp=2, dp=4, ep=2),
+        ]
+    ),
+    st.integers(1, 30_000),
+    st.integers(1, 2000),
+)
+def test_more_clients_never_mean_less_throughput_or_a_faster_answer(
+    model: str, stack: str, split: Parallelism, inputs: int, outputs: int
+) -> None:
+    found, mi355x = CATALOG.model(model), CATALOG.accelerator("mi355x")
+    try:
+        split.check(found, mi355x)
+    except BadInput:
+        return
+    one = CATALOG.deployment(found, mi355x, split, stack=stack)
+    if not memory_plan(one).fits:
+        return
+    clients = np.unique(np.geomspace(1, 500, 40).round())
+    got = serve(Hardware([one]), clients, inputs, outputs)
+    inside = got.concurrency_that_fits[0] >= clients
+    for rising in (got.output_tokens_per_s, got.tpot_s, got.ttft_s):
+        values = rising[0][inside]
+        assert (np.diff(values) >= -0.02 * values[:-1]).all()

@@ -36,7 +36,6 @@ def split_in(name: str, rows: int, cols: int, kernel: str, role: str = "attentio
 
 
 def grouped_attention(
-    config: Config,
     *,
     hidden: int,
     heads: int,
@@ -130,7 +129,7 @@ def latent_attention(config: Config, *, hidden: int, heads: int, output_gate: bo
             plain("index_q", index_heads * index_dim, q_rank or hidden, "index"),
             plain("index_k", index_dim, hidden, "index"),
             vector("index_k_norm", 2 * index_dim),
-            plain("index_weights", index_heads, hidden, "index", "small"),
+            plain("index_weights", index_heads, hidden, "index", "auxiliary"),
         ]
         # 8-bit rows: the latent part in FP8 with one FP32 scale per 128, the rotary part in 16 bits.
         row_8bit = rank + 4 * (rank / 128) + 2 * rope
@@ -195,7 +194,7 @@ def compressed_attention(config: Config, *, hidden: int, heads: int, ratio: int)
         if ratio == 4:
             tensors += [
                 plain("index_q", index_heads * index_dim, q_rank, "index"),
-                plain("index_weights", index_heads, hidden, "index", "small"),
+                plain("index_weights", index_heads, hidden, "index", "auxiliary"),
                 *compressor("index_compressor", hidden, index_dim, ratio, overlap),
             ]
             state_bytes += 2 * 4.0 * overlap * ratio * overlap * index_dim
@@ -209,8 +208,8 @@ def compressed_attention(config: Config, *, hidden: int, heads: int, ratio: int)
 
 def compressor(name: str, hidden: int, dim: int, ratio: int, overlap: int) -> list[Tensor]:
     return [
-        plain(f"{name}_kv", overlap * dim, hidden, name, "small"),
-        plain(f"{name}_gate", overlap * dim, hidden, name, "small"),
+        plain(f"{name}_kv", overlap * dim, hidden, name, "auxiliary"),
+        plain(f"{name}_gate", overlap * dim, hidden, name, "auxiliary"),
         vector(f"{name}_position", ratio * overlap * dim + dim),
     ]
 
@@ -218,8 +217,6 @@ def compressor(name: str, hidden: int, dim: int, ratio: int, overlap: int) -> li
 def linear_attention(
     *,
     kind: str,
-    hidden: int,
-    key_heads: int,
     value_heads: int,
     key_dim: int,
     value_dim: int,

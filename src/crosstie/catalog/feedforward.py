@@ -54,8 +54,8 @@ def experts(
     ]  # fmt: skip
     if latent:
         tensors += [
-            plain("latent_in", latent, hidden, "latent_in", "small"),
-            plain("latent_out", hidden, latent, "latent_out", "small"),
+            plain("latent_in", latent, hidden, "latent_in", "auxiliary"),
+            plain("latent_out", hidden, latent, "latent_out", "auxiliary"),
             vector("latent_norm", latent),
         ]
     if router_bias:

@@ -215,7 +215,7 @@ def _grouped_reader(config: Config, family: str, hidden: int, heads: int, depth:
         "output_gate": config.flag("attn_output_gate"),
     }
     full = grouped_attention(
-        config, kv_heads=config.count("num_global_key_value_heads", default=kv_heads),
+        kv_heads=config.count("num_global_key_value_heads", default=kv_heads),
         head_dim=config.count("global_head_dim", default=head_dim),
         key_is_value=config.flag("attention_k_eq_v"), **common,
     )  # fmt: skip
@@ -224,10 +224,10 @@ def _grouped_reader(config: Config, family: str, hidden: int, heads: int, depth:
     chunk, window = config.get("attention_chunk_size"), config.get("sliding_window")
     if chunk:
         local = grouped_attention(
-            config, kv_heads=kv_heads, head_dim=head_dim, window=chunk, window_read_fraction=0.5, **common
+            kv_heads=kv_heads, head_dim=head_dim, window=chunk, window_read_fraction=0.5, **common
         )
     elif window and config.get("use_sliding_window") is not False:
-        local = grouped_attention(config, kv_heads=kv_heads, head_dim=head_dim, window=window, **common)
+        local = grouped_attention(kv_heads=kv_heads, head_dim=head_dim, window=window, **common)
     by_kind = {"full_attention": full, "sliding_attention": local, "chunked_attention": local}
     if "linear_attention" in kinds:
         by_kind["linear_attention"] = _gated_delta(config, hidden)
@@ -266,13 +266,13 @@ def _gated_delta(config: Config, hidden: int) -> Attention:
     projections = (
         split_out("qkv", channels, hidden, "qkvz"),
         split_out("z", values, hidden, "qkvz"),
-        split_out("beta_alpha", 2 * value_heads, hidden, "ba", "small"),
+        split_out("beta_alpha", 2 * value_heads, hidden, "ba", "auxiliary"),
         Tensor(name="conv", role="small", rows=channels, cols=conv),
         vector("decay", 2 * value_heads + value_dim),
         split_in("o", hidden, values, "o", "output"),
     )
     return linear_attention(
-        kind="gated delta", hidden=hidden, key_heads=key_heads, value_heads=value_heads,
+        kind="gated delta", value_heads=value_heads,
         key_dim=key_dim, value_dim=value_dim, conv=conv, projections=projections,
         conv_channels=channels, state_element_bytes=4.0 if wide else 2.0,
     )  # fmt: skip
@@ -285,15 +285,15 @@ def _kimi_delta(config: Config, hybrid: Mapping[str, Any], hidden: int) -> Atten
     width = heads * dim
     projections = (
         *(split_out(part, width, hidden, "qkvg") for part in ("q", "k", "v", "g")),
-        plain("f_a", dim, hidden, "f_a", "small"),
-        split_out("f_b", width, dim, "f_b", "small"),
-        plain("beta", heads, hidden, "f_a", "small"),
+        plain("f_a", dim, hidden, "f_a", "auxiliary"),
+        split_out("f_b", width, dim, "f_b", "auxiliary"),
+        plain("beta", heads, hidden, "f_a", "auxiliary"),
         Tensor(name="conv", role="small", rows=3 * width, cols=conv),
         vector("decay", width + heads + dim),
         split_in("o", hidden, width, "o", "output"),
     )
     return linear_attention(
-        kind="kimi delta", hidden=hidden, key_heads=heads, value_heads=heads, key_dim=dim, value_dim=dim,
+        kind="kimi delta", value_heads=heads, key_dim=dim, value_dim=dim,
         conv=conv, projections=projections, conv_channels=3 * width,
     )  # fmt: skip
 

@@ -52,25 +52,29 @@ def resolve(model: Model, name: str, formats: Mapping[str, Format]) -> Precision
 
 def _gguf(model: Model, base: str, better: str, formats: Mapping[str, Format]) -> dict[str, Mix]:
     """llama.cpp's choice per tensor (llama_tensor_get_type): some layers get the better format."""
-    if model.hidden % 256:
-        # Super-blocks of 256 do not divide the rows, so each falls back to a 32-wide relative.
-        base, better = _FALLBACK.get(base, base), _FALLBACK.get(better, better)
-    plain = only(formats[base])
     share = more_bits_layers(model.layer_count) / model.layer_count
-    raised = plain if base == better else Mix(formats=(formats[better], formats[base]), fractions=(share, 1 - share))
-    eight = model.experts == 8
-    by_role = dict.fromkeys(ROLES, plain)
-    by_role.update(dict.fromkeys(("value", "mlp_down", "shared_down", "experts_down"), raised))
-    by_role.update(head=only(formats[better]), router=only(formats["fp32"]), small=only(formats["fp32"]))
+    narrow = {t.role for t, _ in model.tensors() if t.cols % 256}
+
+    def stored(role: str, name: str) -> Format:
+        # Super-blocks of 256 that do not divide a row fall back to a 32-wide relative.
+        return formats[_FALLBACK.get(name, name) if role in narrow else name]
+
+    def raised(role: str, name: str) -> Mix:
+        if name == better:
+            return only(stored(role, name))
+        return Mix(formats=(stored(role, better), stored(role, name)), fractions=(share, 1 - share))
+
+    by_role = {role: only(stored(role, base)) for role in ROLES}
+    by_role.update({role: raised(role, base) for role in ("value", "mlp_down", "shared_down", "experts_down")})
+    by_role.update(head=only(stored("head", better)), router=only(formats["fp32"]), small=only(formats["fp32"]))
     if any(t.role == "embedding" and t.kernel for t in model.outer):
-        by_role["embedding"] = only(formats[better])
-    if base == "q4_k":
-        if model.layer_count == 80 and not model.is_moe:
-            by_role["value"] = Mix(formats=(formats[better], formats["q5_k"]), fractions=(share, 1 - share))
-        if eight:
-            by_role["output"] = only(formats["q5_k"])
-    if eight:
+        by_role["embedding"] = only(stored("embedding", better))
+    if base == "q4_k" and model.layer_count == 80 and not model.is_moe:
+        by_role["value"] = raised("value", "q5_k")
+    if model.experts == 8:
         by_role.update(key=only(formats["q8_0"]), value=only(formats["q8_0"]))
+        if base == "q4_k":
+            by_role["output"] = only(stored("output", "q5_k"))
     return by_role
 
 

@@ -11,6 +11,12 @@ from crosstie.core.stack import Efficiency, Stack
 KV_FORMATS = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
 
+def kv_bytes_per_element(kv_format: str) -> float:
+    if kv_format not in KV_FORMATS:
+        raise BadInput(f"unknown KV format '{kv_format}'; known: {', '.join(KV_FORMATS)}")
+    return KV_FORMATS[kv_format]
+
+
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """tp: tensor-parallel ranks of attention. dp: attention replicas that share the experts.
     pp: pipeline stages. ep: groups over which experts are spread (1: experts split like the rest)."""
@@ -71,13 +77,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: Efficiency
 
     def __post_init__(self) -> None:
-        if self.kv_format not in KV_FORMATS:
-            raise BadInput(f"unknown KV format '{self.kv_format}'; known: {', '.join(KV_FORMATS)}")
+        kv_bytes_per_element(self.kv_format)
         self.parallelism.check(self.model, self.accelerator)
 
     @property
     def kv_bytes_per_element(self) -> float:
-        return KV_FORMATS[self.kv_format]
+        return kv_bytes_per_element(self.kv_format)
 
     @property
     def label(self) -> str:

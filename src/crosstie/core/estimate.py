@@ -7,7 +7,8 @@ tokens after it. Throughput counts output tokens of the whole replica.
 import msgspec
 
 # What can bind: the scarce thing that more of would help most.
-BOUNDS = ("compute", "memory bandwidth", "memory capacity", "interconnect", "host")
+# "engine limit" is the number of sequences that the engine runs at once by default.
+BOUNDS = ("compute", "memory bandwidth", "memory capacity", "interconnect", "host", "engine limit")
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,7 +46,8 @@ ROLES = {
     "experts": "routed experts, gate and up",
     "experts_down": "routed experts, down",
     "router": "expert router",
-    "small": "norms, biases, gates, convolutions and other tensors that are never quantised",
+    "auxiliary": "matrices of gates, indexers' weights, compressors and latent projections",
+    "small": "norms, biases, convolutions and other vectors",
 }
 ATTENTION_ROLES = ("attention", "key", "value", "output")
 LINEAR_ROLES = (*ATTENTION_ROLES, "mlp", "mlp_down", "shared", "shared_down", "experts", "experts_down")

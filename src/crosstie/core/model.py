@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from crosstie.core.errors import BadInput
+
 Shard = Literal["none", "out", "in", "vocab"]
 
 
@@ -146,6 +148,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         for layer in self.layers:
             for tensor in layer.tensors:
                 yield tensor, layer.count
+
+    def check_context(self, tokens: int, asked: str) -> None:
+        """Refuses a context that the model does not have; `asked` is how the user put it."""
+        if tokens < 1:
+            raise BadInput(f"{asked}: must be at least 1")
+        if self.max_context is not None and tokens > self.max_context:
+            raise BadInput(f"{asked} is {tokens} tokens, beyond the {self.max_context} that {self.id} supports")
 
     def cache_bytes(self, context: float, kv_bytes_per_element: float = 2.0) -> float:
         """Bytes that one sequence of `context` tokens keeps, over all layers, counted once."""

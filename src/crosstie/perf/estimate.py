@@ -1,13 +1,13 @@
 """Estimates of replicas: the arrays of `serving`, with what binds and how sure they are, as nouns."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import Estimate
-from crosstie.perf.hardware import Hardware
+from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import memory_plan
 from crosstie.perf.serving import Steady, serve, single_stream_ceiling
 from crosstie.perf.step import StepCost, shape, step
@@ -27,7 +27,6 @@ def estimates(
     alone = step(hardware, shape(1.0, input_tokens + output_tokens / 2))
     found = []
     for i, deployment in enumerate(deployments):
-        full = bool(steady.capacity_binds[i, 0])
         output_rate = float(steady.output_tokens_per_s[i, 0])
         found.append(
             Estimate(
@@ -41,43 +40,53 @@ def estimates(
                 decoding=float(steady.decoding[i, 0]),
                 concurrency_that_fits=float(np.floor(steady.concurrency_that_fits[i, 0])),
                 prefill_bound=bound(steady.prefill, i),
-                decode_bound="memory capacity" if full else bound(steady.decode, i),
+                decode_bound=decode_bound(steady, i),
                 prefill_roofline_fraction=roofline_fraction(steady.prefill, i),
                 decode_roofline_fraction=roofline_fraction(steady.decode, i),
                 single_stream_tokens_per_s=1.0 / float(alone.total_s[i, 0]),
                 single_stream_ceiling_tokens_per_s=ceiling(deployment),
-                gpu_s_per_token=spending(hardware, steady, i, input_tokens, output_tokens),
+                gpu_s_per_token=spending(hardware, steady, i, output_tokens),
                 basis=basis(deployment),
             )
         )
     return found
 
 
-def spending(hardware: Hardware, steady: Steady, row: int, input_tokens: int, output_tokens: int) -> dict[str, float]:
-    """GPU-seconds per output token: a prompt's chunks over its outputs, a step over its sequences."""
+def decode_bound(steady: Steady, row: int) -> str:
+    if steady.capacity_binds[row, 0]:
+        return "memory capacity"
+    return "engine limit" if steady.engine_binds[row, 0] else bound(steady.decode, row)
+
+
+def spending(hardware: Hardware, steady: Steady, row: int, output_tokens: int) -> dict[str, float]:
+    """GPU-seconds per output token: what a prompt adds to the steps that carry it, and a decode step's share."""
     split = hardware.deployments[row].parallelism
-    chunk = min(float(input_tokens), float(hardware.chunk_tokens[row, 0]))
-    prefill_share = split.stage_gpus * input_tokens / chunk / output_tokens
-    decode_share = split.stage_gpus / max(float(steady.decoding[row, 0]) / split.pp, 1.0)
+    sequences = max(float(steady.decoding[row, 0]) / split.pp, 1.0)
+    decode_share = split.stage_gpus * (output_tokens - 1) / output_tokens / sequences
+    prefill_share = split.stage_gpus * float(steady.chunks[row, 0]) / output_tokens
+    # Sequences that ride along in a step that carries a prompt would have cost their own step.
+    company = float(steady.decoding[row, 0]) / (float(steady.decoding[row, 0]) + 1.0)
+    riding = 0.0 if hardware.prefill_first[row, 0] else company
     found = {}
-    for phase, cost, share in (("prefill", steady.prefill, prefill_share), ("decode", steady.decode, decode_share)):
-        host = float((cost.total_s - cost.gpu_s)[row, 0])
-        found[f"{phase} compute"] = share * float(cost.compute_s[row, 0])
-        found[f"{phase} memory bandwidth"] = share * float(cost.memory_s[row, 0])
-        found[f"{phase} interconnect"] = share * float(cost.interconnect_s[row, 0])
-        found[f"{phase} host"] = share * host
+    for name, of in _RESOURCES.items():
+        decode, mixed = float(of(steady.decode)[row, 0]), float(of(steady.mixed)[row, 0])
+        found[f"prefill {name}"] = prefill_share * max(mixed - riding * decode, 0.0)
+        found[f"decode {name}"] = decode_share * decode
     return found
 
 
+_RESOURCES: dict[str, Callable[[StepCost], Array]] = {
+    "compute": lambda cost: cost.compute_s,
+    "memory bandwidth": lambda cost: cost.memory_s,
+    "interconnect": lambda cost: cost.interconnect_s,
+    "host": lambda cost: cost.total_s - cost.gpu_s,
+}
+
+
 def check_lengths(hardware: Hardware, input_tokens: int, output_tokens: int) -> None:
-    model = hardware.model
     if input_tokens < 1 or output_tokens < 1:
         raise BadInput(f"--input {input_tokens} --output {output_tokens}: both must be at least 1")
-    longest = model.max_context
-    if longest is not None and input_tokens + output_tokens > longest:
-        raise BadInput(
-            f"--input {input_tokens} and --output {output_tokens} together exceed the context of {model.id}, {longest}"
-        )
+    hardware.model.check_context(input_tokens + output_tokens, f"--input {input_tokens} plus --output {output_tokens}")
     for deployment in hardware.deployments:
         if not memory_plan(deployment).fits:
             raise BadInput(f"{deployment.label}: the weights leave no room for the cache")

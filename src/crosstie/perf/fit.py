@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.deployment import Deployment, Parallelism, kv_bytes_per_element
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
 from crosstie.perf.memory import (
@@ -67,12 +67,12 @@ def fit(
     layouts: Sequence[Parallelism] | None = None,
 ) -> Fit:
     """Every layout that holds the model, up to twice the fewest GPUs, or the given layouts only."""
-    check_context(model, context)
+    model.check_context(context, f"--context {context}")
     sizes, placements = [], []
     for precision in precisions:
         resolved = catalog.precision(model, precision)
         by_format = weight_bytes_by_format(model, resolved)
-        element = 1.0 if kv_format == "fp8" else 2.0
+        element = kv_bytes_per_element(kv_format)
         state = sum(layer.count * layer.state.bytes for layer in model.layers if layer.state)
         per_sequence = model.cache_bytes(context, element)
         sizes.append(
@@ -95,19 +95,11 @@ def fit(
     return Fit(model=model, context=context, sizes=sizes, placements=placements)
 
 
-def check_context(model: Model, context: int) -> None:
-    if context < 1:
-        raise BadInput(f"--context {context}: must be at least 1")
-    if model.max_context is not None and context > model.max_context:
-        raise BadInput(f"--context {context} is beyond the {model.max_context} that {model.id} supports")
-
-
 def place(deployment: Deployment, context: int) -> Placement:
     plan = memory_plan(deployment)
     per_sequence = float(gpu_cache_bytes_per_sequence(deployment, context))
     tokens = plan.cache_bytes / per_sequence * context * deployment.parallelism.dp
-    sequences = int(sequences_that_fit(deployment, context))
-    return Placement(deployment, plan, tokens, sequences, fewest=False)
+    return Placement(deployment, plan, tokens, sequences_that_fit(deployment, context), fewest=False)
 
 
 def candidate_layouts(model: Model, accelerator: Accelerator) -> list[Parallelism]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
 from crosstie.core.formats import Format
@@ -80,8 +81,7 @@ class Hardware:
         """Bytes moved to write weights out in 16 bits and read them back, where an engine must."""
 
         def extra(d: Deployment) -> float:
-            lacking = compute_format(d, format) != format.runs_as[0]
-            return 4.0 if lacking and d.stack.materialises(format.id, d.accelerator.vendor) else 0.0
+            return 4.0 if lacks(d, format) and d.stack.materialises(format.id, d.accelerator.vendor) else 0.0
 
         return self.column(extra)
 
@@ -97,13 +97,17 @@ class Hardware:
         self._peer_link = self.column(peer_bytes_per_s)
         self.stage_bytes_per_s = self.column(between_stages) * self._link_share
 
-    def link_bytes_per_s(self, ranks: Array) -> Array:
-        """What each GPU of a group of `ranks` gets out of its links in a collective.
+    def link_peak_bytes_per_s(self, ranks: Array) -> Array:
+        """What each GPU of a group of `ranks` has of its links.
 
         A switch gives the GPU's whole bandwidth to any group. A mesh has one link a pair, so a group of
         n uses n-1 of them: two GPUs of an eight-way mesh have a seventh of what eight have.
         """
-        return np.minimum(self._peer_link * np.maximum(ranks - 1.0, 1.0), self._gpu_link) * self._link_share
+        return np.minimum(self._peer_link * np.maximum(ranks - 1.0, 1.0), self._gpu_link)
+
+    def link_bytes_per_s(self, ranks: Array) -> Array:
+        """What a collective gets out of them."""
+        return self.link_peak_bytes_per_s(ranks) * self._link_share
 
 
 def peer_bytes_per_s(deployment: Deployment) -> float:
@@ -115,16 +119,24 @@ def peer_bytes_per_s(deployment: Deployment) -> float:
 
 
 def compute_format(deployment: Deployment, format: Format) -> str:
-    """The compute format that weights of this storage format are multiplied in on this silicon."""
-    accelerator = deployment.accelerator
-    dialects = accelerator.chip.fp4_dialect.value.split("+")
-    for name in format.runs_as:
-        if name not in accelerator.dense:
-            continue
-        if format.dialect and name == format.runs_as[0] and format.dialect not in dialects:
-            continue
-        return name
-    raise BadInput(f"{accelerator.id} has no compute format for {format.id} weights")
+    """The compute format that weights of this storage format are multiplied in: the fastest there is."""
+    accelerator, constants = deployment.accelerator, deployment.efficiency.compute
+    able = [name for name in format.runs_as if has_format(accelerator, format, name)]
+    if not able:
+        raise BadInput(f"{accelerator.id} has no compute format for {format.id} weights")
+    return max(able, key=lambda name: accelerator.dense[name].si * constants[name].value)
+
+
+def has_format(accelerator: Accelerator, format: Format, name: str) -> bool:
+    """Whether the matrix units take `name`, in this format's dialect where it is the first choice."""
+    if name == format.runs_as[0] and format.dialect:
+        return name in accelerator.dense and format.dialect in accelerator.chip.fp4_dialect.value.split("+")
+    return name in accelerator.dense
+
+
+def lacks(deployment: Deployment, format: Format) -> bool:
+    """Whether the silicon lacks the format, so that an engine has to unpack it."""
+    return not has_format(deployment.accelerator, format, format.runs_as[0])
 
 
 def half_precision_flop_per_s(deployment: Deployment) -> float:

@@ -47,10 +47,20 @@ def gpu_weight_bytes(deployment: Deployment) -> float:
     def stored(tensor: Tensor) -> float:
         return tensor.parameters * deployment.precision[tensor.role].bytes / shards(tensor, split)
 
-    stage_share = math.ceil(model.layer_count / split.pp) / model.layer_count
-    layers = stage_share * sum(layer.count * stored(t) for layer in model.layers for t in layer.tensors)
+    layers = heaviest_stage([(layer.count, sum(stored(t) for t in layer.tensors)) for layer in model.layers], split.pp)
     outer = [stored(tensor) for tensor in model.outer]
     return layers + (sum(outer) if split.pp == 1 else max(outer))
+
+
+def heaviest_stage(layers: list[tuple[int, float]], stages: int) -> float:
+    """Bytes of the fullest stage if the heaviest of the (count, bytes) layers fell together."""
+    left = math.ceil(sum(count for count, _ in layers) / stages)
+    total = 0.0
+    for count, size in sorted(layers, key=lambda layer: -layer[1]):
+        taken = min(count, left)
+        total += taken * size
+        left -= taken
+    return total
 
 
 def shards(tensor: Tensor, split: Parallelism) -> float:
@@ -91,8 +101,14 @@ def gpu_cache_bytes_per_sequence(deployment: Deployment, context: ArrayLike) -> 
     return total * math.ceil(deployment.model.layer_count / split.pp) / deployment.model.layer_count
 
 
-def sequences_that_fit(deployment: Deployment, context: ArrayLike) -> Array:
-    """Sequences of `context` tokens whose cache a replica holds at once, over all attention replicas."""
+def cache_sequences(deployment: Deployment, context: ArrayLike) -> Array:
+    """Sequences of `context` tokens whose cache a replica holds, over all its attention replicas."""
     left = memory_plan(deployment).cache_bytes
     per_sequence = np.maximum(gpu_cache_bytes_per_sequence(deployment, context), 1.0)
-    return np.floor(left / per_sequence) * deployment.parallelism.dp
+    return np.asarray(left / per_sequence * deployment.parallelism.dp)
+
+
+def sequences_that_fit(deployment: Deployment, context: int) -> int:
+    """Whole sequences: each attention replica holds its own."""
+    replicas = deployment.parallelism.dp
+    return int(float(cache_sequences(deployment, context)) / replicas + 1e-9) * replicas

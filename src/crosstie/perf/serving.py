@@ -1,18 +1,17 @@
 """Steady state of a replica under continuous batching, in closed form.
 
-`concurrency` clients each send a request, wait for it and send the next. Prefill is a queue that
-serves prompts one chunk at a time; decode is a delay that all running sequences share. With
+`concurrency` clients each send a request, wait for it and send the next. A step takes every waiting
+prompt up to the engine's budget of tokens, so prompts queue only once the budget is full; decode is a
+delay that all running sequences share. With
 
-    S   time to prefill one prompt while others decode     Z   time to decode all its other tokens
-    C   clients                                            R   time in the prefill queue (TTFT)
+    L   time of a prompt's own chunks               S   its share of steps whose budget is full
+    Z   time to decode all its other tokens         C   clients
 
-mean-value analysis (Schweitzer) gives R = S (1 + (C-1)/C * X R) at throughput X = C / (R + Z), hence
+    TTFT = max(L + half a step + the host's cost, S C - Z)        X = C / (TTFT + Z)
 
-    R = (S C - Z + sqrt((S C - Z)^2 + 4 S Z)) / 2
-
-which is S when the queue is idle and S C - Z when it is the bottleneck. S and Z depend on how many
-sequences decode, which is X Z: a root to find. A request that arrives while
-others run also waits for half a step, and pays what the engine's host takes per request.
+The first is a prompt that finds room; the second is what Little's law leaves when prefill, at its
+fullest, is all that the clients wait for (X = 1/S). All of them depend on how many sequences decode,
+which is X Z: a root to find.
 """
 
 from itertools import pairwise
@@ -23,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Array, Hardware, Mask
-from crosstie.perf.memory import gpu_cache_bytes_per_sequence, memory_plan
+from crosstie.perf.memory import cache_sequences
 from crosstie.perf.step import StepCost, shape, step
 
 # From a thousandth of a sequence to a thousand: 16 halvings leave 0.02%.
@@ -46,7 +45,12 @@ class Steady(NamedTuple):
     # One chunk of a prompt alone, and one decode step at the steady batch: what binds each.
     prefill: StepCost
     decode: StepCost
+    # A step that carries prompts as they come, and how many of them one prompt takes.
+    mixed: StepCost
+    chunks: Array
+    # Clients wait for memory, or for the engine's own limit on sequences.
     capacity_binds: Mask
+    engine_binds: Mask
 
 
 def serve(hardware: Hardware, concurrency: ArrayLike, input_tokens: ArrayLike, output_tokens: ArrayLike) -> Steady:
@@ -57,27 +61,31 @@ def serve(hardware: Hardware, concurrency: ArrayLike, input_tokens: ArrayLike, o
             raise BadInput(f"{name} must be at least {least}")
     later = outputs - 1.0
     context = inputs + outputs / 2.0
-    fits = sequence_capacity(hardware, context)
-    admitted = np.minimum(clients, np.maximum(fits, 1.0))
-    load = _Load(admitted, inputs, later, context)
+    room = held_sequences(hardware, context)
+    limit = hardware.column(lambda d: d.stack.max_sequences_on(d.accelerator.memory_bytes)) * hardware.dp
+    fits = np.minimum(room, limit)
+    load = _Load(np.minimum(clients, np.maximum(fits, 1.0)), inputs, later, context)
     decoding = _settle(hardware, load)
     steps = _steps(hardware, decoding, load)
-    cycle = _cycle(hardware, decoding, steps.decode.total_s, steps.chunk_s, load)
-    rate, tpot = cycle.requests_per_s, cycle.tpot_s
+    cycle = _cycle(hardware, decoding, steps.decode.total_s, steps.mixed.total_s, steps.full_s, load)
+    rate = cycle.requests_per_s
     # Clients that memory keeps out wait before their prefill.
-    outside = (clients - admitted) / rate
-    burst = hardware.host_request_s + cycle.prefill_s * 0.5 * (admitted + 1.0) + outside
+    outside = (clients - load.admitted) / rate
+    burst = hardware.host_request_s + cycle.own_s + cycle.service_s * 0.5 * (load.admitted - 1.0) + outside
     return Steady(
         ttft_s=cycle.ttft_s + outside,
         ttft_burst_s=burst,
-        tpot_s=tpot,
+        tpot_s=cycle.tpot_s,
         requests_per_s=rate,
         output_tokens_per_s=rate * outputs,
-        decoding=decoding,
+        decoding=cycle.decoding,
         concurrency_that_fits=fits,
         prefill=_prefill_alone(hardware, inputs),
         decode=steps.decode,
-        capacity_binds=clients > admitted,
+        mixed=steps.mixed,
+        chunks=cycle.chunks,
+        capacity_binds=(clients > load.admitted) & (room <= limit),
+        engine_binds=(clients > load.admitted) & (room > limit),
     )
 
 
@@ -92,17 +100,21 @@ class _Load(NamedTuple):
 
 class _Steps(NamedTuple):
     decode: StepCost
-    chunk_s: Array
+    mixed: StepCost
+    # A step whose budget of prompt tokens is full.
+    full_s: Array
 
 
 class _Cycle(NamedTuple):
     """A client's round trip."""
 
-    prefill_s: Array
+    own_s: Array
+    service_s: Array
+    chunks: Array
     tpot_s: Array
     ttft_s: Array
     requests_per_s: Array
-    # How many sequences then decode: X Z.
+    # How many sequences then decode.
     decoding: Array
 
 
@@ -115,13 +127,16 @@ def _settle(hardware: Hardware, load: _Load) -> Array:
     """
     grid = _landmarks(hardware, load)
     at = [_steps(hardware, sequences, load) for sequences in grid]
-    decode_s, chunk_s = [steps.decode.total_s for steps in at], [steps.chunk_s for steps in at]
+    decode_s, mixed_s = [steps.decode.total_s for steps in at], [steps.mixed.total_s for steps in at]
+    full_s = [steps.full_s for steps in at]
     low, high = np.log(_FEWEST) + 0.0 * decode_s[0], np.log(load.admitted) + 0.0 * decode_s[0]
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
         sequences = np.exp(middle)
         between = _between(grid, sequences)
-        cycle = _cycle(hardware, sequences, _blend(decode_s, between), _blend(chunk_s, between), load)
+        cycle = _cycle(
+            hardware, sequences, _blend(decode_s, between), _blend(mixed_s, between), _blend(full_s, between), load
+        )
         exceeds = cycle.decoding > sequences
         low, high = np.where(exceeds, middle, low), np.where(exceeds, high, middle)
     return np.asarray(np.exp(0.5 * (low + high)))
@@ -129,10 +144,10 @@ def _settle(hardware: Hardware, load: _Load) -> Array:
 
 def _landmarks(hardware: Hardware, load: _Load) -> list[Array]:
     """One sequence, all of them, and between them where chunks begin to grow and where they are full."""
-    per_sequence, _ = _chunk(hardware, np.ones_like(load.admitted), load)
-    grows = np.minimum(load.inputs, hardware.chunk_tokens) / np.maximum(per_sequence, 1e-12)
-    full = hardware.chunk_tokens / np.maximum(per_sequence, 1e-12)
     one = np.ones_like(load.admitted)
+    per_sequence = np.maximum(_demand(hardware, one, load), 1e-12)
+    grows = np.minimum(load.inputs, hardware.chunk_tokens) / per_sequence
+    full = hardware.chunk_tokens * hardware.dp / per_sequence
     return [one, np.clip(grows, one, load.admitted), np.clip(full, one, load.admitted), load.admitted]
 
 
@@ -153,41 +168,50 @@ def _others(load: _Load) -> Array:
     return (load.admitted - 1.0) / load.admitted
 
 
-def _chunk(hardware: Hardware, decoding: Array, load: _Load) -> tuple[Array, Array]:
-    """Prompt tokens that the others bring while every running sequence makes one token, and the chunk."""
-    demand = _others(load) * decoding / hardware.pp * load.inputs / np.maximum(load.later, 1.0)
+def _demand(hardware: Hardware, decoding: Array, load: _Load) -> Array:
+    """Prompt tokens that the others bring while every running sequence makes one token."""
+    return _others(load) * decoding / hardware.pp * load.inputs / np.maximum(load.later, 1.0)
+
+
+def _chunk(hardware: Hardware, demand: Array, load: _Load) -> Array:
+    """Prompt tokens of a step that carries any: one prompt's at least, the engine's budget at most."""
     least = np.minimum(load.inputs, hardware.chunk_tokens)
-    return demand, np.clip(demand, least, hardware.chunk_tokens)
+    return np.clip(demand, least, hardware.chunk_tokens * hardware.dp)
 
 
 def _steps(hardware: Hardware, decoding: Array, load: _Load) -> _Steps:
-    """A decode step, and the time of a step that carries a chunk of a prompt."""
     # A pipeline works on that many batches in turn; a step has at least one sequence.
     sequences = decoding / hardware.pp
     decode = step(hardware, shape(np.maximum(sequences, 1.0), load.context))
-    _, chunk = _chunk(hardware, decoding, load)
-    span = np.minimum(chunk, load.inputs)
+    chunk = _chunk(hardware, _demand(hardware, decoding, load), load)
     riding = np.where(hardware.prefill_first, 0.0, _others(load) * sequences)
-    # Chunks of a prompt start between its beginning and its end: on average half of what is left.
-    mixed = step(hardware, shape(riding, load.context, chunk, 0.5 * (load.inputs - span), span))
-    return _Steps(decode, mixed.total_s)
+
+    def carrying(tokens: Array) -> StepCost:
+        # Chunks of a prompt start between its beginning and its end: on average half of what is left.
+        span = np.minimum(np.minimum(tokens, load.inputs), hardware.chunk_tokens)
+        return step(hardware, shape(riding, load.context, tokens, 0.5 * (load.inputs - span), span))
+
+    mixed, full = carrying(chunk), hardware.chunk_tokens * hardware.dp + 0.0 * chunk
+    return _Steps(decode, mixed, carrying(full).total_s)
 
 
-def _cycle(hardware: Hardware, decoding: Array, decode_s: Array, chunk_s: Array, load: _Load) -> _Cycle:
-    demand, chunk = _chunk(hardware, decoding, load)
+def _cycle(hardware: Hardware, decoding: Array, decode_s: Array, mixed_s: Array, full_s: Array, load: _Load) -> _Cycle:
+    demand = _demand(hardware, decoding, load)
+    chunk = _chunk(hardware, demand, load)
     # Steps that carry the others' prompts are longer.
     carrying = demand / chunk
-    mixing = decode_s + np.minimum(carrying, 1.0) * np.maximum(chunk_s - decode_s, 0.0)
-    tpot = np.where(hardware.prefill_first, decode_s + carrying * chunk_s, mixing)
-    chunks = load.inputs / chunk
-    # In a pipeline the stages work on different chunks at once.
-    prefill_s = chunks * chunk_s / np.maximum(np.minimum(hardware.pp, chunks), 1.0)
+    mixing = decode_s + np.minimum(carrying, 1.0) * np.maximum(mixed_s - decode_s, 0.0)
+    tpot = np.where(hardware.prefill_first, decode_s + carrying * mixed_s, mixing)
+    # A prompt goes through the stages one after the other, its chunks one behind the other.
+    chunks = np.maximum(load.inputs / hardware.chunk_tokens, 1.0)
+    own = (chunks + hardware.pp - 1.0) / hardware.pp * mixed_s
+    # When the budget is full, stages work on different chunks at once.
+    service = load.inputs / (hardware.chunk_tokens * hardware.dp) * full_s / hardware.pp
     delay = load.later * tpot
-    excess = prefill_s * load.admitted - delay
-    queue = 0.5 * (excess + np.sqrt(excess * excess + 4.0 * prefill_s * delay))
-    ttft = queue + 0.5 * tpot * _others(load) + hardware.host_request_s
+    found_room = own + 0.5 * tpot * _others(load) + hardware.host_request_s
+    ttft = np.maximum(found_room, service * load.admitted - delay)
     rate = load.admitted / (ttft + delay)
-    return _Cycle(prefill_s, tpot, ttft, rate, rate * delay)
+    return _Cycle(own, service, load.inputs / chunk, tpot, ttft, rate, rate * delay)
 
 
 def _prefill_alone(hardware: Hardware, inputs: Array) -> StepCost:
@@ -195,16 +219,10 @@ def _prefill_alone(hardware: Hardware, inputs: Array) -> StepCost:
     return step(hardware, shape(prefill_tokens=chunk, prefill_start=0.5 * (inputs - chunk)))
 
 
-def sequence_capacity(hardware: Hardware, context: Array) -> Array:
-    """Sequences of a context that each replica can run at once: memory and the engine's own limit."""
-    rows = []
-    for deployment in hardware.deployments:
-        left = memory_plan(deployment).cache_bytes
-        per_sequence = np.maximum(gpu_cache_bytes_per_sequence(deployment, context), 1.0)
-        held = left / per_sequence * deployment.parallelism.dp
-        most = deployment.stack.max_sequences_on(deployment.accelerator.memory_bytes)
-        rows.append(np.minimum(np.atleast_1d(np.squeeze(held)), most * deployment.parallelism.dp))
-    return np.stack(rows)
+def held_sequences(hardware: Hardware, context: Array) -> Array:
+    """Sequences of a context whose cache each replica holds; shape (deployments, points)."""
+    wide = np.broadcast_to(context, np.broadcast_shapes(hardware.tp.shape, context.shape))
+    return np.stack([cache_sequences(d, wide[i]) for i, d in enumerate(hardware.deployments)])
 
 
 def single_stream_ceiling(weight_bytes_read: float, memory_bytes_per_s: float, gpus: int = 1) -> float:

@@ -104,30 +104,40 @@ def step(hardware: Hardware, at: Shape) -> StepCost:
     """The cost of one step through all layers, for every deployment at every operating point."""
     size = np.broadcast_shapes(hardware.tp.shape, *(part.shape for part in at))
     account = _Account(hardware, size)
-    rank_tokens = (at.decode_sequences + at.prefill_tokens) / hardware.dp
+    busiest = _busiest_replica(hardware, at)
+    rank_tokens = busiest.decode_sequences + busiest.prefill_tokens
+    all_tokens = at.decode_sequences + at.prefill_tokens
     work = hardware.work
     for operation, count in work.operations.items():
         if operation.expert:
-            _experts(account, hardware, count, operation, rank_tokens * hardware.dp)
+            _experts(account, hardware, count, operation, all_tokens)
         else:
             _matrix_product(account, hardware, count, operation, rank_tokens)
     for scan, count in work.scans.items():
-        _scan(account, hardware, count, scan, at)
+        _scan(account, hardware, count, scan, busiest)
     for state, count in work.states.items():
-        _state(account, hardware, count, state, at)
+        _state(account, hardware, count, state, busiest)
     _elementwise(account, hardware, work, rank_tokens)
-    prompts = at.prefill_tokens / np.maximum(at.prefill_span, 1.0)
+    rank_sequences = busiest.decode_sequences + busiest.prefill_tokens / np.maximum(at.prefill_span, 1.0)
     for operation in work.head:
-        _matrix_product(account, hardware, 1, operation, (at.decode_sequences + prompts) / hardware.dp)
+        _matrix_product(account, hardware, 1, operation, rank_sequences)
     zero = np.zeros(size)
     return StepCost(
         compute_s=account.compute,
         memory_s=account.memory,
         interconnect_s=zero + _collectives(hardware, rank_tokens),
-        host_s=zero + hardware.host_step_s + hardware.host_sequence_s * (at.decode_sequences + prompts),
+        # Each attention replica has its own host; one host feeds all stages of a pipeline in turn.
+        host_s=zero + (hardware.host_step_s + hardware.host_sequence_s * rank_sequences) * hardware.pp,
         ideal_s=account.ideal,
         host_overlapped=hardware.host_overlapped,
     )
+
+
+def _busiest_replica(hardware: Hardware, at: Shape) -> Shape:
+    """What the fullest attention replica does: a sequence or a prompt is never split over replicas."""
+    sequences = np.maximum(at.decode_sequences / hardware.dp, np.minimum(at.decode_sequences, 1.0))
+    tokens = np.maximum(at.prefill_tokens / hardware.dp, np.minimum(at.prefill_tokens, at.prefill_span))
+    return at._replace(decode_sequences=sequences, prefill_tokens=tokens)
 
 
 def _matrix_product(account: _Account, hardware: Hardware, count: int, operation: Operation, tokens: Array) -> None:
@@ -168,11 +178,11 @@ def _experts(account: _Account, hardware: Hardware, count: int, operation: Opera
     mix = hardware.precision[tensor.role]
     share = tensor.active / tensor.copies
     local = tensor.copies / hardware.ep
-    visited = local * distinct_share(share, tokens)
     rows = tokens * tensor.active / hardware.ep
-    # The slowest rank sets the pace: the expected maximum of `ep` random loads.
-    crowding = np.sqrt(2.0 * np.log(hardware.ep) / np.maximum(rows, 1.0))
-    rows = rows * np.minimum(1.0 + crowding, hardware.ep)
+    # The slowest rank sets the pace: about the expected maximum of `ep` random loads.
+    crowding = np.minimum(1.0 + np.sqrt(2.0 * np.log(hardware.ep) / np.maximum(rows, 1.0)), hardware.ep)
+    rows = rows * crowding
+    visited = np.minimum(local * distinct_share(share, tokens) * crowding, np.minimum(local, rows))
     splits = hardware.stage_gpus / hardware.ep
     one = tensor.rows * tensor.cols / splits
     stored = visited * one * (mix.bytes + hardware.unpacked_bytes_per_weight(mix.main))
@@ -197,7 +207,7 @@ def _scan(account: _Account, hardware: Hardware, count: int, scan: Scan, at: Sha
     rate, peak = hardware.attention_rates(scan.compute)
     limit = read_limit(scan)
 
-    sequences = at.decode_sequences / hardware.dp
+    sequences = at.decode_sequences
     rows = sequences * keys_read(scan, limit, at.decode_context)
     _add_attention(
         account,
@@ -210,7 +220,7 @@ def _scan(account: _Account, hardware: Hardware, count: int, scan: Scan, at: Sha
         sequences > 0,
     )
 
-    tokens = at.prefill_tokens / hardware.dp
+    tokens = at.prefill_tokens
     span = np.maximum(at.prefill_span, 1.0)
     end = at.prefill_start + span
     mean_rows = (keys_sum(scan, limit, end) - keys_sum(scan, limit, at.prefill_start)) / span
@@ -227,7 +237,7 @@ def _add_attention(
     runs: Mask,
 ) -> None:  # fmt: skip
     ideal = np.maximum(flop / peak, traffic / hardware.memory_bytes_per_s)
-    # Two kernels: the scan itself and the reduction of its parts.
+    # Two kernels: the pass itself and the reduction of its parts.
     account.add(count, flop / rate, traffic / hardware.cache_bytes_per_s, ideal, 2.0 * runs.astype(np.float64))
 
 
@@ -256,8 +266,7 @@ def keys_sum(scan: Scan, limit: float, context: Array) -> Array:
 def _state(account: _Account, hardware: Hardware, count: int, state: State, at: Shape) -> None:
     workers = np.minimum(hardware.tp, state.heads)
     rate, peak = hardware.attention_rates("bf16")
-    sequences = at.decode_sequences / hardware.dp
-    tokens = at.prefill_tokens / hardware.dp
+    sequences, tokens = at.decode_sequences, at.prefill_tokens
     prompts = tokens / np.maximum(at.prefill_span, 1.0)
     flop = (sequences * state.decode_flop + tokens * state.prefill_flop) / workers
     traffic = 2.0 * (sequences + prompts) * state.bytes / workers
@@ -280,9 +289,9 @@ def _collectives(hardware: Hardware, tokens: Array) -> Array:
     expert_layers = sum(layer.count for layer in model.layers if layer.routing_kernels)
     attention = model.layer_count * reduce
     plain_forward = (model.layer_count - expert_layers) * reduce
-    # Dispatch sends each token to its experts' ranks in 8 bits, combine brings 16 bits back.
-    copies = np.minimum(max(model.experts_per_token, 1), hardware.ep)
-    exchanged = tokens * copies * model.hidden * 3.0 * (ranks - 1) / ranks
+    # Dispatch sends each token to all ranks that hold its experts in 8 bits, combine brings 16 bits back.
+    copies = np.minimum(max(model.experts_per_token, 1), hardware.ep) * ranks / hardware.ep
+    exchanged = tokens * copies * hardware.work.expert_width * 3.0 * (ranks - 1) / ranks
     active = (tokens > 0).astype(np.float64)
     spread = active * (2.0 * hardware.collective_s + exchanged / hardware.link_bytes_per_s(ranks))
     experts = expert_layers * np.where(hardware.dp > 1, spread, reduce)

@@ -24,6 +24,8 @@ class Work(NamedTuple):
     elementwise_bytes: float
     elementwise_sharded_bytes: float
     elementwise_kernels: float
+    # Elements of a token that travel to an expert.
+    expert_width: int
 
 
 def work_of(model: Model) -> Work:
@@ -44,4 +46,5 @@ def work_of(model: Model) -> Work:
         sharded += layer.count * layer.elementwise_sharded_bytes
         kernels += layer.count * (layer.elementwise_kernels + layer.routing_kernels)
     head = tuple(Operation((tensor,), False) for tensor in model.outer if tensor.kernel)
-    return Work(dict(operations), dict(scans), dict(states), head, moved, sharded, kernels)
+    width = max((t.cols for layer in model.layers for t in layer.tensors if t.role == "experts"), default=0)
+    return Work(dict(operations), dict(scans), dict(states), head, moved, sharded, kernels, width)

@@ -12,7 +12,7 @@ from crosstie.core.estimate import Estimate
 from crosstie.core.model import Model
 from crosstie.perf.estimate import estimates
 from crosstie.perf.fit import place, smallest_layout
-from crosstie.perf.hardware import compute_format, peer_bytes_per_s
+from crosstie.perf.hardware import Hardware, compute_format, lacks
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def compare(
     stack: str | None = None,
 ) -> Scorecard:
     """Without a parallelism each accelerator gets the fewest GPUs that hold the model and the load."""
-    check_context(model, load)
+    model.check_context(load.context, f"--input {load.input_tokens} plus --output {load.output_tokens}")
     entries = []
     for accelerator in accelerators:
         deployment, problem = None, ""
@@ -96,31 +96,16 @@ def compare(
     return Scorecard(model=model, load=load, entries=entries, verdicts=verdicts)
 
 
-def check_context(model: Model, load: Load) -> None:
-    if model.max_context is not None and load.context > model.max_context:
-        raise BadInput(
-            f"--input {load.input_tokens} plus --output {load.output_tokens} is {load.context} tokens, "
-            f"beyond the {model.max_context} that {model.id} supports"
-        )
-
-
 def emulated_formats(deployment: Deployment) -> tuple[str, ...]:
     """Weight formats that this silicon lacks, with what the engine does instead."""
+    roles = {tensor.role for tensor, _ in deployment.model.tensors()}
+    stored = {f.id: f for role in sorted(roles) for f in deployment.precision[role].formats}
     found = []
-    used = {f.id: f for mix in deployment.precision.by_role.values() for f in mix.formats}
-    roles = {t.role for t, _ in deployment.model.tensors()}
-    stored = {f.id for role in roles for f in deployment.precision[role].formats}
-    for format in used.values():
-        if format.id not in stored:
-            continue
-        runs = compute_format(deployment, format)
-        if runs != format.runs_as[0] and format.element_bits < 16:
-            way = (
-                "written out first"
-                if deployment.stack.materialises(format.id, deployment.accelerator.vendor)
-                else "unpacked in the kernel"
-            )
-            found.append(f"{format.id} runs as {runs}, {way}")
+    for format in stored.values():
+        if format.element_bits < 16 and lacks(deployment, format):
+            written = deployment.stack.materialises(format.id, deployment.accelerator.vendor)
+            way = "written out first" if written else "unpacked in the kernel"
+            found.append(f"{format.id} runs as {compute_format(deployment, format)}, {way}")
     return tuple(found)
 
 
@@ -141,8 +126,9 @@ def reasons_for(first: Entry, second: Entry) -> list[str]:
     gpus = _deployment(first).parallelism.gpus, _deployment(second).parallelism.gpus
     reasons = []
     if gpus[0] < gpus[1]:
-        reasons.append(f"its {memory(first)} a GPU hold model and load on {gpus[0]} instead of {gpus[1]}")
-    if other.decode_bound == "memory capacity":
+        what = "model and load" if one.concurrency_that_fits >= one.concurrency else "the model"
+        reasons.append(f"its {memory(first)} a GPU hold {what} on {gpus[0]} instead of {gpus[1]}")
+    if other.decode_bound == "memory capacity" and one.concurrency_that_fits > other.concurrency_that_fits:
         reasons.append(
             f"{second.accelerator.id} has room for {other.concurrency_that_fits:.0f} of the {other.concurrency:.0f} "
             f"requests, {first.accelerator.id} for {min(one.concurrency_that_fits, one.concurrency):.0f}"
@@ -159,37 +145,39 @@ def reasons_for(first: Entry, second: Entry) -> list[str]:
 
 
 def spending_reason(key: str, first: Entry, second: Entry) -> str:
-    """One line of a token's bill on both, with the silicon behind it."""
+    """One line of a token's bill on both, with the silicon behind it where the silicon explains it."""
     phase, _, resource = key.partition(" ")
-    spent = [f"{_estimate(entry).gpu_s_per_token[key] * 1e3:.2f}" for entry in (first, second)]
-    a, b = first.accelerator, second.accelerator
-    if resource == "memory bandwidth":
-        what = f"{phase} memory traffic"
-        why = f"{a.memory_bytes_per_s / 1e12:.2f} against {b.memory_bytes_per_s / 1e12:.2f} TB/s at peak"
-    elif resource == "compute":
-        rates = [
-            f"{(e.accelerator.flop_per_s(main_compute(_deployment(e))) or 0.0) / 1e12:,.0f}" for e in (first, second)
-        ]
-        what, why = f"{phase} arithmetic", f"{rates[0]} against {rates[1]} dense TFLOP/s at peak"
-    elif resource == "interconnect":
-        what = f"{phase} communication"
-        why = f"{links(first)} against {links(second)}"
-    else:
-        what, why = (
-            f"{phase} waiting for the host",
-            f"{_deployment(first).stack.name}, {_deployment(second).stack.name}",
-        )
-    return f"{what} takes {spent[0]} against {spent[1]} GPU-ms a token ({why})"
+    spent = [_estimate(entry).gpu_s_per_token[key] * 1e3 for entry in (first, second)]
+    what, rates, unit = {
+        "compute": ("arithmetic", [dense_rate(e) / 1e12 for e in (first, second)], "dense TFLOP/s at peak"),
+        "memory bandwidth": (
+            "memory traffic", [e.accelerator.memory_bytes_per_s / 1e12 for e in (first, second)], "TB/s at peak",
+        ),
+        "interconnect": ("communication", [link_rate(e) / 1e9 for e in (first, second)], "GB/s each way"),
+        "host": ("waiting for the host", [0.0, 0.0], ""),
+    }[resource]  # fmt: skip
+    line = f"{phase} {what} takes {spent[0]:.3g} against {spent[1]:.3g} GPU-ms a token"
+    explains = (spent[0] < spent[1]) == (rates[0] > rates[1]) and f"{rates[0]:.3g}" != f"{rates[1]:.3g}"
+    if not explains or not all(rates):
+        return line
+    if resource == "interconnect":
+        topologies = [f" over the {e.accelerator.scale_up.topology.value}" for e in (first, second)]
+        return f"{line} ({rates[0]:,.4g} {unit}{topologies[0]} against {rates[1]:,.4g}{topologies[1]})"
+    return f"{line} ({rates[0]:,.4g} against {rates[1]:,.4g} {unit})"
 
 
-def links(entry: Entry) -> str:
+def link_rate(entry: Entry) -> float:
+    """Peak that each GPU has among its group, or 0 for a single one."""
+    hardware = Hardware([_deployment(entry)])
+    ranks = hardware.stage_gpus
+    return float(hardware.link_peak_bytes_per_s(ranks)[0, 0]) if ranks[0, 0] > 1 else 0.0
+
+
+def dense_rate(entry: Entry) -> float:
+    """Dense peak of the compute format that most of the weights run in."""
     deployment = _deployment(entry)
-    if deployment.parallelism.gpus == 1:
-        return "one GPU"
-    ranks = deployment.parallelism.stage_gpus
-    peak = min(peer_bytes_per_s(deployment) * max(ranks - 1, 1), entry.accelerator.scale_up.bandwidth.si)
-    topology = entry.accelerator.scale_up.topology.value
-    return f"{peak / 1e9:.0f} GB/s each way over the {topology}"
+    largest = max(deployment.model.tensors(), key=lambda pair: pair[0].parameters * pair[1])[0]
+    return entry.accelerator.dense[compute_format(deployment, deployment.precision[largest.role].main)].si
 
 
 def _estimate(entry: Entry) -> Estimate:
@@ -204,9 +192,3 @@ def _deployment(entry: Entry) -> Deployment:
 
 def memory(entry: Entry) -> str:
     return f"{entry.accelerator.memory.capacity.value:g} {entry.accelerator.memory.capacity.unit}"
-
-
-def main_compute(deployment: Deployment) -> str:
-    """The compute format of most of the weights."""
-    largest = max(deployment.model.tensors(), key=lambda pair: pair[0].parameters * pair[1])[0]
-    return compute_format(deployment, deployment.precision[largest.role].main)
