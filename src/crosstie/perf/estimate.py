@@ -9,7 +9,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.estimate import Estimate
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import memory_plan
-from crosstie.perf.serving import Steady, serve, single_stream_ceiling
+from crosstie.perf.serving import Steady, prefill_alone, serve, single_stream_ceiling
 from crosstie.perf.step import StepCost, shape, step
 
 
@@ -24,6 +24,7 @@ def estimates(
     hardware = Hardware(deployments)
     check_lengths(hardware, input_tokens, output_tokens)
     steady = serve(hardware, concurrency, input_tokens, output_tokens)
+    prefill = prefill_alone(hardware, input_tokens)
     alone = step(hardware, shape(1.0, input_tokens + output_tokens / 2))
     found = []
     for i, deployment in enumerate(deployments):
@@ -39,9 +40,9 @@ def estimates(
                 concurrency=float(concurrency),
                 decoding=float(steady.decoding[i, 0]),
                 concurrency_that_fits=float(np.floor(steady.concurrency_that_fits[i, 0])),
-                prefill_bound=bound(steady.prefill, i),
+                prefill_bound=bound(prefill, i),
                 decode_bound=decode_bound(steady, i),
-                prefill_roofline_fraction=roofline_fraction(steady.prefill, i),
+                prefill_roofline_fraction=roofline_fraction(prefill, i),
                 decode_roofline_fraction=roofline_fraction(steady.decode, i),
                 single_stream_tokens_per_s=1.0 / float(alone.total_s[i, 0]),
                 single_stream_ceiling_tokens_per_s=ceiling(deployment),

@@ -49,6 +49,7 @@ class Hardware:
         self.chunk_tokens = self.column(lambda d: d.stack.chunk_tokens_on(d.accelerator.memory_bytes))
         self.host_request_s = self.column(lambda d: d.stack.host.request.si)
         self._rates: dict[str, tuple[Array, Array]] = {}
+        self._columns: dict[str, Array] = {}
         self._links()
 
     def column(self, of: Callable[[Deployment], float]) -> Array:
@@ -66,7 +67,10 @@ class Hardware:
     def stream_bytes_per_s(self, format: Format) -> Array:
         """How fast weights of a format come out of memory."""
         width = "16" if format.bits > 10 else ("8" if format.bits > 6 else "4")
-        return self.memory_bytes_per_s * self.column(lambda d: d.efficiency.weights[width].value)
+        return self._once(
+            f"stream {width}",
+            lambda: self.memory_bytes_per_s * self.column(lambda d: d.efficiency.weights[width].value),
+        )
 
     def attention_rates(self, compute: str) -> tuple[Array, Array]:
         """Achievable and peak FLOP/s of attention arithmetic; 16-bit where the format is missing."""
@@ -83,7 +87,13 @@ class Hardware:
         def extra(d: Deployment) -> float:
             return 4.0 if lacks(d, format) and d.stack.materialises(format.id, d.accelerator.vendor) else 0.0
 
-        return self.column(extra)
+        return self._once(f"unpacked {format.id}", lambda: self.column(extra))
+
+    def _once(self, key: str, make: Callable[[], Array]) -> Array:
+        """A column that many steps ask for is made once."""
+        if key not in self._columns:
+            self._columns[key] = make()
+        return self._columns[key]
 
     def _links(self) -> None:
         def between_stages(d: Deployment) -> float:

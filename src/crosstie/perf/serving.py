@@ -23,10 +23,10 @@ from numpy.typing import ArrayLike
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.memory import cache_sequences
-from crosstie.perf.step import StepCost, shape, step
+from crosstie.perf.step import Shape, StepCost, shape, step, step_s
 
-# From a thousandth of a sequence to a thousand: 16 halvings leave 0.02%.
-_BISECTIONS = 16
+# From a thousandth of a sequence to a thousand: 13 halvings leave 0.2%.
+_BISECTIONS = 13
 # Fewer decoding sequences than this are none: requests of one token never decode.
 _FEWEST = 1e-3
 
@@ -42,10 +42,8 @@ class Steady(NamedTuple):
     output_tokens_per_s: Array
     decoding: Array
     concurrency_that_fits: Array
-    # One chunk of a prompt alone, and one decode step at the steady batch: what binds each.
-    prefill: StepCost
+    # A decode step, a step that carries prompts as they come, and how many of these one prompt takes.
     decode: StepCost
-    # A step that carries prompts as they come, and how many of them one prompt takes.
     mixed: StepCost
     chunks: Array
     # Clients wait for memory, or for the engine's own limit on sequences.
@@ -66,8 +64,9 @@ def serve(hardware: Hardware, concurrency: ArrayLike, input_tokens: ArrayLike, o
     fits = np.minimum(room, limit)
     load = _Load(np.minimum(clients, np.maximum(fits, 1.0)), inputs, later, context)
     decoding = _settle(hardware, load)
-    steps = _steps(hardware, decoding, load)
-    cycle = _cycle(hardware, decoding, steps.decode.total_s, steps.mixed.total_s, steps.full_s, load)
+    at = _shapes(hardware, decoding, load)
+    decode, mixed = step(hardware, at.decode), step(hardware, at.mixed)
+    cycle = _cycle(hardware, decoding, decode.total_s, mixed.total_s, step_s(hardware, at.full), load)
     rate = cycle.requests_per_s
     # Clients that memory keeps out wait before their prefill.
     outside = (clients - load.admitted) / rate
@@ -80,9 +79,8 @@ def serve(hardware: Hardware, concurrency: ArrayLike, input_tokens: ArrayLike, o
         output_tokens_per_s=rate * outputs,
         decoding=cycle.decoding,
         concurrency_that_fits=fits,
-        prefill=_prefill_alone(hardware, inputs),
-        decode=steps.decode,
-        mixed=steps.mixed,
+        decode=decode,
+        mixed=mixed,
         chunks=cycle.chunks,
         capacity_binds=(clients > load.admitted) & (room <= limit),
         engine_binds=(clients > load.admitted) & (room > limit),
@@ -98,11 +96,12 @@ class _Load(NamedTuple):
     context: Array
 
 
-class _Steps(NamedTuple):
-    decode: StepCost
-    mixed: StepCost
-    # A step whose budget of prompt tokens is full.
-    full_s: Array
+class _Shapes(NamedTuple):
+    """The steps of a replica: decode alone, with prompts as they come, with a full budget of them."""
+
+    decode: Shape
+    mixed: Shape
+    full: Shape
 
 
 class _Cycle(NamedTuple):
@@ -126,17 +125,19 @@ def _settle(hardware: Hardware, load: _Load) -> Array:
     bisection then costs next to nothing, and the caller computes the steps at the answer.
     """
     grid = _landmarks(hardware, load)
-    at = [_steps(hardware, sequences, load) for sequences in grid]
-    decode_s, mixed_s = [steps.decode.total_s for steps in at], [steps.mixed.total_s for steps in at]
-    full_s = [steps.full_s for steps in at]
+    at = [_shapes(hardware, sequences, load) for sequences in grid]
+    decode_s = [step_s(hardware, shapes.decode) for shapes in at]
+    mixed_s = [step_s(hardware, shapes.mixed) for shapes in at]
+    # A full step grows evenly with the sequences that ride along, so its two ends are enough.
+    ends = [grid[0], grid[-1]]
+    full_s = [step_s(hardware, shapes.full) for shapes in (at[0], at[-1])]
     low, high = np.log(_FEWEST) + 0.0 * decode_s[0], np.log(load.admitted) + 0.0 * decode_s[0]
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
         sequences = np.exp(middle)
         between = _between(grid, sequences)
-        cycle = _cycle(
-            hardware, sequences, _blend(decode_s, between), _blend(mixed_s, between), _blend(full_s, between), load
-        )
+        full = _blend(full_s, _between(ends, sequences))
+        cycle = _cycle(hardware, sequences, _blend(decode_s, between), _blend(mixed_s, between), full, load)
         exceeds = cycle.decoding > sequences
         low, high = np.where(exceeds, middle, low), np.where(exceeds, high, middle)
     return np.asarray(np.exp(0.5 * (low + high)))
@@ -179,20 +180,22 @@ def _chunk(hardware: Hardware, demand: Array, load: _Load) -> Array:
     return np.clip(demand, least, hardware.chunk_tokens * hardware.dp)
 
 
-def _steps(hardware: Hardware, decoding: Array, load: _Load) -> _Steps:
+def _shapes(hardware: Hardware, decoding: Array, load: _Load) -> _Shapes:
     # A pipeline works on that many batches in turn; a step has at least one sequence.
     sequences = decoding / hardware.pp
-    decode = step(hardware, shape(np.maximum(sequences, 1.0), load.context))
-    chunk = _chunk(hardware, _demand(hardware, decoding, load), load)
     riding = np.where(hardware.prefill_first, 0.0, _others(load) * sequences)
 
-    def carrying(tokens: Array) -> StepCost:
+    def carrying(tokens: Array) -> Shape:
         # Chunks of a prompt start between its beginning and its end: on average half of what is left.
         span = np.minimum(np.minimum(tokens, load.inputs), hardware.chunk_tokens)
-        return step(hardware, shape(riding, load.context, tokens, 0.5 * (load.inputs - span), span))
+        return shape(riding, load.context, tokens, 0.5 * (load.inputs - span), span)
 
-    mixed, full = carrying(chunk), hardware.chunk_tokens * hardware.dp + 0.0 * chunk
-    return _Steps(decode, mixed, carrying(full).total_s)
+    chunk = _chunk(hardware, _demand(hardware, decoding, load), load)
+    return _Shapes(
+        decode=shape(np.maximum(sequences, 1.0), load.context),
+        mixed=carrying(chunk),
+        full=carrying(hardware.chunk_tokens * hardware.dp),
+    )
 
 
 def _cycle(hardware: Hardware, decoding: Array, decode_s: Array, mixed_s: Array, full_s: Array, load: _Load) -> _Cycle:
@@ -214,7 +217,9 @@ def _cycle(hardware: Hardware, decoding: Array, decode_s: Array, mixed_s: Array,
     return _Cycle(own, service, load.inputs / chunk, tpot, ttft, rate, rate * delay)
 
 
-def _prefill_alone(hardware: Hardware, inputs: Array) -> StepCost:
+def prefill_alone(hardware: Hardware, input_tokens: ArrayLike) -> StepCost:
+    """One chunk of a prompt with nothing else in the step: what binds prefill itself."""
+    inputs = np.asarray(input_tokens, dtype=np.float64)
     chunk = np.minimum(inputs, hardware.chunk_tokens)
     return step(hardware, shape(prefill_tokens=chunk, prefill_start=0.5 * (inputs - chunk)))
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from crosstie.core.formats import Format
 from crosstie.core.model import Scan, State
 from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.work import Operation, Work
@@ -78,39 +77,75 @@ class StepCost:
 
     @property
     def total_s(self) -> Array:
-        """Engines that prepare the next step meanwhile hide the shorter of the two."""
-        gpu = self.gpu_s
-        return np.where(self.host_overlapped, np.maximum(gpu, self.host_s), gpu + self.host_s)
+        return _with_host(self.gpu_s, self.host_s, self.host_overlapped)
 
 
 class _Account:
-    """Adds up operations, each under the resource that bounds it."""
+    """Adds up operations; in detail, each under the resource that bounds it, beside its ideal time."""
 
-    def __init__(self, hardware: Hardware, size: tuple[int, ...]):
-        self.hardware = hardware
-        self.compute, self.memory, self.ideal = np.zeros(size), np.zeros(size), np.zeros(size)
+    def __init__(self, hardware: Hardware, size: tuple[int, ...], detailed: bool):
+        self.hardware, self.detailed = hardware, detailed
+        self.total, self.compute, self.ideal = np.zeros(size), np.zeros(size), np.zeros(size)
 
-    def add(self, count: float, compute_s: Array, memory_s: Array, ideal_s: Array, kernels: Array) -> None:
-        squared, other = compute_s * compute_s, memory_s * memory_s
-        busy = np.sqrt(np.sqrt(squared * squared + other * other))
-        total = count * (busy + self.hardware.kernel_s * kernels)
-        bound_by_compute = compute_s > memory_s
-        self.compute += np.where(bound_by_compute, total, 0.0)
-        self.memory += np.where(bound_by_compute, 0.0, total)
-        self.ideal += count * ideal_s
+    def add(self, count: float, compute_s: Array, memory_s: Array, kernels: Array | float) -> None:
+        # In place where it can be: this is where the time of large evaluations goes.
+        spent, other = compute_s * compute_s, memory_s * memory_s
+        spent *= spent
+        other *= other
+        spent = spent + other
+        np.sqrt(spent, out=spent)
+        np.sqrt(spent, out=spent)
+        spent += self.hardware.kernel_s * kernels
+        spent *= count
+        self.total += spent
+        if self.detailed:
+            self.compute += np.where(compute_s > memory_s, spent, 0.0)
+
+    def add_ideal(self, count: float, flop: Array, peak: Array, traffic: Array | float) -> None:
+        if self.detailed:
+            self.ideal += count * np.maximum(flop / peak, traffic / self.hardware.memory_bytes_per_s)
 
 
 def step(hardware: Hardware, at: Shape) -> StepCost:
     """The cost of one step through all layers, for every deployment at every operating point."""
+    account = _run(hardware, at, detailed=True)
+    zero = np.zeros_like(account.total)
+    return StepCost(
+        compute_s=account.compute,
+        memory_s=account.total - account.compute,
+        interconnect_s=zero + _collectives(hardware, at),
+        host_s=zero + _host(hardware, at),
+        ideal_s=account.ideal,
+        host_overlapped=hardware.host_overlapped,
+    )
+
+
+def step_s(hardware: Hardware, at: Shape) -> Array:
+    """Its seconds alone, for those who evaluate many: the same sums without where they went."""
+    gpu = _run(hardware, at, detailed=False).total + _collectives(hardware, at)
+    return _with_host(gpu, _host(hardware, at), hardware.host_overlapped)
+
+
+def _with_host(gpu_s: Array, host_s: Array, overlapped: Mask) -> Array:
+    """Engines that prepare the next step meanwhile hide the shorter of the two."""
+    return np.where(overlapped, np.maximum(gpu_s, host_s), gpu_s + host_s)
+
+
+def _share(tokens: Array) -> Array | float:
+    """1 where there is anything to do and 0 where there is not; a plain 1 in the common case."""
+    runs = tokens > 0
+    return 1.0 if runs.all() else runs.astype(np.float64)
+
+
+def _run(hardware: Hardware, at: Shape, detailed: bool) -> _Account:
     size = np.broadcast_shapes(hardware.tp.shape, *(part.shape for part in at))
-    account = _Account(hardware, size)
+    account = _Account(hardware, size, detailed)
     busiest = _busiest_replica(hardware, at)
     rank_tokens = busiest.decode_sequences + busiest.prefill_tokens
-    all_tokens = at.decode_sequences + at.prefill_tokens
     work = hardware.work
     for operation, count in work.operations.items():
         if operation.expert:
-            _experts(account, hardware, count, operation, all_tokens)
+            _experts(account, hardware, count, operation, at.decode_sequences + at.prefill_tokens)
         else:
             _matrix_product(account, hardware, count, operation, rank_tokens)
     for scan, count in work.scans.items():
@@ -118,19 +153,20 @@ def step(hardware: Hardware, at: Shape) -> StepCost:
     for state, count in work.states.items():
         _state(account, hardware, count, state, busiest)
     _elementwise(account, hardware, work, rank_tokens)
-    rank_sequences = busiest.decode_sequences + busiest.prefill_tokens / np.maximum(at.prefill_span, 1.0)
     for operation in work.head:
-        _matrix_product(account, hardware, 1, operation, rank_sequences)
-    zero = np.zeros(size)
-    return StepCost(
-        compute_s=account.compute,
-        memory_s=account.memory,
-        interconnect_s=zero + _collectives(hardware, rank_tokens),
-        # Each attention replica has its own host; one host feeds all stages of a pipeline in turn.
-        host_s=zero + (hardware.host_step_s + hardware.host_sequence_s * rank_sequences) * hardware.pp,
-        ideal_s=account.ideal,
-        host_overlapped=hardware.host_overlapped,
-    )
+        _matrix_product(account, hardware, 1, operation, _sequences(busiest))
+    return account
+
+
+def _sequences(at: Shape) -> Array:
+    """Sequences of a step: those that decode, and the prompts."""
+    return at.decode_sequences + at.prefill_tokens / np.maximum(at.prefill_span, 1.0)
+
+
+def _host(hardware: Hardware, at: Shape) -> Array:
+    """Each attention replica has its own host; one host feeds all stages of a pipeline in turn."""
+    sequences = _sequences(_busiest_replica(hardware, at))
+    return (hardware.host_step_s + hardware.host_sequence_s * sequences) * hardware.pp
 
 
 def _busiest_replica(hardware: Hardware, at: Shape) -> Shape:
@@ -155,21 +191,12 @@ def _matrix_product(account: _Account, hardware: Hardware, count: int, operation
         inputs = tensor.cols / ranks if tensor.shard == "in" else tensor.cols
         outputs = tensor.rows / ranks if tensor.shard in ("out", "vocab") else tensor.rows
         moved = moved + outputs + (inputs if tensor is largest else 0.0)
-    _add_product(account, hardware, count, main, tokens * weights, stored, tokens * moved, tokens > 0)
-
-
-def _add_product(
-    account: _Account, hardware: Hardware, count: int, format: Format, products: Array, stored: Array | float,
-    moved_elements: Array, runs: Mask,
-) -> None:  # fmt: skip
-    rate, peak = hardware.rates(format)
-    flop = 2.0 * products
-    memory = stored / hardware.stream_bytes_per_s(format) + moved_elements * (
-        _ACTIVATION_BYTES / hardware.elementwise_bytes_per_s
-    )
-    active = runs.astype(np.float64)
-    ideal = active * np.maximum(flop / peak, stored / hardware.memory_bytes_per_s)
-    account.add(count, flop / rate, active * memory, ideal, active)
+    active = _share(tokens)
+    rate, peak = hardware.rates(main)
+    activations = tokens * (moved * _ACTIVATION_BYTES / hardware.elementwise_bytes_per_s)
+    memory_s = activations + active * (stored / hardware.stream_bytes_per_s(main))
+    account.add(count, tokens * (2.0 * weights / rate), memory_s, active)
+    account.add_ideal(count, tokens * (2.0 * weights), peak, active * stored)
 
 
 def _experts(account: _Account, hardware: Hardware, count: int, operation: Operation, tokens: Array) -> None:
@@ -186,11 +213,14 @@ def _experts(account: _Account, hardware: Hardware, count: int, operation: Opera
     splits = hardware.stage_gpus / hardware.ep
     one = tensor.rows * tensor.cols / splits
     stored = visited * one * (mix.bytes + hardware.unpacked_bytes_per_weight(mix.main))
-    products = (rows + _EXPERT_PADDING_ROWS * visited) * one
     # Splitting an expert cuts the width between its two products, not the token's own.
     inner, outer = (tensor.rows, tensor.cols) if tensor.role == "experts" else (tensor.cols, tensor.rows)
-    moved = rows * (outer + inner / splits)
-    _add_product(account, hardware, count, mix.main, products, stored, moved, tokens > 0)
+    rate, peak = hardware.rates(mix.main)
+    activations = rows * ((outer + inner / splits) * _ACTIVATION_BYTES / hardware.elementwise_bytes_per_s)
+    memory_s = activations + stored / hardware.stream_bytes_per_s(mix.main)
+    padded = rows + _EXPERT_PADDING_ROWS * visited
+    account.add(count, padded * (2.0 * one / rate), memory_s, _share(tokens))
+    account.add_ideal(count, padded * (2.0 * one), peak, stored)
 
 
 def distinct_share(share: float, tokens: Array) -> Array:
@@ -207,38 +237,30 @@ def _scan(account: _Account, hardware: Hardware, count: int, scan: Scan, at: Sha
     rate, peak = hardware.attention_rates(scan.compute)
     limit = read_limit(scan)
 
-    sequences = at.decode_sequences
-    rows = sequences * keys_read(scan, limit, at.decode_context)
-    _add_attention(
-        account,
-        hardware,
-        count,
-        rows * scan.decode_flop / workers,
-        rows * row_bytes / holders,
-        rate,
-        peak,
-        sequences > 0,
-    )
+    sequences, tokens = at.decode_sequences, at.prefill_tokens
 
-    tokens = at.prefill_tokens
-    span = np.maximum(at.prefill_span, 1.0)
-    end = at.prefill_start + span
-    mean_rows = (keys_sum(scan, limit, end) - keys_sum(scan, limit, at.prefill_start)) / span
-    prompts = tokens / span
-    # Each prompt's cache is read once and its new rows written; queries of a tile share the reads.
-    traffic = (prompts * keys_read(scan, limit, end) + tokens / scan.stride) * row_bytes / holders
-    _add_attention(
-        account, hardware, count, tokens * mean_rows * scan.prefill_flop / workers, traffic, rate, peak, tokens > 0
-    )
+    def add(flop: Array, traffic: Array, runs: Array) -> None:
+        _add_attention(account, hardware, count, flop / workers, traffic / holders, rate, peak, _share(runs))
+
+    if sequences.any():
+        rows = sequences * keys_read(scan, limit, at.decode_context)
+        add(rows * scan.decode_flop, rows * row_bytes, sequences)
+    if tokens.any():
+        span = np.maximum(at.prefill_span, 1.0)
+        end = at.prefill_start + span
+        mean_rows = (keys_sum(scan, limit, end) - keys_sum(scan, limit, at.prefill_start)) / span
+        # Each prompt's cache is read once and its new rows written; queries of a tile share the reads.
+        traffic = (tokens / span * keys_read(scan, limit, end) + tokens / scan.stride) * row_bytes
+        add(tokens * mean_rows * scan.prefill_flop, traffic, tokens)
 
 
 def _add_attention(
     account: _Account, hardware: Hardware, count: int, flop: Array, traffic: Array, rate: Array, peak: Array,
-    runs: Mask,
+    runs: Array | float,
 ) -> None:  # fmt: skip
-    ideal = np.maximum(flop / peak, traffic / hardware.memory_bytes_per_s)
     # Two kernels: the pass itself and the reduction of its parts.
-    account.add(count, flop / rate, traffic / hardware.cache_bytes_per_s, ideal, 2.0 * runs.astype(np.float64))
+    account.add(count, flop / rate, traffic / hardware.cache_bytes_per_s, 2.0 * runs)
+    account.add_ideal(count, flop, peak, traffic)
 
 
 def read_limit(scan: Scan) -> float:
@@ -270,20 +292,21 @@ def _state(account: _Account, hardware: Hardware, count: int, state: State, at: 
     prompts = tokens / np.maximum(at.prefill_span, 1.0)
     flop = (sequences * state.decode_flop + tokens * state.prefill_flop) / workers
     traffic = 2.0 * (sequences + prompts) * state.bytes / workers
-    _add_attention(account, hardware, count, flop, traffic, rate, peak, (sequences + tokens) > 0)
+    _add_attention(account, hardware, count, flop, traffic, rate, peak, _share(sequences + tokens))
 
 
 def _elementwise(account: _Account, hardware: Hardware, work: Work, tokens: Array) -> None:
     traffic = tokens * (work.elementwise_bytes + work.elementwise_sharded_bytes / hardware.tp)
-    zero = np.zeros(1)
-    kernels = work.elementwise_kernels * (tokens > 0).astype(np.float64)
+    kernels = work.elementwise_kernels * _share(tokens)
     # Fused kernels need no traffic of their own, so the ideal step has none.
-    account.add(1, zero, traffic / hardware.elementwise_bytes_per_s, zero, kernels)
+    account.add(1, np.zeros(1), traffic / hardware.elementwise_bytes_per_s, kernels)
 
 
-def _collectives(hardware: Hardware, tokens: Array) -> Array:
+def _collectives(hardware: Hardware, at: Shape) -> Array:
     """All-reduce after attention and feed-forward (TP), all-to-all around experts (DP), hand-over (PP)."""
     model, ranks = hardware.model, hardware.stage_gpus
+    busiest = _busiest_replica(hardware, at)
+    tokens = busiest.decode_sequences + busiest.prefill_tokens
     message = tokens * model.hidden * _ACTIVATION_BYTES
     reduce = all_reduce_s(hardware, message, hardware.tp)
     expert_layers = sum(layer.count for layer in model.layers if layer.routing_kernels)
@@ -292,7 +315,7 @@ def _collectives(hardware: Hardware, tokens: Array) -> Array:
     # Dispatch sends each token to all ranks that hold its experts in 8 bits, combine brings 16 bits back.
     copies = np.minimum(max(model.experts_per_token, 1), hardware.ep) * ranks / hardware.ep
     exchanged = tokens * copies * hardware.work.expert_width * 3.0 * (ranks - 1) / ranks
-    active = (tokens > 0).astype(np.float64)
+    active = _share(tokens)
     spread = active * (2.0 * hardware.collective_s + exchanged / hardware.link_bytes_per_s(ranks))
     experts = expert_layers * np.where(hardware.dp > 1, spread, reduce)
     hand_over = (hardware.pp - 1) * (hardware.collective_s + message / hardware.tp / hardware.stage_bytes_per_s)
