@@ -48,6 +48,42 @@ def test_a_missing_field_is_named_with_its_file(field: str) -> None:
         ({"quantization_config": 7}, "quantization_config"),
         ({"num_local_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok"),
         ({"attention_bias": "yes"}, "attention_bias"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"num_hidden_layers": 50_000}, "num_hidden_layers"),
+        ({"max_position_embeddings": "4096"}, "max_position_embeddings"),
+        ({"max_position_embeddings": True}, "max_position_embeddings"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings"),
+        ({"num_key_value_heads": 7}, "num_key_value_heads"),
+        ({"sliding_window": -1}, "sliding_window"),
+        ({"layer_types": ["full_attention"] * 33}, "layer_types"),
+        ({"layer_types": ["sliding_attention"] * 32}, "sliding_window"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"model_type": "bert"}, "model_type"),
+        ({"model_type": "jamba"}, "model_type"),
+        ({"mamba_d_state": 16}, "mamba_d_state"),
+        ({"moe_num_experts": 64, "moe_k": 6}, "moe_num_experts"),
+        ({"num_nextn_predict_layers": 10**6}, "num_nextn_predict_layers"),
+        ({"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": "x"}, "moe_intermediate_size"),
+        ({"quantization_config": {"quant_method": "fp8", "ignore": [1]}}, "quantization_config.ignore"),
+        ({"quantization_config": {"quant_method": "fp8", "ignore": ["re:(["]}}, "quantization_config.ignore"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": [{}]}},
+            "quantization_config.config_groups",
+        ),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": None}}},
+            "quantization_config.config_groups.g",
+        ),
+        (
+            {"quantization_config": {"quant_method": "quark", "global_quant_config": {"weight": []}}},
+            "quantization_config.global_quant_config.weight",
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": {"bits": 8}}}},
+            "quantization_config.dynamic",
+        ),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config.quant_method"),
     ],
 )
 def test_nonsense_is_refused_by_key(changes: dict[str, Any], key: str) -> None:
@@ -61,7 +97,9 @@ QUANTISED = [
     ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block"),
     ({"quant_method": "fbgemm_fp8"}, "fp8-channel"),
     ({"quant_method": "awq", "w_bit": 4, "q_group_size": 128}, "int4-g128"),
-    ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "int8"),
+    ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "int8-g128"),
+    ({"quant_method": "gptq", "bits": "4", "group_size": -1}, "int4-channel"),
+    ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "int8"),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
     ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4"}}}, "mxfp4"),
     ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}}}, "fp8-channel"),
@@ -71,21 +109,50 @@ QUANTISED = [
 @pytest.mark.parametrize(("config", "format"), QUANTISED)
 def test_checkpoint_formats(config: dict[str, Any], format: str) -> None:
     model = read(quantization_config=config)
-    assert model.native["mlp"] == format
-    assert model.native["embedding"] == model.native["small"] == "bf16"
+    assert model.native["mlp"] == {format: 1.0}
+    assert model.native["embedding"] == model.native["small"] == {"bf16": 1.0}
 
 
 def test_modules_left_alone_stay_wide() -> None:
     model = read(quantization_config={"quant_method": "fp8", "modules_to_not_convert": ["model.layers.*.self_attn"]})
-    assert model.native["attention"] == model.native["output"] == "bf16"
-    assert model.native["mlp"] == "fp8"
+    assert model.native["attention"] == model.native["output"] == {"bf16": 1.0}
+    assert model.native["mlp"] == {"fp8": 1.0}
+
+
+def test_layers_left_alone_are_a_share_of_the_role() -> None:
+    """As Llama-3.1-405B-FP8: all attention, and the feed-forward of the first and the last layer."""
+    kept = [f"model.layers.{i}.self_attn.{p}_proj" for i in range(32) for p in "qkvo"]
+    kept += [f"model.layers.{i}.mlp.{p}_proj" for i in (0, 31) for p in ("gate", "up", "down")]
+    model = read(quantization_config={"quant_method": "fbgemm_fp8", "modules_to_not_convert": kept})
+    assert model.native["mlp"] == {"bf16": 2 / 32, "fp8-channel": 30 / 32}
+    assert model.native["attention"] == {"bf16": 1.0}
+    assert model.native_name == "fp8-channel"
+
+
+def test_groups_apply_to_their_targets() -> None:
+    groups = {
+        "attention": {
+            "targets": ["re:.*self_attn.*"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+        },
+        "rest": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}},
+    }
+    model = read(
+        quantization_config={
+            "quant_method": "compressed-tensors",
+            "config_groups": groups,
+            "ignore": ["lm_head", "model.layers.0*"],
+        }
+    )
+    assert model.native["attention"] == {"bf16": 1 / 32, "fp8-channel": 31 / 32}
+    assert model.native["mlp"] == {"bf16": 1 / 32, "nvfp4": 31 / 32}
 
 
 def test_experts_alone_are_quantised_where_the_config_says_so(catalog: Catalog) -> None:
     for name, format in (("gpt-oss-120b", "mxfp4-a8"), ("kimi-k2.5", "int4-g32"), ("deepseek-v4-flash", "mxfp4-a8")):
         native = catalog.model(name).native
-        assert native["experts"] == native["experts_down"] == format
-        assert native["attention"] != format
+        assert native["experts"] == native["experts_down"] == {format: 1.0}
+        assert format not in native["attention"]
 
 
 def test_a_directory_and_a_file_read_alike(tmp_path: Path) -> None:
@@ -153,6 +220,34 @@ def test_mha_without_kv_heads_and_tied_embeddings() -> None:
     tied = read(tie_word_embeddings=True)
     assert tied.parameters == 8030261248 - 128256 * 4096
     assert tied.active_parameters == read().active_parameters
+
+
+# Families that are not shipped: config keys as published, and the published number of weights.
+FAMILIES = {
+    "gpt2": ({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}, 124_439_808),
+    "qwen2.5-7b": ({"model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False, "use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28}, 7_615_616_512),
+    "gemma-2-9b": ({"model_type": "gemma2", "hidden_size": 3584, "intermediate_size": 14336, "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "vocab_size": 256000, "sliding_window": 4096}, 9_241_705_984),
+    "phi-3-mini": ({"model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32064, "tie_word_embeddings": False, "sliding_window": 2047}, 3_821_079_552),
+    "gpt-neox-20b": ({"model_type": "gpt_neox", "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44, "num_attention_heads": 64, "vocab_size": 50432, "tie_word_embeddings": False}, 20_554_567_680),
+    "command-r": ({"model_type": "cohere", "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40, "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 256000}, 34_980_831_232),
+    "deepseek-v2-lite": ({"model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 10944, "num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 102400, "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "tie_word_embeddings": False}, 15_706_484_224),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_that_are_not_shipped(name: str) -> None:
+    raw, weights = FAMILIES[name]
+    model, _ = read_model(raw, "config.json", id="m", name="m", source="s", date="2026-01")
+    assert model.parameters == pytest.approx(weights, rel=0.01)
+
+
+def test_windows_alternate_or_start_late_by_family() -> None:
+    gemma, _ = read_model(FAMILIES["gemma-2-9b"][0], "c", id="m", name="m", source="s", date="2026-01")
+    assert sorted(layer.count for layer in gemma.layers) == [21, 21]
+    late = read(model_type="qwen2", sliding_window=4096, use_sliding_window=True, max_window_layers=28)
+    assert {layer.scans[0].window: layer.count for layer in late.layers} == {None: 28, 4096: 4}
+    listed = read(num_local_experts=4, num_experts_per_tok=1, moe_layer_freq=[0] * 2 + [1] * 30)
+    assert sorted(layer.count for layer in listed.layers) == [2, 30]
 
 
 def test_every_shipped_model_reads(catalog: Catalog) -> None:

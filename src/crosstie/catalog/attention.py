@@ -97,7 +97,7 @@ def latent_attention(config: Config, *, hidden: int, heads: int, output_gate: bo
     rank = config.count("kv_lora_rank")
     nope, rope = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim", least=0)
     value = config.count("v_head_dim")
-    q_rank = config.get("q_lora_rank")
+    q_rank = config.maybe("q_lora_rank")
     tensors: list[Tensor] = []
     if q_rank:
         tensors += [plain("q_a", q_rank, hidden, "a"), vector("q_a_norm", q_rank)]
@@ -114,7 +114,7 @@ def latent_attention(config: Config, *, hidden: int, heads: int, output_gate: bo
         tensors.append(split_out("gate", heads * value, hidden, "gate"))
     decode_flop = 2.0 * heads * (rank + rope) + 2.0 * heads * rank
     prefill_flop = 2.0 * heads * (nope + rope) + 2.0 * heads * value
-    top = config.get("index_topk")
+    top = config.maybe("index_topk")
     scans: tuple[Scan, ...] = (
         Scan(
             name="latent", row_bytes_16bit=2.0 * (rank + rope), row_bytes_8bit=float(rank + rope),

@@ -6,6 +6,9 @@ from typing import Any
 
 from crosstie.core.errors import BadData
 
+# No model has a dimension beyond this; a larger one is a slip, and would take forever to count.
+_MOST = 10**8
+
 
 class Config:
     """Reads keys of the language model, whether they stand at the top or under `text_config`."""
@@ -34,54 +37,73 @@ class Config:
         inner = self.get(name)
         return self.outer.get(name) if inner is None else inner
 
-    def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
+    def maybe(self, *names: str, least: int = 1) -> int | None:
+        """A whole number, or None where the config does not have it."""
         value = self.get(*names)
         if value is None:
-            if default is None:
-                raise BadData(self.file, self._where(names[0]), "missing: this config.json lacks the field")
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise BadData(
-                self.file, self._where(names[0]), f"must be a whole number of at least {least}, not {value!r}"
-            )
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+            found = next(name for name in names if self.raw.get(name) is not None)
+            raise self.bad(found, f"must be a whole number from {least} to {_MOST:,}, not {value!r:.60}")
         return value
 
+    def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        value = self.maybe(*names, least=least)
+        if value is not None:
+            return value
+        if default is None:
+            raise self.bad(names[0], "missing: this config.json lacks the field")
+        return default
+
     def flag(self, name: str, default: bool = False) -> bool:
+        return self._bool(name, self.get(name), default)
+
+    def flag_outer(self, name: str) -> bool | None:
+        value = self.get_outer(name)
+        return None if value is None else self._bool(name, value, False)
+
+    def word(self, name: str) -> str:
+        """A string, or "" where there is none."""
         value = self.get(name)
         if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise BadData(self.file, self._where(name), f"must be true or false, not {value!r}")
+            return ""
+        if not isinstance(value, str):
+            raise self.bad(name, f"must be a string, not {value!r:.60}")
         return value
 
     def words(self, name: str, length: int) -> list[str] | None:
-        return self._list(name, length, str)
+        found = self._list(name, str)
+        if found is not None and len(found) != length:
+            raise self.bad(name, f"has {len(found)} entries for {length} layers")
+        return found
 
-    def counts(self, name: str, length: int | None) -> list[int] | None:
-        return self._list(name, length, int)
+    def counts(self, name: str, least_length: int = 0) -> list[int] | None:
+        found = self._list(name, int)
+        if found is not None and len(found) < least_length:
+            raise self.bad(name, f"has {len(found)} entries for {least_length} layers")
+        return found
 
-    def _list(self, name: str, length: int | None, kind: type) -> list[Any] | None:
+    def nested_config(self, name: str) -> "Config | None":
+        """An object inside the config, read in the same way."""
         value = self.get(name)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
-            raise BadData(self.file, self._where(name), f"must be a list of {kind.__name__}")
-        if length is not None and len(value) < length:
-            raise BadData(self.file, self._where(name), f"has {len(value)} entries for {length} layers")
-        return value
+        if not isinstance(value, Mapping):
+            raise self.bad(name, "must be an object")
+        return Config(value, self.file, f"{self._where(name)}.")
+
+    def bad(self, name: str, reason: str) -> BadData:
+        return BadData(self.file, self._where(name), reason)
 
     def kept(self) -> dict[str, Any]:
         """The keys that were asked for and are there: what a catalog file needs to keep."""
         inner = {key: value for key, value in self.raw.items() if key in self.asked and value is not None}
-        if not self.nested:
-            outer = {k: v for k, v in self.outer.items() if k in self.asked_outer and v is not None}
-            return {**inner, **outer}
         outer = {
             key: value
             for key, value in self.outer.items()
             if key in self.asked_outer and value is not None and key != "text_config"
         }
-        return {**outer, "text_config": inner}
+        return {**outer, "text_config": inner} if self.nested else {**inner, **outer}
 
     def unknown(self) -> list[str]:
         """Keys that nothing asked for, as a strict data file must not have them."""
@@ -89,7 +111,23 @@ class Config:
         if not self.nested:
             return inner
         outer = [key for key in self.outer if key not in self.asked_outer and key != "text_config"]
-        return outer + inner
+        return [f"{self.prefix}{key}" for key in outer] + inner
+
+    def _bool(self, name: str, value: object, default: bool) -> bool:
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.bad(name, f"must be true or false, not {value!r:.60}")
+        return value
+
+    def _list(self, name: str, kind: type) -> list[Any] | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        good = isinstance(value, list) and all(isinstance(v, kind) and not isinstance(v, bool) for v in value)
+        if not good:
+            raise self.bad(name, f"must be a list of {'strings' if kind is str else 'whole numbers'}")
+        return list(value)
 
     def _where(self, name: str) -> str:
         return f"{self.prefix}{'text_config.' if self.nested else ''}{name}"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from crosstie.catalog import families
 from crosstie.catalog.attention import (
     Attention,
     compressed_attention,
@@ -22,31 +23,20 @@ from crosstie.catalog.quantisation import native_formats
 from crosstie.core.errors import BadData
 from crosstie.core.model import Layer, Model, Tensor
 
-# Families whose MLP has no gate projection.
-_UNGATED = {"falcon", "gpt2", "gpt_neox", "gptj", "opt", "bloom", "gpt_bigcode", "starcoder2", "phi", "nemotron"}
-_HEAD_NORM = {
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen3_next",
-    "gemma3",
-    "gemma3_text",
-    "gemma4_text",
-}
-
 
 def load_config(path: Path) -> tuple[dict[str, Any], Path]:
     """A config.json, or the directory of a model that has one."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = json.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise BadData(file, "", "no such file: give a model directory or its config.json") from None
     except UnicodeDecodeError:
         raise BadData(file, "", "not UTF-8 text") from None
     except json.JSONDecodeError as error:
         raise BadData(file, f"line {error.lineno}", f"not valid JSON: {error.msg}") from None
+    except (RecursionError, ValueError):
+        raise BadData(file, "", "not a config.json: nested too deeply, or a number too long") from None
     except OSError as error:
         raise BadData(file, "", f"cannot be read: {error.strerror}") from None
     if not isinstance(raw, dict):
@@ -69,38 +59,31 @@ def read_model(
 ) -> tuple[Model, Config]:
     """The model that a config describes, and the config with what was read of it."""
     config = Config(raw, file, prefix)
-    family = config.get_outer("model_type") if not config.nested else config.get("model_type")
-    if config.nested:
-        config.asked_outer.add("model_type")
-    family = family or config.outer.get("model_type") or ""
-    architectures = config.outer.get("architectures")
-    config.asked_outer.add("architectures")
-    config.asked.add("architectures")
-    hidden = config.count("hidden_size", "n_embd", "d_model")
+    family = _family(config)
+    hidden = config.count("hidden_size", "n_embd", "d_model", "n_embed")
     depth = config.count("num_hidden_layers", "n_layer", "n_layers")
+    if depth > 10_000:
+        raise config.bad("num_hidden_layers", f"{depth:,} layers are a slip")
     heads = config.count("num_attention_heads", "n_head")
     vocabulary = config.count("vocab_size")
     attention_of = _attention_reader(config, family, hidden, heads, depth)
     forward_of = _forward_reader(config, family, hidden, depth)
     layers = _group([(attention_of(i), forward_of(i)) for i in range(depth)], _per_layer(config, family, hidden))
-    tied = config.get_outer("tie_word_embeddings")
+    tied = config.flag_outer("tie_word_embeddings")
     if tied is None:
-        tied = family in {"gemma3", "gemma3_text", "gemma4_text"}
-    outer = [
-        Tensor(name="embedding", role="embedding", rows=vocabulary, cols=hidden, shard="vocab"),
-        vector("final_norm", hidden * (2 if family == "falcon" else 1) + _stream_mixer(config, hidden)),
-    ]
-    if not tied:
-        outer.append(split_out("head", vocabulary, hidden, "head", "head"))
-    else:
-        # Stored once as the embedding, multiplied by as the head.
-        outer[0] = Tensor(
-            name="embedding", role="embedding", rows=vocabulary, cols=hidden, shard="vocab", kernel="head"
-        )
-    expert_count = max((t.copies for layer in layers for t in layer.tensors if t.role == "experts"), default=0)
-    active = max((t.active for layer in layers for t in layer.tensors if t.role == "experts"), default=0)
-    native, native_name = native_formats(config)
-    kv_heads = max((s.kv_heads for layer in layers for s in layer.scans if s.name != "index"), default=heads)
+        tied = family in families.TIED
+    # A tied embedding is stored once and multiplied by as the head.
+    embedding = Tensor(
+        name="embedding", role="embedding", rows=vocabulary, cols=hidden, shard="vocab", kernel="head" if tied else ""
+    )
+    final = vector("final_norm", hidden * (2 if family == "falcon" else 1) + _stream_mixer(config, hidden))
+    outer = [embedding, final] if tied else [embedding, final, split_out("head", vocabulary, hidden, "head", "head")]
+    routed = [t for layer in layers for t in layer.tensors if t.role == "experts"]
+    native, native_name = native_formats(config, depth, bool(routed))
+    limit = config.maybe("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+    drafts = _draft(config, hidden, layers)
+    _refuse_what_nobody_read(config)
+    architectures = config.outer.get("architectures")
     model = Model(
         id=id,
         name=name,
@@ -109,21 +92,42 @@ def read_model(
         hidden=hidden,
         vocabulary=vocabulary,
         heads=heads,
-        kv_heads=kv_heads,
-        max_context=config.get("max_position_embeddings", "n_positions", "max_seq_len"),
+        kv_heads=max((s.kv_heads for layer in layers for s in layer.scans if s.name != "index"), default=heads),
+        max_context=limit,
         layers=layers,
         outer=tuple(outer),
-        draft_tensors=_draft(config, hidden, layers),
-        experts=expert_count,
-        experts_per_token=active,
+        draft_tensors=drafts,
+        experts=max((t.copies for t in routed), default=0),
+        experts_per_token=max((t.active for t in routed), default=0),
         native=native,
         native_name=native_name,
         source=source,
         date=date,
         licence=licence,
         notes=notes,
+        file=str(file),
     )
     return model, config
+
+
+def _family(config: Config) -> str:
+    """The language model's type; multimodal configs have one at the top and one inside."""
+    config.asked_outer.update(("model_type", "architectures"))
+    config.asked.add("architectures")
+    family = config.word("model_type")
+    outside = config.outer.get("model_type")
+    family = family or (outside if isinstance(outside, str) else "")
+    if family in families.FOREIGN:
+        raise config.bad(
+            "model_type", f"'{family}' is not a family that Crosstie can read: no decoder of the usual kind"
+        )
+    return family
+
+
+def _refuse_what_nobody_read(config: Config) -> None:
+    for key, value in config.raw.items():
+        if key not in config.asked and value not in (None, False) and key.startswith(families.STRUCTURAL):
+            raise config.bad(key, "changes what a layer is, and no reader of Crosstie understands it")
 
 
 def _group(
@@ -154,28 +158,28 @@ def _group(
 
 def _per_layer(config: Config, family: str, hidden: int) -> tuple[tuple[Tensor, ...], float]:
     """Tensors that a layer has beside attention and feed-forward, and elements its norms move."""
-    norms = {"gemma3": 4, "gemma3_text": 4, "gemma4_text": 7, "falcon": 4}.get(family, 2)
-    streams = config.get("hc_mult") or 1
+    norms = families.NORMS.get(family, 2)
+    streams = config.maybe("hc_mult") or 1
     tensors = [vector("norms", norms * hidden)]
     if streams > 1:
         mixers = (2 + streams) * streams
         tensors.append(vector("hyper_connections", 2 * (mixers * streams * hidden + mixers + 3)))
-    if config.get("attn_res_block_size"):
+    if config.maybe("attn_res_block_size"):
         tensors.append(vector("attention_residual", 4 * hidden))
     return tuple(tensors), 4.0 * hidden * max(2, norms // 2 + streams)
 
 
 def _stream_mixer(config: Config, hidden: int) -> int:
-    streams = config.get("hc_mult") or 0
+    streams = config.maybe("hc_mult") or 0
     mixer = streams * streams * hidden + streams + 1 if streams else 0
-    return mixer + (2 * hidden if config.get("attn_res_block_size") else 0)
+    return mixer + (2 * hidden if config.maybe("attn_res_block_size") else 0)
 
 
 def _head_dim(config: Config, hidden: int, heads: int) -> int:
     dim = config.get("head_dim")
     if dim is None:
         if hidden % heads:
-            raise BadData(config.file, "head_dim", f"missing, and hidden_size {hidden} is no multiple of {heads} heads")
+            raise config.bad("head_dim", f"missing, and hidden_size {hidden} is no multiple of {heads} heads")
         return hidden // heads
     return config.count("head_dim")
 
@@ -183,15 +187,18 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int:
 def _attention_reader(config: Config, family: str, hidden: int, heads: int, depth: int) -> Callable[[int], Attention]:
     if config.get("compress_ratios") is not None:
         ratios = config.counts("compress_ratios", depth) or []
+        for ratio in ratios:
+            if ratio not in (0, 4, 128):
+                raise config.bad("compress_ratios", f"{ratio} is not one of 0, 4, 128")
         config.count("num_key_value_heads", default=1)
         return lambda i: compressed_attention(config, hidden=hidden, heads=heads, ratio=ratios[i])
     if config.get("kv_lora_rank") is not None:
         latent = latent_attention(config, hidden=hidden, heads=heads, output_gate=family == "kimi_linear")
-        hybrid = config.get("linear_attn_config")
-        if not isinstance(hybrid, Mapping):
+        hybrid = config.nested_config("linear_attn_config")
+        if hybrid is None:
             return lambda i: latent
-        delta = _kimi_delta(config, hybrid, hidden)
-        full = set(hybrid.get("full_attn_layers") or ())
+        delta = _kimi_delta(hybrid, hidden)
+        full = set(hybrid.counts("full_attn_layers") or ())
         return lambda i: latent if i + 1 in full else delta
     return _grouped_reader(config, family, hidden, heads, depth)
 
@@ -200,10 +207,12 @@ def _grouped_reader(config: Config, family: str, hidden: int, heads: int, depth:
     kv_heads = config.count("num_key_value_heads", "num_kv_heads", "n_head_kv", default=heads)
     if family == "falcon" and config.flag("multi_query") and not config.flag("new_decoder_architecture"):
         kv_heads = 1
+    if heads % kv_heads:
+        raise config.bad("num_key_value_heads", f"{kv_heads} does not divide the {heads} attention heads")
     head_dim = _head_dim(config, hidden, heads)
     bias = config.flag("attention_bias") or config.flag("qkv_bias") or family in {"qwen2", "qwen2_moe"}
-    norm = "head" if family in _HEAD_NORM else "none"
-    if config.get("qk_norm_type") == "per_layer":
+    norm = "head" if family in families.HEAD_NORM else "none"
+    if config.word("qk_norm_type") == "per_layer":
         norm = "full"
     common: dict[str, Any] = {
         "hidden": hidden,
@@ -221,19 +230,21 @@ def _grouped_reader(config: Config, family: str, hidden: int, heads: int, depth:
     )  # fmt: skip
     kinds = _layer_types(config, family, depth)
     local = full
-    chunk, window = config.get("attention_chunk_size"), config.get("sliding_window")
+    chunk, window = config.maybe("attention_chunk_size"), config.maybe("sliding_window")
     if chunk:
         local = grouped_attention(
             kv_heads=kv_heads, head_dim=head_dim, window=chunk, window_read_fraction=0.5, **common
         )
-    elif window and config.get("use_sliding_window") is not False:
+    elif window and _uses_window(config):
         local = grouped_attention(kv_heads=kv_heads, head_dim=head_dim, window=window, **common)
     by_kind = {"full_attention": full, "sliding_attention": local, "chunked_attention": local}
     if "linear_attention" in kinds:
         by_kind["linear_attention"] = _gated_delta(config, hidden)
     for index, kind in enumerate(kinds):
         if kind not in by_kind:
-            raise BadData(config.file, f"layer_types[{index}]", f"'{kind}' is not one of {', '.join(by_kind)}")
+            raise config.bad(f"layer_types[{index}]", f"'{kind}' is not one of {', '.join(by_kind)}")
+        if kind in ("sliding_attention", "chunked_attention") and local is full:
+            raise config.bad("sliding_window", f"missing: layer_types[{index}] is '{kind}'")
     return lambda i: by_kind[kinds[i]]
 
 
@@ -241,19 +252,26 @@ def _layer_types(config: Config, family: str, depth: int) -> list[str]:
     given = config.words("layer_types", depth)
     if given:
         return given
-    if config.get("attention_chunk_size"):
+    if config.maybe("attention_chunk_size"):
         # Llama-4: every fourth layer sees everything and carries no rotary embedding.
         return ["full_attention" if (i + 1) % 4 == 0 else "chunked_attention" for i in range(depth)]
-    every = config.get("full_attention_interval")
+    every = config.maybe("full_attention_interval")
     if every:
         return ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(depth)]
-    pattern = config.get("sliding_window_pattern", "_sliding_window_pattern")
-    if pattern is None and family in {"gemma3", "gemma3_text"}:
-        pattern = 6
+    if not (config.maybe("sliding_window") and _uses_window(config)):
+        config.get("sliding_window_pattern", "_sliding_window_pattern", "max_window_layers")
+        return ["full_attention"] * depth
+    default = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}.get(family)
+    pattern = config.maybe("sliding_window_pattern", "_sliding_window_pattern") or default
     if pattern:
         return ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(depth)]
-    windowed = config.get("sliding_window") and config.get("use_sliding_window") is not False
-    return ["sliding_attention" if windowed else "full_attention"] * depth
+    # Qwen2: the first layers see everything.
+    first = config.count("max_window_layers", default=0, least=0)
+    return ["full_attention" if i < first else "sliding_attention" for i in range(depth)]
+
+
+def _uses_window(config: Config) -> bool:
+    return config.flag("use_sliding_window", default=True)
 
 
 def _gated_delta(config: Config, hidden: int) -> Attention:
@@ -262,7 +280,7 @@ def _gated_delta(config: Config, hidden: int) -> Attention:
     conv = config.count("linear_conv_kernel_dim")
     keys, values = key_heads * key_dim, value_heads * value_dim
     channels = 2 * keys + values
-    wide = config.get("mamba_ssm_dtype") in (None, "float32")
+    wide = config.word("mamba_ssm_dtype") in ("", "float32")
     projections = (
         split_out("qkv", channels, hidden, "qkvz"),
         split_out("z", values, hidden, "qkvz"),
@@ -278,10 +296,9 @@ def _gated_delta(config: Config, hidden: int) -> Attention:
     )  # fmt: skip
 
 
-def _kimi_delta(config: Config, hybrid: Mapping[str, Any], hidden: int) -> Attention:
-    nested = Config(hybrid, config.file, "linear_attn_config.")
-    heads, dim = nested.count("num_heads"), nested.count("head_dim")
-    conv = nested.count("short_conv_kernel_size")
+def _kimi_delta(hybrid: Config, hidden: int) -> Attention:
+    heads, dim = hybrid.count("num_heads"), hybrid.count("head_dim")
+    conv = hybrid.count("short_conv_kernel_size")
     width = heads * dim
     projections = (
         *(split_out(part, width, hidden, "qkvg") for part in ("q", "k", "v", "g")),
@@ -299,24 +316,21 @@ def _kimi_delta(config: Config, hybrid: Mapping[str, Any], hidden: int) -> Atten
 
 
 def _forward_reader(config: Config, family: str, hidden: int, depth: int) -> Callable[[int], FeedForward]:
-    count = config.get("n_routed_experts", "num_local_experts", "num_experts")
+    count = config.maybe("n_routed_experts", "num_local_experts", "num_experts", least=0)
     if not count:
-        inner = config.count(
-            "intermediate_size", "n_inner", "ffn_dim", default=4 * hidden if family in _UNGATED else None
-        )
-        plain_mlp = dense(hidden, inner, gated=family not in _UNGATED, bias=config.flag("mlp_bias"))
+        default = 4 * hidden if family in families.UNGATED else None
+        inner = config.count("intermediate_size", "n_inner", "ffn_dim", default=default)
+        plain_mlp = dense(hidden, inner, gated=family not in families.UNGATED, bias=config.flag("mlp_bias"))
         return lambda i: plain_mlp
     routed, is_dense = _experts_reader(config, family, hidden, count, depth)
-    beside = None
-    if config.flag("enable_moe_block"):
-        beside = dense(hidden, config.count("intermediate_size"))
-    dense_inner = config.get("intermediate_size_mlp") if family == "llama4_text" else config.get("intermediate_size")
+    beside = dense(hidden, config.count("intermediate_size")) if config.flag("enable_moe_block") else None
+    dense_inner = config.maybe("intermediate_size_mlp" if family == "llama4_text" else "intermediate_size")
     dense_layer = dense(hidden, dense_inner) if dense_inner else None
 
     def forward(index: int) -> FeedForward:
         if is_dense(index):
             if dense_layer is None:
-                raise BadData(config.file, "intermediate_size", f"missing: layer {index} is dense")
+                raise config.bad("intermediate_size", f"missing: layer {index} is dense")
             return dense_layer
         if beside is None:
             return routed
@@ -331,16 +345,16 @@ def _forward_reader(config: Config, family: str, hidden: int, depth: int) -> Cal
 def _experts_reader(
     config: Config, family: str, hidden: int, count: int, depth: int
 ) -> tuple[FeedForward, Callable[[int], bool]]:
-    inner = config.get("moe_intermediate_size") or config.count("intermediate_size")
+    inner = config.maybe("moe_intermediate_size") or config.count("intermediate_size")
     active = config.count("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "experts_per_token")
     if active > count:
-        raise BadData(config.file, "num_experts_per_tok", f"{active} exceeds the {count} experts")
-    shared_inner = config.get("shared_expert_intermediate_size", "shared_intermediate_size")
+        raise config.bad("num_experts_per_tok", f"{active} exceeds the {count} experts")
+    shared_inner = config.maybe("shared_expert_intermediate_size", "shared_intermediate_size", least=0)
     if shared_inner is None:
-        shared_inner = (config.get("n_shared_experts", "num_shared_experts") or 0) * inner
+        shared_inner = config.count("n_shared_experts", "num_shared_experts", default=0, least=0) * inner
     if family == "llama4_text":
         shared_inner = inner
-    sigmoid_bias = config.get("topk_method") == "noaux_tc" or config.flag("use_routing_bias")
+    sigmoid_bias = config.word("topk_method") == "noaux_tc" or config.flag("use_routing_bias")
     routed = experts(
         hidden,
         inner,
@@ -350,24 +364,25 @@ def _experts_reader(
         shared_gate=family.startswith("qwen") and bool(shared_inner),
         router_bias=sigmoid_bias or family == "gpt_oss",
         expert_bias=family == "gpt_oss",
-        latent=config.get("routed_expert_hidden_size"),
+        latent=config.maybe("routed_expert_hidden_size"),
         router_extra=hidden + count if family == "gemma4_text" else 0,
     )
-    first_dense = config.get("first_k_dense_replace") or 0
-    step = (
-        config.get("interleave_moe_layer_step")
-        or config.get("decoder_sparse_step")
-        or config.get("moe_layer_freq")
-        or 1
-    )
-    only_mlp = set(config.counts("mlp_only_layers", None) or ())
+    first_dense = config.count("first_k_dense_replace", default=0, least=0)
+    only_mlp = set(config.counts("mlp_only_layers") or ())
+    frequency = config.get("moe_layer_freq")
+    if isinstance(frequency, list):
+        marks = config.counts("moe_layer_freq", depth) or []
+        return routed, lambda i: not marks[i]
+    step = config.count("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq", default=1)
     return routed, lambda i: i < first_dense or i in only_mlp or (i + 1) % step != 0
 
 
 def _draft(config: Config, hidden: int, layers: tuple[Layer, ...]) -> tuple[Tensor, ...]:
     """The multi-token-prediction module, as one more layer of the last kind and its entrance."""
-    count = config.get("num_nextn_predict_layers", "mtp_num_hidden_layers") or 0
+    count = config.count("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0, least=0)
     if not count:
         return ()
+    if count > 100:
+        raise config.bad("num_nextn_predict_layers", f"{count:,} draft layers are a slip")
     last = layers[-1]
-    return (plain("draft_entrance", hidden, 2 * hidden, "draft"), *last.tensors) * int(count)
+    return (plain("draft_entrance", hidden, 2 * hidden, "draft"), *last.tensors) * count

@@ -32,7 +32,7 @@ def read_model_file(file: Path) -> Model:
         prefix="config.",
     )
     for key in config.unknown():
-        raise BadData(file, key if key.startswith("config.") else f"config.{key}", "unknown key: no reader asks for it")
+        raise BadData(file, key, "unknown key: no reader asks for it")
     return model
 
 

@@ -32,7 +32,7 @@ _FALLBACK = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 def resolve(model: Model, name: str, formats: Mapping[str, Format]) -> Precision:
     name = name.casefold()
     if name == "native":
-        by_role = {role: only(formats[model.native[role]]) for role in ROLES}
+        by_role = {role: _native(model, role, formats) for role in ROLES}
         return Precision(id=model.native_name, by_role=by_role)
     if name in UNIFORM:
         wide = "fp16" if name == "fp16" else "bf16"
@@ -42,12 +42,17 @@ def resolve(model: Model, name: str, formats: Mapping[str, Format]) -> Precision
         by_role = dict.fromkeys(ROLES, only(formats["bf16"]))
         by_role.update(dict.fromkeys(LINEAR_ROLES, only(formats[FOUR_BIT[name]])))
         if model.is_moe:
-            by_role.update({role: only(formats[model.native[role]]) for role in ATTENTION_ROLES})
+            by_role.update({role: _native(model, role, formats) for role in ATTENTION_ROLES})
     elif name in GGUF:
         by_role = _gguf(model, *GGUF[name], formats)
     else:
         raise UnknownName("precision", name, PRECISIONS)
     return Precision(id=name, by_role=by_role)
+
+
+def _native(model: Model, role: str, formats: Mapping[str, Format]) -> Mix:
+    shares = model.native[role]
+    return Mix(formats=tuple(formats[name] for name in shares), fractions=tuple(shares.values()))
 
 
 def _gguf(model: Model, base: str, better: str, formats: Mapping[str, Format]) -> dict[str, Mix]:

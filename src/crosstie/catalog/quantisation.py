@@ -1,125 +1,221 @@
-"""How a checkpoint stores each role: quantization_config in, role -> format out."""
+"""How a checkpoint stores each role: quantization_config in, role -> shares of formats out.
+
+Configs name modules, layer by layer; a role is one or more modules of a layer. Each role is looked up
+on every layer, so that "all but the first and the last" becomes a share.
+"""
 
 import re
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from crosstie.catalog.config import Config
 from crosstie.core.errors import BadData
 from crosstie.core.formats import LINEAR_ROLES, ROLES
 
-# The module name that stands for each role when a config lists modules it leaves alone.
-_MODULES = {
-    "embedding": "model.embed_tokens",
-    "head": "lm_head",
-    "attention": "model.layers.0.self_attn.q_proj",
-    "key": "model.layers.0.self_attn.k_proj",
-    "output": "model.layers.0.self_attn.o_proj",
-    "value": "model.layers.0.self_attn.v_proj",
-    "mlp": "model.layers.0.mlp.gate_proj",
-    "mlp_down": "model.layers.0.mlp.down_proj",
-    "shared": "model.layers.0.mlp.shared_experts.gate_proj",
-    "shared_down": "model.layers.0.mlp.shared_experts.down_proj",
-    "experts": "model.layers.0.mlp.experts.0.gate_proj",
-    "experts_down": "model.layers.0.mlp.experts.0.down_proj",
+# What a checkpoint stores of a role: format id -> share of the layers.
+Shares = dict[str, float]
+
+# Module names of each role inside a layer, as the families spell them.
+_EXPERT = ("mlp.experts.0.{}", "block_sparse_moe.experts.0.{}", "feed_forward.experts.{}")
+_SHARED = ("mlp.shared_experts.{}", "mlp.shared_expert.{}", "feed_forward.shared_expert.{}")
+_MODULES: dict[str, tuple[str, ...]] = {
+    "attention": ("self_attn.q_proj", "self_attn.qkv_proj", "self_attn.q_a_proj", "self_attn.q_b_proj"),
+    "key": ("self_attn.k_proj", "self_attn.qkv_proj"),
+    "value": ("self_attn.v_proj", "self_attn.qkv_proj", "self_attn.kv_b_proj"),
+    "output": ("self_attn.o_proj",),
+    "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj", "feed_forward.gate_proj"),
+    "mlp_down": ("mlp.down_proj", "feed_forward.down_proj"),
+    "shared": tuple(name.format("gate_proj") for name in _SHARED),
+    "shared_down": tuple(name.format("down_proj") for name in _SHARED),
+    "experts": (*(name.format("gate_proj") for name in _EXPERT), "block_sparse_moe.experts.0.w1"),
+    "experts_down": (*(name.format("down_proj") for name in _EXPERT), "block_sparse_moe.experts.0.w2"),
 }
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+_PREFIXES = ("model.layers.{}.", "language_model.model.layers.{}.", "model.language_model.layers.{}.")
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _METHODS = "fp8, fbgemm_fp8, compressed-tensors, modelopt, mxfp4, awq, gptq, quark"
+_IGNORED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude")
+
+Pattern = re.Pattern[str]
 
 
-def native_formats(config: Config) -> tuple[dict[str, str], str]:
-    """Role -> format id, and the name of the checkpoint's precision."""
-    dtype = config.get_outer("torch_dtype") or config.get_outer("dtype") or "bfloat16"
-    base = _DTYPES.get(str(dtype))
-    if base is None:
-        raise BadData(config.file, "torch_dtype", f"'{dtype}' is not one of {', '.join(_DTYPES)}")
-    by_role = dict.fromkeys(ROLES, base)
+def native_formats(config: Config, layers: int, has_experts: bool) -> tuple[dict[str, Shares], str]:
+    """Role -> shares of formats, and the name of the checkpoint's precision."""
+    dtype = str(config.get_outer("torch_dtype") or config.get_outer("dtype") or "bfloat16").removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise config.bad("torch_dtype", f"'{dtype}' is not one of {', '.join(_DTYPES)}")
+    base = _DTYPES[dtype]
+    by_role: dict[str, Shares] = {role: {base: 1.0} for role in ROLES}
     name = base
-    quantisation = config.get_outer("quantization_config")
+    quantisation = config.get_outer("quantization_config") or config.get_outer("compression_config")
     if quantisation:
-        if not isinstance(quantisation, dict):
-            raise BadData(config.file, "quantization_config", "must be an object")
-        name = _quantised_format(config, quantisation)
-        kept = _left_alone(quantisation)
-        roles = ("experts", "experts_down") if quantisation.get("quant_method") == "mxfp4" else LINEAR_ROLES
-        for role in roles:
-            if not any(pattern.search(_MODULES[role]) for pattern in kept):
-                by_role[role] = name
+        if not isinstance(quantisation, Mapping):
+            raise config.bad("quantization_config", "must be an object")
+        name = _quantise(config, quantisation, by_role, base, layers, has_experts)
     if config.get("expert_dtype") == "fp4":
-        by_role["experts"] = by_role["experts_down"] = "mxfp4-a8"
+        by_role["experts"] = by_role["experts_down"] = {"mxfp4-a8": 1.0}
         name = f"{name}+mxfp4"
-    return by_role, "mxfp4" if name == "mxfp4-a8" else name
+    return by_role, name.removesuffix("-a8")
 
 
-def _quantised_format(config: Config, quantisation: dict[str, Any]) -> str:
+def _quantise(
+    config: Config, quantisation: Mapping[str, Any], by_role: dict[str, Shares], base: str, layers: int,
+    has_experts: bool,
+) -> str:  # fmt: skip
+    groups = _groups(config, quantisation)
+    kept = _left_alone(config, quantisation)
+    only_experts = quantisation.get("quant_method") == "mxfp4" and has_experts
+    roles = ("experts", "experts_down") if only_experts else LINEAR_ROLES
+    for role in roles:
+        found = Counter(_stored(_names(role, i), groups, kept, base) for i in range(layers))
+        by_role[role] = {format: count / layers for format, count in found.items()}
+    if quantisation.get("lm_head") is True:
+        by_role["head"] = {groups[-1][1]: 1.0}
+    # The precision is named after what stores most of the weights.
+    main = by_role["experts" if has_experts else "mlp"]
+    return max(main, key=lambda format: main[format])
+
+
+def _names(role: str, layer: int) -> list[str]:
+    return [prefix.format(layer) + module for prefix in _PREFIXES for module in _MODULES[role]]
+
+
+def _stored(names: list[str], groups: list[tuple[Pattern | None, str]], kept: list[Pattern], base: str) -> str:
+    """The first group that targets any of the names, unless the config leaves them alone."""
+    if any(pattern.search(name) for pattern in kept for name in names):
+        return base
+    for target, format in groups:
+        if target is None or any(target.search(name) for name in names):
+            return format
+    return base
+
+
+def _groups(config: Config, quantisation: Mapping[str, Any]) -> list[tuple[Pattern | None, str]]:
+    """(target, format) pairs, the narrow ones first; a target of None takes every linear layer."""
     method = str(quantisation.get("quant_method", "")).lower()
     where = "quantization_config"
-    if method == "fp8":
-        return "fp8-block" if quantisation.get("weight_block_size") else "fp8"
-    if method == "fbgemm_fp8":
-        return "fp8-channel"
-    if method == "mxfp4":
-        return "mxfp4-a8"
-    if method in ("awq", "gptq"):
-        bits = quantisation.get("bits", quantisation.get("w_bit", 4))
-        return _integer(config, bits, quantisation.get("group_size", quantisation.get("q_group_size", 128)))
-    if method == "modelopt":
-        algorithm = str(quantisation.get("quant_algo", "")).upper()
-        if algorithm in ("NVFP4", "FP8"):
-            return algorithm.lower()
-        raise BadData(config.file, f"{where}.quant_algo", f"'{algorithm}' is not one of NVFP4, FP8")
-    if method in ("compressed-tensors", "quark"):
-        return _grouped_format(config, quantisation, method)
-    raise BadData(config.file, f"{where}.quant_method", f"'{method}' is not one of {_METHODS}")
+    if method == "compressed-tensors":
+        return _compressed_groups(config, quantisation)
+
+    def first(name: str, other: str, default: int) -> object:
+        return quantisation.get(name, quantisation.get(other, default))
+
+    one: dict[str, Callable[[], str]] = {
+        "fp8": lambda: "fp8-block" if quantisation.get("weight_block_size") else "fp8",
+        "fbgemm_fp8": lambda: "fp8-channel",
+        "mxfp4": lambda: "mxfp4-a8",
+        "awq": lambda: _integer(config, first("bits", "w_bit", 4), first("group_size", "q_group_size", 128)),
+        "gptq": lambda: _integer(config, quantisation.get("bits", 4), quantisation.get("group_size", 128)),
+        "modelopt": lambda: _modelopt(config, quantisation),
+        "quark": lambda: _quark(config, quantisation),
+    }
+    if method not in one:
+        raise config.bad(f"{where}.quant_method", f"'{method}' is not one of {_METHODS}")
+    overrides = quantisation.get("dynamic")
+    if isinstance(overrides, Mapping) and any(not str(key).startswith("-:") for key in overrides):
+        raise config.bad(f"{where}.dynamic", "bits that differ by module are not understood")
+    return [(None, one[method]())]
 
 
-def _grouped_format(config: Config, quantisation: dict[str, Any], method: str) -> str:
-    if method == "quark":
-        layers = quantisation.get("global_quant_config") or {}
-        weights = layers.get("weight") or {}
-        if weights.get("dtype") == "fp4":
-            return "mxfp4"
-        if str(weights.get("dtype", "")).startswith("fp8"):
-            return "fp8-channel" if weights.get("qscheme") == "per_channel" else "fp8"
-        raise BadData(
-            config.file,
-            "quantization_config.global_quant_config.weight.dtype",
-            f"{weights.get('dtype')!r} is not fp4 or fp8",
-        )
-    groups = quantisation.get("config_groups") or {}
-    weights = next((group.get("weights") for group in groups.values() if group.get("weights")), None)
-    if not weights:
-        raise BadData(config.file, "quantization_config.config_groups", "names no weights")
+def _compressed_groups(config: Config, quantisation: Mapping[str, Any]) -> list[tuple[Pattern | None, str]]:
+    where = "quantization_config.config_groups"
+    groups = quantisation.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise config.bad(where, "must be an object of groups")
+    found: list[tuple[Pattern | None, str]] = []
+    for name, group in groups.items():
+        if not isinstance(group, Mapping):
+            raise config.bad(f"{where}.{name}", "must be an object")
+        weights = group.get("weights")
+        if weights is None:
+            continue
+        if not isinstance(weights, Mapping):
+            raise config.bad(f"{where}.{name}.weights", "must be an object")
+        format = _compressed_format(config, f"{where}.{name}.weights", weights)
+        for target in _strings(config, f"{where}.{name}.targets", group.get("targets") or ["Linear"]):
+            pattern = None if target == "Linear" else _pattern(config, f"{where}.{name}.targets", target)
+            found.append((pattern, format))
+    if not found:
+        raise config.bad(where, "names no weights")
+    return sorted(found, key=lambda pair: pair[0] is None)
+
+
+def _compressed_format(config: Config, where: str, weights: Mapping[str, Any]) -> str:
     bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy")
     if kind == "float" and bits == 4:
         return "nvfp4" if weights.get("group_size") == 16 else "mxfp4-a8"
     if kind == "float" and bits == 8:
         return {"channel": "fp8-channel", "block": "fp8-block"}.get(str(strategy), "fp8")
     if kind == "int":
-        return _integer(config, bits, weights.get("group_size") or 0)
-    raise BadData(config.file, "quantization_config.config_groups", f"{bits}-bit {kind} weights are not known")
+        return _integer(config, bits, -1 if strategy == "channel" else weights.get("group_size"), where)
+    raise config.bad(where, f"{bits}-bit {kind} weights are not known")
 
 
-def _integer(config: Config, bits: object, group: object) -> str:
-    if bits == 8:
-        return "int8"
-    if bits == 4 and group in (32, 64, 128):
-        return f"int4-g{group}"
-    raise BadData(
-        config.file,
-        "quantization_config",
-        f"{bits}-bit integers in groups of {group} are not known: 4 bits in 32, 64 or 128, or 8",
-    )
+def _modelopt(config: Config, quantisation: Mapping[str, Any]) -> str:
+    algorithm = str(quantisation.get("quant_algo", "")).upper()
+    if algorithm not in ("NVFP4", "FP8"):
+        raise config.bad("quantization_config.quant_algo", f"'{algorithm}' is not one of NVFP4, FP8")
+    return algorithm.lower()
 
 
-def _left_alone(quantisation: dict[str, Any]) -> list[re.Pattern[str]]:
-    patterns = []
-    for entry in (
-        quantisation.get("ignore") or quantisation.get("modules_to_not_convert") or quantisation.get("exclude") or ()
-    ):
-        if entry.startswith("re:"):
-            patterns.append(re.compile(entry[3:]))
-        else:
-            # Plain entries name whole path components; `*` stands for any.
-            body = re.escape(entry).replace(r"\*", "[^.]*" if "." in entry else ".*")
-            patterns.append(re.compile(rf"(^|\.){body}(\.|$)"))
-    return patterns
+def _quark(config: Config, quantisation: Mapping[str, Any]) -> str:
+    where = "quantization_config.global_quant_config"
+    everywhere = quantisation.get("global_quant_config")
+    if not isinstance(everywhere, Mapping):
+        raise config.bad(where, "must be an object")
+
+    def format_of(key: str, entry: Mapping[str, Any]) -> str:
+        weights = entry.get("weight")
+        if not isinstance(weights, Mapping):
+            raise config.bad(f"{key}.weight", "must be an object")
+        dtype = str(weights.get("dtype"))
+        if dtype == "fp4":
+            return "mxfp4"
+        if dtype.startswith("fp8"):
+            return "fp8-channel" if weights.get("qscheme") == "per_channel" else "fp8"
+        if dtype == "int8":
+            return "int8"
+        raise config.bad(f"{key}.weight.dtype", f"'{dtype}' is not one of fp4, fp8, int8")
+
+    main = format_of(where, everywhere)
+    for name, entry in (quantisation.get("layer_quant_config") or {}).items():
+        key = f"quantization_config.layer_quant_config.{name}"
+        if not isinstance(entry, Mapping) or (entry.get("weight") and format_of(key, entry) != main):
+            raise config.bad(key, "formats that differ by layer are not understood")
+    return main
+
+
+def _integer(config: Config, bits: object, group: object, where: str = "quantization_config") -> str:
+    width = int(bits) if isinstance(bits, str) and bits.isdigit() else bits
+    known = {None: "channel", -1: "channel", 0: "channel", 32: "g32", 64: "g64", 128: "g128"}
+    if width in (4, 8) and (group is None or isinstance(group, int)) and group in known:
+        return f"int{width}" if (width, known[group]) == (8, "channel") else f"int{width}-{known[group]}"
+    raise config.bad(where, f"{bits}-bit integers in groups of {group}: only 4 or 8 bits by channel, 32, 64 or 128")
+
+
+def _left_alone(config: Config, quantisation: Mapping[str, Any]) -> list[Pattern]:
+    found = []
+    for key in _IGNORED:
+        for entry in _strings(config, f"quantization_config.{key}", quantisation.get(key) or []):
+            found.append(_pattern(config, f"quantization_config.{key}", entry))
+    overrides = quantisation.get("dynamic")
+    if isinstance(overrides, Mapping):
+        for key in overrides:
+            found.append(_pattern(config, "quantization_config.dynamic", "re:" + str(key)[2:]))
+    return found
+
+
+def _strings(config: Config, where: str, value: object) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise config.bad(where, "must be a list of strings")
+    return value
+
+
+def _pattern(config: Config, where: str, entry: str) -> Pattern:
+    """A regular expression after "re:", else whole components of a module's path; * stands for any."""
+    path = re.escape(entry).replace(r"\*", ".*")
+    body = entry[3:] if entry.startswith("re:") else rf"(^|\.){path}(\.|$)"
+    try:
+        return re.compile(body)
+    except re.error as error:
+        raise BadData(config.file, where, f"'{entry}' is no regular expression: {error}") from None

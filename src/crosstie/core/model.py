@@ -111,13 +111,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     draft_tensors: tuple[Tensor, ...] = ()
     experts: int = 0
     experts_per_token: int = 0
-    # The format of each role as the checkpoint stores it.
-    native: dict[str, str]
+    # How the checkpoint stores each role: formats with the share of the layers that use them.
+    native: dict[str, dict[str, float]]
     native_name: str
     source: str
     date: str
     licence: str = ""
     notes: tuple[str, ...] = ()
+    file: str = ""
 
     @property
     def layer_count(self) -> int:
