@@ -39,7 +39,7 @@ def test_a_missing_field_is_named_with_its_file(field: str) -> None:
     [
         ({"hidden_size": -1}, "hidden_size"),
         ({"hidden_size": "4096"}, "hidden_size"),
-        ({"num_attention_heads": 31}, "head_dim"),
+        ({"num_attention_heads": 31, "num_key_value_heads": 31}, "head_dim"),
         ({"layer_types": ["full_attention"]}, "layer_types"),
         ({"layer_types": ["odd_attention"] * 32}, "layer_types[0]"),
         ({"torch_dtype": "int3"}, "torch_dtype"),

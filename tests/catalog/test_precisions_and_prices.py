@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.catalog.library import SHIPPED, Catalog, check_everything
 from crosstie.catalog.precision import PRECISIONS, more_bits_layers
 from crosstie.catalog.prices import COLUMNS, read_prices
 from crosstie.core.errors import BadData, BadInput, UnknownName
@@ -54,10 +54,59 @@ def test_unknown_precision(catalog: Catalog) -> None:
         catalog.precision(catalog.model("llama-3.1-8b"), "fp9")
 
 
-def test_stack_must_run_on_the_vendor(catalog: Catalog) -> None:
+def test_a_stack_must_run_on_the_vendor_and_read_the_weights(catalog: Catalog) -> None:
+    model, mi300x, card = (
+        catalog.model("llama-3.1-8b"),
+        catalog.accelerator("mi300x"),
+        catalog.accelerator("rx-7900-xtx"),
+    )
     with pytest.raises(BadInput, match="TensorRT-LLM does not run on mi300x"):
-        catalog.stack_for(catalog.accelerator("mi300x"), "tensorrt-llm")
-    assert catalog.stack_for(catalog.accelerator("rx-7900-xtx"), "llama.cpp").id == "llama.cpp"
+        catalog.deployment(model, mi300x, stack="tensorrt-llm")
+    with pytest.raises(BadInput, match=r"llama\.cpp does not read fp8 weights; sglang, tensorrt-llm, vllm would"):
+        catalog.deployment(model, card, precision="fp8", stack="llama.cpp")
+    # Without a name, the first engine that reads them.
+    assert catalog.deployment(model, card, precision="q4_k_m").stack.id == "llama.cpp"
+    assert catalog.deployment(model, card).stack.id == "vllm"
+
+
+def test_a_partial_file_of_constants_overrides_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "efficiency").mkdir()
+    own = '[sources]\nus = { ref = "our bench", date = "2026-10" }\n[compute]\nbf16 = { value = 0.9, unit = "fraction", basis = "measured", source = "us" }\n'
+    (tmp_path / "efficiency" / "cdna3.toml").write_text(own)
+    catalog = Catalog([tmp_path])
+    constants = catalog.efficiency(catalog.accelerator("mi300x"))
+    assert constants.compute["bf16"].value == 0.9
+    assert constants.compute["fp8"].value == pytest.approx(0.42)
+    assert constants.kernel.value == 4.0
+    (tmp_path / "efficiency" / "hoper.toml").write_text(own)
+    with pytest.raises(BadData, match="names no accelerator, family or topology"):
+        check_everything(Catalog([tmp_path]))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("group = 0", "out of range"),
+        ("element_bits = nan", "out of range"),
+        ('runs_as = ["fp3"]', "must be one or more"),
+        ('date = "2026-99"', "not a date"),
+        ("colour = 1", "unknown field"),
+    ],
+)
+def test_a_bad_format_is_refused(line: str, reason: str, tmp_path: Path) -> None:
+    good = {"title": '"t"', "element_bits": "4", "runs_as": '["bf16"]', "source": '"a source"', "date": '"2026-01"'}
+    key, _, value = line.partition(" = ")
+    body = "\n".join(f"{k} = {v}" for k, v in {**good, key: value}.items())
+    (tmp_path / "formats.toml").write_text(f"[mine]\n{body}\n")
+    with pytest.raises(BadData, match=reason):
+        _ = Catalog([tmp_path]).formats
+
+
+def test_a_catalog_that_is_no_folder(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(BadInput, match="must be a folder"):
+        Catalog([file])
 
 
 ROW = "mi300x,acme,on-demand,2.0,USD/h,claimed,2026-01,somebody,"
@@ -74,6 +123,8 @@ ROW = "mi300x,acme,on-demand,2.0,USD/h,claimed,2026-01,somebody,"
         (ROW.replace("claimed", "hoped"), "basis 'hoped'"),
         (ROW.replace("somebody", ""), "source is empty"),
         (ROW.replace("2026-01", "now"), "not a date"),
+        (ROW + "extra,", "must have 9 fields"),
+        ("mi300x,acme", "must have 9 fields"),
     ],
 )
 def test_a_bad_price_names_its_line(row: str, reason: str, tmp_path: Path, catalog: Catalog) -> None:
@@ -82,6 +133,15 @@ def test_a_bad_price_names_its_line(row: str, reason: str, tmp_path: Path, catal
     with pytest.raises(BadData, match=reason) as error:
         read_prices(file, catalog.accelerators)
     assert error.value.key == "line 2"
+
+
+def test_a_price_file_that_is_no_text(tmp_path: Path, catalog: Catalog) -> None:
+    file = tmp_path / "prices.csv"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadData, match="not UTF-8"):
+        read_prices(file, catalog.accelerators)
+    with pytest.raises(BadData, match="cannot be read"):
+        read_prices(tmp_path, catalog.accelerators)
 
 
 def test_price_columns_are_checked(tmp_path: Path, catalog: Catalog) -> None:

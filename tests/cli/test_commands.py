@@ -36,6 +36,71 @@ def test_fit_as_json(crosstie: Command) -> None:
     ] == pytest.approx(first["memory_bytes"])
 
 
+def test_a_layout_that_some_cannot_have_does_not_spoil_the_rest(crosstie: Command) -> None:
+    got = crosstie("fit", "llama-3.1-8b", "--tp", "8")
+    assert got.status == 0
+    assert "gh200: 8 GPUs in one stage exceed the 1" in got.out
+    card = crosstie("compare", "llama-3.1-8b", "--on", "mi300x,h100-nvl", "--tp", "8")
+    assert card.status == 0
+    assert "h100-nvl: 8 GPUs in one stage exceed the 2" in card.out
+    assert crosstie("compare", "llama-3.1-8b", "--on", "gh200,h100-nvl", "--tp", "8").status == 2
+
+
+def test_names_given_twice_count_once(crosstie: Command) -> None:
+    got = json.loads(crosstie("compare", "llama-3.1-8b", "--on", "h200,H200,h200-sxm", "--json").out)
+    assert len(got["entries"]) == 1
+    sizes = json.loads(crosstie("fit", "llama-3.1-8b", "--on", "h200", "--precision", "bf16,BF16,native", "--json").out)
+    assert len(sizes["sizes"]) == 1
+
+
+def test_a_folder_does_not_hide_the_catalog(crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama-3.1-8b").mkdir()
+    assert crosstie("fit", "llama-3.1-8b", "--on", "h200").status == 0
+    assert "config.json: no such file" in crosstie("fit", "./llama-3.1-8b", "--on", "h200").err
+
+
+def test_more_stages_where_the_load_needs_them(crosstie: Command) -> None:
+    got = json.loads(
+        crosstie(
+            "compare",
+            "llama-3.1-405b",
+            "--precision",
+            "fp8",
+            "--on",
+            "h100-sxm",
+            "--input",
+            "8192",
+            "--output",
+            "2048",
+            "--json",
+        ).out
+    )
+    entry = got["entries"][0]
+    assert entry["deployment"]["pp"] > 1
+    assert entry["estimate"]["concurrency_that_fits"] >= 64
+
+
+def test_the_engine_limit_is_not_called_memory(crosstie: Command) -> None:
+    got = json.loads(
+        crosstie(
+            "compare",
+            "llama-3.1-8b",
+            "--on",
+            "mi300x,h200",
+            "--input",
+            "16",
+            "--output",
+            "16",
+            "--concurrency",
+            "5000",
+            "--json",
+        ).out
+    )
+    assert {e["estimate"]["decode_bound"] for e in got["entries"]} == {"engine limit"}
+    assert not any("has room for" in sentence for sentence in got["verdicts"])
+
+
 def test_fit_on_everything(crosstie: Command) -> None:
     got = json.loads(crosstie("fit", "llama-3.1-8b", "--json").out)
     assert len({p["accelerator"] for p in got["placements"]}) == 17
@@ -129,7 +194,7 @@ def test_add_an_accelerator_then_use_it(crosstie: Command, tmp_path: Path) -> No
     file = tmp_path / "h999.toml"
     file.write_text(re.sub(r"(?m)^aliases = .*$", "aliases = []", text))
     assert crosstie("compare", "llama-3.1-8b", "--on", f"{file},h200").status == 0
-    assert crosstie("catalog", "check", str(file)).out == f"{file}: good\n"
+    assert crosstie("catalog", "check", str(file)).out == f"{file}: good (accelerators)\n"
     assert crosstie("catalog", "add", str(file)).status == 0
     got = crosstie("compare", "llama-3.1-8b", "--on", "h999,h200")
     assert "within 3%" in got.out
@@ -143,7 +208,39 @@ def test_a_bad_addition_leaves_nothing(crosstie: Command, tmp_path: Path) -> Non
     assert crosstie("catalog", "add", str(folder)).status == 2
     (folder / "config.json").write_text(json.dumps(CONFIG))
     assert crosstie("catalog", "add", str(folder), "--date", "yesterday").status == 2
-    assert not list((tmp_path / "user-catalog").rglob("*.toml"))
+    assert not (tmp_path / "user-catalog").exists()
+
+
+def test_names_are_text_and_not_markup(crosstie: Command, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    assert (
+        crosstie("catalog", "add", str(tmp_path / "config.json"), "--id", "odd", "--name", "Foo [red]x[/oops]").status
+        == 0
+    )
+    assert "Foo [red]x[/oops]" in crosstie("fit", "odd", "--on", "h200", "--context", "100").out
+    got = crosstie("catalog", "add", str(tmp_path / "config.json"), "--id", "worse", "--name", "a\x1b[31mb")
+    assert got.status == 2
+    assert "control characters" in got.err
+
+
+def test_without_a_home_there_is_still_an_answer(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "HOME": ""}
+    got = subprocess.run(
+        [sys.executable, "-m", "crosstie", "fit", "llama-3.1-8b", "--on", "h200"],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=tmp_path,
+    )
+    assert got.returncode == 0
+
+
+def test_a_terminal_without_the_signs_gets_others(tmp_path: Path) -> None:
+    env = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "CROSSTIE_CATALOG": str(tmp_path)}
+    command = [sys.executable, "-m", "crosstie", "fit", "mixtral-8x7b", "--on", "h200", "--dp", "2", "--tp", "2"]
+    got = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert got.returncode == 0
+    assert "Traceback" not in got.stderr
 
 
 def test_the_whole_catalog_checks(crosstie: Command) -> None:
@@ -171,6 +268,15 @@ MISTAKES = {
         ["compare", "llama-3.1-8b", "--on", "mi300x", "--stack", "tensorrt-llm"],
         "does not run on mi300x",
     ),
+    "no precision": (["fit", "llama-3.1-8b", "--on", "h200", "--precision", ","], "--precision names none"),
+    "long name": (["fit", "x" * 5000, "--on", "h200"], "File name too long"),
+    "path that is not there": (["fit", "./nowhere", "--on", "h200"], "no such file"),
+    "weights the engine cannot read": (
+        ["fit", "llama-3.1-8b", "--on", "h200", "--precision", "fp8", "--stack", "llama.cpp"],
+        "does not read fp8",
+    ),
+    "options that a catalog file has itself": (["catalog", "add", "x.toml", "--id", "y"], "go with a config.json"),
+    "bad date": (["catalog", "add", "x", "--date", "soon"], "--date soon"),
     "nothing to show": (["catalog", "show", "mi30x"], " or mi300x"),
     "no such key": (["catalog", "show", "mi300x", "dense.fp3"], "no key 'dense.fp3'"),
     "prices only": (["catalog", "list", "models", "--on", "h200"], "list prices"),
@@ -205,6 +311,12 @@ def test_help_teaches_and_stays_light() -> None:
     assert "crosstie compare llama-3.1-70b" in got.stdout
     assert "Exit status" in got.stdout
     assert got.stdout.rstrip().endswith("[]")
+
+
+def test_no_arguments_show_the_help(crosstie: Command) -> None:
+    got = crosstie()
+    assert got.status == 0
+    assert got.out.startswith("Usage: crosstie")
 
 
 @pytest.mark.parametrize("command", [[], ["fit"], ["compare"], ["catalog"], ["catalog", "show"], ["catalog", "add"]])

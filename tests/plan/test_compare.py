@@ -56,9 +56,7 @@ def test_sentences_are_true_over_many_pairs(catalog: Catalog) -> None:
         model = draw.choice(sorted(catalog.models))
         names = draw.sample(sorted(catalog.accelerators), 2)
         load = Load(draw.choice([1, 8, 64, 400, 2000]), draw.choice([16, 512, 4000]), draw.choice([4, 64, 90]))
-        got = card(
-            catalog, model, " ".join(names), load, precision=draw.choice(["native", "fp8", "q4_k_m"]), stack="llama.cpp"
-        )
+        got = card(catalog, model, " ".join(names), load, precision=draw.choice(["native", "fp8", "q4_k_m"]))
         by_name = {e.accelerator.id: e for e in got.entries}
         for sentence in got.verdicts:
             checked += 1

@@ -159,10 +159,9 @@ def test_more_clients_never_mean_less_throughput_or_a_faster_answer(
 ) -> None:
     found, mi355x = CATALOG.model(model), CATALOG.accelerator("mi355x")
     try:
-        split.check(found, mi355x)
+        one = CATALOG.deployment(found, mi355x, split, "bf16", stack=stack)
     except BadInput:
         return
-    one = CATALOG.deployment(found, mi355x, split, stack=stack)
     if not memory_plan(one).fits:
         return
     clients = np.unique(np.geomspace(1, 500, 40).round())

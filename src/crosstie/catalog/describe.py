@@ -14,8 +14,6 @@ from crosstie.core.fact import Fact, Label
 from crosstie.core.model import Model
 from crosstie.core.stack import Efficiency, Stack
 
-Columns = list[tuple[str, str]]
-
 
 @dataclass(frozen=True)
 class Line:
@@ -141,91 +139,84 @@ def fact_line(key: str, fact: Fact | Label) -> Line:
     return Line(key, fact.value, unit, fact.basis, fact.date, fact.source, tuple(notes))
 
 
-def overview(catalog: Catalog, kind: str, only: Sequence[str] | None = None) -> tuple[Columns, list[list[Any]]]:
-    """One row a noun, with the few numbers that people look for first."""
+def overview(catalog: Catalog, kind: str, only: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """One row a noun, with the few numbers that people look for first, in the units that their keys name."""
     if kind == "accelerators":
-        columns = [("id", "left"), ("name", "left"), ("isa", "left"), ("memory", "right"), ("TB/s", "right")]
-        columns += [
-            ("bf16 TF", "right"),
-            ("fp8 TF", "right"),
-            ("fp4 TF", "right"),
-            ("fp8", "left"),
-            ("link GB/s", "right"),
-            ("domain", "right"),
-            ("W", "right"),
-        ]
-        return columns, [_accelerator_row(a) for a in catalog.accelerators.values()]
+        return [_accelerator_row(a) for a in catalog.accelerators.values()]
     if kind == "models":
-        columns = [
-            ("id", "left"),
-            ("parameters B", "right"),
-            ("active B", "right"),
-            ("stored as", "left"),
-            ("context", "right"),
-            ("layers", "left"),
-        ]
-        return columns, [_model_row(m) for m in catalog.models.values()]
+        return [_model_row(m) for m in catalog.models.values()]
     if kind == "stacks":
-        columns = [("id", "left"), ("name", "left"), ("versions", "left"), ("vendors", "left"), ("schedules", "left")]
-        return columns, [
-            [s.id, s.name, s.versions, ", ".join(s.vendors), s.scheduling] for s in catalog.stacks.values()
+        return [
+            {
+                "id": s.id,
+                "name": s.name,
+                "versions": s.versions,
+                "vendors": ", ".join(s.vendors),
+                "schedules": s.scheduling,
+                "reads": ", ".join(s.loads),
+            }
+            for s in catalog.stacks.values()
         ]
     if kind == "formats":
-        columns = [
-            ("id", "left"),
-            ("bits a weight", "right"),
-            ("title", "left"),
-            ("runs as", "left"),
-            ("source", "left"),
-            ("date", "left"),
-        ]
-        return columns, [
-            [f.id, round(f.bits, 4), f.title, ", ".join(f.runs_as), f.source, f.date] for f in catalog.formats.values()
+        return [
+            {
+                "id": f.id,
+                "bits a weight": f.bits,
+                "title": f.title,
+                "runs as": ", ".join(f.runs_as),
+                "source": f.source,
+                "date": f.date,
+            }
+            for f in catalog.formats.values()
         ]
     if kind == "precisions":
-        columns = [("precision", "left"), ("stores linear layers as", "left")]
-        rows: list[list[Any]] = [["native", "what the checkpoint has"]]
-        rows += [[name, format] for name, format in {**UNIFORM, **FOUR_BIT}.items()]
-        rows += [
-            [name, f"{base}, and {better} where llama.cpp spends more bits"] for name, (base, better) in GGUF.items()
-        ]
-        return columns, rows
-    columns = [
-        ("accelerator", "left"),
-        ("provider", "left"),
-        ("kind", "left"),
-        ("USD", "right"),
-        ("basis", "left"),
-        ("date", "left"),
-        ("source", "left"),
-    ]
-    chosen = [p for p in catalog.prices if only is None or p.accelerator in only]
-    return columns, [
-        [p.accelerator, p.provider, p.kind, p.amount.value, p.amount.basis, p.amount.date, p.amount.source]
-        for p in chosen
+        stored = {"native": "what the checkpoint has", **UNIFORM, **FOUR_BIT}
+        for name, (base, better) in GGUF.items():
+            stored[name] = base if base == better else f"{base}, and {better} where llama.cpp spends more bits"
+        return [{"precision": name, "stores linear layers as": what} for name, what in stored.items()]
+    return [
+        {
+            "accelerator": p.accelerator,
+            "provider": p.provider,
+            "kind": p.kind,
+            "value": p.amount.value,
+            "unit": p.amount.unit,
+            "basis": p.amount.basis,
+            "date": p.amount.date,
+            "source": p.amount.source,
+        }
+        for p in catalog.prices
+        if only is None or p.accelerator in only
     ]
 
 
-def _accelerator_row(a: Accelerator) -> list[Any]:
-    def rate(name: str) -> str:
+def _accelerator_row(a: Accelerator) -> dict[str, Any]:
+    def rate(name: str) -> float | None:
         fact = a.dense.get(name)
-        return f"{fact.si / 1e12:,.0f}" if fact else "-"
+        return fact.si / 1e12 if fact else None
 
-    capacity = a.memory.capacity
-    return [
-        a.id, a.name, a.chip.isa.value, f"{capacity.value:g} {capacity.unit}", f"{a.memory_bytes_per_s / 1e12:.2f}",
-        rate("bf16"), rate("fp8"), rate("fp4"), a.chip.fp8_dialect.value,
-        f"{a.scale_up.bandwidth.si / 1e9:,.0f}", a.domain, f"{a.chip.tdp.value:,.0f}",
-    ]  # fmt: skip
+    return {
+        "id": a.id,
+        "name": a.name,
+        "isa": a.chip.isa.value,
+        "GiB": a.memory.capacity.si / 2**30,
+        "TB/s": a.memory_bytes_per_s / 1e12,
+        "bf16 TF": rate("bf16"),
+        "fp8 TF": rate("fp8"),
+        "fp4 TF": rate("fp4"),
+        "fp8": a.chip.fp8_dialect.value,
+        "link GB/s": a.scale_up.bandwidth.si / 1e9,
+        "domain": a.domain,
+        "W": a.chip.tdp.si,
+    }
 
 
-def _model_row(m: Model) -> list[Any]:
-    kinds = "; ".join(f"{layer.count} x {layer.kind}" for layer in m.layers)
-    return [
-        m.id,
-        f"{m.parameters / 1e9:,.1f}",
-        f"{m.active_parameters / 1e9:,.1f}",
-        m.native_name,
-        m.max_context or "-",
-        kinds,
-    ]
+def _model_row(m: Model) -> dict[str, Any]:
+    return {
+        "id": m.id,
+        "parameters B": m.parameters / 1e9,
+        "active B": m.active_parameters / 1e9,
+        "stored as": m.native_name,
+        "context": m.max_context,
+        "layers": "; ".join(f"{layer.count} x {layer.kind}" for layer in m.layers),
+    }

@@ -142,7 +142,7 @@ def _group(
     for (attention, forward), count in counted.items():
         layers.append(
             Layer(
-                kind=f"{attention.kind}; {forward.kind}",
+                kind=f"{attention.kind} + {forward.kind}",
                 count=count,
                 tensors=attention.tensors + forward.tensors + extra,
                 scans=attention.scans,

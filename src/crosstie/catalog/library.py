@@ -10,14 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import msgspec
-
 from crosstie.catalog.accelerators import read_accelerator
 from crosstie.catalog.models import read_model_file, read_model_path
 from crosstie.catalog.precision import resolve as resolve_precision
 from crosstie.catalog.prices import Price, read_prices
 from crosstie.catalog.reading import read_toml
-from crosstie.catalog.stacks import read_efficiency, read_stack, resolve_efficiency
+from crosstie.catalog.stacks import merge_efficiency, read_efficiency, read_formats, read_stack, resolve_efficiency
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadData, BadInput, UnknownName, near_names
@@ -38,20 +36,25 @@ class _Named(Protocol):
 Noun = TypeVar("Noun", bound=_Named)
 
 
+def user_directories() -> list[Path]:
+    """Folders of the user's own files: CROSSTIE_CATALOG, or one under the home directory if there is one."""
+    given = os.environ.get("CROSSTIE_CATALOG")
+    if given:
+        return [Path(part).expanduser() for part in given.split(os.pathsep) if part]
+    base = os.environ.get("XDG_CONFIG_HOME")
+    try:
+        return [(Path(base) if base else Path.home() / ".config") / "crosstie" / "catalog"]
+    except RuntimeError:
+        # No home directory, as in some containers: then there are no files of the user's either.
+        return []
+
+
 def user_directory() -> Path:
     """Where `crosstie catalog add` writes unless told otherwise."""
-    given = os.environ.get("CROSSTIE_CATALOG")
-    if given:
-        return Path(given.split(os.pathsep)[0])
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(base) / "crosstie" / "catalog"
-
-
-def user_directories() -> list[Path]:
-    given = os.environ.get("CROSSTIE_CATALOG")
-    if given:
-        return [Path(part) for part in given.split(os.pathsep) if part]
-    return [user_directory()]
+    found = user_directories()
+    if not found:
+        raise BadInput("there is no home directory: set CROSSTIE_CATALOG to a folder")
+    return found[0]
 
 
 class Catalog:
@@ -59,6 +62,9 @@ class Catalog:
 
     def __init__(self, directories: Iterable[Path] | None = None):
         extra = user_directories() if directories is None else list(directories)
+        for directory in extra:
+            if _exists(directory) and not directory.is_dir():
+                raise BadInput(f"{directory}: the catalog must be a folder")
         self.directories = [SHIPPED, *extra]
 
     @cached_property
@@ -78,12 +84,8 @@ class Catalog:
         formats: dict[str, Format] = {}
         for directory in self.directories:
             file = directory / "formats.toml"
-            if file.exists():
-                for key, raw in read_toml(file).items():
-                    try:
-                        formats[key] = msgspec.convert({"id": key, **raw}, Format)
-                    except (msgspec.ValidationError, TypeError) as error:
-                        raise BadData(file, key, str(error)) from None
+            if _exists(file):
+                formats.update(read_formats(file))
         return formats
 
     @cached_property
@@ -91,13 +93,18 @@ class Catalog:
         found: list[Price] = []
         for directory in self.directories:
             file = directory / "prices.csv"
-            if file.exists():
+            if _exists(file):
                 found += read_prices(file, self.accelerators)
         return tuple(found)
 
     @cached_property
     def _efficiency_layers(self) -> dict[str, dict[str, Any]]:
-        return {file.stem: read_efficiency(file) for file in self._files("efficiency")}
+        """Constants by what they are for; a user's file overrides only the constants that it has."""
+        layers: dict[str, dict[str, Any]] = {}
+        for directory in self.directories:
+            for file in _toml_files(directory / "efficiency"):
+                merge_efficiency(layers.setdefault(file.stem, {}), read_efficiency(file))
+        return layers
 
     def accelerator(self, name: str) -> Accelerator:
         """By id, alias, or the path of an accelerator file."""
@@ -107,25 +114,45 @@ class Catalog:
         return read_accelerator(quick) if quick else _find("accelerator", name, self.accelerators)
 
     def model(self, name: str) -> Model:
-        """By id, alias, or the path of a model directory, config.json or catalog file."""
-        path = Path(name).expanduser()
-        if path.suffix == ".toml":
+        """By id, alias, or the path of a model directory, config.json or catalog file.
+
+        A folder of the same name does not hide a model of the catalog; write ./NAME for the folder.
+        """
+        if name.endswith(".toml"):
             return read_model_file(_existing(name, "model file"))
-        if path.suffix == ".json" or path.is_dir():
-            return read_model_path(path)
+        if name.endswith(".json") or name.startswith((".", "/", "~")):
+            return read_model_path(Path(name).expanduser())
         quick = self._quick("models", name)
-        return read_model_file(quick) if quick else _find("model", name, self.models)
+        if quick:
+            return read_model_file(quick)
+        try:
+            return _find("model", name, self.models)
+        except UnknownName:
+            if _exists(Path(name)):
+                return read_model_path(Path(name))
+            raise
 
     def stack(self, name: str) -> Stack:
         return _find("stack", name, self.stacks)
 
-    def stack_for(self, accelerator: Accelerator, name: str | None = None) -> Stack:
-        """The named stack, if it runs on this vendor; without a name, vLLM."""
-        stack = self.stack(name or "vllm")
+    def stack_for(self, accelerator: Accelerator, name: str | None, model: Model, precision: Precision) -> Stack:
+        """The named stack, if it runs on this vendor and reads the weights; else the first that does."""
+        needed = {f.id for tensor, _ in model.tensors() for f in precision[tensor.role].formats}
+        if name is None:
+            candidates = [self.stack(usual) for usual in ("vllm", "llama.cpp")]
+            stack = next((s for s in candidates if all(map(s.reads, needed))), candidates[0])
+        else:
+            stack = self.stack(name)
         if accelerator.vendor not in stack.vendors and "any" not in stack.vendors:
-            fitting = [s.id for s in self.stacks.values() if accelerator.vendor in s.vendors]
+            fitting = [s.id for s in self.stacks.values() if accelerator.vendor in s.vendors or "any" in s.vendors]
             raise BadInput(
                 f"{stack.name} does not run on {accelerator.id} ({accelerator.vendor}); these do: {', '.join(fitting)}"
+            )
+        missing = sorted(format for format in needed if not stack.reads(format))
+        if missing:
+            fitting = [s.id for s in self.stacks.values() if all(map(s.reads, needed))]
+            raise BadInput(
+                f"{stack.name} does not read {', '.join(missing)} weights; {', '.join(fitting) or 'no stack'} would"
             )
         return stack
 
@@ -144,13 +171,14 @@ class Catalog:
         kv_format: str = "bf16",
         stack: str | None = None,
     ) -> Deployment:
+        stored = self.precision(model, precision)
         return Deployment(
             model=model,
             accelerator=accelerator,
             parallelism=parallelism or Parallelism(),
-            precision=self.precision(model, precision),
+            precision=stored,
             kv_format=kv_format,
-            stack=self.stack_for(accelerator, stack),
+            stack=self.stack_for(accelerator, stack, model, stored),
             efficiency=self.efficiency(accelerator),
         )
 
@@ -158,34 +186,59 @@ class Catalog:
         """Files of one kind; a later directory's file replaces an earlier one of the same name."""
         by_name: dict[str, Path] = {}
         for directory in self.directories:
-            for file in sorted((directory / kind).glob("*.toml")):
+            for file in _toml_files(directory / kind):
                 by_name[file.stem] = file
         return list(by_name.values())
 
     def _quick(self, kind: str, name: str) -> Path | None:
         """The one file that an id names, so that a command need not read the whole catalog."""
         wanted = f"{name.casefold()}.toml"
-        if "/" in wanted or "\\" in wanted:
+        if "/" in wanted or "\\" in wanted or len(wanted) > 200:
             return None
         for directory in reversed(self.directories):
             file = directory / kind / wanted
-            if file.is_file():
+            if _exists(file):
                 return file
         return None
 
 
-def check_everything(catalog: Catalog) -> str:
+def check_everything(catalog: Catalog) -> dict[str, int]:
     """Reads every file and resolves every constant; what was found, or the first fault."""
+    known = {"default"}
     for accelerator in catalog.accelerators.values():
         catalog.efficiency(accelerator)
-    parts = {
+        known |= {accelerator.id, accelerator.family, accelerator.scale_up.topology.value}
+    for name in catalog._efficiency_layers:
+        if name not in known:
+            raise BadData(f"efficiency/{name}.toml", "", "names no accelerator, family or topology of the catalog")
+    return {
         "accelerators": len(catalog.accelerators),
         "models": len(catalog.models),
         "stacks": len(catalog.stacks),
         "formats": len(catalog.formats),
         "prices": len(catalog.prices),
     }
-    return ", ".join(f"{count} {name}" for name, count in parts.items())
+
+
+def check_file(file: Path) -> str:
+    """Validates one catalog file of whatever kind it is, and says which folder it belongs to."""
+    raw = read_toml(_existing(str(file), "file"))
+    if "config" in raw:
+        read_model_file(file)
+        return "models"
+    if "engine" in raw:
+        read_stack(file)
+        return "stacks"
+    if "chip" in raw or "memory" in raw or "dense" in raw:
+        read_accelerator(file)
+        return "accelerators"
+    if any("element_bits" in entry for entry in raw.values() if isinstance(entry, dict)):
+        read_formats(file)
+        return "formats"
+    if "compute" in raw or "weights" in raw or "kernel" in raw or "link" in raw:
+        read_efficiency(file)
+        return "efficiency"
+    raise BadData(file, "", "is no model ([config]), accelerator ([chip]), stack ([engine]), format or efficiency file")
 
 
 def _by_id(nouns: Iterable[Noun]) -> dict[str, Noun]:
@@ -213,8 +266,22 @@ def _aliases(known: Mapping[str, Noun]) -> list[str]:
     return [alias for noun in known.values() for alias in noun.aliases]
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise BadInput(f"{str(path)[:200]}: cannot be read: {error.strerror}") from None
+
+
+def _toml_files(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.glob("*.toml"))
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be read: {error.strerror}") from None
+
+
 def _existing(name: str, what: str) -> Path:
     path = Path(name).expanduser()
-    if not path.is_file():
+    if not _exists(path) or not path.is_file():
         raise BadInput(f"{name}: no such {what}")
     return path

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from crosstie.catalog.huggingface import load_config, read_model
-from crosstie.catalog.reading import date, only_keys, read_toml, table, text, texts
+from crosstie.catalog.reading import date, only_keys, optional_text, read_toml, table, text, texts
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.model import Model
 
@@ -27,7 +27,7 @@ def read_model_file(file: Path) -> Model:
         aliases=texts(file, "aliases", raw.get("aliases", [])),
         source=text(file, "source", raw.get("source")),
         date=date(file, "date", raw.get("date")),
-        licence=raw.get("licence", ""),
+        licence=optional_text(file, "licence", raw.get("licence")),
         notes=texts(file, "notes", raw.get("notes", [])),
         prefix="config.",
     )

@@ -1,6 +1,7 @@
 """What an accelerator costs to rent or buy: one CSV, one offer or claim a row."""
 
 import csv
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,17 +33,24 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_prices(file: Path, accelerators: Mapping[str, object]) -> tuple[Price, ...]:
     """`accelerators`: the ids that a row may name."""
-    prices = []
-    with file.open(encoding="utf-8", newline="") as lines:
-        rows = csv.DictReader(lines)
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadData(file, "", "not UTF-8 text") from None
+    except OSError as error:
+        raise BadData(file, "", f"cannot be read: {error.strerror}") from None
+    rows = csv.DictReader(io.StringIO(text), strict=True)
+    try:
         if tuple(rows.fieldnames or ()) != COLUMNS:
             raise BadData(file, "line 1", f"columns must be {','.join(COLUMNS)}")
-        for row in rows:
-            prices.append(_read_row(file, f"line {rows.line_num}", row, accelerators))
-    return tuple(prices)
+        return tuple(_read_row(file, f"line {rows.line_num}", row, accelerators) for row in rows)
+    except csv.Error as error:
+        raise BadData(file, f"line {rows.line_num}", f"not valid CSV: {error}") from None
 
 
 def _read_row(file: Path, where: str, row: dict[str, str], accelerators: Mapping[str, object]) -> Price:
+    if None in row or None in row.values():
+        raise BadData(file, where, f"must have {len(COLUMNS)} fields")
     if row["accelerator"] not in accelerators:
         raise BadData(file, where, f"accelerator '{row['accelerator']}' is not in the catalog")
     if row["kind"] not in KINDS:

@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import Mapping
+from datetime import date as day
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ class Sources:
             entry = table(file, where, entry)
             only_keys(file, where, entry, {"ref", "date", "licence"})
             reference = text(file, f"{where}.ref", entry.get("ref"))
-            licence = entry.get("licence", "")
+            licence = optional_text(file, f"{where}.licence", entry.get("licence"))
             self.entries[key] = (
                 f"{reference} ({licence})" if licence else reference,
                 date(file, f"{where}.date", entry.get("date")),
@@ -66,7 +67,7 @@ class Sources:
 
 def read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except tomllib.TOMLDecodeError as error:
         raise BadData(file, "", f"not valid TOML: {error}") from None
     except UnicodeDecodeError as error:
@@ -96,7 +97,13 @@ def text(file: Path, where: str, raw: object) -> str:
         raise BadData(file, where, "missing")
     if not isinstance(raw, str) or not raw.strip():
         raise BadData(file, where, "must be a non-empty string")
+    if not raw.isprintable():
+        raise BadData(file, where, "has control characters or line breaks")
     return raw
+
+
+def optional_text(file: Path, where: str, raw: object) -> str:
+    return "" if raw is None or raw == "" else text(file, where, raw)
 
 
 def texts(file: Path, where: str, raw: object) -> tuple[str, ...]:
@@ -107,9 +114,18 @@ def texts(file: Path, where: str, raw: object) -> tuple[str, ...]:
 
 def date(file: Path, where: str, raw: object) -> str:
     value = text(file, where, str(raw) if raw is not None else None)
-    if not _DATE.match(value):
+    if not is_date(value):
         raise BadData(file, where, f"'{value}' is not a date: write YYYY-MM-DD or YYYY-MM")
     return value
+
+
+def is_date(value: str) -> bool:
+    """YYYY-MM-DD or YYYY-MM, and a day that there is."""
+    try:
+        day.fromisoformat(value if len(value) > 7 else f"{value}-01")
+    except ValueError:
+        return False
+    return bool(_DATE.match(value))
 
 
 def read_quantity(file: Path, where: str, raw: object, spec: Quantity, sources: Sources) -> Fact:
@@ -118,14 +134,14 @@ def read_quantity(file: Path, where: str, raw: object, spec: Quantity, sources: 
     value, unit = _number(file, where, entry, spec)
     common = _provenance(file, where, entry, spec.bases, sources)
     alternatives = []
-    for index, other in enumerate(entry.get("alternatives", ())):
+    for index, other in enumerate(_tables(file, where, entry)):
         at = f"{where}.alternatives[{index}]"
         other = table(file, at, other)
         only_keys(file, at, other, {"value", "unit", "basis", "source"})
         other_value, other_unit = _number(file, at, other, spec)
-        reference, day = sources.cite(at, other.get("source"))
+        reference, dated = sources.cite(at, other.get("source"))
         basis = _basis(file, at, other, BASES)
-        alternatives.append(Alternative(value=other_value, unit=other_unit, basis=basis, source=reference, date=day))
+        alternatives.append(Alternative(value=other_value, unit=other_unit, basis=basis, source=reference, date=dated))
     return Fact(value=value, unit=unit, alternatives=tuple(alternatives), **common)
 
 
@@ -135,15 +151,15 @@ def read_word(file: Path, where: str, raw: object, spec: Word, sources: Sources)
     value = _choice(file, where, entry, spec)
     common = _provenance(file, where, entry, BASES, sources)
     alternatives = []
-    for index, other in enumerate(entry.get("alternatives", ())):
+    for index, other in enumerate(_tables(file, where, entry)):
         at = f"{where}.alternatives[{index}]"
         other = table(file, at, other)
         only_keys(file, at, other, {"value", "basis", "source"})
-        reference, day = sources.cite(at, other.get("source"))
+        reference, dated = sources.cite(at, other.get("source"))
         alternatives.append(
             Alternative(
                 value=_choice(file, at, other, spec), basis=_basis(file, at, other, BASES),
-                source=reference, date=day,
+                source=reference, date=dated,
             )
         )  # fmt: skip
     return Label(value=value, alternatives=tuple(alternatives), **common)
@@ -170,6 +186,13 @@ def read_facts(
         reader: Any = read_quantity if isinstance(spec, Quantity) else read_word
         facts[key] = reader(file, at, entries[key], spec, sources)
     return facts
+
+
+def _tables(file: Path, where: str, entry: dict[str, Any]) -> list[Any]:
+    alternatives = entry.get("alternatives", [])
+    if not isinstance(alternatives, list):
+        raise BadData(file, f"{where}.alternatives", "must be a list of tables")
+    return alternatives
 
 
 def _number(file: Path, where: str, entry: dict[str, Any], spec: Quantity) -> tuple[float, str]:
@@ -208,11 +231,11 @@ def _provenance(
     file: Path, where: str, entry: dict[str, Any], bases: tuple[str, ...], sources: Sources
 ) -> dict[str, Any]:
     basis = _basis(file, where, entry, bases)
-    reference, day = sources.cite(where, entry.get("source"))
-    note = entry.get("note", "")
+    reference, dated = sources.cite(where, entry.get("source"))
+    note = optional_text(file, f"{where}.note", entry.get("note"))
     if basis in ("assumed", "derived") and not note:
         raise BadData(file, f"{where}.note", f"missing: say how it was {basis}")
-    reason = entry.get("chosen_because", "")
+    reason = optional_text(file, f"{where}.chosen_because", entry.get("chosen_because"))
     if entry.get("alternatives") and not reason:
         raise BadData(file, f"{where}.chosen_because", "missing: there are alternatives, so say why this one")
-    return {"basis": basis, "source": reference, "date": day, "note": note, "chosen_because": reason}
+    return {"basis": basis, "source": reference, "date": dated, "note": note, "chosen_because": reason}

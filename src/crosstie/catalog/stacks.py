@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from crosstie.catalog.reading import Quantity, Sources, only_keys, read_facts, read_toml, table, text, texts
+import msgspec
+
+from crosstie.catalog.reading import Quantity, Sources, date, only_keys, read_facts, read_toml, table, text, texts
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact
+from crosstie.core.formats import COMPUTE_FORMATS, Format
 from crosstie.core.stack import Efficiency, Host, SmallGpu, Stack
 
 STACK = {
@@ -43,6 +46,7 @@ _EMULATION = ("fused", "materialised")
 def read_stack(file: Path) -> Stack:
     raw = read_toml(file)
     known = {
+        "loads",
         "id",
         "name",
         "aliases",
@@ -57,6 +61,12 @@ def read_stack(file: Path) -> Stack:
     }
     only_keys(file, "", raw, known)
     sources = Sources(file, raw.get("sources"))
+    identifier = text(file, "id", raw.get("id"))
+    if identifier != file.stem:
+        raise BadData(file, "id", f"'{identifier}' must match the file name '{file.stem}'")
+    vendors = texts(file, "vendors", raw.get("vendors"))
+    if not vendors:
+        raise BadData(file, "vendors", "must name at least one vendor, or 'any'")
     engine = read_facts(file, "engine", raw.get("engine"), STACK, sources)
     host = dict(table(file, "host", raw.get("host")))
     overlapped = host.pop("overlapped", None)
@@ -72,11 +82,12 @@ def read_stack(file: Path) -> Stack:
                 raise BadData(file, f"emulation.{vendor}.{format_id}", f"'{way}' is not one of {', '.join(_EMULATION)}")
     small = SmallGpu(**read_facts(file, "small", raw["small"], SMALL, sources)) if "small" in raw else None
     stack = Stack(
-        id=text(file, "id", raw.get("id")),
+        id=identifier,
         name=text(file, "name", raw.get("name")),
         aliases=texts(file, "aliases", raw.get("aliases", [])),
         versions=text(file, "versions", raw.get("versions")),
-        vendors=texts(file, "vendors", raw.get("vendors")),
+        vendors=vendors,
+        loads=texts(file, "loads", raw.get("loads")),
         scheduling=scheduling,  # type: ignore[arg-type]
         host=Host(overlapped=overlapped, **read_facts(file, "host", host, HOST, sources)),
         emulation=emulation,
@@ -102,6 +113,32 @@ def read_efficiency(file: Path) -> dict[str, Any]:
     layer.update(read_facts(file, "", singles, SINGLE, sources, everything))
     sources.check_all_cited()
     return layer
+
+
+def merge_efficiency(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    """Constants of the same layer from a later file: those that it has replace the earlier ones."""
+    for key, value in layer.items():
+        if isinstance(value, dict):
+            into.setdefault(key, {}).update(value)
+        else:
+            into[key] = value
+
+
+def read_formats(file: Path) -> dict[str, Format]:
+    formats = {}
+    for key, raw in read_toml(file).items():
+        try:
+            format = msgspec.convert({"id": key, **table(file, key, raw)}, Format)
+        except msgspec.ValidationError as error:
+            raise BadData(file, key, str(error)) from None
+        if format.group < 1 or not 1 <= format.element_bits <= 64 or not 0 <= format.scale_bits <= 4096:
+            raise BadData(file, key, "element_bits, scale_bits or group is out of range")
+        if not format.runs_as or not set(format.runs_as) <= set(COMPUTE_FORMATS):
+            raise BadData(file, f"{key}.runs_as", f"must be one or more of {', '.join(COMPUTE_FORMATS)}")
+        text(file, f"{key}.source", format.source)
+        date(file, f"{key}.date", format.date)
+        formats[key] = format
+    return formats
 
 
 def resolve_efficiency(layers: Mapping[str, dict[str, Any]], accelerator: Accelerator) -> Efficiency:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from crosstie.catalog.accelerators import read_accelerator
 from crosstie.catalog.describe import Line, describe, overview
-from crosstie.catalog.library import Catalog, check_everything, user_directory
-from crosstie.catalog.models import model_file_text, model_id, read_model_file
+from crosstie.catalog.library import Catalog, check_everything, check_file, user_directory
+from crosstie.catalog.models import model_file_text, model_id
 from crosstie.catalog.prices import KINDS as PRICE_KINDS
-from crosstie.cli.show import console, json_option, print_json, table
-from crosstie.core.errors import BadInput
+from crosstie.catalog.reading import is_date
+from crosstie.cli.show import console, json_option, number, print_json, print_table, table
+from crosstie.core.errors import BadInput, near_names
 
 LISTS = ("accelerators", "models", "stacks", "formats", "precisions", "prices")
 
@@ -44,12 +44,14 @@ def list_command(kind: str, on: str | None, as_json: bool) -> int:
     only = [catalog.accelerator(name.strip()).id for name in on.split(",")] if on else None
     if only and kind != "prices":
         raise BadInput("--on goes with `list prices`")
-    columns, rows = overview(catalog, kind, only)
+    rows = overview(catalog, kind, only)
     if as_json:
-        print_json([dict(zip([name for name, _ in columns], row, strict=True)) for row in rows])
+        print_json(rows)
         return 0
     out = console()
-    out.print(table("", columns, [[str(cell) for cell in row] for row in rows]))
+    if rows:
+        sides = {key: "right" if any(isinstance(row[key], int | float) for row in rows) else "left" for key in rows[0]}
+        print_table(out, table("", list(sides.items()), [[number(cell) for cell in row.values()] for row in rows]))
     if kind == "prices":
         for name, meaning in PRICE_KINDS.items():
             out.print(f"  {name}: {meaning}", style="dim")
@@ -69,18 +71,18 @@ def show_command(name: str, key: str | None, as_json: bool) -> int:
     crosstie catalog show llama-3.1-70b
     crosstie catalog show vllm host
     """
-    title, lines = describe(Catalog(), name)
-    if key:
-        lines = [line for line in lines if line.key == key or line.key.startswith(f"{key}.")]
-        if not lines:
-            known = ", ".join(line.key for line in describe(Catalog(), name)[1])
-            raise BadInput(f"{name} has no key '{key}'; known: {known}")
+    title, every = describe(Catalog(), name)
+    lines = [line for line in every if not key or line.key == key or line.key.startswith(f"{key}.")]
+    if not lines:
+        near = near_names(key or "", [line.key for line in every])
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; `crosstie catalog show {name}` shows all"
+        raise BadInput(f"{name} has no key '{key}'{hint}")
     if as_json:
         print_json({"name": title, "facts": [line.as_json() for line in lines]})
         return 0
     out = console()
     columns = [("key", "left"), ("value", "right"), ("basis", "left"), ("date", "left"), ("source", "left")]
-    out.print(table(title, columns, [row(line) for line in lines]))
+    print_table(out, table(title, columns, [row(line) for line in lines]))
     for line in lines:
         for note in line.notes:
             out.print(f"  {line.key}: {note}", style="dim", soft_wrap=True)
@@ -92,21 +94,29 @@ def row(line: Line) -> list[str]:
 
 
 @command.command("path")
-def path_command() -> int:
+@json_option
+def path_command(as_json: bool) -> int:
     """Prints the folder where your own catalog files go."""
-    click.echo(str(user_directory()))
+    if as_json:
+        print_json({"path": str(user_directory())})
+    else:
+        click.echo(str(user_directory()))
     return 0
 
 
 @command.command("check")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
-def check_command(files: tuple[Path, ...]) -> int:
-    """Validates catalog FILES, or without any the whole catalog."""
-    for file in files:
-        _read_any(file)
-        click.echo(f"{file}: good")
-    if not files:
-        click.echo(f"good: {check_everything(Catalog())}")
+@json_option
+def check_command(files: tuple[Path, ...], as_json: bool) -> int:
+    """Validates catalog FILES (.toml of any kind), or without any the whole catalog."""
+    good = {str(file): check_file(file) for file in files} if files else check_everything(Catalog())
+    if as_json:
+        print_json({"good": good})
+    elif files:
+        for name, kind in good.items():
+            click.echo(f"{name}: good ({kind})")
+    else:
+        click.echo("good: " + ", ".join(f"{count} {name}" for name, count in good.items()))
     return 0
 
 
@@ -130,19 +140,21 @@ def add_command(
 
     The file is read back and checked before it is kept; a bad one leaves nothing behind.
     """
-    base = directory or user_directory()
     if path.suffix == ".toml":
-        kind, identifier, text = _read_any(path), path.stem, path.read_text(encoding="utf-8")
+        if identifier or name or source or date or licence:
+            raise BadInput("--id, --name, --source, --date and --licence go with a config.json; a .toml has its own")
+        kind, identifier, content = check_file(path), path.stem, path.read_text(encoding="utf-8")
     else:
         kind, identifier = "models", identifier or model_id(path / "config.json" if path.is_dir() else path)
-        text = model_file_text(
+        today = datetime.now(UTC).date().isoformat()
+        if date is not None and not is_date(date):
+            raise BadInput(f"--date {date}: write YYYY-MM-DD or YYYY-MM")
+        content = model_file_text(
             path, id=identifier, name=name or identifier, aliases=(), source=source or str(path),
-            date=date or datetime.now(UTC).date().isoformat(), licence=licence,
+            date=date or today, licence=licence,
         )  # fmt: skip
-    target = base / kind / f"{identifier}.toml"
-    if target.exists() and not force:
-        raise BadInput(f"{target} is already there; --force replaces it")
-    _keep(text, target)
+    target = (directory or user_directory()) / kind / f"{identifier}.toml"
+    _keep(content, target, force)
     if as_json:
         print_json({"id": identifier, "kind": kind, "file": str(target)})
     else:
@@ -150,25 +162,22 @@ def add_command(
     return 0
 
 
-def _read_any(file: Path) -> str:
-    """Validates a catalog file and says which folder it belongs to."""
-    if not file.is_file():
-        raise BadInput(f"{file}: no such file")
-    if "[config]" in file.read_text(encoding="utf-8", errors="replace"):
-        read_model_file(file)
-        return "models"
-    read_accelerator(file)
-    return "accelerators"
-
-
-def _keep(text: str, target: Path) -> None:
-    """Writes beside the target, reads it back, and only then moves it into place."""
+def _keep(content: str, target: Path, force: bool) -> None:
+    """Checks a draft elsewhere, then writes beside the target and moves it into place in one go."""
+    with tempfile.TemporaryDirectory() as scratch:
+        draft = Path(scratch) / target.name
+        try:
+            draft.write_text(content, encoding="utf-8")
+        except UnicodeEncodeError:
+            raise BadInput("the config has characters that are no text") from None
+        check_file(draft)
     try:
+        if target.exists() and not force:
+            raise BadInput(f"{target} is already there; --force replaces it")
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            draft = Path(scratch) / target.name
-            draft.write_text(text, encoding="utf-8")
-            _read_any(draft)
-            os.replace(draft, target)
+        handle, beside = tempfile.mkstemp(dir=target.parent, suffix=".draft")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(content)
+        os.replace(beside, target)
     except OSError as error:
         raise BadInput(f"cannot write {target}: {error.strerror}") from None

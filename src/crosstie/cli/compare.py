@@ -2,12 +2,20 @@
 
 import click
 import msgspec
+from rich.text import Text
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.fit import deployment_json, describe
-from crosstie.cli.options import kv_option, layout_from, layout_options, model_argument, stack_option
-from crosstie.cli.show import console, count, json_option, names, print_json, seconds, share, table
-from crosstie.core.errors import BadInput
+from crosstie.cli.options import (
+    PRECISION_HELP,
+    accelerators_from,
+    kv_option,
+    layout_from,
+    layout_options,
+    model_argument,
+    stack_option,
+)
+from crosstie.cli.show import console, count, json_option, print_json, print_table, seconds, share, table
 from crosstie.plan.compare import Entry, Load, Scorecard, compare
 
 
@@ -21,7 +29,7 @@ from crosstie.plan.compare import Entry, Load, Scorecard, compare
 @click.option(
     "--concurrency", type=int, default=64, show_default=True, metavar="N", help="Requests in flight on a replica."
 )
-@click.option("--precision", metavar="P", default="native", show_default=True, help="As in `crosstie fit`.")
+@click.option("--precision", metavar="P", default="native", show_default=True, help=PRECISION_HELP)
 @layout_options
 @kv_option
 @stack_option
@@ -42,13 +50,10 @@ def command(
     most benchmarks do. Exit status 1 when no accelerator can run it.
     """
     catalog = Catalog()
-    chosen = names(accelerators)
-    if not chosen:
-        raise BadInput("--on names no accelerator")
     card = compare(
         catalog,
         catalog.model(model),
-        [catalog.accelerator(name) for name in chosen],
+        accelerators_from(catalog, accelerators, stack),
         Load(concurrency, input_tokens, output_tokens),
         parallelism=layout_from(tp, pp, ep, dp),
         precision=precision,
@@ -64,13 +69,15 @@ def command(
 
 def show(card: Scorecard) -> None:
     out = console()
-    out.print(f"[bold]{card.model.name}[/bold]  {describe(card.model)}")
+    out.print(Text.assemble((card.model.name, "bold"), f"  {describe(card.model)}"))
     load = card.load
-    out.print(f"  {load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight")
+    out.print(
+        f"  {load.input_tokens:,} in, {load.output_tokens:,} out (tokens), {load.concurrency:,} in flight (requests)"
+    )
     running = [entry for entry in card.entries if entry.estimate]
     if running:
         columns = [("", "left"), *((entry.accelerator.id, "right") for entry in running)]
-        out.print(table("", columns, rows(running)))
+        print_table(out, table("", columns, rows(running, load.output_tokens)))
     for entry in card.entries:
         if entry.problem:
             out.print(f"  {entry.accelerator.id}: {entry.problem}")
@@ -85,7 +92,7 @@ def show(card: Scorecard) -> None:
             out.print(f"  {entry.accelerator.id}: {entry.estimate.basis}", style="dim", soft_wrap=True)
 
 
-def rows(entries: list[Entry]) -> list[list[str]]:
+def rows(entries: list[Entry], output_tokens: int) -> list[list[str]]:
     """One line a quantity: a scorecard is read across."""
     pairs = [(e.deployment, e.estimate) for e in entries if e.deployment and e.estimate]
     return [
@@ -93,7 +100,7 @@ def rows(entries: list[Entry]) -> list[list[str]]:
         ["weights, stack", *(f"{d.precision.id}, {d.stack.name}" for d, _ in pairs)],
         ["TTFT", *(seconds(e.ttft_s) for _, e in pairs)],
         ["TTFT, all at once", *(seconds(e.ttft_burst_s) for _, e in pairs)],
-        ["TPOT", *(seconds(e.tpot_s) for _, e in pairs)],
+        ["TPOT", *(seconds(e.tpot_s) if output_tokens > 1 else "-" for _, e in pairs)],
         ["output tokens/s a replica", *(count(e.output_tokens_per_s) for _, e in pairs)],
         ["output tokens/s a GPU", *(count(e.output_tokens_per_s_per_gpu) for _, e in pairs)],
         ["requests that fit", *(count(e.concurrency_that_fits) for _, e in pairs)],

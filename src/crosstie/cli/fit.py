@@ -1,10 +1,30 @@
 """`crosstie fit`: how a model sits in memory."""
 
 import click
+from rich.text import Text
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.options import every_accelerator, kv_option, layout_from, layout_options, model_argument, stack_option
-from crosstie.cli.show import console, count, gigabytes, json_option, kibibytes, names, parameters, print_json, table
+from crosstie.cli.options import (
+    PRECISION_HELP,
+    accelerators_from,
+    kv_option,
+    layout_from,
+    layout_options,
+    model_argument,
+    stack_option,
+)
+from crosstie.cli.show import (
+    console,
+    count,
+    gigabytes,
+    json_option,
+    kibibytes,
+    names,
+    parameters,
+    print_json,
+    print_table,
+    table,
+)
 from crosstie.core.deployment import Deployment
 from crosstie.core.model import Model
 from crosstie.perf.fit import Fit, Placement, Sizes, fit
@@ -13,8 +33,7 @@ from crosstie.perf.fit import Fit, Placement, Sizes, fit
 @click.command("fit")
 @model_argument
 @click.option("--on", "accelerators", metavar="A,B", help="Accelerators; without it, all of the catalog.")
-@click.option("--precision", "precisions", metavar="P,...", default="native", show_default=True,
-              help="native, bf16, fp8, fp8-block, mxfp4, nvfp4, int4, int8, q4_k_m, q8_0, ...")  # fmt: skip
+@click.option("--precision", "precisions", metavar="P,...", default="native", show_default=True, help=PRECISION_HELP)
 @click.option("--context", type=int, metavar="N", help="Tokens a sequence. [default: 8192, or the model's limit]")
 @layout_options
 @kv_option
@@ -42,9 +61,9 @@ def command(
     result = fit(
         catalog,
         found,
-        [catalog.accelerator(name) for name in names(accelerators) or every_accelerator(catalog, stack)],
+        accelerators_from(catalog, accelerators, stack),
         context=context if context is not None else min(8192, found.max_context or 8192),
-        precisions=names(precisions),
+        precisions=list({catalog.precision(found, name).id: name for name in names(precisions)}.values()),
         kv_format=kv,
         stack=stack,
         layouts=[layout] if layout else None,
@@ -58,7 +77,7 @@ def command(
 
 def show(result: Fit) -> None:
     out = console()
-    out.print(f"[bold]{result.model.name}[/bold]  {describe(result.model)}")
+    out.print(Text.assemble((result.model.name, "bold"), f"  {describe(result.model)}"))
     for sizes in result.sizes:
         by_format = " + ".join(f"{gigabytes(b)} {name}" for name, b in sizes.weight_bytes_by_format.items())
         out.print(f"  {sizes.precision}: weights {gigabytes(sizes.weight_bytes)} ({by_format})")
@@ -78,7 +97,9 @@ def show(result: Fit) -> None:
         (heading, "right")
         for heading in ("weights/GPU", "engine/GPU", "KV left/GPU", "KV tokens", f"sequences of {result.context:,}")
     ]
-    out.print(table("", columns, [row(p) for p in result.placements]))
+    print_table(out, table("", columns, [row(p) for p in result.placements]))
+    for name, problem in result.problems.items():
+        out.print(f"  {name}: {problem}")
     if any(p.fewest for p in result.placements):
         out.print("* the fewest GPUs that hold it")
 
@@ -112,6 +133,7 @@ def to_json(result: Fit) -> dict[str, object]:
         "context": result.context,
         "sizes": [sizes_json(sizes) for sizes in result.sizes],
         "placements": [placement_json(p) for p in result.placements],
+        "problems": result.problems,
     }
 
 

@@ -1,5 +1,7 @@
 """The `crosstie` command. Each subcommand is one file, imported only when it runs."""
 
+import io
+import os
 import sys
 from importlib import import_module
 
@@ -49,10 +51,18 @@ def crosstie() -> None:
 
 def run() -> None:
     """Entry point: a user's mistake is one line on stderr and status 2, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a sign gets a question mark, not a traceback.
+            stream.reconfigure(errors="replace")
     try:
         status = crosstie.main(standalone_mode=False)
+        sys.stdout.flush()
     except CrosstieError as error:
         fail(str(error))
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(0)
     except click.UsageError as error:
         hint = f" See `{error.ctx.command_path} --help`." if error.ctx else ""
         fail(f"{error.format_message().rstrip('.')}.{hint}")
@@ -62,11 +72,14 @@ def run() -> None:
         sys.exit(130)
     except BrokenPipeError:
         # The reader went away (`| head`): nothing to say, and nobody to say it to.
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        fail(f"cannot write the answer: {error.strerror}")
     sys.exit(status if isinstance(status, int) else 0)
 
 
 def fail(message: str) -> None:
-    click.echo(f"crosstie: {message}", err=True)
+    """One line, whatever the message quotes."""
+    click.echo(f"crosstie: {' '.join(message.split())}", err=True)
     sys.exit(2)

@@ -6,7 +6,11 @@ from typing import Any
 import click
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.precision import PRECISIONS
+from crosstie.cli.show import names
+from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import KV_FORMATS, Parallelism
+from crosstie.core.errors import BadInput
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -14,8 +18,9 @@ model_argument: Decorator = click.argument("model")
 kv_option: Decorator = click.option(
     "--kv", type=click.Choice(list(KV_FORMATS)), default="bf16", show_default=True, help="Format of the KV cache."
 )
+PRECISION_HELP = f"How weights are stored: {', '.join(PRECISIONS)}."
 stack_option: Decorator = click.option(
-    "--stack", metavar="S", help="Engine: vllm, sglang, tensorrt-llm, llama.cpp. [default: vllm]"
+    "--stack", metavar="S", help="Engine: vllm, sglang, tensorrt-llm, llama.cpp. [default: vllm, or llama.cpp for GGUF]"
 )
 
 
@@ -41,8 +46,12 @@ def layout_from(tp: int | None, pp: int | None, ep: int | None, dp: int | None) 
     return Parallelism(tp=one(tp), pp=one(pp), ep=one(ep), dp=one(dp))
 
 
-def every_accelerator(catalog: Catalog, stack: str | None) -> list[str]:
-    """All accelerators that the stack runs on."""
-    chosen = catalog.stack(stack or "vllm")
-    fitting = [a for a in catalog.accelerators.values() if "any" in chosen.vendors or a.vendor in chosen.vendors]
-    return [a.id for a in fitting]
+def accelerators_from(catalog: Catalog, chosen: str | None, stack: str | None) -> list[Accelerator]:
+    """Those that were named, each once; without a name all that the stack runs on."""
+    if chosen is not None:
+        found = {a.id: a for a in (catalog.accelerator(name) for name in names(chosen))}
+        if not found:
+            raise BadInput("--on names no accelerator")
+        return list(found.values())
+    engine = catalog.stack(stack or "vllm")
+    return [a for a in catalog.accelerators.values() if "any" in engine.vendors or a.vendor in engine.vendors]

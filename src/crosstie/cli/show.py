@@ -12,12 +12,31 @@ from rich.table import Table
 from rich.text import Text
 
 PLAIN_WIDTH = 160
+# Columns of prose, which may take several lines.
+FOLDING = ("source", "title", "layers", "name", "stores linear layers as")
 
 
-def console() -> Console:
+class Output(Console):
+    """Plain text, no markup: names come from files. A closed pipe is the caller's to handle."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def console() -> Output:
     """Colour only on terminals that want it; elsewhere plain text, wide enough not to fold tables."""
-    made = Console(highlight=False)
-    return made if made.is_terminal else Console(highlight=False, width=PLAIN_WIDTH, no_color=True)
+    made = Output(highlight=False, markup=False, emoji=False)
+    return (
+        made
+        if made.is_terminal
+        else Output(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH, no_color=True)
+    )
+
+
+def print_table(out: Console, made: Table) -> None:
+    """Never folds inside a word: a table wider than the terminal is printed whole."""
+    needed = out.measure(made).minimum
+    out.print(made, width=max(out.width, needed), crop=False, no_wrap=False)
 
 
 def print_json(value: Any) -> None:
@@ -32,15 +51,25 @@ def table(title: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequenc
     """Columns are (heading, "left" or "right")."""
     made = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for heading, side in columns:
-        made.add_column(heading, justify="left" if side == "left" else "right", overflow="fold")
+        folds = heading in FOLDING
+        made.add_column(heading, justify="left" if side == "left" else "right", overflow="fold", no_wrap=not folds)
     for row in rows:
         made.add_row(*(Text(cell) for cell in row))
     return made
 
 
 def names(text: str | None) -> list[str]:
-    """A comma-separated option as a list without duplicates."""
-    return list(dict.fromkeys(part.strip() for part in (text or "").split(",") if part.strip()))
+    """A comma-separated option as a list."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def number(value: object) -> str:
+    """A cell of a list: numbers with separators, nothing as a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def gigabytes(value: float) -> str:

@@ -62,8 +62,8 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, order=True):
             raise BadInput(f"--dp {self.dp}: attention replicas share experts, and {model.id} has none")
         if self.stage_gpus > accelerator.domain:
             raise BadInput(
-                f"{self.stage_gpus} GPUs in one stage exceed the {accelerator.domain} that "
-                f"{accelerator.scale_up.technology.value} joins on {accelerator.id}; use --pp beyond that"
+                f"{self.stage_gpus} GPUs in one stage exceed the {accelerator.domain} that fast links join "
+                f"on {accelerator.id}; use --pp beyond that"
             )
 
 

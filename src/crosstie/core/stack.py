@@ -34,6 +34,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...]
     versions: str
     vendors: tuple[str, ...]
+    # Weight formats that the engine reads; a trailing * stands for any ending.
+    loads: tuple[str, ...]
     scheduling: Scheduling
     chunk_tokens: Fact
     max_sequences: Fact
@@ -44,6 +46,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     emulation: dict[str, dict[str, str]]
     small: SmallGpu | None = None
     file: str = ""
+
+    def reads(self, format_id: str) -> bool:
+        return any(format_id == name or (name.endswith("*") and format_id.startswith(name[:-1])) for name in self.loads)
 
     def chunk_tokens_on(self, memory_bytes: float) -> float:
         small = self.small

@@ -53,6 +53,8 @@ class Fit:
     context: int
     sizes: list[Sizes]
     placements: list[Placement]
+    # Accelerators that cannot have the layout that was asked for, with the reason.
+    problems: dict[str, str]
 
 
 def fit(
@@ -66,9 +68,12 @@ def fit(
     stack: str | None = None,
     layouts: Sequence[Parallelism] | None = None,
 ) -> Fit:
-    """Every layout that holds the model, up to twice the fewest GPUs, or the given layouts only."""
+    """Every layout that holds the model within a domain, or the given layouts only."""
+    if not precisions:
+        raise BadInput("--precision names none")
     model.check_context(context, f"--context {context}")
-    sizes, placements = [], []
+    sizes, placements = [], list[Placement]()
+    problems: dict[str, str] = {}
     for precision in precisions:
         resolved = catalog.precision(model, precision)
         by_format = weight_bytes_by_format(model, resolved)
@@ -87,12 +92,20 @@ def fit(
             )
         )
         for accelerator in accelerators:
-            tried = [
-                place(catalog.deployment(model, accelerator, split, precision, kv_format, stack), context)
-                for split in (layouts or candidate_layouts(model, accelerator))
-            ]
+            try:
+                tried = [
+                    place(catalog.deployment(model, accelerator, split, precision, kv_format, stack), context)
+                    for split in (layouts or candidate_layouts(model, accelerator))
+                ]
+            except BadInput as error:
+                if len(accelerators) == 1:
+                    raise
+                problems[accelerator.id] = str(error)
+                continue
             placements += tried if layouts else worth_showing(tried)
-    return Fit(model=model, context=context, sizes=sizes, placements=placements)
+    if accelerators and not placements:
+        raise BadInput(next(iter(problems.values())))
+    return Fit(model=model, context=context, sizes=sizes, placements=placements, problems=problems)
 
 
 def place(deployment: Deployment, context: int) -> Placement:
@@ -160,8 +173,7 @@ def smallest_layout(
     tried = [
         place(catalog.deployment(model, accelerator, split, precision, kv_format, stack), context) for split in splits
     ]
-    holding = [p for p in tried if p.fits and p.deployment.parallelism.pp == 1] or [p for p in tried if p.fits]
-    enough = [p for p in holding if p.sequences >= sequences]
+    enough = [p for p in tried if p.fits and p.sequences >= sequences]
     if enough:
-        return min(enough, key=lambda p: p.deployment.parallelism.gpus)
-    return max(holding, key=lambda p: p.sequences, default=None)
+        return min(enough, key=lambda p: (p.deployment.parallelism.gpus, p.deployment.parallelism.pp))
+    return max((p for p in tried if p.fits), key=lambda p: p.sequences, default=None)

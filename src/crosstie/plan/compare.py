@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.accelerator import Accelerator
@@ -10,7 +11,7 @@ from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import Estimate
 from crosstie.core.model import Model
-from crosstie.perf.estimate import estimates
+from crosstie.perf.estimate import estimate
 from crosstie.perf.fit import place, smallest_layout
 from crosstie.perf.hardware import Hardware, compute_format, lacks
 
@@ -69,31 +70,46 @@ def compare(
 ) -> Scorecard:
     """Without a parallelism each accelerator gets the fewest GPUs that hold the model and the load."""
     model.check_context(load.context, f"--input {load.input_tokens} plus --output {load.output_tokens}")
+    choices: dict[str, Any] = {"precision": precision, "kv_format": kv_format, "stack": stack}
     entries = []
     for accelerator in accelerators:
-        deployment, problem = None, ""
-        if parallelism is not None:
-            given = catalog.deployment(model, accelerator, parallelism, precision, kv_format, stack)
-            if place(given, load.context).fits:
-                deployment = given
-            else:
-                problem = f"{given.parallelism.gpus} GPU{'s' if given.parallelism.gpus > 1 else ''} cannot hold it"
-        else:
-            placement = smallest_layout(
-                catalog, model, accelerator, context=load.context, sequences=load.concurrency,
-                precision=precision, kv_format=kv_format, stack=stack,
-            )  # fmt: skip
-            deployment = placement.deployment if placement else None
-            problem = "" if placement else "no layout within reach holds it"
-        if deployment is None:
-            entries.append(Entry(accelerator, None, None, (), problem))
+        try:
+            deployment = _chosen(catalog, model, accelerator, load, parallelism, choices)
+        except BadInput as error:
+            if len(accelerators) == 1:
+                raise
+            entries.append(Entry(accelerator, None, None, (), str(error)))
             continue
-        found = estimates(
-            [deployment], concurrency=load.concurrency, input_tokens=load.input_tokens, output_tokens=load.output_tokens
-        )[0]
+        if deployment is None:
+            held = "its GPUs" if parallelism is None else f"{parallelism.gpus} GPU{'s' if parallelism.gpus > 1 else ''}"
+            entries.append(Entry(accelerator, None, None, (), f"{held} cannot hold it"))
+            continue
+        found = estimate(
+            deployment,
+            concurrency=load.concurrency,
+            input_tokens=load.input_tokens,
+            output_tokens=load.output_tokens,
+        )
         entries.append(Entry(accelerator, deployment, found, emulated_formats(deployment)))
+    asked = [entry.problem for entry in entries if entry.problem and not entry.problem.endswith("cannot hold it")]
+    if entries and len(asked) == len(entries):
+        raise BadInput(asked[0])
     verdicts = [verdict(a, b) for a, b in combinations([e for e in entries if e.estimate], 2)]
     return Scorecard(model=model, load=load, entries=entries, verdicts=verdicts)
+
+
+def _chosen(
+    catalog: Catalog, model: Model, accelerator: Accelerator, load: Load, parallelism: Parallelism | None,
+    choices: dict[str, Any],
+) -> Deployment | None:  # fmt: skip
+    """The layout that was asked for, or the smallest that holds the load; None where neither holds the model."""
+    if parallelism is not None:
+        given = catalog.deployment(model, accelerator, parallelism, **choices)
+        return given if place(given, load.context).fits else None
+    placement = smallest_layout(
+        catalog, model, accelerator, context=load.context, sequences=load.concurrency, **choices
+    )
+    return placement.deployment if placement else None
 
 
 def emulated_formats(deployment: Deployment) -> tuple[str, ...]:
