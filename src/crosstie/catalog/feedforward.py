@@ -6,6 +6,12 @@ from crosstie.catalog.attention import plain, split_in, split_out, vector
 from crosstie.core.model import Tensor
 
 
+# Small kernels around the experts of a layer: top-k, sorting and alignment, quantising what goes into the
+# two products, gathering, summing. Eight rather than four brings published serving results of mixtures
+# from 6% too fast to even (see docs/measurements.md).
+ROUTING_KERNELS = 8
+
+
 class FeedForward(NamedTuple):
     kind: str
     tensors: tuple[Tensor, ...]
@@ -73,5 +79,5 @@ def experts(
             tensors.append(vector("shared_gate", hidden))
     return FeedForward(
         f"{count} experts, {active} active" + (", shared" if shared_inner else ""),
-        tuple(tensors), moved, routing_kernels=4, gathered_elements=(1.0 + active) * width,
+        tuple(tensors), moved, routing_kernels=ROUTING_KERNELS, gathered_elements=(1.0 + active) * width,
     )  # fmt: skip
