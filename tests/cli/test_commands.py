@@ -134,6 +134,30 @@ def test_compare_answers(crosstie: Command) -> None:
     assert "\x1b" not in got.out
 
 
+def test_a_sweep_as_table_json_and_picture(crosstie: Command, tmp_path: Path) -> None:
+    picture = tmp_path / "curve.svg"
+    arguments = ["compare", "llama-3.1-8b", "--on", "mi300x,h200", "--sweep"]
+    got = crosstie(*arguments, "--plot", str(picture))
+    assert got.status == 0
+    assert "tokens/s a user" in got.out
+    assert f"drawn as {picture}" in got.err
+    drawn = picture.read_text()
+    assert drawn.count("mi300x") >= 1
+    assert "predicted, not measured" in drawn
+    swept = json.loads(crosstie(*arguments, "--json").out)["sweep"]
+    assert [c["accelerator"] for c in swept] == ["mi300x", "h200"]
+    assert len(swept[0]["concurrency"]) == len(swept[0]["ttft_s"])
+
+
+def test_a_picture_that_cannot_be_drawn(crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["compare", "llama-3.1-8b", "--on", "h200", "--plot"]
+    assert "must end in .svg, .png, .pdf" in crosstie(*arguments, str(tmp_path / "curve.txt")).err
+    assert "cannot be written" in crosstie(*arguments, str(tmp_path / "nowhere" / "curve.svg")).err
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "crosstie[plot]" in crosstie(*arguments, str(tmp_path / "curve.svg")).err
+    assert not list(tmp_path.glob("curve*"))
+
+
 def test_compare_as_json(crosstie: Command) -> None:
     got = json.loads(
         crosstie("compare", "mixtral-8x7b", "--on", "mi300x,h200", "--tp", "2", "--stack", "sglang", "--json").out

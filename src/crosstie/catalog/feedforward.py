@@ -5,7 +5,6 @@ from typing import NamedTuple
 from crosstie.catalog.attention import plain, split_in, split_out, vector
 from crosstie.core.model import Tensor
 
-
 # Small kernels around the experts of a layer: top-k, sorting and alignment, quantising what goes into the
 # two products, gathering, summing. Eight rather than four brings published serving results of mixtures
 # from 6% too fast to even (see docs/measurements.md).

@@ -1,5 +1,8 @@
 """`crosstie compare`: the scorecard."""
 
+from dataclasses import asdict
+from pathlib import Path
+
 import click
 import msgspec
 from rich.text import Text
@@ -17,6 +20,8 @@ from crosstie.cli.options import (
 )
 from crosstie.cli.show import console, count, json_option, print_json, print_table, seconds, share, table
 from crosstie.plan.compare import Entry, Load, Scorecard, compare
+from crosstie.plan.curve import Curve, curves
+from crosstie.web.chart import draw_curves
 
 
 @click.command("compare")
@@ -33,10 +38,13 @@ from crosstie.plan.compare import Entry, Load, Scorecard, compare
 @layout_options
 @kv_option
 @stack_option
+@click.option("--sweep", is_flag=True, help="Also from one request in flight to a full replica.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
 @json_option
 def command(
     model: str, accelerators: str, input_tokens: int, output_tokens: int, concurrency: int, precision: str,
-    tp: int | None, pp: int | None, ep: int | None, dp: int | None, kv: str, stack: str | None, as_json: bool,
+    tp: int | None, pp: int | None, ep: int | None, dp: int | None, kv: str, stack: str | None, sweep: bool,
+    plot: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     """One MODEL under one load on several accelerators: the scorecard, and why one wins.
 
@@ -47,7 +55,8 @@ def command(
 
     Without --tp each accelerator gets the fewest GPUs that hold the model and the load. TTFT and TPOT
     are means in a steady state; "all at once" is the mean TTFT when every client starts together, as
-    most benchmarks do. Exit status 1 when no accelerator can run it.
+    most benchmarks do. --sweep and --plot show what each replica trades between the speed of one user
+    and the tokens of a GPU. Exit status 1 when no accelerator can run it.
     """
     catalog = Catalog()
     card = compare(
@@ -60,10 +69,18 @@ def command(
         kv_format=kv,
         stack=stack,
     )
+    swept = curves(card) if sweep or plot else []
+    if plot:
+        load = f"{input_tokens:,} tokens in, {output_tokens:,} out"
+        draw_curves(swept, f"{card.model.name}, {precision}: {load}", plot)
     if as_json:
-        print_json(to_json(card))
+        print_json({**to_json(card), **({"sweep": [asdict(curve) for curve in swept]} if swept else {})})
     else:
         show(card)
+        if sweep:
+            show_sweep(swept)
+        if plot:
+            click.echo(f"drawn as {plot}", err=True)
     return 0 if any(entry.estimate for entry in card.entries) else 1
 
 
@@ -90,6 +107,17 @@ def show(card: Scorecard) -> None:
         for entry in running:
             assert entry.estimate
             out.print(f"  {entry.accelerator.id}: {entry.estimate.basis}", style="dim", soft_wrap=True)
+
+
+def show_sweep(swept: list[Curve]) -> None:
+    out = console()
+    columns = [("in flight", "right"), ("TTFT", "right"), ("tokens/s a user", "right"), ("tokens/s a GPU", "right")]
+    for curve in swept:
+        lines = zip(
+            curve.concurrency, curve.ttft_s, curve.tokens_per_s_per_user, curve.output_tokens_per_s_per_gpu, strict=True
+        )
+        cells = [[f"{n:,}", seconds(ttft), count(user), count(gpu)] for n, ttft, user, gpu in lines]
+        print_table(out, table(curve.label, columns, cells))
 
 
 def rows(entries: list[Entry], output_tokens: int) -> list[list[str]]:

@@ -131,10 +131,9 @@ def _with_host(gpu_s: Array, host_s: Array, overlapped: Mask) -> Array:
     return np.where(overlapped, np.maximum(gpu_s, host_s), gpu_s + host_s)
 
 
-def _share(tokens: Array) -> Array | float:
-    """1 where there is anything to do and 0 where there is not; a plain 1 in the common case."""
-    runs = tokens > 0
-    return 1.0 if runs.all() else runs.astype(np.float64)
+def _share(expected: Array) -> Array | float:
+    """Share of steps that have anything to do: numbers below one are averages over steps."""
+    return 1.0 if (expected >= 1.0).all() else np.minimum(expected, 1.0)
 
 
 def _run(hardware: Hardware, at: Shape, detailed: bool) -> _Account:

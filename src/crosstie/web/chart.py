@@ -1,0 +1,67 @@
+"""Curves as a picture, SVG or PNG by the file's ending. Needs the `plot` extra (matplotlib)."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from crosstie.core.errors import BadInput
+from crosstie.plan.curve import Curve
+
+KINDS = (".svg", ".png", ".pdf")
+
+
+def draw_curves(curves: Sequence[Curve], title: str, file: Path) -> None:
+    """Tokens/s per GPU over tokens/s per user: up and to the right is better."""
+    if file.suffix.lower() not in KINDS:
+        raise BadInput(f"--plot {file}: the name must end in {', '.join(KINDS)}")
+    figure = _figure()
+    axes = figure.subplots()
+    for curve, colour in zip(curves, _colours(), strict=False):
+        x, y = curve.tokens_per_s_per_user, curve.output_tokens_per_s_per_gpu
+        axes.plot(x, y, marker="o", markersize=4, linewidth=1.8, color=colour, label=curve.label)
+        for at in (0, len(x) - 1):
+            axes.annotate(
+                f"{curve.concurrency[at]:,}", (x[at], y[at]), textcoords="offset points", xytext=(5, 5),
+                fontsize=8, color=colour,
+            )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,g}")
+    axes.set_xlabel("tokens/s for each user (1 / TPOT)")
+    axes.set_ylabel("output tokens/s a GPU")
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.grid(visible=True, which="both", linewidth=0.4, alpha=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9, loc="lower left")
+    figure.text(0.01, 0.01, "numbers: requests in flight; predicted, not measured", fontsize=7, color="0.4")
+    _save(figure, file)
+
+
+def _figure() -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BadInput("--plot needs matplotlib: pip install 'crosstie[plot]'") from None
+    return Figure(figsize=(8, 5.2), layout="constrained")
+
+
+def _colours() -> list[str]:
+    """Told apart by people who see colours differently (Okabe and Ito)."""
+    return ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31"] * 4
+
+
+def _save(figure: Any, file: Path) -> None:
+    """Beside the target first, then into place: never half a picture."""
+    try:
+        handle, draft = tempfile.mkstemp(dir=file.parent, suffix=file.suffix)
+        os.close(handle)
+        try:
+            figure.savefig(draft, dpi=150)
+            os.replace(draft, file)
+        finally:
+            Path(draft).unlink(missing_ok=True)
+    except OSError as error:
+        raise BadInput(f"--plot {file}: cannot be written: {error.strerror}") from None
