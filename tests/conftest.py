@@ -1,14 +1,22 @@
 """Shared fixtures: the shipped catalog without any user's files, and the command as a user runs it."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hypothesis import settings
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.main import run
+
+# The same examples on every run, so that a red test is about the change; `HYPOTHESIS_PROFILE=hunt pytest
+# tests/properties` looks for new ones.
+settings.register_profile("steady", max_examples=60, deadline=None, derandomize=True)
+settings.register_profile("hunt", max_examples=3000, deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 
 @pytest.fixture(scope="session")

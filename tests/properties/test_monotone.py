@@ -2,7 +2,7 @@
 
 import msgspec
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstie.catalog.library import Catalog
@@ -22,7 +22,6 @@ models = st.sampled_from(MODELS)
 accelerators = st.sampled_from(ACCELERATORS)
 batches = st.integers(1, 600)
 contexts = st.integers(1, 40_000)
-settled = settings(max_examples=60, deadline=None)
 
 
 def better(accelerator: Accelerator, what: str, factor: float) -> Accelerator:
@@ -46,7 +45,6 @@ def cost(model: str, accelerator: Accelerator, split: Parallelism, *args: float)
     return step(Hardware([CATALOG.deployment(CATALOG.model(model), accelerator, split)]), shape(*args))
 
 
-@settled
 @given(
     models,
     accelerators,
@@ -66,7 +64,6 @@ def test_better_hardware_is_never_slower(
     assert float(after[0, 0]) <= float(before[0, 0]) * (1 + 1e-12)
 
 
-@settled
 @given(models, accelerators, batches, batches, contexts, contexts, st.integers(0, 8192))
 def test_more_work_is_never_faster(
     model: str, name: str, batch: int, more: int, context: int, longer: int, prefill: int
@@ -82,7 +79,6 @@ def test_more_work_is_never_faster(
         )
 
 
-@settled
 @given(models, accelerators, batches, contexts, st.integers(0, 8192))
 def test_nothing_beats_its_roofline(model: str, name: str, batch: int, context: int, prefill: int) -> None:
     found = cost(model, CATALOG.accelerator(name), Parallelism(), batch, context, prefill)
@@ -91,7 +87,6 @@ def test_nothing_beats_its_roofline(model: str, name: str, batch: int, context: 
         assert float(part[0, 0]) >= 0
 
 
-@settled
 @given(
     models,
     st.sampled_from(["vllm", "sglang"]),
@@ -116,7 +111,6 @@ def test_requests_are_conserved(model: str, stack: str, clients: int, inputs: in
     assert float(got.output_tokens_per_s[0, 0]) * (1 + 1e-9) >= float(got.requests_per_s[0, 0])
 
 
-@settled
 @given(models, accelerators, contexts, contexts)
 def test_a_longer_context_never_takes_less_cache(model: str, name: str, context: int, more: int) -> None:
     found = CATALOG.model(model)
@@ -124,7 +118,6 @@ def test_a_longer_context_never_takes_less_cache(model: str, name: str, context:
     assert found.cache_bytes(context, 1.0) <= found.cache_bytes(context, 2.0)
 
 
-@settled
 @given(models, st.sampled_from(["bf16", "fp8", "nvfp4", "q4_k_m"]))
 def test_a_gpu_never_holds_more_than_the_model(model: str, precision: str) -> None:
     found = CATALOG.model(model)
@@ -138,7 +131,6 @@ def test_a_gpu_never_holds_more_than_the_model(model: str, precision: str) -> No
         whole = weights
 
 
-@settled
 @given(
     models,
     st.sampled_from(["vllm", "sglang", "llama.cpp"]),
@@ -169,4 +161,5 @@ def test_more_clients_never_mean_less_throughput_or_a_faster_answer(
     inside = got.concurrency_that_fits[0] >= clients
     for rising in (got.output_tokens_per_s, got.tpot_s, got.ttft_s):
         values = rising[0][inside]
-        assert (np.diff(values) >= -0.02 * values[:-1]).all()
+        # A few percent are lost where prompts begin to share steps among attention replicas.
+        assert (np.diff(values) >= -0.05 * values[:-1]).all()
