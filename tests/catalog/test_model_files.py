@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from crosstie.catalog.huggingface import load_config, read_model
+from crosstie.catalog.config import load_config
+from crosstie.catalog.huggingface import read_model
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.models import model_file_text, read_model_file, read_model_path
 from crosstie.core.errors import BadData, BadInput
@@ -62,6 +63,10 @@ def test_a_missing_field_is_named_with_its_file(field: str) -> None:
         ({"model_type": "bert"}, "model_type"),
         ({"model_type": "jamba"}, "model_type"),
         ({"mamba_d_state": 16}, "mamba_d_state"),
+        ({"hybrid_layer_pattern": [0, 1]}, "hybrid_layer_pattern"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ({"architectures": ["SomethingForMaskedLM"]}, "architectures"),
+        ({"model_type": "mllama"}, "model_type"),
         ({"moe_num_experts": 64, "moe_k": 6}, "moe_num_experts"),
         ({"num_nextn_predict_layers": 10**6}, "num_nextn_predict_layers"),
         ({"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": "x"}, "moe_intermediate_size"),
@@ -127,6 +132,48 @@ def test_layers_left_alone_are_a_share_of_the_role() -> None:
     assert model.native["mlp"] == {"bf16": 2 / 32, "fp8-channel": 30 / 32}
     assert model.native["attention"] == {"bf16": 1.0}
     assert model.native_name == "fp8-channel"
+
+
+def test_an_ignore_counts_only_where_the_role_is() -> None:
+    """DeepSeek's first three layers are dense: leaving their MLPs alone says nothing of the experts."""
+    mixture = {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 512,
+        "first_k_dense_replace": 3,
+    }
+    kept = {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4",
+        "exclude_modules": ["lm_head", *(f"model.layers.{i}.mlp*" for i in range(3))],
+    }
+    model = read(**mixture, quantization_config=kept)
+    assert model.native["mlp"] == {"bf16": 1.0}
+    assert model.native["experts"] == {"nvfp4": 1.0}
+    assert model.native_name == "nvfp4"
+
+
+def test_linear_attention_has_names_of_its_own() -> None:
+    hybrid = {
+        "model_type": "qwen3_next", "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    }  # fmt: skip
+    model = read(**hybrid, quantization_config={"quant_method": "fp8", "ignore": ["re:.*linear_attn.*"]})
+    assert model.native["attention"] == {"bf16": 24 / 32, "fp8": 8 / 32}
+    gated = next(t for layer in model.layers for t in layer.tensors if t.name == "q")
+    assert gated.rows == 2 * 32 * 128
+
+
+def test_modelopt_settings_in_a_file_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    settings = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(settings))
+    assert read_model_path(tmp_path).native_name == "fp8"
+
+
+def test_multi_query_by_family() -> None:
+    assert read(model_type="gpt_bigcode", num_key_value_heads=...).kv_heads == 1
+    assert read(model_type="gpt_bigcode", num_key_value_heads=..., multi_query=False).kv_heads == 32
 
 
 def test_groups_apply_to_their_targets() -> None:

@@ -225,6 +225,42 @@ def test_add_an_accelerator_then_use_it(crosstie: Command, tmp_path: Path) -> No
     assert "h999" in crosstie("catalog", "list").out
 
 
+def test_a_part_of_another_vendor_gets_an_engine_that_runs_on_it(crosstie: Command, tmp_path: Path) -> None:
+    import crosstie.catalog.library as library
+
+    text = (library.SHIPPED / "accelerators" / "h200.toml").read_text()
+    text = re.sub(
+        r"(?m)^aliases = .*$",
+        "aliases = []",
+        text.replace('id = "h200"', 'id = "zeta-1"').replace('vendor = "NVIDIA"', 'vendor = "other"'),
+    )
+    file = tmp_path / "zeta-1.toml"
+    file.write_text(text)
+    got = json.loads(crosstie("fit", "llama-3.1-8b", "--on", str(file), "--json").out)
+    assert got["placements"][0]["stack"] == "llama.cpp"
+    clash = tmp_path / "other" / "zeta-2.toml"
+    clash.parent.mkdir()
+    clash.write_text(text.replace('id = "zeta-1"', 'id = "zeta-2"').replace("aliases = []", 'aliases = ["h200"]'))
+    assert "'h200' already names h200" in crosstie("catalog", "add", str(clash)).err
+    assert crosstie("catalog", "list").status == 0
+
+
+def test_other_catalog_files_are_checked_too(crosstie: Command, tmp_path: Path) -> None:
+    import crosstie.catalog.library as library
+
+    for name, kind in (
+        ("stacks/vllm.toml", "stacks"),
+        ("efficiency/hopper.toml", "efficiency"),
+        ("formats.toml", "formats"),
+        ("prices.csv", "prices"),
+        ("models/qwen3-8b.toml", "models"),
+    ):
+        assert crosstie("catalog", "check", str(library.SHIPPED / name)).out.endswith(f": good ({kind})\n")
+    (tmp_path / "config.json").write_text("{}")
+    assert "catalog add" in crosstie("catalog", "check", str(tmp_path / "config.json")).err
+    assert "formats are one file" in crosstie("catalog", "add", str(library.SHIPPED / "formats.toml")).err
+
+
 def test_a_bad_addition_leaves_nothing(crosstie: Command, tmp_path: Path) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()
@@ -276,13 +312,14 @@ MISTAKES = {
     "unknown model": (["fit", "llama-3.1-80b"], "unknown model 'llama-3.1-80b'"),
     "unknown stack": (["fit", "llama-3.1-8b", "--stack", "vlm"], "Did you mean vllm"),
     "unknown precision": (["fit", "llama-3.1-8b", "--on", "h200", "--precision", "fp9"], "unknown precision 'fp9'"),
+    "empty model": (["fit", "", "--on", "h200"], "name of the model is empty"),
     "unknown command": (["fits"], "No such command"),
     "unknown option": (["fit", "llama-3.1-8b", "--onn", "h200"], "--onn"),
     "no accelerators": (["compare", "llama-3.1-8b"], "--on"),
     "empty list": (["compare", "llama-3.1-8b", "--on", ","], "names no accelerator"),
     "not a number": (["fit", "llama-3.1-8b", "--context", "much"], "much"),
-    "negative input": (["compare", "llama-3.1-8b", "--on", "h200", "--input", "-1"], "--input -1"),
-    "zero context": (["fit", "llama-3.1-8b", "--context", "0"], "--context 0"),
+    "negative input": (["compare", "llama-3.1-8b", "--on", "h200", "--input", "-1"], "input -1"),
+    "zero context": (["fit", "llama-3.1-8b", "--context", "0"], "a context of 0"),
     "context too long": (["fit", "qwen3-8b", "--context", "1000000"], "beyond the 40960"),
     "odd tp": (["compare", "llama-3.1-70b", "--on", "h200", "--tp", "3"], "does not divide the 64 attention heads"),
     "tp zero": (["compare", "llama-3.1-70b", "--on", "h200", "--tp", "0"], "must be at least 1"),
@@ -292,7 +329,7 @@ MISTAKES = {
         ["compare", "llama-3.1-8b", "--on", "mi300x", "--stack", "tensorrt-llm"],
         "does not run on mi300x",
     ),
-    "no precision": (["fit", "llama-3.1-8b", "--on", "h200", "--precision", ","], "--precision names none"),
+    "no precision": (["fit", "llama-3.1-8b", "--on", "h200", "--precision", ","], "no precision is named"),
     "long name": (["fit", "x" * 5000, "--on", "h200"], "File name too long"),
     "path that is not there": (["fit", "./nowhere", "--on", "h200"], "no such file"),
     "weights the engine cannot read": (

@@ -108,7 +108,7 @@ def test_estimates_say_what_they_rest_on(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "reason"), [((0, 1, 1), "--concurrency 0"), ((1, -5, 1), "--input -5"), ((1, 1, 0), "--output 0")]
+    ("load", "reason"), [((0, 1, 1), "concurrency 0"), ((1, -5, 1), "input -5"), ((1, 1, 0), "output 0")]
 )
 def test_loads_are_checked(load: tuple[int, int, int], reason: str) -> None:
     with pytest.raises(BadInput, match=reason):

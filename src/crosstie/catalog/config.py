@@ -1,5 +1,6 @@
 """A Hugging Face config.json that answers with a clear error and remembers what was asked of it."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,32 @@ class Config:
 
     def _where(self, name: str) -> str:
         return f"{self.prefix}{'text_config.' if self.nested else ''}{name}"
+
+
+def load_config(path: Path) -> tuple[dict[str, Any], Path]:
+    """A config.json, or the directory of a model that has one."""
+    file = path / "config.json" if path.is_dir() else path
+    raw = _read_json(file)
+    beside = file.with_name("hf_quant_config.json")
+    if file.name == "config.json" and "quantization_config" not in raw and beside.is_file():
+        # ModelOpt writes its settings into a file of their own.
+        raw["quantization_config"] = {"quant_method": "modelopt", **_read_json(beside)}
+    return raw, file
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise BadData(file, "", "no such file: give a model directory or its config.json") from None
+    except UnicodeDecodeError:
+        raise BadData(file, "", "not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise BadData(file, f"line {error.lineno}", f"not valid JSON: {error.msg}") from None
+    except (RecursionError, ValueError):
+        raise BadData(file, "", "not a config.json: nested too deeply, or a number too long") from None
+    except OSError as error:
+        raise BadData(file, "", f"cannot be read: {error.strerror}") from None
+    if not isinstance(raw, dict):
+        raise BadData(file, "", "must hold one JSON object")
+    return raw

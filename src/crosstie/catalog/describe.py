@@ -1,6 +1,6 @@
 """The catalog as lines of text: a key, a value, and why anyone should believe it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,18 +39,18 @@ class Line:
 def describe(catalog: Catalog, name: str) -> tuple[str, list[Line]]:
     """An accelerator, a model or a stack, whichever the name belongs to."""
     known: list[str] = []
-    for find, lines_of in (
-        (catalog.accelerator, accelerator_lines),
+    finders: tuple[tuple[Callable[[str], Any], Callable[[Any], list[Line]]], ...] = (
+        (catalog.accelerator, lambda found: accelerator_lines(catalog, found)),
         (catalog.model, model_lines),
         (catalog.stack, stack_lines),
-    ):
+    )
+    for find, lines_of in finders:
         try:
-            noun: Any = find(name)
+            noun = find(name)
         except UnknownName as miss:
             known += miss.near
             continue
-        lines: list[Line] = lines_of(catalog, noun)
-        return noun.name, lines
+        return noun.name, lines_of(noun)
     raise UnknownName("accelerator, model or stack", name, known, listing="accelerators|models|stacks")
 
 
@@ -81,7 +81,7 @@ def efficiency_lines(efficiency: Efficiency) -> list[Line]:
     return lines
 
 
-def model_lines(catalog: Catalog, model: Model) -> list[Line]:
+def model_lines(model: Model) -> list[Line]:
     def read(key: str, value: float | str | None, unit: str = "") -> Line | None:
         return None if value is None else Line(key, value, unit, "spec", model.date, model.source)
 
@@ -113,7 +113,7 @@ def model_lines(catalog: Catalog, model: Model) -> list[Line]:
     return [line for line in lines if line is not None] + notes
 
 
-def stack_lines(catalog: Catalog, stack: Stack) -> list[Line]:
+def stack_lines(stack: Stack) -> list[Line]:
     facts: dict[str, Fact] = {
         "engine.chunk_tokens": stack.chunk_tokens,
         "engine.max_sequences": stack.max_sequences,

@@ -1,6 +1,5 @@
 """config.json in, Model out. Families are told apart by the keys they have; quirks by model_type."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,29 +18,8 @@ from crosstie.catalog.attention import (
 )
 from crosstie.catalog.config import Config
 from crosstie.catalog.feedforward import FeedForward, dense, experts
-from crosstie.catalog.quantisation import native_formats
-from crosstie.core.errors import BadData
+from crosstie.catalog.quantisation import Names, native_formats
 from crosstie.core.model import Layer, Model, Tensor
-
-
-def load_config(path: Path) -> tuple[dict[str, Any], Path]:
-    """A config.json, or the directory of a model that has one."""
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise BadData(file, "", "no such file: give a model directory or its config.json") from None
-    except UnicodeDecodeError:
-        raise BadData(file, "", "not UTF-8 text") from None
-    except json.JSONDecodeError as error:
-        raise BadData(file, f"line {error.lineno}", f"not valid JSON: {error.msg}") from None
-    except (RecursionError, ValueError):
-        raise BadData(file, "", "not a config.json: nested too deeply, or a number too long") from None
-    except OSError as error:
-        raise BadData(file, "", f"cannot be read: {error.strerror}") from None
-    if not isinstance(raw, dict):
-        raise BadData(file, "", "must hold one JSON object")
-    return raw, file
 
 
 def read_model(
@@ -68,7 +46,8 @@ def read_model(
     vocabulary = config.count("vocab_size")
     attention_of = _attention_reader(config, family, hidden, heads, depth)
     forward_of = _forward_reader(config, family, hidden, depth)
-    layers = _group([(attention_of(i), forward_of(i)) for i in range(depth)], _per_layer(config, family, hidden))
+    parts = [(attention_of(i), forward_of(i)) for i in range(depth)]
+    layers = _group(parts, _per_layer(config, family, hidden))
     tied = config.flag_outer("tie_word_embeddings")
     if tied is None:
         tied = family in families.TIED
@@ -76,11 +55,14 @@ def read_model(
     embedding = Tensor(
         name="embedding", role="embedding", rows=vocabulary, cols=hidden, shard="vocab", kernel="head" if tied else ""
     )
+    limit = config.maybe("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
     final = vector("final_norm", hidden * (2 if family == "falcon" else 1) + _stream_mixer(config, hidden))
+    if family in families.POSITIONS and limit:
+        rows = limit + families.POSITIONS[family]
+        final = vector("final_norm_and_positions", final.rows + rows * hidden)
     outer = [embedding, final] if tied else [embedding, final, split_out("head", vocabulary, hidden, "head", "head")]
     routed = [t for layer in layers for t in layer.tensors if t.role == "experts"]
-    native, native_name = native_formats(config, depth, bool(routed))
-    limit = config.maybe("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
+    native, native_name = native_formats(config, [Names(*part) for part in _names(parts)])
     drafts = _draft(config, hidden, layers)
     _refuse_what_nobody_read(config)
     architectures = config.outer.get("architectures")
@@ -110,6 +92,17 @@ def read_model(
     return model, config
 
 
+def _names(parts: list[tuple[Attention, FeedForward]]) -> list[tuple[frozenset[str], bool]]:
+    """For each layer the roles that it has, and whether its attention goes by linear_attn (Kimi's does not)."""
+    return [
+        (
+            frozenset(t.role for t in attention.tensors + forward.tensors),
+            attention.kind == "gated delta",
+        )
+        for attention, forward in parts
+    ]
+
+
 def _family(config: Config) -> str:
     """The language model's type; multimodal configs have one at the top and one inside."""
     config.asked_outer.update(("model_type", "architectures"))
@@ -118,9 +111,13 @@ def _family(config: Config) -> str:
     outside = config.outer.get("model_type")
     family = family or (outside if isinstance(outside, str) else "")
     if family in families.FOREIGN:
-        raise config.bad(
-            "model_type", f"'{family}' is not a family that Crosstie can read: no decoder of the usual kind"
-        )
+        raise config.bad("model_type", f"'{family}' is no decoder of the kinds that Crosstie reads")
+    heads = config.outer.get("architectures")
+    for head in heads if isinstance(heads, list) else ():
+        if str(head).endswith(families.FOREIGN_HEADS):
+            raise config.bad("architectures", f"'{head}' does not generate text")
+    if config.flag("is_encoder_decoder"):
+        raise config.bad("is_encoder_decoder", "Crosstie reads decoders alone")
     return family
 
 
@@ -205,8 +202,8 @@ def _attention_reader(config: Config, family: str, hidden: int, heads: int, dept
 
 def _grouped_reader(config: Config, family: str, hidden: int, heads: int, depth: int) -> Callable[[int], Attention]:
     kv_heads = config.count("num_key_value_heads", "num_kv_heads", "n_head_kv", default=heads)
-    if family == "falcon" and config.flag("multi_query") and not config.flag("new_decoder_architecture"):
-        kv_heads = 1
+    if family in families.MULTI_QUERY and not config.flag("new_decoder_architecture"):
+        kv_heads = 1 if config.flag("multi_query", families.MULTI_QUERY[family]) else kv_heads
     if heads % kv_heads:
         raise config.bad("num_key_value_heads", f"{kv_heads} does not divide the {heads} attention heads")
     head_dim = _head_dim(config, hidden, heads)
@@ -214,6 +211,8 @@ def _grouped_reader(config: Config, family: str, hidden: int, heads: int, depth:
     norm = "head" if family in families.HEAD_NORM else "none"
     if config.word("qk_norm_type") == "per_layer":
         norm = "full"
+    elif family.startswith("glm4") and config.flag("use_qk_norm"):
+        norm = "head"
     common: dict[str, Any] = {
         "hidden": hidden,
         "heads": heads,
@@ -221,7 +220,7 @@ def _grouped_reader(config: Config, family: str, hidden: int, heads: int, depth:
         "bias": bias,
         "output_bias": family == "gpt_oss",
         "sinks": family == "gpt_oss",
-        "output_gate": config.flag("attn_output_gate"),
+        "output_gate": config.flag("attn_output_gate", family in families.GATED_OUTPUT),
     }
     full = grouped_attention(
         kv_heads=config.count("num_global_key_value_heads", default=kv_heads),

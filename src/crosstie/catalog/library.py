@@ -118,6 +118,8 @@ class Catalog:
 
         A folder of the same name does not hide a model of the catalog; write ./NAME for the folder.
         """
+        if not name.strip():
+            raise BadInput("the name of the model is empty")
         if name.endswith(".toml"):
             return read_model_file(_existing(name, "model file"))
         if name.endswith(".json") or name.startswith((".", "/", "~")):
@@ -139,12 +141,13 @@ class Catalog:
         """The named stack, if it runs on this vendor and reads the weights; else the first that does."""
         needed = {f.id for tensor, _ in model.tensors() for f in precision[tensor.role].formats}
         if name is None:
-            candidates = [self.stack(usual) for usual in ("vllm", "llama.cpp")]
-            stack = next((s for s in candidates if all(map(s.reads, needed))), candidates[0])
+            usual = [self.stack(choice) for choice in ("vllm", "llama.cpp")]
+            able = [s for s in usual if s.runs_on(accelerator.vendor)]
+            stack = next((s for s in able if all(map(s.reads, needed))), (able or usual)[0])
         else:
             stack = self.stack(name)
-        if accelerator.vendor not in stack.vendors and "any" not in stack.vendors:
-            fitting = [s.id for s in self.stacks.values() if accelerator.vendor in s.vendors or "any" in s.vendors]
+        if not stack.runs_on(accelerator.vendor):
+            fitting = [s.id for s in self.stacks.values() if s.runs_on(accelerator.vendor)]
             raise BadInput(
                 f"{stack.name} does not run on {accelerator.id} ({accelerator.vendor}); these do: {', '.join(fitting)}"
             )
@@ -222,6 +225,11 @@ def check_everything(catalog: Catalog) -> dict[str, int]:
 
 def check_file(file: Path) -> str:
     """Validates one catalog file of whatever kind it is, and says which folder it belongs to."""
+    if file.suffix == ".csv":
+        read_prices(_existing(str(file), "file"), Catalog().accelerators)
+        return "prices"
+    if file.suffix == ".json":
+        raise BadInput(f"{file}: a config.json is no catalog file; `crosstie catalog add {file}` makes one of it")
     raw = read_toml(_existing(str(file), "file"))
     if "config" in raw:
         read_model_file(file)
@@ -239,6 +247,24 @@ def check_file(file: Path) -> str:
         read_efficiency(file)
         return "efficiency"
     raise BadData(file, "", "is no model ([config]), accelerator ([chip]), stack ([engine]), format or efficiency file")
+
+
+def check_names(catalog: Catalog, kind: str, file: Path) -> None:
+    """Refuses a new file whose names already belong to another one."""
+    known: dict[str, Accelerator] | dict[str, Model] | dict[str, Stack]
+    new: Accelerator | Model | Stack
+    if kind == "accelerators":
+        known, new = catalog.accelerators, read_accelerator(file)
+    elif kind == "models":
+        known, new = catalog.models, read_model_file(file)
+    elif kind == "stacks":
+        known, new = catalog.stacks, read_stack(file)
+    else:
+        return
+    others = {name.casefold(): n.id for n in known.values() if n.id != new.id for name in (n.id, *n.aliases)}
+    for name in (new.id, *new.aliases):
+        if name.casefold() in others:
+            raise BadData(file, "aliases", f"'{name}' already names {others[name.casefold()]}")
 
 
 def _by_id(nouns: Iterable[Noun]) -> dict[str, Noun]:

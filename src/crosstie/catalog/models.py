@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from crosstie.catalog.huggingface import load_config, read_model
+from crosstie.catalog.config import load_config
+from crosstie.catalog.huggingface import read_model
 from crosstie.catalog.reading import date, only_keys, optional_text, read_toml, table, text, texts
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.model import Model

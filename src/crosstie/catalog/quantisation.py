@@ -6,12 +6,12 @@ on every layer, so that "all but the first and the last" becomes a share.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from crosstie.catalog.config import Config
 from crosstie.core.errors import BadData
-from crosstie.core.formats import LINEAR_ROLES, ROLES
+from crosstie.core.formats import ATTENTION_ROLES, LINEAR_ROLES, ROLES
 
 # What a checkpoint stores of a role: format id -> share of the layers.
 Shares = dict[str, float]
@@ -20,7 +20,15 @@ Shares = dict[str, float]
 _EXPERT = ("mlp.experts.0.{}", "block_sparse_moe.experts.0.{}", "feed_forward.experts.{}")
 _SHARED = ("mlp.shared_experts.{}", "mlp.shared_expert.{}", "feed_forward.shared_expert.{}")
 _MODULES: dict[str, tuple[str, ...]] = {
-    "attention": ("self_attn.q_proj", "self_attn.qkv_proj", "self_attn.q_a_proj", "self_attn.q_b_proj"),
+    "attention": (
+        "self_attn.q_proj",
+        "self_attn.qkv_proj",
+        "self_attn.q_a_proj",
+        "self_attn.q_b_proj",
+        "self_attn.kv_a_proj_with_mqa",
+        "self_attention.query_key_value",
+        "attn.c_attn",
+    ),
     "key": ("self_attn.k_proj", "self_attn.qkv_proj"),
     "value": ("self_attn.v_proj", "self_attn.qkv_proj", "self_attn.kv_b_proj"),
     "output": ("self_attn.o_proj",),
@@ -31,6 +39,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "experts": (*(name.format("gate_proj") for name in _EXPERT), "block_sparse_moe.experts.0.w1"),
     "experts_down": (*(name.format("down_proj") for name in _EXPERT), "block_sparse_moe.experts.0.w2"),
 }
+# What linear attention calls its projections instead.
+_LINEAR = {"attention": ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv"), "output": ("linear_attn.out_proj",)}
 _PREFIXES = ("model.layers.{}.", "language_model.model.layers.{}.", "model.language_model.layers.{}.")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _METHODS = "fp8, fbgemm_fp8, compressed-tensors, modelopt, mxfp4, awq, gptq, quark"
@@ -39,7 +49,14 @@ _IGNORED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modul
 Pattern = re.Pattern[str]
 
 
-def native_formats(config: Config, layers: int, has_experts: bool) -> tuple[dict[str, Shares], str]:
+class Names(NamedTuple):
+    """What a layer has that a config could name: its roles, and whether its attention is linear."""
+
+    roles: frozenset[str]
+    linear: bool
+
+
+def native_formats(config: Config, layers: Sequence[Names]) -> tuple[dict[str, Shares], str]:
     """Role -> shares of formats, and the name of the checkpoint's precision."""
     dtype = str(config.get_outer("torch_dtype") or config.get_outer("dtype") or "bfloat16").removeprefix("torch.")
     if dtype not in _DTYPES:
@@ -51,7 +68,9 @@ def native_formats(config: Config, layers: int, has_experts: bool) -> tuple[dict
     if quantisation:
         if not isinstance(quantisation, Mapping):
             raise config.bad("quantization_config", "must be an object")
-        name = _quantise(config, quantisation, by_role, base, layers, has_experts)
+        if isinstance(quantisation.get("quantization"), Mapping):
+            quantisation = {**quantisation, **quantisation["quantization"]}
+        name = _quantise(config, quantisation, by_role, base, layers)
     if config.get("expert_dtype") == "fp4":
         by_role["experts"] = by_role["experts_down"] = {"mxfp4-a8": 1.0}
         name = f"{name}+mxfp4"
@@ -59,16 +78,17 @@ def native_formats(config: Config, layers: int, has_experts: bool) -> tuple[dict
 
 
 def _quantise(
-    config: Config, quantisation: Mapping[str, Any], by_role: dict[str, Shares], base: str, layers: int,
-    has_experts: bool,
-) -> str:  # fmt: skip
+    config: Config, quantisation: Mapping[str, Any], by_role: dict[str, Shares], base: str, layers: Sequence[Names]
+) -> str:
     groups = _groups(config, quantisation)
     kept = _left_alone(config, quantisation)
+    has_experts = any("experts" in layer.roles for layer in layers)
     only_experts = quantisation.get("quant_method") == "mxfp4" and has_experts
-    roles = ("experts", "experts_down") if only_experts else LINEAR_ROLES
-    for role in roles:
-        found = Counter(_stored(_names(role, i), groups, kept, base) for i in range(layers))
-        by_role[role] = {format: count / layers for format, count in found.items()}
+    for role in ("experts", "experts_down") if only_experts else LINEAR_ROLES:
+        having = [i for i, layer in enumerate(layers) if role in layer.roles]
+        found = Counter(_stored(_names(role, i, layers[i].linear), groups, kept, base) for i in having)
+        if found:
+            by_role[role] = {format: count / len(having) for format, count in found.items()}
     if quantisation.get("lm_head") is True:
         by_role["head"] = {groups[-1][1]: 1.0}
     # The precision is named after what stores most of the weights.
@@ -76,8 +96,9 @@ def _quantise(
     return max(main, key=lambda format: main[format])
 
 
-def _names(role: str, layer: int) -> list[str]:
-    return [prefix.format(layer) + module for prefix in _PREFIXES for module in _MODULES[role]]
+def _names(role: str, layer: int, linear: bool) -> list[str]:
+    modules = _LINEAR.get(role, ()) if linear and role in ATTENTION_ROLES else _MODULES[role]
+    return [prefix.format(layer) + module for prefix in _PREFIXES for module in modules]
 
 
 def _stored(names: list[str], groups: list[tuple[Pattern | None, str]], kept: list[Pattern], base: str) -> str:
@@ -214,7 +235,8 @@ def _strings(config: Config, where: str, value: object) -> list[str]:
 def _pattern(config: Config, where: str, entry: str) -> Pattern:
     """A regular expression after "re:", else whole components of a module's path; * stands for any."""
     path = re.escape(entry).replace(r"\*", ".*")
-    body = entry[3:] if entry.startswith("re:") else rf"(^|\.){path}(\.|$)"
+    # compressed-tensors matches its expressions from the start of the name.
+    body = rf"^(?:{entry[3:]})" if entry.startswith("re:") else rf"(^|\.){path}(\.|$)"
     try:
         return re.compile(body)
     except re.error as error:

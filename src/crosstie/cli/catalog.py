@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from crosstie.catalog.describe import Line, describe, overview
-from crosstie.catalog.library import Catalog, check_everything, check_file, user_directory
+from crosstie.catalog.library import Catalog, check_everything, check_file, check_names, user_directory
 from crosstie.catalog.models import model_file_text, model_id
 from crosstie.catalog.prices import KINDS as PRICE_KINDS
 from crosstie.catalog.reading import is_date
-from crosstie.cli.show import console, json_option, number, print_json, print_table, table
+from crosstie.cli.show import console, json_option, names, number, print_json, print_table, table
 from crosstie.core.errors import BadInput, near_names
 
 LISTS = ("accelerators", "models", "stacks", "formats", "precisions", "prices")
@@ -35,13 +35,13 @@ def command() -> None:
 
 
 @command.command("list")
-@click.argument("kind", type=click.Choice(LISTS), default="accelerators")
+@click.argument("kind", type=click.Choice(LISTS), default="accelerators", metavar="[KIND]")
 @click.option("--on", metavar="A,B", help="Only these accelerators' prices.")
 @json_option
 def list_command(kind: str, on: str | None, as_json: bool) -> int:
-    """Lists everything of one KIND (accelerators by default)."""
+    """Lists everything of one KIND: accelerators (the default), models, stacks, formats, precisions, prices."""
     catalog = Catalog()
-    only = [catalog.accelerator(name.strip()).id for name in on.split(",")] if on else None
+    only = [catalog.accelerator(name).id for name in names(on)] if on else None
     if only and kind != "prices":
         raise BadInput("--on goes with `list prices`")
     rows = overview(catalog, kind, only)
@@ -108,7 +108,7 @@ def path_command(as_json: bool) -> int:
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @json_option
 def check_command(files: tuple[Path, ...], as_json: bool) -> int:
-    """Validates catalog FILES (.toml of any kind), or without any the whole catalog."""
+    """Validates catalog FILES (.toml of any kind, prices.csv), or without any the whole catalog."""
     good = {str(file): check_file(file) for file in files} if files else check_everything(Catalog())
     if as_json:
         print_json({"good": good})
@@ -144,6 +144,8 @@ def add_command(
         if identifier or name or source or date or licence:
             raise BadInput("--id, --name, --source, --date and --licence go with a config.json; a .toml has its own")
         kind, identifier, content = check_file(path), path.stem, path.read_text(encoding="utf-8")
+        if kind == "formats":
+            raise BadInput(f"formats are one file: put {path} into the catalog folder as formats.toml")
     else:
         kind, identifier = "models", identifier or model_id(path / "config.json" if path.is_dir() else path)
         today = datetime.now(UTC).date().isoformat()
@@ -170,7 +172,7 @@ def _keep(content: str, target: Path, force: bool) -> None:
             draft.write_text(content, encoding="utf-8")
         except UnicodeEncodeError:
             raise BadInput("the config has characters that are no text") from None
-        check_file(draft)
+        check_names(Catalog([target.parent.parent]), check_file(draft), draft)
     try:
         if target.exists() and not force:
             raise BadInput(f"{target} is already there; --force replaces it")

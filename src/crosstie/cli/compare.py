@@ -88,9 +88,7 @@ def show(card: Scorecard) -> None:
     out = console()
     out.print(Text.assemble((card.model.name, "bold"), f"  {describe(card.model)}"))
     load = card.load
-    out.print(
-        f"  {load.input_tokens:,} in, {load.output_tokens:,} out (tokens), {load.concurrency:,} in flight (requests)"
-    )
+    out.print(f"  {load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight")
     running = [entry for entry in card.entries if entry.estimate]
     if running:
         columns = [("", "left"), *((entry.accelerator.id, "right") for entry in running)]

@@ -53,5 +53,6 @@ def accelerators_from(catalog: Catalog, chosen: str | None, stack: str | None) -
         if not found:
             raise BadInput("--on names no accelerator")
         return list(found.values())
-    engine = catalog.stack(stack or "vllm")
-    return [a for a in catalog.accelerators.values() if "any" in engine.vendors or a.vendor in engine.vendors]
+    if stack is None:
+        return list(catalog.accelerators.values())
+    return [a for a in catalog.accelerators.values() if catalog.stack(stack).runs_on(a.vendor)]

@@ -41,29 +41,29 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     def check(self, model: Model, accelerator: Accelerator) -> None:
         """Refuses a split that the model or the machine cannot have, and says why."""
-        for name, n in (("--tp", self.tp), ("--pp", self.pp), ("--ep", self.ep), ("--dp", self.dp)):
+        for name, n in (("tp", self.tp), ("pp", self.pp), ("ep", self.ep), ("dp", self.dp)):
             if n < 1:
                 raise BadInput(f"{name} {n}: must be at least 1")
         if model.heads % self.tp:
-            raise BadInput(f"--tp {self.tp} does not divide the {model.heads} attention heads of {model.id}")
+            raise BadInput(f"tp {self.tp} does not divide the {model.heads} attention heads of {model.id}")
         small, large = sorted((model.kv_heads, self.tp))
         if large % small:
-            raise BadInput(f"--tp {self.tp} and the {model.kv_heads} KV heads of {model.id} do not divide one another")
+            raise BadInput(f"tp {self.tp} and the {model.kv_heads} KV heads of {model.id} do not divide one another")
         if self.pp > model.layer_count:
-            raise BadInput(f"--pp {self.pp} exceeds the {model.layer_count} layers of {model.id}")
+            raise BadInput(f"pp {self.pp} exceeds the {model.layer_count} layers of {model.id}")
         if self.ep > 1:
             if not model.is_moe:
-                raise BadInput(f"--ep {self.ep}: {model.id} has no experts to spread")
+                raise BadInput(f"ep {self.ep}: {model.id} has no experts to spread")
             if model.experts % self.ep:
-                raise BadInput(f"--ep {self.ep} does not divide the {model.experts} experts of {model.id}")
+                raise BadInput(f"ep {self.ep} does not divide the {model.experts} experts of {model.id}")
             if self.stage_gpus % self.ep:
-                raise BadInput(f"--ep {self.ep} does not divide the {self.stage_gpus} GPUs of a stage (tp x dp)")
+                raise BadInput(f"ep {self.ep} does not divide the {self.stage_gpus} GPUs of a stage (tp x dp)")
         if self.dp > 1 and not model.is_moe:
-            raise BadInput(f"--dp {self.dp}: attention replicas share experts, and {model.id} has none")
+            raise BadInput(f"dp {self.dp}: attention replicas share experts, and {model.id} has none")
         if self.stage_gpus > accelerator.domain:
             raise BadInput(
                 f"{self.stage_gpus} GPUs in one stage exceed the {accelerator.domain} that fast links join "
-                f"on {accelerator.id}; use --pp beyond that"
+                f"on {accelerator.id}; use pipeline stages (pp) beyond that"
             )
 
 

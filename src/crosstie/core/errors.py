@@ -4,7 +4,7 @@ CrosstieError
 ├── UnknownName    a name that the catalog does not hold; carries near names
 ├── BadData        a data file that cannot be trusted; carries file and key
 ├── BadInput       an argument that makes no sense; carries its reason
-└── DoesNotFit     a deployment that the accelerator cannot hold
+└── DoesNotFit     a model that the GPUs asked for cannot hold
 """
 
 from collections.abc import Iterable

@@ -47,6 +47,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     small: SmallGpu | None = None
     file: str = ""
 
+    def runs_on(self, vendor: str) -> bool:
+        return vendor in self.vendors or "any" in self.vendors
+
     def reads(self, format_id: str) -> bool:
         return any(format_id == name or (name.endswith("*") and format_id.startswith(name[:-1])) for name in self.loads)
 

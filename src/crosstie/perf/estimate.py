@@ -1,5 +1,6 @@
 """Estimates of replicas: the arrays of `serving`, with what binds and how sure they are, as nouns."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import Estimate
+from crosstie.core.fact import Fact
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import memory_plan
 from crosstie.perf.serving import Steady, prefill_alone, serve, single_stream_ceiling
@@ -86,8 +88,8 @@ _RESOURCES: dict[str, Callable[[StepCost], Array]] = {
 
 def check_lengths(hardware: Hardware, input_tokens: int, output_tokens: int) -> None:
     if input_tokens < 1 or output_tokens < 1:
-        raise BadInput(f"--input {input_tokens} --output {output_tokens}: both must be at least 1")
-    hardware.model.check_context(input_tokens + output_tokens, f"--input {input_tokens} plus --output {output_tokens}")
+        raise BadInput(f"input {input_tokens}, output {output_tokens}: both must be at least 1")
+    hardware.model.check_context(input_tokens + output_tokens, f"input {input_tokens} plus output {output_tokens}")
     for deployment in hardware.deployments:
         if not memory_plan(deployment).fits:
             raise BadInput(f"{deployment.label}: the weights leave no room for the cache")
@@ -129,9 +131,10 @@ def ceiling(deployment: Deployment) -> float:
 def basis(deployment: Deployment) -> str:
     """Where the efficiencies behind an estimate come from, said so that nobody takes more from it."""
     constants = deployment.efficiency
-    values = [constants.attention, constants.cache, constants.elementwise, constants.kernel]
-    values += [*constants.compute.values(), *constants.weights.values()]
-    derived = sum(1 for fact in values if fact.basis in ("measured", "derived"))
-    scope = constants.scope.get("kernel", "default")
-    nearest = f"{derived} of {len(values)} efficiencies from measurements, the rest assumed"
-    return f"uncalibrated model; constants of {scope}: {nearest}"
+    used: dict[str, Fact] = {f"compute.{name}": constants.compute[name] for name in deployment.accelerator.dense}
+    used |= {f"weights.{name}": fact for name, fact in constants.weights.items()}
+    used |= {name: getattr(constants, name) for name in ("attention", "cache", "elementwise", "kernel")}
+    measured = sum(fact.basis in ("measured", "derived") for fact in used.values())
+    scopes = Counter(constants.scope[name] for name in used)
+    where = ", ".join(f"{name} ({count})" for name, count in scopes.most_common())
+    return f"uncalibrated; {measured} of {len(used)} efficiencies rest on measurements, the rest assumed; from {where}"

@@ -70,8 +70,8 @@ def fit(
 ) -> Fit:
     """Every layout that holds the model within a domain, or the given layouts only."""
     if not precisions:
-        raise BadInput("--precision names none")
-    model.check_context(context, f"--context {context}")
+        raise BadInput("no precision is named")
+    model.check_context(context, f"a context of {context}")
     sizes, placements = [], list[Placement]()
     problems: dict[str, str] = {}
     for precision in precisions:

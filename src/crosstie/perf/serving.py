@@ -175,9 +175,14 @@ def _demand(hardware: Hardware, decoding: Array, load: _Load) -> Array:
 
 
 def _chunk(hardware: Hardware, demand: Array, load: _Load) -> Array:
-    """Prompt tokens of a step that carries any: one prompt's at least, the engine's budget at most."""
+    """Prompt tokens of a step that carries any: one prompt's at least, the engine's budget at most.
+
+    Attention replicas step together. While one works through a prompt, the others' clients run dry and
+    ask as well, so that prompts come in waves: a step carries one for every replica that has a client.
+    """
     least = np.minimum(load.inputs, hardware.chunk_tokens)
-    return np.clip(demand, least, hardware.chunk_tokens * hardware.dp)
+    wave = np.where(hardware.dp > 1, np.minimum(load.admitted, hardware.dp) * least, 0.0)
+    return np.clip(np.maximum(demand, wave), least, hardware.chunk_tokens * hardware.dp)
 
 
 def _shapes(hardware: Hardware, decoding: Array, load: _Load) -> _Shapes:

@@ -8,7 +8,7 @@ from typing import Any
 from crosstie.catalog.library import Catalog
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Deployment, Parallelism
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.core.estimate import Estimate
 from crosstie.core.model import Model
 from crosstie.perf.estimate import estimate
@@ -26,9 +26,9 @@ class Load:
 
     def __post_init__(self) -> None:
         for name, value in (
-            ("--concurrency", self.concurrency),
-            ("--input", self.input_tokens),
-            ("--output", self.output_tokens),
+            ("concurrency", self.concurrency),
+            ("input", self.input_tokens),
+            ("output", self.output_tokens),
         ):
             if value < 1:
                 raise BadInput(f"{name} {value}: must be at least 1")
@@ -69,20 +69,19 @@ def compare(
     stack: str | None = None,
 ) -> Scorecard:
     """Without a parallelism each accelerator gets the fewest GPUs that hold the model and the load."""
-    model.check_context(load.context, f"--input {load.input_tokens} plus --output {load.output_tokens}")
+    model.check_context(load.context, f"input {load.input_tokens} plus output {load.output_tokens}")
     choices: dict[str, Any] = {"precision": precision, "kv_format": kv_format, "stack": stack}
-    entries = []
+    entries: list[Entry] = []
+    refused: list[BadInput] = []
     for accelerator in accelerators:
         try:
             deployment = _chosen(catalog, model, accelerator, load, parallelism, choices)
-        except BadInput as error:
-            if len(accelerators) == 1:
-                raise
+        except DoesNotFit as error:
             entries.append(Entry(accelerator, None, None, (), str(error)))
             continue
-        if deployment is None:
-            held = "its GPUs" if parallelism is None else f"{parallelism.gpus} GPU{'s' if parallelism.gpus > 1 else ''}"
-            entries.append(Entry(accelerator, None, None, (), f"{held} cannot hold it"))
+        except BadInput as error:
+            refused.append(error)
+            entries.append(Entry(accelerator, None, None, (), str(error)))
             continue
         found = estimate(
             deployment,
@@ -91,9 +90,8 @@ def compare(
             output_tokens=load.output_tokens,
         )
         entries.append(Entry(accelerator, deployment, found, emulated_formats(deployment)))
-    asked = [entry.problem for entry in entries if entry.problem and not entry.problem.endswith("cannot hold it")]
-    if entries and len(asked) == len(entries):
-        raise BadInput(asked[0])
+    if len(refused) == len(accelerators) and refused:
+        raise refused[0]
     verdicts = [verdict(a, b) for a, b in combinations([e for e in entries if e.estimate], 2)]
     return Scorecard(model=model, load=load, entries=entries, verdicts=verdicts)
 
@@ -101,15 +99,19 @@ def compare(
 def _chosen(
     catalog: Catalog, model: Model, accelerator: Accelerator, load: Load, parallelism: Parallelism | None,
     choices: dict[str, Any],
-) -> Deployment | None:  # fmt: skip
-    """The layout that was asked for, or the smallest that holds the load; None where neither holds the model."""
+) -> Deployment:  # fmt: skip
+    """The layout that was asked for, or the smallest that holds the load."""
     if parallelism is not None:
         given = catalog.deployment(model, accelerator, parallelism, **choices)
-        return given if place(given, load.context).fits else None
+        if place(given, load.context).fits:
+            return given
+        raise DoesNotFit(f"{parallelism.gpus} GPU{'s' if parallelism.gpus > 1 else ''} cannot hold it")
     placement = smallest_layout(
         catalog, model, accelerator, context=load.context, sequences=load.concurrency, **choices
     )
-    return placement.deployment if placement else None
+    if placement is None:
+        raise DoesNotFit("no layout within reach holds it")
+    return placement.deployment
 
 
 def emulated_formats(deployment: Deployment) -> tuple[str, ...]:
