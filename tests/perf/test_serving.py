@@ -196,6 +196,27 @@ def test_the_closed_form_agrees_with_a_simulation(
         assert float(got.ttft_s[0, 0]) == pytest.approx(ttft, rel=0.5)
 
 
+def test_many_points_are_the_same_as_few(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large calls are split over two threads."""
+    machine = hardware(catalog, "deepseek-v3", "mi355x", tp=8)
+    clients = np.arange(1, 300)
+    whole = serve(machine, clients, 2000, 100)
+    monkeypatch.setattr(serving, "_WORTH_SPLITTING", 10)
+    split = serve(machine, clients, 2000, 100)
+    for name in (
+        "ttft_s",
+        "ttft_burst_s",
+        "tpot_s",
+        "output_tokens_per_s",
+        "decoding",
+        "concurrency_that_fits",
+        "chunks",
+    ):
+        np.testing.assert_allclose(getattr(whole, name), getattr(split, name), err_msg=name)
+    np.testing.assert_allclose(whole.mixed.total_s, split.mixed.total_s)
+    np.testing.assert_allclose(whole.decode.ideal_s, split.decode.ideal_s)
+
+
 def test_points_broadcast_against_deployments(catalog: Catalog) -> None:
     model = catalog.model("llama-3.1-8b")
     machine = Hardware([catalog.deployment(model, catalog.accelerator(name)) for name in ("h200", "mi300x")])

@@ -21,7 +21,8 @@ POSITIONS = {"gpt2": 0, "gpt_bigcode": 0, "opt": 2}
 FOREIGN = {
     "albert", "bamba", "bart", "bert", "camembert", "clip", "deberta", "deberta-v2", "distilbert", "electra",
     "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "longformer", "mamba", "mamba2", "minimax",
-    "minimax_text_01", "mllama", "modernbert", "mpnet", "mt5", "nemotron_h", "recurrent_gemma", "roberta", "rwkv", "siglip", "t5", "umt5",
+    "minimax_text_01", "mllama", "modernbert", "mpnet", "mt5", "nemotron_h", "recurrent_gemma", "roberta", "rwkv",
+    "siglip", "t5", "umt5",
     "vit", "whisper", "xlm-roberta", "zamba", "zamba2",
 }  # fmt: skip
 FOREIGN_HEADS = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")

@@ -14,8 +14,10 @@ fullest, is all that the clients wait for (X = 1/S). All of them depend on how m
 which is X Z: a root to find.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +29,8 @@ from crosstie.perf.step import Shape, StepCost, shape, step, step_s
 
 # From a thousandth of a sequence to a thousand: 13 halvings leave 0.2%.
 _BISECTIONS = 13
+# Configurations from which on a second thread pays.
+_WORTH_SPLITTING = 20_000
 # Fewer decoding sequences than this are none: requests of one token never decode.
 _FEWEST = 1e-3
 
@@ -53,10 +57,33 @@ class Steady(NamedTuple):
 
 def serve(hardware: Hardware, concurrency: ArrayLike, input_tokens: ArrayLike, output_tokens: ArrayLike) -> Steady:
     """What `concurrency` closed-loop clients get; arguments broadcast against (deployments, points)."""
-    clients, inputs, outputs = (np.asarray(a, dtype=np.float64) for a in (concurrency, input_tokens, output_tokens))
+    clients, inputs, outputs = (
+        np.atleast_1d(np.asarray(a, np.float64)) for a in (concurrency, input_tokens, output_tokens)
+    )
     for name, values, least in (("concurrency", clients, 1), ("input", inputs, 1), ("output", outputs, 1)):
         if np.any(values < least) or not np.all(np.isfinite(values)):
             raise BadInput(f"{name} must be at least {least}")
+    size = np.broadcast_shapes(hardware.tp.shape, clients.shape, inputs.shape, outputs.shape)
+    loads = [np.broadcast_to(values, (*values.shape[:-1], size[-1])) for values in (clients, inputs, outputs)]
+    if size[0] * size[-1] < _WORTH_SPLITTING or size[-1] < 2:
+        return _serve(hardware, *loads)
+    # numpy lets go of the interpreter in large array operations, so two threads use two cores.
+    halves = slice(None, size[-1] // 2), slice(size[-1] // 2, None)
+    with ThreadPoolExecutor(2) as pool:
+        left, right = pool.map(lambda half: _serve(hardware, *(values[..., half] for values in loads)), halves)
+    return Steady(*(_joined(a, b) for a, b in zip(left, right, strict=True)))
+
+
+def _joined(left: Any, right: Any) -> Any:
+    """Two halves of the points as one: arrays, or costs made of arrays."""
+    if not isinstance(left, StepCost):
+        return np.concatenate((left, right), axis=-1)
+    names = [field.name for field in fields(StepCost) if field.name != "host_overlapped"]
+    parts = {name: _joined(getattr(left, name), getattr(right, name)) for name in names}
+    return StepCost(host_overlapped=left.host_overlapped, **parts)
+
+
+def _serve(hardware: Hardware, clients: Array, inputs: Array, outputs: Array) -> Steady:
     later = outputs - 1.0
     context = inputs + outputs / 2.0
     room = held_sequences(hardware, context)
