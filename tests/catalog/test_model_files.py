@@ -297,5 +297,12 @@ def test_windows_alternate_or_start_late_by_family() -> None:
     assert sorted(layer.count for layer in listed.layers) == [2, 30]
 
 
+@pytest.mark.parametrize(
+    "name", ["meta-llama/Llama-3.1-70B-Instruct", "Llama-3.1-70B-Instruct", "LLAMA-3.1-70B", "Meta-Llama-3.1-70B"]
+)
+def test_spellings_of_a_name(catalog: Catalog, name: str) -> None:
+    assert catalog.model(name).id == "llama-3.1-70b"
+
+
 def test_every_shipped_model_reads(catalog: Catalog) -> None:
     assert len(catalog.models) == 31

@@ -261,10 +261,9 @@ def check_names(catalog: Catalog, kind: str, file: Path) -> None:
         known, new = catalog.stacks, read_stack(file)
     else:
         return
-    others = {name.casefold(): n.id for n in known.values() if n.id != new.id for name in (n.id, *n.aliases)}
-    for name in (new.id, *new.aliases):
-        if name.casefold() in others:
-            raise BadData(file, "aliases", f"'{name}' already names {others[name.casefold()]}")
+    others = {name: noun.id for noun in known.values() if noun.id != new.id for name in spellings(noun)}
+    for name in sorted(spellings(new) & set(others)):
+        raise BadData(file, "aliases", f"'{name}' already names {others[name]}")
 
 
 def _by_id(nouns: Iterable[Noun]) -> dict[str, Noun]:
@@ -272,8 +271,8 @@ def _by_id(nouns: Iterable[Noun]) -> dict[str, Noun]:
     owners: dict[str, str] = {}
     for noun in nouns:
         found[noun.id] = noun
-        for name in (noun.id, *noun.aliases):
-            owner = owners.setdefault(name.casefold(), noun.id)
+        for name in sorted(spellings(noun)):
+            owner = owners.setdefault(name, noun.id)
             if owner != noun.id:
                 raise BadData(getattr(noun, "file", "") or noun.id, "aliases", f"'{name}' already names {owner}")
     return dict(sorted(found.items()))
@@ -282,10 +281,16 @@ def _by_id(nouns: Iterable[Noun]) -> dict[str, Noun]:
 def _find(kind: str, name: str, known: Mapping[str, Noun]) -> Noun:
     wanted = name.casefold()
     for noun in known.values():
-        if wanted == noun.id.casefold() or wanted in (alias.casefold() for alias in noun.aliases):
+        if wanted in spellings(noun):
             return noun
     # Aliases are long and many: offer one only where no id looks like the name.
     raise UnknownName(kind, name, known if near_names(name, known) else _aliases(known))
+
+
+def spellings(noun: _Named) -> set[str]:
+    """Every name of a noun, folded: its id, its aliases, and these without the owner before the slash."""
+    names = {noun.id, *noun.aliases}
+    return {name.casefold() for name in names | {name.rpartition("/")[2] for name in names}}
 
 
 def _aliases(known: Mapping[str, Noun]) -> list[str]:
