@@ -48,21 +48,10 @@ def read_model(
     forward_of = _forward_reader(config, family, hidden, depth)
     parts = [(attention_of(i), forward_of(i)) for i in range(depth)]
     layers = _group(parts, _per_layer(config, family, hidden))
-    tied = config.flag_outer("tie_word_embeddings")
-    if tied is None:
-        tied = family in families.TIED
-    # A tied embedding is stored once and multiplied by as the head.
-    embedding = Tensor(
-        name="embedding", role="embedding", rows=vocabulary, cols=hidden, shard="vocab", kernel="head" if tied else ""
-    )
     limit = config.maybe("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-    final = vector("final_norm", hidden * (2 if family == "falcon" else 1) + _stream_mixer(config, hidden))
-    if family in families.POSITIONS and limit:
-        rows = limit + families.POSITIONS[family]
-        final = vector("final_norm_and_positions", final.rows + rows * hidden)
-    outer = [embedding, final] if tied else [embedding, final, split_out("head", vocabulary, hidden, "head", "head")]
+    outer = _outer_tensors(config, family, hidden, vocabulary, limit)
     routed = [t for layer in layers for t in layer.tensors if t.role == "experts"]
-    native, native_name = native_formats(config, [Names(*part) for part in _names(parts)])
+    native, native_name = native_formats(config, _names(parts))
     drafts = _draft(config, hidden, layers)
     _refuse_what_nobody_read(config)
     architectures = config.outer.get("architectures")
@@ -77,7 +66,7 @@ def read_model(
         kv_heads=max((s.kv_heads for layer in layers for s in layer.scans if s.name != "index"), default=heads),
         max_context=limit,
         layers=layers,
-        outer=tuple(outer),
+        outer=outer,
         draft_tensors=drafts,
         experts=max((t.copies for t in routed), default=0),
         experts_per_token=max((t.active for t in routed), default=0),
@@ -92,13 +81,26 @@ def read_model(
     return model, config
 
 
-def _names(parts: list[tuple[Attention, FeedForward]]) -> list[tuple[frozenset[str], bool]]:
-    """For each layer the roles that it has, and whether its attention goes by linear_attn (Kimi's does not)."""
+def _outer_tensors(config: Config, family: str, hidden: int, vocabulary: int, limit: int | None) -> tuple[Tensor, ...]:
+    """Embedding, what follows the last layer, and the head where it is not the embedding again."""
+    tied = config.flag_outer("tie_word_embeddings")
+    if tied is None:
+        tied = family in families.TIED
+    # A tied embedding is stored once and multiplied by as the head.
+    embedding = Tensor(
+        name="embedding", role="embedding", rows=vocabulary, cols=hidden, shard="vocab", kernel="head" if tied else ""
+    )
+    final = [vector("final_norm", hidden * (2 if family == "falcon" else 1) + _stream_mixer(config, hidden))]
+    if family in families.POSITIONS and limit:
+        final.append(vector("positions", (limit + families.POSITIONS[family]) * hidden))
+    head = [] if tied else [split_out("head", vocabulary, hidden, "head", "head")]
+    return (embedding, *final, *head)
+
+
+def _names(parts: list[tuple[Attention, FeedForward]]) -> list[Names]:
+    """What quantisation settings may name; Kimi's linear attention goes by the usual names."""
     return [
-        (
-            frozenset(t.role for t in attention.tensors + forward.tensors),
-            attention.kind == "gated delta",
-        )
+        Names(frozenset(t.role for t in attention.tensors + forward.tensors), attention.kind == "gated delta")
         for attention, forward in parts
     ]
 
