@@ -1,10 +1,14 @@
 """The command line as a user meets it: answers, JSON, exit status, and one line for every mistake."""
 
+import fcntl
 import json
 import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -395,6 +399,30 @@ def test_as_a_module_into_a_closed_pipe() -> None:
     )
     assert got.stdout == "[\n"
     assert "Traceback" not in got.stderr
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_narrow_terminal_loses_nothing(columns: int) -> None:
+    """On a pseudo terminal of any width every number of the answer is there."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {**os.environ, "CROSSTIE_CATALOG": "/nonexistent", "TERM": "xterm"}
+    env.pop("COLUMNS", None)
+    command = [sys.executable, "-m", "crosstie", "fit", "llama-3.1-8b", "--on", "h200"]
+    running = subprocess.Popen(command, stdout=theirs, stdin=theirs, env=env)
+    os.close(theirs)
+    printed = b""
+    try:
+        while part := os.read(ours, 65536):
+            printed += part
+    except OSError:
+        pass  # how Linux says that the other end is closed
+    os.close(ours)
+    assert running.wait() == 0
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed.decode())
+    for word in ("* h200", "bf16", "TP1", "TP8", "16.1 GB", "KV tokens", "sequences of 8,192"):
+        assert word in plain
+    assert re.search(r"\b888,0\d\d\b", plain)
 
 
 def test_no_color_is_respected() -> None:

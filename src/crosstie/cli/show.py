@@ -34,9 +34,14 @@ def console() -> Output:
 
 
 def print_table(out: Console, made: Table) -> None:
-    """Never folds inside a word: a table wider than the terminal is printed whole."""
-    needed = out.measure(made).minimum
-    out.print(made, width=max(out.width, needed), crop=False, no_wrap=False)
+    """Never cuts a cell: a table that needs more than the terminal has is printed whole, and wraps there."""
+    terminal = out.width
+    # rich leaves the gaps between columns out of its minimum.
+    gaps = 2 * len(made.columns)
+    needed = out.measure(made, options=out.options.update_width(1000)).minimum + gaps
+    out.width = max(terminal, needed)
+    out.print(made)
+    out.width = terminal
 
 
 def print_json(value: Any) -> None:
