@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from crosstie.catalog.reading import Quantity, Sources, Word, only_keys, read_facts, read_toml, text, texts
+from crosstie.catalog.reading import Quantity, Sources, Word, file_id, only_keys, read_facts, read_toml, text, texts
 from crosstie.core.accelerator import Accelerator, Chip, Memory, ScaleOut, ScaleUp
 from crosstie.core.errors import BadData
 from crosstie.core.formats import COMPUTE_FORMATS
@@ -49,9 +49,7 @@ def read_accelerator(file: Path) -> Accelerator:
     raw: dict[str, Any] = read_toml(file)
     only_keys(file, "", raw, {"id", "name", "aliases", "vendor", "family", "sources"} | _TABLES)
     sources = Sources(file, raw.get("sources"))
-    identifier = text(file, "id", raw.get("id"))
-    if identifier != file.stem or identifier != identifier.lower():
-        raise BadData(file, "id", f"'{identifier}' must be lower case and match the file name '{file.stem}'")
+    identifier = file_id(file, raw.get("id"))
     vendor = text(file, "vendor", raw.get("vendor"))
     if vendor not in VENDORS:
         raise BadData(file, "vendor", f"'{vendor}' is not one of {', '.join(VENDORS)}")

@@ -139,7 +139,7 @@ class Catalog:
 
     def stack_for(self, accelerator: Accelerator, name: str | None, model: Model, precision: Precision) -> Stack:
         """The named stack, if it runs on this vendor and reads the weights; else the first that does."""
-        needed = {f.id for tensor, _ in model.tensors() for f in precision[tensor.role].formats}
+        needed = precision.formats_of(model.roles)
         if name is None:
             usual = [self.stack(choice) for choice in ("vllm", "llama.cpp")]
             able = [s for s in usual if s.runs_on(accelerator.vendor)]
@@ -225,45 +225,42 @@ def check_everything(catalog: Catalog) -> dict[str, int]:
 
 def check_file(file: Path) -> str:
     """Validates one catalog file of whatever kind it is, and says which folder it belongs to."""
+    return _read_any(file)[0]
+
+
+def check_names(catalog: Catalog, file: Path) -> None:
+    """Validates a new file, and refuses one whose names already belong to another."""
+    kind, new = _read_any(file)
+    if new is None:
+        return
+    others = {
+        name: noun.id for noun in getattr(catalog, kind).values() if noun.id != new.id for name in spellings(noun)
+    }
+    for name in sorted(spellings(new) & set(others)):
+        raise BadData(file, "aliases", f"'{name}' already names {others[name]}")
+
+
+def _read_any(file: Path) -> tuple[str, Accelerator | Model | Stack | None]:
+    """The folder that a file belongs to by what it holds, and its noun where it has a name."""
     if file.suffix == ".csv":
         read_prices(_existing(str(file), "file"), Catalog().accelerators)
-        return "prices"
+        return "prices", None
     if file.suffix == ".json":
         raise BadInput(f"{file}: a config.json is no catalog file; `crosstie catalog add {file}` makes one of it")
     raw = read_toml(_existing(str(file), "file"))
     if "config" in raw:
-        read_model_file(file)
-        return "models"
+        return "models", read_model_file(file)
     if "engine" in raw:
-        read_stack(file)
-        return "stacks"
+        return "stacks", read_stack(file)
     if "chip" in raw or "memory" in raw or "dense" in raw:
-        read_accelerator(file)
-        return "accelerators"
+        return "accelerators", read_accelerator(file)
     if any("element_bits" in entry for entry in raw.values() if isinstance(entry, dict)):
         read_formats(file)
-        return "formats"
+        return "formats", None
     if "compute" in raw or "weights" in raw or "kernel" in raw or "link" in raw:
         read_efficiency(file)
-        return "efficiency"
+        return "efficiency", None
     raise BadData(file, "", "is no model ([config]), accelerator ([chip]), stack ([engine]), format or efficiency file")
-
-
-def check_names(catalog: Catalog, kind: str, file: Path) -> None:
-    """Refuses a new file whose names already belong to another one."""
-    known: dict[str, Accelerator] | dict[str, Model] | dict[str, Stack]
-    new: Accelerator | Model | Stack
-    if kind == "accelerators":
-        known, new = catalog.accelerators, read_accelerator(file)
-    elif kind == "models":
-        known, new = catalog.models, read_model_file(file)
-    elif kind == "stacks":
-        known, new = catalog.stacks, read_stack(file)
-    else:
-        return
-    others = {name: noun.id for noun in known.values() if noun.id != new.id for name in spellings(noun)}
-    for name in sorted(spellings(new) & set(others)):
-        raise BadData(file, "aliases", f"'{name}' already names {others[name]}")
 
 
 def _by_id(nouns: Iterable[Noun]) -> dict[str, Noun]:

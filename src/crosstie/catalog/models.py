@@ -7,7 +7,7 @@ from typing import Any
 
 from crosstie.catalog.config import load_config
 from crosstie.catalog.huggingface import read_model
-from crosstie.catalog.reading import date, only_keys, optional_text, read_toml, table, text, texts
+from crosstie.catalog.reading import date, file_id, only_keys, optional_text, read_toml, table, text, texts
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.model import Model
 
@@ -17,9 +17,7 @@ _KEYS = {"id", "name", "aliases", "source", "date", "licence", "notes", "config"
 def read_model_file(file: Path) -> Model:
     raw = read_toml(file)
     only_keys(file, "", raw, _KEYS)
-    identifier = text(file, "id", raw.get("id"))
-    if identifier != file.stem or identifier != identifier.lower():
-        raise BadData(file, "id", f"'{identifier}' must be lower case and match the file name '{file.stem}'")
+    identifier = file_id(file, raw.get("id"))
     model, config = read_model(
         table(file, "config", raw.get("config")),
         file,

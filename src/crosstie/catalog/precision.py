@@ -72,7 +72,7 @@ def _gguf(model: Model, base: str, better: str, formats: Mapping[str, Format]) -
     by_role = {role: only(stored(role, base)) for role in ROLES}
     by_role.update({role: raised(role, base) for role in ("value", "mlp_down", "shared_down", "experts_down")})
     by_role.update(head=only(stored("head", better)), router=only(formats["fp32"]), small=only(formats["fp32"]))
-    if any(t.role == "embedding" and t.kernel for t in model.outer):
+    if any(t.role == "embedding" and t.is_multiplied for t in model.outer):
         by_role["embedding"] = only(stored("embedding", better))
     if base == "q4_k" and model.layer_count == 80 and not model.is_moe:
         by_role["value"] = raised("value", "q5_k")

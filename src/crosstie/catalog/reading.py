@@ -106,6 +106,14 @@ def optional_text(file: Path, where: str, raw: object) -> str:
     return "" if raw is None or raw == "" else text(file, where, raw)
 
 
+def file_id(file: Path, raw: object) -> str:
+    """The id that a file gives itself: lower case, and the file's own name, so that either finds it."""
+    found = text(file, "id", raw)
+    if found != file.stem or found != found.lower():
+        raise BadData(file, "id", f"'{found}' must be lower case and match the file name '{file.stem}'")
+    return found
+
+
 def texts(file: Path, where: str, raw: object) -> tuple[str, ...]:
     if not isinstance(raw, list) or not all(isinstance(item, str) and item for item in raw):
         raise BadData(file, where, "must be a list of strings")

@@ -1,6 +1,5 @@
 """`crosstie catalog`: what Crosstie knows, and where each number comes from."""
 
-import os
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ from crosstie.catalog.library import Catalog, check_everything, check_file, chec
 from crosstie.catalog.models import model_file_text, model_id
 from crosstie.catalog.prices import KINDS as PRICE_KINDS
 from crosstie.catalog.reading import is_date
+from crosstie.catalog.writing import write_whole
 from crosstie.cli.show import console, json_option, names, number, print_json, print_table, table
 from crosstie.core.errors import BadInput, near_names
 
@@ -172,14 +172,11 @@ def _keep(content: str, target: Path, force: bool) -> None:
             draft.write_text(content, encoding="utf-8")
         except UnicodeEncodeError:
             raise BadInput("the config has characters that are no text") from None
-        check_names(Catalog([target.parent.parent]), check_file(draft), draft)
+        check_names(Catalog([target.parent.parent]), draft)
     try:
         if target.exists() and not force:
             raise BadInput(f"{target} is already there; --force replaces it")
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, beside = tempfile.mkstemp(dir=target.parent, suffix=".draft")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(content)
-        os.replace(beside, target)
+        write_whole(target, lambda draft: draft.write_text(content, encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"cannot write {target}: {error.strerror}") from None

@@ -1,5 +1,7 @@
 """Number formats: how many bits a stored weight takes and which matrix unit multiplies it."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 # The formats that matrix units compute in; an accelerator file gives a dense rate for each it has.
@@ -80,3 +82,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
     def __getitem__(self, role: str) -> Mix:
         return self.by_role[role]
+
+    def formats_of(self, roles: Iterable[str]) -> dict[str, Format]:
+        """The formats that these roles are stored in, by id."""
+        return {format.id: format for role in sorted(roles) for format in self.by_role[role].formats}

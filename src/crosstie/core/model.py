@@ -41,6 +41,11 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     def active_parameters(self) -> int:
         return round(self.rows * self.cols * self.active * self.density)
 
+    @property
+    def is_multiplied(self) -> bool:
+        """Whether tokens are multiplied by it: an embedding only where it is the head too."""
+        return self.role != "embedding" or bool(self.kernel)
+
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True):
     """What attention keeps and reads per token of context.
@@ -130,8 +135,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def active_parameters(self) -> int:
-        """Weights that one token multiplies by: the embedding only where it is the head too."""
-        return sum(t.active_parameters * n for t, n in self.tensors() if t.role != "embedding" or t.kernel)
+        """Weights that one token multiplies by."""
+        return sum(t.active_parameters * n for t, n in self.tensors() if t.is_multiplied)
 
     @property
     def draft_parameters(self) -> int:
@@ -150,6 +155,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
             for tensor in layer.tensors:
                 yield tensor, layer.count
 
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset(tensor.role for tensor, _ in self.tensors())
+
     def check_context(self, tokens: int, asked: str) -> None:
         """Refuses a context that the model does not have; `asked` is how the user put it."""
         if tokens < 1:
@@ -157,13 +166,29 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_context is not None and tokens > self.max_context:
             raise BadInput(f"{asked} is {tokens} tokens, beyond the {self.max_context} that {self.id} supports")
 
-    def cache_bytes(self, context: float, kv_bytes_per_element: float = 2.0) -> float:
-        """Bytes that one sequence of `context` tokens keeps, over all layers, counted once."""
-        total = 0.0
+    def cache_parts(self, kv_bytes_per_element: float) -> Iterator["CachePart"]:
+        """What a sequence keeps, part by part, over all layers."""
         for layer in self.layers:
             for scan in layer.scans:
-                kept = context if scan.window is None else min(context, scan.window)
-                total += layer.count * scan.row_bytes(kv_bytes_per_element) * kept / scan.stride
+                grows = layer.count * scan.row_bytes(kv_bytes_per_element) / scan.stride
+                yield CachePart(bytes_per_token=grows, window=scan.window, holders=scan.kv_heads)
             if layer.state is not None:
-                total += layer.count * layer.state.bytes
-        return total
+                yield CachePart(fixed_bytes=layer.count * layer.state.bytes, holders=layer.state.heads)
+
+    def cache_bytes(self, context: float, kv_bytes_per_element: float = 2.0) -> float:
+        """Bytes that one sequence of `context` tokens keeps, over all layers, counted once."""
+        return sum(part.bytes_at(context) for part in self.cache_parts(kv_bytes_per_element))
+
+
+class CachePart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a sequence's cache that grows up to a window, or a state of fixed size."""
+
+    bytes_per_token: float = 0.0
+    window: int | None = None
+    fixed_bytes: float = 0.0
+    # Heads that tensor parallelism can share it out over; further ranks keep copies.
+    holders: int = 1
+
+    def bytes_at(self, context: float) -> float:
+        kept = context if self.window is None else min(context, self.window)
+        return self.fixed_bytes + self.bytes_per_token * kept

@@ -117,7 +117,7 @@ def active_weight_bytes(deployment: Deployment) -> float:
     return sum(
         tensor.active_parameters * layers * deployment.precision[tensor.role].bytes
         for tensor, layers in deployment.model.tensors()
-        if tensor.role != "embedding" or tensor.kernel
+        if tensor.is_multiplied
     )
 
 

@@ -1,7 +1,9 @@
 """How a model sits on accelerators: which layouts hold it, and what is left for the cache."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.accelerator import Accelerator
@@ -10,7 +12,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
 from crosstie.perf.memory import (
     MemoryPlan,
-    gpu_cache_bytes_per_sequence,
+    cache_sequences,
     memory_plan,
     sequences_that_fit,
     weight_bytes_by_format,
@@ -72,14 +74,13 @@ def fit(
     if not precisions:
         raise BadInput("no precision is named")
     model.check_context(context, f"a context of {context}")
+    element = kv_bytes_per_element(kv_format)
+    state, per_sequence = model.cache_bytes(0, element), model.cache_bytes(context, element)
     sizes, placements = [], list[Placement]()
     problems: dict[str, str] = {}
     for precision in precisions:
         resolved = catalog.precision(model, precision)
         by_format = weight_bytes_by_format(model, resolved)
-        element = kv_bytes_per_element(kv_format)
-        state = sum(layer.count * layer.state.bytes for layer in model.layers if layer.state)
-        per_sequence = model.cache_bytes(context, element)
         sizes.append(
             Sizes(
                 precision=resolved.id,
@@ -93,10 +94,9 @@ def fit(
         )
         for accelerator in accelerators:
             try:
-                tried = [
-                    place(catalog.deployment(model, accelerator, split, precision, kv_format, stack), context)
-                    for split in (layouts or candidate_layouts(model, accelerator))
-                ]
+                splits = layouts or candidate_layouts(model, accelerator)
+                first = catalog.deployment(model, accelerator, splits[0], precision, kv_format, stack)
+                tried = place_each(first, splits, context)
             except BadInput as error:
                 if len(accelerators) == 1:
                     raise
@@ -108,11 +108,19 @@ def fit(
     return Fit(model=model, context=context, sizes=sizes, placements=placements, problems=problems)
 
 
+def place_each(first: Deployment, splits: Sequence[Parallelism], context: int) -> list[Placement]:
+    """The same replica in other layouts: everything but the split is resolved once."""
+    return [place(msgspec.structs.replace(first, parallelism=split), context) for split in splits]
+
+
 def place(deployment: Deployment, context: int) -> Placement:
-    plan = memory_plan(deployment)
-    per_sequence = float(gpu_cache_bytes_per_sequence(deployment, context))
-    tokens = plan.cache_bytes / per_sequence * context * deployment.parallelism.dp
-    return Placement(deployment, plan, tokens, sequences_that_fit(deployment, context), fewest=False)
+    return Placement(
+        deployment,
+        memory_plan(deployment),
+        cache_tokens=float(cache_sequences(deployment, context)) * context,
+        sequences=sequences_that_fit(deployment, context),
+        fewest=False,
+    )
 
 
 def candidate_layouts(model: Model, accelerator: Accelerator) -> list[Parallelism]:
@@ -148,10 +156,7 @@ def worth_showing(tried: list[Placement]) -> list[Placement]:
     shown = [p for p in holding if staged or p.deployment.parallelism.pp == 1]
     shown = [p for p in shown if p.deployment.parallelism.gpus <= (2 * fewest if staged else 8 * fewest)]
     shown.sort(key=lambda p: (p.deployment.parallelism.gpus, p.deployment.parallelism.dp, p.deployment.parallelism.ep))
-    return [
-        Placement(p.deployment, p.plan, p.cache_tokens, p.sequences, p.deployment.parallelism.gpus == fewest)
-        for p in shown
-    ]
+    return [replace(p, fewest=p.deployment.parallelism.gpus == fewest) for p in shown]
 
 
 def smallest_layout(
@@ -170,9 +175,8 @@ def smallest_layout(
     Where none holds that many, the layout that holds most; None where none holds even one.
     """
     splits = [s for s in candidate_layouts(model, accelerator) if s.ep == 1 and s.dp == 1]
-    tried = [
-        place(catalog.deployment(model, accelerator, split, precision, kv_format, stack), context) for split in splits
-    ]
+    first = catalog.deployment(model, accelerator, splits[0], precision, kv_format, stack)
+    tried = place_each(first, splits, context)
     enough = [p for p in tried if p.fits and p.sequences >= sequences]
     if enough:
         return min(enough, key=lambda p: (p.deployment.parallelism.gpus, p.deployment.parallelism.pp))

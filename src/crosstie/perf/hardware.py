@@ -47,7 +47,9 @@ class Hardware:
         self.host_overlapped = self.column(lambda d: float(d.stack.host.overlapped)) > 0
         self.prefill_first = self.column(lambda d: float(d.stack.scheduling == "prefill-first")) > 0
         self.chunk_tokens = self.column(lambda d: d.stack.chunk_tokens_on(d.accelerator.memory_bytes))
+        self.max_sequences = self.column(lambda d: d.stack.max_sequences_on(d.accelerator.memory_bytes)) * self.dp
         self.host_request_s = self.column(lambda d: d.stack.host.request.si)
+        self._attention_share = self.column(lambda d: d.efficiency.attention.value)
         self._rates: dict[str, tuple[Array, Array]] = {}
         self._columns: dict[str, Array] = {}
         self._links()
@@ -78,8 +80,8 @@ class Hardware:
         def peak_of(d: Deployment) -> float:
             return d.accelerator.flop_per_s(compute) or half_precision_flop_per_s(d)
 
-        peak = self.column(peak_of)
-        return peak * self.column(lambda d: d.efficiency.attention.value), peak
+        peak = self._once(f"attention {compute}", lambda: self.column(peak_of))
+        return peak * self._attention_share, peak
 
     def unpacked_bytes_per_weight(self, format: Format) -> Array:
         """Bytes moved to write weights out in 16 bits and read them back, where an engine must."""

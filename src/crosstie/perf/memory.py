@@ -88,17 +88,13 @@ def memory_plan(deployment: Deployment) -> MemoryPlan:
 
 def gpu_cache_bytes_per_sequence(deployment: Deployment, context: ArrayLike) -> Array:
     """Cache that one sequence takes on each GPU of the attention replica that serves it."""
-    split = deployment.parallelism
+    split, depth = deployment.parallelism, deployment.model.layer_count
     tokens = np.asarray(context, dtype=np.float64)
     total = np.zeros_like(tokens)
-    for layer in deployment.model.layers:
-        for scan in layer.scans:
-            kept = tokens if scan.window is None else np.minimum(tokens, scan.window)
-            row = scan.row_bytes(deployment.kv_bytes_per_element) / min(split.tp, scan.kv_heads)
-            total = total + layer.count * row * kept / scan.stride
-        if layer.state is not None:
-            total = total + layer.count * layer.state.bytes / min(split.tp, layer.state.heads)
-    return total * math.ceil(deployment.model.layer_count / split.pp) / deployment.model.layer_count
+    for part in deployment.model.cache_parts(deployment.kv_bytes_per_element):
+        kept = tokens if part.window is None else np.minimum(tokens, part.window)
+        total = total + (part.fixed_bytes + part.bytes_per_token * kept) / min(split.tp, part.holders)
+    return total * math.ceil(depth / split.pp) / depth
 
 
 def cache_sequences(deployment: Deployment, context: ArrayLike) -> Array:

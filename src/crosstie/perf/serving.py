@@ -60,9 +60,9 @@ def serve(hardware: Hardware, concurrency: ArrayLike, input_tokens: ArrayLike, o
     clients, inputs, outputs = (
         np.atleast_1d(np.asarray(a, np.float64)) for a in (concurrency, input_tokens, output_tokens)
     )
-    for name, values, least in (("concurrency", clients, 1), ("input", inputs, 1), ("output", outputs, 1)):
-        if np.any(values < least) or not np.all(np.isfinite(values)):
-            raise BadInput(f"{name} must be at least {least}")
+    for name, values in (("concurrency", clients), ("input", inputs), ("output", outputs)):
+        if np.any(values < 1) or not np.all(np.isfinite(values)):
+            raise BadInput(f"{name} must be at least 1")
     size = np.broadcast_shapes(hardware.tp.shape, clients.shape, inputs.shape, outputs.shape)
     loads = [np.broadcast_to(values, (*values.shape[:-1], size[-1])) for values in (clients, inputs, outputs)]
     if size[0] * size[-1] < _WORTH_SPLITTING or size[-1] < 2:
@@ -87,8 +87,7 @@ def _serve(hardware: Hardware, clients: Array, inputs: Array, outputs: Array) ->
     later = outputs - 1.0
     context = inputs + outputs / 2.0
     room = held_sequences(hardware, context)
-    limit = hardware.column(lambda d: d.stack.max_sequences_on(d.accelerator.memory_bytes)) * hardware.dp
-    fits = np.minimum(room, limit)
+    fits = np.minimum(room, hardware.max_sequences)
     load = _Load(np.minimum(clients, np.maximum(fits, 1.0)), inputs, later, context)
     decoding = _settle(hardware, load)
     at = _shapes(hardware, decoding, load)
@@ -109,8 +108,8 @@ def _serve(hardware: Hardware, clients: Array, inputs: Array, outputs: Array) ->
         decode=decode,
         mixed=mixed,
         chunks=cycle.chunks,
-        capacity_binds=(clients > load.admitted) & (room <= limit),
-        engine_binds=(clients > load.admitted) & (room > limit),
+        capacity_binds=(clients > load.admitted) & (room <= hardware.max_sequences),
+        engine_binds=(clients > load.admitted) & (room > hardware.max_sequences),
     )
 
 

@@ -108,13 +108,14 @@ class _Account:
 
 def step(hardware: Hardware, at: Shape) -> StepCost:
     """The cost of one step through all layers, for every deployment at every operating point."""
-    account = _run(hardware, at, detailed=True)
+    busiest = _busiest_replica(hardware, at)
+    account = _run(hardware, at, busiest, detailed=True)
     zero = np.zeros_like(account.total)
     return StepCost(
         compute_s=account.compute,
         memory_s=account.total - account.compute,
-        interconnect_s=zero + _collectives(hardware, at),
-        host_s=zero + _host(hardware, at),
+        interconnect_s=zero + _collectives(hardware, busiest),
+        host_s=zero + _host(hardware, busiest),
         ideal_s=account.ideal,
         host_overlapped=hardware.host_overlapped,
     )
@@ -122,8 +123,9 @@ def step(hardware: Hardware, at: Shape) -> StepCost:
 
 def step_s(hardware: Hardware, at: Shape) -> Array:
     """Its seconds alone, for those who evaluate many: the same sums without where they went."""
-    gpu = _run(hardware, at, detailed=False).total + _collectives(hardware, at)
-    return _with_host(gpu, _host(hardware, at), hardware.host_overlapped)
+    busiest = _busiest_replica(hardware, at)
+    gpu = _run(hardware, at, busiest, detailed=False).total + _collectives(hardware, busiest)
+    return _with_host(gpu, _host(hardware, busiest), hardware.host_overlapped)
 
 
 def _with_host(gpu_s: Array, host_s: Array, overlapped: Mask) -> Array:
@@ -136,10 +138,10 @@ def _share(expected: Array) -> Array | float:
     return 1.0 if (expected >= 1.0).all() else np.minimum(expected, 1.0)
 
 
-def _run(hardware: Hardware, at: Shape, detailed: bool) -> _Account:
+def _run(hardware: Hardware, at: Shape, busiest: Shape, detailed: bool) -> _Account:
+    """`at` is the whole replica, which feeds the experts; `busiest` the attention replica that does most."""
     size = np.broadcast_shapes(hardware.tp.shape, *(part.shape for part in at))
     account = _Account(hardware, size, detailed)
-    busiest = _busiest_replica(hardware, at)
     rank_tokens = busiest.decode_sequences + busiest.prefill_tokens
     work = hardware.work
     for operation, count in work.operations.items():
@@ -162,10 +164,9 @@ def _sequences(at: Shape) -> Array:
     return at.decode_sequences + at.prefill_tokens / np.maximum(at.prefill_span, 1.0)
 
 
-def _host(hardware: Hardware, at: Shape) -> Array:
+def _host(hardware: Hardware, busiest: Shape) -> Array:
     """Each attention replica has its own host; one host feeds all stages of a pipeline in turn."""
-    sequences = _sequences(_busiest_replica(hardware, at))
-    return (hardware.host_step_s + hardware.host_sequence_s * sequences) * hardware.pp
+    return (hardware.host_step_s + hardware.host_sequence_s * _sequences(busiest)) * hardware.pp
 
 
 def _busiest_replica(hardware: Hardware, at: Shape) -> Shape:
@@ -301,10 +302,9 @@ def _elementwise(account: _Account, hardware: Hardware, work: Work, tokens: Arra
     account.add(1, np.zeros(1), traffic / hardware.elementwise_bytes_per_s, kernels)
 
 
-def _collectives(hardware: Hardware, at: Shape) -> Array:
+def _collectives(hardware: Hardware, busiest: Shape) -> Array:
     """All-reduce after attention and feed-forward (TP), all-to-all around experts (DP), hand-over (PP)."""
     model, ranks = hardware.model, hardware.stage_gpus
-    busiest = _busiest_replica(hardware, at)
     tokens = busiest.decode_sequences + busiest.prefill_tokens
     message = tokens * model.hidden * _ACTIVATION_BYTES
     reduce = all_reduce_s(hardware, message, hardware.tp)

@@ -76,11 +76,9 @@ def compare(
     for accelerator in accelerators:
         try:
             deployment = _chosen(catalog, model, accelerator, load, parallelism, choices)
-        except DoesNotFit as error:
-            entries.append(Entry(accelerator, None, None, (), str(error)))
-            continue
-        except BadInput as error:
-            refused.append(error)
+        except (DoesNotFit, BadInput) as error:
+            if isinstance(error, BadInput):
+                refused.append(error)
             entries.append(Entry(accelerator, None, None, (), str(error)))
             continue
         found = estimate(
@@ -116,10 +114,8 @@ def _chosen(
 
 def emulated_formats(deployment: Deployment) -> tuple[str, ...]:
     """Weight formats that this silicon lacks, with what the engine does instead."""
-    roles = {tensor.role for tensor, _ in deployment.model.tensors()}
-    stored = {f.id: f for role in sorted(roles) for f in deployment.precision[role].formats}
     found = []
-    for format in stored.values():
+    for format in deployment.precision.formats_of(deployment.model.roles).values():
         if format.element_bits < 16 and lacks(deployment, format):
             written = deployment.stack.materialises(format.id, deployment.accelerator.vendor)
             way = "written out first" if written else "unpacked in the kernel"

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from crosstie.core.deployment import Deployment
 from crosstie.perf.hardware import Hardware
 from crosstie.perf.serving import serve
@@ -46,5 +44,5 @@ def curve(deployment: Deployment, input_tokens: int, output_tokens: int) -> Curv
 
 def doublings(most: int) -> Sequence[int]:
     """1, 2, 4, ... and the most itself."""
-    steps = [2**k for k in range(int(np.log2(max(most, 1))) + 1)]
+    steps = [2**k for k in range(max(most, 1).bit_length())]
     return steps if steps[-1] == most or most < 1 else [*steps, most]

@@ -1,11 +1,10 @@
 """Curves as a picture, SVG or PNG by the file's ending. Needs the `plot` extra (matplotlib)."""
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from crosstie.catalog.writing import write_whole
 from crosstie.core.errors import BadInput
 from crosstie.plan.curve import Curve
 
@@ -37,7 +36,10 @@ def draw_curves(curves: Sequence[Curve], title: str, file: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9, loc="lower left")
     figure.text(0.01, 0.01, "numbers: requests in flight; predicted, not measured", fontsize=7, color="0.4")
-    _save(figure, file)
+    try:
+        write_whole(file, lambda draft: figure.savefig(draft, dpi=150))
+    except OSError as error:
+        raise BadInput(f"--plot {file}: cannot be written: {error.strerror}") from None
 
 
 def _figure() -> Any:
@@ -51,17 +53,3 @@ def _figure() -> Any:
 def _colours() -> list[str]:
     """Told apart by people who see colours differently (Okabe and Ito)."""
     return ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31"] * 4
-
-
-def _save(figure: Any, file: Path) -> None:
-    """Beside the target first, then into place: never half a picture."""
-    try:
-        handle, draft = tempfile.mkstemp(dir=file.parent, suffix=file.suffix)
-        os.close(handle)
-        try:
-            figure.savefig(draft, dpi=150)
-            os.replace(draft, file)
-        finally:
-            Path(draft).unlink(missing_ok=True)
-    except OSError as error:
-        raise BadInput(f"--plot {file}: cannot be written: {error.strerror}") from None
