@@ -106,7 +106,10 @@ def test_names_are_exact_and_misses_offer_near_ones(catalog: Catalog) -> None:
     assert miss.value.near[0] == "mi300x"
 
 
-WANTED = "mi300x mi325x mi350x mi355x h100-sxm h100-nvl h200 gh200 b200 gb200 b300 gb300 a100-80gb l40s rtx-pro-6000 rx-7900-xtx rtx-4090"
+WANTED = (
+    "mi300x mi325x mi350x mi355x h100-sxm h100-nvl h100-pcie h200 h200-nvl gh200 b200 gb200 b300 gb300 "
+    "a100-80gb l40s rtx-pro-4500 rtx-pro-6000 rx-7900-xtx rtx-4090"
+)
 
 
 def test_the_shipped_accelerators(catalog: Catalog) -> None:
