@@ -176,9 +176,6 @@ SIMULATED = {
     ("llama-3.1-8b", Parallelism(), 256, 512, 16): (0.34, 0.208, 1243),
     ("llama-3.1-8b", Parallelism(), 128, 128, 8): (0.06, 0.057, 2412),
     ("llama-3.1-8b", Parallelism(), 64, 1024, 1024): (0.031, 0.0094, 7120),
-    ("deepseek-v3", Parallelism(dp=8, ep=8), 32, 8000, 64): (None, None, 4.58 * 64),
-    ("deepseek-v3", Parallelism(dp=8, ep=8), 256, 8000, 1000): (None, None, 3.26 * 1000),
-    ("deepseek-v3", Parallelism(dp=8, ep=8), 128, 4096, 1024): (None, None, 2.71 * 1024),
 }
 
 
@@ -191,9 +188,8 @@ def test_the_closed_form_agrees_with_a_simulation(
     machine.host_request_s = machine.host_request_s * 0
     got = serve(machine, *load)
     assert float(got.output_tokens_per_s[0, 0]) == pytest.approx(rate, rel=0.12)
-    if ttft and tpot:
-        assert float(got.tpot_s[0, 0]) == pytest.approx(tpot, rel=0.15)
-        assert float(got.ttft_s[0, 0]) == pytest.approx(ttft, rel=0.5)
+    assert float(got.tpot_s[0, 0]) == pytest.approx(tpot, rel=0.15)
+    assert float(got.ttft_s[0, 0]) == pytest.approx(ttft, rel=0.5)
 
 
 def test_many_points_are_the_same_as_few(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,7 @@ def stack_lines(stack: Stack) -> list[Line]:
         "engine.memory_fraction": stack.memory_fraction,
         "engine.reserved": stack.reserved,
         "host.step": stack.host.step,
+        "host.prompt": stack.host.prompt,
         "host.sequence": stack.host.sequence,
         "host.request": stack.host.request,
     }

@@ -21,6 +21,7 @@ STACK = {
 }
 HOST = {
     "step": Quantity("seconds", 0, 0.1, "fixed cost of scheduling a step"),
+    "prompt": Quantity("seconds", 0, 0.1, "what a step that carries prompts costs beyond that"),
     "sequence": Quantity("seconds", 0, 0.01, "cost per sequence of a step"),
     "request": Quantity("seconds", 0, 10, "cost of a request before its first token"),
 }
@@ -33,6 +34,7 @@ _FRACTION = Quantity("fraction", 0.01, 1.0, "share of the peak that is reached")
 COMPUTE = dict.fromkeys(("bf16", "fp16", "fp8", "fp4", "int8", "fp32"), _FRACTION)
 WEIGHTS = dict.fromkeys(("16", "8", "4"), _FRACTION)
 SINGLE = {
+    "experts": Quantity("fraction", 0.01, 1.5, "rate of grouped products over that of plain ones"),
     "attention": _FRACTION,
     "cache": _FRACTION,
     "elementwise": _FRACTION,
@@ -53,6 +55,9 @@ def read_stack(file: Path) -> Stack:
         "versions",
         "vendors",
         "scheduling",
+        "admission",
+        "memory_of",
+        "serves",
         "sources",
         "engine",
         "host",
@@ -75,6 +80,15 @@ def read_stack(file: Path) -> Stack:
     scheduling = text(file, "scheduling", raw.get("scheduling"))
     if scheduling not in ("mixed", "prefill-first"):
         raise BadData(file, "scheduling", f"'{scheduling}' is not one of mixed, prefill-first")
+    admission = text(file, "admission", raw.get("admission"))
+    if admission not in ("growing", "whole"):
+        raise BadData(file, "admission", f"'{admission}' is not one of growing, whole")
+    memory_of = text(file, "memory_of", raw.get("memory_of", "gpu"))
+    if memory_of not in ("gpu", "free"):
+        raise BadData(file, "memory_of", f"'{memory_of}' is not one of gpu, free")
+    serves = raw.get("serves", True)
+    if not isinstance(serves, bool):
+        raise BadData(file, "serves", "must be true or false")
     emulation = table(file, "emulation", raw.get("emulation", {}))
     for vendor, rules in emulation.items():
         for format_id, way in table(file, f"emulation.{vendor}", rules).items():
@@ -89,6 +103,9 @@ def read_stack(file: Path) -> Stack:
         vendors=vendors,
         loads=texts(file, "loads", raw.get("loads")),
         scheduling=scheduling,  # type: ignore[arg-type]
+        admission=admission,  # type: ignore[arg-type]
+        memory_of=memory_of,  # type: ignore[arg-type]
+        serves=serves,
         host=Host(overlapped=overlapped, **read_facts(file, "host", host, HOST, sources)),
         emulation=emulation,
         small=small,

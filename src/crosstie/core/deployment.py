@@ -3,6 +3,7 @@
 import msgspec
 
 from crosstie.core.accelerator import Accelerator
+from crosstie.core.correction import NONE, Correction
 from crosstie.core.errors import BadInput
 from crosstie.core.formats import Precision
 from crosstie.core.model import Model
@@ -75,6 +76,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     kv_format: str
     stack: Stack
     efficiency: Efficiency
+    correction: Correction = NONE
 
     def __post_init__(self) -> None:
         kv_bytes_per_element(self.kv_format)
@@ -83,6 +85,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kv_bytes_per_element(self) -> float:
         return kv_bytes_per_element(self.kv_format)
+
+    @property
+    def weight_width(self) -> str:
+        """Bits of the weights that most of the work goes through: 16, 8 or 4."""
+        return self.precision["experts_down" if self.model.is_moe else "mlp_down"].main.width
 
     @property
     def label(self) -> str:

@@ -11,6 +11,20 @@ import msgspec
 BOUNDS = ("compute", "memory bandwidth", "memory capacity", "interconnect", "host", "engine limit")
 
 
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """Where measurements fall around estimates as far from the measured as this one: low and high."""
+
+    # Share of measurements that are meant to fall inside.
+    level: float
+    ttft_s: tuple[float, float]
+    tpot_s: tuple[float, float]
+    output_tokens_per_s: tuple[float, float]
+
+    def per_gpu(self, gpus: int) -> tuple[float, float]:
+        low, high = self.output_tokens_per_s
+        return low / gpus, high / gpus
+
+
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float
     # Mean TTFT if all clients sent their first request at the same moment, as benchmarks do.
@@ -34,4 +48,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     # GPU-seconds that one output token costs, by phase and by what they are spent on, such as
     # "prefill compute" or "decode interconnect": where two replicas differ, this says in what.
     gpu_s_per_token: dict[str, float]
+    # None where no calibration says how wrong such estimates are.
+    interval: Interval | None
+    # What was measured near it, in words, and whether this goes beyond that.
     basis: str
+    extrapolated: bool

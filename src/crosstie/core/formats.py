@@ -32,6 +32,11 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def bytes(self) -> float:
         return self.bits / 8
 
+    @property
+    def width(self) -> str:
+        """The class of formats that stream alike: 16, 8 or 4 bits."""
+        return "16" if self.bits > 10 else ("8" if self.bits > 6 else "4")
+
 
 # What a tensor is for. A precision says which format each role is stored in.
 ROLES = {

@@ -7,12 +7,18 @@ import msgspec
 from crosstie.core.fact import Fact
 
 Scheduling = Literal["mixed", "prefill-first"]
+# Whether a request is let in when its prompt fits, or only when all that it may become does.
+Admission = Literal["growing", "whole"]
+# What an engine's memory fraction is a fraction of: the GPU's memory, or what weights leave of it.
+MemoryOf = Literal["gpu", "free"]
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """What one engine step costs outside the GPU's kernels."""
 
     step: Fact
+    # What a step that carries prompts adds: graphs do not cover it, so every kernel is launched by hand.
+    prompt: Fact
     sequence: Fact
     # What a request adds to its first token: HTTP, tokenising, waiting for the step under way.
     request: Fact
@@ -37,6 +43,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     # Weight formats that the engine reads; a trailing * stands for any ending.
     loads: tuple[str, ...]
     scheduling: Scheduling
+    admission: Admission
+    memory_of: MemoryOf
     chunk_tokens: Fact
     max_sequences: Fact
     memory_fraction: Fact
@@ -45,6 +53,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     # Formats that an accelerator lacks: unpacked inside the kernel, or written out in 16 bits first.
     emulation: dict[str, dict[str, str]]
     small: SmallGpu | None = None
+    # Whether it serves requests; kernels timed by themselves do not.
+    serves: bool = True
     file: str = ""
 
     def runs_on(self, vendor: str) -> bool:
@@ -61,6 +71,11 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
         small = self.small
         return (small if small and memory_bytes < small.below.si else self).max_sequences.value
 
+    @property
+    def held_share(self) -> float:
+        """Share of its output that a running request has in the cache, on average over its life."""
+        return 1.0 if self.admission == "whole" else 0.5
+
     def materialises(self, format_id: str, vendor: str) -> bool:
         return self.emulation.get(vendor, {}).get(format_id) == "materialised"
 
@@ -69,6 +84,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     """The constants between a peak and what kernels reach. Each has a physical meaning.
 
     compute         dense GEMM rate at large sizes over the dense peak, by compute format
+    experts         rate of grouped products of experts over that of plain ones
     weights         rate of streaming weights over HBM bandwidth, by stored bits: 16, 8 or 4
     attention       rate of prefill attention arithmetic over the 16-bit dense peak
     cache           rate of reading the KV cache over HBM bandwidth
@@ -79,6 +95,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     compute: dict[str, Fact]
+    experts: Fact
     weights: dict[str, Fact]
     attention: Fact
     cache: Fact

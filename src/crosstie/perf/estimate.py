@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from crosstie.core.correction import METRICS, Correction
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
-from crosstie.core.estimate import Estimate
+from crosstie.core.estimate import Estimate, Interval
 from crosstie.core.fact import Fact
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import memory_plan
@@ -49,7 +50,11 @@ def estimates(
                 single_stream_tokens_per_s=1.0 / float(alone.total_s[i, 0]),
                 single_stream_ceiling_tokens_per_s=ceiling(deployment),
                 gpu_s_per_token=spending(hardware, steady, i, output_tokens),
+                interval=interval(
+                    deployment.correction, float(steady.ttft_s[i, 0]), float(steady.tpot_s[i, 0]), output_rate
+                ),
                 basis=basis(deployment),
+                extrapolated=deployment.correction.extrapolated,
             )
         )
     return found
@@ -128,8 +133,22 @@ def ceiling(deployment: Deployment) -> float:
     )
 
 
+def interval(correction: Correction, ttft_s: float, tpot_s: float, output_tokens_per_s: float) -> Interval | None:
+    spread = correction.spread
+    if any(metric not in spread for metric in METRICS):
+        return None
+    return Interval(
+        level=correction.level,
+        ttft_s=spread["ttft"].around(ttft_s),
+        tpot_s=spread["tpot"].around(tpot_s),
+        output_tokens_per_s=spread["throughput"].around(output_tokens_per_s),
+    )
+
+
 def basis(deployment: Deployment) -> str:
-    """Where the efficiencies behind an estimate come from, said so that nobody takes more from it."""
+    """What an estimate rests on, said so that nobody takes more from it."""
+    if deployment.correction.spread:
+        return deployment.correction.basis
     constants = deployment.efficiency
     used: dict[str, Fact] = {f"compute.{name}": constants.compute[name] for name in deployment.accelerator.dense}
     used |= {f"weights.{name}": fact for name, fact in constants.weights.items()}

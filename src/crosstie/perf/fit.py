@@ -29,6 +29,9 @@ class Placement:
     plan: MemoryPlan
     cache_tokens: float
     sequences: int
+    # With twice and half the memory that the engine is assumed to keep for itself.
+    sequences_low: int
+    sequences_high: int
     fewest: bool
 
     @property
@@ -96,7 +99,7 @@ def fit(
             try:
                 splits = layouts or candidate_layouts(model, accelerator)
                 first = catalog.deployment(model, accelerator, splits[0], precision, kv_format, stack)
-                tried = place_each(first, splits, context)
+                tried = place_each(catalog, first, splits, context)
             except BadInput as error:
                 if len(accelerators) == 1:
                     raise
@@ -108,17 +111,25 @@ def fit(
     return Fit(model=model, context=context, sizes=sizes, placements=placements, problems=problems)
 
 
-def place_each(first: Deployment, splits: Sequence[Parallelism], context: int) -> list[Placement]:
+def place_each(catalog: Catalog, first: Deployment, splits: Sequence[Parallelism], context: int) -> list[Placement]:
     """The same replica in other layouts: everything but the split is resolved once."""
-    return [place(msgspec.structs.replace(first, parallelism=split), context) for split in splits]
+    return [place(catalog.calibrated(msgspec.structs.replace(first, parallelism=split)), context) for split in splits]
 
 
 def place(deployment: Deployment, context: int) -> Placement:
+    def keeping(share: float) -> int:
+        reserved = deployment.stack.reserved
+        other = msgspec.structs.replace(reserved, value=reserved.value * share)
+        stack = msgspec.structs.replace(deployment.stack, reserved=other)
+        return sequences_that_fit(msgspec.structs.replace(deployment, stack=stack), context)
+
     return Placement(
         deployment,
         memory_plan(deployment),
         cache_tokens=float(cache_sequences(deployment, context)) * context,
         sequences=sequences_that_fit(deployment, context),
+        sequences_low=keeping(2.0),
+        sequences_high=keeping(0.5),
         fewest=False,
     )
 
@@ -176,7 +187,7 @@ def smallest_layout(
     """
     splits = [s for s in candidate_layouts(model, accelerator) if s.ep == 1 and s.dp == 1]
     first = catalog.deployment(model, accelerator, splits[0], precision, kv_format, stack)
-    tried = place_each(first, splits, context)
+    tried = place_each(catalog, first, splits, context)
     enough = [p for p in tried if p.fits and p.sequences >= sequences]
     if enough:
         return min(enough, key=lambda p: (p.deployment.parallelism.gpus, p.deployment.parallelism.pp))

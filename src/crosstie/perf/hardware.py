@@ -3,12 +3,13 @@
 Rows are deployments and columns are operating points, so a thousand of each is one array operation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crosstie.core.accelerator import Accelerator
+from crosstie.core.correction import CONSTANTS
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
 from crosstie.core.formats import Format
@@ -16,6 +17,19 @@ from crosstie.perf.work import work_of
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+
+# Shares of a peak that calibration may not exceed, however well that would fit: bandwidths end at the datasheet's,
+# and nobody has been seen above 0.82 of a dense peak (docs/measurements.md). Attention's peak is the 16-bit one,
+# and engines may compute it in 8 bits.
+CEILINGS = {"compute": 0.85, "weights": 1.0, "cache": 1.0, "attention": 1.5, "link": 1.0}
+
+
+def attainable(constant: str, share: Array, factor: Array) -> Array:
+    """A share of a peak as corrected. A better one bends towards the ceiling rather than stopping at it, so that
+    a fit is never without a slope; the catalog's own share may be above the ceiling, and then stays there."""
+    room = np.maximum(CEILINGS[constant] - share, 1e-9)
+    better = share + room * -np.expm1(-share * np.maximum(factor - 1.0, 0.0) / room)
+    return np.asarray(np.where(factor > 1.0, better, share * factor))
 
 
 class Hardware:
@@ -39,20 +53,41 @@ class Hardware:
         self.tp, self.pp, self.ep, self.dp = split("tp"), split("pp"), split("ep"), split("dp")
         self.stage_gpus = self.tp * self.dp
         self.memory_bytes_per_s = self.column(lambda d: d.accelerator.memory_bytes_per_s)
-        self.cache_bytes_per_s = self.memory_bytes_per_s * self.column(lambda d: d.efficiency.cache.value)
         self.elementwise_bytes_per_s = self.memory_bytes_per_s * self.column(lambda d: d.efficiency.elementwise.value)
-        self.kernel_s = self.column(lambda d: d.efficiency.kernel.si)
-        self.host_step_s = self.column(lambda d: d.stack.host.step.si)
-        self.host_sequence_s = self.column(lambda d: d.stack.host.sequence.si)
+        self._cache = self.column(lambda d: d.efficiency.cache.value)
+        self._kernel = self.column(lambda d: d.efficiency.kernel.si)
+        self._host_step = self.column(lambda d: d.stack.host.step.si)
+        self._host_prompt = self.column(lambda d: d.stack.host.prompt.si)
+        self._host_sequence = self.column(lambda d: d.stack.host.sequence.si)
+        self._host_request = self.column(lambda d: d.stack.host.request.si)
         self.host_overlapped = self.column(lambda d: float(d.stack.host.overlapped)) > 0
         self.prefill_first = self.column(lambda d: float(d.stack.scheduling == "prefill-first")) > 0
+        self.held_share = self.column(lambda d: d.stack.held_share)
         self.chunk_tokens = self.column(lambda d: d.stack.chunk_tokens_on(d.accelerator.memory_bytes))
         self.max_sequences = self.column(lambda d: d.stack.max_sequences_on(d.accelerator.memory_bytes)) * self.dp
-        self.host_request_s = self.column(lambda d: d.stack.host.request.si)
-        self._attention_share = self.column(lambda d: d.efficiency.attention.value)
+        self._experts = self.column(lambda d: d.efficiency.experts.value)
+        self._attention = self.column(lambda d: d.efficiency.attention.value)
         self._rates: dict[str, tuple[Array, Array]] = {}
         self._columns: dict[str, Array] = {}
+        # Sequences that memory holds at the contexts that were last asked for.
+        self.held: dict[tuple[tuple[int, ...], bytes], Array] = {}
         self._links()
+        self.correct({name: self.column(_factor(name)) for name in CONSTANTS})
+
+    def correct(self, factors: Mapping[str, Array]) -> None:
+        """Multiplies the constants of the catalog; columns as everything here."""
+        self.factors = dict(factors)
+        self.cache_bytes_per_s = self.memory_bytes_per_s * attainable("cache", self._cache, factors["cache"])
+        self.kernel_s = self._kernel * factors["kernel"]
+        self.host_step_s = self._host_step * factors["host_step"]
+        self.host_prompt_s = self._host_prompt * factors["host_prompt"]
+        self.host_sequence_s = self._host_sequence * factors["host_sequence"]
+        self.host_request_s = self._host_request * factors["host_request"]
+        self.collective_s = self._collective * factors["collective"]
+        self.experts_share = self._experts * factors["experts"]
+        self._attention_share = attainable("attention", self._attention, factors["attention"])
+        self._link_share = attainable("link", self._link, factors["link"])
+        self.stage_bytes_per_s = self._stage * self._link_share
 
     def column(self, of: Callable[[Deployment], float]) -> Array:
         return np.array([[of(d)] for d in self.deployments], dtype=np.float64)
@@ -63,16 +98,15 @@ class Hardware:
             names = [compute_format(d, format) for d in self.deployments]
             peak = np.array([[d.accelerator.dense[n].si] for d, n in zip(self.deployments, names, strict=True)])
             share = np.array([[d.efficiency.compute[n].value] for d, n in zip(self.deployments, names, strict=True)])
-            self._rates[format.id] = (peak * share, peak)
-        return self._rates[format.id]
+            self._rates[format.id] = (share, peak)
+        share, peak = self._rates[format.id]
+        return peak * attainable("compute", share, self.factors["compute"]), peak
 
     def stream_bytes_per_s(self, format: Format) -> Array:
         """How fast weights of a format come out of memory."""
-        width = "16" if format.bits > 10 else ("8" if format.bits > 6 else "4")
-        return self._once(
-            f"stream {width}",
-            lambda: self.memory_bytes_per_s * self.column(lambda d: d.efficiency.weights[width].value),
-        )
+        width = format.width
+        share = self._once(f"stream {width}", lambda: self.column(lambda d: d.efficiency.weights[width].value))
+        return self.memory_bytes_per_s * attainable("weights", share, self.factors["weights"])
 
     def attention_rates(self, compute: str) -> tuple[Array, Array]:
         """Achievable and peak FLOP/s of attention arithmetic; 16-bit where the format is missing."""
@@ -103,11 +137,11 @@ class Hardware:
                 return d.accelerator.scale_out.bandwidth.si
             return peer_bytes_per_s(d)
 
-        self.collective_s = self.column(lambda d: d.efficiency.collective.si)
-        self._link_share = self.column(lambda d: d.efficiency.link.value)
+        self._collective = self.column(lambda d: d.efficiency.collective.si)
+        self._link = self.column(lambda d: d.efficiency.link.value)
         self._gpu_link = self.column(lambda d: d.accelerator.scale_up.bandwidth.si)
         self._peer_link = self.column(peer_bytes_per_s)
-        self.stage_bytes_per_s = self.column(between_stages) * self._link_share
+        self._stage = self.column(between_stages)
 
     def link_peak_bytes_per_s(self, ranks: Array) -> Array:
         """What each GPU of a group of `ranks` has of its links.
@@ -128,6 +162,10 @@ def peer_bytes_per_s(deployment: Deployment) -> float:
     if up.topology.value == "mesh" and domain > 1:
         return up.bandwidth.si / (domain - 1)
     return up.bandwidth.si
+
+
+def _factor(constant: str) -> Callable[[Deployment], float]:
+    return lambda deployment: deployment.correction.factors.get(constant, 1.0)
 
 
 def compute_format(deployment: Deployment, format: Format) -> str:

@@ -75,12 +75,11 @@ def shards(tensor: Tensor, split: Parallelism) -> float:
 def memory_plan(deployment: Deployment) -> MemoryPlan:
     capacity = deployment.accelerator.memory_bytes
     stack = deployment.stack
-    taken = capacity * stack.memory_fraction.value
-    weights = gpu_weight_bytes(deployment)
-    left = taken - weights - stack.reserved.si
+    weights, kept, share = gpu_weight_bytes(deployment), stack.reserved.si, stack.memory_fraction.value
+    left = share * (capacity - weights - kept) if stack.memory_of == "free" else share * capacity - weights - kept
     return MemoryPlan(
         capacity_bytes=capacity,
-        engine_bytes=capacity - taken + stack.reserved.si,
+        engine_bytes=(1.0 - share) * capacity + kept if left <= 0 else capacity - weights - left,
         weight_bytes=weights,
         cache_bytes=max(left, 0.0),
     )

@@ -86,7 +86,7 @@ def _joined(left: Any, right: Any) -> Any:
 def _serve(hardware: Hardware, clients: Array, inputs: Array, outputs: Array) -> Steady:
     later = outputs - 1.0
     context = inputs + outputs / 2.0
-    room = held_sequences(hardware, context)
+    room = held_sequences(hardware, inputs + hardware.held_share * outputs)
     fits = np.minimum(room, hardware.max_sequences)
     load = _Load(np.minimum(clients, np.maximum(fits, 1.0)), inputs, later, context)
     decoding = _settle(hardware, load)
@@ -257,8 +257,13 @@ def prefill_alone(hardware: Hardware, input_tokens: ArrayLike) -> StepCost:
 
 def held_sequences(hardware: Hardware, context: Array) -> Array:
     """Sequences of a context whose cache each replica holds; shape (deployments, points)."""
-    wide = np.broadcast_to(context, np.broadcast_shapes(hardware.tp.shape, context.shape))
-    return np.stack([cache_sequences(d, wide[i]) for i, d in enumerate(hardware.deployments)])
+    key = (context.shape, context.tobytes())
+    if key not in hardware.held:
+        wide = np.broadcast_to(context, np.broadcast_shapes(hardware.tp.shape, context.shape))
+        found = np.stack([cache_sequences(d, wide[i]) for i, d in enumerate(hardware.deployments)])
+        # One load is asked about again and again while constants are fitted; others only once.
+        hardware.held = {key: found}
+    return hardware.held[key]
 
 
 def single_stream_ceiling(weight_bytes_read: float, memory_bytes_per_s: float, gpus: int = 1) -> float:

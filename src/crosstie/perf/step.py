@@ -20,8 +20,8 @@ from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.work import Operation, Work
 
 # Rows that a grouped GEMM pads each expert's tokens by on average: half of a 16-row tile.
-_EXPERT_PADDING_ROWS = 8.0
-_ACTIVATION_BYTES = 2.0
+EXPERT_PADDING_ROWS = 8.0
+ACTIVATION_BYTES = 2.0
 
 
 class Shape(NamedTuple):
@@ -124,8 +124,16 @@ def step(hardware: Hardware, at: Shape) -> StepCost:
 def step_s(hardware: Hardware, at: Shape) -> Array:
     """Its seconds alone, for those who evaluate many: the same sums without where they went."""
     busiest = _busiest_replica(hardware, at)
-    gpu = _run(hardware, at, busiest, detailed=False).total + _collectives(hardware, busiest)
-    return _with_host(gpu, _host(hardware, busiest), hardware.host_overlapped)
+    return _with_host(_gpu_s(hardware, at, busiest), _host(hardware, busiest), hardware.host_overlapped)
+
+
+def gpu_s(hardware: Hardware, at: Shape) -> Array:
+    """The GPU's part of them."""
+    return _gpu_s(hardware, at, _busiest_replica(hardware, at))
+
+
+def _gpu_s(hardware: Hardware, at: Shape, busiest: Shape) -> Array:
+    return _run(hardware, at, busiest, detailed=False).total + _collectives(hardware, busiest)
 
 
 def _with_host(gpu_s: Array, host_s: Array, overlapped: Mask) -> Array:
@@ -166,7 +174,8 @@ def _sequences(at: Shape) -> Array:
 
 def _host(hardware: Hardware, busiest: Shape) -> Array:
     """Each attention replica has its own host; one host feeds all stages of a pipeline in turn."""
-    return (hardware.host_step_s + hardware.host_sequence_s * _sequences(busiest)) * hardware.pp
+    prompts = hardware.host_prompt_s * np.minimum(busiest.prefill_tokens, 1.0)
+    return (hardware.host_step_s + prompts + hardware.host_sequence_s * _sequences(busiest)) * hardware.pp
 
 
 def _busiest_replica(hardware: Hardware, at: Shape) -> Shape:
@@ -193,7 +202,7 @@ def _matrix_product(account: _Account, hardware: Hardware, count: int, operation
         moved = moved + outputs + (inputs if tensor is largest else 0.0)
     active = _share(tokens)
     rate, peak = hardware.rates(main)
-    activations = tokens * (moved * _ACTIVATION_BYTES / hardware.elementwise_bytes_per_s)
+    activations = tokens * (moved * ACTIVATION_BYTES / hardware.elementwise_bytes_per_s)
     memory_s = activations + active * (stored / hardware.stream_bytes_per_s(main))
     account.add(count, tokens * (2.0 * weights / rate), memory_s, active)
     account.add_ideal(count, tokens * (2.0 * weights), peak, active * stored)
@@ -216,9 +225,10 @@ def _experts(account: _Account, hardware: Hardware, count: int, operation: Opera
     # Splitting an expert cuts the width between its two products, not the token's own.
     inner, outer = (tensor.rows, tensor.cols) if tensor.role == "experts" else (tensor.cols, tensor.rows)
     rate, peak = hardware.rates(mix.main)
-    activations = rows * ((outer + inner / splits) * _ACTIVATION_BYTES / hardware.elementwise_bytes_per_s)
+    activations = rows * ((outer + inner / splits) * ACTIVATION_BYTES / hardware.elementwise_bytes_per_s)
     memory_s = activations + stored / hardware.stream_bytes_per_s(mix.main)
-    padded = rows + _EXPERT_PADDING_ROWS * visited
+    padded = rows + EXPERT_PADDING_ROWS * visited
+    rate = rate * hardware.experts_share
     account.add(count, padded * (2.0 * one / rate), memory_s, _share(tokens))
     account.add_ideal(count, padded * (2.0 * one), peak, stored)
 
@@ -297,7 +307,7 @@ def _state(account: _Account, hardware: Hardware, count: int, state: State, at: 
 
 def _elementwise(account: _Account, hardware: Hardware, work: Work, tokens: Array) -> None:
     traffic = tokens * (work.elementwise_bytes + work.elementwise_sharded_bytes / hardware.tp)
-    kernels = work.elementwise_kernels * _share(tokens)
+    kernels = (work.elementwise_kernels + work.routing_kernels * hardware.factors["routing"]) * _share(tokens)
     # Fused kernels need no traffic of their own, so the ideal step has none.
     account.add(1, np.zeros(1), traffic / hardware.elementwise_bytes_per_s, kernels)
 
@@ -306,7 +316,7 @@ def _collectives(hardware: Hardware, busiest: Shape) -> Array:
     """All-reduce after attention and feed-forward (TP), all-to-all around experts (DP), hand-over (PP)."""
     model, ranks = hardware.model, hardware.stage_gpus
     tokens = busiest.decode_sequences + busiest.prefill_tokens
-    message = tokens * model.hidden * _ACTIVATION_BYTES
+    message = tokens * model.hidden * ACTIVATION_BYTES
     reduce = all_reduce_s(hardware, message, hardware.tp)
     expert_layers = sum(layer.count for layer in model.layers if layer.routing_kernels)
     attention = model.layer_count * reduce

@@ -24,13 +24,14 @@ class Work(NamedTuple):
     elementwise_bytes: float
     elementwise_sharded_bytes: float
     elementwise_kernels: float
+    routing_kernels: float
     # Elements of a token that travel to an expert.
     expert_width: int
 
 
 def work_of(model: Model) -> Work:
     operations, scans, states = Counter[Operation](), Counter[Scan](), Counter[State]()
-    moved = sharded = kernels = 0.0
+    moved = sharded = kernels = routing = 0.0
     for layer in model.layers:
         by_kernel: dict[str, list[Tensor]] = {}
         for tensor in layer.tensors:
@@ -44,7 +45,8 @@ def work_of(model: Model) -> Work:
             states[layer.state] += layer.count
         moved += layer.count * layer.elementwise_bytes
         sharded += layer.count * layer.elementwise_sharded_bytes
-        kernels += layer.count * (layer.elementwise_kernels + layer.routing_kernels)
+        kernels += layer.count * layer.elementwise_kernels
+        routing += layer.count * layer.routing_kernels
     head = tuple(Operation((tensor,), False) for tensor in model.outer if tensor.kernel)
     width = max((t.cols for layer in model.layers for t in layer.tensors if t.role == "experts"), default=0)
-    return Work(dict(operations), dict(scans), dict(states), head, moved, sharded, kernels, width)
+    return Work(dict(operations), dict(scans), dict(states), head, moved, sharded, kernels, routing, width)
