@@ -1,0 +1,153 @@
+"""`crosstie probe`: measures the GPU at hand."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from crosstie.bench.probe import Probe, Provenance, Reached, default_name, probe_from, reached, read_probe
+from crosstie.bench.probe_kernels import Tell, check_target, ending, run_plan, write_json
+from crosstie.bench.probe_plan import PARTS, plan_of
+from crosstie.catalog.library import Catalog
+from crosstie.cli.show import (
+    arithmetic,
+    bandwidth,
+    console,
+    gigabytes,
+    json_option,
+    names,
+    print_json,
+    print_table,
+    seconds,
+    share,
+    table,
+)
+from crosstie.core.errors import BadInput
+
+SHOW = {"bytes_per_s": bandwidth, "flop_per_s": arithmetic, "s": seconds}
+FILE = click.Path(path_type=Path)
+
+
+@click.command("probe")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Where to. [default: probe-ACCELERATOR-DATE.json]")
+@click.option("--parts", metavar="P,...", help=f"Only these of {', '.join(PARTS)}.")
+@click.option("--quick", is_flag=True, help="A few shapes of each part: under a minute.")
+@click.option("--plan", type=FILE, metavar="FILE", help="Measure nothing; write the plan, for a GPU without Crosstie.")
+@click.option("--read", type=FILE, metavar="FILE", help="Measure nothing; show an earlier document.")
+@json_option
+def command(
+    output: Path | None, parts: str | None, quick: bool, plan: Path | None, read: Path | None, as_json: bool
+) -> int:
+    """What the GPU of this machine reaches: copies, matrix products, attention, launches, whole steps, all-reduce.
+
+    \b
+    crosstie probe
+    crosstie probe --quick --parts copy,gemm -o mine.json
+    crosstie probe --read mine.json
+
+    Runs through PyTorch, on CUDA and ROCm alike, for minutes; nothing else should use the GPU meanwhile. The
+    document has every time with its shape, and a shape that a kernel refused with the reason. Ctrl-C writes
+    what is complete, marked as partial, and exits with 2; before the first measurement it writes nothing.
+
+    On a machine that has PyTorch and not Crosstie, the source tree is enough:
+
+    \b
+    crosstie probe --plan plan.json                                                # anywhere
+    PYTHONPATH=src python3 -m crosstie.bench.probe_kernels plan.json out.json      # there
+    crosstie probe --read out.json                                                 # anywhere
+    """
+    if read is not None and (output or parts or quick or plan):
+        raise BadInput("--read shows a document, so -o, --parts, --quick and --plan do not go with it")
+    catalog = Catalog()
+    if read is not None:
+        return answer(read_probe(read), catalog, as_json)
+    if parts is not None and not names(parts):
+        raise BadInput(f"--parts names no part; known: {', '.join(PARTS)}")
+    planned = plan_of(catalog, names(parts), quick)
+    if plan is not None:
+        if output or as_json:
+            raise BadInput("--plan measures nothing, so -o and --json do not go with it")
+        write_json(plan, planned)
+        click.echo(f"{len(planned['cases'])} shapes written to {plan}")
+        return 0
+    check_target(output or Path("probe.json"))
+    try:
+        with progress() as tell:
+            document = run_plan(planned, tell)
+    except KeyboardInterrupt:
+        raise BadInput("interrupted before the first measurement; nothing was written") from None
+    made = document["provenance"]
+    target = output or default_name(made["device"], made["accelerator"], made["date"], Path())
+    write_json(target, document)
+    if made["partial"]:
+        raise BadInput(ending(document, target, len(planned["cases"])))
+    click.echo(f"written to {target}", err=True)
+    return answer(probe_from(msgspec.json.encode(document), target), catalog, as_json)
+
+
+@contextmanager
+def progress() -> Iterator[Tell]:
+    """A bar on stderr where that is a terminal, else nothing."""
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("")
+
+        def tell(done: int, total: int, part: str) -> None:
+            bar.update(task, completed=done, total=total, description=PARTS[part])
+
+        yield tell
+
+
+def answer(probe: Probe, catalog: Catalog, as_json: bool) -> int:
+    if as_json:
+        print_json(msgspec.to_builtins(probe))
+    else:
+        show(probe, reached(probe, catalog))
+    return 0
+
+
+def show(probe: Probe, lines: list[Reached]) -> None:
+    out, made = console(), probe.provenance
+    out.print(Text.assemble((made.device, "bold"), f"  {machine(made)}"))
+    columns = [
+        ("", "left"),
+        ("at", "left"),
+        ("reached", "right"),
+        ("peak", "right"),
+        ("of it", "right"),
+        ("peak of", "left"),
+    ]
+    print_table(out, table("", columns, [row(line) for line in lines]))
+    if made.accelerator is None:
+        out.print("  the catalog has no accelerator of this name and memory, so no peak stands beside these")
+    for part, reason in made.skipped.items():
+        out.print(f"  {part}: skipped, {reason}")
+    if made.partial:
+        out.print(f"  partial: {made.partial}", soft_wrap=True)
+    for (kind, reason), times in Counter((failure.kind, failure.reason) for failure in made.failures).items():
+        out.print(f"  {kind}, {times} refused: {reason}", soft_wrap=True)
+
+
+def row(line: Reached) -> list[str]:
+    shown = SHOW[line.unit]
+    if line.peak is None or line.fraction is None:
+        return [line.what, line.at, shown(line.value), "-", "-", "-"]
+    return [line.what, line.at, shown(line.value), shown(line.peak), share(line.fraction), line.peak_name]
+
+
+def machine(made: Provenance) -> str:
+    runtime = f"ROCm {made.hip}" if made.hip else f"CUDA {made.cuda}"
+    power = f", {made.power_limit_w:.0f} W limit" if made.power_limit_w else ""
+    driver = f", driver {made.driver}" if made.driver else ""
+    taken = f"taken for {made.accelerator}, " if made.accelerator else ""
+    return f"{taken}{gigabytes(made.memory_bytes)}{power}{driver}, PyTorch {made.torch}, {runtime}, {made.date}"
