@@ -1,0 +1,164 @@
+"""Measured results in the long format: one metric a row, read with nothing dropped in silence."""
+
+import csv
+import gzip
+import io
+import math
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from crosstie.core.errors import BadData, BadInput
+
+REQUIRED = ("accelerator", "model", "precision", "engine", "input_len", "output_len", "concurrency",
+            "metric", "unit", "value")  # fmt: skip
+OPTIONAL = ("source_id", "source_ref", "publisher", "date", "trust", "accelerator_raw", "num_accelerators", "nodes",
+            "engine_version", "parallelism", "tp", "num_prompts", "scenario", "spec_decode", "disagg",
+            "qc_littles_law_ratio", "notes")  # fmt: skip
+# What may differ between rows of one operating point.
+_OF_THE_ROW = frozenset(("metric", "unit", "value", "source_ref", "qc_littles_law_ratio"))
+
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+class Metric(NamedTuple):
+    """What a row's number is: `kind` of ttft, tpot, e2e, throughput, batch, step, decode_step, prefill."""
+
+    kind: str
+    statistic: str = "mean"
+    per_gpu: bool = False
+    with_input: bool = False
+
+
+_PATTERNS = {
+    r"(?P<kind>ttft|tpot|e2e)_ms_(?P<statistic>mean|median|p50|p90|p95|p99)": ("ms", "us", "s"),
+    r"(?P<counted>output|total)_tokens_per_s_(?P<scope>total|per_gpu)": ("tok/s", "tok/s/gpu", "tok/s (in+out)",
+                                                                         "tok/s/gpu (in+out)"),
+    r"(?P<batch>batch_e2e_latency)_s": ("s", "ms"),
+    r"(?P<step>mean_step)_ms_derived": ("ms", "us", "s"),
+    r"(?P<alone>decode_step|prefill)_ms": ("ms", "us", "s"),
+}  # fmt: skip
+
+
+def metric_of(name: str, unit: str) -> Metric | str:
+    """The metric, or why a row of that name and unit cannot be used."""
+    for pattern, units in _PATTERNS.items():
+        match = re.fullmatch(pattern, name)
+        if not match:
+            continue
+        if unit not in units:
+            return f"metric {name}: unknown unit '{unit}'"
+        parts = match.groupdict()
+        if "kind" in parts:
+            statistic = "p50" if parts["statistic"] == "median" else parts["statistic"]
+            return Metric(parts["kind"], statistic)
+        if "scope" in parts:
+            per_gpu = parts["scope"] == "per_gpu"
+            if per_gpu != unit.startswith("tok/s/gpu") or (parts["counted"] == "total") != unit.endswith("(in+out)"):
+                return f"metric {name}: its unit '{unit}' says otherwise"
+            return Metric("throughput", "mean", per_gpu, parts["counted"] == "total")
+        if "batch" in parts:
+            return Metric("batch")
+        return Metric("step" if "step" in parts else parts["alone"])
+    return f"metric {name} is not predicted"
+
+
+class Row(NamedTuple):
+    file: str
+    line: int
+    metric: Metric
+    # Seconds, or tokens per second.
+    value: float
+
+
+class Refused(NamedTuple):
+    file: str
+    line: int
+    reason: str
+
+
+@dataclass
+class Point:
+    """One operating point: its conditions as written, and the rows measured there."""
+
+    conditions: dict[str, str]
+    rows: list[Row] = field(default_factory=list)
+
+    def __getitem__(self, column: str) -> str:
+        return self.conditions.get(column, "")
+
+    @property
+    def where(self) -> str:
+        return f"{self.rows[0].file}:{self.rows[0].line}"
+
+
+@dataclass
+class Results:
+    points: list[Point]
+    refused: list[Refused]
+
+    @property
+    def rows(self) -> int:
+        return sum(len(point.rows) for point in self.points) + len(self.refused)
+
+
+def read_results(*paths: str | Path) -> Results:
+    """All rows of the files as operating points; rows that cannot be used, each with its reason."""
+    points: dict[tuple[tuple[str, str], ...], Point] = {}
+    refused: list[Refused] = []
+    for path in paths:
+        for line, fields, ragged in _lines(Path(path)):
+            found = (
+                Refused(str(path), line, "has more cells than the header") if ragged else _row(str(path), line, fields)
+            )
+            if isinstance(found, Refused):
+                refused.append(found)
+                continue
+            conditions = {name: value for name, value in fields.items() if value and name not in _OF_THE_ROW}
+            # The run that a row is from tells repeated measurements apart.
+            key = (*conditions.items(), ("source_ref", fields.get("source_ref", "")))
+            point = points.setdefault(key, Point(conditions))
+            point.rows.append(found)
+    return Results(list(points.values()), refused)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, str], bool]]:
+    """Line number, cells by column, and whether there were more of them than columns."""
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        columns = [name.strip() for name in reader.fieldnames or ()]
+        reader.fieldnames = columns
+        missing = [name for name in REQUIRED if name not in columns]
+        if missing:
+            raise BadData(str(path), "", f"lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}")
+        repeated = sorted({name for name in columns if columns.count(name) > 1})
+        if repeated:
+            raise BadData(str(path), "", f"has the column {repeated[0]} twice")
+        for fields in reader:
+            extra = fields.pop(None, None)
+            yield reader.line_num, {name: (value or "").strip() for name, value in fields.items()}, bool(extra)
+    except csv.Error as error:
+        raise BadData(str(path), f"line {reader.line_num}", str(error)) from None
+
+
+def _row(file: str, line: int, fields: dict[str, str]) -> Row | Refused:
+    metric = metric_of(fields["metric"], fields["unit"])
+    if isinstance(metric, str):
+        return Refused(file, line, metric)
+    try:
+        value = float(fields["value"])
+    except ValueError:
+        return Refused(file, line, "value is no number" if fields["value"] else "value is missing")
+    if not math.isfinite(value) or value <= 0:
+        return Refused(file, line, "value is zero, negative or not finite")
+    return Row(file, line, metric, value * _SECONDS.get(fields["unit"], 1.0))
