@@ -1,0 +1,190 @@
+"""Kernels that were timed one by one: what they say about the constants, apart from any engine or model."""
+
+import csv
+import gzip
+import io
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from crosstie.catalog.calibration import Subject
+from crosstie.catalog.feedforward import ROUTING_KERNELS
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Deployment, kv_bytes_per_element
+from crosstie.core.errors import BadData, UnknownName
+from crosstie.perf.hardware import Array, Hardware
+from crosstie.perf.step import ACTIVATION_BYTES, EXPERT_PADDING_ROWS, all_reduce_s, distinct_share
+
+KINDS = ("gemm", "mixture", "attention-prefill", "attention-decode", "all-reduce")
+# Any dense model will do: a kernel takes only the rates from it.
+_CARRIER = "llama-3.1-8b"
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    """One shape. Rows and columns of a product; tokens and widths of experts; sequences and heads; bytes."""
+
+    accelerator: str
+    stack: str
+    kind: str
+    format: str
+    seconds: float
+    m: float = 0.0
+    n: float = 0.0
+    k: float = 0.0
+    tokens: float = 0.0
+    hidden: float = 0.0
+    inner: float = 0.0
+    topk: float = 0.0
+    experts: float = 1.0
+    tp: float = 1.0
+    ep: float = 1.0
+    batch: float = 0.0
+    context: float = 0.0
+    heads: float = 0.0
+    kv_heads: float = 0.0
+    head_dim: float = 0.0
+    kv_format: str = "bf16"
+    gpus: float = 1.0
+    bytes: float = 0.0
+
+
+_NUMBERS = tuple(
+    field.name for field in msgspec.structs.fields(Kernel) if field.type is float and field.name != "seconds"
+)
+
+
+def read_kernels(file: Path) -> list[Kernel]:
+    """A table of kernels, gzipped or not; columns as the fields of Kernel, others are left alone."""
+    try:
+        raw = file.read_bytes()
+        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadData(file, "", f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeDecodeError as error:
+        raise BadData(file, "", f"is not UTF-8 text (byte {error.start})") from None
+    found = []
+    for line, row in enumerate(csv.DictReader(io.StringIO(text)), start=2):
+        given = {name: row[name] for name in Kernel.__struct_fields__ if row.get(name)}
+        try:
+            kernel = msgspec.convert(given, Kernel, strict=False)
+        except msgspec.ValidationError as error:
+            raise BadData(file, f"line {line}", str(error)) from None
+        if kernel.kind not in KINDS or not 0 < kernel.seconds < math.inf:
+            raise BadData(file, f"line {line}", "has an unknown kind or no time")
+        for name in _NUMBERS:
+            if not 0 <= getattr(kernel, name) < math.inf:
+                raise BadData(file, f"line {line}", f"{name} is negative or not finite")
+        found.append(kernel)
+    return found
+
+
+def subject_of_kernel(catalog: Catalog, kernel: Kernel) -> Subject:
+    accelerator = catalog.accelerator(kernel.accelerator)
+    weights = kernel.kind in ("gemm", "mixture")
+    if kernel.format not in catalog.formats:
+        raise UnknownName("format", kernel.format, catalog.formats)
+    return Subject(
+        vendor=accelerator.vendor,
+        family=accelerator.family,
+        accelerator=accelerator.id,
+        stack=kernel.stack,
+        bits=f"{catalog.formats[kernel.format].width}-bit" if weights else "",
+        kind="mixture" if kernel.kind == "mixture" else "",
+        model="",
+        layout="",
+    )
+
+
+class KernelPredictor:
+    """Kernels in their order; `predict` again after `correct`."""
+
+    def __init__(self, catalog: Catalog, kernels: Sequence[Kernel]):
+        self.kernels = list(kernels)
+        groups: dict[tuple[str, str], list[int]] = {}
+        for index, kernel in enumerate(self.kernels):
+            groups.setdefault((kernel.kind, kernel.format), []).append(index)
+        model = catalog.model(_CARRIER)
+        self._groups: list[tuple[Array, str, Hardware, dict[str, Array]]] = []
+        carriers: dict[tuple[str, str, str], Deployment] = {}
+        for (kind, format), indices in groups.items():
+            members = [self.kernels[i] for i in indices]
+            for kernel in members:
+                key = (kernel.accelerator, kernel.stack, format)
+                if key not in carriers:
+                    carriers[key] = catalog.deployment(
+                        model, catalog.accelerator(kernel.accelerator), None, format, "bf16", kernel.stack
+                    )
+            hardware = Hardware([carriers[kernel.accelerator, kernel.stack, format] for kernel in members])
+            columns = {name: np.array([[getattr(kernel, name)] for kernel in members]) for name in _NUMBERS}
+            columns["kv_bytes"] = np.array([[kv_bytes_per_element(kernel.kv_format)] for kernel in members])
+            self._groups.append((np.array(indices), kind, hardware, columns))
+
+    def correct(self, factors: Mapping[str, Array]) -> None:
+        for indices, _, hardware, _ in self._groups:
+            hardware.correct({name: values[indices][:, None] for name, values in factors.items()})
+
+    def predict(self) -> Array:
+        seconds = np.zeros(len(self.kernels))
+        for indices, kind, hardware, of in self._groups:
+            seconds[indices] = _SECONDS[kind](hardware, of)[:, 0]
+        return seconds
+
+
+def _smooth(compute_s: Array, memory_s: Array) -> Array:
+    return np.asarray((compute_s**4 + memory_s**4) ** 0.25)
+
+
+def _gemm(hardware: Hardware, of: Mapping[str, Array]) -> Array:
+    format = hardware.precision["mlp"].main
+    rate, _ = hardware.rates(format)
+    weights = of["n"] * of["k"]
+    moved = of["m"] * (of["n"] + of["k"]) * ACTIVATION_BYTES / hardware.elementwise_bytes_per_s
+    memory = weights * hardware.precision["mlp"].bytes / hardware.stream_bytes_per_s(format) + moved
+    return hardware.kernel_s + _smooth(2.0 * of["m"] * weights / rate, memory)
+
+
+def _mixture(hardware: Hardware, of: Mapping[str, Array]) -> Array:
+    """Two grouped products and the small kernels around them."""
+    format = hardware.precision["mlp"].main
+    rate = hardware.rates(format)[0] * hardware.experts_share
+    local = of["experts"] / of["ep"]
+    rows = of["tokens"] * of["topk"] / of["ep"]
+    share = of["topk"] / of["experts"]
+    distinct = np.vectorize(lambda s, t: float(distinct_share(s, np.asarray(t))))(share, of["tokens"])
+    visited = np.minimum(local * distinct, np.minimum(local, rows))
+    seconds = (2.0 + ROUTING_KERNELS * hardware.factors["routing"]) * hardware.kernel_s
+    inner = of["inner"] / of["tp"]
+    for out in (2.0 * inner, inner):
+        one = out * of["hidden"]
+        moved = rows * (out + of["hidden"]) * ACTIVATION_BYTES / hardware.elementwise_bytes_per_s
+        stored = visited * one * hardware.precision["mlp"].bytes / hardware.stream_bytes_per_s(format)
+        seconds = seconds + _smooth((rows + EXPERT_PADDING_ROWS * visited) * 2.0 * one / rate, moved + stored)
+    return seconds
+
+
+def _prefill(hardware: Hardware, of: Mapping[str, Array]) -> Array:
+    rate, _ = hardware.attention_rates("bf16")
+    flop = 4.0 * of["batch"] * of["context"] ** 2 / 2.0 * of["heads"] * of["head_dim"]
+    return 2.0 * hardware.kernel_s + flop / rate
+
+
+def _decode(hardware: Hardware, of: Mapping[str, Array]) -> Array:
+    read = of["batch"] * of["context"] * 2.0 * of["kv_heads"] * of["head_dim"] * of["kv_bytes"]
+    return 2.0 * hardware.kernel_s + read / hardware.cache_bytes_per_s
+
+
+def _all_reduce(hardware: Hardware, of: Mapping[str, Array]) -> Array:
+    return all_reduce_s(hardware, of["bytes"], of["gpus"])
+
+
+_SECONDS = {
+    "gemm": _gemm,
+    "mixture": _mixture,
+    "attention-prefill": _prefill,
+    "attention-decode": _decode,
+    "all-reduce": _all_reduce,
+}
