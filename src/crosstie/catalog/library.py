@@ -5,18 +5,22 @@ shipped ones of the same id. Only what is asked for is read.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from crosstie.catalog.accelerators import read_accelerator
+from crosstie.catalog.calibration import Calibration, Subject, empty, read_calibration, subject_of
 from crosstie.catalog.models import read_model_file, read_model_path
 from crosstie.catalog.precision import resolve as resolve_precision
 from crosstie.catalog.prices import Price, read_prices
 from crosstie.catalog.reading import read_toml
 from crosstie.catalog.stacks import merge_efficiency, read_efficiency, read_formats, read_stack, resolve_efficiency
 from crosstie.core.accelerator import Accelerator
+from crosstie.core.correction import Correction
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadData, BadInput, UnknownName, near_names
 from crosstie.core.formats import Format, Precision
@@ -60,12 +64,17 @@ def user_directory() -> Path:
 class Catalog:
     """Accelerators, models, stacks, formats and prices by name."""
 
-    def __init__(self, directories: Iterable[Path] | None = None):
+    def __init__(self, directories: Iterable[Path] | None = None, calibration: Calibration | None = None):
+        """`calibration`: in place of the nearest file's; `empty()` leaves the constants as they are written."""
         extra = user_directories() if directories is None else list(directories)
         for directory in extra:
             if _exists(directory) and not directory.is_dir():
                 raise BadInput(f"{directory}: the catalog must be a folder")
         self.directories = [SHIPPED, *extra]
+        # Nouns that were asked for by their file's name.
+        self._asked: dict[Path, Any] = {}
+        self._corrections: dict[Subject, Correction] = {}
+        self._given = calibration
 
     @cached_property
     def accelerators(self) -> dict[str, Accelerator]:
@@ -98,6 +107,17 @@ class Catalog:
         return tuple(found)
 
     @cached_property
+    def calibration(self) -> Calibration:
+        """The nearest file: a user's own takes the place of the shipped one."""
+        if self._given is not None:
+            return self._given
+        for directory in reversed(self.directories):
+            file = directory / "calibration.json"
+            if _exists(file):
+                return read_calibration(file)
+        return empty()
+
+    @cached_property
     def _efficiency_layers(self) -> dict[str, dict[str, Any]]:
         """Constants by what they are for; a user's file overrides only the constants that it has."""
         layers: dict[str, dict[str, Any]] = {}
@@ -111,7 +131,7 @@ class Catalog:
         if name.endswith(".toml"):
             return read_accelerator(_existing(name, "accelerator file"))
         quick = self._quick("accelerators", name)
-        return read_accelerator(quick) if quick else _find("accelerator", name, self.accelerators)
+        return self._once(quick, read_accelerator) if quick else _find("accelerator", name, self.accelerators)
 
     def model(self, name: str) -> Model:
         """By id, alias, or the path of a model directory, config.json or catalog file.
@@ -126,7 +146,7 @@ class Catalog:
             return read_model_path(Path(name).expanduser())
         quick = self._quick("models", name)
         if quick:
-            return read_model_file(quick)
+            return self._once(quick, read_model_file)
         try:
             return _find("model", name, self.models)
         except UnknownName:
@@ -147,13 +167,13 @@ class Catalog:
         else:
             stack = self.stack(name)
         if not stack.runs_on(accelerator.vendor):
-            fitting = [s.id for s in self.stacks.values() if s.runs_on(accelerator.vendor)]
+            fitting = [s.id for s in self.stacks.values() if s.serves and s.runs_on(accelerator.vendor)]
             raise BadInput(
                 f"{stack.name} does not run on {accelerator.id} ({accelerator.vendor}); these do: {', '.join(fitting)}"
             )
         missing = sorted(format for format in needed if not stack.reads(format))
         if missing:
-            fitting = [s.id for s in self.stacks.values() if all(map(s.reads, needed))]
+            fitting = [s.id for s in self.stacks.values() if s.serves and all(map(s.reads, needed))]
             raise BadInput(
                 f"{stack.name} does not read {', '.join(missing)} weights; {', '.join(fitting) or 'no stack'} would"
             )
@@ -175,7 +195,7 @@ class Catalog:
         stack: str | None = None,
     ) -> Deployment:
         stored = self.precision(model, precision)
-        return Deployment(
+        plain = Deployment(
             model=model,
             accelerator=accelerator,
             parallelism=parallelism or Parallelism(),
@@ -184,6 +204,16 @@ class Catalog:
             stack=self.stack_for(accelerator, stack, model, stored),
             efficiency=self.efficiency(accelerator),
         )
+        return self.calibrated(plain)
+
+    def calibrated(self, deployment: Deployment) -> Deployment:
+        """The same with what measurements say about its scopes; again after a change of its layout."""
+        return msgspec.structs.replace(deployment, correction=self.correction(subject_of(deployment)))
+
+    def correction(self, subject: Subject) -> Correction:
+        if subject not in self._corrections:
+            self._corrections[subject] = self.calibration.correction(subject)
+        return self._corrections[subject]
 
     def _files(self, kind: str) -> list[Path]:
         """Files of one kind; a later directory's file replaces an earlier one of the same name."""
@@ -192,6 +222,12 @@ class Catalog:
             for file in _toml_files(directory / kind):
                 by_name[file.stem] = file
         return list(by_name.values())
+
+    def _once(self, file: Path, read: Callable[[Path], Noun]) -> Noun:
+        if file not in self._asked:
+            self._asked[file] = read(file)
+        noun: Noun = self._asked[file]
+        return noun
 
     def _quick(self, kind: str, name: str) -> Path | None:
         """The one file that an id names, so that a command need not read the whole catalog."""

@@ -1,0 +1,258 @@
+"""The calibration: corrections of constants by scope, made by `crosstie calibrate` and applied here.
+
+A constant's correction is a sum of parts, one for each scope that a deployment falls in: its family, its
+accelerator, its stack, its model and so on. Scopes without measurements have no part, so a deployment
+inherits what is known nearest to it.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from crosstie.core.correction import CONSTANTS, METRICS, Correction, Spread
+from crosstie.core.deployment import Deployment
+from crosstie.core.errors import BadData
+from crosstie.core.model import Model
+
+FORMAT = 1
+_WORDS_OF_POINTS = ("family", "accelerator", "stack", "bits", "model")
+# A constant that is e^20 times the catalog's is a slip.
+_FURTHEST = 20.0
+
+
+class Subject(NamedTuple):
+    """What a measurement or an estimate is of, in the words that scopes are made of."""
+
+    vendor: str
+    family: str
+    accelerator: str
+    stack: str
+    bits: str
+    kind: str
+    model: str
+    layout: str
+    # Of a measurement only: the engine's release, and the kind of campaign it belongs to.
+    release: str = ""
+    campaign: str = ""
+
+
+class Level(NamedTuple):
+    """A kind of scope: the words that tell its scopes apart, and how far a constant may move in one.
+
+    `width` is the standard deviation of the logarithm that is expected before anything is measured.
+    """
+
+    words: tuple[str, ...]
+    width: float
+
+
+# What engines share moves little and what a model brings moves much: with these widths, models that are left
+# out of the fit are predicted best (docs/accuracy.md has the others that were tried).
+_SHARED, _MODEL, _OCCASION = 0.08, 0.2, 0.1
+
+LEVELS = (
+    Level((), 0.2),
+    Level(("family",), _SHARED),
+    Level(("accelerator",), _SHARED),
+    Level(("stack",), _SHARED),
+    Level(("stack", "family"), _SHARED),
+    Level(("stack", "accelerator"), _SHARED),
+    Level(("bits",), _SHARED),
+    Level(("stack", "bits"), _SHARED),
+    Level(("stack", "bits", "accelerator"), _SHARED),
+    Level(("kind",), _SHARED),
+    Level(("stack", "kind"), _SHARED),
+    Level(("stack", "kind", "bits", "accelerator"), _SHARED),
+    Level(("model",), _MODEL),
+    Level(("stack", "model"), _MODEL),
+    Level(("stack", "model", "bits", "accelerator"), _MODEL),
+    Level(("stack", "layout"), _OCCASION),
+    Level(("stack", "layout", "bits", "accelerator"), _OCCASION),
+    Level(("stack", "release"), _OCCASION),
+    Level(("stack", "release", "kind", "bits", "accelerator"), _OCCASION),
+    Level(("stack", "campaign"), _OCCASION),
+    Level(("stack", "campaign", "model"), _OCCASION),
+)
+
+
+def scopes(subject: Subject) -> list[str]:
+    """The scopes that a subject falls in, in the order of LEVELS; none for a word that is not known."""
+    return [scope for level in LEVELS if (scope := scope_of(level, subject)) is not None]
+
+
+def scope_of(level: Level, subject: Subject) -> str | None:
+    words = [getattr(subject, word) for word in level.words]
+    return None if any(value == "" for value in words) else " / ".join(words) or "all"
+
+
+def subject_of(deployment: Deployment, release: str = "", campaign: str = "") -> Subject:
+    accelerator, split = deployment.accelerator, deployment.parallelism
+    spread = [name for name, n in (("experts spread", split.ep), ("attention replicas", split.dp)) if n > 1]
+    return Subject(
+        vendor=accelerator.vendor,
+        family=accelerator.family,
+        accelerator=accelerator.id,
+        stack=deployment.stack.id,
+        bits=f"{deployment.weight_width}-bit",
+        kind=kind_of(deployment.model),
+        model=architecture_of(deployment.model),
+        layout=" and ".join(spread) or "plain layout",
+        release=release,
+        campaign=campaign,
+    )
+
+
+def kind_of(model: Model) -> str:
+    """Models that run through the same kinds of kernels."""
+    if not model.is_moe:
+        return "dense"
+    latent = any(scan.kv_heads == 1 and scan.query_heads > 1 for layer in model.layers for scan in layer.scans)
+    return "latent mixture" if latent else "mixture"
+
+
+def architecture_of(model: Model) -> str:
+    """Models of equal shape run equally fast: fine-tunes and later checkpoints share one name."""
+    return f"{model.layer_count} x {model.hidden}, {model.parameters / 1e9:.0f}B"
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was learnt from measured results; `empty()` where nothing was."""
+
+    format: int
+    made: dict[str, str]
+    results: list[dict[str, str | int]]
+    constants: tuple[str, ...]
+    # Scope to the logarithms of the factors, in the order of `constants`.
+    scopes: dict[str, tuple[float, ...]]
+    # "accelerator / stack / bits / model" to the number of points measured there.
+    points: dict[str, int]
+    level: float
+    # Group to metric to its spread; groups are told apart by `spread_groups`.
+    spreads: dict[str, dict[str, Spread]]
+    # Group to the share of left-out measurements that their intervals hold.
+    coverage: dict[str, float] = {}
+    # Cross-validated errors, as printed by `crosstie calibrate`.
+    errors: dict[str, dict[str, dict[str, float]]] = {}
+
+    def correction(self, subject: Subject) -> Correction:
+        nearness, points, basis = self.evidence(subject)
+        spread = {}
+        for metric in METRICS:
+            for group in spread_groups(nearness, subject):
+                if metric in self.spreads.get(group, {}):
+                    spread[metric] = self.spreads[group][metric]
+                    break
+        return Correction(
+            factors=self.factors(subject),
+            level=self.level,
+            spread=spread,
+            nearness=nearness,
+            points=points,
+            basis=basis,
+        )
+
+    def factors(self, subject: Subject) -> dict[str, float]:
+        parts = [self.scopes[scope] for scope in scopes(subject) if scope in self.scopes]
+        return {name: math.exp(sum(part[i] for part in parts)) for i, name in enumerate(self.constants)}
+
+    def evidence(self, subject: Subject) -> tuple[str, int, str]:
+        """How near the measurements are, how many they are, and both in words."""
+        a, s = subject.accelerator, subject.stack
+        own = sum(self._measured(accelerator=a, stack=s, model=subject.model, bits=subject.bits))
+        other_widths = sum(self._measured(accelerator=a, stack=s, model=subject.model))
+        under = sum(self._measured(accelerator=a, stack=s))
+        any_stack = sum(self._measured(accelerator=a))
+        if own:
+            words = f"{own} measured points of this model in {subject.bits} weights on {a} with {s}, of {under} there"
+            return "model", own, words
+        if other_widths:
+            words = (
+                f"extrapolated to {subject.bits} weights from {other_widths} measured points of this model in others"
+            )
+            return "stack", other_widths, f"{words} on {a} with {s}"
+        if under:
+            return "stack", under, f"extrapolated to this model from {under} measured points of others on {a} with {s}"
+        if any_stack:
+            words = f"extrapolated to {s} from {any_stack} measured points of {a} with other stacks"
+            return "accelerator", any_stack, words
+        relatives = sum(self._measured(family=subject.family))
+        if relatives:
+            words = f"extrapolated to {a} from {relatives} measured points of the {subject.family} family"
+            return "family", relatives, words
+        return "nothing", 0, f"extrapolated: no measured point of {a} or its family"
+
+    def _measured(self, **words: str) -> Iterable[int]:
+        for key, count in self.points.items():
+            of = dict(zip(_WORDS_OF_POINTS, key.split(" / "), strict=True))
+            if all(of[word] == value for word, value in words.items()):
+                yield count
+
+
+def spread_groups(nearness: str, subject: Subject) -> list[str]:
+    """Groups of errors to look an interval up in, nearest first."""
+    return [
+        f"{nearness} / {subject.vendor} / {subject.stack}",
+        f"{nearness} / {subject.vendor}",
+        nearness,
+        "nothing",
+    ]
+
+
+def points_key(subject: Subject) -> str:
+    return " / ".join((subject.family, subject.accelerator, subject.stack, subject.bits, subject.model))
+
+
+def empty() -> Calibration:
+    return Calibration(
+        format=FORMAT, made={}, results=[], constants=CONSTANTS, scopes={}, points={}, level=0.0, spreads={}
+    )
+
+
+def read_calibration(file: Path) -> Calibration:
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=Calibration)
+    except OSError as error:
+        raise BadData(file, "", f"cannot be read: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise BadData(file, "", f"is no calibration: {error}") from None
+    if found.format != FORMAT:
+        raise BadData(file, "format", f"is {found.format}; this version reads {FORMAT}. Make it again with calibrate")
+    if len(set(found.constants)) != len(found.constants):
+        raise BadData(file, "constants", "has a constant twice")
+    unknown = [name for name in found.constants if name not in CONSTANTS]
+    if unknown:
+        raise BadData(file, "constants", f"'{unknown[0]}' is no constant of this version; make the file again")
+    for scope, parts in found.scopes.items():
+        if len(parts) != len(found.constants) or not all(abs(part) <= _FURTHEST for part in parts):
+            raise BadData(file, f"scopes.{scope}", f"must have {len(found.constants)} numbers from -20 to 20")
+    for key, count in found.points.items():
+        if len(key.split(" / ")) != len(_WORDS_OF_POINTS) or count < 1:
+            raise BadData(file, f"points.{key}", f"must be a count of {' / '.join(_WORDS_OF_POINTS)}")
+    if not 0.0 <= found.level < 1.0:
+        raise BadData(file, "level", f"is {found.level}; must be a share")
+    for group, metrics in found.spreads.items():
+        for metric, spread in metrics.items():
+            if not -_FURTHEST <= spread.low <= spread.high <= _FURTHEST:
+                raise BadData(file, f"spreads.{group}.{metric}", "must have low below high")
+    return found
+
+
+def calibration_text(calibration: Calibration) -> str:
+    """One scope a line, so that a change of the file can be read."""
+    plain = msgspec.to_builtins(calibration)
+    lines = ["{"]
+    for name, value in plain.items():
+        if isinstance(value, Mapping) and value and name != "made":
+            inner = ",\n".join(f"  {_json(key)}: {_json(part)}" for key, part in value.items())
+            lines.append(f"{_json(name)}: {{\n{inner}\n}},")
+        else:
+            lines.append(f"{_json(name)}: {_json(value)},")
+    lines[-1] = lines[-1].removesuffix(",")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
