@@ -13,11 +13,10 @@ KINDS = (".svg", ".png", ".pdf")
 
 def draw_curves(curves: Sequence[Curve], title: str, file: Path) -> None:
     """Tokens/s per GPU over tokens/s per user: up and to the right is better."""
-    if file.suffix.lower() not in KINDS:
-        raise BadInput(f"--plot {file}: the name must end in {', '.join(KINDS)}")
-    figure = _figure()
+    check_ending(file)
+    figure = new_figure(8, 5.2)
     axes = figure.subplots()
-    for curve, colour in zip(curves, _colours(), strict=False):
+    for curve, colour in zip(curves, colours(), strict=False):
         x, y = curve.tokens_per_s_per_user, curve.output_tokens_per_s_per_gpu
         axes.plot(x, y, marker="o", markersize=4, linewidth=1.8, color=colour, label=curve.label)
         for at in (0, len(x) - 1):
@@ -36,20 +35,29 @@ def draw_curves(curves: Sequence[Curve], title: str, file: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9, loc="lower left")
     figure.text(0.01, 0.01, "numbers: requests in flight; predicted, not measured", fontsize=7, color="0.4")
+    save(figure, file)
+
+
+def check_ending(file: Path) -> None:
+    if file.suffix.lower() not in KINDS:
+        raise BadInput(f"--plot {file}: the name must end in {', '.join(KINDS)}")
+
+
+def save(figure: Any, file: Path) -> None:
     try:
         write_whole(file, lambda draft: figure.savefig(draft, dpi=150))
     except OSError as error:
         raise BadInput(f"--plot {file}: cannot be written: {error.strerror}") from None
 
 
-def _figure() -> Any:
+def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise BadInput("--plot needs matplotlib: pip install 'crosstie[plot]'") from None
-    return Figure(figsize=(8, 5.2), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
 
 
-def _colours() -> list[str]:
+def colours() -> list[str]:
     """Told apart by people who see colours differently (Okabe and Ito)."""
     return ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31"] * 4

@@ -1,0 +1,161 @@
+"""`crosstie tax`: what software leaves of each roofline, release by release."""
+
+from pathlib import Path
+
+import click
+
+from crosstie.bench.results import read_results
+from crosstie.bench.tax import SHIPPED_RESULTS, Group, Reading, Tax, Trend, tax
+from crosstie.catalog.library import Catalog
+from crosstie.cli.show import console, json_option, names, print_json, print_table, share, table
+from crosstie.core.errors import BadInput
+from crosstie.web.chart import check_ending
+from crosstie.web.tax_chart import draw_tax
+
+FILE = click.Path(path_type=Path)
+_MODELS_SHOWN = 2
+
+
+@click.command("tax")
+@click.argument("results", nargs=-1, type=FILE)
+@click.option("--accelerator", "accelerators", metavar="A,B,...", help="Only these accelerators.")
+@click.option("--model", "models", metavar="M,...", help="Only these models.")
+@click.option("--engine", "engines", metavar="E,...", help="Only these engines.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw it over time (.svg, .png, .pdf).")
+@json_option
+def command(
+    results: tuple[Path, ...], accelerators: str | None, models: str | None, engines: str | None, plot: Path | None,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """The software tax over time, from measured RESULTS (by default those that Crosstie ships).
+
+    A result's fraction is the time that its work would take at the datasheet's peak rates with nothing else in the
+    way, over the time that it took. The tax is the rest: what kernels, launches, the host, the network and the
+    scheduler of that release cost on that accelerator.
+
+    \b
+    crosstie tax --accelerator mi300x,h100-sxm
+    crosstie tax mine.csv --engine vllm --plot tax.svg
+
+    Trends compare only operating points that both releases have; others are marked as different. Fractions above
+    1 are impossible and mean that a row or the batch assumed for it is wrong: they are counted apart ("above"), and
+    --json lists them. AMD's results are published by others. Exit status 1 when no result is left.
+    """
+    catalog = Catalog()
+    only = [
+        {catalog.accelerator(name).id for name in _named("--accelerator", accelerators)},
+        {catalog.model(name).id for name in _named("--model", models)},
+        {catalog.stack(name).id for name in _named("--engine", engines)},
+    ]
+    if plot:
+        check_ending(plot)
+    found = tax(catalog, read_results(*(results or (SHIPPED_RESULTS,))), *only)
+    if as_json:
+        print_json(to_json(found))
+    if not found.groups:
+        click.echo(f"none of the {found.rows:,} results is left: {_reasons(found, any(only))}", err=True)
+        return 1
+    if not as_json:
+        show(found)
+    if plot:
+        draw_tax(found.groups, plot)
+        click.echo(f"drawn as {plot}", err=True)
+    return 0
+
+
+def _named(option: str, text: str | None) -> list[str]:
+    if text is not None and not names(text):
+        raise BadInput(f"{option} is empty")
+    return names(text)
+
+
+def _reasons(found: Tax, filtered: bool) -> str:
+    if filtered:
+        return "the options ask for an accelerator, model and engine that none was measured on together"
+    first = next(iter(found.left_out.items()), None)
+    return f"{first[0]} ({first[1]:,})" if first else "the files have no rows"
+
+
+def show(found: Tax) -> None:
+    out = console()
+    columns = [(name, "left") for name in ("accelerator", "engine", "release", "date")]
+    columns += [(name, "right") for name in ("of roofline", "10th-90th", "points", "above")] + [("models", "left")]
+    print_table(out, table("", columns, [row(group) for group in found.groups]))
+    for trend in found.trends:
+        out.print(f"- {sentence(trend)}", soft_wrap=True)
+    left_out = sum(found.left_out.values())
+    out.print(
+        f"  {found.points:,} operating points of {found.rows:,} rows; {left_out:,} points or rows left out", style="dim"
+    )
+    if found.above_roofline:
+        out.print(f"  {len(found.above_roofline):,} points above their roofline, in no median: see --json", style="dim")
+    out.print("  AMD results are published by others; Crosstie has run nothing on AMD", style="dim")
+
+
+def row(group: Group) -> list[str]:
+    accelerator, engine, campaign = group.line
+    spread = f"{share(group.p10)}-{share(group.p90)}" if group.p10 is not None and group.p90 is not None else "-"
+    more = len(group.models) - _MODELS_SHOWN
+    shown = ", ".join(group.models[:_MODELS_SHOWN]) + (f" +{more}" if more > 0 else "")
+    return [
+        accelerator, f"{engine} {campaign}".strip(), group.release, group.date or "undated",
+        share(group.median) if group.median is not None else "-", spread, f"{group.points:,}",
+        f"{group.above_roofline:,}" if group.above_roofline else "", shown,
+    ]  # fmt: skip
+
+
+def sentence(trend: Trend) -> str:
+    what = f"{trend.line}, {trend.first.release} ({trend.first.date}) to {trend.last.release} ({trend.last.date})"
+    if trend.common_points:
+        points = "point" if trend.common_points == 1 else "points"
+        return f"{what}: {trend.ratio:.2f}x, on {trend.common_points:,} operating {points} that both have"
+    medians = f"median {share(trend.first.median or 0.0)} to {share(trend.last.median or 0.0)}"
+    return f"{what}: {medians}, on different operating points, so no speed-up"
+
+
+def to_json(found: Tax) -> dict[str, object]:
+    return {
+        "rows": found.rows,
+        "points": found.points,
+        "groups": [group_json(group) for group in found.groups],
+        "trends": [trend_json(trend) for trend in found.trends],
+        "above_roofline": {
+            "count": len(found.above_roofline),
+            "points": [above_json(reading) for reading in found.above_roofline],
+        },
+        "left_out": found.left_out,
+    }
+
+
+def group_json(group: Group) -> dict[str, object]:
+    numbers = {name: getattr(group, name) for name in ("points", "median", "tax", "p10", "p90", "above_roofline")}
+    names = {"release": group.release, "date": group.date or None}
+    return {**group.line._asdict(), **names, **numbers, "models": list(group.models)}
+
+
+def trend_json(trend: Trend) -> dict[str, object]:
+    return {
+        **trend.line._asdict(),
+        "first": trend.first.release,
+        "last": trend.last.release,
+        "first_date": trend.first.date,
+        "last_date": trend.last.date,
+        "same_operating_points": trend.common_points > 0,
+        "common_points": trend.common_points,
+        "ratio": trend.ratio,
+    }
+
+
+def above_json(reading: Reading) -> dict[str, object]:
+    case, point = reading.case, reading.case.point
+    return {
+        "fraction": reading.fraction,
+        "file": reading.row.file,
+        "line": reading.row.line,
+        **{name: point[name] for name in ("accelerator", "engine", "engine_version", "model", "precision")},
+        "gpus": case.gpus,
+        "layout": str(case.deployment.parallelism),
+        **{name: point[name] for name in ("input_len", "output_len", "concurrency", "scenario")},
+        "kind": reading.kind,
+        "likely": reading.likely,
+    }
