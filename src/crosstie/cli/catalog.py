@@ -11,7 +11,7 @@ from crosstie.catalog.library import Catalog, check_everything, check_file, chec
 from crosstie.catalog.models import model_file_text, model_id
 from crosstie.catalog.prices import KINDS as PRICE_KINDS
 from crosstie.catalog.reading import is_date
-from crosstie.catalog.writing import write_whole
+from crosstie.catalog.writing import write_text
 from crosstie.cli.show import console, json_option, names, number, print_json, print_table, table
 from crosstie.core.errors import BadInput, near_names
 
@@ -177,6 +177,6 @@ def _keep(content: str, target: Path, force: bool) -> None:
         if target.exists() and not force:
             raise BadInput(f"{target} is already there; --force replaces it")
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, lambda draft: draft.write_text(content, encoding="utf-8"))
+        write_text(target, content)
     except OSError as error:
         raise BadInput(f"cannot write {target}: {error.strerror}") from None

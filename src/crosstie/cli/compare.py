@@ -1,5 +1,6 @@
 """`crosstie compare`: the scorecard."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from crosstie.cli.show import console, count, json_option, print_json, print_tab
 from crosstie.plan.compare import Entry, Load, Scorecard, compare
 from crosstie.plan.curve import Curve, curves
 from crosstie.web.chart import draw_curves
+
+INTERVAL = "80% interval"
 
 
 @click.command("compare")
@@ -125,10 +128,15 @@ def rows(entries: list[Entry], output_tokens: int) -> list[list[str]]:
         ["GPUs a replica", *(f"{d.parallelism.gpus} ({d.parallelism})" for d, _ in pairs)],
         ["weights, stack", *(f"{d.precision.id}, {d.stack.name}" for d, _ in pairs)],
         ["TTFT", *(seconds(e.ttft_s) for _, e in pairs)],
+        *_intervals([_between(seconds, e.interval.ttft_s) if e.interval else "" for _, e in pairs]),
         ["TTFT, all at once", *(seconds(e.ttft_burst_s) for _, e in pairs)],
         ["TPOT", *(seconds(e.tpot_s) if output_tokens > 1 else "-" for _, e in pairs)],
+        *_intervals(
+            [_between(seconds, e.interval.tpot_s) if e.interval and output_tokens > 1 else "" for _, e in pairs]
+        ),
         ["output tokens/s a replica", *(count(e.output_tokens_per_s) for _, e in pairs)],
         ["output tokens/s a GPU", *(count(e.output_tokens_per_s_per_gpu) for _, e in pairs)],
+        *_intervals([_between(count, e.interval.per_gpu(d.parallelism.gpus)) if e.interval else "" for d, e in pairs]),
         ["requests that fit", *(count(e.concurrency_that_fits) for _, e in pairs)],
         ["prefill bound by", *(e.prefill_bound for _, e in pairs)],
         ["  of its roofline", *(share(e.prefill_roofline_fraction) for _, e in pairs)],
@@ -137,6 +145,15 @@ def rows(entries: list[Entry], output_tokens: int) -> list[list[str]]:
         ["one stream, tokens/s", *(count(e.single_stream_tokens_per_s) for _, e in pairs)],
         ["  its ceiling", *(count(e.single_stream_ceiling_tokens_per_s) for _, e in pairs)],
     ]
+
+
+def _intervals(cells: Sequence[str]) -> list[list[str]]:
+    """The line under a quantity, where any accelerator has one."""
+    return [[f"  {INTERVAL}", *(cell or "-" for cell in cells)]] if any(cells) else []
+
+
+def _between(show: Callable[[float], str], ends: tuple[float, float]) -> str:
+    return f"{show(ends[0])} to {show(ends[1])}"
 
 
 def to_json(card: Scorecard) -> dict[str, object]:

@@ -95,22 +95,37 @@ def show(result: Fit) -> None:
     columns = [("accelerator", "left"), ("precision", "left"), ("GPUs", "right"), ("layout", "left")]
     columns += [
         (heading, "right")
-        for heading in ("weights/GPU", "engine/GPU", "KV left/GPU", "KV tokens", f"sequences of {result.context:,}")
+        for heading in (
+            "weights/GPU",
+            "engine/GPU",
+            "KV left/GPU",
+            "KV tokens",
+            f"sequences of {result.context:,}",
+            "interval",
+        )
     ]
     print_table(out, table("", columns, [row(p) for p in result.placements]))
     for name, problem in result.problems.items():
         out.print(f"  {name}: {problem}")
     if any(p.fewest for p in result.placements):
         out.print("* the fewest GPUs that hold it")
+    for name in sorted({p.deployment.stack.id for p in result.placements}):
+        stack = next(p.deployment.stack for p in result.placements if p.deployment.stack.id == name)
+        kept = f"{gigabytes(stack.reserved.si)} a GPU for itself ({stack.reserved.basis})"
+        out.print(f"  interval: {stack.name} keeping half to twice {kept}", style="dim")
+
+
+def between(p: Placement) -> str:
+    return f"{p.sequences_low:,} to {p.sequences_high:,}"
 
 
 def row(p: Placement) -> list[str]:
     split, plan = p.deployment.parallelism, p.plan
     mark = "*" if p.fewest else " "
     kept = (
-        [gigabytes(plan.cache_bytes), count(p.cache_tokens), f"{p.sequences:,}"]
+        [gigabytes(plan.cache_bytes), count(p.cache_tokens), f"{p.sequences:,}", between(p)]
         if p.fits
-        else ["does not fit", "-", "0"]
+        else ["does not fit", "-", "0", between(p)]
     )
     return [
         f"{mark} {p.deployment.accelerator.id}", p.deployment.precision.id, str(split.gpus), str(split),
@@ -160,6 +175,9 @@ def placement_json(p: Placement) -> dict[str, object]:
         "kv_bytes_left_per_gpu": p.plan.cache_bytes,
         "kv_tokens": p.cache_tokens,
         "sequences": p.sequences,
+        "sequences_interval": [p.sequences_low, p.sequences_high],
+        "basis": f"{p.deployment.stack.name} keeping half to twice {p.deployment.stack.reserved.si:.3g} bytes a GPU, "
+        f"{p.deployment.stack.reserved.basis}: {p.deployment.stack.reserved.note}",
     }
 
 

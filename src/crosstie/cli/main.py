@@ -12,6 +12,10 @@ from crosstie.core.errors import CrosstieError
 COMMANDS = {
     "fit": "how a model sits in memory on each accelerator",
     "compare": "one model under one load on several accelerators, and why one wins",
+    "probe": "what the GPU of this machine reaches, measured through PyTorch",
+    "validate": "predictions against measured results: coverage, error, rank, intervals",
+    "calibrate": "fit the constants to measured results, with cross-validated errors",
+    "tax": "what software leaves of each accelerator's roofline, release by release",
     "catalog": "accelerators, models, stacks and prices, each number with its source",
 }
 

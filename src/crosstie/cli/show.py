@@ -89,7 +89,7 @@ def seconds(value: float) -> str:
     if not math.isfinite(value):
         return "never"
     if value < 1e-3:
-        return f"{value * 1e6:.0f} us"
+        return f"{value * 1e6:.3g} us" if value < 1e-5 else f"{value * 1e6:.0f} us"
     if value < 10:
         return f"{value * 1e3:,.3g} ms" if value < 0.1 else f"{value * 1e3:,.0f} ms"
     return f"{value:,.0f} s"
@@ -97,6 +97,16 @@ def seconds(value: float) -> str:
 
 def count(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+
+
+def bandwidth(value: float) -> str:
+    """Bytes per second."""
+    return f"{value / 1e12:,.3g} TB/s" if value >= 1e12 else f"{value / 1e9:,.3g} GB/s"
+
+
+def arithmetic(value: float) -> str:
+    """Floating-point operations per second."""
+    return f"{value / 1e12:,.0f} TFLOP/s" if value >= 1e14 else f"{value / 1e12:,.3g} TFLOP/s"
 
 
 def share(value: float) -> str:

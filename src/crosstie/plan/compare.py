@@ -131,7 +131,17 @@ def verdict(a: Entry, b: Entry) -> str:
     if ratio < 1.03:
         return f"{first.accelerator.id} and {second.accelerator.id} give the same tokens/s per GPU within 3%."
     opening = f"{first.accelerator.id} gives {ratio:.2f}x the tokens/s per GPU of {second.accelerator.id}"
-    return f"{opening}: {'; '.join(reasons_for(first, second))}."
+    doubt = " Their 80% intervals overlap." if _overlap(first, second) else ""
+    return f"{opening}: {'; '.join(reasons_for(first, second))}.{doubt}"
+
+
+def _overlap(first: Entry, second: Entry) -> bool:
+    """Whether the better could turn out the worse, by the intervals of tokens/s per GPU."""
+    one, other = _estimate(first).interval, _estimate(second).interval
+    if one is None or other is None:
+        return False
+    gpus = _deployment(first).parallelism.gpus, _deployment(second).parallelism.gpus
+    return one.per_gpu(gpus[0])[0] < other.per_gpu(gpus[1])[1]
 
 
 def reasons_for(first: Entry, second: Entry) -> list[str]:
