@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import settings
 
+from crosstie.catalog.calibration import empty
 from crosstie.catalog.library import Catalog
 from crosstie.cli.main import run
 
@@ -22,6 +23,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 @pytest.fixture(scope="session")
 def catalog() -> Catalog:
     return Catalog([])
+
+
+@pytest.fixture(scope="session")
+def uncalibrated() -> Catalog:
+    """Constants as the catalog has them, without what calibration makes of them."""
+    return Catalog([], calibration=empty())
 
 
 class Outcome(NamedTuple):

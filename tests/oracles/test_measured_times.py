@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crosstie.catalog.calibration import empty
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.perf.hardware import Hardware
@@ -81,16 +80,15 @@ def test_gemms_follow_the_smooth_maximum(catalog: Catalog) -> None:
     assert float(np.median(found)) < 0.15
 
 
-def test_llama_on_eight_mi300x_before_any_calibration() -> None:
+def test_llama_on_eight_mi300x_before_any_calibration(uncalibrated: Catalog) -> None:
     """AMD's own batch latencies of vLLM 0.10.0: a whole batch prefilled, then decoded to its end."""
-    catalog = Catalog([], calibration=empty())
     with ROCM.open() as lines:
         rows = list(csv.DictReader(lines))
     ratios = []
     for r in rows:
-        one = catalog.deployment(
-            catalog.model(r["model"]),
-            catalog.accelerator(r["accelerator"]),
+        one = uncalibrated.deployment(
+            uncalibrated.model(r["model"]),
+            uncalibrated.accelerator(r["accelerator"]),
             Parallelism(tp=int(r["tp"])),
             r["precision"],
         )

@@ -131,7 +131,7 @@ class Cases:
         settings = row_settings(point).over(settings)
         split = layout_of(point, published, model, gpus)
         if split is None:
-            split = self._smallest(model, accelerator, precision, engine, inputs, outputs, gpus)
+            split = self._smallest(model, accelerator, precision, engine, inputs, outputs)
             assumed.append("layout")
         if 0 < split.gpus <= gpus and gpus % split.gpus:
             raise NotPredicted(f"{gpus} GPUs are no whole number of replicas of {split}")
@@ -204,12 +204,12 @@ class Cases:
             return float(found[1]) / 1e3, float(found[2]) / 1e3
         dataset = self.protocols.datasets.get(model.id)
         limits = dataset.limits if dataset else {}
-        scenario = point["scenario"].casefold()
-        known = [limit for (day, name), limit in limits.items() if name == scenario]
-        known += [limit for (day, name), limit in limits.items() if name == scenario and day in point["source_id"]]
-        if known:
-            return known[-1]
-        raise NotPredicted("the latency limits are not known")
+        known = {day: limit for (day, name), limit in limits.items() if name == point["scenario"].casefold()}
+        if not known:
+            raise NotPredicted("the latency limits are not known")
+        # The row's own round, or the last one that had the scenario.
+        own = [limit for day, limit in known.items() if day in point["source_id"]]
+        return (own or list(known.values()))[-1]
 
     def _lengths(self, point: Point, model: Model, alone: bool, assumed: list[str]) -> tuple[float, float]:
         inputs, outputs = length(point, "input_len"), length(point, "output_len")
@@ -229,9 +229,8 @@ class Cases:
         return inputs, outputs
 
     def _smallest(
-        self, model: Model, accelerator: Accelerator, precision: str, engine: str | None, inputs: float,
-        outputs: float, gpus: int,
-    ) -> Parallelism:  # fmt: skip
+        self, model: Model, accelerator: Accelerator, precision: str, engine: str | None, inputs: float, outputs: float
+    ) -> Parallelism:
         """The fewest GPUs that hold a fair batch, as one would deploy replicas."""
         found = smallest_layout(
             self.catalog, model, accelerator, context=round(inputs + outputs), sequences=32, precision=precision,

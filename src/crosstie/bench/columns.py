@@ -9,7 +9,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.protocols import Settings
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Parallelism
-from crosstie.core.errors import CrosstieError, UnknownName
+from crosstie.core.errors import BadInput, CrosstieError, DoesNotFit, UnknownName
 from crosstie.core.model import Model
 
 DECIMAL = r"\d+(?:\.\d+)?"
@@ -22,6 +22,17 @@ _PART = re.compile(r"(?:(\d+)\s*x\s*)?(.+)", re.IGNORECASE)
 
 class NotPredicted(CrosstieError):
     """The reason why a point has no prediction."""
+
+
+# What a row itself may be at fault for; a broken catalog file is not among it.
+UNPREDICTABLE = (NotPredicted, UnknownName, BadInput, DoesNotFit)
+
+
+def reason_of(error: Exception) -> str:
+    """Suggestions of the catalog are kept out of reasons, so that equal faults count together."""
+    if isinstance(error, UnknownName):
+        return f"{error.kind} '{error.name}' is not in the catalog"
+    return str(error)
 
 
 def fleet_parts(parts: list[str], gpus: int, said: bool = False) -> list[tuple[str, int]]:

@@ -1,23 +1,22 @@
 """Kernels that were timed one by one: what they say about the constants, apart from any engine or model."""
 
 import csv
-import gzip
 import io
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from crosstie.bench.results import text_of
 from crosstie.catalog.calibration import Subject
 from crosstie.catalog.feedforward import ROUTING_KERNELS
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Deployment, kv_bytes_per_element
 from crosstie.core.errors import BadData, UnknownName
 from crosstie.perf.hardware import Array, Hardware
-from crosstie.perf.step import ACTIVATION_BYTES, EXPERT_PADDING_ROWS, all_reduce_s, distinct_share
+from crosstie.perf.step import ACTIVATION_BYTES, EXPERT_PADDING_ROWS, all_reduce_s, distinct_share, smooth_maximum
 
 KINDS = ("gemm", "mixture", "attention-prefill", "attention-decode", "all-reduce")
 # Any dense model will do: a kernel takes only the rates from it.
@@ -59,13 +58,7 @@ _NUMBERS = tuple(
 
 def read_kernels(file: Path) -> list[Kernel]:
     """A table of kernels, gzipped or not; columns as the fields of Kernel, others are left alone."""
-    try:
-        raw = file.read_bytes()
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadData(file, "", f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    except UnicodeDecodeError as error:
-        raise BadData(file, "", f"is not UTF-8 text (byte {error.start})") from None
+    text = text_of(file, lambda reason: BadData(file, "", reason))
     found = []
     for line, row in enumerate(csv.DictReader(io.StringIO(text)), start=2):
         given = {name: row[name] for name in Kernel.__struct_fields__ if row.get(name)}
@@ -134,17 +127,13 @@ class KernelPredictor:
         return seconds
 
 
-def _smooth(compute_s: Array, memory_s: Array) -> Array:
-    return np.asarray((compute_s**4 + memory_s**4) ** 0.25)
-
-
 def _gemm(hardware: Hardware, of: Mapping[str, Array]) -> Array:
     format = hardware.precision["mlp"].main
     rate, _ = hardware.rates(format)
     weights = of["n"] * of["k"]
     moved = of["m"] * (of["n"] + of["k"]) * ACTIVATION_BYTES / hardware.elementwise_bytes_per_s
     memory = weights * hardware.precision["mlp"].bytes / hardware.stream_bytes_per_s(format) + moved
-    return hardware.kernel_s + _smooth(2.0 * of["m"] * weights / rate, memory)
+    return hardware.kernel_s + smooth_maximum(2.0 * of["m"] * weights / rate, memory)
 
 
 def _mixture(hardware: Hardware, of: Mapping[str, Array]) -> Array:
@@ -154,15 +143,14 @@ def _mixture(hardware: Hardware, of: Mapping[str, Array]) -> Array:
     local = of["experts"] / of["ep"]
     rows = of["tokens"] * of["topk"] / of["ep"]
     share = of["topk"] / of["experts"]
-    distinct = np.vectorize(lambda s, t: float(distinct_share(s, np.asarray(t))))(share, of["tokens"])
-    visited = np.minimum(local * distinct, np.minimum(local, rows))
+    visited = np.minimum(local * distinct_share(share, of["tokens"]), np.minimum(local, rows))
     seconds = (2.0 + ROUTING_KERNELS * hardware.factors["routing"]) * hardware.kernel_s
     inner = of["inner"] / of["tp"]
     for out in (2.0 * inner, inner):
         one = out * of["hidden"]
         moved = rows * (out + of["hidden"]) * ACTIVATION_BYTES / hardware.elementwise_bytes_per_s
         stored = visited * one * hardware.precision["mlp"].bytes / hardware.stream_bytes_per_s(format)
-        seconds = seconds + _smooth((rows + EXPERT_PADDING_ROWS * visited) * 2.0 * one / rate, moved + stored)
+        seconds = seconds + smooth_maximum((rows + EXPERT_PADDING_ROWS * visited) * 2.0 * one / rate, moved + stored)
     return seconds
 
 

@@ -1,29 +1,29 @@
 """Makes a calibration: measured results, kernels and probes in, corrections and honest spreads out."""
 
-import gzip
 import hashlib
-import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from crosstie.bench.calibrate import Evidence, Fit, gather
-from crosstie.bench.cases import Case, Cases, measured_subject
-from crosstie.bench.columns import NotPredicted
+from crosstie.bench.cases import Case, Cases
+from crosstie.bench.columns import UNPREDICTABLE
 from crosstie.bench.kernels import KINDS, Kernel, read_kernels
 from crosstie.bench.probe import Measurement, Probe, read_probe
-from crosstie.bench.results import Metric, Point, Row, read_results
+from crosstie.bench.results import Metric, Point, Row, read_results, text_of
+from crosstie.bench.validate import summary
 from crosstie.catalog.calibration import FORMAT, Calibration, Subject, points_key, spread_groups
 from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.core.correction import CONSTANTS, METRICS, NEARNESS, Spread
-from crosstie.core.errors import BadInput, DoesNotFit, UnknownName
+from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Array, Mask
 
 # What the shipped calibration is made from.
@@ -80,18 +80,14 @@ def read_inputs(catalog: Catalog, paths: Sequence[Path]) -> Inputs:
 
 
 def _is_kernel_table(path: Path) -> bool:
-    try:
-        raw = path.read_bytes()
-        head = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)[:400].split(b"\n")[0]
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return {b"kind", b"seconds", b"stack"} <= set(head.strip().split(b","))
+    text = text_of(path, lambda reason: BadInput(f"{path}: {reason}"))
+    return {"kind", "seconds", "stack"} <= set(text[:400].split("\n")[0].strip().split(","))
 
 
 def _add_point(found: Inputs, resolve: Cases, point: Point) -> None:
     try:
         cases = resolve.of(point)
-    except (NotPredicted, UnknownName, BadInput, DoesNotFit) as error:
+    except UNPREDICTABLE as error:
         found.refused[str(error)] += 1
         return
     if len(cases) == 1:
@@ -176,7 +172,7 @@ def learn(catalog: Catalog, inputs: Inputs, progress: Callable[[str], None] = la
         results=inputs.files,
         constants=CONSTANTS,
         scopes=rounded,
-        points=dict(Counter(points_key(measured_subject(case)) for case in inputs.cases).most_common()),
+        points=dict(Counter(map(points_key, evidence.subjects[: len(inputs.cases)])).most_common()),
         level=LEVEL,
         spreads=found,
         coverage=coverage(evidence, errors, found),
@@ -212,19 +208,37 @@ def _fold(evidence: Evidence, origin: int) -> str:
     return str(int.from_bytes(hashlib.sha256(name).digest()[:4]) % _FOLDS)
 
 
+class _Error(NamedTuple):
+    """A measurement that was left out: of what, and the logarithm of measured over predicted."""
+
+    nearness: str
+    subject: Subject
+    metric: str
+    log: float
+
+
+def _left_out(evidence: Evidence, errors: dict[str, Array]) -> Iterator[_Error]:
+    """Of every nearness, the errors of operating points; kernels only help."""
+    metrics = _metrics(evidence)
+    for nearness in NEARNESS:
+        for row in np.flatnonzero(~np.isnan(errors[nearness]) & (metrics != "")):
+            subject = evidence.subjects[evidence.origin[row]]
+            yield _Error(nearness, subject, str(metrics[row]), -float(errors[nearness][row]))
+
+
+def _metrics(evidence: Evidence) -> NDArray[np.str_]:
+    """Which metric's error a row's is; none for a kernel."""
+    return np.array(["" if kind == "kernel" else _METRIC_OF.get(kind, "tpot") for kind in evidence.kind])
+
+
 def spreads(evidence: Evidence, errors: dict[str, Array]) -> dict[str, dict[str, Spread]]:
     """Quantiles of measured over predicted, by nearness, and by vendor and stack where there are enough."""
     tail = (1.0 - LEVEL) / 2.0
     collected: dict[tuple[str, str], list[float]] = {}
-    for nearness in NEARNESS:
-        for row, error in enumerate(errors[nearness]):
-            subject = evidence.subjects[evidence.origin[row]]
-            if np.isnan(error) or evidence.kind[row] == "kernel":
-                continue
-            metric = _METRIC_OF.get(evidence.kind[row], "tpot")
-            vendor = f"{nearness} / {subject.vendor}"
-            for group in (nearness, vendor, f"{vendor} / {subject.stack}"):
-                collected.setdefault((group, metric), []).append(-float(error))
+    for nearness, subject, metric, log in _left_out(evidence, errors):
+        vendor = f"{nearness} / {subject.vendor}"
+        for group in (nearness, vendor, f"{vendor} / {subject.stack}"):
+            collected.setdefault((group, metric), []).append(log)
     found: dict[str, dict[str, Spread]] = {}
     for (group, metric), values in sorted(collected.items()):
         if len(values) >= _FEWEST or "/" not in group:
@@ -247,7 +261,9 @@ _TITLES = {
 def error_tables(evidence: Evidence, errors: dict[str, Array]) -> dict[str, dict[str, dict[str, float]]]:
     """Cross-validated errors: overall, by accelerator for points, and by what was left out for the rest."""
     subjects = [evidence.subjects[i] for i in evidence.origin]
-    names = {measured_subject(case).model: case.deployment.model.id for case in evidence.cases}
+    own = evidence.subjects[: len(evidence.cases)]
+    names = {subject.model: case.deployment.model.id for subject, case in zip(own, evidence.cases, strict=True)}
+    metrics = _metrics(evidence)
     accelerators = np.array([s.accelerator for s in subjects])
     models = np.array([names.get(s.model, s.model) for s in subjects])
     stacks = np.array([s.stack for s in subjects])
@@ -261,10 +277,10 @@ def error_tables(evidence: Evidence, errors: dict[str, Array]) -> dict[str, dict
     found: dict[str, dict[str, dict[str, float]]] = {}
     for nearness, title in _TITLES.items():
         error = errors[nearness]
-        found[title] = _by_metric(evidence, error, ~np.isnan(error))
+        found[title] = _by_metric(metrics, error, ~np.isnan(error))
         for labels in by.get(nearness, ()):
             for name in sorted(set(labels.tolist()) - {""}):
-                table = _by_metric(evidence, error, ~np.isnan(error) & (labels == name))
+                table = _by_metric(metrics, error, ~np.isnan(error) & (labels == name))
                 if table:
                     found[f"{title}: {name}"] = table
     return found
@@ -277,30 +293,18 @@ def _source(evidence: Evidence, origin: int) -> str:
 def coverage(evidence: Evidence, errors: dict[str, Array], found: dict[str, dict[str, Spread]]) -> dict[str, float]:
     """Share of the left-out measurements that their intervals hold, by nearness and vendor."""
     held: dict[str, list[bool]] = {}
-    for nearness in NEARNESS:
-        for row, error in enumerate(errors[nearness]):
-            if np.isnan(error) or evidence.kind[row] == "kernel":
-                continue
-            subject = evidence.subjects[evidence.origin[row]]
-            metric = _METRIC_OF.get(evidence.kind[row], "tpot")
-            spread = next(found[g][metric] for g in spread_groups(nearness, subject) if metric in found.get(g, {}))
-            inside = spread.low <= -float(error) <= spread.high
-            for group in (nearness, f"{nearness} / {subject.vendor}", f"{nearness} / {subject.vendor} / {metric}"):
-                held.setdefault(group, []).append(inside)
+    for nearness, subject, metric, log in _left_out(evidence, errors):
+        spread = next(found[g][metric] for g in spread_groups(nearness, subject) if metric in found.get(g, {}))
+        vendor = f"{nearness} / {subject.vendor}"
+        for group in (nearness, vendor, f"{vendor} / {metric}"):
+            held.setdefault(group, []).append(spread.low <= log <= spread.high)
     return {group: round(float(np.mean(inside)), 4) for group, inside in sorted(held.items())}
 
 
-def _by_metric(evidence: Evidence, error: Array, rows: Mask) -> dict[str, dict[str, float]]:
+def _by_metric(metrics: NDArray[np.str_], error: Array, rows: Mask) -> dict[str, dict[str, float]]:
     table = {}
     for metric in METRICS:
-        own = rows & (np.array([_METRIC_OF.get(kind, "tpot") for kind in evidence.kind]) == metric)
-        own &= evidence.kind != "kernel"
+        own = rows & (metrics == metric)
         if own.any():
-            signed = np.expm1(error[own])
-            table[metric] = {
-                "n": int(own.sum()),
-                "median_ape": round(float(np.median(np.abs(signed))), 4),
-                "p90_ape": round(float(np.quantile(np.abs(signed), 0.9)), 4),
-                "bias": round(float(np.median(signed)), 4),
-            }
+            table[metric] = {name: round(value, 4) for name, value in summary(np.expm1(error[own])).items()}
     return table

@@ -88,7 +88,6 @@ class _Steady:
     """Loads that are looked for: the most that memory holds, that limits allow, or that arrivals bring."""
 
     def __init__(self, cases: Sequence[Case]):
-        self.cases = cases
         self.hardware = Hardware([case.deployment for case in cases])
         self.inputs = np.array([[case.input_tokens] for case in cases])
         self.outputs = np.array([[case.output_tokens] for case in cases])

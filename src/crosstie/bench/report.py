@@ -13,7 +13,7 @@ import numpy as np
 
 from crosstie.bench.learn import SHIPPED_RESULTS
 from crosstie.bench.results import read_results
-from crosstie.bench.validate import document, validate
+from crosstie.bench.validate import document, summary, validate
 from crosstie.catalog.calibration import Calibration
 from crosstie.catalog.library import Catalog
 from crosstie.core.correction import NEARNESS
@@ -108,13 +108,10 @@ def beside(made: Calibration, peer: Path) -> str:
 
 
 def _peer_errors(points: list[dict[str, str]], metric: str) -> dict[str, float]:
-    ratio = [
-        float(p[f"predicted_{metric}_s"]) / float(p[f"measured_{metric}_s"])
-        for p in points
-        if p[f"measured_{metric}_s"]
-    ]
-    size = np.abs(np.array(ratio) - 1.0)
-    return {"median_ape": float(np.median(size)), "p90_ape": float(np.quantile(size, 0.9))}
+    known = [point for point in points if point[f"measured_{metric}_s"]]
+    return summary(
+        np.array([float(p[f"predicted_{metric}_s"]) / float(p[f"measured_{metric}_s"]) - 1.0 for p in known])
+    )
 
 
 def _both(error: dict[str, float]) -> str:

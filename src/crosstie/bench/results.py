@@ -6,12 +6,12 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from crosstie.core.errors import BadData, BadInput
+from crosstie.core.errors import BadData, BadInput, CrosstieError
 
 REQUIRED = ("accelerator", "model", "precision", "engine", "input_len", "output_len", "concurrency",
             "metric", "unit", "value")  # fmt: skip
@@ -125,15 +125,20 @@ def read_results(*paths: str | Path) -> Results:
     return Results(list(points.values()), refused)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, str], bool]]:
-    """Line number, cells by column, and whether there were more of them than columns."""
+def text_of(path: Path, fault: Callable[[str], CrosstieError]) -> str:
+    """The text of a file, gzipped or not; `fault` makes an error of the reason why there is none."""
     try:
         raw = path.read_bytes()
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
+        return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise fault(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: is not UTF-8 text (byte {error.start})") from None
+        raise fault(f"is not UTF-8 text (byte {error.start})") from None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, str], bool]]:
+    """Line number, cells by column, and whether there were more of them than columns."""
+    text = text_of(path, lambda reason: BadInput(f"{path}: {reason}"))
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         columns = [name.strip() for name in reader.fieldnames or ()]

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from crosstie.bench.cases import Case, Cases, campaign_of, release_of
-from crosstie.bench.columns import NotPredicted
+from crosstie.bench.columns import UNPREDICTABLE, reason_of
 from crosstie.bench.predict import Predictor, quantity_of
 from crosstie.bench.results import Results, Row
 from crosstie.catalog.library import SHIPPED, Catalog
-from crosstie.core.errors import BadInput, DoesNotFit, UnknownName
 from crosstie.perf.hardware import Array
 
 SHIPPED_RESULTS = SHIPPED / "measured" / "results.csv.gz"
@@ -160,10 +159,8 @@ def tax(
     for point in results.points:
         try:
             found = resolve.of(point)
-        except UnknownName as error:
-            left_out[f"{error.kind} '{error.name}' is not in the catalog"] += 1
-        except (NotPredicted, BadInput, DoesNotFit) as error:
-            left_out[str(error)] += 1
+        except UNPREDICTABLE as error:
+            left_out[reason_of(error)] += 1
         else:
             if len(found) > 1:
                 left_out["a mixed fleet has no one roofline"] += 1

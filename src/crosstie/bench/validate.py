@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from crosstie.bench.cases import Case, Cases
-from crosstie.bench.columns import NotPredicted
+from crosstie.bench.columns import UNPREDICTABLE, reason_of
 from crosstie.bench.predict import Predictor, quantity_of
 from crosstie.bench.results import Metric, Point, Results, Row
 from crosstie.catalog.library import Catalog
 from crosstie.core.correction import Correction
-from crosstie.core.errors import BadInput, DoesNotFit, UnknownName
+from crosstie.perf.hardware import Array
 
 # What is reported apart; a tail (p90 and beyond) is its own metric, because a mean says little about it.
 METRICS = {
@@ -94,8 +94,8 @@ def validate(catalog: Catalog, results: Results) -> Validation:
     for point in results.points:
         try:
             found = resolve.of(point)
-        except (NotPredicted, UnknownName, BadInput, DoesNotFit) as error:
-            reason = _reason(error)
+        except UNPREDICTABLE as error:
+            reason = reason_of(error)
             missed += [Missed(point, row, row.file, row.line, reason) for row in point.rows]
             continue
         owners.append((point, range(len(cases), len(cases) + len(found))))
@@ -114,13 +114,6 @@ def validate(catalog: Catalog, results: Results) -> Validation:
             else:
                 outcomes.append(_outcome(row, own, value))
     return Validation(results.rows, outcomes, missed)
-
-
-def _reason(error: Exception) -> str:
-    """Names of the catalog's own are kept out of reasons, so that equal faults count together."""
-    if isinstance(error, UnknownName):
-        return f"{error.kind} '{error.name}' is not in the catalog"
-    return str(error)
 
 
 def _predicted(metric: Metric, cases: Sequence[Case], indices: range, columns: dict[str, Any]) -> float | None:
@@ -149,16 +142,18 @@ def _outcome(row: Row, cases: tuple[Case, ...], predicted: float) -> Outcome:
 
 
 def errors(outcomes: Iterable[Outcome]) -> dict[str, Any]:
-    """Median and 90th percentile of the absolute error, and the median of the signed one, as fractions."""
     found = np.array([outcome.error for outcome in outcomes])
-    if not len(found):
-        return {"n": 0, "median_ape": None, "p90_ape": None, "bias": None}
-    size = np.abs(found)
+    return summary(found) if len(found) else {"n": 0, "median_ape": None, "p90_ape": None, "bias": None}
+
+
+def summary(signed: Array) -> dict[str, float]:
+    """Median and 90th percentile of the absolute error, and the median of the signed one, as fractions."""
+    size = np.abs(signed)
     return {
-        "n": len(found),
+        "n": len(signed),
         "median_ape": float(np.median(size)),
         "p90_ape": float(np.quantile(size, 0.9)),
-        "bias": float(np.median(found)),
+        "bias": float(np.median(signed)),
     }
 
 

@@ -116,7 +116,8 @@ def show(result: Fit) -> None:
 
 
 def between(p: Placement) -> str:
-    return f"{p.sequences_low:,} to {p.sequences_high:,}"
+    low, high = p.sequences_interval
+    return f"{low:,} to {high:,}"
 
 
 def row(p: Placement) -> list[str]:
@@ -175,7 +176,7 @@ def placement_json(p: Placement) -> dict[str, object]:
         "kv_bytes_left_per_gpu": p.plan.cache_bytes,
         "kv_tokens": p.cache_tokens,
         "sequences": p.sequences,
-        "sequences_interval": [p.sequences_low, p.sequences_high],
+        "sequences_interval": list(p.sequences_interval),
         "basis": f"{p.deployment.stack.name} keeping half to twice {p.deployment.stack.reserved.si:.3g} bytes a GPU, "
         f"{p.deployment.stack.reserved.basis}: {p.deployment.stack.reserved.note}",
     }

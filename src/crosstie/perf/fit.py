@@ -27,16 +27,25 @@ class Placement:
 
     deployment: Deployment
     plan: MemoryPlan
+    context: int
     cache_tokens: float
     sequences: int
-    # With twice and half the memory that the engine is assumed to keep for itself.
-    sequences_low: int
-    sequences_high: int
     fewest: bool
 
     @property
     def fits(self) -> bool:
         return self.sequences >= 1
+
+    @property
+    def sequences_interval(self) -> tuple[int, int]:
+        """With twice and half the memory that the engine is assumed to keep for itself."""
+        return self._keeping(2.0), self._keeping(0.5)
+
+    def _keeping(self, share: float) -> int:
+        stack = self.deployment.stack
+        reserved = msgspec.structs.replace(stack.reserved, value=stack.reserved.value * share)
+        other = msgspec.structs.replace(self.deployment, stack=msgspec.structs.replace(stack, reserved=reserved))
+        return sequences_that_fit(other, self.context)
 
 
 @dataclass(frozen=True)
@@ -117,19 +126,12 @@ def place_each(catalog: Catalog, first: Deployment, splits: Sequence[Parallelism
 
 
 def place(deployment: Deployment, context: int) -> Placement:
-    def keeping(share: float) -> int:
-        reserved = deployment.stack.reserved
-        other = msgspec.structs.replace(reserved, value=reserved.value * share)
-        stack = msgspec.structs.replace(deployment.stack, reserved=other)
-        return sequences_that_fit(msgspec.structs.replace(deployment, stack=stack), context)
-
     return Placement(
         deployment,
         memory_plan(deployment),
+        context=context,
         cache_tokens=float(cache_sequences(deployment, context)) * context,
         sequences=sequences_that_fit(deployment, context),
-        sequences_low=keeping(2.0),
-        sequences_high=keeping(0.5),
         fewest=False,
     )
 

@@ -80,6 +80,17 @@ class StepCost:
         return _with_host(self.gpu_s, self.host_s, self.host_overlapped)
 
 
+def smooth_maximum(compute_s: Array, memory_s: Array) -> Array:
+    """(compute^4 + memory^4)^(1/4), in place where it can be: this is where the time of large evaluations goes."""
+    spent, other = compute_s * compute_s, memory_s * memory_s
+    spent *= spent
+    other *= other
+    spent = spent + other
+    np.sqrt(spent, out=spent)
+    np.sqrt(spent, out=spent)
+    return spent
+
+
 class _Account:
     """Adds up operations; in detail, each under the resource that bounds it, beside its ideal time."""
 
@@ -88,13 +99,7 @@ class _Account:
         self.total, self.compute, self.ideal = np.zeros(size), np.zeros(size), np.zeros(size)
 
     def add(self, count: float, compute_s: Array, memory_s: Array, kernels: Array | float) -> None:
-        # In place where it can be: this is where the time of large evaluations goes.
-        spent, other = compute_s * compute_s, memory_s * memory_s
-        spent *= spent
-        other *= other
-        spent = spent + other
-        np.sqrt(spent, out=spent)
-        np.sqrt(spent, out=spent)
+        spent = smooth_maximum(compute_s, memory_s)
         spent += self.hardware.kernel_s * kernels
         spent *= count
         self.total += spent
@@ -233,11 +238,10 @@ def _experts(account: _Account, hardware: Hardware, count: int, operation: Opera
     account.add_ideal(count, padded * (2.0 * one), peak, stored)
 
 
-def distinct_share(share: float, tokens: Array) -> Array:
+def distinct_share(share: ArrayLike, tokens: Array) -> Array:
     """Expected share of experts that at least one of `tokens` visits, each visiting `share` of them."""
-    if share >= 1.0:
-        return np.minimum(tokens, 1.0)
-    return np.asarray(-np.expm1(tokens * np.log1p(-share)))
+    missed = np.log1p(-np.minimum(share, 1.0 - 1e-12))
+    return np.where(np.asarray(share) >= 1.0, np.minimum(tokens, 1.0), -np.expm1(tokens * missed))
 
 
 def _scan(account: _Account, hardware: Hardware, count: int, scan: Scan, at: Shape) -> None:
