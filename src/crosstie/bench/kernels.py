@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from crosstie.bench.results import text_of
 from crosstie.catalog.calibration import Subject
 from crosstie.catalog.feedforward import ROUTING_KERNELS
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.reading import text_of
 from crosstie.core.deployment import Deployment, kv_bytes_per_element
 from crosstie.core.errors import BadData, UnknownName
 from crosstie.perf.hardware import Array, Hardware

@@ -18,10 +18,11 @@ from crosstie.bench.cases import Case, Cases
 from crosstie.bench.columns import UNPREDICTABLE
 from crosstie.bench.kernels import KINDS, Kernel, read_kernels
 from crosstie.bench.probe import Measurement, Probe, read_probe
-from crosstie.bench.results import Metric, Point, Row, read_results, text_of
+from crosstie.bench.results import Metric, Point, Row, read_results
 from crosstie.bench.validate import summary
 from crosstie.catalog.calibration import FORMAT, Calibration, Subject, points_key, spread_groups
 from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.catalog.reading import text_of
 from crosstie.core.correction import CONSTANTS, METRICS, NEARNESS, Spread
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Array, Mask

@@ -1,17 +1,16 @@
 """Measured results in the long format: one metric a row, read with nothing dropped in silence."""
 
 import csv
-import gzip
 import io
 import math
 import re
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from crosstie.core.errors import BadData, BadInput, CrosstieError
+from crosstie.catalog.reading import text_of
+from crosstie.core.errors import BadData, BadInput
 
 REQUIRED = ("accelerator", "model", "precision", "engine", "input_len", "output_len", "concurrency",
             "metric", "unit", "value")  # fmt: skip
@@ -123,17 +122,6 @@ def read_results(*paths: str | Path) -> Results:
             point = points.setdefault(key, Point(conditions))
             point.rows.append(found)
     return Results(list(points.values()), refused)
-
-
-def text_of(path: Path, fault: Callable[[str], CrosstieError]) -> str:
-    """The text of a file, gzipped or not; `fault` makes an error of the reason why there is none."""
-    try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error) as error:
-        raise fault(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    except UnicodeDecodeError as error:
-        raise fault(f"is not UTF-8 text (byte {error.start})") from None
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, str], bool]]:

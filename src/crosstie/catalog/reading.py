@@ -1,13 +1,17 @@
 """Data files in, facts out. A file that cannot be trusted fails here, with its name and the key."""
 
+import csv
+import gzip
+import io
 import re
 import tomllib
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date as day
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from crosstie.core.errors import BadData, near_names
+from crosstie.core.errors import BadData, CrosstieError, near_names
 from crosstie.core.fact import BASES, Alternative, Fact, Label
 from crosstie.core.units import UNITS, units_of
 
@@ -74,6 +78,50 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise BadData(file, "", f"not UTF-8 text: {error.reason} at byte {error.start}") from None
     except OSError as error:
         raise BadData(file, "", f"cannot be read: {error.strerror}") from None
+
+
+def text_of(path: Path, fault: Callable[[str], CrosstieError]) -> str:
+    """The text of a file, gzipped or not; `fault` makes an error of the reason why there is none."""
+    try:
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error) as error:
+        raise fault(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except UnicodeDecodeError as error:
+        raise fault(f"is not UTF-8 text (byte {error.start})") from None
+
+
+def read_rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The rows of a table of prices, each with its line; every row has a basis, a source and a date."""
+    try:
+        content = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadData(file, "", "not UTF-8 text") from None
+    except OSError as error:
+        raise BadData(file, "", f"cannot be read: {error.strerror}") from None
+    rows = csv.DictReader(io.StringIO(content), strict=True)
+    try:
+        if tuple(rows.fieldnames or ()) != columns:
+            raise BadData(file, "line 1", f"columns must be {','.join(columns)}")
+        for row in rows:
+            where = f"line {rows.line_num}"
+            if None in row or None in row.values():
+                raise BadData(file, where, f"must have {len(columns)} fields")
+            if row["basis"] not in BASES:
+                raise BadData(file, where, f"basis '{row['basis']}' is not one of {', '.join(BASES)}")
+            if not row["source"].strip():
+                raise BadData(file, where, "source is empty")
+            date(file, where, row["date"])
+            yield where, row
+    except csv.Error as error:
+        raise BadData(file, f"line {rows.reader.line_num}", f"not valid CSV: {error}") from None
+
+
+def cell_number(file: Path, where: str, row: Mapping[str, str], column: str) -> float:
+    try:
+        return float(row[column])
+    except ValueError:
+        raise BadData(file, where, f"{column} '{row[column]}' is not a number") from None
 
 
 def only_keys(file: Path, where: str, raw: Mapping[str, Any], known: set[str]) -> None:

@@ -8,6 +8,12 @@ class Unit(NamedTuple):
     si: float
 
 
+# Bills are written by the year of 365 days and by its twelfth.
+HOURS_PER_YEAR = 8760.0
+MONTHS_PER_YEAR = 12.0
+SECONDS_PER_HOUR = 3600.0
+_YEAR_S = HOURS_PER_YEAR * SECONDS_PER_HOUR
+
 UNITS: dict[str, Unit] = {
     "B": Unit("bytes", 1.0),
     "KiB": Unit("bytes", 1024.0),
@@ -33,6 +39,14 @@ UNITS: dict[str, Unit] = {
     "bits": Unit("bits", 1.0),
     "USD": Unit("usd", 1.0),
     "USD/h": Unit("usd_per_s", 1.0 / 3600),
+    "USD/Mtoken": Unit("usd_per_token", 1e-6),
+    "ratio": Unit("ratio", 1.0),
+    "year": Unit("years_in_s", _YEAR_S),
+    "1/year": Unit("share_per_s", 1.0 / _YEAR_S),
+    "USD/kWh": Unit("usd_per_joule", 1.0 / 3.6e6),
+    "USD/kW-month": Unit("usd_per_watt_s", MONTHS_PER_YEAR / _YEAR_S / 1e3),
+    # A person's year: no unit of rent, although it has the same dimension.
+    "USD/person-year": Unit("usd_per_person_s", 1.0 / _YEAR_S),
 }
 
 
