@@ -1,0 +1,267 @@
+"""Requests as somebody recorded them: when each came, how long its prompt was and how long its answer.
+
+A trace is read whole, column by column; only where a column turns out bad is it walked for the line to blame.
+"""
+
+import csv
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from crosstie.catalog.reading import text_of
+from crosstie.core.errors import BadData, BadInput, near_names
+
+# Spellings by their origin: Azure, plain, Mooncake, vidur, LLMServingSim's ShareGPT.
+INPUT = ("contexttokens", "input_tokens", "input_length", "num_prefill_tokens", "input_toks")
+OUTPUT = ("generatedtokens", "output_tokens", "output_length", "num_decode_tokens", "output_toks")
+# Columns of arrivals, and the seconds of their unit.
+TIME = {"timestamp": 1.0, "timestamp_ms": 1e-3, "arrival_time_ns": 1e-9, "arrived_at": 1.0}
+# Clocks of several front ends differ a little: rows this much out of order are put in order, others refused.
+JITTER_S = 1.0
+# More tokens than a request has, and later than a time in seconds since 1970 can be.
+_MOST_TOKENS, _LATEST_S = 10**9, 1e11
+
+# Date, time and zone. Centuries are few because nanoseconds since 1970 end in 2262.
+_WHEN = re.compile(
+    r"\s*((?:19|20|21)\d\d-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)?) ?([zZ]|[+-]\d\d:?\d\d|)\s*", re.ASCII
+)
+
+_SHIPPED = Path(__file__).parent / "data" / "traces"
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    file: str
+    # From 0 on, in order; None where the file has no times.
+    arrival_s: Floats | None
+    input_tokens: Ints
+    output_tokens: Ints
+    # Requests without an answer, which are counted as answers of one token.
+    empty_outputs: int = 0
+
+    def __len__(self) -> int:
+        return len(self.input_tokens)
+
+    @property
+    def span_s(self) -> float | None:
+        """From the first arrival to the last."""
+        return None if self.arrival_s is None else float(self.arrival_s[-1])
+
+    @property
+    def requests_per_s(self) -> float | None:
+        """Arrivals after the first, over the span; None where nothing tells time."""
+        return (len(self) - 1) / self.span_s if self.span_s else None
+
+
+class _Request(msgspec.Struct):
+    """One line of a Mooncake trace; its block hashes and whatever else it has are left alone."""
+
+    timestamp: float
+    input_length: int
+    output_length: int
+
+
+@dataclass
+class _Columns:
+    """What a file holds, and where each row stands in it."""
+
+    file: Path
+    inputs: Sequence[str | int]
+    outputs: Sequence[str | int]
+    times: Sequence[str | float] | None
+    second: float
+    lines: Callable[[], list[int]]
+
+    def blame(self, row: int, reason: str) -> NoReturn:
+        raise BadData(self.file, f"line {self.lines()[row]}", reason)
+
+
+def shipped_traces() -> dict[str, Path]:
+    return {file.name.partition(".")[0]: file for file in sorted(_SHIPPED.glob("*.csv.gz"))}
+
+
+def find_trace(name: str, beside: Path) -> Path:
+    """The file of that name in the folder `beside` (or anywhere, if the path says so), or a shipped trace."""
+    try:
+        file = beside / Path(name).expanduser()
+        if file.is_file():
+            return file
+    except (OSError, RuntimeError) as error:
+        raise BadInput(f"trace {name[:200]}: cannot be looked for: {getattr(error, 'strerror', error)}") from None
+    shipped = shipped_traces()
+    if name.casefold() in shipped:
+        return shipped[name.casefold()]
+    near = near_names(name, shipped)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise BadInput(f"unknown trace '{name}': no file in {beside}, and shipped are {', '.join(shipped)}.{hint}")
+
+
+def read_trace(path: str | Path, *, times: bool = True) -> Trace:
+    """A CSV with one of the known spellings, or JSON lines as Mooncake's; either may be gzipped.
+
+    Without `times` arrivals are not looked at, which halves the work.
+    """
+    file = Path(path)
+    text = text_of(file, lambda reason: BadData(file, "", reason))
+    if not text.strip():
+        raise BadData(file, "", "is empty")
+    table = _from_json_lines(file, text) if text.lstrip().startswith("{") else _from_csv(file, text)
+    inputs = _tokens(table, table.inputs, "input", least=1)
+    outputs = _tokens(table, table.outputs, "output", least=0)
+    arrivals = None if table.times is None or not times else _seconds(table, table.times)
+    if arrivals is not None:
+        order = np.argsort(arrivals, kind="stable")
+        inputs, outputs, arrivals = inputs[order], outputs[order], arrivals[order] - arrivals[order[0]]
+        arrivals.flags.writeable = False
+    empty = int(np.count_nonzero(outputs == 0))
+    outputs = np.maximum(outputs, 1)
+    inputs.flags.writeable = outputs.flags.writeable = False
+    return Trace(str(file), arrivals, inputs, outputs, empty)
+
+
+def _from_csv(file: Path, text: str) -> _Columns:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        head, *body = filter(None, reader)
+    except csv.Error as error:
+        raise BadData(file, f"line {reader.line_num}", f"not valid CSV: {error}") from None
+
+    def lines() -> list[int]:
+        again = csv.reader(io.StringIO(text, newline=""))
+        return [again.line_num for row in again if row][1:]
+
+    names = [name.strip().casefold() for name in head]
+    inputs, outputs = _column(file, names, INPUT, "the prompt"), _column(file, names, OUTPUT, "the answer")
+    if inputs is None or outputs is None:
+        looked_for = f"the prompt ({', '.join(INPUT)}) and the answer ({', '.join(OUTPUT)})"
+        raise BadData(
+            file, "line 1",
+            f"needs a column for the length of {looked_for}, and one of {', '.join(TIME)} if it has times; "
+            f"it has {', '.join(head)[:200]}",
+        )  # fmt: skip
+    time = _column(file, names, tuple(TIME), "the arrival")
+    if not body:
+        raise BadData(file, "", "has no requests")
+    for index, row in enumerate(body):
+        if len(row) != len(names):
+            raise BadData(file, f"line {lines()[index]}", f"has {len(row)} fields, the header {len(names)}")
+    cells = list(zip(*body, strict=True))
+    return _Columns(
+        file=file,
+        inputs=cells[inputs],
+        outputs=cells[outputs],
+        times=None if time is None else cells[time],
+        second=1.0 if time is None else TIME[names[time]],
+        lines=lines,
+    )
+
+
+def _column(file: Path, names: list[str], spellings: Sequence[str], what: str) -> int | None:
+    found = [index for index, name in enumerate(names) if name in spellings]
+    if len(found) > 1:
+        raise BadData(file, "line 1", f"has several columns for {what}: {', '.join(names[i] for i in found)}")
+    return found[0] if found else None
+
+
+def _from_json_lines(file: Path, text: str) -> _Columns:
+    decoder = msgspec.json.Decoder(_Request)
+    try:
+        requests = decoder.decode_lines(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        requests = []
+        for number, line in enumerate(text.splitlines(), start=1):
+            if line.strip():
+                try:
+                    requests.append(decoder.decode(line))
+                except (msgspec.DecodeError, UnicodeEncodeError) as error:
+                    raise BadData(file, f"line {number}", str(error)) from None
+    return _Columns(
+        file=file,
+        inputs=[request.input_length for request in requests],
+        outputs=[request.output_length for request in requests],
+        times=[request.timestamp for request in requests],
+        second=1e-3,
+        lines=lambda: [number for number, line in enumerate(text.splitlines(), start=1) if line.strip()],
+    )
+
+
+def _tokens(table: _Columns, column: Sequence[str | int], what: str, least: int) -> Ints:
+    try:
+        found = np.fromiter(map(int, column), np.int64, len(column))
+    except (ValueError, OverflowError):
+        for row, cell in enumerate(column):
+            try:
+                np.int64(int(cell))
+            except (ValueError, OverflowError):
+                table.blame(row, f"{what} '{cell}' is not a whole number of tokens")
+        raise
+    bad = (found < least) | (found > _MOST_TOKENS)
+    if bad.any():
+        row = int(bad.argmax())
+        table.blame(row, f"{what} of {found[row]} tokens: must be {least} to {_MOST_TOKENS:,}")
+    return found
+
+
+def _seconds(table: _Columns, column: Sequence[str | float]) -> Floats:
+    found = _numbers(table, column) * table.second if _is_number(column[0]) else _calendar(table, column)
+    bad = ~((found >= 0) & (found < _LATEST_S))
+    if bad.any():
+        row = int(bad.argmax())
+        finer = "timestamp_ms and arrival_time_ns are for finer ones"
+        table.blame(row, f"time '{column[row]}' is no number of seconds ({finer})")
+    late = np.maximum.accumulate(found) - found > JITTER_S
+    if late.any():
+        row = int(late.argmax())
+        before = float(found[: row + 1].max() - found[row])
+        table.blame(row, f"time '{column[row]}' is {before:,.3g} s before that of an earlier row")
+    return found
+
+
+def _numbers(table: _Columns, column: Sequence[str | float]) -> Floats:
+    try:
+        return np.fromiter(map(float, column), np.float64, len(column))
+    except ValueError:
+        row = next(row for row, cell in enumerate(column) if not _is_number(cell))
+        table.blame(row, f"time '{column[row]}' is not a number, as that of the first row is")
+
+
+def _is_number(cell: str | float) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _calendar(table: _Columns, column: Sequence[str | float]) -> Floats:
+    """Dates and times, in seconds after the earliest; of one zone, if they name any."""
+    bare, zones = [], []
+    for row, cell in enumerate(column):
+        found = _WHEN.fullmatch(str(cell))
+        if not found:
+            table.blame(row, f"time '{cell}' is neither a number nor a date and time")
+        bare.append(found[1])
+        zones.append(found[2])
+        if found[2] != zones[0]:
+            table.blame(row, f"time '{cell}' is not of the first row's time zone")
+    try:
+        when = np.array(bare, "datetime64[ns]")
+    except ValueError:
+        for row, cell in enumerate(bare):
+            try:
+                np.datetime64(cell, "ns")
+            except ValueError as error:
+                table.blame(row, f"time '{column[row]}': {error}")
+        raise
+    seconds: Floats = (when - when.min()) / np.timedelta64(1, "s")
+    return seconds
