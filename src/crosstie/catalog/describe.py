@@ -37,7 +37,9 @@ class Line:
 
 
 def describe(catalog: Catalog, name: str) -> tuple[str, list[Line]]:
-    """An accelerator, a model or a stack, whichever the name belongs to."""
+    """An accelerator, a model or a stack, whichever the name belongs to; or `costs`, what ownership assumes."""
+    if name == "costs":
+        return "What owning accelerators assumes", cost_lines(catalog)
     known: list[str] = []
     finders: tuple[tuple[Callable[[str], Any], Callable[[Any], list[Line]]], ...] = (
         (catalog.accelerator, lambda found: accelerator_lines(catalog, found)),
@@ -64,6 +66,13 @@ def accelerator_lines(catalog: Catalog, accelerator: Accelerator) -> list[Line]:
         if price.accelerator == accelerator.id:
             lines.append(fact_line(f"price.{price.kind}.{price.provider}", price.amount))
     return lines + efficiency_lines(catalog.efficiency(accelerator))
+
+
+def cost_lines(catalog: Catalog) -> list[Line]:
+    lines = []
+    for key, ranged in catalog.costs.items():
+        lines += [fact_line(f"{key}.{end}", getattr(ranged, end)) for end in ("low", "likely", "high")]
+    return lines
 
 
 def efficiency_lines(efficiency: Efficiency) -> list[Line]:

@@ -13,7 +13,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from crosstie.catalog.accelerators import read_accelerator
+from crosstie.catalog.api_prices import ApiPrice, read_api_prices
 from crosstie.catalog.calibration import Calibration, Subject, empty, read_calibration, subject_of
+from crosstie.catalog.costs import Ranged, read_costs
 from crosstie.catalog.models import read_model_file, read_model_path
 from crosstie.catalog.precision import resolve as resolve_precision
 from crosstie.catalog.prices import Price, read_prices
@@ -99,12 +101,22 @@ class Catalog:
 
     @cached_property
     def prices(self) -> tuple[Price, ...]:
-        found: list[Price] = []
+        """A user's rows stand beside the shipped ones, here and in `api_prices`."""
+        return tuple(price for file in self._tables("prices.csv") for price in read_prices(file, self.accelerators))
+
+    @cached_property
+    def api_prices(self) -> tuple[ApiPrice, ...]:
+        return tuple(price for file in self._tables("api_prices.csv") for price in read_api_prices(file, self.models))
+
+    @cached_property
+    def costs(self) -> dict[str, Ranged]:
+        """What ownership assumes; a user's file replaces only the assumptions that it has."""
+        found: dict[str, Ranged] = {}
         for directory in self.directories:
-            file = directory / "prices.csv"
+            file = directory / "costs.toml"
             if _exists(file):
-                found += read_prices(file, self.accelerators)
-        return tuple(found)
+                found.update(read_costs(file, whole=directory == SHIPPED))
+        return found
 
     @cached_property
     def calibration(self) -> Calibration:
@@ -223,6 +235,9 @@ class Catalog:
                 by_name[file.stem] = file
         return list(by_name.values())
 
+    def _tables(self, name: str) -> list[Path]:
+        return [file for directory in self.directories if _exists(file := directory / name)]
+
     def _once(self, file: Path, read: Callable[[Path], Noun]) -> Noun:
         if file not in self._asked:
             self._asked[file] = read(file)
@@ -256,6 +271,8 @@ def check_everything(catalog: Catalog) -> dict[str, int]:
         "stacks": len(catalog.stacks),
         "formats": len(catalog.formats),
         "prices": len(catalog.prices),
+        "api_prices": len(catalog.api_prices),
+        "costs": len(catalog.costs),
     }
 
 
@@ -279,7 +296,10 @@ def check_names(catalog: Catalog, file: Path) -> None:
 def _read_any(file: Path) -> tuple[str, Accelerator | Model | Stack | None]:
     """The folder that a file belongs to by what it holds, and its noun where it has a name."""
     if file.suffix == ".csv":
-        read_prices(_existing(str(file), "file"), Catalog().accelerators)
+        if _is_about_tokens(_existing(str(file), "file")):
+            read_api_prices(file, Catalog().models)
+            return "api_prices", None
+        read_prices(file, Catalog().accelerators)
         return "prices", None
     if file.suffix == ".json":
         raise BadInput(f"{file}: a config.json is no catalog file; `crosstie catalog add {file}` makes one of it")
@@ -293,10 +313,22 @@ def _read_any(file: Path) -> tuple[str, Accelerator | Model | Stack | None]:
     if any("element_bits" in entry for entry in raw.values() if isinstance(entry, dict)):
         read_formats(file)
         return "formats", None
+    if "costs" in raw:
+        read_costs(file, whole=False)
+        return "costs", None
     if "compute" in raw or "weights" in raw or "kernel" in raw or "link" in raw:
         read_efficiency(file)
         return "efficiency", None
-    raise BadData(file, "", "is no model ([config]), accelerator ([chip]), stack ([engine]), format or efficiency file")
+    kinds = "model ([config]), accelerator ([chip]), stack ([engine]), costs ([costs]), format or efficiency file"
+    raise BadData(file, "", f"is no {kinds}")
+
+
+def _is_about_tokens(file: Path) -> bool:
+    try:
+        with file.open("rb") as stream:
+            return b"usd_per_million" in stream.readline(1000)
+    except OSError as error:
+        raise BadData(file, "", f"cannot be read: {error.strerror}") from None
 
 
 def _by_id(nouns: Iterable[Noun]) -> dict[str, Noun]:

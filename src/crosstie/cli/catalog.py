@@ -70,6 +70,7 @@ def show_command(name: str, key: str | None, as_json: bool) -> int:
     crosstie catalog show h100-sxm dense.fp8
     crosstie catalog show llama-3.1-70b
     crosstie catalog show vllm host
+    crosstie catalog show costs
     """
     title, every = describe(Catalog(), name)
     lines = [line for line in every if not key or line.key == key or line.key.startswith(f"{key}.")]
@@ -108,7 +109,7 @@ def path_command(as_json: bool) -> int:
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @json_option
 def check_command(files: tuple[Path, ...], as_json: bool) -> int:
-    """Validates catalog FILES (.toml of any kind, prices.csv), or without any the whole catalog."""
+    """Validates catalog FILES (.toml of any kind, prices.csv, api_prices.csv), or without any the whole catalog."""
     good = {str(file): check_file(file) for file in files} if files else check_everything(Catalog())
     if as_json:
         print_json({"good": good})
@@ -116,7 +117,7 @@ def check_command(files: tuple[Path, ...], as_json: bool) -> int:
         for name, kind in good.items():
             click.echo(f"{name}: good ({kind})")
     else:
-        click.echo("good: " + ", ".join(f"{count} {name}" for name, count in good.items()))
+        click.echo("good: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in good.items()))
     return 0
 
 
@@ -144,8 +145,8 @@ def add_command(
         if identifier or name or source or date or licence:
             raise BadInput("--id, --name, --source, --date and --licence go with a config.json; a .toml has its own")
         kind, identifier, content = check_file(path), path.stem, path.read_text(encoding="utf-8")
-        if kind == "formats":
-            raise BadInput(f"formats are one file: put {path} into the catalog folder as formats.toml")
+        if kind in ("formats", "costs"):
+            raise BadInput(f"{kind} are one file: put {path} into the catalog folder as {kind}.toml")
     else:
         kind, identifier = "models", identifier or model_id(path / "config.json" if path.is_dir() else path)
         today = datetime.now(UTC).date().isoformat()

@@ -1,0 +1,78 @@
+"""A number between a low and a high end, and how samples are drawn from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from crosstie.core.errors import BadInput
+from crosstie.perf.hardware import Array
+
+# Standard deviations between the middle and the ends of an interval that holds 80% of a normal distribution.
+_Z80 = 1.2815515655446004
+
+
+@dataclass(frozen=True)
+class Span:
+    """`interval`: the ends hold 80% of what may come, as an estimate's do; else they are the least and the most."""
+
+    low: float
+    likely: float
+    high: float
+    interval: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.likely <= self.high:
+            raise BadInput(f"{self.likely:g} is not between its low {self.low:g} and its high {self.high:g}")
+
+    @property
+    def is_exact(self) -> bool:
+        return self.low == self.high
+
+    def draw(self, uniform: Array) -> Array:
+        """Samples from numbers spread evenly over 0 to 1."""
+        if self.is_exact:
+            return np.full_like(uniform, self.likely)
+        return self._two_piece_lognormal(uniform) if self.interval else self._triangular(uniform)
+
+    def _triangular(self, uniform: Array) -> Array:
+        width, left, right = self.high - self.low, self.likely - self.low, self.high - self.likely
+        rising = self.low + np.sqrt(uniform * width * left)
+        falling = self.high - np.sqrt((1.0 - uniform) * width * right)
+        return np.where(uniform * width < left, rising, falling)
+
+    def _two_piece_lognormal(self, uniform: Array) -> Array:
+        """Half of the samples on each side of the likely value, a tenth beyond each end."""
+        down, up = np.log(self.likely / self.low) / _Z80, np.log(self.high / self.likely) / _Z80
+        z = _normal_quantile(uniform)
+        return np.asarray(self.likely * np.exp(np.where(z < 0.0, z * down, z * up)))
+
+    def scaled(self, share: float) -> "Span":
+        """The same number with ends `share` of it below and above."""
+        ends = sorted((self.likely * (1.0 - share), self.likely * (1.0 + share)))
+        return Span(ends[0], self.likely, ends[1])
+
+
+def exactly(value: float) -> Span:
+    return Span(value, value, value)
+
+
+def likely(spans: Mapping[str, Span]) -> dict[str, Array]:
+    """Every input at its likely value."""
+    return {name: np.asarray(span.likely) for name, span in spans.items()}
+
+
+def _normal_quantile(uniform: Array) -> Array:
+    """Inverse of the normal distribution by interpolation; the tails end at 5 standard deviations."""
+    return np.interp(uniform, _CDF, _GRID)
+
+
+def _cdf(z: Array) -> Array:
+    """Trapezoids over the density: good to six digits, which samples never show."""
+    density = np.exp(-0.5 * z**2)
+    area = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]))])
+    return np.asarray(area / area[-1])
+
+
+_GRID: Array = np.linspace(-5.0, 5.0, 4001)
+_CDF: Array = _cdf(_GRID)
