@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from rich.text import Text
 
 PLAIN_WIDTH = 160
 # Columns of prose, which may take several lines.
-FOLDING = ("source", "title", "layers", "name", "stores linear layers as")
+FOLDING = ("source", "title", "layers", "name", "stores linear layers as", "why", "claim", "computed")
 
 
 class Output(Console):
@@ -44,8 +45,23 @@ def print_table(out: Console, made: Table) -> None:
     out.width = terminal
 
 
+def json_text(value: Any) -> str:
+    return json.dumps(value, indent=2, allow_nan=False)
+
+
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, allow_nan=False))
+    click.echo(json_text(value))
+
+
+@contextmanager
+def spinner() -> Iterator[Callable[[str], None]]:
+    """What is being done, on a terminal's error stream, for work that may take a second; silent elsewhere."""
+    progress = Console(stderr=True, highlight=False, markup=False)
+    if not progress.is_terminal:
+        yield lambda _: None
+        return
+    with progress.status("") as status:
+        yield status.update
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,3 +131,26 @@ def share(value: float) -> str:
 
 def parameters(value: float) -> str:
     return f"{value / 1e12:,.2f} T" if value >= 1e12 else f"{value / 1e9:,.2f} B"
+
+
+def usd(value: float) -> str:
+    """Dollars as a bill shows them."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.2f} M"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+
+
+def many(value: float) -> str:
+    """Counts that nobody counts."""
+    if value >= 1e9:
+        return f"{value / 1e9:,.3g} billion"
+    return f"{value / 1e6:,.3g} million" if value >= 1e6 else f"{value:,.0f}"
+
+
+def dollars(value: float) -> str:
+    """With its sign, down to cents and below."""
+    if value >= 1e6:
+        return f"${value / 1e6:,.2f}M"
+    if value >= 1e3:
+        return f"${value:,.0f}"
+    return f"${value:,.2f}" if value >= 0.1 or value == 0 else f"${value:.2g}"

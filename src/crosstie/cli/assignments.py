@@ -1,0 +1,54 @@
+"""Options of the form NAME=VALUE, and numbers as people write them: 14%, 22000, 22_000."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from crosstie.core.errors import BadInput
+
+
+def fraction(text: str) -> float:
+    """14% or 0.14."""
+    if text.endswith("%"):
+        return amount(text[:-1]) / 100
+    return amount(text)
+
+
+def amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise BadInput(f"'{text}' is not a number") from None
+    if not math.isfinite(value):
+        raise BadInput(f"'{text}' is not a finite number")
+    return value
+
+
+def assigned(option: str, texts: Sequence[str], read: Callable[[str], float] = amount) -> dict[str, float]:
+    """NAME=VALUE, each name once."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name or not value.strip():
+            raise BadInput(f"{option} {text}: write NAME=VALUE")
+        if name in found:
+            raise BadInput(f"{option}: {name} is given twice")
+        try:
+            found[name] = read(value.strip())
+        except BadInput as error:
+            raise BadInput(f"{option} {text}: {error}") from None
+    return found
+
+
+def assigned_or_common(
+    option: str, texts: Sequence[str], read: Callable[[str], float]
+) -> tuple[dict[str, float], float | None]:
+    """NAME=VALUE for one, a bare VALUE for all."""
+    bare = [text for text in texts if "=" not in text]
+    if len(bare) > 1:
+        raise BadInput(f"{option} is given twice without a name")
+    try:
+        common = read(bare[0]) if bare else None
+    except BadInput as error:
+        raise BadInput(f"{option} {bare[0]}: {error}") from None
+    return assigned(option, [text for text in texts if "=" in text], read), common

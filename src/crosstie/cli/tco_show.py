@@ -1,0 +1,315 @@
+"""How `crosstie tco` tells its answer: one table read across, then sentences."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import msgspec
+from rich.text import Text
+
+from crosstie.catalog.api_prices import ApiPrice
+from crosstie.catalog.prices import Price
+from crosstie.cli.fit import deployment_json, describe
+from crosstie.cli.show import Output, console, count, many, print_table, seconds, share, table, usd
+from crosstie.cost.assessment import Assessment, service_gap
+from crosstie.cost.choices import ApiQuote, BuyOrWait, HostOrApi, RentOrBuy, Successor
+from crosstie.cost.ownership import LINES, Option, Ownership, price_span
+from crosstie.cost.prices import Quote
+from crosstie.plan.compare import Entry, Scorecard
+
+HONEST = "Crosstie has run nothing on AMD; its throughputs rest on published results."
+
+
+@dataclass(frozen=True)
+class Rented:
+    """One option against its rent: at the least, the usual and the most that is asked."""
+
+    name: str
+    rent: Quote
+    choices: Sequence[RentOrBuy]
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """One option against APIs: at the least, the usual and the most that is charged."""
+
+    name: str
+    choices: Sequence[HostOrApi]
+
+
+@dataclass(frozen=True)
+class Sold:
+    """What the model's tokens cost elsewhere, and each option against that."""
+
+    quote: ApiQuote
+    # Prices of the catalog that the quote was taken from; none where the user gave it.
+    sources: Sequence[ApiPrice]
+    hosted: Sequence[Hosted]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    option: Option
+    successor: Successor
+    rent: Quote
+    choice: BuyOrWait
+
+
+@dataclass(frozen=True)
+class Answer:
+    card: Scorecard
+    assessed: Assessment
+    # Prices of the catalog that an option's price was taken from.
+    sources: dict[str, list[Price]]
+    rented: Sequence[Rented]
+    sold: Sold | None
+    waiting: Waiting | None
+
+    @property
+    def running(self) -> list[Entry]:
+        return [entry for entry in self.card.entries if entry.accelerator.id in self.assessed.bills]
+
+
+def show(answer: Answer) -> None:
+    out, card, assessed = console(), answer.card, answer.assessed
+    out.print(Text.assemble((card.model.name, "bold"), f"  {describe(card.model)}"))
+    load, bills = card.load, list(assessed.bills.values())
+    out.print(f"  {load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight")
+    out.print(f"  {bills[0].option.gpus:,} GPUs of each, owned for {assessed.years:g} years; amounts in USD")
+    columns = [("", "left"), *((bill.option.name, "right") for bill in bills)]
+    print_table(out, table("", columns, rows(answer, bills)))
+    for entry in card.entries:
+        if entry.problem:
+            out.print(f"  {entry.accelerator.id}: {entry.problem}")
+    for sentence in [*assessed.verdicts, *choice_sentences(answer)]:
+        out.print(f"- {sentence}", soft_wrap=True)
+    out.print()
+    show_grounds(out, answer, bills)
+
+
+def rows(answer: Answer, bills: Sequence[Ownership]) -> list[list[str]]:
+    """One line a quantity: what is bought, what it does, what it costs."""
+    pairs = [(entry.deployment, entry.estimate) for entry in answer.running]
+    spreads = {spread.option: spread for spread in answer.assessed.risk.spreads}
+    samples = [spreads[bill.option.name] for bill in bills]
+    options = [bill.option for bill in bills]
+    ranges = [_price_range(option) for option in options]
+    return [
+        ["price of one", *(usd(option.price.usd) for option in options)],
+        *([["  from what to what", *ranges]] if any(text != "-" for text in ranges) else []),
+        ["discount", *(share(option.discount) for option in options)],
+        ["GPUs a replica", *(f"{d.parallelism.gpus} ({d.parallelism})" if d else "-" for d, _ in pairs)],
+        ["TPOT", *(seconds(e.tpot_s) if e else "-" for _, e in pairs)],
+        ["output tokens/s a GPU", *(_rate(option) for option in options)],
+        ["  80% interval", *(_rate_interval(option) for option in options)],
+        ["IT power a GPU, rated", *(f"{bill.watts_per_gpu:,.0f} W" for bill in bills)],
+        *([label, *(usd(bill.usd[line]) for bill in bills)] for line, label in LINES.items()),
+        ["total", *(usd(bill.total_usd) for bill in bills)],
+        ["per GPU-hour", *(usd(bill.usd_per_gpu_hour) for bill in bills)],
+        ["per million output tokens", *(usd(answer.assessed.usd_per_mtok[bill.option.name]) for bill in bills)],
+        ["  80% of samples", *(f"{usd(spread.low)} to {usd(spread.high)}" for spread in samples)],
+        *([["  cheapest in", *(share(spread.cheapest) for spread in samples)]] if len(samples) > 1 else []),
+    ]
+
+
+def _price_range(option: Option) -> str:
+    span = price_span(option.price)
+    return "-" if span.is_exact else f"{usd(span.low)} to {usd(span.high)}"
+
+
+def _rate(option: Option) -> str:
+    span = option.output_tokens_per_s_per_gpu
+    return count(span.likely) if span else "-"
+
+
+def _rate_interval(option: Option) -> str:
+    span = option.output_tokens_per_s_per_gpu
+    return f"{count(span.low)} to {count(span.high)}" if span and not span.is_exact else "-"
+
+
+def show_grounds(out: Output, answer: Answer, bills: Sequence[Ownership]) -> None:
+    """What the numbers rest on."""
+    for bill in bills:
+        out.print(f"  {price_ground(bill.option, answer.sources)}", style="dim", soft_wrap=True)
+    for entry in answer.running:
+        if entry.estimate:
+            out.print(f"  {entry.accelerator.id}: {entry.estimate.basis}", style="dim", soft_wrap=True)
+    if answer.sold and answer.sold.sources:
+        origins = sorted({price.output.source for price in answer.sold.sources})
+        out.print(f"  API prices: {'; '.join(origins)}", style="dim", soft_wrap=True)
+    if any(entry.accelerator.vendor == "AMD" for entry in answer.running):
+        out.print(f"  {HONEST}", style="dim")
+    out.print(
+        "  assumptions, ranges and sources: `crosstie catalog show costs`; --set KEY=VALUE changes one", style="dim"
+    )
+
+
+def price_ground(option: Option, sources: dict[str, list[Price]]) -> str:
+    """What is assumed, from where to where, and every price that it was taken from."""
+    price, behind = option.price, sources[option.name]
+    if price.is_given:
+        return f"{option.name}: price given"
+    span = price_span(price)
+    opening = f"{option.name}: {price.kind} price {usd(price.usd)}, {usd(span.low)} to {usd(span.high)}"
+    told = "; ".join(f"{p.provider} {usd(p.amount.value)} ({p.amount.basis}, {p.amount.date})" for p in behind)
+    if price.low == price.high:
+        same = "one source" if price.prices == 1 else f"{price.prices} prices that agree"
+        return f"{opening} ({same}, so a fifth either way is assumed): {told}"
+    providers = count_of(len({p.provider for p in behind}), "source")
+    return f"{opening} (median of {providers}, {count_of(price.prices, 'price')}, {dates(price)}): {told}"
+
+
+def count_of(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def dates(quote: Quote | ApiQuote) -> str:
+    return quote.oldest if quote.oldest == quote.newest else f"{quote.oldest} to {quote.newest}"
+
+
+def choice_sentences(answer: Answer) -> list[str]:
+    found = [text for text in map(idle_sentence, answer.running, answer.assessed.bills.values()) if text]
+    if answer.card.load.output_tokens > 1:
+        gap = service_gap({e.accelerator.id: e.estimate.tpot_s for e in answer.running if e.estimate})
+        found += [gap] if gap else []
+    found += [rent_sentence(rented) for rented in answer.rented]
+    found += api_sentences(answer.sold, answer.card.model.id) if answer.sold else []
+    return found + ([wait_sentence(answer.waiting)] if answer.waiting else [])
+
+
+def idle_sentence(entry: Entry, bill: Ownership) -> str:
+    """GPUs that are paid for and hold no replica."""
+    replica = entry.deployment.parallelism.gpus if entry.deployment else 1
+    left = bill.option.gpus % replica
+    if not left:
+        return ""
+    idle = f"{left} of {bill.option.gpus} GPUs is" if left == 1 else f"{left} of {bill.option.gpus} GPUs are"
+    return f"{entry.accelerator.id}: a replica takes {replica}, so {idle} paid for and without work."
+
+
+def rent_sentence(rented: Rented) -> str:
+    quote, usual = rented.rent, rented.choices[1]
+    what = "given" if quote.is_given else f"{quote.kind}, {_range(quote)}"
+    opening = f"Rent {rented.name} at {usual.rent_usd_per_hour:.2f} USD an hour ({what}) or own at "
+    opening += f"{usual.owned_usd_per_hour:.2f}: "
+    months = f"; the outlay is back after {usual.payback_months:.0f} months" if usual.payback_months else ""
+    if quote.kind == "rent-3-years":
+        more = "less" if usual.buy_wins_around_the_clock else "more"
+        return f"{opening}owning costs {share(abs(usual.saving_of_buying))} {more} than the contract{months}."
+    if not usual.buy_wins_around_the_clock:
+        return f"{opening}renting wins even around the clock{months}."
+    ends = [share(choice.break_even_utilisation) for choice in reversed(rented.choices)]
+    wide = f" ({ends[0]} to {ends[2]} over the range of rents)" if ends[0] != ends[2] else ""
+    line = f"owning wins when the GPUs are needed for more than {share(usual.break_even_utilisation)} of all hours"
+    return f"{opening}{line}{wide}{months}."
+
+
+def _range(quote: Quote) -> str:
+    ends = f"{quote.low:.2f} to {quote.high:.2f} over {quote.prices} prices" if quote.prices > 1 else "one price"
+    return f"{ends}, {dates(quote)}"
+
+
+def api_sentences(sold: Sold, model: str) -> list[str]:
+    quote = sold.quote
+    if quote.is_given:
+        return [given_api_sentence(hosted.name, hosted.choices[1]) for hosted in sold.hosted]
+    how_many = f"{count_of(len(quote.providers), 'provider')}, {count_of(quote.prices, 'price')}, {dates(quote)}"
+    ends = f"{quote.low:.3g} ({quote.cheapest}) to {quote.high:.3g} ({quote.dearest})"
+    opening = f"APIs sell {model} at {ends} USD per million output tokens, prompts included, median {quote.usd:.3g}"
+    return [f"{opening} ({how_many}).", *(listed_api_sentence(hosted, quote) for hosted in sold.hosted)]
+
+
+def listed_api_sentence(hosted: Hosted, quote: ApiQuote) -> str:
+    least, usual, most = hosted.choices
+    name, mine = hosted.name, usual.own_usd_per_mtok
+    winner = f"{name} beats the median API" if usual.fleet_wins else f"The median API beats {name}"
+    beaten = f"cheaper than {quote.dearer_than(mine)} of {count_of(len(quote.providers), 'provider')}"
+    levels = f"with the cheapest at {_level(least)}, with the dearest at {_level(most)}"
+    return (
+        f"{winner}: {mine:.3g} against {quote.usd:.3g}, {beaten}; level with the median at "
+        f"{_level(usual, 'output tokens a day', 'of what the fleet can do')}, {levels}."
+    )
+
+
+def _level(choice: HostOrApi, unit: str = "", of: str = "") -> str:
+    needed, used = many(choice.break_even_tokens_per_day), share(choice.break_even_utilisation)
+    beyond = ", so never" if choice.break_even_utilisation > 1 else ""
+    return f"{' '.join([needed, unit]).strip()} ({' '.join([used, of]).strip()}{beyond})"
+
+
+def given_api_sentence(name: str, choice: HostOrApi) -> str:
+    sums = f"{choice.own_usd_per_mtok:.3g} against {choice.api_usd_per_mtok:.3g} USD per million output tokens"
+    winner = f"{name} beats the API" if choice.fleet_wins else f"The API beats {name}"
+    line = f"{many(choice.break_even_tokens_per_day)} output tokens a day, {share(choice.break_even_utilisation)}"
+    if choice.break_even_utilisation > 1:
+        return f"{winner}: {sums}, prompts included; the fleet would have to do {line} of what it can."
+    return f"{winner}: {sums}, prompts included; they draw level at {line} of what the fleet can do."
+
+
+def wait_sentence(waiting: Waiting) -> str:
+    choice, successor, name = waiting.choice, waiting.successor, waiting.option.name
+    better = f"Waiting for {successor.accelerator.id} wins" if choice.waiting_wins else f"Buying {name} now wins"
+    sums = f"{usd(choice.buy_now_usd)} USD for buying {name} now, {usd(choice.wait_usd)} expected for waiting"
+    parts = f"{usd(choice.bridge_usd)} of it rent at {waiting.rent.usd:.2f} an hour"
+    speed = choice.break_even_speedup
+    level = f"level at a speed-up of {speed:.2f}x" if speed else "at no speed-up would waiting win"
+    slip = choice.break_even_slip_months
+    late = f"or a mean slip of {slip:.1f} months" if slip is not None else "and no slip within the horizon changes that"
+    return f"{better}: {sums} ({parts}); {level} ({successor.speedup:g}x claimed), {late}."
+
+
+def to_json(answer: Answer) -> dict[str, object]:
+    assessed = answer.assessed
+    return {
+        "model": answer.card.model.id,
+        "load": asdict(answer.card.load),
+        "years": assessed.years,
+        "options": [option_json(answer, entry) for entry in answer.running],
+        "problems": {e.accelerator.id: e.problem for e in answer.card.entries if e.problem},
+        "ranking": assessed.ranking,
+        "saving_interval": assessed.risk.saving,
+        "samples": assessed.risk.samples,
+        "seed": assessed.risk.seed,
+        "tornado": [asdict(bar) for bar in assessed.tornado],
+        "break_evens": [asdict(level) for level in assessed.break_evens],
+        "rent_or_buy": [
+            {"accelerator": r.name, "rent": asdict(r.rent), "at": [asdict(choice) for choice in r.choices]}
+            for r in answer.rented
+        ],
+        "api": sold_json(answer.sold) if answer.sold else None,
+        "buy_or_wait": asdict(answer.waiting.choice) if answer.waiting else None,
+        "verdicts": [*assessed.verdicts, *choice_sentences(answer)],
+    }
+
+
+def sold_json(sold: Sold) -> dict[str, object]:
+    return {
+        "price": asdict(sold.quote),
+        "price_sources": [msgspec.to_builtins(price) for price in sold.sources],
+        "host_or_api": [
+            {"accelerator": hosted.name, "at": [asdict(choice) for choice in hosted.choices]} for hosted in sold.hosted
+        ],
+    }
+
+
+def option_json(answer: Answer, entry: Entry) -> dict[str, object]:
+    name = entry.accelerator.id
+    bill = answer.assessed.bills[name]
+    spread = next(s for s in answer.assessed.risk.spreads if s.option == name)
+    return {
+        "accelerator": name,
+        "gpus": bill.option.gpus,
+        "price": asdict(bill.option.price),
+        "price_sources": [msgspec.to_builtins(price) for price in answer.sources[name]],
+        "discount": bill.option.discount,
+        "engineers": bill.option.engineers,
+        "overrides": dict(bill.option.overrides),
+        "deployment": deployment_json(entry.deployment) if entry.deployment else None,
+        "estimate": msgspec.to_builtins(entry.estimate) if entry.estimate else None,
+        "watts_per_gpu": bill.watts_per_gpu,
+        "usd": bill.usd,
+        "total_usd": bill.total_usd,
+        "usd_per_gpu_hour": bill.usd_per_gpu_hour,
+        "usd_per_mtok": answer.assessed.usd_per_mtok[name],
+        "usd_per_mtok_80": [spread.low, spread.high],
+        "cheapest_in": spread.cheapest,
+    }

@@ -1,0 +1,45 @@
+"""The tornado as a picture: what each input, alone at its ends, makes of the answer. Needs the `plot` extra."""
+
+from pathlib import Path
+
+from crosstie.core.errors import BadInput
+from crosstie.cost.assessment import Assessment, describe, ends_of
+from crosstie.cost.sensitivity import saving
+from crosstie.web.chart import check_ending, colours, new_figure, save
+
+
+def draw_tornado(assessed: Assessment, file: Path) -> None:
+    """The widest bar on top; from the input's low end to its high end, around the likely answer."""
+    check_ending(file)
+    bars = list(reversed(assessed.tornado))
+    if not bars:
+        raise BadInput(f"--plot {file}: every input is exact, so there is no tornado to draw")
+    figure = new_figure(9, 1.6 + 0.34 * len(bars))
+    axes = figure.subplots()
+    low_colour, high_colour = colours()[1], colours()[0]
+    is_saving = len(assessed.ranking) > 1
+    middle = _likely(assessed)
+    for at, bar in enumerate(bars):
+        for end, colour in ((bar.outcome_at_low, low_colour), (bar.outcome_at_high, high_colour)):
+            axes.barh(at, end - middle, left=middle, color=colour, height=0.7)
+    axes.set_yticks(range(len(bars)), [f"{describe(bar)}: {ends_of(bar)}" for bar in bars])
+    axes.tick_params(axis="y", labelsize=8)
+    axes.axvline(middle, color="0.2", linewidth=0.8)
+    if is_saving:
+        first, second = assessed.ranking[:2]
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.set_xlabel(f"saving of {first} against {second} per output token; below 0 {second} is cheaper")
+        axes.set_title(f"{first} against {second}: one input at a time, the others likely", loc="left", fontsize=11)
+    else:
+        axes.set_xlabel("USD per million output tokens")
+        axes.set_title(f"{assessed.ranking[0]}: one input at a time, the others likely", loc="left", fontsize=11)
+    axes.grid(visible=True, axis="x", linewidth=0.4, alpha=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    note = "blue: the input at its low end, orange: at its high end; predicted, not measured"
+    figure.supxlabel(note, x=0.01, ha="left", fontsize=7, color="0.4")
+    save(figure, file)
+
+
+def _likely(assessed: Assessment) -> float:
+    costs = [assessed.usd_per_mtok[name] for name in assessed.ranking[:2]]
+    return costs[0] if len(costs) == 1 else saving(*costs)
