@@ -10,6 +10,9 @@ from crosstie.core.errors import BadInput
 
 def write_whole(target: Path, write: Callable[[Path], object]) -> None:
     """`write` fills a draft beside the target, which then takes its place in one go; a failure leaves neither."""
+    if target.exists() and not target.is_file():
+        # A device or a folder would be replaced by a file, not written to.
+        raise BadInput(f"{target}: cannot be written: no plain file")
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=target.suffix)
     os.close(handle)
     draft = Path(name)

@@ -1,0 +1,143 @@
+"""What users ask of a fleet: models, classes of requests with their lengths, rates and latency targets.
+
+A class is cut into slices by the length of the prompt, so that long prompts may go to another pool than
+short ones, and so that a target at a percentile knows which requests it may miss.
+"""
+
+import math
+from statistics import NormalDist
+from typing import Annotated
+
+import msgspec
+
+# A percentile target leaves a share of requests that may miss it. Half of that share goes to the longest
+# prompts, half to moments of high load: by the union bound the rest meets it.
+_LENGTH_SHARE = 0.5
+
+# What a workload that comes from a saved plan is held to; files are held to more by their reader.
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Tokens = Annotated[float, msgspec.Meta(ge=1)]
+_WholeTokens = Annotated[int, msgspec.Meta(ge=1)]
+_Rate = Annotated[float, msgspec.Meta(ge=1e-6)]
+_Years = Annotated[int, msgspec.Meta(ge=1, le=10)]
+_Share = Annotated[float, msgspec.Meta(ge=0)]
+_Some = msgspec.Meta(min_length=1)
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A latency that this share of a class's requests must keep."""
+
+    seconds: _Positive
+    percentile: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+
+    @property
+    def longest_exempt(self) -> float:
+        """Share of requests, those with the longest prompts, that may miss it by their length alone."""
+        return (1.0 - self.percentile) * _LENGTH_SHARE
+
+    @property
+    def load_quantile(self) -> float:
+        """How much of the time the replica's load must not break it."""
+        return 1.0 - (1.0 - self.percentile) * (1.0 - _LENGTH_SHARE)
+
+    @property
+    def load_deviations(self) -> float:
+        """The same in standard deviations; never below the mean load."""
+        return max(NormalDist().inv_cdf(self.load_quantile), 0.0)
+
+
+class Slice(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of a class whose prompts are up to so long: their share of it, means and upper ends."""
+
+    share: _Positive
+    input_tokens: _Tokens
+    output_tokens: _Tokens
+    longest_input: _WholeTokens
+    longest_output: _WholeTokens
+    # Some of its requests, evenly drawn: (input, output).
+    sample: Annotated[tuple[tuple[_WholeTokens, _WholeTokens], ...], _Some]
+    # Whether its requests are among those that may miss the class's TTFT target.
+    exempt: bool = False
+
+    @property
+    def context(self) -> int:
+        return self.longest_input + self.longest_output
+
+    @property
+    def input_dispersion(self) -> float:
+        """Mean square of the prompts' lengths over the square of their mean: 1 where all are equal."""
+        lengths = [one for one, _ in self.sample]
+        mean = math.fsum(lengths) / len(lengths)
+        return math.fsum(one * one for one in lengths) / len(lengths) / mean**2
+
+
+class RequestClass(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    model: str
+    # At the peak, today.
+    requests_per_s: _Rate
+    slices: Annotated[tuple[Slice, ...], _Some]
+    ttft: Target | None = None
+    tpot: Target | None = None
+
+    @property
+    def input_tokens(self) -> float:
+        return math.fsum(one.share * one.input_tokens for one in self.slices)
+
+    @property
+    def output_tokens(self) -> float:
+        return math.fsum(one.share * one.output_tokens for one in self.slices)
+
+
+class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model may be served. Empty stacks: every one that was measured on the accelerator."""
+
+    precisions: tuple[str, ...] = ("native", "fp8")
+    kv_formats: tuple[str, ...] = ("bf16",)
+    stacks: tuple[str, ...] = ()
+
+
+class Constraints(msgspec.Struct, frozen=True, kw_only=True):
+    # Empty: all that the catalog has a price for.
+    accelerators: tuple[str, ...] = ()
+    vendors: tuple[str, ...] = ()
+    # GPUs on hand, which cost only their running; and the most of a kind that can be had.
+    inventory: dict[str, int] = {}
+    at_most: dict[str, int] = {}
+    budget_usd_per_month: float | None = None
+    power_kw: float | None = None
+    # Least share of the fleet by value, each GPU at its price, by vendor.
+    vendor_share: dict[str, float] = {}
+    # Capacity kept free: the fleet carries the peak and this share of it more.
+    spare: _Share = 0.0
+    whole_nodes: bool = False
+    # Pools are given up as long as the fleet gets no dearer than by this share.
+    simplicity: _Share = 0.01
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """Which prices to plan by, the user's own, and discounts by accelerator or vendor."""
+
+    basis: str = "rent"
+    usd_per_gpu_hour: dict[str, float] = {}
+    discount: dict[str, float] = {}
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    classes: Annotated[tuple[RequestClass, ...], _Some]
+    models: dict[str, ModelChoice] = {}
+    # Mean traffic over the peak that the fleet is sized for, and what the peak grows by in a year.
+    mean_over_peak: _Positive = 0.5
+    growth_per_year: Annotated[float, msgspec.Meta(gt=-1)] = 0.0
+    horizon_years: _Years = 3
+    # "safe" sizes by the slow end of the estimates' intervals, "likely" by the estimates themselves.
+    sizing: str = "safe"
+    constraints: Constraints = Constraints()
+    prices: Prices = Prices()
+    # Where it was read from, and what had to be assumed on the way.
+    file: str = ""
+    notes: tuple[str, ...] = ()
+
+    def choice(self, model: str) -> ModelChoice:
+        return self.models.get(model, ModelChoice())
