@@ -1,5 +1,6 @@
 """Where the bytes go, worked by hand for small cases."""
 
+import msgspec
 import pytest
 
 from crosstie.catalog.library import Catalog
@@ -122,3 +123,14 @@ def test_formats_add_up(catalog: Catalog) -> None:
     result = fit(catalog, model, [], context=8192)
     assert set(result.sizes[0].weight_bytes_by_format) == {"mxfp4-a8", "bf16"}
     assert result.sizes[0].weight_bytes == pytest.approx(weight_bytes(model, catalog.precision(model)))
+
+
+def test_weights_are_remembered_by_what_the_precision_says(catalog: Catalog) -> None:
+    """Two precisions of one name, as after a change of a format, are not taken for one another."""
+    model, h200 = catalog.model("llama-3.1-8b"), catalog.accelerator("h200")
+    plain = catalog.deployment(model, h200, precision="bf16")
+    eight = catalog.deployment(model, h200, precision="fp8")
+    renamed = msgspec.structs.replace(eight, precision=msgspec.structs.replace(eight.precision, id=plain.precision.id))
+    assert gpu_weight_bytes(plain) == pytest.approx(weight_bytes(model, plain.precision))
+    assert gpu_weight_bytes(renamed) == gpu_weight_bytes(eight)
+    assert gpu_weight_bytes(plain) > 1.5 * gpu_weight_bytes(renamed)

@@ -6,7 +6,7 @@ inherits what is known nearest to it.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,10 +161,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def evidence(self, subject: Subject) -> tuple[str, int, str]:
         """How near the measurements are, how many they are, and both in words."""
         a, s = subject.accelerator, subject.stack
-        own = sum(self._measured(accelerator=a, stack=s, model=subject.model, bits=subject.bits))
-        other_widths = sum(self._measured(accelerator=a, stack=s, model=subject.model))
-        under = sum(self._measured(accelerator=a, stack=s))
-        any_stack = sum(self._measured(accelerator=a))
+        own = self.points.get(points_key(subject), 0)
+        other_widths = self._measured(subject.family, a, s, model=subject.model)
+        under = self._measured(subject.family, a, s)
+        any_stack = self._measured(subject.family, a)
         if own:
             words = f"{own} measured points of this model in {subject.bits} weights on {a} with {s}, of {under} there"
             return "model", own, words
@@ -178,17 +178,16 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if any_stack:
             words = f"extrapolated to {s} from {any_stack} measured points of {a} with other stacks"
             return "accelerator", any_stack, words
-        relatives = sum(self._measured(family=subject.family))
+        relatives = self._measured(subject.family)
         if relatives:
             words = f"extrapolated to {a} from {relatives} measured points of the {subject.family} family"
             return "family", relatives, words
         return "nothing", 0, f"extrapolated: no measured point of {a} or its family"
 
-    def _measured(self, **words: str) -> Iterable[int]:
-        for key, count in self.points.items():
-            of = dict(zip(_WORDS_OF_POINTS, key.split(" / "), strict=True))
-            if all(of[word] == value for word, value in words.items()):
-                yield count
+    def _measured(self, *first: str, model: str = "") -> int:
+        """Points whose key begins with these words, in its order, and ends with the model."""
+        beginning, end = " / ".join((*first, "")), f" / {model}" if model else ""
+        return sum(n for key, n in self.points.items() if key.startswith(beginning) and key.endswith(end))
 
 
 def spread_groups(nearness: str, subject: Subject) -> list[str]:

@@ -40,12 +40,27 @@ def weight_bytes(model: Model, precision: Precision) -> float:
     return sum(weight_bytes_by_format(model, precision).values())
 
 
+# The same weights are asked for on every accelerator and stack, and adding up their tensors is most of the work of
+# sizing a replica. Models are told apart by identity, precisions by what they say.
+_KNOWN: dict[tuple[int, str, Parallelism], tuple[Model, Precision, float]] = {}
+_MOST_KNOWN = 10_000
+
+
 def gpu_weight_bytes(deployment: Deployment) -> float:
     """Weights on the fullest GPU: its share of every tensor of the largest stage."""
-    model, split = deployment.model, deployment.parallelism
+    model, precision = deployment.model, deployment.precision
+    key = id(model), precision.id, deployment.parallelism
+    known = _KNOWN.get(key)
+    if known is None or known[0] is not model or known[1] != precision:
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        known = _KNOWN[key] = model, precision, _gpu_weight_bytes(model, precision, deployment.parallelism)
+    return known[2]
 
+
+def _gpu_weight_bytes(model: Model, precision: Precision, split: Parallelism) -> float:
     def stored(tensor: Tensor) -> float:
-        return tensor.parameters * deployment.precision[tensor.role].bytes / shards(tensor, split)
+        return tensor.parameters * precision[tensor.role].bytes / shards(tensor, split)
 
     layers = heaviest_stage([(layer.count, sum(stored(t) for t in layer.tensors)) for layer in model.layers], split.pp)
     outer = [stored(tensor) for tensor in model.outer]

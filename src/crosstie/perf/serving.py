@@ -42,6 +42,9 @@ class Steady(NamedTuple):
     # Mean TTFT if all clients sent their first request at the same moment, as benchmarks do.
     ttft_burst_s: Array
     tpot_s: Array
+    # TTFT of a prompt that finds room in the next step, and its share of steps whose budget is full.
+    found_room_s: Array
+    service_s: Array
     requests_per_s: Array
     output_tokens_per_s: Array
     decoding: Array
@@ -55,8 +58,19 @@ class Steady(NamedTuple):
     engine_binds: Mask
 
 
-def serve(hardware: Hardware, concurrency: ArrayLike, input_tokens: ArrayLike, output_tokens: ArrayLike) -> Steady:
-    """What `concurrency` closed-loop clients get; arguments broadcast against (deployments, points)."""
+def serve(
+    hardware: Hardware,
+    concurrency: ArrayLike,
+    input_tokens: ArrayLike,
+    output_tokens: ArrayLike,
+    *,
+    in_step: bool = True,
+) -> Steady:
+    """What `concurrency` closed-loop clients get; arguments broadcast against (deployments, points).
+
+    `in_step`: whether the prompts of attention replicas come in waves, as clients who wait for each other's steps
+    make them; those of open traffic come when they come.
+    """
     clients, inputs, outputs = (
         np.atleast_1d(np.asarray(a, np.float64)) for a in (concurrency, input_tokens, output_tokens)
     )
@@ -66,11 +80,11 @@ def serve(hardware: Hardware, concurrency: ArrayLike, input_tokens: ArrayLike, o
     size = np.broadcast_shapes(hardware.tp.shape, clients.shape, inputs.shape, outputs.shape)
     loads = [np.broadcast_to(values, (*values.shape[:-1], size[-1])) for values in (clients, inputs, outputs)]
     if size[0] * size[-1] < _WORTH_SPLITTING or size[-1] < 2:
-        return _serve(hardware, *loads)
+        return _serve(hardware, *loads, in_step=in_step)
     # numpy lets go of the interpreter in large array operations, so two threads use two cores.
     halves = slice(None, size[-1] // 2), slice(size[-1] // 2, None)
     with ThreadPoolExecutor(2) as pool:
-        left, right = pool.map(lambda half: _serve(hardware, *(values[..., half] for values in loads)), halves)
+        left, right = pool.map(lambda half: _serve(hardware, *(v[..., half] for v in loads), in_step=in_step), halves)
     return Steady(*(_joined(a, b) for a, b in zip(left, right, strict=True)))
 
 
@@ -83,12 +97,12 @@ def _joined(left: Any, right: Any) -> Any:
     return StepCost(host_overlapped=left.host_overlapped, **parts)
 
 
-def _serve(hardware: Hardware, clients: Array, inputs: Array, outputs: Array) -> Steady:
+def _serve(hardware: Hardware, clients: Array, inputs: Array, outputs: Array, *, in_step: bool) -> Steady:
     later = outputs - 1.0
     context = inputs + outputs / 2.0
     room = held_sequences(hardware, inputs + hardware.held_share * outputs)
     fits = np.minimum(room, hardware.max_sequences)
-    load = _Load(np.minimum(clients, np.maximum(fits, 1.0)), inputs, later, context)
+    load = _Load(np.minimum(clients, np.maximum(fits, 1.0)), inputs, later, context, in_step)
     decoding = _settle(hardware, load)
     at = _shapes(hardware, decoding, load)
     decode, mixed = step(hardware, at.decode), step(hardware, at.mixed)
@@ -101,6 +115,8 @@ def _serve(hardware: Hardware, clients: Array, inputs: Array, outputs: Array) ->
         ttft_s=cycle.ttft_s + outside,
         ttft_burst_s=burst,
         tpot_s=cycle.tpot_s,
+        found_room_s=cycle.found_room_s,
+        service_s=cycle.service_s,
         requests_per_s=rate,
         output_tokens_per_s=rate * outputs,
         decoding=cycle.decoding,
@@ -114,12 +130,13 @@ def _serve(hardware: Hardware, clients: Array, inputs: Array, outputs: Array) ->
 
 
 class _Load(NamedTuple):
-    """Clients that memory admits, prompt tokens, tokens after the first, and the mean context."""
+    """Clients that memory admits, prompt tokens, tokens after the first, the mean context; `in_step` of `serve`."""
 
     admitted: Array
     inputs: Array
     later: Array
     context: Array
+    in_step: bool = True
 
 
 class _Shapes(NamedTuple):
@@ -137,6 +154,7 @@ class _Cycle(NamedTuple):
     service_s: Array
     chunks: Array
     tpot_s: Array
+    found_room_s: Array
     ttft_s: Array
     requests_per_s: Array
     # How many sequences then decode.
@@ -207,7 +225,7 @@ def _chunk(hardware: Hardware, demand: Array, load: _Load) -> Array:
     ask as well, so that prompts come in waves: a step carries one for every replica that has a client.
     """
     least = np.minimum(load.inputs, hardware.chunk_tokens)
-    wave = np.where(hardware.dp > 1, np.minimum(load.admitted, hardware.dp) * least, 0.0)
+    wave = np.where(hardware.dp > 1, np.minimum(load.admitted, hardware.dp) * least, 0.0) if load.in_step else 0.0
     return np.clip(np.maximum(demand, wave), least, hardware.chunk_tokens * hardware.dp)
 
 
@@ -245,7 +263,7 @@ def _cycle(hardware: Hardware, decoding: Array, decode_s: Array, mixed_s: Array,
     found_room = own + 0.5 * tpot * _others(load) + hardware.host_request_s
     ttft = np.maximum(found_room, service * load.admitted - delay)
     rate = load.admitted / (ttft + delay)
-    return _Cycle(own, service, load.inputs / chunk, tpot, ttft, rate, rate * delay)
+    return _Cycle(own, service, load.inputs / chunk, tpot, found_room, ttft, rate, rate * delay)
 
 
 def prefill_alone(hardware: Hardware, input_tokens: ArrayLike) -> StepCost:
