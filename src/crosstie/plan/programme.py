@@ -1,0 +1,106 @@
+"""The cheapest whole numbers of replicas that carry the load: a mixed-integer programme, solved by HiGHS.
+
+    minimise    what the GPUs cost an hour
+    over        n[c] replicas of column c, whole; x[p, c] the share of part p that column c carries
+    such that   every part is carried                      sum over c of x[p, c] = 1
+                no column carries more than it can         sum over p of x[p, c] demand[p] / rate[c, p] <= n[c]
+                and the limits on GPUs, money, power and vendors hold
+
+The allocation is Mélange's (arXiv 2404.14527) with the choice of layout and precision in the columns, and
+with limits that it does not have. Vectors here are by column, by part or by accelerator.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Programme:
+    # (columns, parts): requests/s that one replica takes of a part alone; 0 where it may not.
+    rate: Array
+    # By part: requests/s to carry.
+    demand: Array
+    # By column.
+    gpus: Array
+    accelerator: Indices
+    # By accelerator: USD an hour of one GPU that must be had, and of running one on hand.
+    usd_per_hour: Array
+    running_usd_per_hour: Array
+    watts: Array
+    inventory: Array
+    # GPUs on hand that are used, and those that are had, together.
+    at_most: Array
+    # GPUs that are had at once: 1, or a node.
+    unit: Array
+    vendor: Indices
+    # By vendor: the least share of the fleet's value, each GPU at its price, on hand or not.
+    vendor_share: Array
+    budget_usd_per_hour: float = np.inf
+    power_watts: float = np.inf
+
+    @property
+    def is_coupled(self) -> bool:
+        """Whether what one column takes can be another's loss."""
+        return bool(
+            np.isfinite([self.budget_usd_per_hour, self.power_watts]).any()
+            or np.isfinite(self.at_most).any()
+            or (self.inventory > 0).any()
+            or (self.unit > 1).any()
+            or (self.vendor_share > 0).any()
+        )
+
+    @property
+    def on_hand_usd_per_hour(self) -> Array:
+        """Nobody runs a GPU on hand for more than another one costs."""
+        return np.minimum(self.running_usd_per_hour, self.usd_per_hour)
+
+    def bought(self, gpus: Array) -> Array:
+        """Of GPUs by accelerator those that must be had, in whole units; the last axis is accelerators."""
+        return np.asarray(np.ceil(np.maximum(gpus - self.inventory, 0.0) / self.unit - 1e-6) * self.unit)
+
+    def spent_usd_per_hour(self, gpus: Array) -> Array:
+        """The same in money, by accelerator: what is had costs its price, used or not; the rest its running."""
+        bought = self.bought(gpus)
+        return bought * self.usd_per_hour + np.maximum(gpus - bought, 0.0) * self.on_hand_usd_per_hour
+
+    def only(self, columns: Indices, parts: Indices) -> "Programme":
+        return replace(
+            self,
+            rate=self.rate[np.ix_(columns, parts)],
+            demand=self.demand[parts],
+            gpus=self.gpus[columns],
+            accelerator=self.accelerator[columns],
+        )
+
+
+@dataclass(frozen=True)
+class Solution:
+    # By column, and (columns, parts).
+    replicas: Indices
+    share: Array
+    usd_per_hour: float
+    # What no fleet can undercut, as far as the search went.
+    bound_usd_per_hour: float
+    # By accelerator: GPUs used, and those of them that are not on hand.
+    gpus: Array
+    bought: Array
+    watts: float
+
+    @property
+    def pools(self) -> int:
+        return int((self.replicas > 0).sum())
+
+    @property
+    def kinds(self) -> int:
+        """Of accelerators."""
+        return int((self.gpus > 0).sum())
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, 1.0 - self.bound_usd_per_hour / self.usd_per_hour) if self.usd_per_hour > 0 else 0.0
