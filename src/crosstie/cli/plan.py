@@ -1,0 +1,198 @@
+"""`crosstie plan`: the cheapest fleet for a workload, or saved plans against today's catalog."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import msgspec
+
+from crosstie.catalog.fleets import fleet_text
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.workloads import MOST_DISCOUNT, example_text, find_workload, read_workload
+from crosstie.catalog.writing import write_text
+from crosstie.cli.assignments import amount, assigned, fraction
+from crosstie.cli.plan_show import show_plan
+from crosstie.cli.show import json_option, json_text, names, print_json, spinner
+from crosstie.cli.watch_show import show_watched, watched_json
+from crosstie.core.errors import BadInput, CrosstieError
+from crosstie.core.workload import Workload
+from crosstie.plan.check import check
+from crosstie.plan.fleet import fleet_of
+from crosstie.plan.market import PLANNED_BY
+from crosstie.plan.plan import make_plan
+from crosstie.plan.report import document, mark_of
+from crosstie.plan.watch import watched
+from crosstie.web.chart import check_ending
+from crosstie.web.plan_chart import draw_plan
+
+
+@click.command("plan")
+@click.argument("files", nargs=-1, metavar="WORKLOAD | --watch PLAN...", type=click.Path(path_type=Path))
+@click.option("--fleet", type=click.Path(path_type=Path), metavar="FILE", help="Write the fleet that `serve` takes.")
+@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Keep the plan, for --watch.")
+@click.option("--watch", is_flag=True, help="Make saved plans (files or folders) again and say which have flipped.")
+@click.option("--price", multiple=True, metavar="A=USD", help="Your own price of a GPU-hour, such as mi300x=1.99.")
+@click.option("--discount", multiple=True, metavar="A=SHARE", help="Off the price, by accelerator or vendor: AMD=15%.")
+@click.option("--prices", "basis", type=click.Choice(list(PLANNED_BY)), help="Which prices to plan by. [default: rent]")
+@click.option("--on", "accelerators", metavar="A,B,...", help="Only these accelerators.")
+@click.option(
+    "--sizing", type=click.Choice(["safe", "likely"]), help="By the slow end of estimates, or by the estimates."
+)
+@click.option("--check", "checked", is_flag=True, help="Simulate the pools: do the percentiles hold?")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the fleets (.svg, .png, .pdf).")
+@click.option("--example", is_flag=True, help="Print a workload file to start from.")
+@json_option
+def command(
+    files: tuple[Path, ...], fleet: Path | None, save: Path | None, watch: bool, price: tuple[str, ...],
+    discount: tuple[str, ...], basis: str | None, accelerators: str | None, sizing: str | None, checked: bool,
+    plot: Path | None, example: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
+
+    \b
+    crosstie plan --example > workload.toml
+    crosstie plan workload.toml --fleet fleet.toml --save plan.json
+    crosstie plan workload.toml --price mi300x=1.99 --discount NVIDIA=10%
+    crosstie plan --watch plan.json
+
+    WORKLOAD is a TOML file of models, classes of requests with their lengths, rates and latency targets, and
+    constraints; docs/plan.md has every key. "assistant" is a shipped example. Exit status 1 when no fleet will
+    do (the answer says which limit is in the way), or when --watch finds a decision that has flipped.
+    """
+    if example:
+        click.echo(example_text(), nl=False)
+        return 0
+    catalog = Catalog()
+    outputs = {"--fleet": fleet, "--save": save, "--plot": plot}
+    if watch:
+        others = {**outputs, "--price": price, "--discount": discount, "--prices": basis, "--on": accelerators}
+        given = [flag for flag, value in {**others, "--sizing": sizing, "--check": checked}.items() if value]
+        if given:
+            raise BadInput(f"--watch makes plans again as they were saved; {', '.join(given)} cannot go with it")
+        return _watch(catalog, files, as_json)
+    if len(files) != 1:
+        raise BadInput("name one workload file; `crosstie plan --example > workload.toml` makes one")
+    file = find_workload(files[0])
+    _check_outputs(file, {flag: target for flag, target in outputs.items() if target})
+    workload = read_workload(catalog, file)
+    workload = _overridden(catalog, workload, price, discount, basis, accelerators, sizing)
+    with spinner() as tell:
+        plan = make_plan(catalog, workload, progress=tell)
+        if checked and plan.fleet:
+            tell("simulating the pools")
+            plan = replace(plan, simulated=check(plan.fleet, workload.classes))
+    made = document(plan, mark_of(catalog.calibration))
+    # Files before the answer, which may be read no further than its first lines.
+    if save:
+        write_text(save, json_text(made) + "\n")
+        click.echo(f"plan written to {save}", err=True)
+    if plan.fleet and fleet:
+        write_text(fleet, fleet_text(fleet_of(plan)))
+        click.echo(f"fleet written to {fleet}", err=True)
+    if plan.fleet and plot:
+        draw_plan(plan, plot)
+        click.echo(f"plot written to {plot}", err=True)
+    for target in (fleet, plot):
+        if target and not plan.fleet:
+            click.echo(f"{target} not written: there is no fleet", err=True)
+    if as_json:
+        print_json(made)
+    else:
+        show_plan(plan)
+    return 0 if plan.fleet else 1
+
+
+def _check_outputs(workload: Path, targets: dict[str, Path]) -> None:
+    """What can be told before the work: a plan must not fail at its end for a name."""
+    taken = {workload.resolve(): "the workload"}
+    for flag, target in targets.items():
+        try:
+            if target.exists() and not target.is_file():
+                # A device would be replaced by a file, not written to.
+                raise BadInput(f"{flag} {target}: is {'a folder' if target.is_dir() else 'no plain file'}")
+            if not target.parent.is_dir():
+                raise BadInput(f"{flag} {target}: cannot be written: there is no folder {target.parent}")
+            if not os.access(target.parent, os.W_OK):
+                raise BadInput(f"{flag} {target}: cannot be written: Permission denied")
+        except OSError as error:
+            raise BadInput(f"{flag} {str(target)[:200]}: cannot be written: {error.strerror}") from None
+        if target.resolve() in taken:
+            raise BadInput(f"{flag} {target}: is {taken[target.resolve()]} already")
+        taken[target.resolve()] = f"what {flag} writes"
+    if "--plot" in targets:
+        check_ending(targets["--plot"])
+
+
+def _overridden(
+    catalog: Catalog, workload: Workload, price: tuple[str, ...], discount: tuple[str, ...], basis: str | None,
+    accelerators: str | None, sizing: str | None,
+) -> Workload:  # fmt: skip
+    """What the command line says goes before what the file says."""
+    prices, limits = workload.prices, workload.constraints
+    vendors = {a.vendor.casefold(): a.vendor for a in catalog.accelerators.values()}
+
+    def accelerator(name: str) -> str:
+        return catalog.accelerator(name).id
+
+    given = _by_name("--price", assigned("--price", price, _gpu_hour), accelerator)
+    off = _by_name(
+        "--discount",
+        assigned("--discount", discount, _discount),
+        lambda name: vendors.get(name.casefold()) or accelerator(name),
+    )
+    if accelerators is not None:
+        chosen = tuple(dict.fromkeys(_found("--on", name, accelerator) for name in names(accelerators)))
+        if not chosen:
+            raise BadInput("--on names no accelerator")
+        limits = msgspec.structs.replace(limits, accelerators=chosen)
+    prices = msgspec.structs.replace(
+        prices,
+        basis=basis or prices.basis,
+        usd_per_gpu_hour={**prices.usd_per_gpu_hour, **given},
+        discount={**prices.discount, **off},
+    )
+    return msgspec.structs.replace(workload, prices=prices, constraints=limits, sizing=sizing or workload.sizing)
+
+
+def _by_name(option: str, values: dict[str, float], look_up: Callable[[str], str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        whose = _found(option, name, look_up)
+        if whose in found:
+            raise BadInput(f"{option}: {whose} is given twice")
+        found[whose] = value
+    return found
+
+
+def _found(option: str, name: str, look_up: Callable[[str], str]) -> str:
+    try:
+        return look_up(name)
+    except CrosstieError as error:
+        raise BadInput(f"{option} {name}: {error}") from None
+
+
+def _gpu_hour(text: str) -> float:
+    usd = amount(text)
+    if not 0.001 <= usd <= 1000:
+        raise BadInput("a GPU-hour costs from 0.001 to 1,000 USD")
+    return usd
+
+
+def _discount(text: str) -> float:
+    share = fraction(text)
+    if not 0.0 <= share <= MOST_DISCOUNT:
+        raise BadInput(f"a discount is from 0% to {MOST_DISCOUNT:.0%}")
+    return share
+
+
+def _watch(catalog: Catalog, files: tuple[Path, ...], as_json: bool) -> int:
+    if not files:
+        raise BadInput("--watch needs saved plans; `crosstie plan WORKLOAD --save plan.json` makes one")
+    found = watched(catalog, files)
+    if as_json:
+        print_json([watched_json(one) for one in found])
+    else:
+        show_watched(found)
+    return 1 if any(one.flipped for one in found) else 0

@@ -1,0 +1,61 @@
+"""How saved plans look beside what would be planned today."""
+
+from typing import Any
+
+from rich.text import Text
+
+from crosstie.cli.plan_show import say
+from crosstie.cli.show import console, dollars
+from crosstie.plan.watch import PriceMove, Watched
+
+
+def show_watched(found: list[Watched]) -> None:
+    out = console()
+    for one in found:
+        word = f"FLIPPED by {one.because}" if one.flipped else "holds"
+        say(out, Text.assemble((one.name, "bold"), f"  {one.file}, made {one.made}: ", (word, "bold")))
+        now = one.now.fleet.usd_per_hour if one.now.fleet else None
+        say(out, f"  then {_fleet(one.then_gpus, one.then_usd_per_hour)}; now {_fleet(one.now_gpus, now)}")
+        for move in one.moves:
+            say(out, f"  {_move(move, newer=move in one.newer_prices)}")
+        if one.recalibrated:
+            say(out, "  the calibration is another than it was")
+        for names, what in ((one.appeared, "priced now and not then"), (one.gone, "priced then and not now")):
+            if names:
+                say(out, f"  {what}: {', '.join(names)}")
+
+
+def _fleet(gpus: dict[str, int], usd_per_hour: float | None) -> str:
+    if usd_per_hour is None:
+        return "no fleet"
+    return f"{', '.join(f'{n} {name}' for name, n in gpus.items())}, {dollars(usd_per_hour)} an hour"
+
+
+def _move(move: PriceMove, newer: bool) -> str:
+    age = f", of {move.dated}: the plan is older than this price" if newer else ""
+    return f"{move.accelerator}: {dollars(move.then)} then, {dollars(move.now)} now ({move.change:+.0%}){age}"
+
+
+def watched_json(one: Watched) -> dict[str, Any]:
+    return {
+        "file": one.file,
+        "name": one.name,
+        "made": one.made,
+        "flipped": one.flipped,
+        "because": one.because,
+        "then": {"gpus": one.then_gpus, "usd_per_hour": one.then_usd_per_hour},
+        "now": {"gpus": one.now_gpus, "usd_per_hour": one.now.fleet.usd_per_hour if one.now.fleet else None},
+        "prices": [
+            {
+                "accelerator": move.accelerator,
+                "then": move.then,
+                "now": move.now,
+                "dated": move.dated,
+                "newer_than_plan": move in one.newer_prices,
+            }
+            for move in one.moves
+        ],
+        "appeared": one.appeared,
+        "gone": one.gone,
+        "recalibrated": one.recalibrated,
+    }

@@ -1,0 +1,97 @@
+"""A plan as a picture: what the fleet costs beside its rivals, and which classes load which pool."""
+
+from pathlib import Path
+from typing import Any
+
+from crosstie.plan.answer import Aside
+from crosstie.plan.plan import Plan
+from crosstie.web.chart import check_ending, colours, new_figure, save
+
+# AMD's accelerators and NVIDIA's, told apart by hue; kinds of one vendor by lightness.
+_HUES = {"AMD": ("#b3202c", "#d9595f", "#ec9a9c", "#f6cfd0"), "NVIDIA": ("#3b6e00", "#6aa01f", "#a2c96b", "#d3e7b9")}
+_DARK = ("#b3202c", "#3b6e00", "#5a5a5a")
+_OTHER = ("#5a5a5a", "#8c8c8c")
+
+
+def draw_plan(plan: Plan, target: Path) -> None:
+    """Needs a plan with a fleet."""
+    assert plan.fleet is not None, "there is nothing to draw without a fleet"
+    check_ending(target)
+    figure = new_figure(12, 1.8 + 0.45 * max(len(plan.fleet.pools), 4))
+    left, right = figure.subplots(1, 2)
+    _costs(left, plan)
+    _pools(right, plan)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(visible=True, axis="x", linewidth=0.4, alpha=0.5)
+        axes.set_axisbelow(True)
+    figure.supxlabel("predicted, not measured", x=0.01, ha="left", fontsize=7, color="0.4")
+    save(figure, target)
+
+
+def _costs(axes: Any, plan: Plan) -> None:
+    """One bar a fleet, stacked by accelerator."""
+    assert plan.fleet is not None
+    fleets: list[tuple[str, Aside]] = [("this plan", Aside(plan.fleet.gpus, plan.fleet.usd_per_hour, 0.0))]
+    fleets += [(f"{vendor} alone", one) for vendor, one in plan.single_vendor.items() if one]
+    if plan.runner_up:
+        fleets.append((f"without {plan.runner_up.without}", plan.runner_up.fleet))
+    prices = {item.id: item.quote.usd for item in plan.market.items}
+    shades = _shades(plan, [name for _, fleet in fleets for name in fleet.gpus])
+    widest = max(fleet.usd_per_hour for _, fleet in fleets)
+    for row, (_, fleet) in enumerate(fleets):
+        worth = {name: count * prices[name] for name, count in fleet.gpus.items()}
+        scale = fleet.usd_per_hour / sum(worth.values())
+        start = 0.0
+        for name, usd in worth.items():
+            axes.barh(row, usd * scale, left=start, color=shades[name], edgecolor="white", height=0.62)
+            if usd * scale > 0.16 * widest:
+                ink = "white" if shades[name] in _DARK else "black"
+                middle, words = start + usd * scale / 2, f"{fleet.gpus[name]} {name}"
+                axes.text(middle, row, words, ha="center", va="center", fontsize=8, color=ink)
+            start += usd * scale
+        axes.text(start, row, f"  ${fleet.usd_per_hour:,.2f}", va="center", fontsize=9)
+    doubt = plan.uncertainty
+    if doubt and doubt.low_usd_per_hour is not None:
+        low, high = doubt.low_usd_per_hour, doubt.high_usd_per_hour
+        axes.plot([low, high], [0.42, 0.42], color="black", linewidth=1.2, solid_capstyle="butt")
+        axes.plot([low, high], [0.42, 0.42], "|", color="black", markersize=7)
+    axes.set_yticks(range(len(fleets)), [name for name, _ in fleets])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.22 * widest)
+    axes.set_xlabel("USD an hour (line: eight cases of ten, as estimates err)")
+    axes.set_title(f"{plan.workload.name}: what each fleet costs", loc="left", fontsize=11)
+
+
+def _shades(plan: Plan, names: list[str]) -> dict[str, str]:
+    vendor = {item.id: item.vendor for item in plan.market.items}
+    found: dict[str, str] = {}
+    for name in names:
+        if name not in found:
+            hues = _HUES.get(vendor[name], _OTHER)
+            taken = sum(vendor[other] == vendor[name] for other in found)
+            found[name] = hues[min(taken, len(hues) - 1)]
+    return found
+
+
+def _pools(axes: Any, plan: Plan) -> None:
+    """One bar a pool: how much of its replicas each class keeps busy at the peak."""
+    assert plan.fleet is not None
+    colour = {one.name: hue for one, hue in zip(plan.workload.classes, colours() * 8, strict=False)}
+    for row, pool in enumerate(plan.fleet.pools):
+        start = 0.0
+        for name in colour:
+            load = sum(one.load for one in pool.carried if one.part.request_class.name == name) / pool.replicas
+            axes.barh(row, load, left=start, color=colour[name], edgecolor="white", height=0.62)
+            start += load
+    labels = [f"{pool.name}\n{pool.replicas} x {pool.deployment.parallelism.gpus} GPU" for pool in plan.fleet.pools]
+    axes.set_yticks(range(len(labels)), labels, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.0)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.set_xlabel("busy at the peak, by class")
+    axes.set_title("what each pool does", loc="left", fontsize=11)
+    handles = [axes.barh(0, 0, color=hue) for hue in colour.values()]
+    axes.legend(
+        handles, list(colour), loc="upper right", bbox_to_anchor=(1.0, 1.12), ncols=4, frameon=False, fontsize=8
+    )

@@ -1,0 +1,331 @@
+"""`crosstie plan` as a user meets it: the answer, its JSON, its files, and one line for every mistake."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conftest import Command, Outcome
+from tests.small_workload import ALLOWED, Change, constrained, small, tables
+
+from crosstie.catalog.fleets import read_fleet
+from crosstie.catalog.library import Catalog
+from crosstie.plan.market import PLANNED_BY
+
+TTFT = "ttft_ms = { p95 = 1000 }"
+
+
+def one_line(got: Outcome, *words: str) -> None:
+    """Status 2, nothing but one line, and these words in it."""
+    assert (got.status, got.out) == (2, "")
+    assert got.err.startswith("crosstie: ")
+    assert got.err.count("\n") == 1
+    for word in words:
+        assert word in got.err
+
+
+def test_the_answer_comes_first(crosstie: Command, tmp_path: Path) -> None:
+    got = crosstie("plan", str(small(tmp_path)))
+    assert got.status == 0
+    lines = got.out.splitlines()
+    assert lines[0] == "small  1 class of requests, 5 requests/s at the peak"
+    assert lines[1].startswith("The cheapest fleet: 1 mi300x, $1.30 an hour ($949.00 a month")
+    for part in ("Routing guide", "Beside it", "What would change it", "- NVIDIA alone: 1 h200", "price of mi300x"):
+        assert part in got.out
+    assert got.err == ""
+
+
+KEYS = {
+    "format", "made", "calibration", "feasible", "workload", "prices", "left_out", "replicas_considered", "obstacles",
+    "fleet", "single_vendor", "runner_up", "flips", "prompt_lengths", "years", "simulated", "by_estimates",
+    "binding_limits", "cheaper_but_less_simple",
+}  # fmt: skip
+FLEET = {
+    "usd_per_hour", "uncertainty", "usd_per_month", "usd_over_horizon", "watts", "gpus", "on_hand", "to_be_had", "optimality_gap",
+    "usd_per_million_tokens", "by_class", "pools",
+}  # fmt: skip
+POOL = {
+    "name", "model", "accelerator", "vendor", "parallelism", "precision", "kv_format", "stack", "replicas", "gpus",
+    "usd_per_gpu_hour", "usd_per_hour", "utilisation", "limited_by", "in_flight_a_replica", "most_in_flight_a_replica",
+    "estimate", "carries",
+}  # fmt: skip
+
+
+def test_the_answer_as_json(crosstie: Command, tmp_path: Path) -> None:
+    got = json.loads(crosstie("plan", str(small(tmp_path)), "--json").out)
+    assert set(got) == KEYS
+    assert set(got["fleet"]) == FLEET
+    assert (got["format"], got["feasible"], got["obstacles"]) == ("crosstie plan 1", True, [])
+    assert set(got["calibration"]) == {"by", "date", "digest"}
+    (pool,) = got["fleet"]["pools"]
+    assert set(pool) == POOL
+    assert (pool["accelerator"], pool["vendor"], pool["gpus"]) == ("mi300x", "AMD", 1)
+    assert got["fleet"]["usd_per_hour"] == pytest.approx(pool["usd_per_hour"])
+    assert sum(one["share"] for one in pool["carries"]) == pytest.approx(1.0)
+    assert sum(one["usd_per_hour"] for one in pool["carries"]) == pytest.approx(pool["usd_per_hour"])
+    assert set(got["prices"]) == {"mi300x", "h200"}
+    assert set(got["prices"]["h200"]) == {
+        "accelerator", "usd", "low", "high", "kind", "prices", "oldest", "newest", "discount",
+    }  # fmt: skip
+    assert [year["year"] for year in got["years"]] == [1, 2, 3]
+    assert got["workload"]["classes"][0]["ttft"] == {"seconds": 1.0, "percentile": 0.95}
+
+
+def test_no_fleet_will_do(crosstie: Command, tmp_path: Path) -> None:
+    file = str(small(tmp_path, (TTFT, "ttft_ms = { p95 = 1 }")))
+    target = tmp_path / "fleet.toml"
+    target.write_text("the fleet of last week")
+    got = crosstie("plan", file, "--fleet", str(target), "--save", str(tmp_path / "plan.json"))
+    assert got.status == 1
+    assert "No fleet will do." in got.out
+    assert "- class 'chat' ttft_ms: p95 = 1 would have to be p95 = " in got.out
+    assert f"{target} not written: there is no fleet" in got.err
+    assert target.read_text() == "the fleet of last week"
+    # The plan is kept all the same, and holds.
+    assert crosstie("plan", "--watch", str(tmp_path / "plan.json")).status == 0
+    as_json = crosstie("plan", file, "--json")
+    document = json.loads(as_json.out)
+    assert as_json.status == 1
+    assert (document["feasible"], document["fleet"]) == (False, None)
+    assert set(document["obstacles"][0]) == {"key", "now", "needs", "why", "alone"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ("budget_usd_per_month = 0\nat_most = { mi300x = 0 }", "- constraints.budget_usd_per_month: 0 would have to be 2,200;"),
+        ("at_most = { mi300x = 0, h200 = 0 }", "- constraints.at_most: mi300x = 0 would have to be mi300x = 1;"),
+        ("power_kw = 0", "- constraints.power_kw: 0 would have to be 1.4;"),
+        ("at_most = { h200 = 0 }\nvendor_share = { NVIDIA = 0.2 }", "Any one of these would be enough:"),
+        ("budget_usd_per_month = 1\npower_kw = 0.1", "several limits together"),
+    ],
+)  # fmt: skip
+def test_limits_in_the_way(crosstie: Command, tmp_path: Path, limits: str, words: str) -> None:
+    got = crosstie("plan", str(small(tmp_path, constrained(limits))))
+    assert got.status == 1
+    assert words in got.out
+
+
+def test_targets_that_both_are_in_the_way(crosstie: Command, tmp_path: Path) -> None:
+    got = crosstie("plan", str(small(tmp_path, (TTFT, "ttft_ms = { p95 = 1 }"), ("{ p90 = 50 }", "{ p90 = 0.5 }"))))
+    assert got.status == 1
+    assert "All of these are in the way:" in got.out
+    assert got.out.count("\n- class 'chat'") == 2
+
+
+@pytest.mark.parametrize("name", ["chat", "чат 🚂", "Über_uns 2.0", "x" * 60])
+def test_the_fleet_file_reads_back(crosstie: Command, catalog: Catalog, tmp_path: Path, name: str) -> None:
+    target = tmp_path / "fleet.toml"
+    got = crosstie(
+        "plan", str(small(tmp_path, ('name = "chat"', f'name = "{name}"'))), "--fleet", str(target), "--json"
+    )
+    assert got.status == 0
+    assert got.err == f"fleet written to {target}\n"
+    fleet, document = read_fleet(catalog, target), json.loads(got.out)
+    (pool,), (planned,) = fleet.pools, document["fleet"]["pools"]
+    assert (pool.name, pool.replicas, pool.gpus) == (planned["name"], planned["replicas"], planned["gpus"])
+    assert fleet.usd_per_hour == pytest.approx(document["fleet"]["usd_per_hour"], rel=1e-5)
+    assert [one.name for one in fleet.classes] == [name]
+    assert sum(route.share for route in fleet.classes[0].routes) == pytest.approx(1.0)
+    assert pool.max_context >= 1200
+    assert fleet.planned == document["made"]
+
+
+def test_prices_of_ones_own(crosstie: Command, tmp_path: Path) -> None:
+    file = str(small(tmp_path))
+    dear = json.loads(crosstie("plan", file, "--price", "MI300X=3.5", "--json").out)
+    assert dear["fleet"]["gpus"] == {"h200": 1}
+    assert (dear["prices"]["mi300x"]["usd"], dear["prices"]["mi300x"]["kind"]) == (3.5, "given")
+    cheap = json.loads(
+        crosstie("plan", file, "--price", "mi300x=3.5", "--discount", "amd=50%", "--discount", "h200=0.1", "--json").out
+    )
+    assert cheap["fleet"]["gpus"] == {"mi300x": 1}
+    assert (cheap["prices"]["mi300x"]["usd"], cheap["prices"]["mi300x"]["discount"]) == (1.75, 0.5)
+    assert cheap["prices"]["h200"]["usd"] == pytest.approx(0.9 * dear["prices"]["h200"]["usd"])
+    assert "$1.75 as given, 50% off" in crosstie("plan", file, "--price", "mi300x=3.5", "--discount", "AMD=50%").out
+
+
+def test_the_command_line_goes_before_the_file(crosstie: Command, tmp_path: Path) -> None:
+    prices = tables("[prices]\nbasis = 'spot'\nusd_per_gpu_hour = { mi300x = 9 }\ndiscount = { AMD = 0.5 }")
+    file = str(small(tmp_path, prices))
+    assert json.loads(crosstie("plan", file, "--json").out)["prices"]["mi300x"]["usd"] == 4.5
+    got = json.loads(
+        crosstie("plan", file, "--price", "mi300x=2", "--discount", "AMD=0%", "--prices", "rent", "--sizing", "likely", "--json").out
+    )  # fmt: skip
+    assert got["prices"]["mi300x"]["usd"] == 2
+    assert got["prices"]["h200"]["kind"] == "rent-3-years"
+    assert (got["workload"]["sizing"], got["by_estimates"]) == ("likely", None)
+
+
+def test_only_these_accelerators(crosstie: Command, tmp_path: Path) -> None:
+    got = json.loads(crosstie("plan", str(small(tmp_path)), "--on", "H200,b200,h200", "--json").out)
+    assert set(got["prices"]) == {"h200", "b200"}
+    assert set(got["single_vendor"]) == {"NVIDIA"}
+
+
+@pytest.mark.parametrize("basis", PLANNED_BY)
+def test_every_kind_of_price_works_or_says_what_is_missing(crosstie: Command, tmp_path: Path, basis: str) -> None:
+    file = str(small(tmp_path))
+    got = crosstie("plan", file, "--prices", basis, "--on", "mi300x,h200,rtx-4090", "--json")
+    assert got.status == 0
+    document = json.loads(got.out)
+    assert set(document["prices"]) | set(document["left_out"]) == {"mi300x", "h200", "rtx-4090"}
+    for name, reason in document["left_out"].items():
+        assert f"no price of kind {basis}; give one with --price {name}=USD" in reason
+        assert crosstie("plan", file, "--prices", basis, "--on", name, "--price", f"{name}=1").status == 0
+        one_line(crosstie("plan", file, "--prices", basis, "--on", name), "--price NAME=USD")
+
+
+def test_buying_costs_what_owning_assumes(crosstie: Command, tmp_path: Path) -> None:
+    file = str(small(tmp_path))
+    full = json.loads(crosstie("plan", file, "--prices", "buy", "--json").out)["prices"]["mi300x"]
+    half = json.loads(crosstie("plan", file, "--prices", "buy", "--discount", "AMD=50%", "--json").out)["prices"][
+        "mi300x"
+    ]
+    assert full["kind"] == "buy"
+    # The discount is off the purchase, and running costs stay.
+    assert 0.5 * full["usd"] < half["usd"] < full["usd"]
+
+
+def test_what_is_on_hand_needs_a_price(crosstie: Command, tmp_path: Path) -> None:
+    limits = (ALLOWED, 'accelerators = ["mi300x", "rx-7900-xtx"]\ninventory = { rx-7900-xtx = 8 }\n')
+    file = str(small(tmp_path, limits))
+    one_line(crosstie("plan", file), "constraints.inventory.rx-7900-xtx", "--price rx-7900-xtx=USD")
+    assert crosstie("plan", file, "--price", "rx-7900-xtx=0.3").status == 0
+
+
+def test_the_example_plans(crosstie: Command, tmp_path: Path) -> None:
+    example = crosstie("plan", "--example")
+    assert example.status == 0
+    file = tmp_path / "mine.toml"
+    file.write_text(example.out)
+    got = crosstie("plan", str(file), "--on", "mi300x,h200")
+    assert got.status == 0
+    assert got.out.startswith("assistant  4 classes of requests, 60 requests/s at the peak, growing 25% a year")
+
+
+def test_traffic_may_shrink(crosstie: Command, tmp_path: Path) -> None:
+    file = small(tmp_path, ("requests_per_s = 5\n", "requests_per_s = 5\ngrowth_per_year = -0.3\n"))
+    assert ", shrinking 30% a year" in crosstie("plan", str(file)).out
+
+
+FLAGS = [
+    (("--price", "x"), "--price x: write NAME=VALUE"),
+    (("--price", "mi300x="), "--price mi300x=: write NAME=VALUE"),
+    (("--price", "mi300x=abc"), "--price mi300x=abc: 'abc' is not a number"),
+    (("--price", "mi300x=nan"), "--price mi300x=nan: 'nan' is not a finite number"),
+    (("--price", "mi300x=0"), "--price mi300x=0: a GPU-hour costs from 0.001"),
+    (("--price", "mi999=1"), "--price mi999: unknown accelerator"),
+    (("--price", "mi300x=1", "--price", "MI300X=2"), "--price: mi300x is given twice"),
+    (("--discount", "AMD=120%"), "--discount AMD=120%: a discount is from 0% to 99%"),
+    (("--discount", "AMD=100%"), "--discount AMD=100%: a discount is from 0% to 99%"),
+    (("--discount", "AMD=-1%"), "--discount AMD=-1%"),
+    (("--discount", "Intel=5%"), "--discount Intel: unknown accelerator"),
+    (("--discount", "AMD=5%", "--discount", "amd=6%"), "--discount: AMD is given twice"),
+    (("--on", "mi999"), "--on mi999: unknown accelerator"),
+    (("--on", ","), "--on names no accelerator"),
+    (("--prices", "barter"), "'--prices': 'barter' is not one of"),
+    (("--sizing", "bold"), "'--sizing': 'bold' is not one of"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), FLAGS, ids=[words for _, words in FLAGS])
+def test_mistakes_on_the_command_line(crosstie: Command, tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    one_line(crosstie("plan", str(small(tmp_path)), *options), words)
+    one_line(crosstie("plan", str(small(tmp_path)), *options, "--json"), words)
+
+
+PLANLESS = [
+    (tables("[prices]\nbasis = 'barter'"), "prices.basis: 'barter' is not one of rent, on-demand"),
+    (
+        constrained("vendors = ['amd']\nvendor_share = { nvidia = 0.2 }"),
+        "constraints.vendor_share.NVIDIA: no accelerator of NVIDIA",
+    ),
+    (
+        (ALLOWED, "accelerators = ['mi300x']\nvendors = ['NVIDIA']\n"),
+        "constraints.vendors: nothing that may be used (mi300x) is of NVIDIA",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), PLANLESS, ids=[words for _, words in PLANLESS])
+def test_contradictions_name_file_and_key(crosstie: Command, tmp_path: Path, change: Change, words: str) -> None:
+    file = small(tmp_path, change)
+    one_line(crosstie("plan", str(file)), f"{file}: {words}")
+
+
+def test_workloads_that_are_none(crosstie: Command, tmp_path: Path) -> None:
+    one_line(crosstie("plan"), "name one workload file")
+    one_line(crosstie("plan", "a", "b"), "name one workload file")
+    one_line(crosstie("plan", str(tmp_path)), f"{tmp_path}: is a folder")
+    one_line(crosstie("plan", str(tmp_path / "none.toml")), "no such workload file")
+
+
+@pytest.mark.parametrize("option", ["--fleet", "--save", "--plot"])
+def test_outputs_that_cannot_be_written(crosstie: Command, tmp_path: Path, option: str) -> None:
+    """Told before anything is planned or written; what is no plain file is not replaced by one."""
+    file = str(small(tmp_path))
+    (tmp_path / "folder.svg").mkdir()
+    os.mkfifo(tmp_path / "pipe.svg")
+    before = sorted(tmp_path.rglob("*"))
+    one_line(crosstie("plan", file, option, str(tmp_path / "none" / "x.svg")), f"{option} ", "there is no folder")
+    one_line(crosstie("plan", file, option, str(tmp_path / "folder.svg")), f"{option} ", "is a folder")
+    one_line(crosstie("plan", file, option, str(tmp_path / "pipe.svg")), f"{option} ", "is no plain file")
+    one_line(crosstie("plan", file, option, file), f"{option} {file}: is the workload already")
+    one_line(crosstie("plan", file, option, "x" * 300 + ".svg"), f"{option} ", "File name too long")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_one_bad_output_keeps_the_others_from_being_written(crosstie: Command, tmp_path: Path) -> None:
+    file, fleet, saved = str(small(tmp_path)), tmp_path / "fleet.toml", tmp_path / "plan.json"
+    one_line(crosstie("plan", file, "--fleet", str(fleet), "--save", str(tmp_path / "none" / "x")), "--save ")
+    one_line(crosstie("plan", file, "--fleet", str(fleet), "--plot", str(tmp_path / "x.gif")), "--plot ", ".svg")
+    one_line(crosstie("plan", file, "--save", str(saved), "--fleet", str(saved)), "is what --fleet writes already")
+    assert not fleet.exists()
+    assert not saved.exists()
+
+
+def test_a_disk_that_fills_leaves_nothing_half_written(
+    crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had been written by then is said, so that nobody takes it for all."""
+    file, fleet, saved = str(small(tmp_path)), tmp_path / "fleet.toml", tmp_path / "plan.json"
+    replace = os.replace
+
+    def full(source: str, target: Path) -> None:
+        if target == fleet:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    got = crosstie("plan", file, "--fleet", str(fleet), "--save", str(saved))
+    assert got.status == 2
+    assert got.err.splitlines() == [
+        f"plan written to {saved}", f"crosstie: {fleet}: cannot be written: No space left on device",
+    ]  # fmt: skip
+    assert saved.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "small.toml"]
+
+
+def test_a_reader_that_goes_away(tmp_path: Path) -> None:
+    """The files are written all the same."""
+    saved = tmp_path / "plan.json"
+    command = (
+        f'"{sys.executable}" -m crosstie plan "{small(tmp_path)}" --save "{saved}" | true; exit ${{PIPESTATUS[0]}}'
+    )
+    environment = {**os.environ, "CROSSTIE_CATALOG": str(tmp_path / "none")}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr
+    assert json.loads(saved.read_text())["feasible"]
+
+
+def test_the_picture_of_a_plan(crosstie: Command, tmp_path: Path) -> None:
+    target = tmp_path / "plan.svg"
+    got = crosstie("plan", str(small(tmp_path)), "--plot", str(target))
+    assert got.status == 0
+    drawn = target.read_text()
+    assert "<svg" in drawn
+    assert f"plot written to {target}" in got.err
