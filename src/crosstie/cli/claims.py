@@ -1,0 +1,120 @@
+"""`crosstie claims`: what public articles assert about AMD and NVIDIA, each with a verdict and its reason."""
+
+import click
+
+from crosstie.catalog.library import Catalog
+from crosstie.claims.check import Checked, Summary, check_claims, summarise
+from crosstie.claims.page import page, rest_words
+from crosstie.claims.reading import read_claims, select
+from crosstie.claims.verdicts import VERDICTS
+from crosstie.cli.show import console, json_option, print_json, print_table, table
+from crosstie.core.errors import BadInput, near_names
+
+# So many claims are shown with all that they rest on; more of them as a table.
+_IN_FULL = 3
+
+
+@click.command("claims")
+@click.argument("asked", nargs=-1, metavar="[ID|TEXT]...")
+@click.option("--verdict", metavar="V", help="Only claims with this verdict: holds, wrong, ...")
+@click.option("--article", metavar="A", help="Only claims of this article, A to E.")
+@click.option("--markdown", is_flag=True, help="Print the page docs/claims.md.")
+@json_option
+def command(asked: tuple[str, ...], verdict: str | None, article: str | None, markdown: bool, as_json: bool) -> int:
+    """What five public articles assert about AMD and NVIDIA for LLM inference, checked one by one.
+
+    Each claim gets a verdict, the value computed or sourced beside it, the reason and what that rests on. A check
+    is a computation on the catalog, so your own catalog files change verdicts.
+
+    \b
+    crosstie claims --verdict wrong
+    crosstie claims c27
+    crosstie claims mi325x --article A
+
+    Up to three claims are shown with everything that they rest on. Exit status 1 when no claim is left.
+    """
+    if markdown and (as_json or asked or verdict or article):
+        raise BadInput("--markdown prints the whole page and goes with nothing else")
+    chosen = select(read_claims(), asked, article)
+    wanted = _verdict(verdict)
+    found = check_claims(Catalog(), chosen)
+    if wanted:
+        found = [one for one in found if one.finding.verdict == wanted]
+    if markdown:
+        click.echo(page(found), nl=False)
+    elif as_json:
+        print_json(to_json(found))
+    else:
+        show(found)
+    return 0 if found else 1
+
+
+def _verdict(name: str | None) -> str | None:
+    if name is None or name in VERDICTS:
+        return name
+    near = [known for known in VERDICTS if name.strip() and name.casefold() in known.casefold()]
+    if len(near) == 1:
+        return near[0]
+    hint = near_names(name, VERDICTS) or near
+    more = f" Did you mean {' or '.join(hint)}?" if hint else ""
+    raise BadInput(f"unknown verdict '{name}'.{more} Known: {', '.join(VERDICTS)}.")
+
+
+def show(found: list[Checked]) -> None:
+    out = console()
+    if not found:
+        click.echo("no claim is left", err=True)
+        return
+    if len(found) > _IN_FULL:
+        columns = [("id", "left"), ("claim", "left"), ("verdict", "left"), ("computed", "left")]
+        print_table(out, table("", columns, [_row(one) for one in found]))
+    else:
+        for one in found:
+            _show_one(one)
+    out.print(summarise(found).line, soft_wrap=True)
+    if len(found) > _IN_FULL:
+        out.print("  crosstie claims ID gives the reason and what it rests on", style="dim")
+    out.print("  AMD results are published by others; Crosstie has run nothing on AMD", style="dim")
+
+
+def _row(one: Checked) -> list[str]:
+    claim = one.claim
+    value = claim.value if claim.unit in ("", "bool") else f"{claim.value} {claim.unit}"
+    return [claim.id, f"{claim.subject}: {value}", one.finding.verdict, one.finding.computed]
+
+
+def _show_one(one: Checked) -> None:
+    out, finding = console(), one.finding
+    out.print(f"{one.claim.id}  {one.claim.words}  (article {one.claim.article})", style="bold", soft_wrap=True)
+    out.print(f"  {finding.verdict}; computed: {finding.computed}", soft_wrap=True)
+    out.print(f"  {finding.reason}", soft_wrap=True)
+    if finding.contradicted_by:
+        out.print(f"  other claims say otherwise: {', '.join(finding.contradicted_by)}", soft_wrap=True)
+    for rest in finding.rests:
+        out.print(f"  - {rest_words(rest)}", style="dim", soft_wrap=True)
+
+
+def to_json(found: list[Checked]) -> dict[str, object]:
+    return {"summary": summary_json(summarise(found)), "claims": [claim_json(one) for one in found]}
+
+
+def summary_json(summary: Summary) -> dict[str, object]:
+    articles = {
+        name: {"claims": total, "hold": held, "hold_under_conditions": under}
+        for name, (total, held, under) in summary.articles.items()
+    }
+    return {"counts": summary.counts, "articles": articles, "best_first": summary.best}
+
+
+def claim_json(one: Checked) -> dict[str, object]:
+    claim, finding = one.claim, one.finding
+    names = ("id", "article", "kind", "subject", "value", "unit")
+    return {
+        **{name: getattr(claim, name) for name in names},
+        "claim": claim.text,
+        "verdict": finding.verdict,
+        "computed": finding.computed,
+        "reason": finding.reason,
+        "contradicted_by": list(finding.contradicted_by),
+        "rests_on": [rest._asdict() for rest in finding.rests],
+    }
