@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types unit bench calibration accuracy format clean
+.PHONY: demo test lint types unit bench calibration accuracy claims format clean
 
 demo: $(VENV)/.base
-	$(BIN)/crosstie compare llama-3.1-70b --precision fp8 --on mi300x,h200,h100-sxm --input 4096 --output 1024 --concurrency 64
+	$(BIN)/crosstie plan assistant --check
 	$(BIN)/crosstie validate docs/examples/results.csv
 
 test: lint types unit
@@ -24,6 +24,7 @@ unit: $(VENV)/.dev
 
 bench: $(VENV)/.base
 	$(BIN)/python benchmarks/step_speed.py
+	$(BIN)/python benchmarks/plan_speed.py
 
 # The shipped calibration from the shipped measurements: about five minutes on two cores.
 calibration: $(VENV)/.base
@@ -31,6 +32,9 @@ calibration: $(VENV)/.base
 
 accuracy: $(VENV)/.base
 	$(BIN)/python benchmarks/render_accuracy.py
+
+claims: $(VENV)/.base
+	CROSSTIE_CATALOG=/nonexistent $(BIN)/crosstie claims --markdown > docs/claims.md
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

@@ -18,40 +18,54 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from crosstie.catalog.fleets import fleet_text, read_fleet
     from crosstie.catalog.library import Catalog
+    from crosstie.catalog.workloads import read_workload
     from crosstie.core.accelerator import Accelerator
     from crosstie.core.deployment import Deployment, Parallelism
     from crosstie.core.errors import BadData, BadInput, CrosstieError, UnknownName
     from crosstie.core.estimate import Estimate
     from crosstie.core.fact import Fact, Label
+    from crosstie.core.fleet import Fleet, Pool, Route
     from crosstie.core.formats import Format, Precision
     from crosstie.core.model import Layer, Model, Scan, State, Tensor
     from crosstie.core.stack import Efficiency, Stack
+    from crosstie.core.workload import RequestClass, Target, Workload
     from crosstie.perf.estimate import estimate, estimates
     from crosstie.perf.fit import Fit, Placement, fit, smallest_layout
     from crosstie.perf.hardware import Hardware
     from crosstie.perf.memory import MemoryPlan, memory_plan, sequences_that_fit, weight_bytes
     from crosstie.perf.serving import Steady, serve, single_stream_ceiling
     from crosstie.perf.step import Shape, StepCost, shape, step
+    from crosstie.plan.check import check
     from crosstie.plan.compare import Entry, Load, Scorecard, compare
+    from crosstie.plan.fleet import fleet_of
+    from crosstie.plan.plan import Plan, make_plan
 
 _HOMES = {
+    "crosstie.catalog.fleets": ("fleet_text", "read_fleet"),
     "crosstie.catalog.library": ("Catalog",),
+    "crosstie.catalog.workloads": ("read_workload",),
     "crosstie.core.accelerator": ("Accelerator",),
     "crosstie.core.deployment": ("Deployment", "Parallelism"),
     "crosstie.core.errors": ("BadData", "BadInput", "CrosstieError", "UnknownName"),
     "crosstie.core.estimate": ("Estimate",),
     "crosstie.core.fact": ("Fact", "Label"),
+    "crosstie.core.fleet": ("Fleet", "Pool", "Route"),
     "crosstie.core.formats": ("Format", "Precision"),
     "crosstie.core.model": ("Layer", "Model", "Scan", "State", "Tensor"),
     "crosstie.core.stack": ("Efficiency", "Stack"),
+    "crosstie.core.workload": ("RequestClass", "Target", "Workload"),
     "crosstie.perf.estimate": ("estimate", "estimates"),
     "crosstie.perf.fit": ("Fit", "Placement", "fit", "smallest_layout"),
     "crosstie.perf.hardware": ("Hardware",),
     "crosstie.perf.memory": ("MemoryPlan", "memory_plan", "sequences_that_fit", "weight_bytes"),
     "crosstie.perf.serving": ("Steady", "serve", "single_stream_ceiling"),
     "crosstie.perf.step": ("Shape", "StepCost", "shape", "step"),
+    "crosstie.plan.check": ("check",),
     "crosstie.plan.compare": ("Entry", "Load", "Scorecard", "compare"),
+    "crosstie.plan.fleet": ("fleet_of",),
+    "crosstie.plan.plan": ("Plan", "make_plan"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -67,6 +81,7 @@ __all__ = [
     "Estimate",
     "Fact",
     "Fit",
+    "Fleet",
     "Format",
     "Hardware",
     "Label",
@@ -76,7 +91,11 @@ __all__ = [
     "Model",
     "Parallelism",
     "Placement",
+    "Plan",
+    "Pool",
     "Precision",
+    "RequestClass",
+    "Route",
     "Scan",
     "Scorecard",
     "Shape",
@@ -84,13 +103,21 @@ __all__ = [
     "State",
     "Steady",
     "StepCost",
+    "Target",
     "Tensor",
     "UnknownName",
+    "Workload",
+    "check",
     "compare",
     "estimate",
     "estimates",
     "fit",
+    "fleet_of",
+    "fleet_text",
+    "make_plan",
     "memory_plan",
+    "read_fleet",
+    "read_workload",
     "sequences_that_fit",
     "serve",
     "shape",

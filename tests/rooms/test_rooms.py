@@ -24,6 +24,7 @@ ROOMS = [
     "emulate",
     "gateway",
     "bench",
+    "claims",
     "web",
     "cli",
 ]

@@ -12,10 +12,13 @@ from crosstie.core.errors import CrosstieError
 COMMANDS = {
     "fit": "how a model sits in memory on each accelerator",
     "compare": "one model under one load on several accelerators, and why one wins",
+    "plan": "the cheapest fleet for a workload, who goes where, and what would change it",
+    "tco": "what owning each would cost over years, per million tokens, and how sure that is",
     "probe": "what the GPU of this machine reaches, measured through PyTorch",
     "validate": "predictions against measured results: coverage, error, rank, intervals",
     "calibrate": "fit the constants to measured results, with cross-validated errors",
     "tax": "what software leaves of each accelerator's roofline, release by release",
+    "claims": "what public articles assert about AMD and NVIDIA, checked one by one",
     "catalog": "accelerators, models, stacks and prices, each number with its source",
 }
 
@@ -46,6 +49,7 @@ def crosstie() -> None:
     Start here:
       crosstie fit llama-3.1-70b --on mi300x,h100-sxm
       crosstie compare llama-3.1-70b --on mi300x,h200 --input 4096 --output 1024 --concurrency 64
+      crosstie plan assistant
       crosstie catalog show mi300x
 
     A model is a catalog name, a Hugging Face model directory or a config.json. Every command takes
@@ -55,6 +59,9 @@ def crosstie() -> None:
 
 def run() -> None:
     """Entry point: a user's mistake is one line on stderr and status 2, never a traceback."""
+    if sys.stdout is None:
+        # Closed by whoever started it (`>&-`): what is printed goes nowhere.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a sign gets a question mark, not a traceback.
