@@ -11,13 +11,10 @@ from rich.text import Text
 from crosstie.catalog.library import Catalog
 from crosstie.cli.fit import deployment_json, describe
 from crosstie.cli.options import (
-    PRECISION_HELP,
     accelerators_from,
-    kv_option,
     layout_from,
-    layout_options,
     model_argument,
-    stack_option,
+    replica_options,
 )
 from crosstie.cli.show import console, count, json_option, print_json, print_table, seconds, share, table
 from crosstie.plan.compare import Entry, Load, Scorecard, compare
@@ -30,17 +27,7 @@ INTERVAL = "80% interval"
 @click.command("compare")
 @model_argument
 @click.option("--on", "accelerators", required=True, metavar="A,B,...", help="Accelerators to compare.")
-@click.option("--input", "input_tokens", type=int, default=4096, show_default=True, metavar="N", help="Prompt tokens.")
-@click.option(
-    "--output", "output_tokens", type=int, default=1024, show_default=True, metavar="N", help="Output tokens."
-)
-@click.option(
-    "--concurrency", type=int, default=64, show_default=True, metavar="N", help="Requests in flight on a replica."
-)
-@click.option("--precision", metavar="P", default="native", show_default=True, help=PRECISION_HELP)
-@layout_options
-@kv_option
-@stack_option
+@replica_options
 @click.option("--sweep", is_flag=True, help="Also from one request in flight to a full replica.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
 @json_option

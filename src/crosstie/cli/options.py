@@ -35,6 +35,23 @@ def layout_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def replica_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One load on one kind of replica: lengths, requests in flight, precision, layout, cache and stack."""
+    for option in reversed((
+        _count("--input", "input_tokens", 4096, "Prompt tokens."),
+        _count("--output", "output_tokens", 1024, "Output tokens."),
+        _count("--concurrency", "concurrency", 64, "Requests in flight on a replica."),
+        click.option("--precision", metavar="P", default="native", show_default=True, help=PRECISION_HELP),
+        layout_options, kv_option, stack_option,
+    )):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def _count(flag: str, name: str, default: int, what: str) -> Decorator:
+    return click.option(flag, name, type=int, default=default, show_default=True, metavar="N", help=what)
+
+
 def layout_from(tp: int | None, pp: int | None, ep: int | None, dp: int | None) -> Parallelism | None:
     """None where the user said nothing at all."""
     if tp is None and pp is None and ep is None and dp is None:

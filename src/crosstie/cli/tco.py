@@ -10,13 +10,10 @@ from crosstie.catalog.api_prices import ApiPrice
 from crosstie.catalog.library import Catalog
 from crosstie.cli.assignments import assigned, assigned_or_common, fraction
 from crosstie.cli.options import (
-    PRECISION_HELP,
     accelerators_from,
-    kv_option,
     layout_from,
-    layout_options,
     model_argument,
-    stack_option,
+    replica_options,
 )
 from crosstie.cli.show import json_option, names, print_json
 from crosstie.cli.tco_show import Answer, Hosted, Rented, Sold, Waiting, show, to_json
@@ -57,17 +54,7 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 @click.option(
     "--set", "settings", multiple=True, metavar="[A:]KEY=V", help="An assumption: `crosstie catalog show costs`."
 )
-@click.option("--input", "input_tokens", type=int, default=4096, show_default=True, metavar="N", help="Prompt tokens.")
-@click.option(
-    "--output", "output_tokens", type=int, default=1024, show_default=True, metavar="N", help="Output tokens."
-)
-@click.option(
-    "--concurrency", type=int, default=64, show_default=True, metavar="N", help="Requests in flight on a replica."
-)
-@click.option("--precision", metavar="P", default="native", show_default=True, help=PRECISION_HELP)
-@layout_options
-@kv_option
-@stack_option
+@replica_options
 @click.option("--samples", type=int, default=10_000, show_default=True, metavar="N", help="Samples of the Monte Carlo.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Its seed.")
 @click.option("--vary", metavar="P%", help="Move every assumption by P% instead of over its own range.")
