@@ -367,6 +367,26 @@ def test_a_search_that_ends_without_an_answer_is_no_answer(monkeypatch: pytest.M
         solve(instance(1000, "all", columns=4))
 
 
+def test_a_search_that_runs_out_of_time_leaves_the_relaxation_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*arguments: Any, replicas: Any = None, relaxed: bool = False) -> Any:
+        if replicas is None and not relaxed:
+            raise rows.OutOfTime("none ruled out")
+        return rows.run_highs(*arguments, replicas=replicas, relaxed=relaxed)
+
+    problem = instance(7)
+    best = solve(problem, gap=0.0)
+    assert best is not None
+    monkeypatch.setattr(solver, "run_highs", slow)
+    rounded = solve(problem)
+    assert rounded is not None
+    load = np.divide(
+        rounded.share * problem.demand, problem.rate, out=np.zeros_like(problem.rate), where=problem.rate > 0
+    )
+    assert np.all(load.sum(axis=1) <= rounded.replicas + 1e-6)
+    assert rounded.share.sum(axis=0) == pytest.approx(1.0)
+    assert rounded.bound_usd_per_hour <= best.usd_per_hour + 1e-9 <= rounded.usd_per_hour + 2e-9
+
+
 @given(st.integers(0, 10**6), st.floats(1.0, 3.0))
 def test_more_load_or_higher_prices_never_cost_less(seed: int, factor: float) -> None:
     problem = instance(seed)

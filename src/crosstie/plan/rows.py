@@ -27,6 +27,10 @@ _PLAIN = {
 }
 
 
+class OutOfTime(BadInput):
+    """Neither a fleet nor the proof that there is none."""
+
+
 class Rows:
     """Variables: n by column, x by pair of column and part; by accelerator units had, and GPUs on hand in use."""
 
@@ -146,7 +150,7 @@ def run_highs(
     info = solver.getInfo()
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         if solver.getModelStatus() == highspy.HighsModelStatus.kTimeLimit:
-            raise BadInput(f"no fleet found in {_SECONDS:g} s, and none ruled out: fewer classes or limits would help")
+            raise OutOfTime(f"no fleet found in {_SECONDS:g} s, and none ruled out: fewer classes or limits would help")
         return None, 0.0
     bound = info.objective_function_value if relaxed else info.mip_dual_bound
     return np.array(solver.getSolution().col_value), float(bound)

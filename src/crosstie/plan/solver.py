@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from crosstie.plan.programme import Array, Indices, Mask, Programme, Solution
-from crosstie.plan.rows import Rows, run_highs
+from crosstie.plan.rows import OutOfTime, Rows, run_highs
 
 # How far from the best a fleet may be before the search stops, far below what estimates are wrong by.
 GAP = 1e-3
@@ -145,10 +145,26 @@ def _mixed(problem: Programme, minimise: str, gap: float) -> _Found | None:
     rows = Rows(problem)
     if len(problem.demand) > MANY_PARTS:
         gap = max(gap, QUICK_GAP)
-    values, bound = run_highs(rows, _objective(rows, minimise), gap)
+    try:
+        values, bound = run_highs(rows, _objective(rows, minimise), gap)
+    except OutOfTime:
+        found = _rounded_up(rows, minimise)
+        if found is None:
+            raise
+        return found
     if values is None:
         return None
     return _Found(np.round(values[: rows.first_share]).astype(np.int64), _shares(rows, values), bound)
+
+
+def _rounded_up(rows: Rows, minimise: str) -> _Found | None:
+    """The relaxation with whole replicas, if that keeps the limits: a fleet where the search found none in time."""
+    values, bound = run_highs(rows, _objective(rows, minimise), GAP, relaxed=True)
+    if values is None:
+        return None
+    replicas = np.ceil(values[: rows.first_share] - 1e-9)
+    kept, _ = run_highs(rows, _objective(rows, minimise), GAP, replicas=replicas)
+    return None if kept is None else _Found(replicas.astype(np.int64), _shares(rows, kept), bound)
 
 
 def _objective(rows: Rows, minimise: str) -> Array:
