@@ -65,7 +65,8 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
                 "requests": one.requests,
                 "ttft_s": one.ttft_s,
                 "tpot_s": one.tpot_s,
-                "targets_hold": one.holds,
+                # Pipelines are not simulated; that is no proof that they hold.
+                "targets_hold": one.holds if one.requests else None,
             }
             for one in plan.simulated
         ],
