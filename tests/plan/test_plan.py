@@ -12,11 +12,12 @@ from tests.plan.workloads import BATCH, CHAT, CODE, FEW, TWO, one_class, workloa
 
 from crosstie.catalog.calibration import empty
 from crosstie.catalog.library import Catalog
+from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import RequestClass, Workload
 from crosstie.plan.answer import FleetPlan
 from crosstie.plan.capacity import Leaning
 from crosstie.plan.market import market
-from crosstie.plan.optimise import HOURS_PER_MONTH, Choice, choice
+from crosstie.plan.optimise import Choice, choice
 from crosstie.plan.plan import Plan, make_plan
 from crosstie.plan.solver import GAP, solve
 from crosstie.plan.survey import offers, one_stack, surveys, undominated

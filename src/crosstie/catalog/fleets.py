@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.reading import only_keys, optional_text, read_toml, table, text, texts
-from crosstie.catalog.workloads import PERCENTILES, look_up, number, read_target, whole
+from crosstie.catalog.reading import number, only_keys, optional_text, read_toml, table, text, texts, whole
+from crosstie.catalog.workloads import PERCENTILES, look_up, read_target
 from crosstie.core.deployment import Parallelism, kv_bytes_per_element
 from crosstie.core.errors import BadData
 from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass

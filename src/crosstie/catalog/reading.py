@@ -154,6 +154,18 @@ def optional_text(file: Path, where: str, raw: object) -> str:
     return "" if raw is None or raw == "" else text(file, where, raw)
 
 
+def number(file: Path, where: str, raw: object, low: float, high: float) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not low <= raw <= high:
+        raise BadData(file, where, f"{raw!r} must be a number from {low:g} to {high:g}")
+    return float(raw)
+
+
+def whole(file: Path, where: str, raw: object, low: int, high: int) -> int:
+    if isinstance(raw, bool) or not isinstance(raw, int) or not low <= raw <= high:
+        raise BadData(file, where, f"{raw!r} must be a whole number from {low} to {high:,}")
+    return raw
+
+
 def file_id(file: Path, raw: object) -> str:
     """The id that a file gives itself: lower case, and the file's own name, so that either finds it."""
     found = text(file, "id", raw)

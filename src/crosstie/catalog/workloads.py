@@ -11,7 +11,7 @@ import numpy as np
 
 from crosstie.catalog.lengths import Lengths, cut, read_lengths
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.reading import only_keys, read_toml, table, text, texts
+from crosstie.catalog.reading import number, only_keys, read_toml, table, text, texts, whole
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.deployment import KV_FORMATS
 from crosstie.core.errors import BadData, BadInput, CrosstieError
@@ -366,15 +366,3 @@ def look_up(file: Path, where: str, find: Any) -> Any:
 
 def _list(file: Path, where: str, raw: object, default: tuple[str, ...]) -> tuple[str, ...]:
     return default if raw is None else texts(file, where, raw)
-
-
-def number(file: Path, where: str, raw: object, low: float, high: float) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float) or not low <= raw <= high:
-        raise BadData(file, where, f"{raw!r} must be a number from {low:g} to {high:g}")
-    return float(raw)
-
-
-def whole(file: Path, where: str, raw: object, low: int, high: int) -> int:
-    if isinstance(raw, bool) or not isinstance(raw, int) or not low <= raw <= high:
-        raise BadData(file, where, f"{raw!r} must be a whole number from {low} to {high:,}")
-    return raw

@@ -5,12 +5,12 @@ from datetime import date
 from rich.text import Text
 
 from crosstie.cli.show import Output, console, count, dollars, print_table, seconds, share, table
+from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
 from crosstie.plan.answer import Aside, Carried, FleetPlan, PoolPlan
 from crosstie.plan.check import Seen
 from crosstie.plan.flips import Flip
 from crosstie.plan.market import Item
-from crosstie.plan.optimise import HOURS_PER_MONTH
 from crosstie.plan.plan import Plan
 from crosstie.plan.report import horizon_usd
 

@@ -11,6 +11,7 @@ class Unit(NamedTuple):
 # Bills are written by the year of 365 days and by its twelfth.
 HOURS_PER_YEAR = 8760.0
 MONTHS_PER_YEAR = 12.0
+HOURS_PER_MONTH = HOURS_PER_YEAR / MONTHS_PER_YEAR
 SECONDS_PER_HOUR = 3600.0
 _YEAR_S = HOURS_PER_YEAR * SECONDS_PER_HOUR
 

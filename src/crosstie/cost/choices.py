@@ -9,12 +9,11 @@ import numpy as np
 from crosstie.catalog.api_prices import ApiPrice
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.errors import BadInput
-from crosstie.core.units import HOURS_PER_YEAR, MONTHS_PER_YEAR
+from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR, MONTHS_PER_YEAR
 from crosstie.cost.ownership import RUNNING, Costs, Option, inputs, own
 from crosstie.cost.prices import Offer, Quote, by_provider, given
 from crosstie.cost.ranges import likely
 
-_HOURS_PER_MONTH = HOURS_PER_YEAR / MONTHS_PER_YEAR
 _DAYS_PER_YEAR = HOURS_PER_YEAR / 24.0
 _MOST_MONTHS = 240.0
 # A slip is looked at in so many equally likely cases.
@@ -56,7 +55,7 @@ def rent_or_buy(option: Option, costs: Costs, rent_usd_per_hour: float, years: f
         rent_usd_per_hour=rent_usd_per_hour,
         owned_usd_per_hour=owned.usd_per_gpu_hour,
         break_even_utilisation=owned.usd_per_gpu_hour / rent_usd_per_hour,
-        payback_months=outlay / left / _HOURS_PER_MONTH if left > 0 else None,
+        payback_months=outlay / left / HOURS_PER_MONTH if left > 0 else None,
     )
 
 

@@ -1,7 +1,7 @@
 """A solved fleet in words and money: pools, who goes where and why, what a million tokens costs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -113,10 +113,7 @@ def gpus_of(asked: Choice, solution: Solution) -> dict[str, int]:
 def fleet_plan(asked: Choice, solution: Solution, workload: Workload) -> FleetPlan:
     effective = _effective_usd_per_gpu_hour(asked, solution)
     used = np.flatnonzero(solution.replicas)
-    pools: list[PoolPlan] = []
-    for column in used:
-        pools.append(_pool(asked, solution, int(column), effective, workload))
-    pools = _named(pools)
+    pools = _named([_pool(asked, solution, int(column), effective, workload) for column in used])
     items = asked.market.items
     return FleetPlan(
         pools=pools,
@@ -200,7 +197,7 @@ def _named(pools: list[PoolPlan]) -> list[PoolPlan]:
         stem = _slug(f"{main}-{pool.deployment.accelerator.id}")
         taken[stem] = taken.get(stem, 0) + 1
         name = stem if taken[stem] == 1 else f"{stem}-{taken[stem]}"
-        found.append(PoolPlan(**{**pool.__dict__, "name": name}))
+        found.append(replace(pool, name=name))
     return found
 
 

@@ -11,7 +11,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
 from crosstie.core.workload import ModelChoice
 from crosstie.perf.fit import candidate_layouts
-from crosstie.perf.memory import cache_sequences
+from crosstie.perf.memory import sequences_that_fit
 
 # Stacks that were measured on an accelerator are preferred over those that were not: among many estimates
 # the best looking are those that err most, and without measurements the errors are largest.
@@ -77,6 +77,4 @@ def _layouts(
 
 def _held(first: Deployment, split: Parallelism, context: int) -> Deployment | None:
     deployment = msgspec.structs.replace(first, parallelism=split)
-    # Each attention replica holds its own requests.
-    held = float(cache_sequences(deployment, context)) / deployment.parallelism.dp
-    return deployment if held >= 1.0 else None
+    return deployment if sequences_that_fit(deployment, context) else None

@@ -4,7 +4,7 @@ import math
 
 from crosstie.core.fleet import Fleet, Pool, Route, ServedClass
 from crosstie.core.workload import RequestClass
-from crosstie.perf.memory import cache_sequences
+from crosstie.perf.memory import sequences_that_fit
 from crosstie.plan.answer import FleetPlan, PoolPlan
 from crosstie.plan.plan import Plan
 
@@ -46,8 +46,7 @@ def _longest(pool: PoolPlan) -> int:
     low, high = 1, deployment.model.max_context or 10**7
     while low < high:
         middle = (low + high + 1) // 2
-        held = float(cache_sequences(deployment, float(middle))) / deployment.parallelism.dp
-        low, high = (middle, high) if held >= 1.0 else (low, middle - 1)
+        low, high = (middle, high) if sequences_that_fit(deployment, middle) else (low, middle - 1)
     return low
 
 

@@ -17,8 +17,8 @@ from crosstie.plan.solver import solve
 
 # Accelerators that are not in the fleet and are looked at, nearest to entering it first.
 _NEWCOMERS = 2
-# Shares of the price at which it would enter if replicas could be divided: whole ones may ask for less.
-_TRIED = (0.92,)
+# Of the price at which it would enter if replicas could be divided: whole ones may ask for less.
+_WHOLE = 0.92
 # A price below this share of today's is not worth a sentence.
 _FURTHEST = 0.3
 
@@ -82,12 +82,10 @@ def entering(asked: Choice, answer: Solution, known: Mask) -> list[Flip]:
     outside.sort(key=lambda pair: -pair[1] / now[pair[0]])
     found = []
     for name, relaxed in outside[:_NEWCOMERS]:
-        for share in _TRIED:
-            usd = min(relaxed, now[name]) * share
-            becomes = _at_price(asked, name, usd, answer, known) if usd > _FURTHEST * now[name] else None
-            if becomes:
-                found.append(_flip("discount", item_of(asked, name), usd, becomes))
-                break
+        usd = min(relaxed, now[name]) * _WHOLE
+        becomes = _at_price(asked, name, usd, answer, known) if usd > _FURTHEST * now[name] else None
+        if becomes:
+            found.append(_flip("discount", item_of(asked, name), usd, becomes))
     return found
 
 
@@ -103,8 +101,7 @@ def _at_price(asked: Choice, name: str, usd: float, answer: Solution, known: Mas
 def _entry_prices(asked: Choice, answer: Solution) -> dict[str, float]:
     """The price at which an accelerator would take some slice from the fleet, could replicas be divided."""
     problem = asked.problem
-    usd = problem.usd_per_hour[problem.accelerator] * problem.gpus
-    per_request = np.divide(usd[:, None], problem.rate, out=np.full_like(problem.rate, np.inf), where=problem.rate > 0)
+    per_request = problem.per_request(problem.replica_usd_per_hour)
     paid = per_request[answer.replicas > 0].min(axis=0)
     over = (per_request / paid).min(axis=1)
     found = {}

@@ -8,13 +8,14 @@ import msgspec
 import numpy as np
 
 from crosstie.core.deployment import Deployment
+from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import RequestClass, Slice, Target, Workload
 from crosstie.perf.memory import cache_sequences
-from crosstie.plan.capacity import WARY, Leaning, own_ttft_s
-from crosstie.plan.optimise import HOURS_PER_MONTH, Choice
+from crosstie.plan.capacity import Leaning, own_ttft_s
+from crosstie.plan.optimise import Choice
 from crosstie.plan.programme import Array, Mask, Programme
 from crosstie.plan.solver import solve
-from crosstie.plan.survey import Survey, offers, one_stack, tiers
+from crosstie.plan.survey import Survey, offers, one_stack, reading_of, tiers
 
 # Targets are tried in two-digit figures of milliseconds from a hundredth on, some steps of them at once, and no
 # further than to about two hundred times of where they start.
@@ -78,8 +79,7 @@ def _longest_held(deployment: Deployment) -> int:
 
 def _targets(surveyed: Sequence[Survey], one: Survey, kind: RequestClass, workload: Workload) -> list[Obstacle]:
     """The least that a class's targets would have to give: one of them if that will do, else both."""
-    lean = Leaning.at(one.deployments, WARY) if workload.sizing == "safe" else Leaning.none(one.deployments)
-    alone = _alone(one, kind, lean)
+    alone = _alone(one, kind, reading_of(workload)(one.deployments))
 
     def serves(**targets: Target | None) -> bool:
         return _serves(surveyed, kind, msgspec.structs.replace(kind, **targets), workload)
@@ -143,9 +143,7 @@ def _alone(one: Survey, kind: RequestClass, lean: Leaning) -> dict[str, tuple[fl
 def _serves(surveyed: Sequence[Survey], kind: RequestClass, instead: RequestClass, workload: Workload) -> bool:
     """Whether some replica would serve each slice of the class, had it these targets."""
     relaxed = [_with_class(one, kind, instead) for one in surveyed]
-    offered = one_stack(
-        offers(relaxed, lambda d: Leaning.at(d, WARY) if workload.sizing == "safe" else Leaning.none(d))
-    )
+    offered = one_stack(offers(relaxed, reading_of(workload)))
     mine = [part.index for part in offered.parts if part.request_class is instead]
     return bool(np.all(offered.requests_per_s[:, mine].max(axis=0, initial=0.0) > 0))
 
@@ -242,7 +240,7 @@ def _at_most(asked: Choice, gpus: Array) -> Obstacle:
 
 def _without_share(asked: Choice, vendor: str) -> float | None:
     problem: Programme = asked.problem
-    vendors = sorted({item.vendor for item in asked.market.items})
+    vendors = asked.market.vendors
     if vendor not in vendors:
         return 0.0
     shares = problem.vendor_share.copy()

@@ -8,7 +8,7 @@ from crosstie.core.accelerator import Accelerator
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.workload import Workload
 from crosstie.cost.ownership import hourly_usd, running_usd_per_hour, watts
-from crosstie.cost.prices import BASES, Quote, given, quotes
+from crosstie.cost.prices import BASES, Quote, quotes
 
 BUY = "buy"
 # What a plan may be priced by: the kinds of rent, owners' all-in hours as an analyst models them, or buying, with
@@ -44,6 +44,10 @@ class Market:
     # Accelerators that were left out, with the reason.
     left_out: dict[str, str]
 
+    @property
+    def vendors(self) -> list[str]:
+        return sorted({item.vendor for item in self.items})
+
     def priced(self, prices: Mapping[str, float]) -> "Market":
         """The same with other prices of some accelerators."""
         items = tuple(
@@ -64,25 +68,24 @@ def market(catalog: Catalog, workload: Workload) -> Market:
         reason = f"nothing that may be used ({', '.join(a.id for a in named)}) is of {', '.join(wanted.vendors)}"
         raise BadData(workload.file, "constraints.vendors", reason)
     kinds = BASES["purchase" if prices.basis == BUY else prices.basis]
-    known = quotes(catalog.prices, [a.id for a in chosen], kinds, {})
+    known = quotes(catalog.prices, [a.id for a in chosen], kinds, prices.usd_per_gpu_hour)
     items, left_out = [], {}
     for accelerator in chosen:
         off = prices.discount.get(accelerator.id, prices.discount.get(accelerator.vendor, 0.0))
         quote = known.get(accelerator.id)
         hourly = _hourly(catalog, workload, accelerator, quote, off)
         if hourly is None:
+            reason = f"no price of kind {prices.basis}; give one with --price {accelerator.id}=USD"
             if wanted.inventory.get(accelerator.id):
-                reason = f"has no price of kind {prices.basis}; give one with --price {accelerator.id}=USD"
-                raise BadData(workload.file, f"constraints.inventory.{accelerator.id}", reason)
-            left_out[accelerator.id] = f"no price of kind {prices.basis}; give one with --price {accelerator.id}=USD"
+                raise BadData(workload.file, f"constraints.inventory.{accelerator.id}", f"has {reason}")
+            left_out[accelerator.id] = reason
             continue
         items.append(
             Item(
                 accelerator=accelerator,
                 quote=hourly,
                 discount=off,
-                # Where renting is cheaper than running one's own, that is what one on hand is worth.
-                running_usd_per_hour=min(running_usd_per_hour(accelerator, catalog.costs), hourly.usd),
+                running_usd_per_hour=running_usd_per_hour(accelerator, catalog.costs),
                 watts=watts(accelerator, catalog.costs),
                 on_hand=wanted.inventory.get(accelerator.id, 0),
                 at_most=wanted.at_most.get(accelerator.id, float("inf")),
@@ -104,11 +107,10 @@ def _hourly(
 
     A price that the user has in hand is by the hour, whatever the others are.
     """
-    own = workload.prices.usd_per_gpu_hour.get(accelerator.id)
-    if own is not None:
-        return _less(given(accelerator.id, own), discount)
-    if quote is None or workload.prices.basis != BUY:
-        return None if quote is None else _less(quote, discount)
+    if quote is None:
+        return None
+    if quote.is_given or workload.prices.basis != BUY:
+        return _less(quote, discount)
 
     def owned(purchase_usd: float) -> float:
         return hourly_usd(accelerator, purchase_usd * (1.0 - discount), catalog.costs, float(workload.horizon_years))

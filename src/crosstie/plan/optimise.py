@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Workload
 from crosstie.perf.hardware import Array
 from crosstie.plan.market import Item, Market
@@ -12,7 +14,6 @@ from crosstie.plan.programme import Mask, Programme, Solution
 from crosstie.plan.solver import MANY_PARTS, solve
 from crosstie.plan.survey import Offers
 
-HOURS_PER_MONTH = 730.0
 # Pools that are tried to do without, the smallest first: of fifty nobody waits for all.
 _MERGED_AT_MOST = 8
 
@@ -34,18 +35,31 @@ class Choice:
         usd = np.array([item.quote.usd for item in market.items])
         return replace(self, market=market, problem=replace(self.problem, usd_per_hour=usd))
 
+    def with_offers(self, offered: Offers) -> "Choice":
+        """The same demand, prices and limits for other offers."""
+        return replace(self, offers=offered, problem=replace(self.problem, **_columns(offered, self.market)))
+
     def names(self, solution: Solution) -> list[str]:
         """Accelerators of a fleet, those with most GPUs first."""
         order = np.argsort(-solution.gpus, kind="stable")
         return [self.market.items[i].id for i in order if solution.gpus[i] > 0]
 
 
+def _columns(offered: Offers, market: Market) -> dict[str, Any]:
+    """What a programme knows of its columns."""
+    place = {item.id: index for index, item in enumerate(market.items)}
+    deployments = [column.deployment for column in offered.columns]
+    return {
+        "rate": offered.requests_per_s,
+        "gpus": np.array([float(d.parallelism.gpus) for d in deployments]),
+        "accelerator": np.array([place[d.accelerator.id] for d in deployments], np.int64),
+    }
+
+
 def choice(offered: Offers, market: Market, workload: Workload, growth: float = 1.0) -> Choice:
     """`growth`: the peak over today's."""
     limits = workload.constraints
-    items = market.items
-    place = {item.id: index for index, item in enumerate(items)}
-    vendors = sorted({item.vendor for item in items})
+    items, vendors = market.items, market.vendors
     budget, power = limits.budget_usd_per_month, limits.power_kw
 
     def by_item(of: Callable[[Item], float]) -> Array:
@@ -55,12 +69,10 @@ def choice(offered: Offers, market: Market, workload: Workload, growth: float = 
         offered,
         market,
         Programme(
-            rate=offered.requests_per_s,
+            **_columns(offered, market),
             demand=np.array([part.requests_per_s for part in offered.parts]) * growth * (1.0 + limits.spare),
-            gpus=np.array([float(column.deployment.parallelism.gpus) for column in offered.columns]),
-            accelerator=np.array([place[c.deployment.accelerator.id] for c in offered.columns], np.int64),
             usd_per_hour=by_item(lambda item: item.quote.usd),
-            running_usd_per_hour=by_item(lambda item: item.running_usd_per_hour if item.on_hand else 0.0),
+            running_usd_per_hour=by_item(lambda item: item.running_usd_per_hour),
             watts=by_item(lambda item: item.watts),
             inventory=by_item(lambda item: item.on_hand),
             at_most=by_item(lambda item: item.at_most),
@@ -77,7 +89,7 @@ def simplify(problem: Programme, solution: Solution, simplicity: float) -> Solut
     """Gives up pools, the smallest first, as long as the fleet gets no dearer than that share."""
     current = solution
     most = solution.usd_per_hour * (1.0 + simplicity)
-    cost = problem.usd_per_hour[problem.accelerator] * problem.gpus * solution.replicas
+    cost = problem.replica_usd_per_hour * solution.replicas
     for column in sorted(np.flatnonzero(solution.replicas), key=lambda c: cost[c])[:_MERGED_AT_MOST]:
         others = current.replicas > 0
         others[column] = False
@@ -94,9 +106,7 @@ def _least_usd_per_hour(problem: Programme, columns: Mask) -> float:
     if not columns.any():
         return np.inf
     rent = np.where(problem.inventory > 0, 0.0, problem.usd_per_hour)[problem.accelerator] * problem.gpus
-    rate = problem.rate[columns]
-    each = np.divide(rent[columns][:, None], rate, out=np.full_like(rate, np.inf), where=rate > 0)
-    return float(each.min(axis=0) @ problem.demand)
+    return float(problem.per_request(rent)[columns].min(axis=0) @ problem.demand)
 
 
 def near_ones_simplified(
@@ -135,7 +145,7 @@ def single_vendor(asked: Choice) -> dict[str, Solution | None]:
     """The best fleet of each vendor alone, whatever share a policy asks for others."""
     free = replace(asked.problem, vendor_share=np.zeros_like(asked.problem.vendor_share))
     found: dict[str, Solution | None] = {}
-    for vendor in sorted({item.vendor for item in asked.market.items}):
+    for vendor in asked.market.vendors:
         allowed = asked.allowing(lambda item, vendor=vendor: item.vendor == vendor)  # type: ignore[misc]
         found[vendor] = solve(free, allowed, quickly=True)
     return found

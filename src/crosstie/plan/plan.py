@@ -1,32 +1,29 @@
 """`plan`: from a workload to the cheapest fleet, with its reasons, its rivals and what would change it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 
 import numpy as np
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.deployment import Deployment
 from crosstie.core.workload import Workload
 from crosstie.plan.answer import Aside, FleetPlan, aside, fleet_plan
 from crosstie.plan.binding import Binding, bindings
-from crosstie.plan.capacity import WARY, Leaning
+from crosstie.plan.capacity import Leaning
 from crosstie.plan.check import Seen
 from crosstie.plan.flips import Flip, entering, leaving
 from crosstie.plan.infeasible import Obstacle, obstacles
 from crosstie.plan.market import Market, market
 from crosstie.plan.optimise import Choice, choice, near_ones_simplified, simplest, single_vendor, without_each
-from crosstie.plan.programme import Mask, Programme, Solution
+from crosstie.plan.programme import Mask, Solution
 from crosstie.plan.solver import solve, tidied
 from crosstie.plan.survey import (
-    Offers,
     Progress,
-    Reading,
     Survey,
     longer,
     of_one_stack,
     offers,
+    reading_of,
     survey,
     surveys,
     undominated,
@@ -97,7 +94,7 @@ def make_plan(catalog: Catalog, workload: Workload, *, today: str = "", progress
     tell = progress or (lambda _: None)
     priced = market(catalog, workload)
     everything = surveys(catalog, workload, [item.accelerator for item in priced.items], tell)
-    reading = _sizing(workload)
+    reading = reading_of(workload)
     surveyed = of_one_stack(everything, reading)
     offered = undominated(offers(surveyed, reading))
     # The fleet is for the peak by the end of its first year.
@@ -110,14 +107,6 @@ def make_plan(catalog: Catalog, workload: Workload, *, today: str = "", progress
         return Plan(workload, made, priced, None, obstacles(everything, asked, workload), considered)
     tell("the fleets beside it, and what would change the answer")
     return _with_rivals(surveyed, asked, answer, Plan(workload, made, priced, None, [], considered))
-
-
-def _sizing(workload: Workload) -> Reading:
-    return wary if workload.sizing == "safe" else Leaning.none
-
-
-def wary(deployments: Sequence[Deployment]) -> Leaning:
-    return Leaning.at(deployments, WARY)
 
 
 def _with_rivals(surveyed: list[Survey], asked: Choice, answer: Solution, plan: Plan) -> Plan:
@@ -161,18 +150,8 @@ def _runner_up(asked: Choice, without: dict[str, Solution | None], cost: float) 
 
 def _by_estimates(surveyed: list[Survey], asked: Choice, answer: Solution) -> Aside | None:
     offered = undominated(offers(surveyed, Leaning.none))
-    read = Choice(offered, asked.market, _for_offers(asked, offered))
+    read = asked.with_offers(offered)
     return aside(read, solve(read.problem, quickly=True), answer.usd_per_hour)
-
-
-def _for_offers(asked: Choice, offered: Offers) -> Programme:
-    place = {item.id: index for index, item in enumerate(asked.market.items)}
-    return replace(
-        asked.problem,
-        rate=offered.requests_per_s,
-        gpus=np.array([float(column.deployment.parallelism.gpus) for column in offered.columns]),
-        accelerator=np.array([place[column.deployment.accelerator.id] for column in offered.columns], np.int64),
-    )
 
 
 def _length(
@@ -181,8 +160,8 @@ def _length(
     """The fleet if prompts were so many times as long, of the replicas of the fleets known by then."""
     worth = {id(asked.offers.columns[i].deployment) for i in np.flatnonzero(known)}
     again = [survey([d for d in one.deployments if id(d) in worth], longer(one, factor)) for one in surveyed]
-    offered = undominated(offers(again, _sizing(workload)))
-    read = Choice(offered, asked.market, _for_offers(asked, offered))
+    offered = undominated(offers(again, reading_of(workload)))
+    read = asked.with_offers(offered)
     fleet = aside(read, solve(read.problem, quickly=True), answer.usd_per_hour)
     return Length(factor, fleet, holds=fleet is not None and set(fleet.gpus) == set(asked.names(answer)))
 

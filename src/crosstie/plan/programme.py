@@ -56,6 +56,15 @@ class Programme:
         )
 
     @property
+    def replica_usd_per_hour(self) -> Array:
+        """By column: one replica at its price."""
+        return self.usd_per_hour[self.accelerator] * self.gpus
+
+    def per_request(self, amount: Array) -> Array:
+        """(columns, parts): what one request takes of a column's amount; infinite where it may not go there."""
+        return np.divide(amount[:, None], self.rate, out=np.full_like(self.rate, np.inf), where=self.rate > 0)
+
+    @property
     def on_hand_usd_per_hour(self) -> Array:
         """Nobody runs a GPU on hand for more than another one costs."""
         return np.minimum(self.running_usd_per_hour, self.usd_per_hour)

@@ -10,14 +10,13 @@ import msgspec
 from crosstie.catalog.calibration import Calibration
 from crosstie.catalog.reading import is_date
 from crosstie.core.errors import BadData
+from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 from crosstie.core.workload import Workload
 from crosstie.cost.prices import Quote
 from crosstie.plan.answer import Aside, Carried, FleetPlan, PoolPlan
-from crosstie.plan.optimise import HOURS_PER_MONTH
 from crosstie.plan.plan import Plan
 
 FORMAT = "crosstie plan 1"
-HOURS_PER_YEAR = 12 * HOURS_PER_MONTH
 DIGEST = "digest"
 
 

@@ -85,7 +85,7 @@ class Rows:
             self.add(everything, self.cost(), -np.inf, problem.budget_usd_per_hour)
         if np.isfinite(problem.power_watts):
             self.add(everything, self.power(), -np.inf, problem.power_watts)
-        value = problem.usd_per_hour[problem.accelerator] * problem.gpus
+        value = problem.replica_usd_per_hour
         for vendor, share in enumerate(problem.vendor_share):
             if share > 0:
                 of = problem.vendor[problem.accelerator] == vendor

@@ -92,10 +92,9 @@ def _pieces(problem: Programme, columns: Indices, price: Array) -> list[tuple[In
 
 def _near_the_best(problem: Programme, columns: Indices) -> Indices:
     """Columns that take some part for little more than the cheapest does, or come in smaller replicas than that."""
-    rate = problem.rate[columns]
-    usd = (problem.usd_per_hour[problem.accelerator] * problem.gpus)[columns]
-    each = np.divide(usd[:, None], rate, out=np.full_like(rate, np.inf), where=rate > 0)
-    smaller = (rate > 0) & (usd[:, None] < usd[each.argmin(axis=0)])
+    usd = problem.replica_usd_per_hour[columns]
+    each = problem.per_request(problem.replica_usd_per_hour)[columns]
+    smaller = np.isfinite(each) & (usd[:, None] < usd[each.argmin(axis=0)])
     return np.asarray(columns[((each <= _NEAR * each.min(axis=0)) | smaller).any(axis=1)])
 
 
@@ -180,7 +179,7 @@ def tidied(problem: Programme, solution: Solution) -> Solution:
     parts = np.arange(len(problem.demand))
     rows = Rows(replace(problem.only(used, parts), budget_usd_per_hour=np.inf, power_watts=np.inf))
     cost = np.zeros(rows.size)
-    worth = problem.usd_per_hour[problem.accelerator[used]] * problem.gpus[used]
+    worth = problem.replica_usd_per_hour[used]
     load = problem.demand[rows.part] / rows.problem.rate[rows.column, rows.part]
     cost[rows.first_share : rows.first_had] = worth[rows.column] * load
     values, _ = run_highs(rows, cost, GAP, replicas=solution.replicas[used].astype(np.float64))

@@ -15,7 +15,7 @@ from crosstie.core.deployment import Deployment
 from crosstie.core.workload import RequestClass, Workload
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.plan.candidates import candidates
-from crosstie.plan.capacity import Curve, Leaning, Part, Promise, Tier, capacity, curves, own_ttft_s, tier_of
+from crosstie.plan.capacity import WARY, Curve, Leaning, Part, Promise, Tier, capacity, curves, own_ttft_s, tier_of
 
 # Promises that pools of one model can make; more distinct ones are merged, the nearest first, into the stricter of
 # each. Promises that only a mixture of classes would ask for are tried where there are few.
@@ -133,6 +133,15 @@ def _apart(a: Tier, b: Tier) -> float:
 
 
 Reading = Callable[[Sequence[Deployment]], Leaning]
+
+
+def reading_of(workload: Workload) -> Reading:
+    """By the slow end of the estimates or by the estimates, as the workload asks."""
+    return _wary if workload.sizing == "safe" else Leaning.none
+
+
+def _wary(deployments: Sequence[Deployment]) -> Leaning:
+    return Leaning.at(deployments, WARY)
 
 
 def of_one_stack(surveyed: Sequence[Survey], reading: Reading) -> list[Survey]:

@@ -1,7 +1,7 @@
 """Saved plans against today's catalog: which decisions have flipped, and by what."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -119,7 +119,7 @@ def _explained(catalog: Catalog, saved: Saved, found: Watched) -> Watched:
         else:
             as_today = at_old_prices == set(found.now_gpus)
             because = "the catalog or its calibration" if as_today else "prices and the catalog"
-    return Watched(**{**found.__dict__, "because": because})
+    return replace(found, because=because)
 
 
 def _with_prices(workload: Workload, prices: dict[str, SavedPrice]) -> Workload:
