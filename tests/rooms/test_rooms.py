@@ -13,6 +13,7 @@ ROOT = SOURCE.parents[1]
 # Lower rooms first. A room may import itself and those before it.
 ROOMS = [
     "core",
+    "wire",
     "catalog",
     "perf",
     "cost",

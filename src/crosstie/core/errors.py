@@ -4,7 +4,8 @@ CrosstieError
 ├── UnknownName    a name that the catalog does not hold; carries near names
 ├── BadData        a data file that cannot be trusted; carries file and key
 ├── BadInput       an argument that makes no sense; carries its reason
-└── DoesNotFit     a model that the GPUs asked for cannot hold
+├── DoesNotFit     a model that the GPUs asked for cannot hold
+└── UnknownModel   a model that no pool of the fleet serves
 """
 
 from collections.abc import Iterable
@@ -36,6 +37,10 @@ class BadInput(CrosstieError):
 
 
 class DoesNotFit(CrosstieError):
+    pass
+
+
+class UnknownModel(CrosstieError):
     pass
 
 

@@ -1,0 +1,37 @@
+"""Where a server answers: a base URL taken apart once."""
+
+import ssl
+from urllib.parse import urlsplit
+
+from crosstie.core.errors import BadInput
+
+
+class Address:
+    """`http://host:8000/v1` as what a connection and a request line need."""
+
+    __slots__ = ("authority", "base", "host", "port", "root", "secure", "url")
+
+    def __init__(self, url: str):
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            raise BadInput(f"'{url}': the port is no number up to 65535") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadInput(f"'{url}' is no http or https address")
+        self.url = url.rstrip("/")
+        self.secure = parts.scheme == "https"
+        self.host = parts.hostname
+        self.port = port or (443 if self.secure else 80)
+        try:
+            named = self.host.encode("ascii" if self.host.isascii() else "idna")
+        except UnicodeError:
+            raise BadInput(f"'{url}': no name of a host is like that") from None
+        named = b"[%b]" % named if b":" in named else named
+        self.authority = named if port is None else b"%b:%d" % (named, port)
+        # The path below which the API lies, and the one below which health and metrics do.
+        self.base = parts.path.rstrip("/")
+        self.root = self.base.removesuffix("/v1")
+
+    def tls(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context() if self.secure else None
