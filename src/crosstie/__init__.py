@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from crosstie.catalog.fleets import fleet_text, read_fleet
+    from crosstie.catalog.fleet_text import fleet_text
+    from crosstie.catalog.fleets import read_fleet
     from crosstie.catalog.library import Catalog
     from crosstie.catalog.workloads import read_workload
     from crosstie.core.accelerator import Accelerator
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from crosstie.plan.plan import Plan, make_plan
 
 _HOMES = {
-    "crosstie.catalog.fleets": ("fleet_text", "read_fleet"),
+    "crosstie.catalog.fleet_text": ("fleet_text",),
+    "crosstie.catalog.fleets": ("read_fleet",),
     "crosstie.catalog.library": ("Catalog",),
     "crosstie.catalog.workloads": ("read_workload",),
     "crosstie.core.accelerator": ("Accelerator",),

@@ -1,122 +1,92 @@
-"""Fleet files: what `plan` writes and `serve` keeps to. A person may write one too."""
+"""Fleet files: what `plan` writes and `serve` keeps to. A person may write one too.
 
-import json
-import re
+A slip fails here, with the file and the key, and not when the first request meets it.
+"""
+
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
+
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.reading import number, only_keys, optional_text, read_toml, table, text, texts, whole
-from crosstie.catalog.workloads import PERCENTILES, look_up, read_target
-from crosstie.core.deployment import Parallelism, kv_bytes_per_element
-from crosstie.core.errors import BadData
-from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass
-from crosstie.core.workload import Target
+from crosstie.catalog.pools import read_pool
+from crosstie.catalog.reading import date, number, only_keys, optional_text, read_toml, table, text, whole
+from crosstie.catalog.workloads import read_target
+from crosstie.core.errors import BadData, CrosstieError, UnknownName
+from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass, Serving
 
 FORMAT = 1
-_NAME = re.compile(r"^[^\W_][\w.-]{0,99}$")
-_POOL = {
-    "name", "model", "accelerator", "tp", "pp", "ep", "dp", "precision", "kv", "stack", "replicas",
-    "usd_per_gpu_hour", "max_in_flight", "max_context", "backends",
-}  # fmt: skip
+_KEYS = {"format", "name", "planned", "policy", "serve", "pool", "class"}
 _CLASS = {"name", "model", "requests_per_s", "input_tokens", "output_tokens", "ttft_ms", "tpot_ms", "routes"}
-
-
-def fleet_text(fleet: Fleet) -> str:
-    """TOML that `read_fleet` reads back to the same fleet, its numbers to six digits."""
-    lines = [
-        "# Written by `crosstie plan`. Add to every pool the addresses of its replicas before serving it.",
-        f"format = {FORMAT}",
-        f"name = {_quoted(fleet.name)}",
-        f"planned = {_quoted(fleet.planned)}",
-        f"policy = {_quoted(fleet.policy)}",
-    ]
-    for pool in fleet.pools:
-        split = pool.parallelism
-        backends = ", ".join(map(_quoted, pool.backends))
-        lines += [
-            "",
-            "[[pool]]",
-            f"name = {_quoted(pool.name)}",
-            f"model = {_quoted(pool.model)}",
-            f"accelerator = {_quoted(pool.accelerator)}",
-            *(f"{part} = {getattr(split, part)}" for part in ("tp", "pp", "ep", "dp")),
-            f"precision = {_quoted(pool.precision)}",
-            f"kv = {_quoted(pool.kv_format)}",
-            f"stack = {_quoted(pool.stack)}",
-            f"replicas = {pool.replicas}",
-            f"usd_per_gpu_hour = {_number(pool.usd_per_gpu_hour)}",
-            f"max_in_flight = {pool.max_in_flight}",
-            f"max_context = {pool.max_context}",
-            f"backends = [{backends}]"
-            + ("" if pool.backends else f'  # {pool.replicas} base URLs, such as "http://host:8000/v1"'),
-        ]
-    for one in fleet.classes:
-        lines += [
-            "",
-            "[[class]]",
-            f"name = {_quoted(one.name)}",
-            f"model = {_quoted(one.model)}",
-            f"requests_per_s = {_number(one.requests_per_s)}",
-            f"input_tokens = {_number(one.input_tokens)}",
-            f"output_tokens = {_number(one.output_tokens)}",
-            *_target_line("ttft_ms", one.ttft),
-            *_target_line("tpot_ms", one.tpot),
-            "routes = [",
-            *(f"  {_route(route)}," for route in one.routes),
-            "]",
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _route(route: Route) -> str:
-    upto = "" if route.up_to_input is None else f", up_to_input = {route.up_to_input}"
-    why = f", why = {_quoted(route.why)}" if route.why else ""
-    return f"{{ pool = {_quoted(route.pool)}, share = {_number(route.share)}{upto}{why} }}"
-
-
-def _target_line(key: str, target: Target | None) -> list[str]:
-    if target is None:
-        return []
-    percentile = next(name for name, share in PERCENTILES.items() if share == target.percentile)
-    return [f"{key} = {{ {percentile} = {_number(target.seconds * 1e3)} }}"]
-
-
-def _quoted(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _number(value: float) -> str:
-    return f"{value:.6g}" if abs(value) >= 1e-4 else f"{value:.6f}"
+_DAY, _WEEK = 86_400.0, 604_800.0
+# The range of each number of [serve]; outside it, a slip of unit.
+SERVE_RANGES: dict[str, tuple[float, float]] = {
+    "connect_timeout_s": (0.01, 600),
+    "first_byte_timeout_s": (0.01, _DAY),
+    "idle_timeout_s": (0.01, _DAY),
+    "total_timeout_s": (0.01, _WEEK),
+    "retries": (0, 100),
+    "queue_s": (0, _DAY),
+    "max_queued": (0, 10**6),
+    "health_every_s": (0.05, 3600),
+    "metrics_every_s": (0.05, 3600),
+    "slow_start_s": (0, _DAY),
+    "drain_s": (0, _DAY),
+    "max_body_mib": (0.001, 65_536),
+    "usd_per_kwh": (0, 10),
+}
+# Shares are written to six digits, and people write 0.33 three times.
+_SHARES_MISS = 0.01
 
 
 def read_fleet(catalog: Catalog, file: Path) -> Fleet:
     raw = read_toml(file)
-    only_keys(file, "", raw, {"format", "name", "planned", "policy", "pool", "class"})
-    if raw.get("format") != FORMAT:
-        raise BadData(file, "format", f"is {raw.get('format')!r}; this version reads {FORMAT}")
+    _check_kind(file, raw)
     policy = raw.get("policy", "cheapest-meeting-target")
     if policy not in get_args(Policy):
         raise BadData(file, "policy", f"'{policy}' is not one of {', '.join(get_args(Policy))}")
-    pools = _many(file, "pool", raw.get("pool"))
-    classes = _many(file, "class", raw.get("class", []), may_be_empty=True)
-    found = tuple(_pool(catalog, file, f"pool[{i}]", entry) for i, entry in enumerate(pools))
-    _unique(file, "pool", [pool.name for pool in found])
-    named = {pool.name: pool for pool in found}
-    served = tuple(_class(catalog, file, f"class[{i}]", entry, named) for i, entry in enumerate(classes))
-    _unique(file, "class", [one.name for one in served])
+    entries = _many(file, "pool", raw.get("pool"))
+    if not entries:
+        raise BadData(file, "pool", "missing: write [[pool]]")
+    pools = tuple(read_pool(catalog, file, f"pool[{i}]", entry) for i, entry in enumerate(entries))
+    _unique(file, "pool", [pool.name for pool in pools])
+    _check_addresses(file, pools)
+    models = _models_by_name(file, pools)
+    if policy == "weighted":
+        _check_weights(file, pools)
+    classes = tuple(
+        _class(catalog, file, f"class[{i}]", entry, pools, models)
+        for i, entry in enumerate(_many(file, "class", raw.get("class", [])))
+    )
+    _unique(file, "class", [one.name for one in classes])
+    planned = raw.get("planned", "")
     return Fleet(
         name=text(file, "name", raw.get("name", file.stem)),
-        planned=optional_text(file, "planned", raw.get("planned")),
+        planned="" if planned == "" else date(file, "planned", planned),
         policy=policy,
-        pools=found,
-        classes=served,
+        pools=pools,
+        classes=classes,
+        serving=_serving(file, raw.get("serve", {}), [one.name for one in classes]),
     )
 
 
-def _many(file: Path, key: str, raw: object, *, may_be_empty: bool = False) -> list[dict[str, Any]]:
-    if not isinstance(raw, list) or not (raw or may_be_empty):
-        raise BadData(file, key, f"missing: write [[{key}]]")
+def _check_kind(file: Path, raw: dict[str, Any]) -> None:
+    if "traffic" in raw:
+        hint = "`crosstie plan WORKLOAD --fleet FLEET` makes a fleet file of it"
+        raise BadData(file, "traffic", f"belongs to a workload file: {hint}")
+    only_keys(file, "", raw, _KEYS)
+    if "format" not in raw:
+        raise BadData(file, "format", f"missing: write format = {FORMAT}")
+    # 1.0 and true equal 1 in Python.
+    if type(raw["format"]) is not int or raw["format"] != FORMAT:
+        raise BadData(file, "format", f"is {raw['format']!r}; this version reads {FORMAT}")
+
+
+def _many(file: Path, key: str, raw: object) -> list[dict[str, Any]]:
+    if not isinstance(raw, list):
+        raise BadData(file, key, f"{'missing' if raw is None else 'is no list of tables'}: write [[{key}]]")
     return [table(file, f"{key}[{i}]", entry) for i, entry in enumerate(raw)]
 
 
@@ -126,54 +96,58 @@ def _unique(file: Path, key: str, names: list[str]) -> None:
             raise BadData(file, f"{key}[{index}].name", f"'{name}' is there twice")
 
 
-def _pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> Pool:
-    only_keys(file, where, raw, _POOL)
-    name = text(file, f"{where}.name", raw.get("name"))
-    if not _NAME.match(name) or name != name.lower():
-        raise BadData(file, f"{where}.name", f"'{name}' must be lower case: letters, digits, dots and dashes")
-    split = Parallelism(
-        **{part: whole(file, f"{where}.{part}", raw.get(part, 1), 1, 1024) for part in ("tp", "pp", "ep", "dp")}
-    )
-    backends = texts(file, f"{where}.backends", raw.get("backends", []))
-    for backend in backends:
-        if not re.match(r"^https?://[^/\s]+", backend):
-            raise BadData(file, f"{where}.backends", f"'{backend}' is no http or https address")
-
-    def named(key: str, find: Any, usual: str | None = None) -> Any:
-        given = text(file, f"{where}.{key}", raw.get(key, usual))
-        return look_up(file, f"{where}.{key}", lambda: find(given))
-
-    model, accelerator = named("model", catalog.model), named("accelerator", catalog.accelerator)
-    precision = named("precision", lambda name: catalog.precision(model, name))
-    stack = named("stack", lambda name: catalog.stack_for(accelerator, name, model, precision))
-    named("kv", kv_bytes_per_element, "bf16")
-    look_up(file, where, lambda: split.check(model, accelerator))
-    return Pool(
-        name=name,
-        model=model.id,
-        accelerator=accelerator.id,
-        parallelism=split,
-        precision=raw["precision"],
-        kv_format=raw.get("kv", "bf16"),
-        stack=stack.id,
-        replicas=whole(file, f"{where}.replicas", raw.get("replicas"), 1, 10**6),
-        usd_per_gpu_hour=number(file, f"{where}.usd_per_gpu_hour", raw.get("usd_per_gpu_hour"), 0, 1000),
-        max_in_flight=whole(file, f"{where}.max_in_flight", raw.get("max_in_flight", 256), 1, 10**6),
-        max_context=whole(file, f"{where}.max_context", raw.get("max_context", model.max_context or 10**8), 1, 10**9),
-        backends=backends,
-    )
+def _check_addresses(file: Path, pools: Iterable[Pool]) -> None:
+    places: dict[str, str] = {}
+    for index, pool in enumerate(pools):
+        for position, backend in enumerate(pool.backends):
+            where = f"pool[{index}].backends[{position}]"
+            first = places.setdefault(backend, where)
+            if first != where:
+                raise BadData(file, where, f"{backend} is {first} already; it would get twice its share")
 
 
-def _class(catalog: Catalog, file: Path, where: str, raw: dict[str, Any], pools: dict[str, Pool]) -> ServedClass:
+def _models_by_name(file: Path, pools: Iterable[Pool]) -> dict[str, str]:
+    """The model that a client means by each name it may use: the model's own, and the backends' for it."""
+    owners: dict[str, tuple[str, str]] = {}
+    for index, pool in enumerate(pools):
+        for key, name in (("model", pool.model), ("served_as", pool.served_as)):
+            if name is None:
+                continue
+            where = f"pool[{index}].{key}"
+            model, first = owners.setdefault(name, (pool.model, where))
+            if model != pool.model:
+                raise BadData(file, where, f"'{name}' would name {pool.model} here and {model} by {first}")
+    return {name: model for name, (model, _) in owners.items()}
+
+
+def _check_weights(file: Path, pools: Iterable[Pool]) -> None:
+    """Under `weighted` the weights of a model's pools are compared, so they must be comparable."""
+    by_model: dict[str, list[tuple[int, float | None]]] = {}
+    for index, pool in enumerate(pools):
+        by_model.setdefault(pool.model, []).append((index, pool.weight))
+    for model, weights in by_model.items():
+        missing = [index for index, weight in weights if weight is None]
+        if missing and len(missing) < len(weights):
+            reason = f"missing: other pools of {model} have one; give all of them a weight, or none"
+            raise BadData(file, f"pool[{missing[0]}].weight", reason)
+        if not any(weight is None or weight > 0 for _, weight in weights):
+            raise BadData(file, f"pool[{weights[0][0]}].weight", f"no pool of {model} has a weight above 0")
+
+
+def _class(
+    catalog: Catalog, file: Path, where: str, raw: dict[str, Any], pools: tuple[Pool, ...], models: dict[str, str]
+) -> ServedClass:
     only_keys(file, where, raw, _CLASS)
-    asked = text(file, f"{where}.model", raw.get("model"))
-    model = look_up(file, f"{where}.model", lambda: catalog.model(asked)).id
+    name = text(file, f"{where}.name", raw.get("name"))
+    model = _served_model(catalog, file, f"{where}.model", text(file, f"{where}.model", raw.get("model")), models)
+    named = {pool.name: pool for pool in pools}
     routes = tuple(
-        _read_route(file, f"{where}.routes[{i}]", entry, model, pools)
-        for i, entry in enumerate(_many(file, f"{where}.routes", raw.get("routes", []), may_be_empty=True))
+        _route(file, f"{where}.routes[{i}]", entry, model, named)
+        for i, entry in enumerate(_many(file, f"{where}.routes", raw.get("routes", [])))
     )
+    _check_shares(file, f"{where}.routes", name, routes)
     return ServedClass(
-        name=text(file, f"{where}.name", raw.get("name")),
+        name=name,
         model=model,
         requests_per_s=number(file, f"{where}.requests_per_s", raw.get("requests_per_s", 0), 0, 1e9),
         input_tokens=number(file, f"{where}.input_tokens", raw.get("input_tokens", 1), 1, 1e9),
@@ -184,7 +158,23 @@ def _class(catalog: Catalog, file: Path, where: str, raw: dict[str, Any], pools:
     )
 
 
-def _read_route(file: Path, where: str, raw: dict[str, Any], model: str, pools: dict[str, Pool]) -> Route:
+def _served_model(catalog: Catalog, file: Path, where: str, asked: str, models: dict[str, str]) -> str:
+    """The model of this file's pools that a class means; pools have names that the catalog may not know."""
+    if asked in models:
+        return models[asked]
+    try:
+        found: str = catalog.model(asked).id
+    except UnknownName:
+        found = asked
+    except CrosstieError as error:
+        raise BadData(file, where, str(error)) from None
+    if found not in models:
+        served = ", ".join(dict.fromkeys(models.values()))
+        raise BadData(file, where, f"no pool of this file serves '{asked}'; they serve {served}")
+    return models[found]
+
+
+def _route(file: Path, where: str, raw: dict[str, Any], model: str, pools: dict[str, Pool]) -> Route:
     only_keys(file, where, raw, {"pool", "share", "up_to_input", "why"})
     name = text(file, f"{where}.pool", raw.get("pool"))
     if name not in pools:
@@ -198,3 +188,40 @@ def _read_route(file: Path, where: str, raw: dict[str, Any], model: str, pools: 
         up_to_input=None if limit is None else whole(file, f"{where}.up_to_input", limit, 1, 10**9),
         why=optional_text(file, f"{where}.why", raw.get("why")),
     )
+
+
+def _check_shares(file: Path, where: str, name: str, routes: tuple[Route, ...]) -> None:
+    """Requests of one length are all of them sent somewhere, once."""
+    for bound in dict.fromkeys(route.up_to_input for route in routes):
+        group = [(i, route) for i, route in enumerate(routes) if route.up_to_input == bound]
+        prompts = "without up_to_input" if bound is None else f"up to {bound:,} tokens"
+        seen: dict[str, int] = {}
+        for index, route in group:
+            first = seen.setdefault(route.pool, index)
+            if first != index:
+                reason = f"'{route.pool}' is there twice for the routes {prompts}, here and in routes[{first}]"
+                raise BadData(file, f"{where}[{index}].pool", reason)
+        total = math.fsum(route.share for _, route in group)
+        if abs(total - 1) > _SHARES_MISS:
+            reason = f"the shares of class '{name}' {prompts} add up to {total:g}, not to 1"
+            raise BadData(file, where, reason)
+
+
+def _serving(file: Path, raw: object, classes: list[str]) -> Serving:
+    entry = table(file, "serve", raw)
+    only_keys(file, "serve", entry, {*SERVE_RANGES, "default_class"})
+    given: dict[str, Any] = {}
+    for field in msgspec.structs.fields(Serving):
+        key, where = field.name, f"serve.{field.name}"
+        if key not in entry:
+            continue
+        if key == "default_class":
+            given[key] = text(file, where, entry[key])
+            if given[key] not in classes:
+                known = f"there are {', '.join(classes)}" if classes else "there are none"
+                raise BadData(file, where, f"'{given[key]}' is no class of this file; {known}")
+        elif field.type is int:
+            given[key] = whole(file, where, entry[key], *map(int, SERVE_RANGES[key]))
+        else:
+            given[key] = number(file, where, entry[key], *SERVE_RANGES[key])
+    return Serving(**given)

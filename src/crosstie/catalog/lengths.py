@@ -184,7 +184,8 @@ def _edges(ranked: Lengths, exempt: float, halved: bool) -> Sequence[tuple[int, 
     middle = round(_MIDDLE * count)
     edges: list[tuple[int, bool]] = []
     if halved and 0 < middle < last and ranked[last - 1] > _WORTH_A_SLICE * ranked[middle - 1]:
-        edges.append((middle, False))
+        # Prompts are whole tokens: a slice that ends at 1.2 of them and one that ends at 1.9 are the same.
+        edges += [(middle, False)] if math.ceil(ranked[middle - 1]) < math.ceil(ranked[last - 1]) else []
     if last < count and ranked[-1] > _WORTH_A_SLICE * ranked[last - 1]:
         return [*edges, (last, False), (count, True)]
     return [*edges, (count, False)]

@@ -76,6 +76,9 @@ def read_toml(file: Path) -> dict[str, Any]:
         raise BadData(file, "", f"not valid TOML: {error}") from None
     except UnicodeDecodeError as error:
         raise BadData(file, "", f"not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except (ValueError, RecursionError) as error:
+        # tomllib leaves numbers of thousands of digits and lists in thousands of lists to Python.
+        raise BadData(file, "", f"not valid TOML: {error}") from None
     except OSError as error:
         raise BadData(file, "", f"cannot be read: {error.strerror}") from None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from crosstie.catalog.fleets import fleet_text
+from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import MOST_DISCOUNT, example_text, find_workload, read_workload
 from crosstie.catalog.writing import write_text

@@ -1,0 +1,124 @@
+"""Fleets as the text of their files, and one to start from."""
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from crosstie.catalog.fleets import FORMAT
+from crosstie.catalog.pools import SPLIT, USUAL_KV
+from crosstie.catalog.workloads import PERCENTILES
+from crosstie.core.fleet import Fleet, Pool, Route, ServedClass, Serving
+from crosstie.core.workload import Target
+
+_EXAMPLE = Path(__file__).parent / "data" / "fleets" / "two-vendors.toml"
+
+
+def example_fleet_text() -> str:
+    """A fleet file as a person would write it."""
+    return _EXAMPLE.read_text(encoding="utf-8")
+
+
+def fleet_text(fleet: Fleet) -> str:
+    """TOML that `read_fleet` reads back to the same fleet, its numbers to six digits."""
+    ready = all(pool.backends for pool in fleet.pools)
+    lines = [
+        "# Written by Crosstie; docs/fleet.md says what each key means."
+        if ready
+        else "# Written by `crosstie plan`. Add to every pool the addresses of its replicas before serving it.",
+        f"format = {FORMAT}",
+        f"name = {_quoted(fleet.name)}",
+        *([f"planned = {_quoted(fleet.planned)}"] if fleet.planned else []),
+        f"policy = {_quoted(fleet.policy)}",
+        *_serve(fleet.serving),
+    ]
+    for pool in fleet.pools:
+        lines += ["", "[[pool]]", *_pool(pool)]
+    for one in fleet.classes:
+        lines += ["", "[[class]]", *_class(one)]
+    return "\n".join(lines) + "\n"
+
+
+def _serve(serving: Serving) -> list[str]:
+    """What differs from the defaults, which may become better ones."""
+    usual = Serving()
+    changed = {
+        field.name: value
+        for field in msgspec.structs.fields(Serving)
+        if (value := getattr(serving, field.name)) != getattr(usual, field.name)
+    }
+    return ["", "[serve]", *(f"{key} = {_value(value)}" for key, value in changed.items())] if changed else []
+
+
+def _pool(pool: Pool) -> list[str]:
+    known = pool.accelerator is not None
+    split = {part: getattr(pool.parallelism, part) for part in SPLIT}
+    plural = "" if pool.replicas == 1 else "s"
+    hint = "" if pool.backends else f'  # {pool.replicas} base URL{plural}, such as "http://host:8000/v1"'
+    optional = {"served_as": pool.served_as, "api_key_env": pool.api_key_env, "weight": pool.weight}
+    return [
+        f"name = {_quoted(pool.name)}",
+        f"model = {_quoted(pool.model)}",
+        *_given({"accelerator": pool.accelerator}),
+        *(f"{part} = {n}" for part, n in split.items() if known or n > 1),
+        *_given({"precision": pool.precision}),
+        *([f"kv = {_quoted(pool.kv_format)}"] if known or pool.kv_format != USUAL_KV else []),
+        *_given({"stack": pool.stack}),
+        f"replicas = {pool.replicas}",
+        *([f"usd_per_gpu_hour = {_number(pool.usd_per_gpu_hour)}"] if known or pool.usd_per_gpu_hour else []),
+        f"max_in_flight = {pool.max_in_flight}",
+        f"max_context = {pool.max_context}",
+        *_given(optional),
+        *([] if pool.modalities is None else [f"modalities = {_list(pool.modalities)}"]),
+        f"backends = {_list(pool.backends)}{hint}",
+    ]
+
+
+def _class(one: ServedClass) -> list[str]:
+    return [
+        f"name = {_quoted(one.name)}",
+        f"model = {_quoted(one.model)}",
+        f"requests_per_s = {_number(one.requests_per_s)}",
+        f"input_tokens = {_number(one.input_tokens)}",
+        f"output_tokens = {_number(one.output_tokens)}",
+        *_target_line("ttft_ms", one.ttft),
+        *_target_line("tpot_ms", one.tpot),
+        "routes = [",
+        *(f"  {_route(route)}," for route in one.routes),
+        "]",
+    ]
+
+
+def _route(route: Route) -> str:
+    upto = "" if route.up_to_input is None else f", up_to_input = {route.up_to_input}"
+    why = f", why = {_quoted(route.why)}" if route.why else ""
+    return f"{{ pool = {_quoted(route.pool)}, share = {_number(route.share)}{upto}{why} }}"
+
+
+def _target_line(key: str, target: Target | None) -> list[str]:
+    if target is None:
+        return []
+    percentile = next(name for name, share in PERCENTILES.items() if share == target.percentile)
+    return [f"{key} = {{ {percentile} = {_number(target.seconds * 1e3)} }}"]
+
+
+def _given(values: dict[str, str | float | None]) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in values.items() if value is not None]
+
+
+def _value(value: str | float) -> str:
+    if isinstance(value, str):
+        return _quoted(value)
+    return str(value) if isinstance(value, int) else _number(value)
+
+
+def _list(values: tuple[str, ...]) -> str:
+    return f"[{', '.join(map(_quoted, values))}]"
+
+
+def _quoted(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}" if value == 0 or abs(value) >= 1e-4 else f"{value:.6f}"
