@@ -11,8 +11,9 @@ from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.serving import serve
 from crosstie.perf.step import shape, step_s
+from crosstie.perf.tabulated import StepTimes
 from crosstie.plan.capacity import wait_s
-from crosstie.sim.arrivals import Request, StepTimes, simulate
+from crosstie.sim.arrivals import Request, simulate
 
 CATALOG = Catalog([], calibration=empty())
 

@@ -1,0 +1,194 @@
+"""The engine by itself: the outer clock changes nothing, and what goes in comes out once."""
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from tests.sim.test_arrivals import RANKS, SMALL, TINY, WHOLE, replica
+
+from crosstie.core.deployment import Parallelism
+from crosstie.core.errors import BadInput
+from crosstie.perf.tabulated import StepTimes
+from crosstie.sim.engine import Engine, Token
+
+CONTEXT = 1000.0
+# Looking steps up is quick, tabulating them is not.
+TIMES = {id(one): StepTimes(one, CONTEXT) for one in (SMALL, WHOLE, TINY, RANKS)}
+BOTH = {"small": SMALL, "whole": WHOLE, "tiny": TINY, "ranks": RANKS}
+
+requests = some.lists(
+    some.tuples(some.floats(0, 3), some.integers(1, 20_000), some.integers(1, 60)), min_size=1, max_size=25
+)
+
+
+def engine(deployment: object = SMALL, **options: bool) -> Engine:
+    return Engine(deployment, CONTEXT, times=TIMES[id(deployment)], **options)  # type: ignore[arg-type]
+
+
+def filled(one: Engine, asked: list[tuple[float, int, int]]) -> Engine:
+    for index, (at, inputs, outputs) in enumerate(sorted(asked)):
+        one.add(index, inputs, outputs, at)
+    return one
+
+
+@given(asked=requests, looks=some.lists(some.floats(0, 10), max_size=20), which=some.sampled_from(sorted(BOTH)))
+def test_when_one_looks_changes_nothing(asked: list[tuple[float, int, int]], looks: list[float], which: str) -> None:
+    at_once = filled(engine(BOTH[which]), asked).advance(math.inf)
+    often, got = engine(BOTH[which]), []
+    ordered = sorted(asked)
+    for moment in sorted({*looks, *(at for at, _, _ in ordered)}):
+        got += often.advance(moment)
+        for index, (at, inputs, outputs) in enumerate(ordered):
+            if at == moment:
+                often.add(index, inputs, outputs, at)
+    while (upcoming := often.next_event_s()) is not None:
+        got += often.advance(upcoming)
+    assert got == at_once
+
+
+@given(asked=requests, which=some.sampled_from(sorted(BOTH)))
+def test_every_token_comes_once_and_in_order(asked: list[tuple[float, int, int]], which: str) -> None:
+    one = filled(engine(BOTH[which], every_token=True), asked)
+    seen: dict[object, list[Token]] = {}
+    for token in one.advance(math.inf):
+        seen.setdefault(token.id, []).append(token)
+    for index, (at, _, outputs) in enumerate(sorted(asked)):
+        tokens = seen[index]
+        assert [token.tokens for token in tokens] == list(range(1, outputs + 1))
+        assert [token.finished for token in tokens] == [False] * (outputs - 1) + [True]
+        assert tokens[0].at > at
+        assert all(a.at <= b.at for a, b in pairwise(tokens))
+    assert one.idle
+    assert (one.running, one.waiting) == (0, 0)
+    assert one.kv_used_fraction == pytest.approx(0.0, abs=1e-9)
+    assert one.next_event_s() is None
+
+
+@given(
+    asked=requests,
+    gone=some.lists(some.tuples(some.integers(0, 24), some.floats(0, 3)), max_size=12),
+    which=some.sampled_from(sorted(BOTH)),
+)
+def test_whoever_is_cancelled_leaves_nothing(
+    asked: list[tuple[float, int, int]], gone: list[tuple[int, float]], which: str
+) -> None:
+    one = filled(engine(BOTH[which]), asked)
+    ended: set[object] = set()
+    cancelled: set[object] = set()
+    for index, at in sorted(gone, key=lambda pair: pair[1]):
+        ended |= {token.id for token in one.advance(at) if token.finished}
+        assert one.cancel(index) == (index < len(asked) and index not in ended | cancelled)
+        if index < len(asked) and index not in ended:
+            cancelled.add(index)
+        assert one.running >= 0
+        assert one.waiting >= 0
+        assert one.running + one.waiting == len(asked) - len(ended) - len(cancelled)
+    ended |= {token.id for token in one.advance(math.inf) if token.finished}
+    assert ended == set(range(len(asked))) - cancelled
+    assert one.idle
+    assert one.kv_used_fraction == pytest.approx(0.0, abs=1e-9)
+
+
+def test_answers_that_outgrow_the_cache_are_thrown_out_and_computed_again() -> None:
+    asked = [(0.0, 2000, 400)] * 60
+    patient, thrown = engine(TINY, preempts=False), engine(TINY)
+    first, second = (filled(one, asked).advance(math.inf) for one in (patient, thrown))
+    assert patient.preemptions == 0
+    assert thrown.preemptions > 0
+    assert sum(token.finished for token in first) == sum(token.finished for token in second) == 60
+    assert [token.tokens for token in second].count(1) == 60, "a first token comes once, preempted or not"
+    whole = engine(WHOLE)
+    filled(whole, asked).advance(math.inf)
+    assert whole.preemptions == 0, "an engine that sets whole answers aside never runs out"
+
+
+def test_a_cached_prefix_is_not_computed() -> None:
+    def first(cached: int) -> float:
+        one = engine()
+        one.add("a", 6000, 5, 0.0, cached_tokens=cached)
+        return one.advance(math.inf)[0].at
+
+    assert first(0) > 1.5 * first(4000) > 1.5 * first(6000)
+    assert first(10**6) == first(5999), "the last token of a prompt is always computed"
+
+
+def test_load_is_told_as_engines_tell_it() -> None:
+    one = engine()
+    one.add("a", 3 * one.budget, 10, 0.0)
+    one.add("b", 100, 10, 0.0)
+    assert (one.running, one.waiting) == (0, 2)
+    one.advance(one.next_event_s() or 0.0)
+    assert (one.running, one.waiting) == (1, 1)
+    assert 0 < one.kv_used_fraction < 1
+
+
+def test_a_slower_engine_is_slower_from_then_on() -> None:
+    def last(slower_from: float) -> float:
+        one = engine()
+        one.add("a", 100, 100, 0.0)
+        before = one.advance(slower_from)
+        one.slower = 5.0
+        return [*before, *one.advance(math.inf)][-1].at
+
+    assert last(math.inf) < last(0.2) < last(0.0)
+    assert last(0.0) - engine().request_s == pytest.approx(5 * (last(math.inf) - engine().request_s))
+
+
+def test_pipelines_step_in_passes() -> None:
+    staged = Engine(replica("llama-3.3-70b", "mi300x", "vllm", Parallelism(tp=2, pp=2)), CONTEXT)
+    got = filled(staged, [(0.0, 20_000, 20)] * 8).advance(math.inf)
+    assert sum(token.finished for token in got) == 8
+
+
+@given(asked=requests, which=some.sampled_from(["small", "whole", "ranks"]))
+def test_whoever_sleeps_until_the_next_answer_misses_none(asked: list[tuple[float, int, int]], which: str) -> None:
+    at_once = filled(engine(BOTH[which], preempts=False), asked).advance(math.inf)
+    sleepy = filled(engine(BOTH[which], preempts=False), asked)
+    got: list[Token] = []
+    moment, looks = 0.0, 0
+    while (upcoming := sleepy.next_answer_s()) is not None:
+        # A step that begins at a moment is not begun by looking at that very moment.
+        moment, looks = max(upcoming, moment) + 1e-9, looks + 1
+        fresh = sleepy.advance(moment)
+        assert all(token.at > moment - 1e-6 for token in fresh), "not one came while asleep"
+        got += fresh
+    assert got == at_once
+
+
+def test_sleeping_takes_few_looks_at_a_long_answer() -> None:
+    one = engine()
+    one.add("a", 100, 5000, 0.0)
+    looks, moment = 0, 0.0
+    while (upcoming := one.next_answer_s()) is not None:
+        moment, looks = max(upcoming, moment) + 1e-9, looks + 1
+        one.advance(moment)
+    assert looks < 20
+
+
+def test_how_far_an_answer_has_come() -> None:
+    began: dict[object, float] = {}
+    one = Engine(SMALL, CONTEXT, times=TIMES[id(SMALL)], began=began)
+    one.add("a", 100, 50, 0.0)
+    assert one.made("a") == one.made("nobody") == 0
+    one.advance(one.next_event_s() or 0.0)
+    assert one.made("a") == 1
+    assert began["a"] == pytest.approx(one.request_s)
+    for _ in range(10):
+        one.advance(one.next_event_s() or 0.0)
+    assert one.made("a") == 11
+    one.advance(math.inf)
+    assert one.made("a") == 0
+
+
+def test_nonsense_is_refused() -> None:
+    one = engine()
+    one.add("a", 10, 10, 0.0)
+    with pytest.raises(BadInput, match="there already"):
+        one.add("a", 10, 10, 0.0)
+    with pytest.raises(BadInput, match="at least 1"):
+        one.add("b", 0, 10, 0.0)
+    with pytest.raises(BadInput, match="at least 1"):
+        one.add("c", 10, 0, 0.0)
+    assert not one.cancel("b")
