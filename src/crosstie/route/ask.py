@@ -1,0 +1,74 @@
+"""What is known of a request before it is sent anywhere."""
+
+
+class Ask:
+    """A plain class, since it is made and read at every request, and compiled with those who do."""
+
+    __slots__ = (
+        "class_name",
+        "input_tokens",
+        "modalities",
+        "model",
+        "most_output",
+        "output_tokens",
+        "patience_s",
+        "pin",
+        "prefix",
+        "priority",
+        "prompt_bytes",
+        "session",
+        "streams",
+        "tpot_s",
+        "ttft_s",
+        "waited_s",
+    )
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        class_name: str | None,
+        input_tokens: float,
+        output_tokens: float,
+        most_output: int | None = None,
+        ttft_s: float | None = None,
+        tpot_s: float | None = None,
+        priority: int = 1,
+        pin: str | None = None,
+        modalities: frozenset[str] = frozenset(),
+        prefix: tuple[int, ...] = (),
+        session: str | None = None,
+        prompt_bytes: int = 0,
+        waited_s: float = 0.0,
+        patience_s: float = 0.0,
+        streams: bool = True,
+    ):
+        # The pools' model id: names that clients use are resolved before.
+        self.model = model
+        # A class of the fleet file, if it belongs to one.
+        self.class_name = class_name
+        # Estimated, and expected.
+        self.input_tokens = input_tokens
+        self.output_tokens = output_tokens
+        # The client's own limit on output tokens.
+        self.most_output = most_output
+        # Targets, of the request itself or of its class.
+        self.ttft_s = ttft_s
+        self.tpot_s = tpot_s
+        # 0 low, 1 normal, 2 high.
+        self.priority = priority
+        # The one pool that it may go to.
+        self.pin = pin
+        # What it holds beyond text, such as "image".
+        self.modalities = modalities
+        # Hashes of growing prefixes of the prompt, one a block, shortest first; see `route.prefix`.
+        self.prefix = prefix
+        self.session = session
+        # Length of the prompt as it came, from which the bytes of a token are learnt; 0: not known.
+        self.prompt_bytes = prompt_bytes
+        # How long it has waited at the gateway so far, and how long it may rather than slow others down: see
+        # `route.cheapest`. With no patience it is sent at once if there is room, target or not.
+        self.waited_s = waited_s
+        self.patience_s = patience_s
+        # Whether the first token will be seen when it comes. Where it is not, it is assumed to come as predicted.
+        self.streams = streams

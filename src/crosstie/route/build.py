@@ -1,0 +1,137 @@
+"""A live fleet from a fleet file; on a reload, what is known of replicas that stay is kept."""
+
+from statistics import NormalDist
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Deployment
+from crosstie.core.errors import DoesNotFit
+from crosstie.core.fleet import Fleet, Pool, ServedClass
+from crosstie.core.workload import Target
+from crosstie.cost.ownership import watts
+from crosstie.perf.memory import sequences_that_fit
+from crosstie.route.learnt import LearntSpeed
+from crosstie.route.lengths import Lengths
+from crosstie.route.live import LiveFleet, LivePool, Replica
+from crosstie.route.modelled import ModelledSpeed
+from crosstie.route.view import Speed
+
+# Requests of a pool that no class is about.
+_TYPICAL_INPUT, _TYPICAL_OUTPUT = 1000.0, 250.0
+
+
+def live_fleet(catalog: Catalog, fleet: Fleet, now: float, previous: LiveFleet | None = None) -> LiveFleet:
+    """Replicas of the same address in a pool of the same name and deployment keep their state and what was learnt.
+
+    Those that are gone are marked as draining and listed as leaving, so that what they serve is still accounted for.
+    """
+    lengths = Lengths(fleet.classes)
+    if previous is not None:
+        lengths.keep(previous.lengths)
+    there = [*previous.replicas(), *previous.leaving] if previous is not None else []
+    before = {pool.name: pool for pool in previous.pools} if previous is not None else {}
+    lengths_of = [typical(fleet, pool) for pool in fleet.pools]
+    # All that can fail comes before anything is changed, so that a bad file leaves the old fleet as it was.
+    speeds = [
+        speed_of(catalog, pool, inputs, outputs)
+        for pool, (inputs, outputs) in zip(fleet.pools, lengths_of, strict=True)
+    ]
+    pools = []
+    for pool, speed, mostly in zip(fleet.pools, speeds, lengths_of, strict=True):
+        live = _kept_or_new(pool, speed, lengths, before.get(pool.name))
+        live.adopt(pool, live.speed if isinstance(speed, LearntSpeed) else speed, lengths, *mostly)
+        live.price(_watts(catalog, pool), fleet.serving.usd_per_kwh)
+        _staff(live, fleet, lengths, float("-inf") if previous is None else now)
+        pools.append(live)
+    found = LiveFleet(fleet, pools, lengths)
+    for one in fleet.classes:
+        found.deviations[one.name] = (_deviations(one.ttft), _deviations(one.tpot))
+    for live in pools:
+        _promise(live, fleet)
+    kept = {id(replica) for replica in found.replicas()}
+    for replica in there:
+        if id(replica) not in kept:
+            replica.draining = True
+            if replica.in_flight:
+                found.leaving.append(replica)
+    return found
+
+
+def _watts(catalog: Catalog, pool: Pool) -> float:
+    """Of a replica, rated, with its share of server and network; 0 where nobody said what it is."""
+    if pool.accelerator is None:
+        return 0.0
+    return pool.parallelism.gpus * watts(catalog.accelerator(pool.accelerator), catalog.costs)
+
+
+def _promise(live: LivePool, fleet: Fleet) -> None:
+    routed = [one for one in fleet.classes if any(route.pool == live.name for route in one.routes)]
+    live.promised_ttft_s = min((one.ttft.seconds for one in routed if one.ttft), default=float("inf"))
+    live.promised_tpot_s = min((one.tpot.seconds for one in routed if one.tpot), default=float("inf"))
+
+
+def _deviations(target: Target | None) -> float:
+    return max(NormalDist().inv_cdf(target.percentile), 0.0) if target is not None else 0.0
+
+
+def _kept_or_new(pool: Pool, speed: Speed, lengths: Lengths, previous: LivePool | None) -> LivePool:
+    if previous is not None and _same_deployment(previous.pool, pool):
+        return previous
+    return LivePool(pool, speed, lengths)
+
+
+def _staff(live: LivePool, fleet: Fleet, lengths: Lengths, since: float) -> None:
+    """A replica for every backend, the known ones as they are.
+
+    A gateway that starts finds its backends warm; one that is added to a running fleet is brought up slowly.
+    """
+    known = {replica.key: replica for replica in live.replicas}
+    slow_s, block = fleet.serving.slow_start_s, lengths.block_tokens(live.pool.model)
+    live.replicas = [known.get(key) or Replica(key, live, since, slow_s, block) for key in live.pool.backends]
+    for replica in live.replicas:
+        replica.slow_start_s = slow_s
+        replica.draining = False
+        replica.fresh_until = float("-inf")
+
+
+def _same_deployment(before: Pool, after: Pool) -> bool:
+    def deployed(pool: Pool) -> tuple[object, ...]:
+        return pool.model, pool.accelerator, pool.parallelism, pool.precision, pool.kv_format, pool.stack
+
+    return deployed(before) == deployed(after)
+
+
+def deployment_of(catalog: Catalog, pool: Pool) -> Deployment | None:
+    """None: nothing is known of the pool but its address."""
+    if pool.accelerator is None:
+        return None
+    model, accelerator = catalog.model(pool.model), catalog.accelerator(pool.accelerator)
+    return catalog.deployment(
+        model, accelerator, pool.parallelism, pool.precision or "native", pool.kv_format, pool.stack
+    )
+
+
+def speed_of(catalog: Catalog, pool: Pool, inputs: float, outputs: float) -> Speed:
+    """`inputs` and `outputs`: tokens of the requests that the pool mostly gets."""
+    deployment = deployment_of(catalog, pool)
+    if deployment is None:
+        return LearntSpeed(pool)
+    if not sequences_that_fit(deployment, 1):
+        raise DoesNotFit(f"pool {pool.name}: {deployment.model.id} does not fit on {deployment.label}")
+    return ModelledSpeed(deployment, pool, min(inputs + 0.5 * outputs, float(pool.max_context)), inputs)
+
+
+def typical(fleet: Fleet, pool: Pool) -> tuple[float, float]:
+    """Mean lengths of what a pool mostly gets: of the classes that are routed there, or else of its model's."""
+    of_model = [one for one in fleet.classes if one.model == pool.model]
+    routed = [(one, share) for one in of_model if (share := _share(one, pool)) > 0]
+    weighted = routed or [(one, one.requests_per_s or 1.0) for one in of_model]
+    total = sum(weight for _, weight in weighted)
+    if not total:
+        return min(_TYPICAL_INPUT, 0.7 * pool.max_context), min(_TYPICAL_OUTPUT, 0.3 * pool.max_context)
+    inputs = sum(weight * one.input_tokens for one, weight in weighted) / total
+    outputs = sum(weight * one.output_tokens for one, weight in weighted) / total
+    return max(inputs, 1.0), max(outputs, 1.0)
+
+
+def _share(one: ServedClass, pool: Pool) -> float:
+    return (one.requests_per_s or 1.0) * sum(route.share for route in one.routes if route.pool == pool.name)

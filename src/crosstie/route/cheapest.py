@@ -1,0 +1,316 @@
+"""The policies that predict: the cheapest pool that keeps the target, and the fastest one.
+
+Of each pool its best replica counts, which is the one that finishes first among those that keep the target. A prefix
+that a replica holds makes it finish sooner and cost less, so affinity needs no weight of its own.
+"""
+
+from collections.abc import Collection
+from math import inf
+from typing import ClassVar
+
+from crosstie.core.fleet import Policy
+from crosstie.route.ask import Ask
+from crosstie.route.choosing import Rated, RoutingPolicy, in_words
+from crosstie.route.decision import Decision, Prediction
+from crosstie.route.estimate import estimate
+from crosstie.route.filters import without_room
+from crosstie.route.live import LiveFleet, LivePool, Replica
+
+# Where nothing is asked for: what the fastest pool would take if it were idle, so many times over.
+_PATIENCE = 2.0
+# A header's target is taken for one of nine requests in ten.
+_USUAL_DEVIATIONS = (1.2816, 1.2816)
+# Prices this close are the same, and the sooner one is taken.
+_SAME_PRICE = 1.02
+# How much later than the best replica of its pool a conversation may finish where it was before.
+_LOYALTY = 1.25
+# Whoever misses comes after all who do not, however soon they finish.
+_AFTER = 1e12
+
+
+class Limits:
+    """What a request must keep; `finish_s` where it names no target."""
+
+    __slots__ = ("finish_s", "tpot_deviations", "tpot_s", "ttft_deviations", "ttft_s")
+
+    def __init__(self, ttft_s: float, tpot_s: float, finish_s: float, ttft_deviations: float, tpot_deviations: float):
+        self.ttft_s = ttft_s
+        self.tpot_s = tpot_s
+        self.finish_s = finish_s
+        self.ttft_deviations = ttft_deviations
+        self.tpot_deviations = tpot_deviations
+
+    def without_ttft(self) -> "Limits":
+        return Limits(inf, self.tpot_s, self.finish_s, self.ttft_deviations, self.tpot_deviations)
+
+
+class Best:
+    """The best replica of a pool; `miss` is the larger of the two latencies over their limits, up to 1 if both hold."""
+
+    __slots__ = ("cached", "finish_s", "miss", "raw_tpot_s", "raw_ttft_s", "replica", "tpot_s", "ttft_s", "usd")
+
+    def __init__(self, replica: Replica, usd: float, finish_s: float, miss: float, cached: float):
+        self.replica = replica
+        self.usd = usd
+        self.finish_s = finish_s
+        self.miss = miss
+        self.cached = cached
+        self.ttft_s = self.tpot_s = self.raw_ttft_s = self.raw_tpot_s = 0.0
+
+    @property
+    def prediction(self) -> Prediction:
+        return Prediction(
+            ttft_s=self.ttft_s,
+            tpot_s=self.tpot_s,
+            usd=self.usd,
+            cached_tokens=self.cached,
+            raw_ttft_s=self.raw_ttft_s,
+            raw_tpot_s=self.raw_tpot_s,
+        )
+
+
+def limits_of(fleet: LiveFleet, pools: list[LivePool], ask: Ask) -> Limits:
+    ttft_z, tpot_z = fleet.deviations.get(ask.class_name, _USUAL_DEVIATIONS)
+    if ask.ttft_s is not None or ask.tpot_s is not None:
+        ttft_s = max(ask.ttft_s - ask.waited_s, 1e-3) if ask.ttft_s is not None else inf
+        return Limits(ttft_s, ask.tpot_s or inf, inf, ttft_z, tpot_z)
+    if fleet.planned.get(ask.class_name or ""):
+        # The plan has this class with no target, so its price alone counts.
+        return Limits(inf, inf, inf, 0.0, 0.0)
+    idle_s = min(pool.speed.idle_s(ask.input_tokens, ask.output_tokens) for pool in pools)
+    return Limits(inf, inf, _PATIENCE * idle_s, 0.0, 0.0)
+
+
+def _lost(pools: list[LivePool], ask: Ask, limits: Limits) -> bool:
+    """Whether the first token would be late even on an idle replica."""
+    return all(pool.speed.idle_s(ask.input_tokens, 0.0) >= limits.ttft_s for pool in pools)
+
+
+def best_of(
+    fleet: LiveFleet,
+    pool: LivePool,
+    ask: Ask,
+    limits: Limits,
+    now: float,
+    exclude: Collection[str],
+    turn: int,
+    usd: float | None = None,
+) -> Best | None:
+    """The replica that keeps the limits and finishes first; without such, the one that misses least.
+
+    The limits are the request's own, those that the plan promises of the pool, and those of whoever is on the replica
+    already: nobody may be sent where it breaks what was promised to others. `usd`: its price, if known. This loop is
+    most of a decision's cost, so it keeps to local names.
+    """
+    speed, prefix = pool.speed, ask.prefix
+    input_tokens, output_tokens = ask.input_tokens, ask.output_tokens
+    context, later = input_tokens + 0.5 * output_tokens, max(output_tokens - 1.0, 0.0)
+    ttft_limit = min(limits.ttft_s, pool.promised_ttft_s)
+    if ttft_limit < inf:
+        ttft_limit /= pool.ttft_scatter.margin(limits.ttft_deviations)
+    tpot_limit = min(limits.tpot_s, pool.promised_tpot_s)
+    if tpot_limit < inf:
+        tpot_limit /= pool.tpot_scatter.margin(limits.tpot_deviations)
+    finish_limit = limits.finish_s
+    loyal = pool.sessions.get(ask.session) if ask.session is not None else None
+    best: Replica | None = None
+    least, even = inf, turn & 1
+    cached = 0.0
+    if prefix:
+        block_tokens, most_cached = fleet.lengths.block_tokens(ask.model), max(input_tokens - 1.0, 0.0)
+    for replica in pool.replicas:
+        if not replica.up or replica.draining or replica.busy_until > now or (exclude and replica.key in exclude):
+            continue
+        view = replica.view if now < replica.fresh_until else replica.look(now)
+        if replica.in_flight >= view.limit:
+            continue
+        if prefix:
+            blocks = replica.prefixes.match(prefix)
+            cached = min(blocks * block_tokens, most_cached) if blocks else 0.0
+        raw_ttft_s, raw_tpot_s = estimate(view, speed, input_tokens - cached, cached, context, output_tokens)
+        ttft_s = raw_ttft_s * view.ttft_factor + view.late_s
+        tpot_s = raw_tpot_s * view.tpot_factor
+        finish_s = rank = ttft_s + later * tpot_s
+        miss = ttft_s / (ttft_limit if ttft_limit < view.strictest_ttft_s else view.strictest_ttft_s)
+        tpot_miss = tpot_s / (tpot_limit if tpot_limit < view.strictest_tpot_s else view.strictest_tpot_s)
+        if tpot_miss > miss:
+            miss = tpot_miss
+        if finish_s > finish_limit * miss:
+            miss = finish_s / finish_limit
+        if replica is loyal:
+            rank /= _LOYALTY
+        if miss > 1.0:
+            rank = _AFTER * miss
+        # Equals are told apart by turn.
+        if rank < least or (even and rank == least):
+            least, best = rank, replica
+            chosen = finish_s, miss, ttft_s, tpot_s, cached, raw_ttft_s, raw_tpot_s
+    if best is None:
+        return None
+    finish_s, miss, ttft_s, tpot_s, cached, raw_ttft_s, raw_tpot_s = chosen
+    if usd is None or cached:
+        usd = pool.usd(input_tokens - cached, cached, output_tokens)
+    found = Best(best, usd, finish_s, miss, cached)
+    found.ttft_s, found.tpot_s, found.raw_ttft_s, found.raw_tpot_s = ttft_s, tpot_s, raw_ttft_s, raw_tpot_s
+    return found
+
+
+def _finish_s(best: Best) -> float:
+    return best.finish_s
+
+
+class _Predicting(RoutingPolicy):
+    def _found(
+        self,
+        fleet: LiveFleet,
+        pools: list[LivePool],
+        ask: Ask,
+        limits: Limits,
+        now: float,
+        exclude: Collection[str],
+    ) -> list[Best]:
+        """The best replica of every pool that has room."""
+        found = []
+        for pool in pools:
+            best = best_of(fleet, pool, ask, limits, now, exclude, self._turn)
+            if best is not None:
+                found.append(best)
+        return found
+
+    def _best(
+        self, fleet: LiveFleet, usable: list[LivePool], pool: LivePool, ask: Ask, now: float, exclude: Collection[str]
+    ) -> Rated | None:
+        limits = limits_of(fleet, usable, ask)
+        best = best_of(fleet, pool, ask, limits, now, exclude, self._turn + 1)
+        if best is None:
+            return None
+        told = best.prediction
+        return Rated(self._score(best.replica, told, ask), best.replica, told, self._missed(best, pool, ask, limits))
+
+    def _missed(self, best: Best, pool: LivePool, ask: Ask, limits: Limits) -> str | None:
+        return None
+
+
+class CheapestMeetingTarget(_Predicting):
+    """A request that misses everywhere may wait for room, as long as its patience lasts, because one that is sent
+    regardless slows down those who would have kept their targets. Once its own target is lost, it goes wherever it
+    breaks nobody else's; at the end of its patience, where it misses least."""
+
+    name: ClassVar[Policy] = "cheapest-meeting-target"
+
+    def _among(
+        self, fleet: LiveFleet, pools: list[LivePool], ask: Ask, now: float, exclude: Collection[str]
+    ) -> Decision:
+        self._turn += 1
+        limits = limits_of(fleet, pools, ask)
+        within, found = self._until_dearer(fleet, pools, ask, limits, now, exclude)
+        if within:
+            return self._cheapest(within, ask, len(pools), meets=True)
+        if not found:
+            return without_room(pools, now, exclude)
+        if ask.patience_s > 0.0 and limits.ttft_s < inf and _lost(pools, ask, limits):
+            lifted = self._found(fleet, pools, ask, limits.without_ttft(), now, exclude)
+            within = [one for one in lifted if one.miss <= 1.0]
+            if within:
+                return self._cheapest(within, ask, len(pools), meets=False)
+        return self._missing(found, ask, limits)
+
+    def _until_dearer(
+        self,
+        fleet: LiveFleet,
+        pools: list[LivePool],
+        ask: Ask,
+        limits: Limits,
+        now: float,
+        exclude: Collection[str],
+    ) -> tuple[list[Best], list[Best]]:
+        """Those within the limits that can still be the cheapest, and all that were looked at.
+
+        Pools are gone through from the cheapest on, and none is looked at that is dearer than one that will do. A held
+        prefix changes prices by replica; with one, all are looked at.
+        """
+        if len(pools) == 1 or ask.prefix:
+            found = self._found(fleet, pools, ask, limits, now, exclude)
+            return [one for one in found if one.miss <= 1.0], found
+        new, output = ask.input_tokens, ask.output_tokens
+        priced = sorted([(pool.usd(new, 0.0, output), index) for index, pool in enumerate(pools)])
+        within, found, most_usd = [], [], inf
+        for usd, index in priced:
+            if usd > most_usd:
+                break
+            best = best_of(fleet, pools[index], ask, limits, now, exclude, self._turn, usd)
+            if best is not None:
+                found.append(best)
+                if best.miss <= 1.0:
+                    within.append(best)
+                    most_usd = min(most_usd, usd * _SAME_PRICE)
+        return within, found
+
+    def _cheapest(self, within: list[Best], ask: Ask, pools: int, meets: bool) -> Decision:
+        most_usd = min(one.usd for one in within) * _SAME_PRICE
+        chosen = min((one for one in within if one.usd <= most_usd), key=_finish_s)
+        prediction = chosen.prediction
+        said = "within target" if meets else "without harm to others, its TTFT lost,"
+        return Decision(
+            "send",
+            lambda: f"cheapest {said} of {pools} pools: {in_words(prediction, ask)}",
+            replica=chosen.replica,
+            prediction=prediction,
+            meets=meets,
+        )
+
+    def _missed(self, best: Best, pool: LivePool, ask: Ask, limits: Limits) -> str | None:
+        if best.miss <= 1.0:
+            return None
+        view = best.replica.view
+        kept = [
+            ("TTFT", best.ttft_s, min(limits.ttft_s, pool.promised_ttft_s, view.strictest_ttft_s)),
+            ("TPOT", best.tpot_s, min(limits.tpot_s, pool.promised_tpot_s, view.strictest_tpot_s)),
+            ("finish", best.finish_s, limits.finish_s),
+        ]
+        name, seconds, limit = max(kept, key=lambda one: one[1] / one[2])
+        margin = f", less a margin of {best.miss / (seconds / limit) - 1.0:.0%}" if best.miss > seconds / limit else ""
+        return f"target: {name} {seconds * 1e3:.0f} ms of {limit * 1e3:.0f} ms{margin}"
+
+    def _missing(self, found: list[Best], ask: Ask, limits: Limits) -> Decision:
+        chosen = min(found, key=lambda one: one.miss)
+        prediction, count = chosen.prediction, len(found)
+        # On an idle replica there is nothing to wait for, and who names no target is not to wait for one.
+        patient = ask.waited_s < ask.patience_s and limits.finish_s == inf
+        if chosen.replica.in_flight and (ask.priority < 1 or patient):
+            return Decision("wait", lambda: f"none of {count} within target: {in_words(prediction, ask)}")
+        return Decision(
+            "send",
+            lambda: f"misses least of {count}, none within target: {in_words(prediction, ask)}",
+            replica=chosen.replica,
+            prediction=prediction,
+        )
+
+    def _score(self, replica: Replica, told: Prediction, ask: Ask) -> float:
+        """US dollars."""
+        return told.usd
+
+
+class Fastest(_Predicting):
+    name: ClassVar[Policy] = "fastest"
+
+    def _among(
+        self, fleet: LiveFleet, pools: list[LivePool], ask: Ask, now: float, exclude: Collection[str]
+    ) -> Decision:
+        self._turn += 1
+        found = self._found(fleet, pools, ask, limits_of(fleet, pools, ask), now, exclude)
+        if not found:
+            return without_room(pools, now, exclude)
+        chosen = min(found, key=_finish_s)
+        prediction, count = chosen.prediction, len(found)
+        return Decision(
+            "send",
+            lambda: f"soonest to finish of {count}: {in_words(prediction, ask)}",
+            replica=chosen.replica,
+            prediction=prediction,
+            meets=chosen.miss <= 1.0,
+        )
+
+    def _score(self, replica: Replica, told: Prediction, ask: Ask) -> float:
+        """Seconds until its last token."""
+        return told.finish_s(ask.output_tokens)

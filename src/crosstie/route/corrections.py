@@ -1,0 +1,82 @@
+"""What predictions learn from what was delivered: a factor, and how far single requests scatter around it.
+
+Both live in logarithms, so that twice as slow and twice as fast weigh the same, and both forget.
+"""
+
+from math import exp, log, sqrt
+
+# Observations that a replica's own mean must outweigh before it is believed over its pool's.
+_PRIOR = 2.0
+# The most that past observations weigh, so that a change shows within as many requests.
+_MOST = 12.0
+# One observation moves the mean as though it were no further away than this: a factor of three.
+_FARTHEST = 1.1
+# Factors from a tenth to forty.
+_LEAST, _LARGEST = -2.3, 3.7
+# Scatter: where it starts, what one request changes of it, and the farthest that one counts for.
+_SCATTER_START, _SCATTER_GAIN, _SCATTER_FARTHEST = 0.1, 0.03, 1.5
+
+
+def log_ratio(observed: float, predicted: float, guard: float) -> float:
+    """`guard` is the difference that does not matter: three milliseconds instead of one is no factor of three."""
+    return log((max(observed, 0.0) + guard) / (max(predicted, 0.0) + guard))
+
+
+class Correction:
+    """Observed over predicted, decayed, and shrunk to that of a parent, or to 1."""
+
+    __slots__ = ("_at", "_mean", "_memory_s", "_parent", "_weight")
+
+    def __init__(self, memory_s: float, parent: "Correction | None" = None):
+        self._memory_s = memory_s
+        self._parent = parent
+        self._mean = 0.0
+        self._weight = 0.0
+        self._at = 0.0
+
+    def teach(self, ratio: float, now: float) -> None:
+        weight = self._weight_at(now)
+        if weight >= 1.0:
+            ratio = min(max(ratio, self._mean - _FARTHEST), self._mean + _FARTHEST)
+        ratio = min(max(ratio, _LEAST), _LARGEST)
+        self._mean += (ratio - self._mean) / (weight + 1.0)
+        self._weight = min(weight + 1.0, _MOST)
+        self._at = now
+        if self._parent is not None:
+            self._parent.teach(ratio, now)
+
+    def _weight_at(self, now: float) -> float:
+        # With traffic, new observations push old ones out; in silence all of them last a while and are then forgotten,
+        # so that whoever was slow is tried again.
+        silent = max(now - self._at, 0.0) / self._memory_s
+        return self._weight * exp(-silent * silent) if self._weight and silent < 8.0 else 0.0
+
+    def log_factor(self, now: float) -> float:
+        base = self._parent.log_factor(now) if self._parent is not None else 0.0
+        weight = self._weight_at(now)
+        return (weight * self._mean + _PRIOR * base) / (weight + _PRIOR) if weight else base
+
+    def factor(self, now: float) -> float:
+        return exp(self.log_factor(now))
+
+
+class Scatter:
+    """Decayed standard deviation of the logarithm of observed over predicted, after correction."""
+
+    __slots__ = ("_variance",)
+
+    def __init__(self) -> None:
+        self._variance = _SCATTER_START**2
+
+    def teach(self, error: float) -> None:
+        # Coming sooner than predicted breaks no target.
+        bounded = min(max(error, 0.0), _SCATTER_FARTHEST)
+        self._variance += _SCATTER_GAIN * (2.0 * bounded * bounded - self._variance)
+
+    @property
+    def deviation(self) -> float:
+        return sqrt(self._variance)
+
+    def margin(self, deviations: float) -> float:
+        """The factor that so many deviations above the prediction are."""
+        return exp(deviations * sqrt(self._variance))

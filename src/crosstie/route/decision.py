@@ -1,0 +1,94 @@
+"""What a policy answers: where a request goes, what is expected of that, and why."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from crosstie.route.live import Replica
+
+Outcome = Literal["send", "wait", "refuse"]
+Refusal = Literal["unknown-model", "context", "modality", "pin", "unavailable"]
+
+
+class Prediction:
+    """At a replica's present load, corrected by what it has delivered; `raw`: before that correction."""
+
+    __slots__ = ("cached_tokens", "raw_tpot_s", "raw_ttft_s", "tpot_s", "ttft_s", "usd")
+
+    def __init__(
+        self,
+        *,
+        ttft_s: float,
+        tpot_s: float,
+        usd: float,
+        cached_tokens: float,
+        raw_ttft_s: float,
+        raw_tpot_s: float,
+    ):
+        self.ttft_s = ttft_s
+        self.tpot_s = tpot_s
+        self.usd = usd
+        # Of the prompt, what the replica is believed to hold already.
+        self.cached_tokens = cached_tokens
+        self.raw_ttft_s = raw_ttft_s
+        self.raw_tpot_s = raw_tpot_s
+
+    def finish_s(self, output_tokens: float) -> float:
+        return self.ttft_s + max(output_tokens - 1.0, 0.0) * self.tpot_s
+
+
+class Considered(NamedTuple):
+    """One pool, by its best replica: what it would have given, or which filter dropped it."""
+
+    pool: str
+    backend: str | None
+    prediction: Prediction | None
+    dropped: str | None
+    # What the policy compares, smaller being better; its unit is the policy's.
+    score: float | None
+    # Whether the plan sends this class there.
+    planned: bool = False
+    # At the rated power of its pool; None where nobody knows that.
+    joules: float | None = None
+
+
+class Decision:
+    """`meets`: whether the prediction keeps the targets. The reason is put into words when it is asked for."""
+
+    __slots__ = ("_why", "considered", "meets", "outcome", "prediction", "refusal", "replica")
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        why: str | Callable[[], str],
+        *,
+        replica: "Replica | None" = None,
+        prediction: Prediction | None = None,
+        meets: bool = False,
+        refusal: Refusal | None = None,
+    ):
+        self.outcome = outcome
+        self.replica = replica
+        self.prediction = prediction
+        self.meets = meets
+        self.refusal = refusal
+        self.considered: list[Considered] = []
+        # What names come into was made up by people; the rest is numbers.
+        self._why = _for_a_header(why) if isinstance(why, str) else why
+
+    @property
+    def reason(self) -> str:
+        """Short, ASCII and on one line, so that it fits a header: what goes into it is put so where it is made."""
+        if not isinstance(self._why, str):
+            self._why = self._why()
+        return self._why
+
+    def __repr__(self) -> str:
+        where = f" {self.replica.key}" if self.replica else ""
+        return f"Decision({self.outcome}{where}: {self.reason})"
+
+
+def _for_a_header(text: str) -> str:
+    return "".join(sign if sign.isprintable() else " " for sign in text.encode("ascii", "replace").decode("ascii"))[
+        :300
+    ]

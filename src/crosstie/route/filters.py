@@ -1,0 +1,128 @@
+"""Which pools and replicas may take a request at all; in words, which may not and why.
+
+What a pool is (its model, context, modalities) does not change while a request waits: such misses are refused. What a
+replica does (down, draining, busy, full) may change.
+"""
+
+from collections.abc import Collection
+
+from crosstie.route.ask import Ask
+from crosstie.route.decision import Decision
+from crosstie.route.live import LiveFleet, LivePool, Replica
+
+# Prompts are counted by their bytes before they are sent, and may be this much shorter than that.
+_SURELY = 0.75
+
+
+def longest(ask: Ask) -> float:
+    """Tokens that the request may come to."""
+    return ask.input_tokens + (ask.output_tokens if ask.most_output is None else ask.most_output)
+
+
+def fitting(pools: list[LivePool], ask: Ask) -> list[LivePool]:
+    """Pools of the model that could serve it if they had room."""
+    needs, pin, modalities = longest(ask), ask.pin, ask.modalities
+    if pin is None and not modalities:
+        found = [pool for pool in pools if needs <= pool.max_context and not pool.draining]
+    else:
+        found = [pool for pool in pools if needs <= pool.max_context and _may(pool, pin, modalities)]
+    return found or _barely(pools, ask)
+
+
+def _may(pool: LivePool, pin: str | None, modalities: frozenset[str]) -> bool:
+    if pool.draining or (pin is not None and pool.name != pin):
+        return False
+    return pool.modalities is None or modalities <= pool.modalities
+
+
+def _barely(pools: list[LivePool], ask: Ask) -> list[LivePool]:
+    """If none is long enough by the estimate: the longest, unless the request is surely too long even for that.
+
+    An engine that refuses it says so itself; a request that would have fitted must not be refused for a guess.
+    """
+    needs = longest(ask) - (1.0 - _SURELY) * ask.input_tokens
+    able = [pool for pool in pools if _may(pool, ask.pin, ask.modalities) and needs <= pool.max_context]
+    most = max((pool.max_context for pool in able), default=0)
+    return [pool for pool in able if pool.max_context == most]
+
+
+def refused(fleet: LiveFleet, ask: Ask) -> Decision:
+    """Why no pool fits."""
+    pools = fleet.by_model.get(ask.model)
+    if not pools:
+        known = ", ".join(sorted(fleet.by_model))
+        return Decision("refuse", f"no pool serves {ask.model}; there are {known}", refusal="unknown-model")
+    if ask.pin is not None:
+        pools = [pool for pool in pools if pool.name == ask.pin]
+        if not pools:
+            return Decision("refuse", f"no pool {ask.pin} serves {ask.model}", refusal="pin")
+    able = [pool for pool in pools if pool.modalities is None or ask.modalities <= pool.modalities]
+    if not able:
+        asked = " and ".join(sorted(ask.modalities))
+        return Decision("refuse", f"no pool of {ask.model} takes {asked}", refusal="modality")
+    most = max(pool.max_context for pool in able)
+    if longest(ask) - (1.0 - _SURELY) * ask.input_tokens > most:
+        said = f"{longest(ask):.0f} tokens exceed the {most} of the longest context"
+        return Decision("refuse", said, refusal="context")
+    return Decision("refuse", f"every pool of {ask.model} is draining", refusal="unavailable")
+
+
+def pool_dropped(pool: LivePool, ask: Ask, fits: bool) -> str | None:
+    """The first filter that drops a pool, in words; None: none does. `fits`: what `fitting` said of it."""
+    if pool.pool.model != ask.model:
+        return f"model: serves {pool.pool.model}"
+    if ask.pin is not None and pool.name != ask.pin:
+        return f"pin: the request asks for {ask.pin}"
+    if pool.modalities is not None and not ask.modalities <= pool.modalities:
+        missing = ", ".join(sorted(ask.modalities - pool.modalities))
+        return f"modality: takes no {missing}"
+    if not fits and longest(ask) > pool.max_context:
+        return f"context: {longest(ask):.0f} tokens exceed {pool.max_context}"
+    if pool.draining:
+        return "draining: the pool is being emptied"
+    if not pool.replicas:
+        return "up: the pool has no backends"
+    return None
+
+
+def replica_dropped(replica: Replica, now: float, exclude: Collection[str]) -> str | None:
+    """The first filter that drops a replica, in words; None: none does."""
+    if replica.key in exclude:
+        return "tried: it has failed this request already"
+    if not replica.up:
+        return f"up: {replica.why_down or 'down'}"
+    if replica.draining:
+        return "draining: it is being emptied"
+    if replica.busy_until > now:
+        return f"busy: its engine is full, asked again in {replica.busy_until - now:.1f} s"
+    limit = replica.look(now).limit
+    if replica.in_flight >= limit:
+        slow = f", {replica.share_at(now):.0%} of its full share" if replica.share_at(now) < 1.0 else ""
+        return f"room: {replica.in_flight} in flight of {limit}{slow}"
+    return None
+
+
+def available(pool: LivePool, now: float, exclude: Collection[str]) -> list[Replica]:
+    """Replicas that may be sent a request now."""
+    return [
+        replica
+        for replica in pool.replicas
+        if replica.up
+        and not replica.draining
+        and replica.busy_until <= now
+        and replica.in_flight < replica.look(now).limit
+        and not (exclude and replica.key in exclude)
+    ]
+
+
+def without_room(pools: list[LivePool], now: float, exclude: Collection[str]) -> Decision:
+    """No replica may be sent it now: wait if one of them is merely full, refuse if none is up."""
+    everybody = [replica for pool in pools for replica in pool.replicas]
+    full = [one for one in everybody if one.up and not one.draining and one.key not in exclude]
+    if full:
+        busy = sum(one.busy_until > now for one in full)
+        said = f", {busy} of them by their engine's word" if busy else ""
+        return Decision("wait", f"all {len(full)} replicas that are up are full{said}")
+    tried = sum(one.key in exclude for one in everybody)
+    down = len(everybody) - tried
+    return Decision("refuse", f"no replica is up: {down} down or draining, {tried} tried", refusal="unavailable")

@@ -1,0 +1,97 @@
+"""How long prompts and answers are, before anybody has counted them: learnt from what was served."""
+
+from crosstie.core.fleet import ServedClass
+from crosstie.route.prefix import BLOCK_BYTES
+
+# Text with its JSON around it, until usage says otherwise.
+_BYTES_PER_TOKEN = 4.0
+_OUTPUT_TOKENS = 256.0
+# Requests that the starting value counts for, and after how many the past is half forgotten.
+_PRIOR_REQUESTS = 20.0
+_MEMORY_REQUESTS = 500.0
+_PRIOR_TOKENS = 4000.0
+# Of a short prompt, most tokens are the chat template's: nothing is learnt from it about text.
+_LEAST_TOKENS = 200
+_MEMORY_TOKENS = 1e6
+
+
+class _Mean:
+    """A mean that starts somewhere and forgets; both sums are kept, so that large items weigh more."""
+
+    __slots__ = ("above", "below", "memory")
+
+    def __init__(self, start: float, weight: float, memory: float):
+        self.above, self.below, self.memory = start * weight, weight, memory
+
+    def add(self, above: float, below: float) -> None:
+        kept = min(self.memory / (self.below + below), 1.0)
+        self.above = self.above * kept + above
+        self.below = self.below * kept + below
+
+    @property
+    def value(self) -> float:
+        return self.above / self.below
+
+
+class Lengths:
+    """Expected answers by class, and by model where there is no class; bytes of a token by model."""
+
+    def __init__(self, classes: tuple[ServedClass, ...] = ()):
+        self._by_class = {one.name: self._mean(one.output_tokens) for one in classes}
+        self._by_model: dict[str, _Mean] = {}
+        self._bytes: dict[str, _Mean] = {}
+        models: dict[str, list[ServedClass]] = {}
+        for one in classes:
+            models.setdefault(one.model, []).append(one)
+        for model, of in models.items():
+            rate = sum(one.requests_per_s for one in of)
+            weights = [one.requests_per_s / rate if rate > 0 else 1.0 / len(of) for one in of]
+            self._by_model[model] = self._mean(sum(w * c.output_tokens for w, c in zip(weights, of, strict=True)))
+
+    @staticmethod
+    def _mean(start: float) -> _Mean:
+        return _Mean(start, _PRIOR_REQUESTS, _MEMORY_REQUESTS)
+
+    def expected_output(self, class_name: str | None, model: str, most_output: int | None) -> float:
+        mean = self._by_class.get(class_name) if class_name is not None else None
+        if mean is None:
+            mean = self._by_model.get(model)
+        expected = max(mean.value if mean is not None else _OUTPUT_TOKENS, 1.0)
+        return expected if most_output is None else max(min(expected, float(most_output)), 1.0)
+
+    def bytes_per_token(self, model: str) -> float:
+        mean = self._bytes.get(model)
+        return _BYTES_PER_TOKEN if mean is None else mean.value
+
+    def block_tokens(self, model: str) -> float:
+        """Tokens of a block of `route.prefix`."""
+        return BLOCK_BYTES / self.bytes_per_token(model)
+
+    def input_tokens(self, model: str, prompt_bytes: int) -> float:
+        return max(prompt_bytes / self.bytes_per_token(model), 1.0)
+
+    def observe(
+        self,
+        class_name: str | None,
+        model: str,
+        *,
+        output_tokens: int | None,
+        input_tokens: int | None = None,
+        prompt_bytes: int = 0,
+    ) -> None:
+        """What a completed request turned out to be; None: nobody said."""
+        if output_tokens is not None and output_tokens > 0:
+            if class_name in self._by_class:
+                self._by_class[class_name].add(float(output_tokens), 1.0)
+            self._by_model.setdefault(model, self._mean(_OUTPUT_TOKENS)).add(float(output_tokens), 1.0)
+        if input_tokens and input_tokens >= _LEAST_TOKENS and prompt_bytes:
+            mean = self._bytes.setdefault(model, _Mean(_BYTES_PER_TOKEN, _PRIOR_TOKENS, _MEMORY_TOKENS))
+            # More than a token a byte, or a token of a page of text, is something else than text.
+            if 0.5 <= prompt_bytes / input_tokens <= 50:
+                mean.add(float(prompt_bytes), float(input_tokens))
+
+    def keep(self, previous: "Lengths") -> None:
+        """What was learnt before a reload, for the classes that are still there."""
+        self._by_class.update({name: mean for name, mean in previous._by_class.items() if name in self._by_class})
+        self._by_model.update(previous._by_model)
+        self._bytes.update(previous._bytes)

@@ -1,0 +1,386 @@
+"""The fleet as it is now: what each replica has to do, and what it has delivered. Decisions read it and change nothing.
+
+A replica's load is what this gateway has sent it and, where its engine reports more than that, the others' traffic as
+well. `view` is that load in the few numbers that a prediction needs; it is made anew when something has changed, so
+that a decision over many replicas is a few multiplications for each.
+"""
+
+from collections import deque
+from math import exp
+from typing import NamedTuple
+
+from crosstie.core.fleet import Fleet, Pool, ServedClass
+from crosstie.route.ask import Ask
+from crosstie.route.classes import Classes
+from crosstie.route.corrections import Correction, Scatter, log_ratio
+from crosstie.route.decision import Prediction
+from crosstie.route.lengths import Lengths
+from crosstie.route.prefix import Prefixes
+from crosstie.route.view import Speed, View
+
+# Over how long the rate of prompt tokens is taken.
+RATE_S = 10.0
+# A view is made anew after this long even if nothing happened: rates decay, and prompts move on.
+VIEW_S = 0.25
+# Corrections fade over much longer, so factors last until something is learnt, or this long.
+FACTORS_S = 1.0
+# How long a replica's own corrections last in silence, and its pool's.
+_REPLICA_MEMORY_S, _POOL_MEMORY_S = 45.0, 60.0
+# Differences that do not matter: the network's, and the clock's.
+_TTFT_GUARD_S, _TPOT_GUARD_S = 0.02, 0.001
+_MOST_SESSIONS = 10_000
+# Of its full limit, what a replica that has just come back may take at once.
+_FIRST_SHARE = 0.1
+
+
+class Reported(NamedTuple):
+    """What an engine says of itself."""
+
+    running: float
+    waiting: float
+    kv_used_fraction: float | None
+    at: float
+
+
+class LivePool:
+    def __init__(self, pool: Pool, speed: Speed, lengths: Lengths):
+        self.replicas: list[Replica] = []
+        self.draining = False
+        self.ttft = Correction(_POOL_MEMORY_S)
+        self.tpot = Correction(_POOL_MEMORY_S)
+        # How much slower than modelled it decodes, and so how much more of a replica each request takes.
+        self.slowness = 1.0
+        self.slowness_until = float("-inf")
+        self.ttft_scatter = Scatter()
+        self.tpot_scatter = Scatter()
+        # Where each conversation went last.
+        self.sessions: dict[str, Replica] = {}
+        # The tightest targets of the classes that the plan sends here: nobody may be sent here who breaks them.
+        self.promised_ttft_s = self.promised_tpot_s = float("inf")
+        self.adopt(pool, speed, lengths)
+
+    def adopt(
+        self,
+        pool: Pool,
+        speed: Speed,
+        lengths: Lengths,
+        typical_input: float = 1000.0,
+        typical_output: float = 250.0,
+    ) -> None:
+        """What the fleet file says of it; what was learnt stays. `lengths` are the fleet's, which requests teach.
+
+        `typical`: the requests that it mostly gets, to reckon with others' traffic.
+        """
+        self.pool = pool
+        self.speed = speed
+        self.lengths = lengths
+        self.typical_input, self.typical_output = typical_input, typical_output
+        self.price(0.0, 0.0)
+        self.max_context = pool.max_context
+        self.modalities = None if pool.modalities is None else frozenset(pool.modalities)
+
+    def price(self, watts: float, usd_per_kwh: float) -> None:
+        """A replica by the second: its GPUs and, where they do not include it, its power."""
+        self.watts = watts
+        rent = self.pool.parallelism.gpus * self.pool.usd_per_gpu_hour / 3600.0
+        self.usd_per_s = rent + watts * usd_per_kwh / 3.6e6
+
+    @property
+    def name(self) -> str:
+        return self.pool.name
+
+    def look(self, now: float) -> None:
+        """What was learnt of its speed fades even while nobody is sent there."""
+        self.slowness = self.tpot.factor(now)
+        self.slowness_until = now + FACTORS_S
+
+    def joules(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
+        """A request's part of the rated power of a replica."""
+        return self.watts * self.slowness * self.speed.replica_s(new_tokens, cached_tokens, output_tokens)
+
+    def usd(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
+        """A request's part of the price of a replica."""
+        return self.usd_per_s * self.slowness * self.speed.replica_s(new_tokens, cached_tokens, output_tokens)
+
+    def remember(self, session: str, replica: "Replica") -> None:
+        self.sessions.pop(session, None)
+        self.sessions[session] = replica
+        if len(self.sessions) > _MOST_SESSIONS:
+            del self.sessions[next(iter(self.sessions))]
+
+
+class LiveFleet:
+    def __init__(self, fleet: Fleet, pools: list[LivePool], lengths: Lengths):
+        self.fleet = fleet
+        self.pools = pools
+        self.lengths = lengths
+        self.classes: dict[str, ServedClass] = {one.name: one for one in fleet.classes}
+        # For requests that name none.
+        self.unnamed = Classes(fleet)
+        self.by_model: dict[str, list[LivePool]] = {}
+        for pool in pools:
+            self.by_model.setdefault(pool.pool.model, []).append(pool)
+        # Standard deviations that a class's targets must hold for: TTFT and TPOT.
+        self.deviations: dict[str | None, tuple[float, float]] = {}
+        # Pools that the plan sends a class to.
+        self.planned = {one.name: frozenset(route.pool for route in one.routes) for one in fleet.classes}
+        # Those that a reload has left without a place, until their last request ends.
+        self.leaving: list[Replica] = []
+
+    def replicas(self) -> "list[Replica]":
+        return [replica for pool in self.pools for replica in pool.replicas]
+
+
+class Replica:
+    """One backend: what is on it, whether it may be sent more, and what it has delivered."""
+
+    __slots__ = (
+        "busy_until", "decoding_tokens", "draining", "factors_until", "fresh_until", "held_tokens", "in_flight",
+        "key", "last_first_at", "others_held", "others_running", "others_until", "others_waiting", "pool", "prefixes",
+        "prompt_rate", "queue", "rate_at", "reported", "silent", "since", "slow_start_s", "targets", "tpot", "ttft",
+        "up", "view", "waiting", "waiting_tokens", "why_down",
+    )  # fmt: skip
+
+    def __init__(self, key: str, pool: LivePool, since: float, slow_start_s: float = 0.0, block_tokens: float = 512.0):
+        self.key = key
+        self.pool = pool
+        self.up = True
+        self.why_down = ""
+        self.draining = False
+        # When it came up, and over how long it is then brought to its full share.
+        self.since = since
+        self.slow_start_s = slow_start_s
+        # The engine has said that it is full.
+        self.busy_until = float("-inf")
+        self.in_flight = 0
+        # Sent, and no first token yet.
+        self.waiting = 0
+        self.waiting_tokens = 0.0
+        # Contexts at the middle of their answers: of all in flight, and of those that decode.
+        self.held_tokens = 0.0
+        self.decoding_tokens = 0.0
+        self.prompt_rate = 0.0
+        self.rate_at = since
+        self.queue: dict[Flight, None] = {}
+        # Those whose first token nobody will see, with the moment at which it is assumed.
+        self.silent: deque[tuple[float, Flight]] = deque()
+        self.last_first_at = float("-inf")
+        # TTFT and TPOT targets of those in flight, and how many have each.
+        self.targets: dict[tuple[float, float], int] = {}
+        self.reported: Reported | None = None
+        self.others_running = self.others_waiting = self.others_held = 0.0
+        self.others_until = float("-inf")
+        self.ttft = Correction(_REPLICA_MEMORY_S, pool.ttft)
+        self.tpot = Correction(_REPLICA_MEMORY_S, pool.tpot)
+        cache = pool.speed.cache_tokens
+        self.prefixes = Prefixes(int(min(cache, 1e8) / block_tokens))
+        self.view = View()
+        self.fresh_until = self.factors_until = float("-inf")
+
+    def came_up(self, now: float) -> None:
+        """Health or breaker let it back: it is brought up slowly."""
+        if not self.up:
+            self.since = now
+        self.up, self.why_down = True, ""
+        self.fresh_until = float("-inf")
+
+    def went_down(self, why: str) -> None:
+        self.up, self.why_down = False, why
+        # What it held is likely to be gone when it comes back.
+        self.prefixes = Prefixes(self.prefixes.most)
+        self.fresh_until = float("-inf")
+
+    def full(self, now: float, for_s: float) -> None:
+        """The engine has refused a request because it has too many."""
+        self.busy_until = max(self.busy_until, now + for_s)
+
+    def report(self, running: float, waiting: float, kv_used_fraction: float | None, now: float) -> None:
+        """From the engine's own metrics: what it has beyond our own requests is others' traffic."""
+        self.reported = Reported(running, waiting, kv_used_fraction, now)
+        beyond = max(running + waiting - self.in_flight, 0.0)
+        self.others_waiting = min(max(waiting - self.waiting, 0.0), beyond)
+        self.others_running = beyond - self.others_waiting
+        held = self.others_running * (self.pool.typical_input + 0.5 * self.pool.typical_output)
+        cache = self.pool.speed.cache_tokens
+        if kv_used_fraction is not None and beyond and cache < 1e12:
+            held = max(kv_used_fraction * cache - self.held_tokens, 0.0)
+        self.others_held = held
+        self.others_until = now + 5.0 if beyond else float("-inf")
+        self.fresh_until = float("-inf")
+
+    def start(self, ask: Ask, prediction: Prediction, now: float) -> "Flight":
+        flight = Flight(self, ask, prediction, now)
+        self.in_flight += 1
+        self.waiting += 1
+        self.waiting_tokens += flight.new_tokens
+        self.held_tokens += flight.context
+        self.prompt_rate = self.prompt_rate_at(now) + flight.new_tokens / RATE_S
+        self.rate_at = now
+        self.queue[flight] = None
+        self.targets[flight.targets] = self.targets.get(flight.targets, 0) + 1
+        if ask.prefix:
+            self.prefixes.add(ask.prefix)
+        if ask.session is not None:
+            self.pool.remember(ask.session, self)
+        if not ask.streams:
+            self.silent.append((now + prediction.ttft_s, flight))
+        self.fresh_until = float("-inf")
+        return flight
+
+    def prompt_rate_at(self, now: float) -> float:
+        """Prompt tokens a second, decayed."""
+        return self.prompt_rate * exp(-max(now - self.rate_at, 0.0) / RATE_S)
+
+    def share_at(self, now: float) -> float:
+        """Of its full limit, what it may take: a replica that has just come is brought up slowly."""
+        if self.slow_start_s <= 0.0 or now - self.since >= self.slow_start_s:
+            return 1.0
+        return max((now - self.since) / self.slow_start_s, _FIRST_SHARE)
+
+    def _strictest(self) -> tuple[float, float]:
+        if len(self.targets) < 2:
+            return next(iter(self.targets), (float("inf"), float("inf")))
+        return min(ttft_s for ttft_s, _ in self.targets), min(tpot_s for _, tpot_s in self.targets)
+
+    def look(self, now: float) -> View:
+        """The present view."""
+        view = self.view
+        if now < self.fresh_until:
+            return view
+        while self.silent and self.silent[0][0] <= now:
+            due, flight = self.silent.popleft()
+            flight.decode_from(due)
+        self.pool.speed.look(self, view, now)
+        if now >= self.factors_until:
+            view.ttft_factor = self.ttft.factor(now)
+            view.tpot_factor = self.tpot.factor(now)
+            self.factors_until = now + FACTORS_S
+        share = 1.0 if self.slow_start_s <= 0.0 else self.share_at(now)
+        view.limit = max(int(self.pool.pool.max_in_flight * share), 1)
+        view.strictest_ttft_s, view.strictest_tpot_s = self._strictest()
+        head = next(iter(self.queue), None)
+        view.late_s = max(now - head.started - head.prediction.ttft_s, 0.0) if head is not None else 0.0
+        self.fresh_until = now + VIEW_S
+        return view
+
+
+def _kept(target_s: float | None, predicted_s: float) -> float:
+    return target_s if target_s is not None and predicted_s <= target_s else float("inf")
+
+
+class Served(NamedTuple):
+    """A completed request as it was delivered; None: not known."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+    input_tokens: float
+    output_tokens: int | None
+    usd: float
+
+
+class Flight:
+    """One request on one replica. Its counts are released exactly once, however it ends."""
+
+    __slots__ = (
+        "ahead_tokens", "ask", "context", "ended", "first_at", "in_flight", "new_tokens", "prediction", "replica",
+        "seen", "started", "targets",
+    )  # fmt: skip
+
+    def __init__(self, replica: Replica, ask: Ask, prediction: Prediction, now: float):
+        self.replica = replica
+        self.ask = ask
+        self.prediction = prediction
+        self.started = now
+        # Only what could be kept when it was sent is kept from others: one hopeless target must not close a replica.
+        self.targets = (_kept(ask.ttft_s, prediction.ttft_s), _kept(ask.tpot_s, prediction.tpot_s))
+        self.new_tokens = max(ask.input_tokens - prediction.cached_tokens, 1.0)
+        self.context = ask.input_tokens + 0.5 * ask.output_tokens
+        self.ahead_tokens = replica.waiting_tokens + self.new_tokens
+        self.in_flight = replica.in_flight + 1
+        self.first_at: float | None = None
+        # Whether the first token was seen, not assumed.
+        self.seen = False
+        self.ended = False
+
+    def decode_from(self, now: float) -> None:
+        """From waiting to decoding; nothing is learnt from it."""
+        if self.ended or self.first_at is not None:
+            return
+        self.first_at = now
+        replica = self.replica
+        self._leave_queue()
+        replica.decoding_tokens += self.context
+        replica.last_first_at = max(replica.last_first_at, now)
+        replica.fresh_until = float("-inf")
+
+    def first_token(self, now: float) -> None:
+        if self.ended or self.seen:
+            return
+        self.decode_from(now)
+        self.first_at, self.seen = now, True
+        replica, pool = self.replica, self.replica.pool
+        observed = now - self.started
+        replica.factors_until = replica.fresh_until = float("-inf")
+        replica.ttft.teach(log_ratio(observed, self.prediction.raw_ttft_s, _TTFT_GUARD_S), now)
+        pool.ttft_scatter.teach(log_ratio(observed, self.prediction.ttft_s, _TTFT_GUARD_S))
+        pool.speed.saw_first(self.ahead_tokens, observed)
+
+    def end(self, now: float, *, output_tokens: int | None, input_tokens: int | None, completed: bool) -> Served | None:
+        """Releases the counts; a completed request teaches what it took. None: it had ended before, or failed."""
+        if self.ended:
+            return None
+        self._release()
+        if not completed:
+            return None
+        ask = self.ask
+        self.replica.pool.lengths.observe(
+            ask.class_name, ask.model, output_tokens=output_tokens,
+            # The bytes of an image say nothing about those of a token.
+            input_tokens=None if ask.modalities else input_tokens, prompt_bytes=ask.prompt_bytes,
+        )  # fmt: skip
+        tpot_s = self._teach_tpot(now, output_tokens)
+        known_input = float(input_tokens) if input_tokens else ask.input_tokens
+        cached = min(self.prediction.cached_tokens, known_input - 1.0)
+        pool = self.replica.pool
+        usd = pool.usd(known_input - cached, cached, float(output_tokens or ask.output_tokens))
+        ttft_s = self.first_at - self.started if self.seen and self.first_at is not None else None
+        return Served(ttft_s, tpot_s, known_input, output_tokens, usd)
+
+    def _teach_tpot(self, now: float, output_tokens: int | None) -> float | None:
+        if output_tokens is None or output_tokens < 2:
+            return None
+        replica, predicted = self.replica, self.prediction
+        first = self.first_at if self.seen and self.first_at is not None else self.started + predicted.ttft_s
+        tpot_s = (now - first) / (output_tokens - 1)
+        if tpot_s <= 0.0:
+            return None
+        replica.factors_until = replica.fresh_until = float("-inf")
+        replica.tpot.teach(log_ratio(tpot_s, predicted.raw_tpot_s, _TPOT_GUARD_S), now)
+        replica.pool.tpot_scatter.teach(log_ratio(tpot_s, predicted.tpot_s, _TPOT_GUARD_S))
+        replica.pool.speed.saw_decode(0.5 * (self.in_flight + replica.in_flight + 1), tpot_s)
+        return tpot_s if self.seen else None
+
+    def _leave_queue(self) -> None:
+        replica = self.replica
+        replica.waiting -= 1
+        replica.waiting_tokens = max(replica.waiting_tokens - self.new_tokens, 0.0) if replica.waiting else 0.0
+        del replica.queue[self]
+
+    def _release(self) -> None:
+        self.ended = True
+        replica = self.replica
+        if self.first_at is None:
+            self._leave_queue()
+        else:
+            replica.decoding_tokens = max(replica.decoding_tokens - self.context, 0.0)
+        replica.in_flight -= 1
+        # Sums of many floats drift; an empty replica holds nothing.
+        replica.held_tokens = max(replica.held_tokens - self.context, 0.0) if replica.in_flight else 0.0
+        if replica.in_flight == replica.waiting:
+            replica.decoding_tokens = 0.0
+        left = replica.targets[self.targets] - 1
+        if left:
+            replica.targets[self.targets] = left
+        else:
+            del replica.targets[self.targets]
+        replica.fresh_until = float("-inf")

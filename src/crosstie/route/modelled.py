@@ -1,0 +1,176 @@
+"""How fast a pool is whose deployment is known: step times of `perf`, by the number of sequences, as plain lists.
+
+Lists hold what does not depend on contexts; what a step reads of the cache is added in proportion.
+"""
+
+from itertools import accumulate
+from math import exp
+from typing import TYPE_CHECKING
+
+from crosstie.core.deployment import Deployment
+from crosstie.core.fleet import Pool
+from crosstie.perf.memory import cache_sequences
+from crosstie.perf.tabulated import StepTimes
+from crosstie.route.view import View
+
+if TYPE_CHECKING:
+    from crosstie.route.live import Replica
+
+_MOST_LISTED = 1024
+# Decode is never stretched by more than this, however many prompts come.
+_MOST_PREFILL_SHARE = 0.8
+# Of the first prompt in the queue, the most that is believed to be done before its first token shows it.
+_MOST_DONE = 0.9
+_LEAST_S = 1e-6
+_FEW_TOKENS = 64.0
+# Caches are sized at contexts of powers of two up to this one: windows and fixed states make tokens cheaper later.
+_POWERS = 21
+
+
+class ModelledSpeed:
+    def __init__(self, deployment: Deployment, pool: Pool, context: float, prompt: float):
+        """`context` and `prompt`: tokens of the requests it mostly gets, where the tables are exact."""
+        times = StepTimes(deployment, context)
+        hardware, split = times.hardware, deployment.parallelism
+        self.chunk = float(times.chunk)
+        self.dp = float(split.dp)
+        self.per_cached = max(times.per_cached, 0.0) / split.pp
+        self.per_attended = times.per_attended
+        self.held_share = deployment.stack.held_share
+        self.request_s = float(hardware.host_request_s[0, 0])
+        self.most = int(hardware.max_sequences[0, 0])
+        # By the pool's own limit, and by the engine's.
+        self.most_at_once = float(min(pool.max_in_flight, self.most))
+        self.prefill_first = bool(hardware.prefill_first[0, 0])
+        self.cache_tokens = float(cache_sequences(deployment, context)) * context
+        self._cache_by_power: list[float] = [
+            float(cache_sequences(deployment, 2.0**power)) * 2.0**power for power in range(_POWERS)
+        ]
+        self.stages = float(split.pp)
+        self._list(times, prompt)
+        self._idle(context)
+
+    def _list(self, times: StepTimes, prompt: float) -> None:
+        """By sequences: a decode step, and steps with few, an eighth and all of the prompt tokens that fit beside."""
+        numbers = range(min(self.most, _MOST_LISTED) + 2)
+        self.last = numbers[-1]
+        stages, dp = self.stages, self.dp
+
+        def step(n: int, tokens: float, everywhere: float = 1.0) -> float:
+            # A pipeline works on that many parts of the sequences in turn.
+            part = n / stages
+            spent = times.seconds(part, part * times.context, everywhere * tokens, tokens, 0.5 * tokens * tokens)
+            return max(spent - part * times.context * times.per_cached, _LEAST_S)
+
+        def listed(share: float, everywhere: float = 1.0) -> list[float]:
+            # All stages of a pipeline have a chunk under way, so that one comes out in a part of the time.
+            steps = (
+                step(0 if self.prefill_first else n, max(share * self._chunk_beside(n), 1.0), everywhere) / stages
+                for n in numbers
+            )
+            # More sequences never make a step shorter, whatever rounding does to the tables.
+            return list(accumulate(steps, max))
+
+        self.decode: list[float] = list(accumulate((step(max(n, 1), 0.0) for n in numbers), max))
+        self.room: list[float] = [self._chunk_beside(n) for n in numbers]
+        self.few, self.eighth, self.full_alone = listed(0.0), listed(0.125), listed(1.0)
+        # With a queue, every attention replica has its part of a full step.
+        self.full = listed(1.0, dp) if dp > 1.0 else self.full_alone
+        # What prompts take from decoding, each token, in steps that carry one such prompt.
+        self.prompt_token_s: list[float] = []
+        for n in numbers:
+            tokens = min(max(prompt, _FEW_TOKENS), self.room[n])
+            spent = step(0 if self.prefill_first else n, tokens) - (0.0 if self.prefill_first else self.decode[n])
+            self.prompt_token_s.append(max(spent, _LEAST_S) / (tokens * stages))
+
+    def _chunk_beside(self, sequences: int) -> float:
+        taken = 0.0 if self.prefill_first else sequences / self.dp
+        return max(self.chunk - taken, 0.125 * self.chunk)
+
+    def _idle(self, context: float) -> None:
+        self._idle_fixed_s = self.request_s + self.few[0] * self.stages
+        self._idle_input_s = max(self.full_alone[0] - self.few[0], _LEAST_S) / self.room[0]
+        self._idle_output_s = self.decode[1] + context * self.per_cached
+
+    def look(self, replica: "Replica", view: View, now: float) -> None:
+        """Counts of `Replica`, with the others' traffic where the engine reports any, as steps."""
+        in_flight = float(replica.in_flight)
+        decoding = in_flight - replica.waiting
+        held, cached, queued = replica.held_tokens, replica.decoding_tokens, replica.waiting_tokens
+        rate = replica.prompt_rate * exp((replica.rate_at - now) * 0.1)
+        if now < replica.others_until:
+            pool = replica.pool
+            decoding += replica.others_running
+            in_flight += replica.others_running + replica.others_waiting
+            cached += replica.others_held
+            held += replica.others_held + replica.others_waiting * pool.typical_input
+            queued += replica.others_waiting * pool.typical_input
+            each_s = pool.typical_output * (self.decode[min(int(decoding), self.last)] + cached * self.per_cached)
+            rate += replica.others_running * pool.typical_input / each_s
+        last = self.last
+        n = int(decoding) if decoding < last else last
+        read_s = cached * self.per_cached
+        decode_s = self.decode[n] + read_s
+        beside_s = 0.0 if self.prefill_first else read_s / self.stages
+        view.none_s = none_s = self.few[n] + beside_s
+        view.eighth_s = eighth_s = self.eighth[n] + beside_s
+        view.full_s = full_s = (self.full if queued else self.full_alone)[n] + beside_s
+        view.room = room = self.room[n]
+        view.eighth = eighth = 0.125 * room
+        view.slope_low = (eighth_s - none_s) / eighth
+        view.slope_high = (full_s - eighth_s) / (room - eighth)
+        before_s = self.request_s
+        if decoding >= 1.0:
+            before_s += 0.5 * decode_s
+        if queued:
+            queued = max(queued - self._done(replica, now, full_s / room), 0.0) / self.dp
+        view.ahead_tokens = queued
+        more = int(in_flight) + 1
+        view.step_s = self.decode[more if more < last else last] + held * self.per_cached
+        share = rate * self.prompt_token_s[n]
+        view.stretch = 1.0 / (1.0 - (share if share < _MOST_PREFILL_SHARE else _MOST_PREFILL_SHARE))
+        # All that is held now is free again after one answer's time.
+        turnover_s = replica.pool.typical_output * view.step_s
+        view.free_tokens = self.cache_tokens - held
+        view.per_free_s = turnover_s / (held if held > 1.0 else 1.0)
+        if in_flight >= self.most:
+            before_s += (in_flight + 1.0 - self.most) / self.most * turnover_s
+        view.before_s = before_s
+
+    def _done(self, replica: "Replica", now: float, token_s: float) -> float:
+        """Tokens of the first prompt in the queue that are computed by now."""
+        head = next(iter(replica.queue), None)
+        if head is None:
+            return 0.0
+        began = max(head.started + self.request_s, replica.last_first_at)
+        return min(max(now - began, 0.0) / token_s, _MOST_DONE * head.new_tokens)
+
+    def replica_s(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
+        """At the pool's design load: as many requests like this one as it may have in flight and memory holds."""
+        context = new_tokens + cached_tokens + 0.5 * output_tokens
+        power = int(context).bit_length()
+        n = self._cache_by_power[power if power < _POWERS else _POWERS - 1] / context
+        if n > self.most_at_once:
+            n = self.most_at_once
+        if n < 1.0:
+            n = 1.0
+        index = int(n) if n < self.last else self.last
+        step_s = self.decode[index] + n * context * self.per_cached
+        attention_s = self.per_attended * self._attended(new_tokens, cached_tokens)
+        prefill_s = new_tokens * (self.prompt_token_s[index] + attention_s)
+        return prefill_s + output_tokens * step_s / n
+
+    def _attended(self, new_tokens: float, cached_tokens: float) -> float:
+        """Tokens before each of a prompt's, on average, beyond those of its own chunk."""
+        beyond = new_tokens - self.chunk
+        return cached_tokens + (0.5 * beyond if beyond > 0.0 else 0.0)
+
+    def idle_s(self, input_tokens: float, output_tokens: float) -> float:
+        prefill_s = self._idle_input_s + self.per_attended * self._attended(input_tokens, 0.0)
+        return self._idle_fixed_s + input_tokens * prefill_s + output_tokens * self._idle_output_s
+
+    def saw_first(self, tokens: float, ttft_s: float) -> None:
+        """The model is what it is; corrections learn."""
+
+    def saw_decode(self, in_flight: float, tpot_s: float) -> None:
+        """As above."""

@@ -1,0 +1,135 @@
+"""The policies that look at counts alone: turns, loads, weights and held prefixes."""
+
+from collections.abc import Collection
+from typing import ClassVar
+
+from crosstie.core.fleet import Policy
+from crosstie.route.ask import Ask
+from crosstie.route.choosing import RoutingPolicy, in_words, predict
+from crosstie.route.decision import Decision, Prediction
+from crosstie.route.filters import available, without_room
+from crosstie.route.live import LiveFleet, LivePool, Replica
+
+# A replica with a held prefix is passed over once it has this many times the mean load of all, and one request more.
+_BOUND = 1.25
+
+
+def _sent(fleet: LiveFleet, replica: Replica, ask: Ask, now: float, why: str) -> Decision:
+    told = predict(fleet, replica, ask, now)
+    meets = (ask.ttft_s is None or told.ttft_s <= ask.ttft_s) and (ask.tpot_s is None or told.tpot_s <= ask.tpot_s)
+    return Decision(
+        "send", lambda: f"{why}: {in_words(told, ask)}", replica=replica, prediction=told, meets=meets
+    )  # fmt: skip
+
+
+class _Counting(RoutingPolicy):
+    def _among(
+        self, fleet: LiveFleet, pools: list[LivePool], ask: Ask, now: float, exclude: Collection[str]
+    ) -> Decision:
+        able = [replica for pool in pools for replica in available(pool, now, exclude)]
+        if not able:
+            return without_room(pools, now, exclude)
+        replica, why = self._pick(fleet, pools, able, ask)
+        return _sent(fleet, replica, ask, now, why)
+
+    def _pick(self, fleet: LiveFleet, pools: list[LivePool], able: list[Replica], ask: Ask) -> tuple[Replica, str]:
+        raise NotImplementedError
+
+    def _least_loaded(self, able: list[Replica]) -> Replica:
+        """Fewest in flight; equals take turns."""
+        self._turn += 1
+        start = self._turn % len(able)
+        return min(able[start:] + able[:start], key=_in_flight)
+
+    def _score(self, replica: Replica, told: Prediction, ask: Ask) -> float:
+        """Requests in flight."""
+        return float(_in_flight(replica))
+
+
+def _in_flight(replica: Replica) -> float:
+    return replica.in_flight + replica.others_running + replica.others_waiting
+
+
+class RoundRobin(_Counting):
+    """All replicas that serve the model, in rotation; those that may not be sent to are passed over."""
+
+    name: ClassVar[Policy] = "round-robin"
+
+    def __init__(self, seed: int = 0):
+        super().__init__(seed)
+        self._next: dict[str, int] = {}
+
+    def _pick(self, fleet: LiveFleet, pools: list[LivePool], able: list[Replica], ask: Ask) -> tuple[Replica, str]:
+        everybody = [replica for pool in fleet.by_model[ask.model] for replica in pool.replicas]
+        may = set(map(id, able))
+        start = self._next.get(ask.model, self._turn)
+        for step in range(len(everybody)):
+            replica = everybody[(start + step) % len(everybody)]
+            if id(replica) in may:
+                self._next[ask.model] = start + step + 1
+                return replica, f"its turn of {len(everybody)}"
+        raise AssertionError("an able replica is one of the model's")
+
+
+class LeastLoaded(_Counting):
+    name: ClassVar[Policy] = "least-loaded"
+
+    def _pick(self, fleet: LiveFleet, pools: list[LivePool], able: list[Replica], ask: Ask) -> tuple[Replica, str]:
+        replica = self._least_loaded(able)
+        return replica, f"fewest in flight of {len(able)}, {replica.in_flight}"
+
+
+class Weighted(_Counting):
+    """Pools take turns in proportion to their weights, as evenly mixed as can be; then the least loaded replica."""
+
+    name: ClassVar[Policy] = "weighted"
+
+    def __init__(self, seed: int = 0):
+        super().__init__(seed)
+        self._credit: dict[str, float] = {}
+
+    def _pick(self, fleet: LiveFleet, pools: list[LivePool], able: list[Replica], ask: Ask) -> tuple[Replica, str]:
+        by_pool: dict[str, list[Replica]] = {}
+        for replica in able:
+            by_pool.setdefault(replica.pool.name, []).append(replica)
+        weights = {name: weight_of(of[0].pool) for name, of in by_pool.items()}
+        total = sum(weights.values()) or 1.0
+        for name, weight in weights.items():
+            self._credit[name] = self._credit.get(name, 0.0) + weight / total
+        chosen = max(weights, key=lambda name: self._credit[name])
+        self._credit[chosen] -= 1.0
+        return self._least_loaded(by_pool[chosen]), f"weight {weights[chosen] / total:.0%} of {len(weights)} pools"
+
+    def _score(self, replica: Replica, told: Prediction, ask: Ask) -> float:
+        """How far the pool is from its next turn."""
+        return 1.0 - self._credit.get(replica.pool.name, 0.0)
+
+
+def weight_of(pool: LivePool) -> float:
+    """As the fleet file says, or the requests/s that its replicas carry of what it mostly gets."""
+    if pool.pool.weight is not None:
+        return pool.pool.weight
+    each_s = pool.speed.replica_s(pool.typical_input, 0.0, pool.typical_output)
+    return len(pool.replicas) / max(each_s, 1e-9)
+
+
+class HeldPrefix(_Counting):
+    """The longest held prefix, unless its replica has much more to do than the others: then the least loaded."""
+
+    name: ClassVar[Policy] = "prefix"
+
+    def _pick(self, fleet: LiveFleet, pools: list[LivePool], able: list[Replica], ask: Ask) -> tuple[Replica, str]:
+        bound = _BOUND * sum(map(_in_flight, able)) / len(able) + 1.0
+        best, most = None, 0
+        for replica in able:
+            held = replica.prefixes.match(ask.prefix)
+            if held > most and _in_flight(replica) <= bound:
+                best, most = replica, held
+        if best is not None:
+            return best, f"holds {most} of {len(ask.prefix)} blocks"
+        replica = self._least_loaded(able)
+        return replica, f"no prefix held within the bound; fewest in flight of {len(able)}"
+
+    def _score(self, replica: Replica, told: Prediction, ask: Ask) -> float:
+        """Blocks that it does not hold, then requests in flight."""
+        return len(ask.prefix) - replica.prefixes.match(ask.prefix) + 1e-6 * _in_flight(replica)

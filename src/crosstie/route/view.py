@@ -1,0 +1,82 @@
+"""A replica's load in the few numbers that predictions need, and what fills them."""
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from crosstie.route.live import Replica
+
+
+class View:
+    """A replica's load as predictions need it. Seconds are as modelled: factors come last."""
+
+    __slots__ = (
+        "ahead_tokens",
+        "before_s",
+        "eighth",
+        "eighth_s",
+        "free_tokens",
+        "full_s",
+        "late_s",
+        "limit",
+        "none_s",
+        "per_free_s",
+        "room",
+        "slope_high",
+        "slope_low",
+        "step_s",
+        "stretch",
+        "strictest_tpot_s","strictest_ttft_s",
+        "tpot_factor",
+        "ttft_factor",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        # Before the first prompt token is computed; prompt tokens that are computed before one's own are.
+        self.before_s = 0.0
+        self.ahead_tokens = 0.0
+        # A step with no prompt, with an eighth of the prompt tokens that there is room for, and with all of them.
+        self.none_s = self.eighth_s = self.full_s = 0.0
+        self.room = self.eighth = 1.0
+        self.slope_low = self.slope_high = 0.0
+        # A decode step once everybody in flight and one more decode, less what the one more adds by its context;
+        # and what prompts make of it.
+        self.step_s = 0.0
+        self.stretch = 1.0
+        # Tokens that the cache has room for, and how long each missing one takes to become free.
+        self.free_tokens = 0.0
+        self.per_free_s = 0.0
+        # By how much the first in the queue is late already.
+        self.late_s = 0.0
+        self.ttft_factor = self.tpot_factor = 1.0
+        # In flight at most; and the tightest targets of anybody there.
+        self.limit = 1
+        self.strictest_ttft_s = self.strictest_tpot_s = float("inf")
+
+
+class Speed(Protocol):
+    """How fast a pool's replicas are, from `perf` or from what they have shown."""
+
+    # Seconds that each of a sequence's tokens adds to a decode step, and each pair of a prompt's tokens to its prefill.
+    per_cached: float
+    per_attended: float
+    chunk: float
+    # Of a pipeline; 1 without one.
+    stages: float
+    # Tokens that a replica's cache holds, and the share of an answer that counts against it.
+    cache_tokens: float
+    held_share: float
+
+    def look(self, replica: "Replica", view: View, now: float) -> None:
+        """Fills the view from the replica's counts."""
+
+    def replica_s(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
+        """Seconds that a request takes of a replica which it shares with as many like it as the pool is meant for."""
+
+    def idle_s(self, input_tokens: float, output_tokens: float) -> float:
+        """What a request takes on a replica that has nothing else to do."""
+
+    def saw_first(self, tokens: float, ttft_s: float) -> None:
+        """A first token came so long after its request, which had so many prompt tokens before and in it."""
+
+    def saw_decode(self, in_flight: float, tpot_s: float) -> None:
+        """An answer took so long a token, with so many requests in flight."""

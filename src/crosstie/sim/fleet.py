@@ -1,0 +1,335 @@
+"""A whole fleet in virtual time: requests through a routing policy to engines, the same policy that the gateway runs.
+
+Every replica is an engine of `sim.engine`. The router sees of them what a gateway sees: its own counts, tokens as they
+come, and now and then what each engine reports of itself. Answers' lengths are known to the engines alone.
+"""
+
+from collections.abc import Iterable, Mapping
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+import msgspec
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet, Policy, Pool
+from crosstie.perf.tabulated import StepTimes
+from crosstie.route.admission import WaitingRoom
+from crosstie.route.ask import Ask
+from crosstie.route.build import deployment_of, live_fleet, typical
+from crosstie.route.decision import Decision
+from crosstie.route.live import Flight, LiveFleet
+from crosstie.route.policy import make_policy
+from crosstie.sim.engine import Engine
+
+
+class Asked(NamedTuple):
+    """A request as it will turn out; `prefix` and the rest as in `route.ask`."""
+
+    arrival_s: float
+    model: str
+    input_tokens: int
+    output_tokens: int
+    class_name: str | None = None
+    prefix: tuple[int, ...] = ()
+    session: str | None = None
+    priority: int = 1
+
+
+class Answered(NamedTuple):
+    """How a request was served; times from its arrival at the gateway. No pool: it was turned away."""
+
+    asked: Asked
+    pool: str | None
+    backend: str | None
+    ttft_s: float
+    tpot_s: float
+    finished_s: float
+    # Its part of the price of the replica, by the tokens that it turned out to have.
+    usd: float
+    # Whether the router expected it to keep its targets, and what it expected.
+    expected: bool = False
+    expected_ttft_s: float = 0.0
+    expected_tpot_s: float = 0.0
+
+
+class _Sent(NamedTuple):
+    asked: Asked
+    flight: Flight
+    decision: Decision
+    engine: Engine
+
+
+class FleetSimulator:
+    """`actual`: deployments that backends really have, by address, where these are not what the fleet file says;
+    `slower`: how much slower than modelled a backend is."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        fleet: Fleet,
+        policy: Policy | None = None,
+        seed: int = 0,
+        *,
+        slower: Mapping[str, float] | None = None,
+        actual: Mapping[str, Pool] | None = None,
+        report_every_s: float = 1.0,
+        patient: bool = True,
+    ):
+        self.live: LiveFleet = live_fleet(catalog, fleet, 0.0)
+        self.policy = make_policy(policy or fleet.policy, seed)
+        self.serving = fleet.serving
+        self.patient = patient
+        self.room = WaitingRoom(fleet.serving.max_queued)
+        self.report_every_s = report_every_s
+        self.now = 0.0
+        self.answered: list[Answered] = []
+        self.engines: dict[str, Engine] = {}
+        self._sent: dict[int, _Sent] = {}
+        self._numbers = 0
+        self._next_report = report_every_s
+        # Steps' ends, to know which engine is next.
+        self._upcoming: list[tuple[float, str]] = []
+        self._planned: dict[str, float] = {}
+        times: dict[str, tuple[StepTimes, float]] = {}
+        for pool in self.live.pools:
+            for replica in pool.replicas:
+                if replica.key in self.engines:
+                    raise BadInput(f"backend {replica.key} is there twice")
+                real = (actual or {}).get(replica.key, pool.pool)
+                deployment = deployment_of(catalog, real)
+                if deployment is None:
+                    raise BadInput(f"pool {real.name} has no accelerator, so there is nothing to simulate")
+                if real.name not in times:
+                    inputs, outputs = typical(fleet, real)
+                    times[real.name] = StepTimes(deployment, inputs + 0.5 * outputs), inputs + 0.5 * outputs
+                table, context = times[real.name]
+                self.engines[replica.key] = Engine(
+                    deployment, context, (slower or {}).get(replica.key, 1.0), times=table
+                )
+
+    def run(self, requests: Iterable[Asked]) -> list[Answered]:
+        """Open traffic: every request arrives by the clock. Answers in the order in which they ended."""
+        for asked in sorted(requests):
+            self.advance(asked.arrival_s)
+            self.send(asked)
+        self.advance(inf)
+        return self.answered
+
+    def send(self, asked: Asked) -> None:
+        """A request arrives now."""
+        ask = self._ask(asked)
+        decision = self.policy.choose(self.live, ask, self.now)
+        if decision.outcome == "send":
+            self._start(asked, ask, decision)
+        elif decision.outcome == "wait":
+            _, shed = self.room.add(ask, self.now, self.now + self.serving.queue_s, asked)
+            if shed is not None:
+                self._turn_away(shed.item)
+        else:
+            self._turn_away(asked)
+
+    def _ask(self, asked: Asked) -> Ask:
+        served = self.live.classes.get(asked.class_name or "")
+        return Ask(
+            model=asked.model,
+            class_name=asked.class_name,
+            input_tokens=float(asked.input_tokens),
+            output_tokens=self.live.lengths.expected_output(asked.class_name, asked.model, None),
+            ttft_s=served.ttft.seconds if served and served.ttft else None,
+            tpot_s=served.tpot.seconds if served and served.tpot else None,
+            priority=asked.priority,
+            patience_s=self.serving.queue_s if self.patient else 0.0,
+            prefix=asked.prefix,
+            session=asked.session,
+        )
+
+    def _turn_away(self, asked: Asked) -> None:
+        self.answered.append(Answered(asked, None, None, inf, inf, inf, 0.0))
+
+    def _start(self, asked: Asked, ask: Ask, decision: Decision) -> None:
+        replica, prediction = decision.replica, decision.prediction
+        assert replica is not None
+        assert prediction is not None
+        engine = self.engines[replica.key]
+        # What the engine really holds is what the router believes it does: both see every prompt.
+        cached = int(prediction.cached_tokens)
+        flight = replica.start(ask, prediction, self.now)
+        self._numbers += 1
+        self._sent[self._numbers] = _Sent(asked, flight, decision, engine)
+        engine.add(self._numbers, asked.input_tokens, asked.output_tokens, self.now, cached)
+        self._plan(replica.key)
+
+    def _plan(self, key: str) -> None:
+        """Puts an engine's next step into the order of events."""
+        moment = self.engines[key].next_event_s()
+        if moment is None:
+            self._planned.pop(key, None)
+        elif self._planned.get(key) != moment:
+            self._planned[key] = moment
+            heappush(self._upcoming, (moment, key))
+
+    def advance(self, until: float) -> None:
+        """All that happens up to then."""
+        upcoming = self._upcoming
+        while upcoming:
+            moment, key = upcoming[0]
+            if self._planned.get(key) != moment:
+                heappop(upcoming)
+                continue
+            if moment > until:
+                break
+            self._report(moment)
+            self._expire(moment)
+            heappop(upcoming)
+            self.now = max(self.now, moment)
+            ended = self._tokens(key, moment)
+            self._plan(key)
+            if ended:
+                self._let_in()
+        if until < inf:
+            self._report(until)
+            self._expire(until)
+            self.now = max(self.now, until)
+            if len(self.room):
+                self._let_in()
+        else:
+            self._expire(inf)
+
+    def next_event_s(self) -> float:
+        """Nothing happens before that moment."""
+        while self._upcoming and self._planned.get(self._upcoming[0][1]) != self._upcoming[0][0]:
+            heappop(self._upcoming)
+        return self._upcoming[0][0] if self._upcoming else inf
+
+    def _tokens(self, key: str, moment: float) -> bool:
+        """An engine's tokens up to then; whether there may be room that there was not before."""
+        found = self.engines[key].advance(moment)
+        for number, tokens, finished, at in found:
+            sent = self._sent[number]
+            if tokens == 1:
+                sent.flight.first_token(at)
+            if finished:
+                self._end(number, sent, at)
+        return bool(found)
+
+    def _end(self, number: int, sent: _Sent, at: float) -> None:
+        del self._sent[number]
+        asked, flight = sent.asked, sent.flight
+        served = flight.end(at, output_tokens=asked.output_tokens, input_tokens=asked.input_tokens, completed=True)
+        prediction = sent.decision.prediction
+        assert served is not None
+        assert prediction is not None
+        assert flight.first_at is not None
+        waited = flight.started - asked.arrival_s
+        self.answered.append(
+            Answered(
+                asked,
+                flight.replica.pool.name,
+                flight.replica.key,
+                flight.first_at - asked.arrival_s,
+                served.tpot_s or 0.0,
+                at - asked.arrival_s,
+                served.usd,
+                sent.decision.meets,
+                prediction.ttft_s + waited,
+                prediction.tpot_s,
+            )
+        )
+
+    def _report(self, now: float) -> None:
+        """Engines' own metrics, as often as a gateway reads them."""
+        while self._next_report <= now:
+            at, self._next_report = self._next_report, self._next_report + self.report_every_s
+            if now - at > 10.0:
+                continue
+            for replica in self.live.replicas():
+                engine = self.engines[replica.key]
+                replica.report(engine.running, engine.waiting, engine.kv_used_fraction, at)
+
+    def _expire(self, now: float) -> None:
+        for ticket in self.room.expired(now):
+            self.now = max(self.now, ticket.deadline)
+            ask = ticket.ask
+            ask.waited_s = ask.patience_s
+            # Only what matters most is then sent at others' expense.
+            decision = self.policy.choose(self.live, ask, self.now) if ask.priority > 1 else None
+            if decision is not None and decision.outcome == "send":
+                self._start(ticket.item, ask, decision)
+            else:
+                self._turn_away(ticket.item)
+
+    def _let_in(self) -> None:
+        while len(self.room):
+            taken = self.room.take(self.policy.choose, self.live, self.now)
+            if taken is None:
+                return
+            ticket, decision = taken
+            if decision.outcome == "send":
+                self._start(ticket.item, ticket.ask, decision)
+            else:
+                self._turn_away(ticket.item)
+
+
+def closed_loop(simulator: FleetSimulator, clients: int, template: Asked, until_s: float) -> float:
+    """So many clients, each of whom sends its next request when the last one ends; answers a second in the later half.
+
+    Clients start one after the other, so that they do not run in step.
+    """
+    waiting = [(0.01 * index, index) for index in range(clients)]
+    heapify(waiting)
+    seen = 0
+    while True:
+        due = waiting[0][0] if waiting else inf
+        if min(due, simulator.next_event_s()) > until_s:
+            break
+        if due <= simulator.next_event_s():
+            heappop(waiting)
+            simulator.advance(due)
+            simulator.send(template._replace(arrival_s=due))
+        else:
+            simulator.advance(simulator.next_event_s())
+        for _ in range(len(simulator.answered) - seen):
+            heappush(waiting, (simulator.now, seen))
+            seen += 1
+    half = 0.5 * until_s
+    done = sum(one.pool is not None and one.asked.arrival_s + one.finished_s > half for one in simulator.answered)
+    return done / half
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy gave a class of requests, or all of them."""
+
+    requests: int
+    # Share of them whose targets were both kept, and of those that were turned away.
+    within: float
+    refused: float
+    ttft_p95_s: float
+    tpot_p90_s: float
+    # US dollars that the served ones are charged, per thousand.
+    usd_per_thousand: float
+
+
+def score(live: LiveFleet, answered: Iterable[Answered]) -> Score:
+    every = list(answered)
+    if not every:
+        raise BadInput("no answer to score")
+    served = [one for one in every if one.pool is not None]
+    ttfts, tpots = sorted(one.ttft_s for one in every), sorted(one.tpot_s for one in every)
+    return Score(
+        requests=len(every),
+        within=sum(_kept(live, one) for one in every) / len(every),
+        refused=1.0 - len(served) / len(every),
+        ttft_p95_s=ttfts[int(0.95 * (len(ttfts) - 1))],
+        tpot_p90_s=tpots[int(0.9 * (len(tpots) - 1))],
+        usd_per_thousand=1e3 * sum(one.usd for one in served) / max(len(served), 1),
+    )
+
+
+def _kept(live: LiveFleet, one: Answered) -> bool:
+    if one.pool is None:
+        return False
+    served = live.classes.get(one.asked.class_name or "")
+    ttft, tpot = (served.ttft, served.tpot) if served else (None, None)
+    return (ttft is None or one.ttft_s <= ttft.seconds) and (tpot is None or one.tpot_s <= tpot.seconds)

@@ -1,0 +1,157 @@
+"""The waiting room: order, deadlines, a bound; and nobody is lost in it."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from tests.route.fleets import ask, live, load, pool
+
+from crosstie.route.admission import Ticket, WaitingRoom
+from crosstie.route.ask import Ask
+from crosstie.route.decision import Decision
+from crosstie.route.live import LiveFleet
+from crosstie.route.policy import make_policy
+
+FLEET = live(pool(replicas=1, max_in_flight=2))
+
+
+def anybody(fleet: LiveFleet, one: Ask, now: float) -> Decision:
+    return Decision("send", "")
+
+
+def nobody(fleet: LiveFleet, one: Ask, now: float) -> Decision:
+    return Decision("wait", "")
+
+
+def order(room: WaitingRoom, now: float = 0.0) -> list[Any]:
+    found = []
+    while (taken := room.take(anybody, FLEET, now)) is not None:
+        found.append(taken[0].item)
+    return found
+
+
+def test_priority_first_then_arrival() -> None:
+    room = WaitingRoom(10)
+    for item, priority in (("a", 1), ("b", 0), ("c", 2), ("d", 1), ("e", 2)):
+        assert room.add(ask(priority=priority), 0.0, 5.0, item)[1] is None
+    assert len(room) == 5
+    assert order(room) == ["c", "e", "a", "d", "b"]
+    assert len(room) == 0
+
+
+def test_those_who_are_late_anyway_come_after_those_who_are_not() -> None:
+    room = WaitingRoom(10)
+    room.add(ask(ttft_s=1.0), 0.0, 9.0, "old")
+    room.add(ask(ttft_s=1.0), 0.9, 9.0, "new")
+    room.add(ask(ttft_s=None), 0.95, 9.0, "any time")
+    assert order(room, 1.0) == ["new", "any time", "old"]
+
+
+def test_a_full_room_sheds_the_newest_of_the_lowest_priority() -> None:
+    room = WaitingRoom(2)
+    low, _ = room.add(ask(priority=0), 0.0, 5.0, "low")
+    room.add(ask(priority=1), 0.0, 5.0, "normal")
+    _, shed = room.add(ask(priority=2), 0.0, 5.0, "high")
+    assert shed is low
+    ticket, shed = room.add(ask(priority=1), 0.0, 5.0, "too late")
+    assert shed is ticket, "nobody of the same priority is pushed out by a newcomer"
+    assert order(room) == ["high", "normal"]
+
+
+def test_deadlines_are_kept_in_their_own_order() -> None:
+    room = WaitingRoom(10)
+    for item, deadline in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
+        room.add(ask(), 0.0, deadline, item)
+    assert room.next_deadline() == 1.0
+    assert [ticket.item for ticket in room.expired(2.0)] == ["b", "c"]
+    assert room.expired(2.9) == []
+    assert len(room) == 1
+    assert room.next_deadline() == 3.0
+
+
+def test_who_leaves_is_gone_once() -> None:
+    room = WaitingRoom(10)
+    ticket, _ = room.add(ask(), 0.0, 1.0)
+    assert room.leave(ticket)
+    assert not room.leave(ticket)
+    assert room.expired(2.0) == []
+    assert room.take(anybody, FLEET, 0.0) is None
+    assert room.next_deadline() is None
+
+
+def test_the_next_one_that_a_policy_would_send_is_taken() -> None:
+    replica = FLEET.replicas()[0]
+    flights = load(replica, 2)
+    policy = make_policy("cheapest-meeting-target")
+    room = WaitingRoom(10)
+    room.add(ask(), 0.0, 5.0, "waits")
+    room.add(ask(model="gone"), 0.0, 5.0, "refused")
+    taken = room.take(policy.choose, FLEET, 0.1)
+    assert taken is not None
+    assert (taken[0].item, taken[1].outcome) == ("refused", "refuse"), "what cannot be served need not wait"
+    assert room.take(policy.choose, FLEET, 0.2) is None
+    flights[0].end(0.3, output_tokens=None, input_tokens=None, completed=False)
+    taken = room.take(policy.choose, FLEET, 0.3)
+    assert taken is not None
+    assert (taken[0].item, taken[1].replica) == ("waits", replica)
+    assert taken[0].ask.waited_s == pytest.approx(0.3)
+    flights[1].end(0.3, output_tokens=None, input_tokens=None, completed=False)
+
+
+def test_one_kind_that_is_stuck_is_tried_once_and_does_not_block_others() -> None:
+    asked: list[str | None] = []
+
+    def only_pinned(fleet: LiveFleet, one: Ask, now: float) -> Decision:
+        asked.append(one.pin)
+        return Decision("send" if one.pin else "wait", "")
+
+    room = WaitingRoom(100)
+    for index in range(50):
+        room.add(ask(), 0.0, 5.0, index)
+    room.add(ask(pin="amd"), 0.0, 5.0, "pinned")
+    taken = room.take(only_pinned, FLEET, 0.0)
+    assert taken is not None
+    assert taken[0].item == "pinned"
+    assert asked == [None, "amd"]
+
+
+def test_clients_are_told_when_to_come_again() -> None:
+    room = WaitingRoom(10)
+    assert room.retry_after_s(0.0) == 1.0
+    for index in range(60):
+        room.add(ask(), float(index), index + 100.0)
+        room.add(ask(), float(index), index + 100.0)
+        room.take(anybody, FLEET, 2.0 * index)
+    assert 5.0 < room.retry_after_s(120.0) <= 60.0
+    assert room.retry_after_s(1e6) == 60.0
+
+
+@given(
+    done=some.lists(
+        some.tuples(some.sampled_from(["add", "take", "leave", "expire"]), some.integers(0, 2), some.floats(0, 3)),
+        max_size=80,
+    ),
+    most=some.integers(1, 8),
+)
+def test_whoever_comes_leaves_in_exactly_one_way(done: list[tuple[str, int, float]], most: int) -> None:
+    room, now = WaitingRoom(most), 0.0
+    came: list[Ticket] = []
+    left: list[Ticket] = []
+    for what, number, passed in done:
+        now += passed
+        if what == "add":
+            ticket, shed = room.add(ask(priority=number), now, now + 2.0)
+            came.append(ticket)
+            left += [shed] if shed else []
+        elif what == "take":
+            taken = room.take(anybody if number else nobody, FLEET, now)
+            left += [taken[0]] if taken else []
+        elif what == "expire":
+            left += room.expired(now)
+        elif came and room.leave(came[number % len(came)]):
+            left.append(came[number % len(came)])
+        assert len(room) == len(came) - len(left) <= most
+    left += room.expired(now + 10.0)
+    assert len(room) == 0
+    assert sorted(ticket.number for ticket in left) == [ticket.number for ticket in came]

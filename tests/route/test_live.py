@@ -1,0 +1,169 @@
+"""Transitions: counts come back to nothing whatever happens, and what is completed teaches."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from tests.route.fleets import AMD, ask, live, load, pool, told
+
+from crosstie.route.live import Replica
+from crosstie.route.policy import make_policy
+
+FLEET = live(pool(replicas=1))
+
+
+def fresh() -> Replica:
+    parent = FLEET.pools[0]
+    return Replica("http://x", parent, 0.0)
+
+
+def counts(replica: Replica) -> tuple[float, ...]:
+    return (
+        replica.in_flight, replica.waiting, replica.waiting_tokens, replica.held_tokens, replica.decoding_tokens,
+        len(replica.queue), len(replica.targets),
+    )  # fmt: skip
+
+
+def test_a_request_goes_from_waiting_to_decoding_to_gone() -> None:
+    replica = fresh()
+    flight = replica.start(ask(), told(cached=400.0), 1.0)
+    assert counts(replica) == (1, 1, 600.0, 1100.0, 0.0, 1, 1)
+    flight.first_token(1.2)
+    assert counts(replica) == (1, 0, 0.0, 1100.0, 1100.0, 0, 1)
+    got = flight.end(3.19, output_tokens=200, input_tokens=1000, completed=True)
+    assert got is not None
+    assert got.ttft_s == pytest.approx(0.2)
+    assert got.tpot_s == pytest.approx(0.01)
+    assert got.usd > 0
+    assert counts(replica) == (0,) * 7
+
+
+def test_a_flight_ends_once() -> None:
+    replica = fresh()
+    flight, other = load(replica, 2, decoding=False)
+    assert flight.end(1.0, output_tokens=5, input_tokens=5, completed=True) is not None
+    assert flight.end(1.1, output_tokens=5, input_tokens=5, completed=True) is None
+    flight.first_token(1.2)
+    assert counts(replica)[:2] == (1, 1)
+    assert other.end(1.0, output_tokens=None, input_tokens=None, completed=False) is None
+    assert counts(replica) == (0,) * 7
+
+
+def test_a_failed_request_teaches_nothing() -> None:
+    fleet = live(pool(replicas=1))
+    replica = fleet.replicas()[0]
+    for _ in range(20):
+        load(replica, 1)[0].end(50.0, output_tokens=10, input_tokens=10, completed=False)
+    assert replica.tpot.factor(50.0) == 1.0
+    assert fleet.lengths.expected_output("chat", ask().model, None) == 200.0
+
+
+def test_a_completed_request_teaches_corrections_and_lengths() -> None:
+    fleet = live(pool(replicas=1))
+    replica = fleet.replicas()[0]
+    policy = make_policy("cheapest-meeting-target")
+    before = policy.choose(fleet, ask(), 0.0).prediction
+    assert before is not None
+    for index in range(20):
+        now = 0.5 * index
+        flight = replica.start(ask(prompt_bytes=6000), before, now)
+        flight.first_token(now + 5 * before.raw_ttft_s)
+        flight.end(
+            now + 5 * (before.raw_ttft_s + 29 * before.raw_tpot_s), output_tokens=30, input_tokens=1000, completed=True
+        )  # fmt: skip
+    after = policy.choose(fleet, ask(), 10.0).prediction
+    assert after is not None
+    assert 3 < after.tpot_s / before.tpot_s < 6
+    assert 2 < after.ttft_s / before.ttft_s < 6
+    assert after.usd > 2 * before.usd, "a replica that is slower gives each request more of itself"
+    assert fleet.lengths.expected_output("chat", ask().model, None) < 150
+    assert fleet.lengths.bytes_per_token(ask().model) > 5
+
+
+def test_one_first_token_that_nobody_saw_is_assumed() -> None:
+    replica = fresh()
+    flight = replica.start(ask(streams=False), told(ttft_s=0.5), 0.0)
+    replica.look(0.4)
+    assert replica.waiting == 1
+    replica.look(0.8)
+    assert replica.waiting == 0
+    got = flight.end(2.5, output_tokens=201, input_tokens=None, completed=True)
+    assert got is not None
+    assert (got.ttft_s, got.tpot_s) == (None, None), "what was assumed is not told as seen"
+    assert counts(replica) == (0,) * 7
+
+
+def test_others_traffic_is_what_the_engine_reports_beyond_ours() -> None:
+    fleet = live(AMD)
+    one, two = fleet.replicas()
+    load(one, 4)
+    load(two, 4)
+    policy = make_policy("fastest")
+    one.report(running=4, waiting=0, kv_used_fraction=0.01, now=0.0)
+    assert (one.others_running, one.others_waiting) == (0, 0)
+    one.report(running=34, waiting=10, kv_used_fraction=0.3, now=0.0)
+    assert (one.others_running, one.others_waiting) == (30, 10)
+    assert policy.choose(fleet, ask(), 0.0).replica is two
+    slower = one.look(0.0).step_s
+    # Later nobody knows whether they are still there.
+    assert one.look(10.0).step_s < slower
+    one.report(running=1, waiting=0, kv_used_fraction=None, now=11.0)
+    assert one.others_running == 0, "what has been sent counts before the engine has seen it"
+
+
+def test_prefixes_are_forgotten_when_a_replica_goes_down() -> None:
+    replica = fresh()
+    load(replica, 1, prefix=(1, 2))
+    assert replica.prefixes.match((1, 2, 3)) == 2
+    replica.went_down("gone")
+    assert replica.prefixes.match((1, 2, 3)) == 0
+
+
+def test_whoever_hangs_is_seen_before_it_answers() -> None:
+    fleet = live(AMD)
+    stuck, well = fleet.replicas()
+    load(stuck, 1, decoding=False)
+    load(well, 6)
+    policy = make_policy("cheapest-meeting-target")
+    assert policy.choose(fleet, ask(), 0.01).replica is stuck
+    assert policy.choose(fleet, ask(), 3.0).replica is well
+
+
+steps = some.lists(
+    some.tuples(
+        some.sampled_from(["start", "first", "end", "fail", "look", "report"]),
+        some.integers(0, 30),
+        some.floats(0.0, 2.0),
+        some.floats(1.0, 30_000.0),
+    ),
+    max_size=60,
+)
+
+
+@given(done=steps)
+def test_counts_never_go_below_nothing_and_come_back_to_it(
+    done: list[tuple[str, int, float, float]],
+) -> None:
+    replica, flights, now = fresh(), [], 0.0
+    for what, which, passed, size in done:
+        now += passed
+        if what == "start":
+            flights.append(replica.start(ask(input_tokens=size, streams=which % 3 > 0), told(cached=size / 3), now))
+        elif what == "look":
+            replica.look(now)
+        elif what == "report":
+            replica.report(which, which, min(passed, 1.0), now)
+        elif flights:
+            flight = flights[which % len(flights)]
+            if what == "first":
+                flight.first_token(now)
+            else:
+                flight.end(now, output_tokens=which, input_tokens=int(size), completed=what == "end")
+        assert all(count >= 0 for count in counts(replica))
+        assert replica.in_flight == sum(not flight.ended for flight in flights)
+        assert replica.waiting == len(replica.queue) <= replica.in_flight
+        view = replica.look(now)
+        assert view.step_s > 0
+        assert view.full_s >= view.eighth_s >= view.none_s > 0
+    for flight in flights:
+        flight.end(now, output_tokens=None, input_tokens=None, completed=False)
+    assert counts(replica) == (0,) * 7

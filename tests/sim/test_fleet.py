@@ -1,0 +1,236 @@
+"""Policies over simulated fleets: unequal pairs in a closed loop, and a plan's fleet under recorded traffic."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.route.fleets import CATALOG, MODEL, fleet, pool, routed, served
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.traces import read_trace, shipped_traces
+from crosstie.catalog.workloads import find_workload, read_workload
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet, Policy, Pool
+from crosstie.core.workload import Workload
+from crosstie.plan.fleet import fleet_of
+from crosstie.plan.plan import make_plan
+from crosstie.sim.fleet import Answered, Asked, FleetSimulator, closed_loop, score
+
+FAST, SLOW = "http://fast", "http://slow"
+REQUEST = Asked(0.0, MODEL, 1000, 150)
+SPAN_S = 30.0
+
+
+def alone(accelerator: str | None, name: str, **changes: Any) -> Pool:
+    plain = {"replicas": 1, "backends": (f"http://{name}",), "max_in_flight": 256, "usd_per_gpu_hour": 2.0}
+    return pool(name, accelerator, **{**plain, **changes})
+
+
+# Two accelerators of which one is five times as fast; two that are said to be equal; two of which nothing is said.
+PAIRS: dict[str, tuple[tuple[Pool, Pool], dict[str, Any]]] = {
+    "different": ((alone("h200", "fast"), alone("l40s", "slow", usd_per_gpu_hour=0.4)), {}),
+    "said to be equal": ((alone("h200", "fast"), alone("h200", "slow")), {"slower": {SLOW: 5.0}}),
+    "unknown": (
+        (alone(None, "fast"), alone(None, "slow")),
+        {"slower": {SLOW: 5.0}, "actual": {FAST: alone("h200", "fast"), SLOW: alone("h200", "slow")}},
+    ),
+}
+
+
+def throughput(
+    pools: tuple[Pool, ...], clients: int, policy: Policy = "cheapest-meeting-target", **truth: Any
+) -> float:
+    return closed_loop(FleetSimulator(CATALOG, fleet(*pools, classes=()), policy, **truth), clients, REQUEST, SPAN_S)
+
+
+@cache
+def ideal(name: str, clients: int) -> float:
+    """The best fixed split of the clients over both."""
+    pools, truth = PAIRS["said to be equal" if name == "unknown" else name]
+    splits = [round(clients * share) for share in (0.0, 0.05, 0.1, 0.15)]
+    return max(
+        throughput(pools[:1], clients - slow, **truth) + (throughput(pools[1:], slow, **truth) if slow else 0.0)
+        for slow in splits
+    )
+
+
+@pytest.mark.parametrize("clients", [16, 128])
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_of_five_to_one_gives_what_it_can(name: str, clients: int) -> None:
+    pools, truth = PAIRS[name]
+    assert throughput(pools, clients, **truth) > 0.9 * ideal(name, clients)
+    assert throughput(pools, clients, "fastest", **truth) > 0.9 * ideal(name, clients)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_taking_turns_gives_a_third_or_so(name: str) -> None:
+    pools, truth = PAIRS[name]
+    assert throughput(pools, 128, "round-robin", **truth) < 0.55 * ideal(name, 128)
+
+
+@pytest.mark.parametrize(("policy", "most"), [("cheapest-meeting-target", 0.2), ("prefix", 0.5)])
+def test_a_shared_prefix_does_not_pull_all_to_the_slow_one(policy: Policy, most: float) -> None:
+    pools, truth = PAIRS["said to be equal"]
+    simulator = FleetSimulator(CATALOG, fleet(*pools, classes=()), policy, **truth)
+    shared = REQUEST._replace(input_tokens=6000, prefix=tuple(range(10)))
+    simulator.live.pools[1].replicas[0].prefixes.add(shared.prefix)
+    closed_loop(simulator, 64, shared, SPAN_S)
+    slow = sum(one.backend == SLOW for one in simulator.answered) / len(simulator.answered)
+    assert slow < most
+
+
+def test_a_replica_that_recovers_is_used_again() -> None:
+    pools, _ = PAIRS["said to be equal"]
+    simulator = FleetSimulator(CATALOG, fleet(*pools, classes=()), slower={SLOW: 5.0})
+    closed_loop(simulator, 64, REQUEST, SPAN_S)
+    before = simulator.live.pools[1].replicas[0].tpot.factor(SPAN_S)
+    assert before > 2.0
+    simulator.engines[SLOW].slower = 1.0
+    for index in range(4000):
+        at = SPAN_S + 10.0 + index * 0.04
+        simulator.advance(at)
+        simulator.send(REQUEST._replace(arrival_s=at))
+    simulator.advance(float("inf"))
+    tried = [one for one in simulator.answered if one.backend == SLOW and one.asked.arrival_s > SPAN_S + 60.0]
+    assert tried, "what was learnt has faded"
+    slow, fast = (simulator.live.pools[index].replicas[0].tpot.factor(simulator.now) for index in (1, 0))
+    assert slow < 1.6 * fast
+
+
+def traffic(rate: float, span_s: float = 20.0, seed: int = 1, **changes: Any) -> list[Asked]:
+    chance = np.random.default_rng(seed)
+    at = np.cumsum(chance.exponential(1.0 / rate, int(rate * span_s)))
+    return [REQUEST._replace(arrival_s=float(t), class_name="chat", **changes) for t in at]
+
+
+def test_it_is_the_same_every_time_and_nobody_is_lost() -> None:
+    asked = traffic(60.0)
+    both = fleet(alone("h200", "fast"), alone("l40s", "slow"))
+    runs = [FleetSimulator(CATALOG, both).run(asked) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert sorted(one.asked for one in runs[0]) == sorted(asked)
+    simulator = FleetSimulator(CATALOG, both)
+    simulator.run(list(reversed(asked)))
+    assert simulator.answered == runs[0]
+    assert all(replica.in_flight == 0 and replica.held_tokens == 0 for replica in simulator.live.replicas())
+    assert all(engine.idle for engine in simulator.engines.values())
+
+
+def test_too_much_for_the_fleet_is_turned_away_and_counted() -> None:
+    tiny = fleet(alone("h200", "fast", max_in_flight=2), max_queued=5, queue_s=0.5)
+    simulator = FleetSimulator(CATALOG, tiny)
+    asked = traffic(60.0)
+    got = simulator.run(asked)
+    assert len(got) == len(asked)
+    found = score(simulator.live, got)
+    assert 0.2 < found.refused < 1.0
+    assert found.within <= 1.0 - found.refused
+    assert all(one.usd == 0 for one in got if one.pool is None)
+
+
+def test_nobody_waits_longer_than_its_patience() -> None:
+    crowded = fleet(alone("h200", "fast", max_in_flight=8), queue_s=2.0)
+    got = FleetSimulator(CATALOG, crowded).run(traffic(40.0))
+    served = [one for one in got if one.pool is not None]
+    assert max(one.ttft_s for one in served) < 2.0 + 1.0
+
+
+def test_nothing_unknown_is_simulated() -> None:
+    with pytest.raises(BadInput, match="nothing to simulate"):
+        FleetSimulator(CATALOG, fleet(alone(None, "fast")))
+    with pytest.raises(BadInput, match="there twice"):
+        FleetSimulator(CATALOG, fleet(alone("h200", "fast"), alone("h200", "fast2", backends=(FAST,))))
+    with pytest.raises(BadInput, match="no answer"):
+        score(FleetSimulator(CATALOG, fleet(alone("h200", "fast"))).live, [])
+
+
+def test_waiting_rather_than_breaking_others_targets_keeps_more_of_them() -> None:
+    """A little more than the fleet can bear, of requests with a tight TPOT."""
+    chat = served(routes=routed("slow"))
+    tight = fleet(alone("l40s", "slow", max_in_flight=64), classes=(chat,))
+    within = []
+    for patient in (False, True):
+        simulator = FleetSimulator(CATALOG, tight, patient=patient)
+        within.append(score(simulator.live, simulator.run(traffic(10.0, 40.0))).within)
+    assert within[1] > within[0] + 0.25
+
+
+RECORDED = {"chat": "azure-2023-conversation", "code": "azure-2023-code", "documents": "mooncake-conversation"}
+
+
+@cache
+def planned(rate: float = 20.0) -> tuple[Workload, Fleet]:
+    """The shipped workload at another rate, on both vendors, sized for that rate and no growth."""
+    catalog = Catalog([])
+    whole = read_workload(catalog, find_workload(Path("assistant")))
+    total = sum(one.requests_per_s for one in whole.classes)
+    classes = tuple(
+        msgspec.structs.replace(one, requests_per_s=one.requests_per_s * rate / total) for one in whole.classes
+    )
+    limits = msgspec.structs.replace(
+        whole.constraints, accelerators=("mi300x", "h200"), spare=0.0, vendor_share={"AMD": 0.3, "NVIDIA": 0.3}
+    )
+    asked = msgspec.structs.replace(whole, growth_per_year=0.0, classes=classes, constraints=limits)
+    made = fleet_of(make_plan(catalog, asked))
+    pools = tuple(
+        msgspec.structs.replace(one, backends=tuple(f"http://{one.name}-{i}" for i in range(one.replicas)))
+        for one in made.pools
+    )
+    return asked, msgspec.structs.replace(made, pools=pools)
+
+
+def recorded(workload: Workload, load: float, span_s: float, seed: int = 0) -> list[Asked]:
+    """Arrivals and lengths as recorded, at the workload's rates; what nobody recorded comes at random."""
+    chance = np.random.default_rng(seed)
+    found = []
+    for one in workload.classes:
+        count = int(one.requests_per_s * load * span_s)
+        if one.name in RECORDED:
+            trace = read_trace(shipped_traces()[RECORDED[one.name]])
+            assert trace.arrival_s is not None
+            start = int(chance.integers(0, len(trace) - count))
+            part = slice(start, start + count)
+            at = trace.arrival_s[part] - trace.arrival_s[start]
+            at = at / max(float(at[-1]), 1e-9) * span_s
+            lengths = list(zip(trace.input_tokens[part].tolist(), trace.output_tokens[part].tolist(), strict=True))
+        else:
+            at = np.sort(chance.uniform(0.0, span_s, count))
+            shares = np.array([piece.share for piece in one.slices])
+            pieces = chance.choice(len(shares), count, p=shares / shares.sum())
+            samples = [one.slices[piece].sample for piece in pieces]
+            lengths = [sample[int(chance.integers(len(sample)))] for sample in samples]
+        longest = max(piece.longest_input for piece in one.slices)
+        found += [
+            Asked(float(t), one.model, min(inputs, longest), outputs, one.name)
+            for t, (inputs, outputs) in zip(at, lengths, strict=True)
+        ]
+    return sorted(found)
+
+
+def served_by(policy: Policy, load: float, span_s: float = 100.0) -> tuple[FleetSimulator, list[Answered]]:
+    workload, made = planned()
+    simulator = FleetSimulator(CATALOG, made, policy)
+    got = simulator.run(recorded(workload, load, span_s))
+    # The first part only fills the fleet.
+    return simulator, [one for one in got if one.asked.arrival_s > 0.2 * span_s]
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8, 1.0])
+def test_the_default_keeps_more_targets_for_less_money(load: float) -> None:
+    simulator, got = served_by("cheapest-meeting-target", load)
+    best = score(simulator.live, got)
+    assert best.refused == 0.0
+    for one in simulator.live.classes.values():
+        mine = [answer for answer in got if answer.asked.class_name == one.name]
+        if one.ttft:
+            assert np.mean([a.ttft_s <= one.ttft.seconds for a in mine]) >= one.ttft.percentile, one.name
+        if one.tpot:
+            assert np.mean([a.tpot_s <= one.tpot.seconds for a in mine]) >= one.tpot.percentile, one.name
+    others: list[Policy] = ["round-robin", "least-loaded", "prefix"]
+    for policy in others:
+        other = score(simulator.live, served_by(policy, load)[1])
+        assert best.within >= other.within - 1e-9, policy
+        assert best.usd_per_thousand < 0.9 * other.usd_per_thousand, policy
