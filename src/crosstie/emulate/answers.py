@@ -1,0 +1,196 @@
+"""Answers in OpenAI's shapes. Filler needs no escaping, so a piece of a stream is three strings joined."""
+
+import base64
+import json
+import zlib
+from array import array
+from typing import Protocol
+
+FINGERPRINT = "crosstie-emulated"
+_DONE = b"data: [DONE]\n\n"
+# Deterministic vectors are for plumbing, not for meaning.
+EMBEDDING_DIMENSIONS = 16
+
+
+class Shape(Protocol):
+    """One answer in the making; `begun` and `piece` are of a stream, `ended` is its last text and what follows."""
+
+    def begun(self) -> bytes: ...
+
+    def piece(self, text: str) -> bytes: ...
+
+    def ended(self, text: str, whole: str, usage: "Usage") -> bytes: ...
+
+    def whole(self, text: str, usage: "Usage") -> bytes: ...
+
+
+class Usage:
+    __slots__ = ("cached", "completion", "prompt")
+
+    def __init__(self, prompt: int, completion: int, cached: int):
+        self.prompt, self.completion, self.cached = prompt, completion, cached
+
+    def json(self) -> str:
+        return (
+            f'{{"prompt_tokens":{self.prompt},"completion_tokens":{self.completion},'
+            f'"total_tokens":{self.prompt + self.completion},'
+            f'"prompt_tokens_details":{{"cached_tokens":{self.cached}}}}}'
+        )
+
+
+class Chat:
+    def __init__(self, id: str, created: int, model: str, ending: str, include_usage: bool):
+        self._about = (
+            f'"created":{created},"model":{json.dumps(model)},"system_fingerprint":"{FINGERPRINT}","choices":['
+        )
+        self._id, self._ending, self._include_usage = f"chatcmpl-{id}", ending, include_usage
+        self._head = f'data: {{"id":"{self._id}","object":"chat.completion.chunk",{self._about}'
+        self._piece = self._head + '{"index":0,"delta":{"content":"'
+
+    def begun(self) -> bytes:
+        delta = '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
+        return (self._head + delta).encode()
+
+    def piece(self, text: str) -> bytes:
+        return f'{self._piece}{text}"}},"logprobs":null,"finish_reason":null}}]}}\n\n'.encode()
+
+    def ended(self, text: str, whole: str, usage: Usage) -> bytes:
+        last = f'{self._piece}{text}"}},"logprobs":null,"finish_reason":"{self._ending}"}}]}}\n\n'
+        if self._include_usage:
+            last += f'{self._head}],"usage":{usage.json()}}}\n\n'
+        return last.encode() + _DONE
+
+    def whole(self, text: str, usage: Usage) -> bytes:
+        message = f'{{"role":"assistant","content":"{text}"}}'
+        return (
+            f'{{"id":"{self._id}","object":"chat.completion",{self._about}{{"index":0,"message":{message},'
+            f'"logprobs":null,"finish_reason":"{self._ending}"}}],"usage":{usage.json()}}}'
+        ).encode()
+
+
+class Completion:
+    def __init__(self, id: str, created: int, model: str, ending: str, include_usage: bool):
+        self._ending, self._include_usage = ending, include_usage
+        self._about = (
+            f'{{"id":"cmpl-{id}","object":"text_completion","created":{created},"model":{json.dumps(model)},'
+            f'"system_fingerprint":"{FINGERPRINT}","choices":['
+        )
+        self._piece = f'data: {self._about}{{"index":0,"text":"'
+
+    def begun(self) -> bytes:
+        return b""
+
+    def piece(self, text: str) -> bytes:
+        return f'{self._piece}{text}","logprobs":null,"finish_reason":null}}]}}\n\n'.encode()
+
+    def ended(self, text: str, whole: str, usage: Usage) -> bytes:
+        last = f'{self._piece}{text}","logprobs":null,"finish_reason":"{self._ending}"}}]}}\n\n'
+        if self._include_usage:
+            last += f'data: {self._about}],"usage":{usage.json()}}}\n\n'
+        return last.encode() + _DONE
+
+    def whole(self, text: str, usage: Usage) -> bytes:
+        choice = f'{{"index":0,"text":"{text}","logprobs":null,"finish_reason":"{self._ending}"}}'
+        return f'{self._about}{choice}],"usage":{usage.json()}}}'.encode()
+
+
+class Response:
+    """The Responses API: events are numbered, and the last one carries the whole response."""
+
+    def __init__(self, id: str, created: int, model: str, ending: str, include_usage: bool):
+        self._id, self._item, self._created, self._model = f"resp_{id}", f"msg_{id}", created, model
+        self._complete = ending == "stop"
+        self._number = -1
+
+    def _event(self, kind: str, **more: object) -> bytes:
+        self._number += 1
+        data = json.dumps({"type": kind, "sequence_number": self._number, **more}, separators=(",", ":"))
+        return f"event: {kind}\ndata: {data}\n\n".encode()
+
+    def _part(self, text: str) -> dict[str, object]:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    def _message(self, status: str, text: str | None) -> dict[str, object]:
+        content = [] if text is None else [self._part(text)]
+        return {"id": self._item, "type": "message", "status": status, "role": "assistant", "content": content}
+
+    def _response(self, status: str, text: str | None = None, usage: Usage | None = None) -> dict[str, object]:
+        counted = usage and {
+            "input_tokens": usage.prompt,
+            "input_tokens_details": {"cached_tokens": usage.cached},
+            "output_tokens": usage.completion,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.prompt + usage.completion,
+        }
+        return {
+            "id": self._id, "object": "response", "created_at": self._created, "model": self._model, "status": status,
+            "error": None, "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": None, "metadata": {"emulated_by": "crosstie"}, "parallel_tool_calls": True,
+            "temperature": 1.0, "top_p": 1.0, "tool_choice": "auto", "tools": [],
+            "output": [] if text is None else [self._message(status, text)],
+            "usage": counted,
+        }  # fmt: skip
+
+    def begun(self) -> bytes:
+        place = {"item_id": self._item, "output_index": 0, "content_index": 0}
+        return b"".join((
+            self._event("response.created", response=self._response("in_progress")),
+            self._event("response.in_progress", response=self._response("in_progress")),
+            self._event("response.output_item.added", output_index=0, item=self._message("in_progress", None)),
+            self._event("response.content_part.added", **place, part=self._part("")),
+        ))  # fmt: skip
+
+    def piece(self, text: str) -> bytes:
+        self._number += 1
+        return (
+            f'event: response.output_text.delta\ndata: {{"type":"response.output_text.delta",'
+            f'"sequence_number":{self._number},"item_id":"{self._item}","output_index":0,"content_index":0,'
+            f'"delta":"{text}","logprobs":[]}}\n\n'
+        ).encode()
+
+    def ended(self, text: str, whole: str, usage: Usage) -> bytes:
+        status = "completed" if self._complete else "incomplete"
+        place = {"item_id": self._item, "output_index": 0, "content_index": 0}
+        return b"".join((
+            self.piece(text),
+            self._event("response.output_text.done", **place, text=whole, logprobs=[]),
+            self._event("response.content_part.done", **place, part=self._part(whole)),
+            self._event("response.output_item.done", output_index=0, item=self._message(status, whole)),
+            self._event(f"response.{status}", response=self._response(status, whole, usage)),
+        ))  # fmt: skip
+
+    def whole(self, text: str, usage: Usage) -> bytes:
+        return json.dumps(self._response("completed" if self._complete else "incomplete", text, usage)).encode()
+
+
+def embeddings(model: str, texts: list[bytes], dimensions: int, as_base64: bool, prompt_tokens: int) -> bytes:
+    """A vector for each text, of length one, the same for the same text."""
+    data = []
+    for index, text in enumerate(texts):
+        vector = _vector(text, dimensions)
+        value = base64.b64encode(vector.tobytes()).decode() if as_base64 else vector.tolist()
+        data.append({"object": "embedding", "index": index, "embedding": value})
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    return json.dumps({"object": "list", "data": data, "model": model, "usage": usage}).encode()
+
+
+def _vector(text: bytes, dimensions: int) -> "array[float]":
+    state, raw = zlib.crc32(text), []
+    for _ in range(dimensions):
+        state = (1664525 * state + 1013904223) % 2**32
+        raw.append(state / 2**31 - 1.0)
+    length = sum(x * x for x in raw) ** 0.5 or 1.0
+    return array("f", [x / length for x in raw])
+
+
+def failure(status: int, kind: str, message: str, param: str | None = None) -> bytes:
+    """As vLLM words it."""
+    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": status}}).encode()
+
+
+def models(model: str, root: str, created: int, max_context: int) -> bytes:
+    one = {
+        "id": model, "object": "model", "created": created, "owned_by": FINGERPRINT, "root": root, "parent": None,
+        "max_model_len": max_context,
+    }  # fmt: skip
+    return json.dumps({"object": "list", "data": [one]}).encode()

@@ -1,0 +1,164 @@
+"""What can go wrong with a replica, on request: faults as JSON or as a line of a script, and whom each one hits.
+
+Seconds are emulated ones, as everywhere in this room. Whom a share hits is counted, not drawn: of four requests,
+a share of 0.25 hits the fourth.
+"""
+
+import math
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+
+from crosstie.core.errors import BadInput
+
+Kind = Literal["crash", "hang", "slow", "cut", "error", "refuse", "reject"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# What may be said of each kind besides how long it lasts.
+_KEYS: dict[Kind, tuple[str, ...]] = {
+    "crash": (),
+    "hang": ("share", "health"),
+    "slow": ("factor",),
+    "cut": ("share", "after_tokens", "mid_event"),
+    "error": ("share", "health", "status"),
+    "refuse": ("share",),
+    "reject": ("share", "health"),
+}
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """crash: every connection is dropped and the port refuses; then it is back, empty. hang: connections are taken
+    and nothing is answered until it ends. slow: steps take `factor` times as long. cut: streams end after
+    `after_tokens`, in the middle of an event or between two. error: requests get `status`. refuse: connections are
+    closed as soon as they are made. reject: as with a full queue."""
+
+    kind: Kind
+    # None: until it is cleared; nothing but the end of the process clears a crash.
+    for_s: float | None = None
+    factor: float | None = None
+    after_tokens: int | None = None
+    mid_event: bool | None = None
+    status: int | None = None
+    share: float | None = None
+    # Whether /health, /metrics and /v1/models go on answering; None: not in a hang, else they do.
+    health: bool | None = None
+
+    @property
+    def spares_health(self) -> bool:
+        return self.kind != "hang" if self.health is None else self.health
+
+
+class Scripted(NamedTuple):
+    """A fault that comes by itself; `replica` None: to every one of the pool."""
+
+    pool: str
+    replica: int | None
+    start_s: float
+    fault: Fault
+
+
+def read_fault(body: bytes) -> Fault:
+    try:
+        found = msgspec.json.decode(body, type=Fault)
+    except msgspec.DecodeError as error:
+        raise BadInput(f"no fault: {error}") from None
+    return _checked(found)
+
+
+def read_script(line: str) -> Scripted:
+    """POOL[/INDEX]:KIND[@START_S][+FOR_S][,key=value]..."""
+    try:
+        return _script(line)
+    except BadInput as error:
+        raise BadInput(f"--fault {line}: {error}") from None
+
+
+def _script(line: str) -> Scripted:
+    where, colon, what = line.partition(":")
+    if not colon or not where or not what:
+        raise BadInput("write POOL[/INDEX]:KIND[@START_S][+FOR_S][,key=value]")
+    pool, slash, index = where.partition("/")
+    if slash and not (index.isascii() and index.isdigit()):
+        raise BadInput(f"'{index}' is no index of a replica; the first is 0")
+    head, *pairs = what.split(",")
+    head, plus, lasts = head.partition("+")
+    kind, at, start = head.partition("@")
+    if kind not in KINDS:
+        raise BadInput(f"'{kind}' is no fault; there are {', '.join(KINDS)}")
+    start_s = _seconds("the start", start) if at else 0.0
+    values: dict[str, Any] = {"kind": kind}
+    if plus:
+        values["for_s"] = _seconds("how long it lasts", lasts)
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise BadInput(f"'{pair}': write key=value")
+        if key in values:
+            raise BadInput(f"{key} is given twice")
+        try:
+            values[key] = msgspec.json.decode(value.encode())
+        except msgspec.DecodeError:
+            raise BadInput(f"{key}: '{value}' is neither a number nor true or false") from None
+    try:
+        fault = _checked(msgspec.convert(values, type=Fault))
+    except msgspec.ValidationError as error:
+        raise BadInput(str(error)) from None
+    return Scripted(pool, int(index) if slash else None, start_s, fault)
+
+
+def _seconds(what: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise BadInput(f"{what}: '{text}' is no number of seconds") from None
+    if not 0.0 <= value < math.inf:
+        raise BadInput(f"{what}: '{text}' is no number of seconds")
+    return value
+
+
+def _checked(fault: Fault) -> Fault:
+    allowed = _KEYS[fault.kind]
+    for key in ("factor", "after_tokens", "mid_event", "status", "share", "health"):
+        if getattr(fault, key) is not None and key not in allowed:
+            says = f"it takes {', '.join(('for_s', *allowed))}"
+            raise BadInput(f"{key} has no meaning for {fault.kind}: {says}")
+    if fault.kind == "slow" and fault.factor is None:
+        raise BadInput("slow needs a factor")
+    for key, low, high in (
+        ("for_s", 0.0, 1e9), ("factor", 0.001, 1e6), ("after_tokens", 0, 10**9), ("status", 400, 599),
+        ("share", 0.0, 1.0),
+    ):  # fmt: skip
+        value = getattr(fault, key)
+        if value is not None and not low <= value <= high:
+            raise BadInput(f"{key} {value:g}: must be from {low:g} to {high:g}")
+    return fault
+
+
+class Faults:
+    """Those in force, one of a kind at a time."""
+
+    def __init__(self) -> None:
+        self._active: dict[Kind, Fault] = {}
+        self._counted: dict[Kind, int] = {}
+
+    def set(self, fault: Fault) -> None:
+        self._active[fault.kind] = fault
+        self._counted[fault.kind] = 0
+
+    def end(self, kind: Kind) -> Fault | None:
+        return self._active.pop(kind, None)
+
+    def get(self, kind: Kind) -> Fault | None:
+        return self._active.get(kind)
+
+    @property
+    def all(self) -> list[Fault]:
+        return list(self._active.values())
+
+    def hits(self, kind: Kind) -> Fault | None:
+        """The fault, if it is in force and this one is among those that it hits; counts it."""
+        fault = self._active.get(kind)
+        if fault is None or fault.share is None:
+            return fault
+        seen = self._counted[kind]
+        self._counted[kind] = seen + 1
+        return fault if math.floor((seen + 1) * fault.share + 1e-9) > math.floor(seen * fault.share + 1e-9) else None

@@ -1,0 +1,179 @@
+"""A fleet without its accelerators: every replica of every pool emulated, each on a port of its own."""
+
+import asyncio
+import ipaddress
+from collections.abc import Sequence
+
+import msgspec
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Deployment
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet, Pool
+from crosstie.emulate.faults import Scripted
+from crosstie.emulate.replica import Emulated, Replica
+from crosstie.emulate.server import EmulatedServer
+from crosstie.perf.memory import memory_plan
+from crosstie.wire.address import Address
+
+# What a request is taken to be like where no class says so.
+_USUAL_INPUT, _USUAL_OUTPUT = 1024.0, 256.0
+_FASTEST = 1000.0
+
+
+class EmulatedFleet:
+    """`fleet` is the one that was asked for, with the addresses of its replicas filled in."""
+
+    def __init__(self, fleet: Fleet, replicas: list[EmulatedServer], timers: list[asyncio.TimerHandle]):
+        self.fleet, self.replicas, self._timers = fleet, replicas, timers
+
+    def replica(self, pool: str, index: int = 0) -> EmulatedServer:
+        return next(one for one in self.replicas if one.name == f"{pool}/{index}")
+
+    def url(self, one: EmulatedServer) -> str:
+        pool = next(pool for pool in self.fleet.pools if pool.name == one.replica.emulated.pool)
+        return pool.backends[one.index]
+
+    async def close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        for one in self.replicas:
+            one.close()
+        # Connections that were aborted are told so in the loop's next rounds.
+        await asyncio.sleep(0)
+
+
+async def start(
+    catalog: Catalog,
+    fleet: Fleet,
+    *,
+    host: str = "127.0.0.1",
+    first_port: int = 0,
+    speed: float = 1.0,
+    seed: int = 0,
+    faults: Sequence[Scripted] = (),
+    chunk_every_s: float | None = None,
+    max_waiting: int = 1024,
+) -> EmulatedFleet:
+    """Addresses on this machine that the fleet has already are kept; others are replaced. `first_port` and those
+    after it are taken in order, 0: any that are free. Raises BadInput for what cannot be emulated, or listened on."""
+    if not 0.001 <= speed <= _FASTEST:
+        raise BadInput(f"speed {speed:g}: must be from 0.001 to {_FASTEST:g}")
+    _check_faults(fleet, faults)
+    emulated = [_emulated(catalog, fleet, pool) for pool in fleet.pools]
+    loop = asyncio.get_running_loop()
+    servers: list[EmulatedServer] = []
+    pools, port = [], first_port
+    try:
+        for pool, what in zip(fleet.pools, emulated, strict=True):
+            urls: list[str] = []
+            for index in range(pool.replicas):
+                given = _kept(pool, index)
+                replica = Replica(loop, what, speed=speed, chunk_every_s=chunk_every_s, max_waiting=max_waiting)
+                server = EmulatedServer(replica, index, seed=seed, root=given.root if given else "")
+                servers.append(server)
+                await _listen(server, given.host if given else host, given.port if given else port)
+                if given is None:
+                    port = port + 1 if port else 0
+                urls.append(given.url if given else f"http://{_reached_at(host)}:{server.port}/v1")
+            pools.append(msgspec.structs.replace(pool, backends=tuple(urls)))
+    except BaseException:
+        for server in servers:
+            server.close()
+        raise
+    made = EmulatedFleet(msgspec.structs.replace(fleet, pools=tuple(pools)), servers, [])
+    made._timers.extend(_schedule(loop, made, faults, speed))
+    return made
+
+
+def deployment_of(catalog: Catalog, pool: Pool) -> Deployment:
+    """A pool's replica as the performance model knows it. Raises BadInput where nothing is known of its speed."""
+    if pool.accelerator is None:
+        raise BadInput(f"pool '{pool.name}' cannot be emulated: it has no accelerator, so nothing says how fast it is")
+    return catalog.deployment(
+        catalog.model(pool.model),
+        catalog.accelerator(pool.accelerator),
+        pool.parallelism,
+        pool.precision,
+        pool.kv_format,
+        pool.stack,
+    )
+
+
+def _emulated(catalog: Catalog, fleet: Fleet, pool: Pool) -> Emulated:
+    deployment = deployment_of(catalog, pool)
+    if not memory_plan(deployment).fits:
+        raise BadInput(
+            f"pool '{pool.name}' cannot be emulated: {deployment.model.id} does not fit on {deployment.label}; "
+            "`crosstie fit` says on how many it does"
+        )
+    if len(pool.backends) > pool.replicas:
+        raise BadInput(f"pool '{pool.name}' has {len(pool.backends)} backends for {pool.replicas} replicas")
+    inputs, outputs = _usual_lengths(fleet, pool)
+    context = min(inputs + 0.5 * outputs, float(pool.max_context))
+    return Emulated(pool.name, pool.served_as or pool.model, deployment, context, pool.max_context, outputs)
+
+
+def _usual_lengths(fleet: Fleet, pool: Pool) -> tuple[float, float]:
+    """Mean tokens in and out of the requests that the fleet sends to a pool."""
+    total = inputs = outputs = 0.0
+    for one in fleet.classes:
+        weight = sum(route.share for route in one.routes if route.pool == pool.name) * max(one.requests_per_s, 1e-9)
+        total, inputs = total + weight, inputs + weight * one.input_tokens
+        outputs += weight * one.output_tokens
+    return (inputs / total, outputs / total) if total else (_USUAL_INPUT, _USUAL_OUTPUT)
+
+
+def _kept(pool: Pool, index: int) -> Address | None:
+    """The address that a replica has already, if it is one of this machine's own."""
+    if index >= len(pool.backends):
+        return None
+    address = Address(pool.backends[index])
+    if not _is_loopback(address.host):
+        return None
+    if address.secure:
+        raise BadInput(f"pool '{pool.name}': {address.url}: emulated replicas speak http, not https")
+    return address
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _reached_at(host: str) -> str:
+    """A host to connect to for one to listen on."""
+    if host in ("0.0.0.0", "::", ""):
+        return "127.0.0.1" if host != "::" else "[::1]"
+    return f"[{host}]" if ":" in host else host
+
+
+async def _listen(server: EmulatedServer, host: str, port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise BadInput(f"{server.name}: there is no port {port}")
+    try:
+        await server.listen(host, port)
+    except OSError as error:
+        raise BadInput(f"{server.name} cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+def _check_faults(fleet: Fleet, faults: Sequence[Scripted]) -> None:
+    replicas = {pool.name: pool.replicas for pool in fleet.pools}
+    for one in faults:
+        if one.pool not in replicas:
+            raise BadInput(f"--fault {one.pool}: no such pool; there are {', '.join(replicas)}")
+        if one.replica is not None and one.replica >= replicas[one.pool]:
+            raise BadInput(f"--fault {one.pool}/{one.replica}: the pool has {replicas[one.pool]} replicas, from 0")
+
+
+def _schedule(
+    loop: asyncio.AbstractEventLoop, made: EmulatedFleet, faults: Sequence[Scripted], speed: float
+) -> list[asyncio.TimerHandle]:
+    return [
+        loop.call_later(one.start_s / speed, server.inject, one.fault)
+        for one in faults
+        for server in made.replicas
+        if server.replica.emulated.pool == one.pool and one.replica in (None, server.index)
+    ]
