@@ -1,0 +1,130 @@
+"""`crosstie explain`: the whole decision for a request, asked of a running gateway, without sending it."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from crosstie.cli.show import console, json_option, print_json, print_table, seconds, table
+from crosstie.core.errors import BadInput
+from crosstie.wire.address import Address
+from crosstie.wire.client import Headers, Origin
+from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.loops import run_on_loop
+
+_HINTS = {
+    "name": b"class", "ttft_ms": b"ttft-ms", "tpot_ms": b"tpot-ms", "priority": b"priority", "pool": b"pool",
+}  # fmt: skip
+
+
+@click.command("explain")
+@click.argument("request_file", required=False, metavar="[REQUEST.json]", type=click.Path(path_type=Path))
+@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The gateway.")
+@click.option("--model", metavar="M", help="Instead of a file: a model,")
+@click.option("--input", "input_tokens", type=click.IntRange(1, 10**7), metavar="N", help="a prompt of N tokens,")
+@click.option("--output", "output_tokens", type=click.IntRange(1, 10**7), metavar="N", help="and at most N to answer.")
+@click.option("--class", "name", metavar="C", help="As the header x-crosstie-class would say.")
+@click.option("--ttft-ms", type=float, metavar="MS", help="As x-crosstie-ttft-ms.")
+@click.option("--tpot-ms", type=float, metavar="MS", help="As x-crosstie-tpot-ms.")
+@click.option("--priority", type=click.Choice(["low", "normal", "high"]), help="As x-crosstie-priority.")
+@click.option("--pool", metavar="P", help="As x-crosstie-pool: only this pool.")
+@json_option
+def command(
+    request_file: Path | None, url: str, model: str | None, input_tokens: int | None, output_tokens: int | None,
+    as_json: bool, **hints: object,
+) -> int:  # fmt: skip
+    """Where a running gateway would send a request now, and why: every pool with its prediction or what dropped it.
+
+    \b
+    crosstie explain --model llama-3.3-70b --input 3000 --output 200
+    crosstie explain request.json --class chat --url http://gateway:8080
+
+    REQUEST.json is the body of an API call. Nothing is sent to any backend. Exit status 1 when the request would
+    have to wait or be refused.
+    """
+    body = _body(request_file, model, input_tokens, output_tokens)
+    headers = [(b"x-crosstie-" + _HINTS[key], str(value).encode()) for key, value in hints.items() if value is not None]
+    answer = run_on_loop(_asked(Address(url), headers, body))
+    try:
+        said = json.loads(answer.body)
+    except ValueError:
+        said = None
+    if answer.status != 200 or not isinstance(said, dict) or "considered" not in said:
+        raise BadInput(f"{url}: {_why_not(answer, said)}")
+    if as_json:
+        print_json(said)
+    else:
+        _show(said)
+    return 0 if said["outcome"] == "send" else 1
+
+
+def _body(file: Path | None, model: str | None, inputs: int | None, outputs: int | None) -> bytes:
+    if file is not None:
+        if model or inputs or outputs:
+            raise BadInput("a request file says model and lengths itself: leave --model, --input and --output out")
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
+    if not model:
+        raise BadInput("name a request file, or --model and --input")
+    # Ids in the place of text have a known length.
+    asked: dict[str, object] = {"model": model, "prompt": [1] * (inputs or 1000)}
+    if outputs:
+        asked["max_tokens"] = outputs
+    return json.dumps(asked).encode()
+
+
+async def _asked(address: Address, headers: Headers, body: bytes) -> Answer:
+    origin = Origin(asyncio.get_running_loop(), address)
+    try:
+        return await fetch(origin, "POST", f"{address.root}/crosstie/explain", headers=headers, body=body, timeout_s=10)
+    except OSError as error:
+        raise BadInput(f"{address.url}: no gateway answers there: {error.strerror or error}") from None
+    finally:
+        origin.close()
+
+
+def _why_not(answer: Answer, said: Any) -> str:
+    if isinstance(said, dict) and isinstance(said.get("error"), dict):
+        return str(said["error"].get("message"))
+    return f"answered {answer.status}; is it a Crosstie gateway?"
+
+
+def _show(said: dict[str, Any]) -> None:
+    out, asked = console(), said["request"]
+    out.print(
+        f"{asked['model']}, class {asked['class'] or 'none'}: {asked['input_tokens']:,.0f} tokens in, "
+        f"{asked['expected_output_tokens']:,.0f} expected out; {_targets(asked)}"
+    )
+    verdict = f"to {said['pool']} ({said['backend']})" if said["pool"] else said["outcome"]
+    out.print(f"{said['policy']}: {verdict}: {said['reason']}")
+    rows = []
+    for one in said["considered"]:
+        seen = one["predicted"]
+        numbers = (
+            ["-"] * 5
+            if seen is None
+            else [
+                seconds(seen["ttft_s"]),
+                seconds(seen["tpot_s"]),
+                f"{seen['usd']:.3g}",
+                f"{seen['cached_tokens']:,.0f}",
+                "-" if seen["joules"] is None else f"{seen['joules']:,.3g}",
+            ]
+        )
+        chosen = "chosen" if one["backend"] and one["backend"] == said["backend"] else one["dropped"] or ""
+        rows.append([one["pool"], one["backend"] or "-", *numbers, chosen])
+    columns = [
+        ("pool", "left"), ("backend", "left"), ("TTFT", "right"), ("TPOT", "right"), ("$", "right"),
+        ("cached", "right"), ("J", "right"), ("why", "left"),
+    ]  # fmt: skip
+    print_table(out, table("", columns, rows))
+
+
+def _targets(asked: dict[str, Any]) -> str:
+    said = [f"{name} within {seconds(asked[key])}" for name, key in
+            (("TTFT", "ttft_target_s"), ("TPOT", "tpot_target_s")) if asked[key] is not None]  # fmt: skip
+    return " and ".join(said) or "no target"

@@ -1,0 +1,169 @@
+"""What the gateway reads of a request's body, and the little that it changes; the rest is nobody's business here.
+
+Only a handful of fields are decoded. The prompt stays bytes: its length and its beginnings are all that is used.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from crosstie.core.errors import BadInput
+from crosstie.gateway.fields import Fields, decode, decode_answer, decode_few, decode_parts
+
+# What one picture, or a piece of sound or film, is counted as in tokens, until the engine's usage says otherwise.
+TOKENS_PER_ATTACHMENT = 1000.0
+# Values up to this long are copied sooner than looked into.
+_SHORT = 4096
+# More than any answer or prompt has; beyond it a number is a mistake, and may be too large to reckon with.
+_MOST_TOKENS = 10**9
+_USAGE_WISH = b'"stream_options":{"include_usage":true}'
+_MARKS = {
+    "image": (b'"image_url"', b'"input_image"'),
+    "audio": (b'"input_audio"', b'"audio_url"'),
+    "video": (b'"video_url"', b'"input_video"'),
+}
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Attached(NamedTuple):
+    """Pictures, sound and film in a prompt: how many, how many bytes of it they are, and of which kinds."""
+
+    number: int
+    size: int
+    kinds: frozenset[str]
+
+
+_NOTHING = Attached(0, 0, frozenset())
+
+
+class Asked:
+    __slots__ = (
+        "attached", "model", "most_output", "options_absent", "prompt_at", "prompt_bytes", "session", "stream",
+        "token_ids", "wants_usage",
+    )  # fmt: skip
+
+    def __init__(self, fields: Fields, body: bytes):
+        options = fields.stream_options
+        self.model = fields.model
+        self.stream = bool(fields.stream)
+        # Whether the client said nothing at all about its stream, so that a wish can be added without a decoder;
+        # and whether it wants the usage of a stream itself.
+        self.options_absent = options is msgspec.UNSET
+        self.wants_usage = bool(options and options.include_usage)
+        most = fields.max_completion_tokens or fields.max_tokens or fields.max_output_tokens
+        self.most_output = min(most, _MOST_TOKENS) if most is not None and most > 0 else None
+        self.session = fields.prompt_cache_key or fields.user
+        # What the model will read: schemas of tools, texts, and what is attached to them. Nothing long is copied:
+        # that would take longer than reading it.
+        size, key = len(fields.tools), b'"messages"'
+        parts: list[bytes] = []
+        for message in fields.messages:
+            content = message.content
+            size += len(content)
+            # Only a list of parts can have anything attached; searching long texts for it would take longer than the
+            # rest of all this.
+            if _is_list(content):
+                parts.append(bytes(content))
+        self.token_ids: int | None = None
+        if not fields.messages:
+            key = b'"prompt"' if len(fields.prompt) else b'"input"'
+            given = fields.prompt if len(fields.prompt) else fields.input
+            size += len(given)
+            if _is_list(given):
+                # Token ids in the place of text: their number is known.
+                parts.append(bytes(given))
+                self.token_ids = _token_ids(parts[0])
+        self.prompt_bytes = size
+        # Where the prompt begins in the body, for what it has in common with others'.
+        self.prompt_at = max(body.find(key), 0)
+        self.attached = _attached(b"".join(parts)) if parts else _NOTHING
+
+
+def read_body(body: bytes) -> Asked:
+    try:
+        if not body.isascii():
+            # What is skipped here is not looked at, and would be stumbled over where the model's name is changed.
+            body.decode()
+        return Asked(decode(body), body)
+    except msgspec.ValidationError:
+        # A field of the wrong kind is for the engine to refuse, in its own words.
+        try:
+            few = decode_few(body)
+        except msgspec.ValidationError as error:
+            raise BadInput(f"the body is not as expected: {error}") from None
+        return Asked(Fields(model=few.model, input=few.messages), body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"the body is no JSON: {error}") from None
+    except RecursionError:
+        raise BadInput("the body is nested too deeply") from None
+
+
+def _is_list(value: msgspec.Raw) -> bool:
+    if len(value) < _SHORT:
+        return bytes(value)[:1] == b"["
+    return bytes(memoryview(value)[:1]) == b"["
+
+
+def _attached(prompt: bytes) -> Attached:
+    counts = {kind: sum(prompt.count(mark) for mark in marks) for kind, marks in _MARKS.items()}
+    # A part names its kind twice: as its type and as its key.
+    number = sum(max(count // 2, 1) for count in counts.values() if count)
+    size, at = 0, prompt.find(b'"data:')
+    while at >= 0:
+        end = prompt.find(b'"', at + 1)
+        if end < 0:
+            break
+        size += end - at
+        at = prompt.find(b'"data:', end)
+    return Attached(number, size, frozenset(kind for kind, count in counts.items() if count))
+
+
+def _token_ids(prompt: bytes) -> int | None:
+    """The number of a prompt's tokens where it is a list of their ids, or of such lists."""
+    start = prompt[:16].replace(b" ", b"").lstrip(b"[")[:1]
+    return prompt.count(b",") + 1 if start.isdigit() else None
+
+
+def with_model(body: bytes, model: str) -> bytes:
+    """The same body with another model's name; the other values keep their bytes."""
+    parts = decode_parts(body)
+    parts["model"] = msgspec.Raw(_encode(model))
+    return _encode(parts)
+
+
+def wishing_usage(body: bytes, options_absent: bool) -> bytes:
+    """The same body asking for the usage at the end of its stream, which the engine alone can count."""
+    if options_absent:
+        # Everything else stays byte for byte where it was.
+        start = body.index(b"{") + 1
+        rest = body[start:]
+        return b"{" + _USAGE_WISH + (b"" if rest.lstrip()[:1] == b"}" else b",") + rest
+    parts = decode_parts(body)
+    wished = msgspec.json.decode(parts["stream_options"]) or {}
+    wished["include_usage"] = True
+    parts["stream_options"] = msgspec.Raw(_encode(wished))
+    return _encode(parts)
+
+
+class Usage(NamedTuple):
+    input_tokens: int
+    output_tokens: int
+
+
+def usage_of(answer: bytes) -> Usage | None:
+    """What an answer, or an event of one, says of its tokens."""
+    try:
+        found = decode_answer(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    usage = found.usage or (found.response.usage if found.response else None)
+    if usage is None:
+        return None
+    given = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
+    made = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
+    made = made or 0
+    if given is None or not (0 <= given <= _MOST_TOKENS and 0 <= made <= _MOST_TOKENS):
+        return None
+    return Usage(given, made)
