@@ -218,3 +218,21 @@ def test_every_shipped_trace_is_named_with_its_licence() -> None:
     readme = (next(iter(shipped_traces().values())).parent / "README.md").read_text()
     for name in shipped_traces():
         assert f"`{name}.csv.gz`" in readme
+
+
+def test_blocks_that_prompts_share(tmp_path: Path) -> None:
+    assert trace_of(MOONCAKE, tmp_path).blocks == ((0, 7), ())
+    assert trace_of(PLAIN, tmp_path).blocks is None
+    ranges = "timestamp,input_tokens,output_tokens,hash_ids\n3,1500,1,0;14-15\n2.5,10,1,\n"
+    # In the order of arrival, as the lengths are.
+    assert trace_of(ranges, tmp_path).blocks == ((), (0, 14, 15))
+    shipped = read_trace(find_trace("mooncake-conversation", tmp_path))
+    assert shipped.blocks is not None
+    lengths = [-(-int(tokens) // 512) for tokens in shipped.input_tokens]
+    assert [len(blocks) for blocks in shipped.blocks] == lengths
+
+
+@pytest.mark.parametrize("bad", ["a", "3-", "7-3", "1;x", "0-99999999"])
+def test_bad_blocks_name_their_line(bad: str, tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"line 3.*hash_ids"):
+        trace_of(f"timestamp,input_tokens,output_tokens,hash_ids\n1,10,1,0\n2,10,1,{bad}\n", tmp_path)

@@ -25,6 +25,10 @@ OUTPUT = ("generatedtokens", "output_tokens", "output_length", "num_decode_token
 TIME = {"timestamp": 1.0, "timestamp_ms": 1e-3, "arrival_time_ns": 1e-9, "arrived_at": 1.0}
 # Clocks of several front ends differ a little: rows this much out of order are put in order, others refused.
 JITTER_S = 1.0
+# Mooncake's blocks of prompts: those with the same number hold the same text, and all before them is the same too.
+BLOCKS, BLOCK_TOKENS = "hash_ids", 512
+# A column of them in a CSV: numbers and ranges, such as 0;14-27.
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 # More tokens than a request has, and later than a time in seconds since 1970 can be.
 _MOST_TOKENS, _LATEST_S = 10**9, 1e11
 
@@ -48,6 +52,8 @@ class Trace:
     output_tokens: Ints
     # Requests without an answer, which are counted as answers of one token.
     empty_outputs: int = 0
+    # The blocks of each prompt, BLOCK_TOKENS long, by number: equal numbers are equal text. None where nobody says.
+    blocks: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.input_tokens)
@@ -64,11 +70,12 @@ class Trace:
 
 
 class _Request(msgspec.Struct):
-    """One line of a Mooncake trace; its block hashes and whatever else it has are left alone."""
+    """One line of a Mooncake trace; whatever else it has is left alone."""
 
     timestamp: float
     input_length: int
     output_length: int
+    hash_ids: tuple[int, ...] = ()
 
 
 @dataclass
@@ -81,6 +88,7 @@ class _Columns:
     times: Sequence[str | float] | None
     second: float
     lines: Callable[[], list[int]]
+    blocks: Sequence[tuple[int, ...] | str] | None = None
 
     def blame(self, row: int, reason: str) -> NoReturn:
         raise BadData(self.file, f"line {self.lines()[row]}", reason)
@@ -119,14 +127,17 @@ def read_trace(path: str | Path, *, times: bool = True) -> Trace:
     inputs = _tokens(table, table.inputs, "input", least=1)
     outputs = _tokens(table, table.outputs, "output", least=0)
     arrivals = None if table.times is None or not times else _seconds(table, table.times)
+    # They only matter to whoever sends the requests, at their times.
+    blocks = None if table.blocks is None or not times else _numbered(table, table.blocks)
     if arrivals is not None:
         order = np.argsort(arrivals, kind="stable")
         inputs, outputs, arrivals = inputs[order], outputs[order], arrivals[order] - arrivals[order[0]]
         arrivals.flags.writeable = False
+        blocks = None if blocks is None else tuple(blocks[row] for row in order)
     empty = int(np.count_nonzero(outputs == 0))
     outputs = np.maximum(outputs, 1)
     inputs.flags.writeable = outputs.flags.writeable = False
-    return Trace(str(file), arrivals, inputs, outputs, empty)
+    return Trace(str(file), arrivals, inputs, outputs, empty, blocks)
 
 
 def _from_csv(file: Path, text: str) -> _Columns:
@@ -163,6 +174,7 @@ def _from_csv(file: Path, text: str) -> _Columns:
         times=None if time is None else cells[time],
         second=1.0 if time is None else TIME[names[time]],
         lines=lines,
+        blocks=cells[names.index(BLOCKS)] if BLOCKS in names else None,
     )
 
 
@@ -192,7 +204,30 @@ def _from_json_lines(file: Path, text: str) -> _Columns:
         times=[request.timestamp for request in requests],
         second=1e-3,
         lines=lambda: [number for number, line in enumerate(text.splitlines(), start=1) if line.strip()],
+        blocks=[request.hash_ids for request in requests] if any(request.hash_ids for request in requests) else None,
     )
+
+
+def _numbered(table: _Columns, column: Sequence[tuple[int, ...] | str]) -> tuple[tuple[int, ...], ...]:
+    found = []
+    for row, cell in enumerate(column):
+        found.append(_from_ranges(table, row, cell) if isinstance(cell, str) else cell)
+        if len(found[-1]) > _MOST_TOKENS // BLOCK_TOKENS:
+            table.blame(row, f"has {len(found[-1]):,} blocks")
+    return tuple(found)
+
+
+def _from_ranges(table: _Columns, row: int, cell: str) -> tuple[int, ...]:
+    numbers: list[int] = []
+    for part in filter(None, cell.split(";")):
+        bounds = _RANGE.fullmatch(part)
+        if not bounds:
+            table.blame(row, f"{BLOCKS} '{part[:40]}' is neither a number nor a range such as 14-27")
+        first, last = int(bounds[1]), int(bounds[2] or bounds[1])
+        if not first <= last < first + _MOST_TOKENS // BLOCK_TOKENS:
+            table.blame(row, f"{BLOCKS} '{part}' is no range")
+        numbers += range(first, last + 1)
+    return tuple(numbers)
 
 
 def _tokens(table: _Columns, column: Sequence[str | int], what: str, least: int) -> Ints:

@@ -1,0 +1,168 @@
+"""`crosstie demo`: the whole loop on one machine without an accelerator."""
+
+import signal
+from collections.abc import Sequence
+
+import click
+from rich.table import Table
+
+from crosstie.bench.demo import CREDITS, TRACES, Demo, DemoRunner, Run
+from crosstie.bench.outcomes import ClassResult, Group
+from crosstie.bench.replay_document import demo_document
+from crosstie.catalog.library import Catalog
+from crosstie.cli.replay_show import at, kept, latency, promised, replay_progress
+from crosstie.cli.show import Output, console, count, dollars, json_option, print_json, print_table, share, table
+from crosstie.core.workload import Target
+
+_EMULATED = (
+    "EMULATED: no AMD or NVIDIA GPU ran. Replicas keep the time that the performance model predicts for them,\n"
+    "so this shows the planner, the gateway and the routing at work, and nothing about hardware."
+)
+
+
+@click.command("demo")
+@click.option(
+    "--speed", type=click.FloatRange(0.1, 100), default=10.0, show_default=True, metavar="X",
+    help="Emulated seconds to each second.",
+)  # fmt: skip
+@click.option(
+    "--seconds", type=click.FloatRange(5, 3600), default=200.0, show_default=True, metavar="S",
+    help="Emulated seconds of traffic.",
+)  # fmt: skip
+@click.option("--keep", is_flag=True, help="Leave the gateway running until Ctrl-C.")
+@json_option
+def command(speed: float, seconds: float, keep: bool, as_json: bool) -> int:
+    """Plans a small fleet of MI300X and H200, emulates and serves it, and replays recorded requests through it.
+
+    Twice the same requests: routed by the fleet's own policy, then round-robin. No GPU is needed and none runs.
+    Exit status 1 if any request failed.
+    """
+    with replay_progress() as (tell, track), DemoRunner(
+        Catalog(), speed=speed, seconds=seconds, tell=tell, track=track
+    ) as runner:  # fmt: skip
+        demo = runner.run()
+        if as_json:
+            print_json(demo_document(demo))
+        else:
+            tell("done")
+            _show(console(), demo)
+        if keep and runner.first is not None:
+            _wait_at(runner.first.url, demo)
+    return 1 if any(run.result.failed for run in demo.runs) else 0
+
+
+def _wait_at(url: str, demo: Demo) -> None:
+    model = demo.fleet.classes[0].model
+    body = f'{{"model":"{model}","stream":true,"max_tokens":40,"messages":[{{"role":"user","content":"Hello"}}]}}'
+    click.echo(f"still serving at {url}/v1, {count(demo.speed)} times as fast as the clock; Ctrl-C ends it", err=True)
+    click.echo(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'", err=True)
+    click.echo(f"  crosstie explain --url {url} --model {model} --input 3000 --output 200", err=True)
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        click.echo("", err=True)
+
+
+def _show(out: Output, demo: Demo) -> None:
+    own, rival = demo.runs
+    out.print(_EMULATED)
+    _show_fleet(out, demo)
+    out.print(
+        f"{demo.requests:,} recorded requests over {count(demo.seconds)} emulated seconds, "
+        f"{count(demo.speed)} to each second, at the rate that the fleet was planned for:"
+    )
+    for one in demo.fleet.classes:
+        trace = TRACES[one.name]
+        out.print(f"- {one.name}, {count(one.requests_per_s)} a second: {trace} ({CREDITS[trace]})")
+    print_table(out, _latencies(demo))
+    out.print("  plan: simulated; gateway: what it predicted as it sent them; seen: from when a request was due")
+    print_table(out, _outcomes(demo))
+    print_table(out, _places(demo))
+    for run in demo.runs:
+        for why, times in run.result.faults:
+            out.print(f"- {run.policy}: {times:,} x {why}")
+    late = " and ".join(latency(run.result.latest_s) for run in (own, rival))
+    out.print(f"  the client itself sent no request later than {late} after its time")
+    if own.result.disturbed or rival.result.disturbed:
+        out.print("  this machine stood still meanwhile, and emulated time did not: run it again for figures to go by")
+
+
+def _show_fleet(out: Output, demo: Demo) -> None:
+    plan = demo.plan
+    if plan.fleet is None:
+        return
+    gpus = ", ".join(f"{number} {name}" for name, number in plan.fleet.gpus.items())
+    out.print(f"The cheapest fleet of MI300X and H200: {gpus}, {dollars(demo.fleet.usd_per_hour)} an hour")
+    for vendor, aside in plan.single_vendor.items():
+        if aside is not None:
+            out.print(f"- {vendor} alone: {aside.label}, {dollars(aside.usd_per_hour)} an hour ({aside.dearer:+.0%})")
+
+
+def _latencies(demo: Demo) -> Table:
+    own, rival = demo.runs
+    columns = [("class", "left"), ("", "left"), ("target", "right")]
+    columns += [(name, "right") for name in ("plan", "gateway", "seen", "kept", "seen p50", "gateway p50")]
+    columns += [(f"{rival.policy}: seen", "right"), ("kept", "right")]
+    rows = []
+    for expected, mine, theirs in zip(demo.expected, _in_order(demo, own), _in_order(demo, rival), strict=True):
+        for name, target, simulated in (
+            ("TTFT", expected.ttft, expected.ttft_s), ("TPOT", expected.tpot, expected.tpot_s),
+        ):  # fmt: skip
+            if target is not None and simulated is not None:
+                rows.append(
+                    (expected.name, name, promised(target), latency(simulated), *_row(name, target, mine, theirs))
+                )
+    return table("Latencies at the target's percentile", columns, rows)
+
+
+def _row(name: str, target: Target, mine: ClassResult, theirs: ClassResult) -> tuple[str, ...]:
+    first = name == "TTFT"
+    seen, predicted = (
+        (mine.seen.ttft_s, mine.seen.predicted_ttft_s) if first else (mine.seen.tpot_s, mine.seen.predicted_tpot_s)
+    )
+    other = theirs.seen.ttft_s if first else theirs.seen.tpot_s
+    return (
+        at(predicted, target), at(seen, target), kept(mine.ttft_kept if first else mine.tpot_kept),
+        latency(seen.p50), latency(predicted.p50), at(other, target),
+        kept(theirs.ttft_kept if first else theirs.tpot_kept),
+    )  # fmt: skip
+
+
+def _in_order(demo: Demo, run: Run) -> list[ClassResult]:
+    found = {one.seen.name: one for one in run.result.classes}
+    return [found[one.name] for one in demo.expected]
+
+
+def _outcomes(demo: Demo) -> Table:
+    columns = [("policy", "left")]
+    columns += [(f"{one.name} within targets", "right") for one in demo.expected]
+    columns += [("all", "right"), ("failed", "right"), ("$/M tokens, attributed", "right")]
+    columns += [("fleet $ over M tokens within targets", "right")]
+    rows = [
+        (
+            run.policy, *(kept(one.kept) for one in _in_order(demo, run)), kept(run.result.kept),
+            f"{run.result.failed:,}", dollars(run.spent.usd_per_million), dollars(run.usd_per_good_million),
+        )
+        for run in demo.runs
+    ]  # fmt: skip
+    return table("What came of it", columns, rows)
+
+
+def _places(demo: Demo) -> Table:
+    columns = [("pool", "left"), ("replicas", "right"), ("each", "left")]
+    for run in demo.runs:
+        columns += [(f"{run.policy}: requests", "right"), ("tokens", "right")]
+    rows = []
+    for pool in demo.fleet.pools:
+        row = [pool.name, str(pool.replicas), f"{pool.parallelism.gpus} x {pool.accelerator}"]
+        for run in demo.runs:
+            row += _taken(run, pool.name)
+        rows.append(row)
+    return table("Where they went", columns, rows)
+
+
+def _taken(run: Run, pool: str) -> Sequence[str]:
+    seen: Group | None = next((one for one in run.result.pools if one.name == pool), None)
+    if seen is None or not run.result.tokens:
+        return ["0", "-"]
+    return [f"{seen.requests:,}", share((seen.input_tokens + seen.output_tokens) / run.result.tokens)]

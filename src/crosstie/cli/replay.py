@@ -1,0 +1,87 @@
+"""`crosstie replay`: recorded requests sent to any OpenAI-compatible endpoint, at their times."""
+
+import os
+from pathlib import Path
+
+import click
+
+from crosstie.bench.accounts import fleet_usd_per_good_million, replayed
+from crosstie.bench.outcomes import result_of, targets_of
+from crosstie.bench.replay_document import result_document
+from crosstie.bench.traffic import TimedRequest, from_trace
+from crosstie.catalog.fleets import read_fleet
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.traces import find_trace, read_trace
+from crosstie.cli.replay_show import replay_progress, show_result
+from crosstie.cli.show import console, json_option, print_json
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet
+from crosstie.wire.address import Address
+
+_KEY = "OPENAI_API_KEY"
+
+
+@click.command("replay")
+@click.argument("trace", metavar="TRACE")
+@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The gateway, or any OpenAI server.")
+@click.option("--model", required=True, metavar="M", help="The model to ask for.")
+@click.option("--class", "class_name", metavar="NAME", help="The class that requests say they belong to.")
+@click.option("--rate", type=click.FloatRange(1e-4, 1e6), metavar="X", help="Requests a second. [default: the trace's]")
+@click.option(
+    "--speed", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True, metavar="X",
+    help="Of a server that is emulated X times as fast: all seconds are then its own.",
+)  # fmt: skip
+@click.option("--requests", "most", type=click.IntRange(1, 10**7), metavar="N", help="The first N requests.")
+@click.option("--for", "for_s", type=click.FloatRange(0.01, 1e7), metavar="S", help="The first S seconds.")
+@click.option("--start", type=click.IntRange(0, 10**9), default=0, metavar="N", help="Leave out the first N requests.")
+@click.option("--fleet", type=click.Path(path_type=Path), metavar="FILE", help="Targets and prices of the fleet.")
+@json_option
+def command(
+    trace: str, url: str, model: str, class_name: str | None, rate: float | None, speed: float, most: int | None,
+    for_s: float | None, start: int, fleet: Path | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Sends the requests of TRACE at their times, whatever has been answered by then, and measures the answers.
+
+    \b
+    crosstie replay azure-2023-conversation --model llama-3.3-70b --class chat --rate 5 --for 60
+    crosstie replay requests.csv --url http://server:8000 --model llama-3.1-8b --requests 500
+
+    TRACE is the name of a shipped trace (azure-2023-conversation, azure-2023-code, mooncake-conversation) or a file
+    as docs/plan.md has them. Prompts are filler of the recorded length, and share their beginnings where the trace
+    has hash_ids; answers are as long as recorded (max_tokens and ignore_eos). Times that were recorded in coarse
+    steps, as Mooncake's, are spread within them. $OPENAI_API_KEY is sent where set.
+
+    Exit status 1 if any request failed.
+    """
+    Address(url)
+    promised = None if fleet is None else read_fleet(Catalog(), fleet)
+    longest = _checked(promised, model, class_name)
+    read = read_trace(find_trace(trace, Path()))
+    requests: list[TimedRequest] = from_trace(
+        read, class_name=class_name, requests_per_s=rate, requests=most, seconds=for_s, start=start, longest=longest
+    )
+    with replay_progress() as (_, track):
+        outcomes, spent = replayed(
+            url, model, requests, speed=speed, api_key=os.environ.get(_KEY) or None,
+            progress=lambda done, failed: track(trace, len(requests), done, failed),
+        )  # fmt: skip
+    result = result_of(outcomes, targets_of(promised) if promised else {})
+    per_good = fleet_usd_per_good_million(promised, result) if promised else None
+    if as_json:
+        print_json(result_document(result, spent, per_good))
+    else:
+        show_result(console(), result, spent, per_good, speed)
+    return 1 if result.failed else 0
+
+
+def _checked(fleet: Fleet | None, model: str, class_name: str | None) -> int | None:
+    """The longest request that the fleet takes; None where nobody says."""
+    if fleet is None:
+        return None
+    known = [one.name for one in fleet.classes]
+    if class_name is not None and class_name not in known:
+        raise BadInput(f"--class {class_name}: the fleet has {', '.join(known) or 'none'}")
+    lengths = [pool.max_context for pool in fleet.pools if model in (pool.model, pool.served_as)]
+    if not lengths:
+        raise BadInput(f"--model {model}: no pool of the fleet serves it")
+    return max(lengths)

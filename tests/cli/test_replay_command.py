@@ -1,0 +1,95 @@
+"""`crosstie replay` as a user runs it: refusals in one line, and a replay that fails says so."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.conftest import Command
+from tests.emulate.running import CATALOG, SMALL, fleet, pool
+
+from crosstie.catalog.fleet_text import fleet_text
+from crosstie.core.fleet import Route, ServedClass
+from crosstie.core.workload import Target
+from crosstie.emulate.fleet import start
+
+NOBODY = "http://127.0.0.1:9"
+CHAT = ServedClass(
+    name="chat", model=SMALL, requests_per_s=1.0, input_tokens=1000.0, output_tokens=200.0,
+    ttft=Target(seconds=1.0, percentile=0.95), tpot=None, routes=(Route(pool="one", share=1.0),),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def replica() -> Iterator[str]:
+    """An emulated replica on a loop of its own, as another process would have it."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    made = asyncio.run_coroutine_threadsafe(start(CATALOG, fleet(pool()), speed=20.0), loop).result(60)
+    yield made.fleet.pools[0].backends[0]
+    asyncio.run_coroutine_threadsafe(made.close(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["azure-2023-conversatio", "--model", SMALL], "Did you mean azure-2023-conversation"),
+        (["azure-2023-conversation"], "--model"),
+        (["azure-2023-conversation", "--model", SMALL, "--url", "ftp://x"], "no http or https address"),
+        (["azure-2023-conversation", "--model", SMALL, "--rate", "0"], "--rate"),
+        (["azure-2023-conversation", "--model", SMALL, "--speed", "nan"], "speed"),
+        (["azure-2023-conversation", "--model", SMALL, "--rate", "nan"], "a rate of nan"),
+        (["azure-2023-conversation", "--model", SMALL, "--requests", "0"], "--requests"),
+        (["azure-2023-conversation", "--model", SMALL, "--start", "999999"], "none from"),
+        (["azure-2023-conversation", "--model", SMALL, "--class", "a\nb"], "header"),
+        (["azure-2023-conversation", "--model", SMALL, "--fleet", "none.toml"], "none.toml"),
+    ],
+)
+def test_refusals_are_one_line(crosstie: Command, arguments: list[str], said: str) -> None:
+    url = [] if "--url" in arguments else ["--url", NOBODY]
+    seen = crosstie("replay", *arguments, *url)
+    assert seen.status == 2
+    assert said in seen.err
+    assert seen.err.count("\n") == 1
+
+
+def test_a_fleet_must_have_the_class_and_the_model(crosstie: Command, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(fleet_text(fleet(pool(), classes=(CHAT,))))
+    asked = ["replay", "azure-2023-conversation", "--url", NOBODY, "--fleet", str(file)]
+    assert "the fleet has chat" in crosstie(*asked, "--model", SMALL, "--class", "talk").err
+    assert "no pool of the fleet serves it" in crosstie(*asked, "--model", "llama-3.3-70b").err
+
+
+def test_where_nobody_answers_all_fails_and_the_status_says_so(crosstie: Command) -> None:
+    seen = crosstie(
+        "replay", "azure-2023-conversation", "--url", NOBODY, "--model", SMALL, "--requests", "3", "--rate", "50"
+    )
+    assert seen.status == 1
+    assert "3 requests" in seen.out
+    assert "3 failed" in seen.out
+    assert "3 x no connection" in seen.out
+
+
+def test_a_replay(crosstie: Command, replica: str, tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(fleet_text(fleet(pool(), classes=(CHAT,))))
+    asked = ["replay", "azure-2023-conversation", "--url", replica, "--model", SMALL, "--class", "chat"]
+    asked += ["--speed", "20", "--rate", "10", "--for", "4", "--fleet", str(file)]
+    seen = crosstie(*asked)
+    assert seen.status == 0
+    assert "40 requests" in seen.out
+    assert "p95 1,000 ms" in seen.out
+    assert "a million tokens" in seen.out
+    said = json.loads(crosstie(*asked, "--json").out)
+    assert (said["requests"], said["failed"]) == (40, 0)
+    assert said["classes"][0]["seen"]["name"] == "chat"
+    # An engine keeps no accounts.
+    assert said["attributed_usd_per_million_tokens"] is None
+    assert said["fleet_usd_per_million_tokens_within_target"] > 0
