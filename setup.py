@@ -1,0 +1,40 @@
+"""Builds the modules on a request's way with mypyc, so that an installed gateway runs compiled code.
+
+They are plain Python and run as such wherever they could not be compiled: without a C compiler, or with
+CROSSTIE_PURE=1, which is also what `make` sets, since compiled modules would hide later edits of their sources.
+"""
+
+import os
+import sys
+
+from setuptools import setup
+
+COMPILED = {
+    "route": ["admission", "ask", "cheapest", "choosing", "classes", "corrections", "decision", "estimate", "filters",
+              "learnt", "lengths", "live", "modelled", "plain", "prefix", "view"],
+    "wire": ["client", "reply", "request", "server", "sse"],
+    "gateway": ["asks", "attempt", "backend", "body", "breaker", "errors", "exchange", "gateway", "metrics", "relay"],
+}  # fmt: skip
+
+
+def extensions() -> list[object]:
+    if os.environ.get("CROSSTIE_PURE"):
+        return []
+    try:
+        from mypyc.build import mypycify
+    except ImportError:
+        return []
+    files = [f"src/crosstie/{room}/{module}.py" for room, modules in COMPILED.items() for module in modules]
+    os.environ["MYPYPATH"] = "src"
+    try:
+        made = mypycify(["--config-file=", "--ignore-missing-imports", *files], opt_level="2")
+    except SystemExit:
+        sys.stderr.write("crosstie: not compiled, runs as plain Python\n")
+        return []
+    for extension in made:
+        # A missing or broken C compiler is no reason not to install.
+        extension.optional = True
+    return list(made)
+
+
+setup(ext_modules=extensions())
