@@ -261,3 +261,11 @@ def test_a_hopeless_target_in_flight_closes_no_replica_to_others() -> None:
 def test_a_pool_that_cannot_hold_its_model_is_refused() -> None:
     with pytest.raises(DoesNotFit, match=r"pool amd: llama-3\.1-405b does not fit on 1 x mi300x"):
         live(pool("amd", model="llama-3.1-405b"), classes=())
+
+
+def test_who_names_no_target_is_not_told_that_it_misses_one() -> None:
+    fleet = live(pool("amd", replicas=1), classes=())
+    load(fleet.pools[0].replicas[0], 60, decoding=False)
+    got = make_policy("cheapest-meeting-target").choose(fleet, ask(class_name=None, ttft_s=None, tpot_s=None), 0.0)
+    assert got.outcome == "send"
+    assert got.reason.startswith("soonest of 1: $")

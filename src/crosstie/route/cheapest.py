@@ -279,9 +279,10 @@ class CheapestMeetingTarget(_Predicting):
         patient = ask.waited_s < ask.patience_s and limits.finish_s == inf
         if chosen.replica.in_flight and (ask.priority < 1 or patient):
             return Decision("wait", lambda: f"none of {count} within target: {in_words(prediction, ask)}")
+        said = f"misses least of {count}, none within target" if limits.finish_s == inf else f"soonest of {count}"
         return Decision(
             "send",
-            lambda: f"misses least of {count}, none within target: {in_words(prediction, ask)}",
+            lambda: f"{said}: {in_words(prediction, ask)}",
             replica=chosen.replica,
             prediction=prediction,
         )
