@@ -53,9 +53,8 @@ class Outcome(msgspec.Struct):
     tpot_s: float = math.nan
     input_tokens: int = 0
     output_tokens: int = 0
-    # How long after its time it left, and when it ended, from the beginning of the replay.
+    # How long after its time it left.
     late_s: float = 0.0
-    ended_s: float = math.nan
 
     @property
     def served(self) -> bool:
@@ -270,7 +269,6 @@ class Replay:
 
     def ended(self, call: _Call) -> None:
         self._calls.discard(call)
-        call.outcome.ended_s = (perf_counter() - self._began) * self.speed
         self._ended += 1
         self._failed += not call.outcome.served
         if self._ended == len(self._requests):

@@ -14,6 +14,7 @@ from crosstie.emulate.faults import Scripted
 from crosstie.emulate.replica import Emulated, Replica
 from crosstie.emulate.server import EmulatedServer
 from crosstie.perf.memory import memory_plan
+from crosstie.route import build
 from crosstie.wire.address import Address
 
 # What a request is taken to be like where no class says so.
@@ -88,16 +89,10 @@ async def start(
 
 def deployment_of(catalog: Catalog, pool: Pool) -> Deployment:
     """A pool's replica as the performance model knows it. Raises BadInput where nothing is known of its speed."""
-    if pool.accelerator is None:
+    known = build.deployment_of(catalog, pool)
+    if known is None:
         raise BadInput(f"pool '{pool.name}' cannot be emulated: it has no accelerator, so nothing says how fast it is")
-    return catalog.deployment(
-        catalog.model(pool.model),
-        catalog.accelerator(pool.accelerator),
-        pool.parallelism,
-        pool.precision,
-        pool.kv_format,
-        pool.stack,
-    )
+    return known
 
 
 def _emulated(catalog: Catalog, fleet: Fleet, pool: Pool) -> Emulated:

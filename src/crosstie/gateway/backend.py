@@ -42,7 +42,7 @@ class Backend:
         elif not self.replica.up:
             self.replica.came_up(now)
 
-    def succeeded(self, now: float) -> None:
+    def succeeded(self) -> None:
         self.breaker.succeeded()
         self.fails = 0
 

@@ -60,7 +60,7 @@ class Exchange:
 
     def served(self, attempt: Attempt) -> None:
         self.status = attempt.status
-        attempt.backend.succeeded(self.gateway.now())
+        attempt.backend.succeeded()
         self._close("served" if attempt.status < 400 else "client error")
 
     def failed(self, attempt: Attempt, why: str, status: int, *, fault: bool = True, refused: bool = False) -> None:

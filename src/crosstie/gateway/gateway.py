@@ -42,7 +42,6 @@ _CODE = {
     "pin": "unknown_pool",
     "unavailable": "no_backend",
 }
-_random = os.urandom
 
 
 class Gateway:
@@ -66,7 +65,7 @@ class Gateway:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._live: LiveFleet | None = None
         self._counter = 0
-        self._run = _random(6).hex()
+        self._run = os.urandom(6).hex().encode()
         self.load(fleet)
         self._ticking = loop.call_later(_TICK_S, self._tick)
 
@@ -229,7 +228,7 @@ class Gateway:
 
     def _next_id(self) -> bytes:
         self._counter += 1
-        return b"req-%b-%x" % (self._run.encode(), self._counter)
+        return b"req-%b-%x" % (self._run, self._counter)
 
     # The clock
 

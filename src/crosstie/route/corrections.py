@@ -73,10 +73,6 @@ class Scatter:
         bounded = min(max(error, 0.0), _SCATTER_FARTHEST)
         self._variance += _SCATTER_GAIN * (2.0 * bounded * bounded - self._variance)
 
-    @property
-    def deviation(self) -> float:
-        return sqrt(self._variance)
-
     def margin(self, deviations: float) -> float:
         """The factor that so many deviations above the prediction are."""
         return exp(deviations * sqrt(self._variance))

@@ -7,10 +7,6 @@ class Request:
     def __init__(self, method: str, path: str, query: str, headers: dict[bytes, bytes], body: bytes):
         self.method, self.path, self.query, self.headers, self.body = method, path, query, headers, body
 
-    def header(self, name: bytes) -> str | None:
-        value = self.headers.get(name)
-        return None if value is None else value.decode("latin-1")
-
 
 class Limits:
     """What a client may do; seconds and bytes."""
