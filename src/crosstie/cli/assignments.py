@@ -2,8 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from crosstie.core.errors import BadInput
+
+T = TypeVar("T")
 
 
 def fraction(text: str) -> float:
@@ -23,9 +26,9 @@ def amount(text: str) -> float:
     return value
 
 
-def assigned(option: str, texts: Sequence[str], read: Callable[[str], float] = amount) -> dict[str, float]:
+def assigned(option: str, texts: Sequence[str], read: Callable[[str], T]) -> dict[str, T]:
     """NAME=VALUE, each name once."""
-    found: dict[str, float] = {}
+    found: dict[str, T] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()

@@ -3,16 +3,18 @@
 import io
 import os
 import sys
-from importlib import import_module
 
 import click
 
+from crosstie.cli.lazy import LazyGroup
 from crosstie.core.errors import CrosstieError
 
 COMMANDS = {
     "fit": "how a model sits in memory on each accelerator",
     "compare": "one model under one load on several accelerators, and why one wins",
     "plan": "the cheapest fleet for a workload, who goes where, and what would change it",
+    "preflight": "what breaks on ROCm before anyone rents the GPU: FP8, kernels, graph capture, CUDA source",
+    "convert": "an FP8 checkpoint from one dialect to the other, exactly",
     "serve": "one OpenAI endpoint over the fleet, each request to the cheapest pool that is fast enough",
     "explain": "where a running gateway would send a request, and why",
     "emulate": "a fleet's replicas without its accelerators, in the time they would take, with faults",
@@ -28,24 +30,9 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
-    """Knows the commands' names and help lines without importing numpy to print them."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command: click.Command = import_module(f"crosstie.cli.{cmd_name}").command
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup, listed=COMMANDS, home="crosstie.cli.", context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="crosstie", prog_name="crosstie")
 def crosstie() -> None:
     """Run LLM inference on AMD and NVIDIA accelerators as one fleet.

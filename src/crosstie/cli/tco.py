@@ -8,7 +8,7 @@ import click
 
 from crosstie.catalog.api_prices import ApiPrice
 from crosstie.catalog.library import Catalog
-from crosstie.cli.assignments import assigned, assigned_or_common, fraction
+from crosstie.cli.assignments import amount, assigned, assigned_or_common, fraction
 from crosstie.cli.options import (
     accelerators_from,
     layout_from,
@@ -109,12 +109,12 @@ def command(
     }
     terms = Terms(
         gpus,
-        purchase=owned_by(catalog, chosen, "--purchase", assigned("--purchase", purchase)),
+        purchase=owned_by(catalog, chosen, "--purchase", assigned("--purchase", purchase, amount)),
         discount=discounts(catalog, chosen, discount),
-        engineers=owned_by(catalog, chosen, "--engineers", assigned("--engineers", engineers)),
+        engineers=owned_by(catalog, chosen, "--engineers", assigned("--engineers", engineers, amount)),
         overrides=overrides(catalog, chosen, settings, shorts),
     )
-    given_rents = owned_by(catalog, chosen, "--rent-usd", assigned("--rent-usd", rent_usd))
+    given_rents = owned_by(catalog, chosen, "--rent-usd", assigned("--rent-usd", rent_usd, amount))
     rents = Rents(
         by_the_hour=quotes(catalog.prices, [a.id for a in chosen], BASES["on-demand"], given_rents),
         by_contract=quotes(catalog.prices, [a.id for a in chosen], CONTRACT, {}),
@@ -288,7 +288,7 @@ def sold(
 def successor_from(catalog: Catalog, text: str) -> Successor:
     """NAME,months=9,speedup=2.4,usd=35000,slip=3"""
     name, *rest = names(text) or [""]
-    given = assigned("--wait", rest)
+    given = assigned("--wait", rest, amount)
     unknown = set(given) - _WAIT_KEYS
     missing = {"months", "speedup", "usd"} - set(given)
     if not name or "=" in name or unknown or missing or {"slip", "quarterly"} <= set(given):

@@ -1,0 +1,104 @@
+"""Findings for people, programs and code-scanning pages: what every `crosstie preflight` command prints."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.text import Text
+
+from crosstie.catalog.writing import write_text
+from crosstie.cli.show import Output, console, json_option, json_text, print_json
+from crosstie.core.finding import GROUNDS, SEVERITIES, Finding, rank
+from crosstie.preflight.sarif import sarif
+
+_COLOURS = {"note": "dim", "setting": "cyan", "slow": "yellow", "unknown": "magenta", "error": "bold red"}
+_VERDICT_COLOURS = {"ready": "green", "ok": "green", "will not run": "bold red", "error": "bold red"}
+_MOST_SHOWN = 60
+_NO_AMD = "Nothing here ran on an AMD GPU."
+
+
+def report_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--fail-on, --sarif, --verbose and --json, as `fail_on`, `sarif_file`, `verbose` and `as_json`."""
+    for option in (
+        json_option,
+        click.option("-v", "--verbose", is_flag=True, help="Where, evidence and remedy of notes as well."),
+        click.option("--sarif", "sarif_file", type=click.Path(dir_okay=False), metavar="FILE",
+                     help="Write the findings as SARIF 2.1.0 as well."),
+        click.option("--fail-on", type=click.Choice(SEVERITIES), default="error", show_default=True,
+                     help="Exit with 1 when a finding is at least this grave."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def report(
+    title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], *,
+    as_json: bool, sarif_file: str | None, fail_on: str, verbose: bool = False,
+    more: Mapping[str, object] | None = None,
+) -> int:  # fmt: skip
+    """Prints or writes all, gravest first, and gives the exit status. Verdicts are by accelerator or callable."""
+    ordered = sorted(findings, key=lambda finding: (-rank(finding.severity), finding.target, finding.check))
+    if sarif_file:
+        write_text(Path(sarif_file), json_text(sarif(ordered)) + "\n")
+    if as_json:
+        print_json({"verdicts": dict(verdicts), "findings": [to_json(f) for f in ordered], **(more or {})})
+    else:
+        _show(title, ordered, verdicts, verbose)
+    return 1 if any(rank(finding.severity) >= rank(fail_on) for finding in findings) else 0
+
+
+def to_json(finding: Finding) -> dict[str, object]:
+    return {**msgspec.to_builtins(finding), "rests_on": GROUNDS[finding.grounds]}
+
+
+def _show(title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], verbose: bool) -> None:
+    out = console()
+    out.print(title, style="bold", soft_wrap=True)
+    paragraphs = _together(findings)
+    shown = paragraphs if verbose or len(paragraphs) <= _MOST_SHOWN else paragraphs[:_MOST_SHOWN]
+    for finding, targets in shown:
+        on = f"  [{', '.join(targets)}]" if targets else ""
+        head = (f"{finding.severity:<8}", _COLOURS[finding.severity])
+        out.print(Text.assemble(head, finding.what, (on, "dim")), soft_wrap=True)
+        if finding.severity == "note" and not verbose:
+            continue
+        for name, said in (
+            ("where", str(finding.where)),
+            ("evidence", f"{finding.evidence} ({GROUNDS[finding.grounds]})"),
+            ("remedy", finding.remedy),
+        ):
+            if said:
+                out.print(Text.assemble(("        " + f"{name:<9}", "dim"), said), soft_wrap=True)
+    if not findings:
+        out.print("no findings")
+    _count_rest(out, [finding for finding, _ in paragraphs[len(shown) :]])
+    width = max(map(len, verdicts), default=0)
+    for name, said in verdicts.items():
+        # What follows is about the verdict: settings, or a reason.
+        colour = _VERDICT_COLOURS.get(said.partition(":")[0].partition(",")[0], "yellow")
+        out.print(Text.assemble(f"{name:<{width}}  ", (said, colour)), soft_wrap=True)
+    out.print(_NO_AMD, style="dim")
+
+
+def _count_rest(out: Output, rest: Sequence[Finding]) -> None:
+    """A tree of sources may have hundreds of findings: what is not printed is counted, by check."""
+    if not rest:
+        return
+    out.print(f"and {len(rest):,} more, which -v prints, and --json and --sarif have:")
+    for (severity, check), number in Counter((finding.severity, finding.check) for finding in rest).most_common():
+        files = len({finding.where.file for finding in rest if (finding.severity, finding.check) == (severity, check)})
+        in_files = f"{files:,} file{'s' if files > 1 else ''}"
+        out.print(Text.assemble((f"{severity:<8}", _COLOURS[severity]), f"{check}: {number:,} in {in_files}"))
+
+
+def _together(findings: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
+    """The same finding on several accelerators is one paragraph."""
+    found: dict[Finding, list[str]] = {}
+    for finding in findings:
+        targets = found.setdefault(msgspec.structs.replace(finding, target=""), [])
+        if finding.target:
+            targets.append(finding.target)
+    return list(found.items())
