@@ -1,0 +1,161 @@
+"""The two dialects of 8-bit E4M3 numbers, and the exact way from one to the other.
+
+A byte that is finite in both dialects means twice as much in e4m3fn (OCP; NVIDIA, gfx950) as in e4m3fnuz (gfx942).
+So a conversion keeps the bytes and doubles or halves the scale; it is exact except for the bytes below.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Dialect = Literal["e4m3fn", "e4m3fnuz"]
+Bytes = NDArray[np.uint8]
+
+DTYPES: dict[Dialect, str] = {"e4m3fn": "F8_E4M3", "e4m3fnuz": "F8_E4M3FNUZ"}
+OTHER: dict[Dialect, Dialect] = {"e4m3fn": "e4m3fnuz", "e4m3fnuz": "e4m3fn"}
+# What a scale is multiplied by when the bytes it belongs to are read in this dialect from now on.
+SCALE_FACTOR: dict[Dialect, float] = {"e4m3fnuz": 2.0, "e4m3fn": 0.5}
+
+# Minus zero in e4m3fn, the only NaN in e4m3fnuz.
+_SIGN_ONLY = 0x80
+_MAGNITUDE = 0x7F
+# Without its sign: NaN in e4m3fn, 240 in e4m3fnuz, which would be 480 in e4m3fn, beyond its 448.
+_ALL_ONES = 0x7F
+# Without its sign, 240 in e4m3fn: the largest that a cast of the value to e4m3fnuz would keep.
+_VALUE_240 = 0x77
+# Scratch space that stays in a core's second-level cache.
+_BLOCK = 1 << 18
+
+
+def _values(bias: int) -> NDArray[np.float64]:
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 0xF, codes & 0x7
+    magnitude = np.where(exponent == 0, mantissa / 8 * 2.0 ** (1 - bias), (1 + mantissa / 8) * 2.0 ** (exponent - bias))
+    return np.where(codes & _SIGN_ONLY, -magnitude, magnitude)
+
+
+def _tables() -> dict[Dialect, NDArray[np.float64]]:
+    fn, fnuz = _values(7), _values(8)
+    fn[[_ALL_ONES, _ALL_ONES | _SIGN_ONLY]] = np.nan
+    fnuz[_SIGN_ONLY] = np.nan
+    for table in (fn, fnuz):
+        table.flags.writeable = False
+    return {"e4m3fn": fn, "e4m3fnuz": fnuz}
+
+
+# What each of the 256 bytes means.
+VALUES = _tables()
+
+
+class Codes(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in E4M3 bytes, as far as the dialects differ over it."""
+
+    total: int = 0
+    # 0x80: minus zero in e4m3fn, NaN in e4m3fnuz.
+    sign_only: int = 0
+    # 0x7F and 0xFF: NaN in e4m3fn, +-240 in e4m3fnuz.
+    all_ones: int = 0
+    # Read as e4m3fn: magnitudes of 256 to 448, which a cast of the values to e4m3fnuz turns into NaN. Counted by
+    # `Recoder.count` alone: it would cost a conversion an eighth of its time.
+    beyond_240: int = 0
+
+    def __add__(self, other: "Codes") -> "Codes":
+        return Codes(
+            total=self.total + other.total,
+            sign_only=self.sign_only + other.sign_only,
+            all_ones=self.all_ones + other.all_ones,
+            beyond_240=self.beyond_240 + other.beyond_240,
+        )
+
+    def nans(self, dialect: Dialect) -> int:
+        return self.all_ones if dialect == "e4m3fn" else self.sign_only
+
+    def lost(self, to: Dialect) -> int:
+        """How many bytes have no counterpart: NaN either way, and +-240 of e4m3fnuz in e4m3fn."""
+        return self.all_ones + (self.sign_only if to == "e4m3fn" else 0)
+
+
+class Recoder:
+    """Converts and counts, block by block, in scratch space of its own: one for each process."""
+
+    def __init__(self, to: Dialect):
+        self._clears = to == "e4m3fnuz"
+        self._mask = np.empty(_BLOCK, np.bool_)
+
+    def recode(self, codes: Bytes, out: Bytes) -> Codes:
+        """`out` gets the bytes in the other dialect; those that are lost (see `Codes.lost`) have no meaning there."""
+        if 0 < codes.size <= _BLOCK:
+            return self._recode_block(codes, out)
+        blocks = zip(_blocks(codes), _blocks(out), strict=True)
+        return sum((self._recode_block(source, target) for source, target in blocks), Codes())
+
+    def _recode_block(self, source: Bytes, target: Bytes) -> Codes:
+        mask = self._mask[: source.size]
+        np.not_equal(source, _SIGN_ONLY, out=mask)
+        if self._clears:
+            np.multiply(source, mask.view(np.uint8), out=target)
+        else:
+            np.copyto(target, source)
+        sign_only = source.size - int(np.count_nonzero(mask))
+        return Codes(total=source.size, sign_only=sign_only, all_ones=_count_all_ones(source))
+
+    def count(self, codes: Bytes) -> Codes:
+        found = Codes()
+        for block in _blocks(codes):
+            magnitudes = block & _MAGNITUDE
+            all_ones = _count_all_ones(block)
+            found += Codes(
+                total=block.size,
+                sign_only=int(np.count_nonzero(block == _SIGN_ONLY)),
+                all_ones=all_ones,
+                beyond_240=int(np.count_nonzero(magnitudes > _VALUE_240)) - all_ones,
+            )
+        return found
+
+
+def _count_all_ones(codes: Bytes) -> int:
+    # Largest of all bytes with their sign, and without: two passes that are cheaper than one comparison.
+    largest = np.maximum.reduce
+    if largest(codes) < _ALL_ONES | _SIGN_ONLY and largest(codes.view(np.int8)) < _ALL_ONES:
+        return 0
+    return int(np.count_nonzero(codes & _MAGNITUDE == _ALL_ONES))
+
+
+def count_codes(codes: bytes) -> Codes:
+    return Recoder("e4m3fn").count(np.frombuffer(codes, np.uint8))
+
+
+def same(some: Bytes, others: Bytes) -> bool:
+    """As np.array_equal, eight bytes at a time where that is possible."""
+    if some.size == others.size and some.size % 8 == 0:
+        wide, wide_others = some.view(np.uint64), others.view(np.uint64)
+        if wide.flags.aligned and wide_others.flags.aligned:
+            return bool((wide == wide_others).all())
+    return np.array_equal(some, others)
+
+
+def to_fnuz(codes: bytes) -> bytes:
+    """e4m3fn bytes as e4m3fnuz, for a scale that doubles; NaN has no counterpart and raises ValueError."""
+    return _recoded(codes, "e4m3fnuz")
+
+
+def to_fn(codes: bytes) -> bytes:
+    """e4m3fnuz bytes as e4m3fn, for a scale that halves; NaN and +-240 have no counterpart and raise ValueError."""
+    return _recoded(codes, "e4m3fn")
+
+
+def _recoded(codes: bytes, to: Dialect) -> bytes:
+    source = np.frombuffer(codes, np.uint8)
+    out = np.empty_like(source)
+    lost = Recoder(to).recode(source, out).lost(to)
+    if lost:
+        raise ValueError(f"{lost:,} of {source.size:,} bytes have no counterpart in {to}")
+    return out.tobytes()
+
+
+def _blocks(codes: Bytes) -> Iterator[Bytes]:
+    for start in range(0, codes.size, _BLOCK):
+        yield codes[start : start + _BLOCK]
