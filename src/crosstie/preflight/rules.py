@@ -1,0 +1,212 @@
+"""What engines do with a model's operations on each instruction set, as rows of data read from their sources.
+
+A row says for which releases its source was read, on which instruction sets and for which facts it holds. The
+first row that matches decides; where none does, the answer is "unknown", never "fine".
+"""
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import Version
+
+from crosstie.catalog.reading import Sources, only_keys, optional_text, read_toml, table, text
+from crosstie.core.errors import BadData
+from crosstie.core.finding import SEVERITIES, Severity
+
+FOLDER = Path(__file__).parent / "data" / "rules"
+_STORED = {"method", "activations", "compute", "group", "act_order"}
+# What a row may ask of each operation; docs/preflight.md says what they mean.
+FACTS: dict[str, set[str]] = {
+    "load": {*_STORED, "scheme", "part", "scales", "dialect", "converted"},
+    "gemm": {*_STORED, "weights", "tp", "aligned16", "aligned128", "whole_groups"},
+    "moe": {
+        "weights", "activations", "method", "experts", "experts_per_token", "shared_experts", "inter", "hidden", "tp",
+        "ep", "activation", "bias",
+    },
+    "attention": {
+        "heads", "kv_heads", "gqa_ratio", "head_dim", "v_head_dim", "kv", "window", "chunked", "sinks", "softcap",
+        "alibi", "encoder", "scale",
+    },
+    "mla": {"heads", "kv", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim"},
+    "sparse_attention": {"kind", "heads", "kv", "index_heads", "index_head_dim", "top_k"},
+    "linear_attention": {"kind"},
+    "kv_cache": {"dtype", "scales", "method", "kind", "dialect", "converted"},
+    "feature": {"name", "architecture"},
+}  # fmt: skip
+OPERATIONS = tuple(FACTS)
+SETTINGS = ("env.", "flag.")
+# What runs an operation, or what a loader does to the numbers.
+IMPLEMENTATIONS = (
+    "aiter", "hipblaslt", "ck", "triton", "hip", "torch", "cuda", "cutlass", "flashinfer", "deepgemm", "marlin",
+    "emulation", "normalised", "native", "unnormalised", "dequantised", "none", "unknown",
+)  # fmt: skip
+TARGETS = ("any", "rocm", "cuda")
+_ISA = re.compile(r"^(gfx[0-9a-f]{3,5}|sm_[0-9]{2,3}[a-z]?)$")
+_CONDITION = re.compile(r"^(<=|>=|<|>|%|!%|!)?(.+)$")
+_KEYS = {
+    "id", "versions", "operation", "on", "when", "severity", "implementation", "says", "remedy", "source", "at",
+}  # fmt: skip
+
+_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+    "%": lambda value, divisor: value % divisor == 0,
+    "!%": lambda value, divisor: value % divisor != 0,
+}
+
+Value = str | int | bool
+Facts = Mapping[str, Value]
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    engine: str
+    versions: str
+    operation: str
+    on: tuple[str, ...]
+    when: dict[str, tuple[Value, ...]]
+    severity: Severity
+    implementation: str
+    says: str
+    remedy: str
+    # Repository at commit, file and line: where whoever doubts it can look.
+    source: str
+    date: str
+
+    def holds(self, version: Version, isa: str, facts: Facts) -> bool:
+        """Whether this row speaks of that release, chip and operation."""
+        return (
+            _releases(self.versions).contains(version, prereleases=True)
+            and any(covers(target, isa) for target in self.on)
+            and all(key in facts and _meets(facts[key], wanted) for key, wanted in self.when.items())
+        )
+
+
+@cache
+def _releases(versions: str) -> SpecifierSet:
+    return SpecifierSet(versions)
+
+
+def covers(target: str, isa: str) -> bool:
+    return target in ("any", isa) or target == ("rocm" if isa.startswith("gfx") else "cuda")
+
+
+def _meets(value: Value, wanted: tuple[Value, ...]) -> bool:
+    return any(_one(value, condition) for condition in wanted)
+
+
+def _one(value: Value, condition: Value) -> bool:
+    """A plain value is equality; a string may begin with <=, >=, <, >, % (divisible by), !% or ! (is not)."""
+    if not isinstance(condition, str) or isinstance(value, bool):
+        return value == condition
+    found = _CONDITION.match(condition)
+    assert found
+    sign, operand = found.groups()
+    if sign is None:
+        return str(value) == operand
+    if sign == "!":
+        return str(value) != operand
+    if not isinstance(value, int):
+        return False
+    return _COMPARE[sign](value, int(operand))
+
+
+@cache
+def rules(engine: str) -> tuple[Rule, ...]:
+    """All rows on an engine, in the order of its files' names and their lines."""
+    return tuple(rule for file in sorted(FOLDER.glob(f"{engine}-*.toml")) for rule in read_rules(file))
+
+
+def decide(engine: str, version: Version, isa: str, operation: str, facts: Facts) -> Rule | None:
+    found = (rule for rule in rules(engine) if rule.operation == operation and rule.holds(version, isa, facts))
+    return next(found, None)
+
+
+def read_rules(file: Path) -> list[Rule]:
+    raw = read_toml(file)
+    only_keys(file, "", raw, {"engine", "sources", "rule"})
+    engine = text(file, "engine", raw.get("engine"))
+    sources = Sources(file, raw.get("sources"))
+    found: list[Rule] = []
+    for number, entry in enumerate(raw.get("rule") or [], 1):
+        rule = _rule(file, f"rule {number}", table(file, f"rule {number}", entry), engine, sources)
+        if any(rule.id == other.id for other in found):
+            raise BadData(file, rule.id, "this id stands here twice")
+        found.append(rule)
+    return found
+
+
+def _rule(file: Path, where: str, entry: Mapping[str, Any], engine: str, sources: Sources) -> Rule:
+    name = text(file, f"{where}.id", entry.get("id"))
+    only_keys(file, name, entry, _KEYS)
+    versions = text(file, f"{name}.versions", entry.get("versions"))
+    try:
+        SpecifierSet(versions)
+    except InvalidSpecifier:
+        raise BadData(file, f"{name}.versions", f"'{versions}' is no set of versions, such as >=0.9,<=0.28") from None
+    severity = _choice(file, f"{name}.severity", entry.get("severity"), SEVERITIES)
+    remedy = optional_text(file, f"{name}.remedy", entry.get("remedy"))
+    if severity != "note" and not remedy:
+        raise BadData(file, f"{name}.remedy", "missing: only a note may do without")
+    reference, day = sources.cite(name, entry.get("source"))
+    operation = _choice(file, f"{name}.operation", entry.get("operation"), OPERATIONS)
+    return Rule(
+        id=name,
+        engine=engine,
+        versions=versions,
+        operation=operation,
+        on=_targets(file, f"{name}.on", entry.get("on")),
+        when=_conditions(file, f"{name}.when", entry.get("when") or {}, FACTS[operation]),
+        severity=severity,  # type: ignore[arg-type]
+        implementation=_choice(file, f"{name}.implementation", entry.get("implementation"), IMPLEMENTATIONS),
+        says=text(file, f"{name}.says", entry.get("says")),
+        remedy=remedy,
+        source=f"{reference} {text(file, f'{name}.at', entry.get('at'))}",
+        date=day,
+    )
+
+
+def _choice(file: Path, where: str, value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise BadData(file, where, f"{value!r} is not one of {', '.join(choices)}")
+    return str(value)
+
+
+def _targets(file: Path, where: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise BadData(file, where, "must be a list of instruction sets, or of any, rocm, cuda")
+    for one in value:
+        if one not in TARGETS and not (isinstance(one, str) and _ISA.match(one)):
+            raise BadData(file, where, f"{one!r} is no instruction set (gfx942, sm_90), nor any, rocm or cuda")
+    return tuple(value)
+
+
+def _conditions(file: Path, where: str, value: object, known: set[str]) -> dict[str, tuple[Value, ...]]:
+    found: dict[str, tuple[Value, ...]] = {}
+    for key, wanted in table(file, where, value).items():
+        if key not in known and not key.startswith(SETTINGS):
+            raise BadData(file, f"{where}.{key}", f"no such fact: {', '.join(sorted(known))}, env.NAME or flag.NAME")
+        choices = wanted if isinstance(wanted, list) else [wanted]
+        for one in choices:
+            if not isinstance(one, str | int):
+                raise BadData(file, f"{where}.{key}", f"{one!r} must be a word, a whole number or true or false")
+            if isinstance(one, str) and not _is_condition(one):
+                raise BadData(file, f"{where}.{key}", f"'{one}' compares with no whole number")
+        found[key] = tuple(choices)
+    return found
+
+
+def _is_condition(text: str) -> bool:
+    found = _CONDITION.match(text)
+    if not found:
+        return False
+    sign, operand = found.groups()
+    return sign not in _COMPARE or (operand.isdigit() and (int(operand) > 0 or "%" not in sign))
