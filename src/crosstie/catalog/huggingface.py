@@ -125,7 +125,9 @@ def _family(config: Config) -> str:
 
 def _refuse_what_nobody_read(config: Config) -> None:
     for key, value in config.raw.items():
-        if key not in config.asked and value not in (None, False) and key.startswith(families.STRUCTURAL):
+        # MiniMax-M2 lists a kind for each layer, and all of them are the usual one.
+        usual = key == "attn_type_list" and isinstance(value, list) and all(kind == 1 for kind in value)
+        if key not in config.asked and value not in (None, False) and key.startswith(families.STRUCTURAL) and not usual:
             raise config.bad(key, "changes what a layer is, and no reader of Crosstie understands it")
 
 

@@ -44,6 +44,13 @@ _LINEAR = {"attention": ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv"),
 _PREFIXES = ("model.layers.{}.", "language_model.model.layers.{}.", "model.language_model.layers.{}.")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _METHODS = "fp8, fbgemm_fp8, compressed-tensors, modelopt, mxfp4, awq, gptq, quark"
+_MODELOPT = {
+    "NVFP4": "nvfp4",
+    "W4A16_NVFP4": "nvfp4",
+    "FP8": "fp8",
+    "FP8_PER_CHANNEL_PER_TOKEN": "fp8-channel",
+    "FP8_PB_WO": "fp8-block",
+}
 _IGNORED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude")
 
 Pattern = re.Pattern[str]
@@ -174,9 +181,9 @@ def _compressed_format(config: Config, where: str, weights: Mapping[str, Any]) -
 
 def _modelopt(config: Config, quantisation: Mapping[str, Any]) -> str:
     algorithm = str(quantisation.get("quant_algo", "")).upper()
-    if algorithm not in ("NVFP4", "FP8"):
-        raise config.bad("quantization_config.quant_algo", f"'{algorithm}' is not one of NVFP4, FP8")
-    return algorithm.lower()
+    if algorithm not in _MODELOPT:
+        raise config.bad("quantization_config.quant_algo", f"'{algorithm}' is not one of {', '.join(_MODELOPT)}")
+    return _MODELOPT[algorithm]
 
 
 def _quark(config: Config, quantisation: Mapping[str, Any]) -> str:
@@ -199,7 +206,10 @@ def _quark(config: Config, quantisation: Mapping[str, Any]) -> str:
         raise config.bad(f"{key}.weight.dtype", f"'{dtype}' is not one of fp4, fp8, int8")
 
     main = format_of(where, everywhere)
-    for name, entry in (quantisation.get("layer_quant_config") or {}).items():
+    layers = quantisation.get("layer_quant_config") or {}
+    if not isinstance(layers, Mapping):
+        raise config.bad("quantization_config.layer_quant_config", "must be an object")
+    for name, entry in layers.items():
         key = f"quantization_config.layer_quant_config.{name}"
         if not isinstance(entry, Mapping) or (entry.get("weight") and format_of(key, entry) != main):
             raise config.bad(key, "formats that differ by layer are not understood")

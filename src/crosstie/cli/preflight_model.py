@@ -1,0 +1,97 @@
+"""`crosstie preflight MODEL_DIR`: what breaks when this checkpoint moves to these accelerators."""
+
+import click
+
+from crosstie.catalog.library import Catalog
+from crosstie.cli.assignments import assigned
+from crosstie.cli.findings_show import report, report_options
+from crosstie.cli.options import accelerators_from
+from crosstie.cli.show import names, spinner
+from crosstie.core.errors import BadInput
+from crosstie.preflight.engine import engine_from
+from crosstie.preflight.model import Question, Report, preflight
+from crosstie.preflight.support import FEATURES
+from crosstie.preflight.weights import read_stored
+
+_KV = ("auto", "bf16", "fp8", "fp8_e5m2")
+
+
+@click.command("model")
+@click.argument("model", metavar="MODEL_DIR")
+@click.option("--on", "accelerators", metavar="A,B", required=True, help="Accelerators, such as mi300x,mi355x,h200.")
+@click.option(
+    "--engine",
+    metavar="E[==V]",
+    default="vllm",
+    show_default=True,
+    help="vllm, sglang or llama.cpp, with a release or without: vllm==0.28.0.",
+)
+@click.option(
+    "--tp", type=click.IntRange(1, 1024), metavar="N", help="Tensor-parallel ranks. [default: the fewest that hold it]"
+)
+@click.option("--ep", is_flag=True, help="Experts are spread over the ranks instead of being cut.")
+@click.option("--kv", type=click.Choice(_KV), default="auto", show_default=True, help="The KV cache's type.")
+@click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens a sequence, for memory. [default: 8192]")
+@click.option("--with", "features", metavar="F,...", help="Features that must work: lora, speculative-mtp, ...")
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="A variable of the engine's environment."
+)
+@click.option(
+    "--flag", "flags", multiple=True, metavar="NAME=VALUE", help="An engine flag: attention-backend=TRITON_ATTN."
+)
+@click.option(
+    "--scan",
+    type=click.Choice(("none", "sample", "all")),
+    default="sample",
+    show_default=True,
+    help="How much of the FP8 weights to read; scales are always read whole.",
+)
+@report_options
+def command(
+    model: str, accelerators: str, engine: str, tp: int | None, ep: bool, kv: str, context: int | None,
+    features: str | None, environment: tuple[str, ...], flags: tuple[str, ...], scan: str,
+    as_json: bool, sarif_file: str | None, fail_on: str, verbose: bool,
+) -> int:  # fmt: skip
+    """What breaks when the checkpoint in MODEL_DIR moves to these accelerators, with evidence and remedy.
+
+    \b
+    crosstie preflight ./DeepSeek-R1 --on mi300x,mi355x,h200 --engine vllm
+    crosstie preflight ./my-model --on mi300x --engine vllm==0.28.0 --tp 8 --env VLLM_ROCM_USE_AITER=1
+    crosstie preflight ./my-model --on mi300x --engine sglang --kv fp8 --sarif findings.sarif
+    crosstie preflight deepseek-v3 --on mi300x          (a catalog name: the config alone)
+
+    Reads config.json, the quantisation config and the safetensors headers; of the tensors the scales, and a sample
+    of FP8 weights. Checks: FP8 dialect, loader, kernels of each operation, memory, architecture, features. Verdicts:
+    ready, ready with settings, slow path, not known (no rule was read for something it needs), will not run (or
+    gives wrong numbers). Exit status 1: a finding is at least as grave as --fail-on; 2: the check could not run.
+    """
+    catalog = Catalog()
+    wanted = tuple(names(features))
+    for name in wanted:
+        if name not in FEATURES:
+            raise BadInput(f"--with {name}: not one of {', '.join(FEATURES)}")
+    question = Question(
+        engine=engine_from(engine), tp=tp, ep=ep, kv=None if kv == "auto" else kv, context=context, features=wanted,
+        environment=assigned("--env", environment, str), flags=assigned("--flag", flags, str), scan=scan,
+    )  # fmt: skip
+    chosen = accelerators_from(catalog, accelerators, None)
+    with spinner() as progress:
+        stored = read_stored(catalog, model)
+        found = preflight(catalog, stored, chosen, question, progress)
+    verdicts = {f"{name} ({found.layouts[name]})": _said(found, name) for name in found.verdicts}
+    return report(
+        f"{found.name} on {found.engine}: {stored.words}", found.findings, found.verdicts if as_json else verdicts,
+        as_json=as_json, sarif_file=sarif_file, fail_on=fail_on, verbose=verbose,
+        more={
+            "model": found.name, "engine": str(found.engine), "layouts": found.layouts, "settings": found.settings,
+        },
+    )  # fmt: skip
+
+
+def _said(found: Report, accelerator: str) -> str:
+    """The verdict with the settings that it rests on; what does not run is helped by none."""
+    said, settings = found.verdicts[accelerator], " ".join(found.settings[accelerator])
+    needed = any(one.severity == "setting" and one.target in ("", accelerator) for one in found.findings)
+    if said == "will not run" or not (settings or needed):
+        return said
+    return f"{said}{':' if said == 'ready with settings' else ', with'} {settings or 'the remedies above'}"

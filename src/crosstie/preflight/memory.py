@@ -1,0 +1,79 @@
+"""Whether a model fits, and on how many GPUs: `fit` as findings."""
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Parallelism
+from crosstie.core.errors import CrosstieError
+from crosstie.core.finding import Finding, Place
+from crosstie.core.model import Model
+from crosstie.perf.fit import Placement, candidate_layouts, place, place_each
+
+
+def placement_on(
+    catalog: Catalog, model: Model, accelerator: Accelerator, *,
+    context: int, precision: str, kv: str, stack: str, tp: int | None,
+) -> Placement | None:  # fmt: skip
+    """The layout that was asked for, or the fewest GPUs that surely hold it; None where no layout in reach does."""
+    if tp is None:
+        splits = [split for split in candidate_layouts(model, accelerator) if split.ep == 1 and split.dp == 1]
+        first = catalog.deployment(model, accelerator, splits[0], precision, kv, stack)
+        tried = place_each(catalog, first, splits, context)
+        return min(filter(lambda one: one.fits, tried), key=_preference, default=None)
+    return place(catalog.deployment(model, accelerator, Parallelism(tp=tp), precision, kv, stack), context)
+
+
+def _preference(placement: Placement) -> tuple[bool, int, int]:
+    """One whose fit depends on what the engine keeps for itself is the last resort."""
+    split = placement.deployment.parallelism
+    return placement.sequences_interval[0] < 1, split.gpus, split.pp
+
+
+def uncounted(error: CrosstieError, model: Model, accelerator: Accelerator) -> Finding:
+    """A precision, cache or stack that the arithmetic does not know."""
+    return Finding(
+        check="memory", severity="unknown", where=Place(file=model.file, name="weights"), grounds="computed",
+        what="whether it fits was not counted", evidence=str(error), target=accelerator.id,
+        remedy=f"count by hand, or ask `crosstie fit` with a precision that it knows ({model.id})",
+    )  # fmt: skip
+
+
+def memory_finding(placement: Placement | None, model: Model, accelerator: Accelerator, context: int) -> Finding:
+    where = Place(file=model.file, name="weights")
+    if placement is None:
+        return Finding(
+            check="memory", severity="error", where=where, grounds="computed", target=accelerator.id,
+            what=f"no layout within {accelerator.domain} GPUs holds the weights and one sequence of {context:,} tokens",
+            evidence=f"{accelerator.memory_bytes / 1e9:.0f} GB a GPU; `crosstie fit {model.id} --on {accelerator.id}`",
+            remedy="a smaller precision, a shorter --context, or an accelerator with more memory",
+        )  # fmt: skip
+    plan, split = placement.plan, placement.deployment.parallelism
+    sizes = f"{plan.weight_bytes / 1e9:.1f} GB of weights a GPU at {split}, {plan.capacity_bytes / 1e9:.0f} GB there"
+    if not placement.fits:
+        return Finding(
+            check="memory", severity="error", where=where, grounds="computed", target=accelerator.id,
+            what=f"at {split} memory does not hold the weights and one sequence of {context:,} tokens",
+            evidence=sizes, remedy="more ranks (--tp), a smaller precision or a shorter --context",
+        )  # fmt: skip
+    # The engine's own share of memory is an assumption; with twice of it the answer may turn.
+    low, high = placement.sequences_interval
+    if low < 1:
+        return Finding(
+            check="memory", severity="unknown", where=where, grounds="computed", target=accelerator.id,
+            what=f"at {split} one sequence of {context:,} tokens fits only if the engine itself keeps little memory",
+            evidence=f"{sizes}; between {low} and {high} sequences",
+            remedy="more ranks (--tp), a smaller precision or a shorter --context",
+        )  # fmt: skip
+    return Finding(
+        check="memory", severity="note", where=where, grounds="computed", target=accelerator.id, remedy="",
+        what=f"fits on {split.gpus} GPU{'s' if split.gpus > 1 else ''} ({split}) "
+        f"with {placement.sequences:,} sequences of {context:,} tokens",
+        evidence=f"{sizes}; {low:,} to {high:,} sequences as the engine keeps more or less for itself",
+    )  # fmt: skip
+
+
+def ranks_finding(error: CrosstieError, model: Model, accelerator: Accelerator) -> Finding:
+    return Finding(
+        check="memory", severity="error", where=Place(file=model.file, name="num_attention_heads"),
+        what="the ranks that were asked for cannot share this model", evidence=str(error), grounds="computed",
+        remedy="another --tp: one that divides the heads and stays within the domain", target=accelerator.id,
+    )  # fmt: skip
