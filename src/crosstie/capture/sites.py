@@ -1,0 +1,77 @@
+"""Where in the user's code something happened."""
+
+import inspect
+import sys
+import sysconfig
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Site(NamedTuple):
+    file: str
+    line: int | None
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+NOWHERE = Site("<unknown>", None, "")
+
+
+def call_users(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls the user's code. `user_site` looks no further out than this frame."""
+    return function(*args, **kwargs)
+
+
+def user_site() -> Site:
+    """The innermost frame outside PyTorch, numpy, the standard library and this checker."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not call_users.__code__:
+        if _is_users(frame.f_code.co_filename):
+            return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+        frame = frame.f_back  # type: ignore[assignment]
+    return NOWHERE
+
+
+def site_of(error: BaseException) -> Site:
+    """The innermost frame of the user's code that the error passed."""
+    found, step = NOWHERE, error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if _is_users(code.co_filename):
+            found = Site(code.co_filename, step.tb_lineno, code.co_qualname)
+        step = step.tb_next
+    return found
+
+
+def definition(function: Any) -> Site:
+    """Where a function, or a module's forward, begins."""
+    inner = function if inspect.isroutine(function) else getattr(function, "forward", function)
+    code = getattr(inspect.unwrap(inner), "__code__", None) if callable(inner) else None
+    return Site(code.co_filename, code.co_firstlineno, code.co_qualname) if code else NOWHERE
+
+
+def one_line(error: BaseException) -> str:
+    said = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+
+
+@cache
+def _is_users(file: str) -> bool:
+    if file.startswith((*_libraries(), "<frozen")):
+        return False
+    # What users install stands inside the standard library's folder.
+    return "/site-packages/" in file or not file.startswith(f"{sysconfig.get_path('stdlib')}/")
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    import numpy
+    import torch
+
+    return tuple(
+        f"{Path(file).parent}/" for file in (str(torch.__file__), str(numpy.__file__), str(Path(__file__).parent))
+    )

@@ -1,0 +1,66 @@
+"""`crosstie preflight capture`: would a graph capture of a PyTorch function succeed, and stay true at replay."""
+
+import sys
+from contextlib import redirect_stdout
+from importlib import import_module
+
+import click
+
+from crosstie.cli.findings_show import report, report_options
+from crosstie.cli.show import spinner
+from crosstie.core.errors import BadInput
+from crosstie.core.finding import Finding
+
+
+@click.command("capture")
+@click.argument("target", metavar="MODULE:CALLABLE")
+@click.option(
+    "--inputs",
+    required=True,
+    metavar="MODULE:FACTORY",
+    help="Makes the arguments: FACTORY(), FACTORY(device) or FACTORY(device, seed). MODULE: may be left out.",
+)
+@click.option(
+    "--state",
+    metavar="MODULE:FACTORY",
+    help="Makes what the function keeps between calls, its first argument; a class State is found by itself.",
+)
+@click.option("--all", "every", is_flag=True, help="Every function of MODULE that takes these inputs.")
+@report_options
+def command(
+    target: str, inputs: str, state: str | None, every: bool,
+    as_json: bool, sarif_file: str | None, fail_on: str, verbose: bool,
+) -> None:  # fmt: skip
+    """Would a graph capture of a function or torch module succeed, and would its replays be true?
+
+    \b
+    crosstie preflight capture my_module:step --inputs my_module:inputs
+    crosstie preflight capture ./cases.py:CASES --inputs inputs
+    crosstie preflight capture './cases.py:CASES[decode]' --inputs inputs --json
+
+    MODULE is a dotted name or a .py file; CALLABLE a function, a module, a class or factory of one, an entry of a
+    dictionary, or a whole dictionary. The function runs on the CPU, on a stand-in for the device: warm-up, capture,
+    replays, beside plain calls. Verdicts: ok; error, capture fails; stale, replays give other numbers than calls;
+    unknown, something ran that cannot be followed.
+    """
+    try:
+        import_module("torch")
+    except ImportError:
+        raise BadInput("preflight capture needs torch: pip install 'crosstie[preflight]'") from None
+    from crosstie.capture import survey
+
+    found: list[Finding] = []
+    verdicts: dict[str, str] = {}
+    # What the user's code prints must not mix with the report.
+    with spinner() as say, redirect_stdout(sys.stderr):
+        for label, result in survey.survey(target, inputs, state, every):
+            say(f"{label}: {result.verdict}")
+            verdicts[label] = result.verdict
+            found += [*survey.findings(label, result), *survey.notes(label, result)]
+    if not verdicts:
+        raise BadInput(f"{target} has no function that takes these inputs")
+    status = report(
+        f"Graph capture of {target}", found, verdicts,
+        as_json=as_json, sarif_file=sarif_file, fail_on=fail_on, verbose=verbose,
+    )  # fmt: skip
+    sys.exit(status)

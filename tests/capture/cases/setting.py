@@ -1,0 +1,63 @@
+"""What every case file shares: the sizes, the state a module would keep between calls, and the inputs."""
+# mypy: allow-untyped-defs, allow-untyped-calls
+
+import torch
+
+B, S, H, D = 2, 64, 4, 32
+VOCAB, EXPERTS, BLOCK = 100, 4, 16
+LENS = ([40, 40], [24, 56], [10, 33], [17, 50])
+
+
+def registry():
+    """An empty table of cases and the decorator that fills it; a name given twice is refused."""
+    cases = {}
+
+    def case(function):
+        if function.__name__ in cases:
+            raise ValueError(f"two cases are called {function.__name__}")
+        cases[function.__name__] = function
+        return function
+
+    return cases, case
+
+
+def seeded(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class State:
+    """What a module would keep between calls."""
+
+    def __init__(self, dev):
+        def pinned(tensor):
+            return tensor.pin_memory() if dev == "cuda" else tensor
+
+        self.dev = dev
+        self.buf = torch.zeros(8, device=dev)
+        self.calls = 0
+        self.cache = None
+        self.pinned = pinned(torch.ones(8))
+        self.w = seeded(1, D, D).to(dev)
+        self.emb = seeded(2, VOCAB, D).to(dev)
+        self.experts = (seeded(3, EXPERTS, D, D) * 0.1).to(dev)
+        self.kv = torch.zeros(S, H, D, device=dev)
+        self.blocks = torch.arange(B * S // BLOCK, dtype=torch.int32).view(B, -1).flip(0).to(dev)
+        self.pages = seeded(4, B * S // BLOCK, BLOCK, D).to(dev)
+        self.step = torch.zeros(1, dtype=torch.long, device=dev)
+        self.out = torch.zeros(B, H, 1, D, device=dev)
+        self.host = torch.tensor(0.5)
+        self.host_row = torch.arange(8.0)
+        self.host_lens = torch.tensor([3, 5])
+        self.pinned_out = pinned(torch.zeros(8))
+        self.table = {}
+        self.history = []
+
+
+def inputs(dev, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator).to(dev)
+
+    lens = torch.tensor(LENS[seed % len(LENS)]).to(dev)
+    return normal(B, H, 1, D), normal(B, H, S, D), normal(B, H, S, D), lens, normal(B, S)
