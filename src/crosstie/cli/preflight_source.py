@@ -1,0 +1,86 @@
+"""`crosstie preflight source`: what CUDA C++ and Python sources trip over on ROCm, with file, line and remedy."""
+
+import os
+from pathlib import Path
+
+import click
+import msgspec
+
+from crosstie.catalog.library import Catalog
+from crosstie.cli.findings_show import report, report_options
+from crosstie.cli.options import accelerators_from
+from crosstie.cli.show import spinner
+from crosstie.core.errors import BadInput
+from crosstie.source.check import Request, SourceReport, check_source
+from crosstie.source.clang import Opinion
+
+_MOST_NAMED = 6
+
+
+@click.command("source")
+@click.argument("path", metavar="DIR_OR_FILE")
+@click.option("--on", "accelerators", metavar="A,B", required=True, help="Accelerators to port to, such as mi300x.")
+@click.option("--hipify/--no-hipify", default=True, show_default=True, help="Look at what HIPIFY converts and leaves.")
+@click.option(
+    "--clang", metavar="PATH", help="Clang for the second opinion. [default: clang-19 or another on the path]"
+)
+@click.option("--no-clang", is_flag=True, help="No second opinion.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 256), metavar="N", help="Files that clang compiles at once. [default: cores]"
+)
+@report_options
+def command(
+    path: str, accelerators: str, hipify: bool, clang: str | None, no_clang: bool, jobs: int | None, fail_on: str,
+    sarif_file: str | None, as_json: bool, verbose: bool,
+) -> int:  # fmt: skip
+    """What CUDA C++ and Python sources trip over on ROCm: file, line, evidence, remedy.
+
+    \b
+    crosstie preflight source ./csrc --on mi300x,mi355x
+    crosstie preflight source ./kernel.cu --on rx-7900-xtx --json
+    crosstie preflight source . --on mi300x --sarif findings.sarif --fail-on unknown
+
+    Reads the sources as a build for ROCm would (code behind #ifndef USE_ROCM is left out), runs PyTorch's HIPIFY on
+    a copy, looks for what it does not see, and asks clang's HIP front end where there is one. What is a hazard
+    depends on the accelerator: 64-lane wavefronts on gfx9, 64 KB of LDS on gfx942 and 160 KB on gfx950, two dialects
+    of FP8. Needs no GPU; HIPIFY needs crosstie[preflight].
+    """
+    chosen = accelerators_from(Catalog(), accelerators, None)
+    if clang and no_clang:
+        raise BadInput("--clang and --no-clang exclude each other")
+    request = Request(hipify=hipify, clang=clang, use_clang=not no_clang, jobs=jobs or os.cpu_count() or 1)
+    with spinner() as tell:
+        found = check_source(Path(path), chosen, request, tell)
+    more = {
+        "files": {"cpp": found.cpp_files, "python": found.python_files, "build": found.build_files},
+        "hipify": msgspec.to_builtins(found.converted),
+        "clang": _opinion(found.opinion),
+    }
+    return report(
+        _title(path, found), found.findings, found.verdicts,
+        as_json=as_json, sarif_file=sarif_file, fail_on=fail_on, verbose=verbose, more=more,
+    )  # fmt: skip
+
+
+def _opinion(opinion: Opinion | None) -> dict[str, object] | None:
+    if opinion is None:
+        return None
+    return {
+        "version": opinion.version,
+        "targets": list(opinion.targets),
+        "judged": list(opinion.judged),
+        "not_judged": opinion.not_judged,
+    }
+
+
+def _title(path: str, found: SourceReport) -> str:
+    counts = f"{path}: {found.cpp_files:,} C++, {found.python_files:,} Python and {found.build_files:,} build files"
+    if found.converted is None:
+        return f"{counts}; HIPIFY was not run"
+    names = found.converted.names
+    if not names:
+        return f"{counts}; HIPIFY finds nothing to convert"
+    most = ", ".join(f"{name} {count:,}" for name, count in list(names.items())[:_MOST_NAMED])
+    return (
+        f"{counts}; HIPIFY converts {sum(names.values()):,} names in {len(found.converted.files):,} files ({most}, ...)"
+    )

@@ -1,0 +1,97 @@
+"""A place in a source that a port to ROCm trips over, and the targets that it concerns."""
+
+import re
+
+import msgspec
+
+from crosstie.core.accelerator import Accelerator
+from crosstie.core.finding import Finding, Grounds, Place, Severity
+
+_LDS = re.compile(r"^lds<([0-9]+)$")
+_ISA = re.compile(r"gfx[0-9]+[0-9a-z]*")
+CONDITIONS = ("rocm", "wave64", "wave32", "fnuz", "ocp", "no-fp8", "gfx9")
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """What of an accelerator a source can depend on."""
+
+    id: str
+    isa: str
+    wave: int
+    lds_bytes: int
+    fp8: str
+
+    @property
+    def is_amd(self) -> bool:
+        return self.isa.startswith("gfx")
+
+    def meets(self, condition: str) -> bool:
+        """`condition`: an instruction set, one of CONDITIONS, or "lds<N" for less local memory than N bytes."""
+        if not self.is_amd:
+            return False
+        if (least := _LDS.match(condition)) is not None:
+            return self.lds_bytes < int(least[1])
+        return {
+            "rocm": True,
+            "wave64": self.wave == 64,
+            "wave32": self.wave == 32,
+            "fnuz": self.fp8 == "e4m3fnuz",
+            "ocp": self.fp8 == "e4m3fn",
+            "no-fp8": self.fp8 == "none",
+            "gfx9": self.isa.startswith("gfx9"),
+        }.get(condition, self.isa == condition)
+
+
+def target_of(accelerator: Accelerator) -> Target:
+    chip = accelerator.chip
+    return Target(
+        id=accelerator.id,
+        isa=chip.isa.value,
+        wave=round(chip.wave_width.value),
+        lds_bytes=round(chip.lds.si),
+        fp8=chip.fp8_dialect.value,
+    )
+
+
+class Hazard(msgspec.Struct, frozen=True, kw_only=True):
+    check: str
+    severity: Severity
+    what: str
+    file: str
+    line: int | None
+    evidence: str
+    remedy: str
+    on: str = "rocm"
+    name: str = ""
+    grounds: Grounds = "read"
+
+
+def _is_built_for(file: str, target: Target) -> bool:
+    """A file with an instruction set of AMD's in its path (kernels/gfx950/gemm.cu) is for that one alone."""
+    named = _ISA.findall(file.lower())
+    return not named or any(target.isa.startswith(one) for one in named)
+
+
+def findings_of(hazards: list[Hazard], targets: list[Target]) -> list[Finding]:
+    """One finding a place: with no target where it concerns all that were asked for, else with their names."""
+    found: list[Finding] = []
+    seen: set[tuple[str, str, int | None, str, str]] = set()
+    for hazard in hazards:
+        concerned = [target.id for target in targets if target.meets(hazard.on) and _is_built_for(hazard.file, target)]
+        key = (hazard.check, hazard.file, hazard.line, hazard.what, ",".join(concerned))
+        if not concerned or key in seen:
+            continue
+        seen.add(key)
+        found.append(
+            Finding(
+                check=hazard.check,
+                severity=hazard.severity,
+                what=hazard.what,
+                where=Place(file=hazard.file, line=hazard.line, name=hazard.name),
+                evidence=hazard.evidence,
+                grounds=hazard.grounds,
+                remedy=hazard.remedy,
+                target="" if len(concerned) == len(targets) else ",".join(concerned),
+            )
+        )
+    return found

@@ -1,0 +1,50 @@
+"""`crosstie preflight source`: exit status, JSON, SARIF, and one line for a mistake."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "crosstie", "preflight", "source", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_findings_as_text_json_and_sarif(tmp_path: Path) -> None:
+    source, sarif = tmp_path / "a.cu", tmp_path / "a.sarif"
+    source.write_text('void f() {\n  asm volatile("bar.sync 0;");\n}\n')
+    made = run(str(source), "--on", "mi300x", "--no-hipify", "--sarif", str(sarif))
+    assert made.returncode == 1
+    assert "a.cu:2 f" in made.stdout
+    assert "mi300x  needs changes" in made.stdout
+    assert "Nothing here ran on an AMD GPU." in made.stdout
+    assert "\x1b" not in made.stdout
+    assert made.stderr == ""
+    results = json.loads(sarif.read_text())["runs"][0]["results"]
+    assert results[0]["locations"][0]["physicalLocation"]["region"] == {"startLine": 2}
+    answer = json.loads(run(str(source), "--on", "mi300x", "--no-hipify", "--json").stdout)
+    assert answer["verdicts"] == {"mi300x": "needs changes"}
+    assert answer["files"] == {"cpp": 1, "python": 0, "build": 0}
+    assert answer["findings"][0]["where"] == {"file": "a.cu", "line": 2, "name": "f"}
+
+
+def test_exit_status(tmp_path: Path) -> None:
+    source = tmp_path / "a.py"
+    source.write_text("torch.backends.cuda.matmul.allow_tf32 = True\n")
+    assert run(str(source), "--on", "mi300x").returncode == 0
+    assert run(str(source), "--on", "mi300x", "--fail-on", "note").returncode == 1
+    for wrong in (
+        ["/nowhere", "--on", "mi300x"],
+        [str(source), "--on", "mi9999"],
+        [str(source)],
+        [str(source), "--on", "mi300x", "--clang", "x", "--no-clang"],
+    ):
+        made = run(*wrong)
+        assert made.returncode == 2
+        assert made.stderr.startswith("crosstie: ")
+        assert len(made.stderr.splitlines()) == 1
