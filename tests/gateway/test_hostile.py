@@ -259,6 +259,6 @@ async def test_who_has_waited_is_forgotten_without_a_collector() -> None:
                 answers = await asyncio.gather(*(at.ask(stream=True) for _ in range(6)))
                 assert all(answer.status in (200, 429) for answer in answers)
                 await until(lambda: not at.gateway.exchanges)
-                assert not [one for one in gc.get_objects() if isinstance(one, Exchange)]
+                assert not [one for one in gc.get_objects() if type(one) is Exchange]
             finally:
                 gc.enable()
