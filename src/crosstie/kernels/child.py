@@ -14,8 +14,9 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, TextIO
 
 from crosstie.core.errors import BadData, BadInput, CrosstieError
@@ -111,6 +112,14 @@ def _orphaned() -> bool:
     return bool(ready) and not os.read(0, 1)
 
 
+class _FromSource(SourceFileLoader):
+    """Compiled bytes of a file that was changed within a second, and kept its size, would be taken for the new ones."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
 def load(what: str) -> tuple[ModuleType, dict[str, Any] | None]:
     """A file, or a module by its dotted name; and where a file stopped that went on to run its kernels when imported.
 
@@ -127,7 +136,7 @@ def load(what: str) -> tuple[ModuleType, dict[str, Any] | None]:
         except Exception as error:  # noqa: BLE001 - the author's code may raise anything
             told = import_error(error, what)
             raise BadInput(f"{what}: cannot be imported: {told['type']}: {told['message']}") from None
-    spec = importlib.util.spec_from_file_location(name, file)
+    spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, str(file)))
     if spec is None or spec.loader is None:
         raise BadData(file, "", "is no Python file")
     module = importlib.util.module_from_spec(spec)
