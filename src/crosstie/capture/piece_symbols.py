@@ -36,14 +36,19 @@ class _Standing(type):
         return getattr(cls.real, name)
 
 
+def _symbol(args: Any) -> Any:
+    """What stands for a number that is not known yet: the argument, or what a tensor's value is; else None."""
+    value = args[0].item() if args and isinstance(args[0], torch.Tensor) else args[0] if args else None
+    return value if isinstance(value, torch.SymInt | torch.SymFloat) else None
+
+
 class _Int(metaclass=_Standing):
     real = int
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        value = args[0].item() if args and isinstance(args[0], torch.Tensor) else None
-        value = args[0] if args and isinstance(args[0], torch.SymInt | torch.SymFloat) else value
-        if isinstance(value, torch.SymInt | torch.SymFloat):
-            return torch.sym_int(value)
+        symbol = _symbol(args)
+        if symbol is not None:
+            return torch.sym_int(symbol)
         return int(*args, **kwargs)
 
 
@@ -51,10 +56,9 @@ class _Float(metaclass=_Standing):
     real = float
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        value = args[0].item() if args and isinstance(args[0], torch.Tensor) else None
-        value = args[0] if args and isinstance(args[0], torch.SymInt | torch.SymFloat) else value
-        if isinstance(value, torch.SymInt | torch.SymFloat):
-            return torch.sym_float(value)
+        symbol = _symbol(args)
+        if symbol is not None:
+            return torch.sym_float(symbol)
         return float(*args, **kwargs)
 
 

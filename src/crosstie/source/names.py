@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from crosstie.catalog.reading import Sources, only_keys, optional_text, read_toml, table, text, texts
-from crosstie.core.errors import BadData
-from crosstie.core.finding import SEVERITIES, Severity
+from crosstie.catalog.reading import Sources, only_keys, read_toml, table, text, texts
+from crosstie.core.finding import Severity
 from crosstie.source.code import Code, also
-from crosstie.source.hazard import CONDITIONS, Hazard
+from crosstie.source.hazard import Hazard
+from crosstie.source.rows import common, pattern
 
 FILE = Path(__file__).parent / "data" / "names.toml"
 _KEYS = {
@@ -55,14 +55,6 @@ def rules(file: Path = FILE) -> tuple[Rule, ...]:
 def _rule(file: Path, where: str, entry: dict[str, Any], sources: Sources) -> Rule:
     name = text(file, f"{where}.id", entry.get("id"))
     only_keys(file, name, entry, _KEYS)
-    severity, on = entry.get("severity"), entry.get("on", "rocm")
-    if severity not in SEVERITIES:
-        raise BadData(file, f"{name}.severity", f"{severity!r} is not one of {', '.join(SEVERITIES)}")
-    if on not in CONDITIONS:
-        raise BadData(file, f"{name}.on", f"{on!r} is not one of {', '.join(CONDITIONS)}")
-    remedy = optional_text(file, f"{name}.remedy", entry.get("remedy"))
-    if severity != "note" and not remedy:
-        raise BadData(file, f"{name}.remedy", "missing: only a note may do without")
 
     def several(key: str) -> tuple[str, ...]:
         return texts(file, f"{name}.{key}", entry[key]) if key in entry else ()
@@ -70,28 +62,14 @@ def _rule(file: Path, where: str, entry: dict[str, Any], sources: Sources) -> Ru
     qualified = [one.partition("::") for one in several("qualified")]
     return Rule(
         id=name,
-        on=str(on),
-        severity=severity,
         headers=several("headers"),
         names=frozenset(several("names")),
         prefixes=several("prefixes"),
         qualified=frozenset((space, inside) for space, _, inside in qualified),
         numbers=frozenset(several("numbers")),
-        requires=_pattern(file, f"{name}.requires", entry.get("requires")),
-        unless=_pattern(file, f"{name}.unless", entry.get("unless")),
-        says=text(file, f"{name}.says", entry.get("says")),
-        remedy=remedy,
-        source=sources.cite(name, entry.get("source"))[0],
+        requires=pattern(file, f"{name}.requires", entry.get("requires")),
+        **common(file, name, entry, sources),
     )
-
-
-def _pattern(file: Path, where: str, value: object) -> re.Pattern[str] | None:
-    if value is None:
-        return None
-    try:
-        return re.compile(text(file, where, value))
-    except re.error as error:
-        raise BadData(file, where, f"no regular expression: {error}") from None
 
 
 @cache

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from crosstie.catalog.reading import Sources, only_keys, optional_text, read_toml, table, text, texts
+from crosstie.catalog.reading import Sources, only_keys, optional_text, read_toml, table, texts
 from crosstie.core.errors import BadData
-from crosstie.core.finding import SEVERITIES, Severity
-from crosstie.source.hazard import CONDITIONS
+from crosstie.core.finding import Severity
+from crosstie.source.rows import common, pattern
 
 FILE = Path(__file__).parent / "data" / "python.toml"
 KINDS = ("module", "attribute", "call", "string", "build")
@@ -44,32 +44,10 @@ def _phrase(file: Path, kind: str, where: str, entry: dict[str, Any], sources: S
     only_keys(file, where, entry, {"id", "names", "pattern", "on", "severity", "unless", "says", "remedy", "source"})
     if ("names" in entry) == ("pattern" in entry):
         raise BadData(file, where, "needs either names or a pattern")
-    severity, on = entry.get("severity"), entry.get("on", "rocm")
-    if severity not in SEVERITIES:
-        raise BadData(file, f"{where}.severity", f"{severity!r} is not one of {', '.join(SEVERITIES)}")
-    if on not in CONDITIONS:
-        raise BadData(file, f"{where}.on", f"{on!r} is not one of {', '.join(CONDITIONS)}")
-    remedy = optional_text(file, f"{where}.remedy", entry.get("remedy"))
-    if severity != "note" and not remedy:
-        raise BadData(file, f"{where}.remedy", "missing: only a note may do without")
     return Phrase(
         kind=kind,
         id=optional_text(file, f"{where}.id", entry.get("id")) or "nvidia-package",
         names=texts(file, f"{where}.names", entry["names"]) if "names" in entry else (),
-        pattern=_pattern(file, f"{where}.pattern", entry.get("pattern")),
-        on=str(on),
-        severity=severity,
-        unless=_pattern(file, f"{where}.unless", entry.get("unless")),
-        says=text(file, f"{where}.says", entry.get("says")),
-        remedy=remedy,
-        source=sources.cite(where, entry.get("source"))[0],
+        pattern=pattern(file, f"{where}.pattern", entry.get("pattern")),
+        **common(file, where, entry, sources),
     )
-
-
-def _pattern(file: Path, where: str, value: object) -> re.Pattern[str] | None:
-    if value is None:
-        return None
-    try:
-        return re.compile(text(file, where, value))
-    except re.error as error:
-        raise BadData(file, where, f"no regular expression: {error}") from None
