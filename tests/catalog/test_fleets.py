@@ -176,7 +176,7 @@ def test_the_page_about_fleet_files(catalog: Catalog, tmp_path: Path) -> None:
     for example in examples:
         read_fleet(catalog, fleet_file(tmp_path, example))
     documented = set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
-    for known in (FLEET_KEYS, POOL_KEYS, CLASS_KEYS, ROUTE_KEYS, {*SERVE_RANGES, "default_class"}):
+    for known in (FLEET_KEYS, POOL_KEYS, CLASS_KEYS, ROUTE_KEYS, {*SERVE_RANGES, "default_class", "resume"}):
         assert known <= documented, known - documented
 
 
@@ -189,7 +189,7 @@ def test_the_page_has_the_defaults_and_ranges_of_serve() -> None:
 
 
 def test_every_setting_can_be_given() -> None:
-    assert {*SERVE_RANGES, "default_class"} == {field.name for field in msgspec.structs.fields(Serving)}
+    assert {*SERVE_RANGES, "default_class", "resume"} == {field.name for field in msgspec.structs.fields(Serving)}
     usual = Serving()
     for key, (low, high) in SERVE_RANGES.items():
         assert low <= getattr(usual, key) <= high
@@ -289,10 +289,12 @@ def settings_of_serve(draw: st.DrawFn, classes: list[str]) -> Serving:
         return st.integers(50, int(1000 * min(600, SERVE_RANGES[key][1]))).map(lambda n: n / 1000)
 
     given: dict[str, Any] = {
-        key: draw(st.integers(0, 100) if isinstance(getattr(usual, key), int) else thousandths(key))
+        key: draw(
+            st.integers(int(SERVE_RANGES[key][0]), 100) if isinstance(getattr(usual, key), int) else thousandths(key)
+        )
         for key in draw(st.lists(st.sampled_from(sorted(SERVE_RANGES)), unique=True))
     }
-    return Serving(**given, default_class=draw(st.sampled_from([None, *classes])))
+    return Serving(**given, resume=draw(st.booleans()), default_class=draw(st.sampled_from([None, *classes])))
 
 
 @st.composite
@@ -353,6 +355,8 @@ FAULTS = [
     (("retries = 1", "retry = 1"), "serve.retry", "did you mean retries?"),
     (("retries = 1", "retries = 1.5"), "serve.retries", "whole number from 0 to 100"),
     (("retries = 1", "retries = -1"), "serve.retries", "whole number from 0 to 100"),
+    (("retries = 1", "resume = 1"), "serve.resume", "neither true nor false"),
+    (("retries = 1", "resume = 'no'"), "serve.resume", "neither true nor false"),
     (("retries = 1", "max_queued = 2000000"), "serve.max_queued", "to 1,000,000"),
     (("drain_s = 30", 'drain_s = "30s"'), "serve.drain_s", "number"),
     (("drain_s = 30", "drain_s = nan"), "serve.drain_s", "number"),

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 
 from crosstie.catalog.fleets import FORMAT
-from crosstie.catalog.pools import SPLIT, USUAL_KV
+from crosstie.catalog.pools import SPLIT, UNLIMITED_CONTEXT, USUAL_KV
 from crosstie.catalog.workloads import PERCENTILES
-from crosstie.core.fleet import Fleet, Pool, Route, ServedClass, Serving
+from crosstie.core.fleet import Fleet, HostedModel, Pool, Route, ServedClass, Serving, State
 from crosstie.core.workload import Target
 
 _EXAMPLE = Path(__file__).parent / "data" / "fleets" / "two-vendors.toml"
@@ -21,7 +21,7 @@ def example_fleet_text() -> str:
 
 def fleet_text(fleet: Fleet) -> str:
     """TOML that `read_fleet` reads back to the same fleet, its numbers to six digits."""
-    ready = all(pool.backends for pool in fleet.pools)
+    ready = all(one.backends for pool in fleet.pools for one in pool.by_model())
     lines = [
         "# Written by Crosstie; docs/fleet.md says what each key means."
         if ready
@@ -31,6 +31,7 @@ def fleet_text(fleet: Fleet) -> str:
         *([f"planned = {_quoted(fleet.planned)}"] if fleet.planned else []),
         f"policy = {_quoted(fleet.policy)}",
         *_serve(fleet.serving),
+        *_state(fleet.state),
     ]
     for pool in fleet.pools:
         lines += ["", "[[pool]]", *_pool(pool)]
@@ -50,15 +51,23 @@ def _serve(serving: Serving) -> list[str]:
     return ["", "[serve]", *(f"{key} = {_value(value)}" for key, value in changed.items())] if changed else []
 
 
+def _state(state: State) -> list[str]:
+    given = [*(['keys = "required"'] if state.keys else []), *_given({"store": state.store, "redis": state.redis})]
+    return ["", "[state]", *given] if given else []
+
+
 def _pool(pool: Pool) -> list[str]:
     known = pool.accelerator is not None
     split = {part: getattr(pool.parallelism, part) for part in SPLIT}
     plural = "" if pool.replicas == 1 else "s"
-    hint = "" if pool.backends else f'  # {pool.replicas} base URL{plural}, such as "http://host:8000/v1"'
+    hint = f'  # {pool.replicas} base URL{plural}, such as "http://host:8000/v1"'
+    ready = all(one.backends for one in pool.by_model())
+    # A vLLM server has one model, so that the addresses are each model's.
+    own = pool.loading == "vllm-sleep" or any(one.backends for one in pool.hosts)
     optional = {"served_as": pool.served_as, "api_key_env": pool.api_key_env, "weight": pool.weight}
     return [
         f"name = {_quoted(pool.name)}",
-        f"model = {_quoted(pool.model)}",
+        *([] if pool.hosts else [f"model = {_quoted(pool.model)}"]),
         *_given({"accelerator": pool.accelerator}),
         *(f"{part} = {n}" for part, n in split.items() if known or n > 1),
         *_given({"precision": pool.precision}),
@@ -67,11 +76,26 @@ def _pool(pool: Pool) -> list[str]:
         f"replicas = {pool.replicas}",
         *([f"usd_per_gpu_hour = {_number(pool.usd_per_gpu_hour)}"] if known or pool.usd_per_gpu_hour else []),
         f"max_in_flight = {pool.max_in_flight}",
-        f"max_context = {pool.max_context}",
+        *([] if pool.hosts and pool.max_context >= UNLIMITED_CONTEXT else [f"max_context = {pool.max_context}"]),
         *_given(optional),
         *([] if pool.modalities is None else [f"modalities = {_list(pool.modalities)}"]),
-        f"backends = {_list(pool.backends)}{hint}",
+        *_given({"loading": pool.loading, "load_hook": pool.load_hook, "host_memory_gib": pool.host_memory_gib}),
+        *([] if own else [f"backends = {_list(pool.backends)}{'' if ready else hint}"]),
+        *(
+            ["hosts = [", *(f"  {_host(one, own)},{'' if ready or not own else hint}" for one in pool.hosts), "]"]
+            if pool.hosts
+            else []
+        ),
     ]
+
+
+def _host(one: HostedModel, own: bool) -> str:
+    given: dict[str, str | float | None] = {
+        "model": one.model, "served_as": one.served_as, "precision": one.precision, "weight_gib": one.weight_gib,
+        "memory_gib": one.memory_gib, "load_s": one.load_s, "max_context": one.max_context,
+    }  # fmt: skip
+    said = [*_given(given), *(["pinned = true"] if one.pinned else [])]
+    return f"{{ {', '.join([*said, f'backends = {_list(one.backends)}'] if own else said)} }}"
 
 
 def _class(one: ServedClass) -> list[str]:
@@ -107,6 +131,8 @@ def _given(values: dict[str, str | float | None]) -> list[str]:
 
 
 def _value(value: str | float) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, str):
         return _quoted(value)
     return str(value) if isinstance(value, int) else _number(value)

@@ -4,6 +4,7 @@ A slip fails here, with the file and the key, and not when the first request mee
 """
 
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
@@ -15,10 +16,10 @@ from crosstie.catalog.pools import read_pool
 from crosstie.catalog.reading import date, number, only_keys, optional_text, read_toml, table, text, whole
 from crosstie.catalog.workloads import read_target
 from crosstie.core.errors import BadData, CrosstieError, UnknownName
-from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass, Serving
+from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass, Serving, State
 
 FORMAT = 1
-_KEYS = {"format", "name", "planned", "policy", "serve", "pool", "class"}
+_KEYS = {"format", "name", "planned", "policy", "serve", "state", "pool", "class"}
 _CLASS = {"name", "model", "requests_per_s", "input_tokens", "output_tokens", "ttft_ms", "tpot_ms", "routes"}
 _DAY, _WEEK = 86_400.0, 604_800.0
 # The range of each number of [serve]; outside it, a slip of unit.
@@ -35,8 +36,12 @@ SERVE_RANGES: dict[str, tuple[float, float]] = {
     "slow_start_s": (0, _DAY),
     "drain_s": (0, _DAY),
     "max_body_mib": (0.001, 65_536),
+    "max_connections": (1, 10**6),
+    "max_connections_per_address": (0, 10**6),
     "usd_per_kwh": (0, 10),
 }
+# A password written out, as user:password@ or as ?password=; ${VARIABLE} in its place is fine.
+_PASSWORD = re.compile(r"://[^/@]*:(?!\$\{)[^/@]+@|[?&]password=(?!\$\{)")
 # Shares are written to six digits, and people write 0.33 three times.
 _SHARES_MISS = 0.01
 
@@ -51,11 +56,7 @@ def read_fleet(catalog: Catalog, file: Path) -> Fleet:
     if not entries:
         raise BadData(file, "pool", "missing: write [[pool]]")
     pools = tuple(read_pool(catalog, file, f"pool[{i}]", entry) for i, entry in enumerate(entries))
-    _unique(file, "pool", [pool.name for pool in pools])
-    _check_addresses(file, pools)
-    models = _models_by_name(file, pools)
-    if policy == "weighted":
-        _check_weights(file, pools)
+    models = check_pools(file, pools, policy)
     classes = tuple(
         _class(catalog, file, f"class[{i}]", entry, pools, models)
         for i, entry in enumerate(_many(file, "class", raw.get("class", [])))
@@ -69,7 +70,18 @@ def read_fleet(catalog: Catalog, file: Path) -> Fleet:
         pools=pools,
         classes=classes,
         serving=_serving(file, raw.get("serve", {}), [one.name for one in classes]),
+        state=_state(file, raw.get("state", {})),
     )
+
+
+def check_pools(file: Path, pools: Iterable[Pool], policy: Policy) -> dict[str, str]:
+    """Whether pools go together; the model that clients mean by each name. Raises BadData."""
+    pools = tuple(pools)
+    _unique(file, "pool", [pool.name for pool in pools])
+    _check_addresses(file, pools)
+    if policy == "weighted":
+        _check_weights(file, pools)
+    return _models_by_name(file, pools)
 
 
 def _check_kind(file: Path, raw: dict[str, Any]) -> None:
@@ -99,24 +111,29 @@ def _unique(file: Path, key: str, names: list[str]) -> None:
 def _check_addresses(file: Path, pools: Iterable[Pool]) -> None:
     places: dict[str, str] = {}
     for index, pool in enumerate(pools):
-        for position, backend in enumerate(pool.backends):
-            where = f"pool[{index}].backends[{position}]"
-            first = places.setdefault(backend, where)
-            if first != where:
-                raise BadData(file, where, f"{backend} is {first} already; it would get twice its share")
+        lists = [(f"pool[{index}]", pool.backends)]
+        lists += [(f"pool[{index}].hosts[{i}]", one.backends) for i, one in enumerate(pool.hosts)]
+        for owner, backends in lists:
+            for position, backend in enumerate(backends):
+                where = f"{owner}.backends[{position}]"
+                first = places.setdefault(backend, where)
+                if first != where:
+                    raise BadData(file, where, f"{backend} is {first} already; it would get twice its share")
 
 
 def _models_by_name(file: Path, pools: Iterable[Pool]) -> dict[str, str]:
     """The model that a client means by each name it may use: the model's own, and the backends' for it."""
     owners: dict[str, tuple[str, str]] = {}
     for index, pool in enumerate(pools):
-        for key, name in (("model", pool.model), ("served_as", pool.served_as)):
-            if name is None:
-                continue
-            where = f"pool[{index}].{key}"
-            model, first = owners.setdefault(name, (pool.model, where))
-            if model != pool.model:
-                raise BadData(file, where, f"'{name}' would name {pool.model} here and {model} by {first}")
+        for position, one in enumerate(pool.by_model()):
+            at = f"pool[{index}].hosts[{position}]" if pool.hosts else f"pool[{index}]"
+            for key, name in (("model", one.model), ("served_as", one.served_as)):
+                if name is None:
+                    continue
+                where = f"{at}.{key}"
+                model, first = owners.setdefault(name, (one.model, where))
+                if model != one.model:
+                    raise BadData(file, where, f"'{name}' would name {one.model} here and {model} by {first}")
     return {name: model for name, (model, _) in owners.items()}
 
 
@@ -124,7 +141,8 @@ def _check_weights(file: Path, pools: Iterable[Pool]) -> None:
     """Under `weighted` the weights of a model's pools are compared, so they must be comparable."""
     by_model: dict[str, list[tuple[int, float | None]]] = {}
     for index, pool in enumerate(pools):
-        by_model.setdefault(pool.model, []).append((index, pool.weight))
+        for one in pool.by_model():
+            by_model.setdefault(one.model, []).append((index, pool.weight))
     for model, weights in by_model.items():
         missing = [index for index, weight in weights if weight is None]
         if missing and len(missing) < len(weights):
@@ -179,8 +197,9 @@ def _route(file: Path, where: str, raw: dict[str, Any], model: str, pools: dict[
     name = text(file, f"{where}.pool", raw.get("pool"))
     if name not in pools:
         raise BadData(file, f"{where}.pool", f"'{name}' is no pool of this file; there are {', '.join(pools)}")
-    if pools[name].model != model:
-        raise BadData(file, f"{where}.pool", f"'{name}' serves {pools[name].model}, and the class asks for {model}")
+    served = [one.model for one in pools[name].by_model()]
+    if model not in served:
+        raise BadData(file, f"{where}.pool", f"'{name}' serves {', '.join(served)}, and the class asks for {model}")
     limit = raw.get("up_to_input")
     return Route(
         pool=name,
@@ -209,7 +228,7 @@ def _check_shares(file: Path, where: str, name: str, routes: tuple[Route, ...]) 
 
 def _serving(file: Path, raw: object, classes: list[str]) -> Serving:
     entry = table(file, "serve", raw)
-    only_keys(file, "serve", entry, {*SERVE_RANGES, "default_class"})
+    only_keys(file, "serve", entry, {*SERVE_RANGES, "default_class", "resume"})
     given: dict[str, Any] = {}
     for field in msgspec.structs.fields(Serving):
         key, where = field.name, f"serve.{field.name}"
@@ -220,8 +239,42 @@ def _serving(file: Path, raw: object, classes: list[str]) -> Serving:
             if given[key] not in classes:
                 known = f"there are {', '.join(classes)}" if classes else "there are none"
                 raise BadData(file, where, f"'{given[key]}' is no class of this file; {known}")
+        elif field.type is bool:
+            if not isinstance(entry[key], bool):
+                raise BadData(file, where, f"{entry[key]!r} is neither true nor false")
+            given[key] = entry[key]
         elif field.type is int:
             given[key] = whole(file, where, entry[key], *map(int, SERVE_RANGES[key]))
         else:
             given[key] = number(file, where, entry[key], *SERVE_RANGES[key])
     return Serving(**given)
+
+
+def _state(file: Path, raw: object) -> State:
+    entry = table(file, "state", raw)
+    only_keys(file, "state", entry, {"keys", "store", "redis"})
+    keys = entry.get("keys", "off")
+    if keys not in ("off", "required"):
+        raise BadData(file, "state.keys", f"{keys!r} is neither 'off' nor 'required'")
+    given = {key: text(file, f"state.{key}", entry[key]) for key in ("store", "redis") if key in entry}
+    store, redis = given.get("store"), given.get("redis")
+    if store is None and keys == "required":
+        raise BadData(file, "state.store", 'missing: where keys are kept, such as store = "crosstie.db"')
+    if redis is not None and not redis.startswith(("redis://", "rediss://", "unix://", "${")):
+        raise BadData(file, "state.redis", "is no address such as redis://127.0.0.1:6379/0, or ${VARIABLE}")
+    if store is not None:
+        _check_store(file, store)
+        if "://" not in store and not store.startswith("${"):
+            # A file's name is meant from where the fleet file lies, wherever the command was given and wherever a copy
+            # of the fleet is written to.
+            store = str(file.parent.absolute() / Path(store).expanduser())
+    for key, place in given.items():
+        if _PASSWORD.search(place):
+            # Not repeated: it would be in logs.
+            raise BadData(file, f"state.{key}", "has a password in it: put the address into a variable, as ${DATABASE}")
+    return State(keys=keys == "required", store=store, redis=redis)
+
+
+def _check_store(file: Path, store: str) -> None:
+    if "://" in store and not store.startswith(("postgresql://", "postgres://", "sqlite://")):
+        raise BadData(file, "state.store", "is neither a file's name nor postgresql://..., nor ${VARIABLE}")

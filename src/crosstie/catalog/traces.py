@@ -54,6 +54,8 @@ class Trace:
     empty_outputs: int = 0
     # The blocks of each prompt, BLOCK_TOKENS long, by number: equal numbers are equal text. None where nobody says.
     blocks: tuple[tuple[int, ...], ...] | None = None
+    # The class of each request, where recordings of a gateway say it.
+    classes: tuple[str | None, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.input_tokens)
@@ -76,6 +78,9 @@ class _Request(msgspec.Struct):
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...] = ()
+    # The gateway's recordings have both; what others may call so is not looked into.
+    class_name: object = msgspec.field(default=None, name="class")
+    model: object = None
 
 
 @dataclass
@@ -89,6 +94,9 @@ class _Columns:
     second: float
     lines: Callable[[], list[int]]
     blocks: Sequence[tuple[int, ...] | str] | None = None
+    classes: Sequence[str | None] | None = None
+    # Whether rows must be in order of time, a little disorder excepted.
+    ordered: bool = True
 
     def blame(self, row: int, reason: str) -> NoReturn:
         raise BadData(self.file, f"line {self.lines()[row]}", reason)
@@ -129,15 +137,17 @@ def read_trace(path: str | Path, *, times: bool = True) -> Trace:
     arrivals = None if table.times is None or not times else _seconds(table, table.times)
     # They only matter to whoever sends the requests, at their times.
     blocks = None if table.blocks is None or not times else _numbered(table, table.blocks)
+    classes = None if table.classes is None else tuple(table.classes)
     if arrivals is not None:
         order = np.argsort(arrivals, kind="stable")
         inputs, outputs, arrivals = inputs[order], outputs[order], arrivals[order] - arrivals[order[0]]
         arrivals.flags.writeable = False
         blocks = None if blocks is None else tuple(blocks[row] for row in order)
+        classes = None if classes is None else tuple(classes[row] for row in order)
     empty = int(np.count_nonzero(outputs == 0))
     outputs = np.maximum(outputs, 1)
     inputs.flags.writeable = outputs.flags.writeable = False
-    return Trace(str(file), arrivals, inputs, outputs, empty, blocks)
+    return Trace(str(file), arrivals, inputs, outputs, empty, blocks, classes)
 
 
 def _from_csv(file: Path, text: str) -> _Columns:
@@ -197,6 +207,7 @@ def _from_json_lines(file: Path, text: str) -> _Columns:
                     requests.append(decoder.decode(line))
                 except (msgspec.DecodeError, UnicodeEncodeError) as error:
                     raise BadData(file, f"line {number}", str(error)) from None
+    classes = [one.class_name if isinstance(one.class_name, str) else None for one in requests]
     return _Columns(
         file=file,
         inputs=[request.input_length for request in requests],
@@ -205,6 +216,9 @@ def _from_json_lines(file: Path, text: str) -> _Columns:
         second=1e-3,
         lines=lambda: [number for number, line in enumerate(text.splitlines(), start=1) if line.strip()],
         blocks=[request.hash_ids for request in requests] if any(request.hash_ids for request in requests) else None,
+        classes=classes if any(classes) else None,
+        # A gateway's recording that is still being written is in the order in which requests ended.
+        ordered=not all(isinstance(request.model, str) for request in requests),
     )
 
 
@@ -255,7 +269,7 @@ def _seconds(table: _Columns, column: Sequence[str | float]) -> Floats:
         finer = "timestamp_ms and arrival_time_ns are for finer ones"
         table.blame(row, f"time '{column[row]}' is no number of seconds ({finer})")
     late = np.maximum.accumulate(found) - found > JITTER_S
-    if late.any():
+    if table.ordered and late.any():
         row = int(late.argmax())
         before = float(found[: row + 1].max() - found[row])
         table.blame(row, f"time '{column[row]}' is {before:,.3g} s before that of an earlier row")

@@ -12,11 +12,12 @@ import numpy as np
 from crosstie.catalog.lengths import Lengths, cut, read_lengths
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import number, only_keys, read_toml, table, text, texts, whole
+from crosstie.catalog.sharing import read_sharing
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.deployment import KV_FORMATS
 from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.model import Model
-from crosstie.core.workload import Constraints, ModelChoice, Prices, RequestClass, Target, Workload
+from crosstie.core.workload import Constraints, ModelChoice, Prices, RequestClass, Sharing, Target, Workload
 
 _TRAFFIC = {"requests_per_s", "mean_over_peak", "growth_per_year", "horizon_years"}
 _CLASS = {"name", "model", "share", "requests_per_s", "input", "output", "trace", "ttft_ms", "tpot_ms"}
@@ -72,7 +73,7 @@ class _Reader(NamedTuple):
 
 def read_workload(catalog: Catalog, file: Path) -> Workload:
     raw = read_toml(file)
-    only_keys(file, "", raw, {"name", "sizing", "traffic", "models", "class", "constraints", "prices"})
+    only_keys(file, "", raw, {"name", "sizing", "traffic", "models", "class", "constraints", "prices", "hosting"})
     classes = raw.get("class")
     reader = _Reader(file, catalog, [], len(classes) if isinstance(classes, list) else 0)
     traffic = table(file, "traffic", raw.get("traffic", {}))
@@ -93,6 +94,7 @@ def read_workload(catalog: Catalog, file: Path) -> Workload:
         sizing=sizing,
         constraints=_constraints(reader, raw.get("constraints", {})),
         prices=_prices(reader, raw.get("prices", {})),
+        sharing=_sharing(reader, raw["hosting"], classes) if "hosting" in raw else None,
         file=str(file),
         notes=tuple(reader.notes),
     )
@@ -254,6 +256,14 @@ def _models(reader: _Reader, raw: object, asked: set[str]) -> dict[str, ModelCho
         )
         found[model.id] = ModelChoice(precisions=precisions, kv_formats=kv, stacks=ids)
     return found
+
+
+def _sharing(reader: _Reader, raw: object, classes: tuple[RequestClass, ...]) -> Sharing:
+    def model_of(where: str, name: str) -> str:
+        found: str = look_up(reader.file, where, lambda: reader.catalog.model(name)).id
+        return found
+
+    return read_sharing(reader.file, raw, [one.model for one in classes], model_of)
 
 
 def _constraints(reader: _Reader, raw: object) -> Constraints:

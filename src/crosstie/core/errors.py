@@ -5,7 +5,8 @@ CrosstieError
 ├── BadData        a data file that cannot be trusted; carries file and key
 ├── BadInput       an argument that makes no sense; carries its reason
 ├── DoesNotFit     a model that the GPUs asked for cannot hold
-└── UnknownModel   a model that no pool of the fleet serves
+├── UnknownModel   a model that no pool of the fleet serves
+└── StoreFailed    keys and usage could not be read or written; may be tried again
 """
 
 from collections.abc import Iterable
@@ -41,6 +42,10 @@ class DoesNotFit(CrosstieError):
 
 
 class UnknownModel(CrosstieError):
+    pass
+
+
+class StoreFailed(CrosstieError):
     pass
 
 

@@ -13,6 +13,29 @@ from crosstie.core.workload import Target
 Policy = Literal["cheapest-meeting-target", "fastest", "round-robin", "least-loaded", "weighted", "prefix"]
 
 
+# How a replica that hosts several models is told to change them: vLLM's sleep and wake, llama.cpp's router mode, or a
+# command of the user's.
+Loading = Literal["vllm-sleep", "llamacpp-router", "hook"]
+
+
+class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the models that share a pool's replicas: loaded when asked for, put away when others need the room."""
+
+    model: str
+    served_as: str | None = None
+    precision: str | None = None
+    # Where the catalog does not know them, or knows them wrong: memory of its weights, and seconds to load it.
+    weight_gib: float | None = None
+    load_s: float | None = None
+    # All that it takes of a replica while it is loaded, its cache included; None: weights and a small cache.
+    memory_gib: float | None = None
+    max_context: int | None = None
+    # Loaded at the start and never put away.
+    pinned: bool = False
+    # Where each replica of the pool serves this model, if that is an address of its own.
+    backends: tuple[str, ...] = ()
+
+
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """Equal replicas of one deployment; names are the catalog's.
 
@@ -43,10 +66,36 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     weight: float | None = None
     # What it accepts besides text, such as "image" and "audio"; None: nobody said, so anything is sent there.
     modalities: tuple[str, ...] | None = None
+    # Several models on the same replicas; empty: only `model`. How they are changed, by which command, and how much of
+    # a replica's memory they may take (None: what the accelerator has, less what engines keep).
+    hosts: tuple[HostedModel, ...] = ()
+    loading: Loading | None = None
+    load_hook: str | None = None
+    host_memory_gib: float | None = None
 
     @property
     def gpus(self) -> int:
         return self.replicas * self.parallelism.gpus
+
+    def by_model(self) -> "tuple[Pool, ...]":
+        """Itself; of one that hosts several models, a pool of the same name for each, on the same replicas.
+
+        Where models share an address, they are told apart by a fragment, which is never sent.
+        """
+        if not self.hosts:
+            return (self,)
+        return tuple(
+            msgspec.structs.replace(
+                self,
+                model=one.model,
+                served_as=one.served_as,
+                precision=one.precision or self.precision,
+                max_context=one.max_context or self.max_context,
+                backends=one.backends or tuple(f"{address}#{one.model}" for address in self.backends),
+                hosts=(),
+            )
+            for one in self.hosts
+        )
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +129,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     total_timeout_s: float = 3600.0
     # Further backends that are tried while the client has not been sent anything.
     retries: int = 2
+    # Whether a stream that a backend breaks off goes on at another, where the request allows it.
+    resume: bool = True
     # How long a request may wait for room where no target says so, and how many may.
     queue_s: float = 10.0
     max_queued: int = 1000
@@ -90,10 +141,24 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     # How long requests in flight are waited for after SIGTERM.
     drain_s: float = 60.0
     max_body_mib: float = 64.0
+    # Of clients, in all and from one address; 0: as many as there are.
+    max_connections: int = 16_384
+    max_connections_per_address: int = 0
     # Of electricity, where the price of a GPU-hour does not include it: it is added to what a request costs.
     usd_per_kwh: float = 0.0
     # The class of requests that name none; None: the one of the model whose prompts are nearest in length.
     default_class: str | None = None
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What outlives a gateway, and what several share; a ${VARIABLE} in an address is still to be read."""
+
+    # Whether requests need a key of the store.
+    keys: bool = False
+    # Keys and usage: a SQLite file, or postgresql://...; None: no usage is kept.
+    store: str | None = None
+    # Load and limits of gateways on several machines; None: this one is alone.
+    redis: str | None = None
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +169,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[Pool, ...]
     classes: tuple[ServedClass, ...]
     serving: Serving = Serving()
+    state: State = State()
 
     @property
     def usd_per_hour(self) -> float:

@@ -6,7 +6,7 @@ short ones, and so that a target at a percentile knows which requests it may mis
 
 import math
 from statistics import NormalDist
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -22,6 +22,11 @@ _Rate = Annotated[float, msgspec.Meta(ge=1e-6)]
 _Years = Annotated[int, msgspec.Meta(ge=1, le=10)]
 _Share = Annotated[float, msgspec.Meta(ge=0)]
 _Some = msgspec.Meta(min_length=1)
+
+
+# Where the weights of a model that shares replicas come from: the host's memory (vLLM's sleep, level 1), a disk into an
+# engine that is kept (level 2), or a disk into an engine that is started for it.
+LoadFrom = Literal["host", "disk", "start"]
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +128,23 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     discount: dict[str, float] = {}
 
 
+class Sharing(msgspec.Struct, frozen=True, kw_only=True):
+    """Models that share replicas: loaded when they are asked for, put away when others need the room."""
+
+    models: Annotated[tuple[str, ...], _Some]
+    # Always resident.
+    pinned: tuple[str, ...] = ()
+    # Share of requests that may find their model absent, at the peak.
+    cold_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.05
+    load_from: LoadFrom = "host"
+    # Requests of the longest contexts that a resident model has a cache for.
+    sequences: Annotated[int, msgspec.Meta(ge=1)] = 8
+    # In place of the catalog's.
+    host_gb_per_s: _Positive | None = None
+    disk_gb_per_s: _Positive | None = None
+    start_s: _Share | None = None
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     classes: Annotated[tuple[RequestClass, ...], _Some]
@@ -135,6 +157,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     sizing: str = "safe"
     constraints: Constraints = Constraints()
     prices: Prices = Prices()
+    # Which models share replicas; None: each has its own.
+    sharing: Sharing | None = None
     # Where it was read from, and what had to be assumed on the way.
     file: str = ""
     notes: tuple[str, ...] = ()

@@ -1,0 +1,59 @@
+"""Where backends answer: base URLs as fleet files have them, in their one normal form."""
+
+import ipaddress
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from crosstie.catalog.reading import texts
+from crosstie.core.errors import BadData
+
+_HOST = re.compile(r"^[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?\.?$")
+_PATH = re.compile(r"^[A-Za-z0-9._~!$&'()*+,;=:%/-]*$")
+_USUAL_PORTS = {"http": 80, "https": 443}
+_ENDPOINTS = ("/completions", "/embeddings", "/responses")
+
+
+def base_urls(file: Path, where: str, raw: object) -> tuple[str, ...]:
+    return tuple(read_address(file, f"{where}[{i}]", given) for i, given in enumerate(texts(file, where, raw)))
+
+
+def read_address(file: Path, where: str, given: str) -> str:
+    """A base URL in its one normal form, so that two that mean the same are equal."""
+    if not given.isprintable() or " " in given:
+        raise BadData(file, where, "has spaces, control characters or line breaks")
+    # These two first, and not repeated: passwords and keys would be in logs.
+    if "@" in given:
+        raise BadData(file, where, "has a user or a password before '@'; name the key's variable with api_key_env")
+    if "?" in given or "#" in given:
+        raise BadData(file, where, "has a query or a fragment, and paths are put after it")
+    try:
+        parts = urlsplit(given)
+        port = parts.port
+    except ValueError as error:
+        raise BadData(file, where, f"'{given}' is no address: {error}") from None
+    if parts.scheme not in _USUAL_PORTS or not parts.hostname:
+        raise BadData(file, where, f"'{given}' is no http or https address, such as http://host:8000/v1")
+    if port == 0 or parts.netloc.endswith(":"):
+        raise BadData(file, where, f"'{given}' has no port from 1 to 65535 after the ':'")
+    path = parts.path.rstrip("/")
+    if not _PATH.match(path):
+        raise BadData(file, where, f"the path '{path}' has characters that an address must percent-encode")
+    if path.endswith(_ENDPOINTS):
+        raise BadData(file, where, f"'{given}' is an endpoint: give the base URL before it, which usually ends in /v1")
+    usual = port is None or port == _USUAL_PORTS[parts.scheme]
+    return f"{parts.scheme}://{_host(file, where, parts.hostname)}{'' if usual else f':{port}'}{path}"
+
+
+def _host(file: Path, where: str, host: str) -> str:
+    """`host` in lower case and, if it is IPv6, in brackets and its short form."""
+    numeric = ":" in host or not host.strip("0123456789.")
+    if numeric and "%" not in host:
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            raise BadData(file, where, f"'{host}' is no IP address") from None
+        return f"[{address}]" if address.version == 6 else str(address)
+    if numeric or not _HOST.match(host):
+        raise BadData(file, where, f"'{host}' is no host: letters, digits, dots and dashes, or an IP address")
+    return host

@@ -1,0 +1,56 @@
+"""How fast models come into a GPU's memory: links, disks, engines that wake or start, each with its source."""
+
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from crosstie.catalog.reading import Quantity, Sources, only_keys, read_quantity, read_toml, table
+from crosstie.core.errors import BadData
+from crosstie.core.fact import Fact
+
+_FILE = Path(__file__).parent / "data" / "loading.toml"
+_LINK = Quantity("bytes_per_s", 1e8, 1e13, "from the host's memory to one GPU")
+_USUAL = "usual"
+_REST = {
+    "disk": Quantity("bytes_per_s", 1e6, 1e13, "weights read from a disk, for the whole replica"),
+    "wake": Quantity("seconds", 0.0, 600.0, "waking an engine, beside the copy of its weights"),
+    "start": Quantity("seconds", 0.0, 3600.0, "starting an engine, beside reading its weights"),
+    "asleep": Quantity("bytes", 0.0, 1e12, "what a sleeping engine keeps on each GPU"),
+}
+
+
+class LoadingFacts(msgspec.Struct, frozen=True, kw_only=True):
+    host_link: dict[str, Fact]
+    disk: Fact
+    wake: Fact
+    start: Fact
+    asleep: Fact
+
+    def link_of(self, accelerator: str) -> Fact:
+        return self.host_link.get(accelerator, self.host_link[_USUAL])
+
+
+@cache
+def shipped_loading() -> LoadingFacts:
+    return read_loading(_FILE)
+
+
+def read_loading(file: Path) -> LoadingFacts:
+    raw = read_toml(file)
+    only_keys(file, "", raw, {"sources", "host_link", "loading"})
+    sources = Sources(file, raw.get("sources"))
+    links = table(file, "host_link", raw.get("host_link"))
+    if _USUAL not in links:
+        raise BadData(file, f"host_link.{_USUAL}", f"missing: {_LINK.meaning}, where an accelerator has no entry")
+    rest = table(file, "loading", raw.get("loading"))
+    only_keys(file, "loading", rest, set(_REST))
+    for key, spec in _REST.items():
+        if key not in rest:
+            raise BadData(file, f"loading.{key}", f"missing: {spec.meaning}")
+    found = LoadingFacts(
+        host_link={name: read_quantity(file, f"host_link.{name}", one, _LINK, sources) for name, one in links.items()},
+        **{key: read_quantity(file, f"loading.{key}", rest[key], spec, sources) for key, spec in _REST.items()},
+    )
+    sources.check_all_cited()
+    return found
