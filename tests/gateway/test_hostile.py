@@ -13,7 +13,9 @@ from tests.gateway.fakes import HASTY, MODEL, Fake, fakes, fleet_of, pool_of, ru
 from tests.gateway.test_faults import STREAM
 from tests.wire.test_server import on_loop
 
+from crosstie.gateway.body import read_body
 from crosstie.gateway.exchange import Exchange
+from crosstie.wire.fetch import fetch
 from crosstie.wire.loops import run_on_loop
 from crosstie.wire.reply import Reply
 from crosstie.wire.sse import payloads
@@ -217,19 +219,19 @@ async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off() -> None:
 
         fake._huge = huge  # type: ignore[attr-defined]
         fake.mode = "huge"
-        fleet = fleet_of(pool_of("one", fake.url), serving=msgspec.structs.replace(HASTY, idle_timeout_s=1.0))
-        async with running(fleet) as at:
+        serving = msgspec.structs.replace(HASTY, idle_timeout_s=1.0, first_byte_timeout_s=20.0, total_timeout_s=60.0)
+        async with running(fleet_of(pool_of("one", fake.url), serving=serving)) as at:
             # What the kernel holds for it would hide for a while whether it reads.
             raw = socket.socket()
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**18)
             raw.connect(("127.0.0.1", at.port))
             reader, writer = await asyncio.open_connection(sock=raw, limit=65536)
             writer.write(STREAM)
             # Twice as long as who reads nothing is borne with.
-            for _ in range(40):
-                await asyncio.sleep(0.05)
-                for _ in range(4):
-                    await reader.read(65536)
+            end = at.gateway.loop.time() + 2.0
+            while at.gateway.loop.time() < end:
+                await asyncio.sleep(0.02)
+                await reader.read(2**18)
             still = len(at.gateway.exchanges)
             writer.transport.abort()
             assert still
@@ -262,3 +264,141 @@ async def test_who_has_waited_is_forgotten_without_a_collector() -> None:
                 assert not [one for one in gc.get_objects() if type(one) is Exchange]
             finally:
                 gc.enable()
+
+
+SECRET, PROMPT, OTHERS = "sk-upstream-4b1d", "the patient's name is", "sk-client-77aa"
+
+
+@on_loop
+async def test_neither_keys_nor_prompts_are_told_to_anyone() -> None:
+    """Whatever goes wrong upstream, and whoever asks afterwards."""
+    faults = [
+        b"garbage",
+        b"HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n",
+        b"",
+    ]
+    raw, seen = await raw_one(b""), list[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UPSTREAM_KEY", SECRET + "\n")
+        async with running(fleet_of(pool_of("one", raw.url, api_key_env="UPSTREAM_KEY"))) as at:
+            said = [{"role": "user", "content": PROMPT}]
+            for fault in (*faults, None):
+                raw.answer, raw.close = fault or b"", fault == b""
+                raw.mode = "raw" if fault is not None else "hang"
+                for stream in (True, False):
+                    answer = await at.ask(stream=stream, messages=said, headers={"authorization": f"Bearer {OTHERS}"})
+                    assert answer.status >= 400
+                    seen.append(str(answer))
+            raw.crash()
+            seen.append(str(await at.ask(messages=said)))
+            for path in ("/metrics", "/ready", "/v1/models", "/health"):
+                seen.append(str(await at.get(path)))
+            seen.append(str(await at.ask("/crosstie/explain", messages=said)))
+            seen += at.notices
+        sent = [request.headers.get(b"authorization") for request, _ in raw.hit]
+    assert sent
+    assert set(sent) == {b"Bearer " + SECRET.encode()}, "the pool's own key, never its client's"
+    assert len(at.notices) > 0
+    for text in seen:
+        assert not any(word in text for word in (SECRET, PROMPT, OTHERS)), text
+
+
+@on_loop
+async def test_a_body_that_is_wrong_in_two_ways_is_a_clear_error() -> None:
+    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url))) as at:
+        for body in (b'{"model":"m","stream":"yes","x":}', b'{"stream":1,"messages":[' + b"[" * 5000):
+            answer = await fetch(at.origin, "POST", "/v1/chat/completions", body=body)
+            assert answer.status == 400
+
+
+@on_loop
+async def test_cookies_and_what_concerns_the_gateway_s_own_key_go_no_further() -> None:
+    lines = b"set-cookie: a=1\r\nwww-authenticate: Bearer\r\nauthorization: x\r\nx-kept: yes\r\n"
+    raw = await raw_one(b"HTTP/1.1 200 OK\r\n" + lines + b"content-length: 2\r\n\r\n{}")
+    async with running(fleet_of(pool_of("one", raw.url))) as at:
+        answer = await at.ask(headers={"cookie": "b=2", "proxy-authorization": "Basic x", "x-mine": "yes"})
+        assert answer.header(b"x-kept") == b"yes"
+        assert not {b"set-cookie", b"www-authenticate", b"authorization"} & {name for name, _ in answer.headers}
+        (request, _) = raw.hit[0]
+        assert request.headers[b"x-mine"] == b"yes"
+        assert not {b"cookie", b"proxy-authorization"} & request.headers.keys()
+    raw.crash()
+
+
+@on_loop
+async def test_what_the_wire_refuses_is_counted_and_connections_are_limited() -> None:
+    serving = msgspec.structs.replace(HASTY, max_connections=3)
+    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url), serving=serving)) as at:
+        for data in (b"GET / HTTP/3.0\r\n\r\n", b"\0"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
+            writer.write(data)
+            assert b'"error"' in await reader.read(-1)
+            writer.close()
+        await until(lambda: not at.serve.server.connections)
+        four = [await asyncio.open_connection("127.0.0.1", at.port) for _ in range(4)]
+        await until(lambda: at.gateway.metrics.refused["connections"] == 1)
+        for _, writer in four:
+            writer.close()
+        await until(lambda: not at.serve.server.connections)
+        assert await at.metric("crosstie_refused_total", code="http_505") == 1
+        assert await at.metric("crosstie_refused_total", code="http_400") == 1
+        assert await at.metric("crosstie_refused_total", code="connections") == 1
+
+
+@on_loop
+async def test_a_backend_cannot_send_clients_elsewhere() -> None:
+    answer = b"HTTP/1.1 307 Temporary Redirect\r\nlocation: http://elsewhere/v1\r\ncontent-length: 0\r\n\r\n"
+    raw = await raw_one(answer)
+    async with running(fleet_of(pool_of("one", raw.url))) as at:
+        got = await at.ask()
+        assert got.status == 502
+        assert got.header(b"location") is None
+        assert b"elsewhere" in got.body
+        assert b"http://" not in got.body
+    raw.crash()
+
+
+@on_loop
+async def test_openings_without_end_are_not_kept() -> None:
+    opening = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+    raw = await raw_one(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + opening * 3000, close=True)
+    async with running(fleet_of(pool_of("one", raw.url))) as at:
+        got = await at.ask(stream=True)
+        # They reached the client, and then it was told that there was no end.
+        assert got.status == 200
+        assert got.body.count(opening) == 3000
+        assert b"upstream_cut" in got.body
+    raw.crash()
+
+
+@pytest.mark.parametrize(
+    "odd", [{"max_tokens": 5.0}, {"max_tokens": "5"}, {"user": 7}, {"stream": "true"}, {"stream": 1}]
+)
+def test_a_field_of_the_wrong_kind_hides_no_usage(odd: dict[str, Any]) -> None:
+    """Engines take such fields for what they mean, so the gateway has to."""
+
+    async def test() -> None:
+        async with fakes() as [fake]:
+            fake.tokens = 5
+            async with running(fleet_of(pool_of("one", fake.url))) as at:
+                ended: list[Any] = []
+                at.gateway.listeners.append(ended.append)
+                got = await at.ask(**{"stream": True, "max_tokens": 5, **odd})
+                assert got.status == 200
+                _, body = fake.hit[-1]
+                assert body["stream_options"]["include_usage"] is True
+                assert b'"usage"' not in got.body
+                assert [(one.input_tokens, one.output_tokens, one.counted) for one in ended] == [(7, 5, True)]
+
+    run_on_loop(test())
+
+
+def test_a_prompt_is_measured_beside_a_field_of_the_wrong_kind() -> None:
+    odd = read_body(b'{"model":"m","prompt":"' + b"x" * 4000 + b'","max_tokens":"7"}')
+    assert (odd.prompt_bytes, odd.most_output) == (4002, 7)
+    odd = read_body(b'{"model":"m","messages":[{"content":"' + b"x" * 4000 + b'"}],"max_tokens":7.0}')
+    assert (odd.prompt_bytes, odd.most_output) == (4002, 7)
+    # What no engine takes for options stays as it is, for the engine to refuse.
+    assert not read_body(b'{"model":"m","stream":true,"stream_options":[1]}').stream
+    assert read_body(b'{"model":"m","stream":"no","max_tokens":"many"}').most_output is None

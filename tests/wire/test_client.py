@@ -1,4 +1,5 @@
 import asyncio
+import os
 
 import pytest
 from tests.wire.sockets import origin_of, scripted, serving
@@ -44,7 +45,8 @@ async def heard(port: int) -> list[object]:
         connection.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", listener)
         async with asyncio.timeout(5):
             await listener.over.wait()
-        assert origin.connections == (1 if origin.take() else 0)
+        kept = origin.take()
+        assert origin.connections == (1 if kept else 0)
         return listener.told
 
 
@@ -63,6 +65,24 @@ async def heard(port: int) -> list[object]:
         (b"", ["lost"]),
         (b"garbage\r\n\r\n", ["lost"]),
         (b"HTTP/1.1 200 OK\r\n" + b"a: " + b"b" * 70000 + b"\r\n\r\n", ["lost"]),
+        # What could be read in two ways is no answer.
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nhi!", ["lost"]),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\nhi", ["lost"]),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2, 2\r\n\r\nhi", ["lost"]),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", ["lost"]),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked, identity\r\n\r\n2\r\nhi\r\n0\r\n\r\n", ["lost"]),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: xchunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", ["lost"]),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", ["lost"]),
+        (b"HTTP/1.1 200 OK\r\na: b\rset-cookie: c\r\ncontent-length: 2\r\n\r\nhi", ["lost"]),
+        (b"HTTP/1.1 200 OK\r\na: b\nset-cookie: c\r\ncontent-length: 2\r\n\r\nhi", ["lost"]),
+        (b"HTTP/1.1 200 OK\r\na: b\r\n c\r\ncontent-length: 2\r\n\r\nhi", ["lost"]),
+        (b"HTTP/2.0 200 OK\r\ncontent-length: 2\r\n\r\nhi", ["lost"]),
+        (b"HTTP/1.1 099 Odd\r\ncontent-length: 2\r\n\r\nhi", ["lost"]),
+        (b"HTTP/1.1 999 Odd\r\ncontent-length: 2\r\n\r\nhi", ["lost"]),
+        # Endless, with and without a line end.
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 9000 + OK, ["lost"]),
+        (b"HTTP/1.1 200 OK\r\na: " + b"b" * 200_000, ["lost"]),
+        (b"HTTP/1.1 200 " + b"b" * 200_000, ["lost"]),
     ],
 )
 def test_an_answer_ends_once_and_a_cut_one_is_told_from_a_whole(answer: bytes, told: list[object]) -> None:
@@ -79,6 +99,47 @@ async def test_a_connection_is_used_again() -> None:
         for _ in range(2):
             assert (await fetch(origin, "GET", "/")).body == b"hi"
         assert len(asked) == 2
+        assert origin.connections == 1
+
+
+@on_loop
+async def test_what_comes_after_an_answer_is_no_part_of_it_nor_of_the_next() -> None:
+    """Trailers do not become headers; and words that nobody asked for end the connection before it is used again."""
+    chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\nset-cookie: a\r\n\r\n"
+    async with scripted(chunked, then_close=False) as (port, _), origin_of(port) as origin:
+        answer = await fetch(origin, "GET", "/")
+        assert (answer.headers, answer.body) == ([(b"transfer-encoding", b"chunked")], b"hi")
+        assert origin.take() is not None
+    speaking: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        speaking.append(writer)
+        while await reader.read(65536):
+            writer.write(OK)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with origin_of(server.sockets[0].getsockname()[1]) as origin:
+        assert (await fetch(origin, "GET", "/")).body == b"hi"
+        (connection,) = origin._open
+        assert connection.silent
+        # Straight to the kernel, so that the loop has had no occasion to tell of it.
+        os.write(speaking[0].get_extra_info("socket").fileno(), OK.replace(b"hi", b"no"))
+        assert not connection.silent
+        assert origin.take() is None
+        assert (await fetch(origin, "GET", "/")).body == b"hi"
+    for writer in speaking:
+        writer.close()
+    server.close()
+
+
+@on_loop
+async def test_a_server_that_says_more_than_it_was_asked_gets_a_connection_for_each_request() -> None:
+    async with scripted(OK + OK, OK, OK, then_close=False) as (port, _), origin_of(port) as origin:
+        for _ in range(2):
+            assert (await fetch(origin, "GET", "/")).body == b"hi"
+            assert origin.connections == 0
+        origin._distrusted_until = 0.0
+        assert (await fetch(origin, "GET", "/")).body == b"hi"
         assert origin.connections == 1
 
 

@@ -239,7 +239,7 @@ async def test_nobody_who_was_connected_is_lost_when_it_stops_to_listen() -> Non
             with client:
                 assert (await asyncio.to_thread(client.recv, 65536)).endswith(b"here")
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port))
+            await asyncio.to_thread(socket.create_connection, ("127.0.0.1", port))
         assert await draining
 
 

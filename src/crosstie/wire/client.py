@@ -4,6 +4,7 @@ No coroutine runs per request: a connection is a Protocol, and whoever sent the 
 """
 
 import asyncio
+import select
 import socket
 from collections.abc import Callable
 from ssl import SSLContext
@@ -17,8 +18,10 @@ Headers = list[tuple[bytes, bytes]]
 # Engines close idle connections after five seconds (uvicorn's default); one that old may be gone on arrival.
 IDLE_S = 4.0
 _MOST_IDLE = 512
-# Bytes of headers that an answer may have.
+_DISTRUST_S = 60.0
+# Bytes that may come of an answer before its body: its head, and the interim answers before it.
 _MOST_HEAD = 64 * 1024
+_POLLS = hasattr(select, "poll")
 
 
 class Listener(Protocol):
@@ -44,12 +47,14 @@ class Connection:
         # Whether any byte of the present answer has come.
         self.answered = self.closed = False
         self.idle_since = 0.0
+        # Asks the kernel whether anything has come that the loop has not told of yet.
+        self._unread: Any = None
         self._reset()
         self._parser = httptools.HttpResponseParser(self)
 
     def _reset(self) -> None:
         self._headers: Headers = []
-        self._head_bytes = 0
+        self._head_bytes = self._before_head = 0
         self._pieces: list[bytes] = []
         self._complete = self._keep = False
         self._headed = self._paused = False
@@ -61,11 +66,16 @@ class Connection:
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         no_delay(self.transport)
+        raw = transport.get_extra_info("socket")
+        if raw is not None and _POLLS:
+            self._unread = select.poll()
+            self._unread.register(raw.fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
         listener = self.listener
         if listener is None:
             # Nobody asked: what comes after an answer cannot be trusted.
+            self.origin.distrust()
             self.abort()
             return
         self.answered = True
@@ -74,11 +84,21 @@ class Connection:
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             # After the whole answer it is no answer's fault, but the connection's end.
             self._keep = False
-            if not self._complete:
-                self._lose(ConnectionError(f"answer is no HTTP: {error}"))
+            if self._complete:
+                self.origin.distrust()
+            else:
+                switched = isinstance(error, httptools.HttpParserUpgrade)
+                why = "it changes the protocol" if switched else error.__context__ or error
+                self._lose(ConnectionError(f"answer is no HTTP: {why}"))
                 return
         if self.listener is not listener:
             return
+        if not self._headed:
+            # A line without an end, of which the parser says nothing, or interim answers without one.
+            self._before_head += len(data)
+            if self._before_head > _MOST_HEAD:
+                self._lose(ConnectionError(f"answer has more than {_MOST_HEAD} bytes before its body"))
+                return
         if self._pieces:
             pieces, self._pieces = self._pieces, []
             listener.body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
@@ -115,15 +135,25 @@ class Connection:
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > _MOST_HEAD:
             raise ValueError("headers too large")
+        if self._headed:
+            # After the body: nobody waits for it any more, and whoever has the headers must not see them change.
+            return
         name = name.lower()
-        if name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower()):
+        if name == b"content-length":
+            self._until_close = False
+        elif name == b"transfer-encoding":
+            if value.strip().lower() != b"chunked":
+                raise ValueError("transfer-encoding is not chunked")
             self._until_close = False
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if not 100 <= status < 600 or self._parser.get_http_version() not in ("1.1", "1.0"):
+            raise ValueError("no status or version of HTTP/1.1")
         if status < 200:
             self._headers = []
+            self._until_close = True
             return
         self._headed = True
         if self.listener:
@@ -144,6 +174,11 @@ class Connection:
         self.uses += 1
         self._reset()
         self.transport.write(data)
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has come since the last answer: neither its server's end nor words that nobody asked for."""
+        return self._unread is None or not self._unread.poll(0)
 
     def pause(self) -> None:
         self._paused = True
@@ -191,16 +226,19 @@ class Origin:
         self._tls: SSLContext | None = address.tls()
         self._connecting: set[asyncio.Task[None]] = set()
         self._retired = False
+        self._distrusted_until = 0.0
 
     @property
     def connections(self) -> int:
         return len(self._open)
 
     def take(self) -> Connection | None:
-        """The connection that was used last, if one is idle and fresh."""
+        """The connection that was used last, if one is idle, fresh and silent: what comes on it now would be taken
+        for the answer to the next request."""
         while self._idle:
             connection = self._idle.pop()
-            if self.loop.time() - connection.idle_since < IDLE_S and not connection.closed:
+            fresh = self.loop.time() - connection.idle_since < IDLE_S and not connection.closed
+            if fresh and connection.silent:
                 return connection
             connection.abort()
         return None
@@ -239,7 +277,7 @@ class Origin:
 
     def keep(self, connection: Connection) -> None:
         connection.idle_since = self.loop.time()
-        if len(self._idle) < _MOST_IDLE and not self._retired:
+        if len(self._idle) < _MOST_IDLE and not self._retired and connection.idle_since >= self._distrusted_until:
             self._idle.append(connection)
         else:
             connection.abort()
@@ -248,6 +286,13 @@ class Origin:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+
+    def distrust(self) -> None:
+        """It has said more than it was asked: had that come a little later, the next client would have got it. For a
+        while every request has a connection of its own."""
+        self._distrusted_until = self.loop.time() + _DISTRUST_S
+        for connection in list(self._idle):
+            connection.abort()
 
     def prune(self) -> None:
         """Closes connections that have been idle for too long to be trusted."""

@@ -1,6 +1,7 @@
 """Children that never outlive their parent: a pipe that it holds open closes when it ends, however it ends."""
 
 import asyncio
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -12,6 +13,7 @@ def when_orphaned(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -
 
 
 def _wait(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    while sys.stdin.buffer.read1(4096):  # type: ignore[union-attr]
+    # Not through Python's own buffer: who ends for another reason would find it held by this thread, and abort.
+    while os.read(sys.stdin.fileno(), 4096):
         pass
     loop.call_soon_threadsafe(call)
