@@ -1,0 +1,36 @@
+"""What each key has used in each minute: the numbers that limits are kept by.
+
+`LocalTally` is this process's own. Several processes, and several machines, have theirs in `share`, with the same two
+methods.
+"""
+
+from typing import Protocol
+
+# Minutes that may still be asked for: the present one, the one before, and one for clocks that differ.
+_KEPT = 3
+
+
+class Tally(Protocol):
+    def add(self, key_id: int, minute: int, requests: int, tokens: int) -> None:
+        """`minute`: whole minutes since the epoch. What was estimated too high is taken back with a minus."""
+
+    def total(self, key_id: int, minute: int) -> tuple[int, int]:
+        """Requests and tokens of that minute, of everybody who shares the tally."""
+
+
+class LocalTally:
+    def __init__(self) -> None:
+        self._minutes: dict[int, dict[int, tuple[int, int]]] = {}
+
+    def add(self, key_id: int, minute: int, requests: int, tokens: int) -> None:
+        keys = self._minutes.get(minute)
+        if keys is None:
+            keys = self._minutes[minute] = {}
+            for old in [one for one in self._minutes if one <= minute - _KEPT]:
+                del self._minutes[old]
+        before = keys.get(key_id, (0, 0))
+        keys[key_id] = (before[0] + requests, before[1] + tokens)
+
+    def total(self, key_id: int, minute: int) -> tuple[int, int]:
+        keys = self._minutes.get(minute)
+        return (0, 0) if keys is None else keys.get(key_id, (0, 0))
