@@ -39,7 +39,7 @@ def test_the_answer_comes_first(crosstie: Command, tmp_path: Path) -> None:
 
 KEYS = {
     "format", "made", "calibration", "feasible", "workload", "prices", "left_out", "replicas_considered", "obstacles",
-    "fleet", "single_vendor", "runner_up", "flips", "prompt_lengths", "years", "simulated", "by_estimates",
+    "fleet", "shared", "single_vendor", "runner_up", "flips", "prompt_lengths", "years", "simulated", "by_estimates",
     "binding_limits", "cheaper_but_less_simple",
 }  # fmt: skip
 FLEET = {

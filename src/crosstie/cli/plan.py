@@ -21,8 +21,9 @@ from crosstie.core.workload import Workload
 from crosstie.plan.check import check
 from crosstie.plan.fleet import fleet_of
 from crosstie.plan.market import PLANNED_BY
-from crosstie.plan.plan import make_plan
+from crosstie.plan.plan import Plan, make_plan
 from crosstie.plan.report import document, mark_of
+from crosstie.plan.shared import own_classes, seen
 from crosstie.plan.watch import watched
 from crosstie.web.chart import check_ending
 from crosstie.web.plan_chart import draw_plan
@@ -80,28 +81,38 @@ def command(
     workload = _overridden(catalog, workload, price, discount, basis, accelerators, sizing)
     with spinner() as tell:
         plan = make_plan(catalog, workload, progress=tell)
-        if checked and plan.fleet:
+        if checked and plan.answered:
             tell("simulating the pools")
-            plan = replace(plan, simulated=check(plan.fleet, workload.classes))
+            plan = _simulated(plan)
     made = document(plan, mark_of(catalog.calibration))
     # Files before the answer, which may be read no further than its first lines.
     if save:
         write_text(save, json_text(made) + "\n")
         click.echo(f"plan written to {save}", err=True)
-    if plan.fleet and fleet:
+    if plan.answered and fleet:
         write_text(fleet, fleet_text(fleet_of(plan)))
         click.echo(f"fleet written to {fleet}", err=True)
     if plan.fleet and plot:
         draw_plan(plan, plot)
         click.echo(f"plot written to {plot}", err=True)
-    for target in (fleet, plot):
-        if target and not plan.fleet:
-            click.echo(f"{target} not written: there is no fleet", err=True)
+    for target, made_of in ((fleet, plan.answered), (plot, plan.fleet)):
+        if target and not made_of:
+            why = "models that share replicas are not drawn" if plan.answered else "there is no fleet"
+            click.echo(f"{target} not written: {why}", err=True)
     if as_json:
         print_json(made)
     else:
         show_plan(plan)
-    return 0 if plan.fleet else 1
+    return 0 if plan.answered else 1
+
+
+def _simulated(plan: Plan) -> Plan:
+    if plan.fleet:
+        plan = replace(plan, simulated=check(plan.fleet, own_classes(plan.workload)))
+    if plan.shared and plan.shared.answer:
+        found = seen(plan.shared.answer, plan.workload)
+        plan = replace(plan, shared=replace(plan.shared, simulated=found))
+    return plan
 
 
 def _check_outputs(workload: Path, targets: dict[str, Path]) -> None:

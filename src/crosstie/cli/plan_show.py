@@ -4,7 +4,8 @@ from datetime import date
 
 from rich.text import Text
 
-from crosstie.cli.show import Output, console, count, dollars, print_table, seconds, share, table
+from crosstie.cli.hosting_show import show_shared
+from crosstie.cli.show import Output, console, count, dollars, print_table, say, seconds, share, table
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
 from crosstie.plan.answer import Aside, Carried, FleetPlan, PoolPlan
@@ -13,6 +14,7 @@ from crosstie.plan.flips import Flip
 from crosstie.plan.market import Item
 from crosstie.plan.plan import Plan
 from crosstie.plan.report import horizon_usd
+from crosstie.plan.shared import own_classes
 
 
 def show_plan(plan: Plan) -> None:
@@ -23,8 +25,11 @@ def show_plan(plan: Plan) -> None:
     grows = "growing" if work.growth_per_year > 0 else "shrinking"
     growth = f", {grows} {abs(work.growth_per_year):.0%} a year" if work.growth_per_year else ""
     out.print(Text.assemble((work.name, "bold"), f"  {kinds}, {count(rate)} requests/s at the peak{growth}"))
+    if plan.shared:
+        show_shared(out, plan, plan.shared)
     if plan.fleet is None:
-        _show_obstacles(out, plan)
+        if own_classes(work):
+            _show_obstacles(out, plan)
     else:
         _show_answer(out, plan, plan.fleet)
         _show_pools(out, plan.fleet)
@@ -34,11 +39,6 @@ def show_plan(plan: Plan) -> None:
         _show_rivals(out, plan, plan.fleet)
         _show_flips(out, plan)
     _show_rest(out, plan)
-
-
-def say(out: Output, text: str | Text, style: str = "") -> None:
-    """A line as long as it gets: the terminal wraps it, a file keeps it whole."""
-    out.print(text, style=style, soft_wrap=True)
 
 
 def _show_obstacles(out: Output, plan: Plan) -> None:

@@ -4,8 +4,7 @@ from typing import Any
 
 from rich.text import Text
 
-from crosstie.cli.plan_show import say
-from crosstie.cli.show import console, dollars
+from crosstie.cli.show import console, dollars, say
 from crosstie.plan.watch import PriceMove, Watched
 
 
@@ -14,7 +13,7 @@ def show_watched(found: list[Watched]) -> None:
     for one in found:
         word = f"FLIPPED by {one.because}" if one.flipped else "holds"
         say(out, Text.assemble((one.name, "bold"), f"  {one.file}, made {one.made}: ", (word, "bold")))
-        now = one.now.fleet.usd_per_hour if one.now.fleet else None
+        now = one.now_usd_per_hour
         say(out, f"  then {_fleet(one.then_gpus, one.then_usd_per_hour)}; now {_fleet(one.now_gpus, now)}")
         for move in one.moves:
             say(out, f"  {_move(move, newer=move in one.newer_prices)}")
@@ -44,7 +43,7 @@ def watched_json(one: Watched) -> dict[str, Any]:
         "flipped": one.flipped,
         "because": one.because,
         "then": {"gpus": one.then_gpus, "usd_per_hour": one.then_usd_per_hour},
-        "now": {"gpus": one.now_gpus, "usd_per_hour": one.now.fleet.usd_per_hour if one.now.fleet else None},
+        "now": {"gpus": one.now_gpus, "usd_per_hour": one.now_usd_per_hour},
         "prices": [
             {
                 "accelerator": move.accelerator,

@@ -16,6 +16,7 @@ from crosstie.plan.infeasible import Obstacle, obstacles
 from crosstie.plan.market import Market, market
 from crosstie.plan.optimise import Choice, choice, near_ones_simplified, simplest, single_vendor, without_each
 from crosstie.plan.programme import Mask, Solution
+from crosstie.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan
 from crosstie.plan.solver import solve, tidied
 from crosstie.plan.survey import (
     Progress,
@@ -83,16 +84,51 @@ class Plan:
     simulated: list[Seen] = field(default_factory=list)
     # Limits of the workload that make it dearer.
     binding: list[Binding] = field(default_factory=list)
+    # The replicas that models share, beside the fleet of the others; None where none do.
+    shared: SharedPlan | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether all that is asked can be served."""
+        own = self.fleet is not None or not own_classes(self.workload)
+        return own and (self.shared is None or self.shared.answer is not None)
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        found = dict(self.fleet.gpus) if self.fleet else {}
+        if self.shared and self.shared.answer:
+            name = self.shared.answer.accelerator
+            found[name] = found.get(name, 0) + self.shared.answer.gpus
+        return found
+
+    @property
+    def usd_per_hour(self) -> float:
+        own = self.fleet.usd_per_hour if self.fleet else 0.0
+        return own + (self.shared.answer.usd_per_hour if self.shared and self.shared.answer else 0.0)
 
     @property
     def accelerators(self) -> list[str]:
-        return list(self.fleet.gpus) if self.fleet else []
+        return list(self.gpus)
 
 
 def make_plan(catalog: Catalog, workload: Workload, *, today: str = "", progress: Progress | None = None) -> Plan:
     """`progress` is told what is being looked at, for those who wait."""
     tell = progress or (lambda _: None)
     priced = market(catalog, workload)
+    if workload.sharing is None:
+        return _own_plan(catalog, workload, priced, today, tell)
+    shared = shared_plan(catalog, workload, priced, tell)
+    own = beside_shared(workload, shared)
+    if own is None:
+        considered = len(shared.pools) + len(shared.left_out)
+        return Plan(workload, today or date.today().isoformat(), priced, None, [], considered, shared=shared)
+    return replace(
+        _own_plan(catalog, own, market(catalog, own), today, tell), workload=workload, market=priced, shared=shared
+    )
+
+
+def _own_plan(catalog: Catalog, workload: Workload, priced: Market, today: str, tell: Progress) -> Plan:
+    """Of models that each have replicas of their own."""
     everything = surveys(catalog, workload, [item.accelerator for item in priced.items], tell)
     reading = reading_of(workload)
     surveyed = of_one_stack(everything, reading)

@@ -15,6 +15,7 @@ from crosstie.core.workload import Workload
 from crosstie.cost.prices import Quote
 from crosstie.plan.answer import Aside, Carried, FleetPlan, PoolPlan
 from crosstie.plan.plan import Plan
+from crosstie.plan.shared_report import shared_document
 
 FORMAT = "crosstie plan 1"
 DIGEST = "digest"
@@ -26,13 +27,14 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "format": FORMAT,
         "made": plan.made,
         "calibration": calibrated,
-        "feasible": plan.fleet is not None,
+        "feasible": plan.answered,
         "workload": msgspec.to_builtins(plan.workload),
         "prices": {item.id: _quote(item.quote, item.discount) for item in plan.market.items},
         "left_out": plan.market.left_out,
         "replicas_considered": plan.replicas_considered,
         "obstacles": [asdict(one) for one in plan.obstacles],
         "fleet": _fleet(plan, plan.fleet) if plan.fleet else None,
+        "shared": shared_document(plan.shared) if plan.shared else None,
         "single_vendor": {vendor: _aside(one) for vendor, one in plan.single_vendor.items()},
         "runner_up": (
             {"without": plan.runner_up.without, **(_aside(plan.runner_up.fleet) or {})} if plan.runner_up else None
@@ -168,6 +170,11 @@ class SavedFleet(msgspec.Struct, frozen=True):
     usd_per_hour: float
 
 
+class SavedShared(msgspec.Struct, frozen=True):
+    gpus: dict[str, int]
+    usd_per_hour: float | None
+
+
 class Saved(msgspec.Struct, frozen=True):
     """What a saved plan must have to be made again and compared."""
 
@@ -177,6 +184,21 @@ class Saved(msgspec.Struct, frozen=True):
     prices: dict[str, SavedPrice]
     calibration: dict[str, str]
     fleet: SavedFleet | None
+    # Plans from before models could share replicas have none.
+    shared: SavedShared | None = None
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        found = dict(self.fleet.gpus) if self.fleet else {}
+        for name, count in (self.shared.gpus if self.shared else {}).items():
+            found[name] = found.get(name, 0) + count
+        return found
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        costs = [self.fleet.usd_per_hour] if self.fleet else []
+        costs += [self.shared.usd_per_hour] if self.shared and self.shared.usd_per_hour is not None else []
+        return sum(costs) if costs else None
 
 
 class _Format(msgspec.Struct, frozen=True):

@@ -49,7 +49,11 @@ class Watched:
 
     @property
     def now_gpus(self) -> dict[str, int]:
-        return self.now.fleet.gpus if self.now.fleet else {}
+        return self.now.gpus
+
+    @property
+    def now_usd_per_hour(self) -> float | None:
+        return self.now.usd_per_hour if self.now.answered else None
 
     @property
     def flipped(self) -> bool:
@@ -95,8 +99,8 @@ def _watched(catalog: Catalog, file: Path, today: str) -> Watched:
         file=str(file),
         name=saved.workload.name,
         made=saved.made,
-        then_gpus=saved.fleet.gpus if saved.fleet else {},
-        then_usd_per_hour=saved.fleet.usd_per_hour if saved.fleet else None,
+        then_gpus=saved.gpus,
+        then_usd_per_hour=saved.usd_per_hour,
         now=now,
         moves=moves,
         appeared=sorted(set(prices) - set(saved.prices)),

@@ -1,0 +1,393 @@
+"""Which models are resident on each replica of a pool that hosts several, by memory and demand.
+
+No clock and no input or output: whoever serves says what was asked, does the moves that come back, and says how they
+went. Four rules keep replicas from swapping models instead of serving them:
+
+    residence   what was loaded stays for a while: some seconds, and some times its load while it is asked for
+    margin      a newcomer that is worth less than those it would evict waits for its patience to end
+    turns       then it gets the replica where that costs least, whatever it is worth; of those whose patience has
+                ended, who came first goes first. Those in its way take no new requests and leave when they are idle
+    one load    at a time on each replica
+
+So nobody starves, and no model leaves a replica more often than once in the least residence.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from crosstie.core.errors import BadInput
+from crosstie.host.hosted import BUCKETS_S, Counts, Histogram, Hosted, Move, Settings, Slot, Tally, Wait, Waiting
+from crosstie.host.worth import Worth
+
+__all__ = ["BUCKETS_S", "Counts", "Histogram", "Hosted", "Move", "Residency", "Settings", "Slot", "Tally", "Wait"]
+
+# Requests in flight of a model on a replica: busy(slot key, model).
+Busy = Callable[[str, str], int]
+
+# A copy beside another is worth this share of the model's whole worth: losing it makes nobody wait, only queues longer.
+_COPY_WORTH = 0.25
+_GIB = 1024.0**3
+# When nothing tells when to ask again: requests end at any moment.
+_SOON_S = 0.25
+# A model that is asked for no more is forgotten after this many times the wait that it was told, and some seconds.
+_FORGET_WAITS = 2.0
+_FORGET_S = 5.0
+
+
+class _Option:
+    """A replica where a model could go: whom to evict, what that is worth, and from when on it is allowed."""
+
+    __slots__ = ("evict", "free_from", "idle", "left_bytes", "loss", "slot")
+
+    def __init__(
+        self, slot: Slot, evict: tuple[str, ...], loss: float, free_from: float, idle: bool, left_bytes: float
+    ) -> None:
+        self.slot = slot
+        self.evict = evict
+        self.loss = loss
+        self.free_from = free_from
+        self.idle = idle
+        self.left_bytes = left_bytes
+
+
+class Residency:
+    def __init__(
+        self, hosted: Sequence[Hosted], slots: Sequence[Slot], now: float, settings: Settings | None = None
+    ) -> None:
+        self._settings = settings or Settings()
+        self.hosted = {one.model: one for one in hosted}
+        self.slots = list(slots)
+        if len(self.hosted) < len(hosted):
+            raise BadInput("a model is hosted twice in one pool")
+        if not hosted or not slots:
+            raise BadInput("a shared pool needs models and replicas")
+        # Where each pinned model stays.
+        self._home = self._homes()
+        self._worth = Worth(hosted, self._settings, now)
+        self._waiting: dict[str, Waiting] = {}
+        self._failures = dict.fromkeys(self.hosted, 0)
+        self._not_before = dict.fromkeys(self.hosted, -math.inf)
+        self.counts = Counts(list(self.hosted))
+
+    def _homes(self) -> dict[str, Slot]:
+        """The largest pinned models first, each where most is left; refuses what could never be served."""
+        left = {slot.key: slot.capacity_bytes for slot in self.slots}
+        if len(left) < len(self.slots):
+            raise BadInput("two replicas of a shared pool have the same key")
+        home: dict[str, Slot] = {}
+        for one in sorted(self.hosted.values(), key=lambda one: (not one.pinned, -one.taken_bytes)):
+            where = max(self.slots, key=lambda slot: left[slot.key])
+            if one.taken_bytes > left[where.key]:
+                beside = " beside the pinned ones" if home else ""
+                raise BadInput(
+                    f"{one.model} takes {one.taken_bytes / _GIB:.1f} GiB; no replica of the pool has more than "
+                    f"{max(left[where.key], 0.0) / _GIB:.1f} GiB for it{beside}"
+                )
+            if one.pinned:
+                left[where.key] -= one.taken_bytes
+                home[one.model] = where
+        return home
+
+    def asked(self, model: str, now: float) -> None:
+        """A request came for the model."""
+        self._worth.asked(model, now)
+        # Written out: this is on the way of every request.
+        counts, mine = self.counts, self.counts.by_model[model]
+        counts.asked += 1
+        mine.asked += 1
+        for slot in self.slots:
+            if slot.serves(model):
+                return
+        counts.cold_waits += 1
+        mine.cold_waits += 1
+
+    def resident(self, model: str) -> list[Slot]:
+        """Where it can be served now."""
+        return [slot for slot in self.slots if slot.serves(model)]
+
+    def requests_per_s(self, model: str, now: float) -> float:
+        return self._worth.requests_per_s(model, now)
+
+    def why_waiting(self, model: str) -> Wait:
+        """After `wanted` gave no move: why, and when to ask again."""
+        waiting = self._waiting.get(model)
+        return waiting.told if waiting else Wait(f"{model} waits for nothing", _SOON_S)
+
+    def wanted(self, model: str, now: float, busy: Busy) -> Move | None:
+        """The move that makes room for a model that is nowhere resident; None while it must wait (`why_waiting`)."""
+        one = self.hosted[model]
+        self._forget_the_gone(now)
+        if self.resident(model):
+            self.forget(model)
+            return None
+        waiting = self._waiting.setdefault(model, Waiting(now))
+        waiting.asked_at, waiting.there = now, True
+        for slot in self.slots:
+            if slot.loading == model:
+                left = slot.loading_since + one.load_s - now
+                return self._told(waiting, f"{model} is being loaded on {slot.key}", max(left, _SOON_S))
+        if now < self._not_before[model]:
+            return self._told(waiting, f"loading {model} failed; it is tried again", self._not_before[model] - now)
+        option = self._best(one, now, busy)
+        if option is None:
+            return self._told(waiting, "every replica is loading, promised to another model or away", _SOON_S)
+        if not option.evict:
+            return Move(option.slot, one, (), "fits in free memory")
+        return self._turn(one, option, waiting, now)
+
+    def _turn(self, one: Hosted, option: _Option, waiting: Waiting, now: float) -> Move | None:
+        """Whether the newcomer may evict by now; if so, it goes or claims the replica."""
+        patient_until = waiting.since + self._settings.waits_s(one)
+        worthy = self._worth.deserves(one.model, option.loss, self._settings.margin, now)
+        deserved = worthy and option.free_from <= now
+        if not deserved and now < patient_until:
+            if not waiting.counted:
+                waiting.counted = True
+                for tally in (self.counts, self.counts.by_model[one.model]):
+                    tally.refused_thrash += 1
+            names = ", ".join(option.evict)
+            return self._told(waiting, f"{names} would have to go, and may stay for now", patient_until - now)
+        if option.slot.claimed_by is None and self._is_before(one.model, waiting, now):
+            return self._told(waiting, "others have waited longer", _SOON_S)
+        option.slot.claimed_by = one.model
+        if now < option.free_from:
+            return self._told(waiting, f"what was just loaded on {option.slot.key} may stay", option.free_from - now)
+        option.slot.leaving = frozenset(option.evict)
+        if not option.idle:
+            return self._told(waiting, f"{', '.join(option.evict)} on {option.slot.key} finish their requests", _SOON_S)
+        why = "worth more than what it evicts" if deserved else "its turn after waiting"
+        return Move(option.slot, one, option.evict, why)
+
+    def _is_before(self, model: str, waiting: Waiting, now: float) -> bool:
+        """Whether another whose patience has ended came before this one, and has no replica promised to it."""
+        promised = {slot.claimed_by for slot in self.slots}
+        return any(
+            other.since < waiting.since
+            and other.there
+            and name != model
+            and name not in promised
+            and now >= max(other.since + self._settings.waits_s(self.hosted[name]), self._not_before[name])
+            and all(slot.loading != name for slot in self.slots)
+            for name, other in self._waiting.items()
+        )
+
+    def ahead(self, now: float, busy: Busy) -> Move | None:
+        """A load that nobody waits for: a pinned model that is away; another copy of one that has too much to do;
+        a model that was asked for, into memory that nobody uses."""
+        self._forget_the_gone(now)
+        for model, slot in self._home.items():
+            if model not in slot.resident and self._may_load(model, now):
+                option = self._option(slot, self.hosted[model], now, busy)
+                if option is not None and option.idle and option.free_from <= now:
+                    return Move(slot, self.hosted[model], option.evict, "pinned")
+        move = self._another_copy(now, busy)
+        if move is not None:
+            return move
+        if any(waiting.there for waiting in self._waiting.values()):
+            # Whoever waits needs the link.
+            return None
+        absent = [m for m in self.hosted if not self.resident(m) and self._may_load(m, now)]
+        for model in sorted(absent, key=lambda m: -self._worth.per_byte(m, now)):
+            if self.counts.by_model[model].asked:
+                option = self._best(self.hosted[model], now, busy)
+                if option is not None and not option.evict:
+                    return Move(option.slot, self.hosted[model], (), "ahead of demand, into free memory")
+        return None
+
+    def _another_copy(self, now: float, busy: Busy) -> Move | None:
+        crowded: list[tuple[float, str]] = []
+        for model in self.hosted:
+            on = self.resident(model)
+            if on and self._may_load(model, now):
+                each = sum(busy(slot.key, model) for slot in on) / len(on)
+                if each >= self._settings.copy_at_in_flight:
+                    crowded.append((each, model))
+        for each, model in sorted(crowded, reverse=True):
+            option = self._best(self.hosted[model], now, busy)
+            if option is None or not option.idle or option.free_from > now:
+                continue
+            # Of a copy only a part of the model's worth is gained, so the margin is the larger.
+            if not option.evict or self._worth.deserves(model, option.loss, self._settings.margin / _COPY_WORTH, now):
+                return Move(option.slot, self.hosted[model], option.evict, f"{each:.0f} in flight on each copy")
+        return None
+
+    def _may_load(self, model: str, now: float) -> bool:
+        return now >= self._not_before[model] and all(slot.loading != model for slot in self.slots)
+
+    def _best(self, one: Hosted, now: float, busy: Busy) -> _Option | None:
+        """Free memory, the tightest that holds it; else the replica that was claimed; else where it costs least."""
+        home = self._home.get(one.model)
+        slots = [home] if home is not None and home.usable else self.slots
+        claimed: _Option | None = None
+        best: _Option | None = None
+        for slot in slots:
+            if one.model in slot.resident or slot.claimed_by not in (None, one.model):
+                continue
+            option = self._option(slot, one, now, busy)
+            if option is None:
+                if slot.claimed_by == one.model:
+                    self._released(slot)
+                continue
+            if slot.claimed_by == one.model:
+                claimed = option
+            if best is None or self._order(option, one, now) < self._order(best, one, now):
+                best = option
+        # Whoever leaves for it must not have left for nothing.
+        return claimed if claimed is not None and best is not None and best.evict else best
+
+    def _option(self, slot: Slot, one: Hosted, now: float, busy: Busy) -> _Option | None:
+        if not slot.usable or slot.loading is not None or one.model in slot.unable:
+            return None
+        if one.taken_bytes > slot.capacity_bytes:
+            return None
+        short = one.taken_bytes - (slot.capacity_bytes - slot.used_bytes(self.hosted))
+        if short <= 0:
+            return _Option(slot, (), 0.0, now, True, -short)
+        candidates = [m for m in slot.resident if self._home.get(m) is not slot]
+        if slot.claimed_by == one.model and slot.leaving:
+            chosen = self._enough(slot, [m for m in candidates if m in slot.leaving], short, now)
+            if chosen:
+                return self._evicting(slot, chosen, now, busy)
+        stayed = [m for m in candidates if now >= self._free_from(slot, m)]
+        idle = [m for m in stayed if not busy(slot.key, m)]
+        sets = {self._enough(slot, among, short, now) for among in (idle, stayed, candidates)}
+        options = [self._evicting(slot, chosen, now, busy) for chosen in sorted(sets) if chosen]
+        return min(options, key=lambda option: self._order(option, one, now), default=None)
+
+    def _order(self, option: _Option, one: Hosted, now: float) -> tuple[float, float, float]:
+        """At the least cost; the soonest; little memory left over."""
+        wait_s = max(option.free_from - now, 0.0)
+        return self._cost(option, one, wait_s, now), wait_s, option.left_bytes
+
+    def _cost(self, option: _Option, one: Hosted, wait_s: float, now: float) -> float:
+        """Until the busy ones have finished the newcomer waits longer than for its load, so they count for more.
+        Whoever still has residence costs the newcomer the rest of it, which is better waited for than a hot model
+        is lost."""
+        loss = option.loss if option.idle else option.loss * (1.0 + self._settings.drain_s / max(one.load_s, 0.01))
+        return loss + self._worth.lost(one.model, now) * wait_s / max(one.load_s, 0.01)
+
+    def _enough(self, slot: Slot, candidates: Iterable[str], short: float, now: float) -> tuple[str, ...]:
+        """The least worth by byte until there is room, less those that are not needed then; () if none will do."""
+        chosen: list[str] = []
+        freed = 0.0
+        for model in sorted(candidates, key=lambda m: (self._copy_share(slot, m) * self._worth.per_byte(m, now), m)):
+            if freed >= short:
+                break
+            chosen.append(model)
+            freed += self.hosted[model].taken_bytes
+        if freed < short:
+            return ()
+        for model in sorted(chosen, key=lambda m: -self._loss(slot, m, now)):
+            if freed - self.hosted[model].taken_bytes >= short:
+                chosen.remove(model)
+                freed -= self.hosted[model].taken_bytes
+        return tuple(chosen)
+
+    def _evicting(self, slot: Slot, chosen: tuple[str, ...], now: float, busy: Busy) -> _Option:
+        return _Option(
+            slot,
+            chosen,
+            self._worth.together([self._loss(slot, model, now) for model in chosen]),
+            max(self._free_from(slot, model) for model in chosen),
+            all(not busy(slot.key, model) for model in chosen),
+            0.0,
+        )
+
+    def _free_from(self, slot: Slot, model: str) -> float:
+        """When its residence ends: sooner if it has been quiet for as long as its load takes."""
+        one, since = self.hosted[model], slot.resident[model]
+        quiet_from = self._worth.asked_at(model) + one.load_s
+        return max(since + self._settings.min_residence_s, min(since + self._settings.residence_s(one), quiet_from))
+
+    def _loss(self, slot: Slot, model: str, now: float) -> float:
+        return self._copy_share(slot, model) * self._worth.lost(model, now)
+
+    def _copy_share(self, slot: Slot, model: str) -> float:
+        return _COPY_WORTH if any(other is not slot and other.serves(model) for other in self.slots) else 1.0
+
+    def began(self, move: Move, now: float) -> None:
+        """The move is being made: whom it evicts is gone from here on, and its memory is taken."""
+        slot = move.slot
+        if slot.loading is not None:
+            raise ValueError(f"{slot.key} is loading {slot.loading} already")
+        for model in move.evict:
+            del slot.resident[model]
+            self._worth.evicted(model, now)
+            for tally in (self.counts, self.counts.by_model[model]):
+                tally.evictions += 1
+        slot.loading, slot.loading_since = move.load.model, now
+        self._released(slot)
+        self._unclaim(move.load.model)
+
+    def loaded(self, move: Move, now: float) -> None:
+        slot, model = move.slot, move.load.model
+        slot.loading = None
+        slot.resident[model] = now
+        self._failures[model] = 0
+        waiting = self._waiting.pop(model, None)
+        for tally in (self.counts, self.counts.by_model[model]):
+            tally.loads += 1
+            tally.load_s.add(now - slot.loading_since)
+            if waiting:
+                tally.wait_s.add(now - waiting.since)
+        self.forget(model)
+
+    def failed(self, move: Move, now: float) -> None:
+        """The model is not there, and is tried again after a while that doubles with each failure."""
+        model = move.load.model
+        if move.slot.loading == model:
+            move.slot.loading = None
+        self._failures[model] += 1
+        for tally in (self.counts, self.counts.by_model[model]):
+            tally.failed += 1
+        # 2 ** 30 is beyond any backoff, and a float.
+        pause = self._settings.backoff_s * 2.0 ** min(self._failures[model] - 1, 30)
+        self._not_before[model] = now + min(pause, self._settings.most_backoff_s)
+        waiting = self._waiting.get(model)
+        if waiting:
+            self._told(waiting, f"loading {model} failed; it is tried again", self._not_before[model] - now)
+
+    def retry(self, model: str) -> None:
+        """A load that failed may be tried at once: on another replica, where nothing speaks against it."""
+        self._not_before[model] = -math.inf
+
+    def observed(self, key: str, models: Iterable[str], now: float) -> None:
+        """What a replica says it has: after a start, or when it came back. Models of no concern here are ignored."""
+        slot = next(slot for slot in self.slots if slot.key == key)
+        slot.resident = {m: slot.resident.get(m, now) for m in models if m in self.hosted and m != slot.loading}
+        self._released(slot)
+
+    def only(self, waited_for: Collection[str]) -> None:
+        """Models that somebody waits for at present. The others keep their place for those who come again, and hold
+        up nobody."""
+        for model, waiting in self._waiting.items():
+            waiting.there = model in waited_for
+            if not waiting.there:
+                self._unclaim(model)
+
+    def forget(self, model: str) -> None:
+        """Nobody waits for the model any more."""
+        self._waiting.pop(model, None)
+        self._unclaim(model)
+
+    def _unclaim(self, model: str) -> None:
+        for slot in self.slots:
+            if slot.claimed_by == model:
+                self._released(slot)
+
+    def _released(self, slot: Slot) -> None:
+        slot.claimed_by, slot.leaving = None, frozenset()
+
+    def _forget_the_gone(self, now: float) -> None:
+        gone = [
+            model
+            for model, waiting in self._waiting.items()
+            if now > waiting.asked_at + _FORGET_WAITS * waiting.told.retry_s + _FORGET_S
+        ]
+        for model in gone:
+            self.forget(model)
+
+    def _told(self, waiting: Waiting, why: str, retry_s: float) -> Move | None:
+        """No move, and the reason is kept for whoever asks."""
+        waiting.told = Wait(why, max(retry_s, 0.01))
+        return None
