@@ -23,6 +23,14 @@ def counts(replica: Replica) -> tuple[float, ...]:
     )  # fmt: skip
 
 
+def test_what_came_to_nothing_costs_nothing() -> None:
+    """The second part of an answer whose engine broke before its first token, or an engine that counts none."""
+    flight = fresh().start(ask(), told(cached=400.0), 1.0)
+    assert flight.usd(0.0, 0.0) == 0.0
+    assert flight.usd(0.0, 1.0) > 0.0
+    assert flight.usd(1.0, 0.0) > 0.0
+
+
 def test_a_request_goes_from_waiting_to_decoding_to_gone() -> None:
     replica = fresh()
     flight = replica.start(ask(), told(cached=400.0), 1.0)

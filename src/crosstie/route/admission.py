@@ -130,7 +130,7 @@ class WaitingRoom:
             for lane in (lanes.in_time, lanes.late):
                 for ticket in lane:
                     ask = ticket.ask
-                    kind = (ask.model, ask.pin, ask.class_name, ask.modalities)
+                    kind = (ask.model, ask.pin, ask.class_name, ask.modalities, ask.tried)
                     if kind in stuck:
                         continue
                     ask.waited_s = now - ticket.since
@@ -140,7 +140,8 @@ class WaitingRoom:
                         self._departed(now)
                         return ticket, decision
                     stuck.add(kind)
-                    tried += 1
+                    # Those whose model is still to be loaded are many kinds, and soon decided.
+                    tried += decision.refusal != "cold"
                     if tried >= _TRIED:
                         return None
         return None

@@ -6,6 +6,8 @@ class Ask:
 
     __slots__ = (
         "class_name",
+        "cold",
+        "copies",
         "input_tokens",
         "modalities",
         "model",
@@ -19,6 +21,7 @@ class Ask:
         "session",
         "streams",
         "tpot_s",
+        "tried",
         "ttft_s",
         "waited_s",
     )
@@ -42,6 +45,7 @@ class Ask:
         waited_s: float = 0.0,
         patience_s: float = 0.0,
         streams: bool = True,
+        copies: int = 1,
     ):
         # The pools' model id: names that clients use are resolved before.
         self.model = model
@@ -70,5 +74,11 @@ class Ask:
         # `route.cheapest`. With no patience it is sent at once if there is room, target or not.
         self.waited_s = waited_s
         self.patience_s = patience_s
+        # Backends that it must not be sent to (again) when its turn comes.
+        self.tried: tuple[str, ...] = ()
         # Whether the first token will be seen when it comes. Where it is not, it is assumed to come as predicted.
         self.streams = streams
+        # Answers that are made of its one prompt.
+        self.copies = copies
+        # Its model was loaded nowhere when it came.
+        self.cold = False

@@ -5,18 +5,21 @@ from statistics import NormalDist
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import DoesNotFit
-from crosstie.core.fleet import Fleet, Pool, ServedClass
+from crosstie.core.fleet import Fleet, HostedModel, Pool, ServedClass
 from crosstie.core.workload import Target
 from crosstie.cost.ownership import watts
-from crosstie.perf.memory import sequences_that_fit
+from crosstie.perf.memory import memory_plan, sequences_that_fit
 from crosstie.route.learnt import LearntSpeed
 from crosstie.route.lengths import Lengths
 from crosstie.route.live import LiveFleet, LivePool, Replica
 from crosstie.route.modelled import ModelledSpeed
+from crosstie.route.presence import Presence
 from crosstie.route.view import Speed
 
 # Requests of a pool that no class is about.
 _TYPICAL_INPUT, _TYPICAL_OUTPUT = 1000.0, 250.0
+# The least share of the cache that is reckoned with: an engine that runs has one, whatever the file says.
+_LEAST_CACHE = 0.01
 
 
 def live_fleet(catalog: Catalog, fleet: Fleet, now: float, previous: LiveFleet | None = None) -> LiveFleet:
@@ -28,20 +31,22 @@ def live_fleet(catalog: Catalog, fleet: Fleet, now: float, previous: LiveFleet |
     if previous is not None:
         lengths.keep(previous.lengths)
     there = [*previous.replicas(), *previous.leaving] if previous is not None else []
-    before = {pool.name: pool for pool in previous.pools} if previous is not None else {}
-    lengths_of = [typical(fleet, pool) for pool in fleet.pools]
+    before = {(pool.name, pool.pool.model): pool for pool in previous.pools} if previous is not None else {}
+    served = [(one, host) for pool in fleet.pools for one, host in _served(pool)]
+    lengths_of = [typical(fleet, pool) for pool, _ in served]
     # All that can fail comes before anything is changed, so that a bad file leaves the old fleet as it was.
     speeds = [
-        speed_of(catalog, pool, inputs, outputs)
-        for pool, (inputs, outputs) in zip(fleet.pools, lengths_of, strict=True)
+        speed_of(catalog, pool, inputs, outputs, None if host is None else host.memory_gib)
+        for (pool, host), (inputs, outputs) in zip(served, lengths_of, strict=True)
     ]
     pools = []
-    for pool, speed, mostly in zip(fleet.pools, speeds, lengths_of, strict=True):
-        live = _kept_or_new(pool, speed, lengths, before.get(pool.name))
+    for (pool, _), speed, mostly in zip(served, speeds, lengths_of, strict=True):
+        live = _kept_or_new(pool, speed, lengths, before.get((pool.name, pool.model)))
         live.adopt(pool, live.speed if isinstance(speed, LearntSpeed) else speed, lengths, *mostly)
         live.price(_watts(catalog, pool), fleet.serving.usd_per_kwh)
         _staff(live, fleet, lengths, float("-inf") if previous is None else now)
         pools.append(live)
+    _introduce(pools)
     found = LiveFleet(fleet, pools, lengths)
     for one in fleet.classes:
         found.deviations[one.name] = (_deviations(one.ttft), _deviations(one.tpot))
@@ -56,6 +61,30 @@ def live_fleet(catalog: Catalog, fleet: Fleet, now: float, previous: LiveFleet |
     return found
 
 
+def _served(pool: Pool) -> "list[tuple[Pool, HostedModel | None]]":
+    """The pool, or one for each model that it hosts."""
+    return [(pool, None)] if not pool.hosts else list(zip(pool.by_model(), pool.hosts, strict=True))
+
+
+def _introduce(pools: list[LivePool]) -> None:
+    """Models that share a machine get to know each other: a pool's n-th replicas are on its n-th machine."""
+    machines: dict[tuple[str, int], list[Replica]] = {}
+    for live in pools:
+        for index, replica in enumerate(live.replicas):
+            if live.pool.loading is None:
+                if replica.presence is not None:
+                    # The file gives it the machine to itself now.
+                    replica.presence, replica.busy_until = None, float("-inf")
+                continue
+            if replica.presence is None:
+                replica.presence, replica.busy_until = Presence(), float("inf")
+            machines.setdefault((live.name, index), []).append(replica)
+    for together in machines.values():
+        for replica in together:
+            if replica.presence is not None:
+                replica.presence.beside = [other for other in together if other is not replica]
+
+
 def _watts(catalog: Catalog, pool: Pool) -> float:
     """Of a replica, rated, with its share of server and network; 0 where nobody said what it is."""
     if pool.accelerator is None:
@@ -64,7 +93,8 @@ def _watts(catalog: Catalog, pool: Pool) -> float:
 
 
 def _promise(live: LivePool, fleet: Fleet) -> None:
-    routed = [one for one in fleet.classes if any(route.pool == live.name for route in one.routes)]
+    of_model = [one for one in fleet.classes if one.model == live.pool.model]
+    routed = [one for one in of_model if any(route.pool == live.name for route in one.routes)]
     live.promised_ttft_s = min((one.ttft.seconds for one in routed if one.ttft), default=float("inf"))
     live.promised_tpot_s = min((one.tpot.seconds for one in routed if one.tpot), default=float("inf"))
 
@@ -110,14 +140,20 @@ def deployment_of(catalog: Catalog, pool: Pool) -> Deployment | None:
     )
 
 
-def speed_of(catalog: Catalog, pool: Pool, inputs: float, outputs: float) -> Speed:
-    """`inputs` and `outputs`: tokens of the requests that the pool mostly gets."""
+def speed_of(catalog: Catalog, pool: Pool, inputs: float, outputs: float, memory_gib: float | None = None) -> Speed:
+    """`inputs` and `outputs`: tokens of the requests that the pool mostly gets. `memory_gib`: all that the model has
+    of a replica, where it does not have the rest to itself."""
     deployment = deployment_of(catalog, pool)
     if deployment is None:
         return LearntSpeed(pool)
     if not sequences_that_fit(deployment, 1):
         raise DoesNotFit(f"pool {pool.name}: {deployment.model.id} does not fit on {deployment.label}")
-    return ModelledSpeed(deployment, pool, min(inputs + 0.5 * outputs, float(pool.max_context)), inputs)
+    context, fraction = min(inputs + 0.5 * outputs, float(pool.max_context)), 1.0
+    if memory_gib is not None:
+        plan = memory_plan(deployment)
+        own = memory_gib * 2.0**30 / pool.parallelism.gpus - plan.weight_bytes - plan.engine_bytes
+        fraction = min(max(own / plan.cache_bytes, _LEAST_CACHE), 1.0)
+    return ModelledSpeed(deployment, pool, context, inputs, fraction)
 
 
 def typical(fleet: Fleet, pool: Pool) -> tuple[float, float]:

@@ -61,6 +61,9 @@ class RoutingPolicy(ABC):
         found = []
         planned = fleet.planned.get(ask.class_name or "", frozenset())
         for pool in fleet.pools:
+            if pool.pool.loading is not None and pool.pool.model != ask.model:
+                # Of a pool that hosts many models, only the one that is asked for is of interest.
+                continue
             why = pool_dropped(pool, ask, pool in usable)
             best = self._best(fleet, usable, pool, ask, now, exclude) if why is None else None
             if why is None and best is None:

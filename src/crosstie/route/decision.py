@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from crosstie.route.live import Replica
 
 Outcome = Literal["send", "wait", "refuse"]
-Refusal = Literal["unknown-model", "context", "modality", "pin", "unavailable"]
+# "cold": the model is loaded nowhere at the moment, and waited for.
+Refusal = Literal["unknown-model", "context", "modality", "pin", "unavailable", "cold"]
 
 
 class Prediction:

@@ -93,12 +93,15 @@ def replica_dropped(replica: Replica, now: float, exclude: Collection[str]) -> s
         return f"up: {replica.why_down or 'down'}"
     if replica.draining:
         return "draining: it is being emptied"
+    if replica.presence is not None and not replica.presence.there:
+        return replica.presence.words
     if replica.busy_until > now:
         return f"busy: its engine is full, asked again in {replica.busy_until - now:.1f} s"
     limit = replica.look(now).limit
     if replica.in_flight >= limit:
         slow = f", {replica.share_at(now):.0%} of its full share" if replica.share_at(now) < 1.0 else ""
-        return f"room: {replica.in_flight} in flight of {limit}{slow}"
+        near = replica.neighbours.in_flight
+        return f"room: {replica.in_flight + near} in flight of {limit + near}{slow}"
     return None
 
 
@@ -116,13 +119,20 @@ def available(pool: LivePool, now: float, exclude: Collection[str]) -> list[Repl
 
 
 def without_room(pools: list[LivePool], now: float, exclude: Collection[str]) -> Decision:
-    """No replica may be sent it now: wait if one of them is merely full, refuse if none is up."""
+    """No replica may be sent it now: wait if one of them is merely full, or its model to be loaded there; refuse if
+    none is up."""
     everybody = [replica for pool in pools for replica in pool.replicas]
-    full = [one for one in everybody if one.up and not one.draining and one.key not in exclude]
+    up = [one for one in everybody if one.up and not one.draining]
+    absent = [one for one in up if one.presence is not None and not one.presence.there]
+    full = [one for one in up if one.key not in exclude and one not in absent]
     if full:
         busy = sum(one.busy_until > now for one in full)
         said = f", {busy} of them by their engine's word" if busy else ""
         return Decision("wait", f"all {len(full)} replicas that are up are full{said}")
+    if absent:
+        states = [one.presence.state for one in absent if one.presence is not None]
+        said = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+        return Decision("wait", f"{pools[0].pool.model} has to be loaded first: {said}", refusal="cold")
     tried = sum(one.key in exclude for one in everybody)
     down = len(everybody) - tried
     return Decision("refuse", f"no replica is up: {down} down or draining, {tried} tried", refusal="unavailable")

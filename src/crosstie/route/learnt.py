@@ -60,8 +60,9 @@ class LearntSpeed:
         self._busiest = 4.0
 
     def look(self, replica: "Replica", view: View, now: float) -> None:
-        in_flight = float(replica.in_flight)
-        queued = replica.waiting_tokens
+        near = replica.neighbours
+        in_flight = float(replica.in_flight + near.in_flight)
+        queued = replica.waiting_tokens + near.waiting_tokens
         if now < replica.others_until:
             in_flight += replica.others_running + replica.others_waiting
             queued += replica.others_waiting * replica.pool.typical_input

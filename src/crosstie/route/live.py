@@ -1,8 +1,8 @@
 """The fleet as it is now: what each replica has to do, and what it has delivered. Decisions read it and change nothing.
 
-A replica's load is what this gateway has sent it and, where its engine reports more than that, the others' traffic as
-well. `view` is that load in the few numbers that a prediction needs; it is made anew when something has changed, so
-that a decision over many replicas is a few multiplications for each.
+A replica's load is what this gateway has sent it, what its neighbours say that they have, and, where its engine reports
+more than that, the others' traffic as well. `view` is that load in the few numbers that a prediction needs; it is made
+anew when something has changed, so that a decision over many replicas is a few multiplications for each.
 """
 
 from collections import deque
@@ -15,11 +15,12 @@ from crosstie.route.classes import Classes
 from crosstie.route.corrections import Correction, Scatter, log_ratio
 from crosstie.route.decision import Prediction
 from crosstie.route.lengths import Lengths
+from crosstie.route.neighbours import Neighbours, Reported
 from crosstie.route.prefix import Prefixes
+from crosstie.route.presence import Presence
 from crosstie.route.view import Speed, View
+from crosstie.share.board import RATE_S
 
-# Over how long the rate of prompt tokens is taken.
-RATE_S = 10.0
 # A view is made anew after this long even if nothing happened: rates decay, and prompts move on.
 VIEW_S = 0.25
 # Corrections fade over much longer, so factors last until something is learnt, or this long.
@@ -31,15 +32,6 @@ _TTFT_GUARD_S, _TPOT_GUARD_S = 0.02, 0.001
 _MOST_SESSIONS = 10_000
 # Of its full limit, what a replica that has just come back may take at once.
 _FIRST_SHARE = 0.1
-
-
-class Reported(NamedTuple):
-    """What an engine says of itself."""
-
-    running: float
-    waiting: float
-    kv_used_fraction: float | None
-    at: float
 
 
 class LivePool:
@@ -60,13 +52,8 @@ class LivePool:
         self.adopt(pool, speed, lengths)
 
     def adopt(
-        self,
-        pool: Pool,
-        speed: Speed,
-        lengths: Lengths,
-        typical_input: float = 1000.0,
-        typical_output: float = 250.0,
-    ) -> None:
+        self, pool: Pool, speed: Speed, lengths: Lengths, typical_input: float = 1000.0, typical_output: float = 250.0,
+    ) -> None:  # fmt: skip
         """What the fleet file says of it; what was learnt stays. `lengths` are the fleet's, which requests teach.
 
         `typical`: the requests that it mostly gets, to reckon with others' traffic.
@@ -136,9 +123,9 @@ class Replica:
 
     __slots__ = (
         "busy_until", "decoding_tokens", "draining", "factors_until", "fresh_until", "held_tokens", "in_flight",
-        "key", "last_first_at", "others_held", "others_running", "others_until", "others_waiting", "pool", "prefixes",
-        "prompt_rate", "queue", "rate_at", "reported", "silent", "since", "slow_start_s", "targets", "tpot", "ttft",
-        "up", "view", "waiting", "waiting_tokens", "why_down",
+        "key", "last_first_at", "neighbours", "others_held", "others_running", "others_until", "others_waiting",
+        "pool", "prefixes", "presence", "prompt_rate", "queue", "rate_at", "reported", "silent", "since",
+        "slow_start_s", "targets", "tpot", "ttft", "up", "view", "waiting", "waiting_tokens", "why_down",
     )  # fmt: skip
 
     def __init__(self, key: str, pool: LivePool, since: float, slow_start_s: float = 0.0, block_tokens: float = 512.0):
@@ -152,6 +139,8 @@ class Replica:
         self.slow_start_s = slow_start_s
         # The engine has said that it is full.
         self.busy_until = float("-inf")
+        # Of one of several models on the same machine; None: its model has the machine to itself.
+        self.presence: Presence | None = None
         self.in_flight = 0
         # Sent, and no first token yet.
         self.waiting = 0
@@ -167,6 +156,8 @@ class Replica:
         self.last_first_at = float("-inf")
         # TTFT and TPOT targets of those in flight, and how many have each.
         self.targets: dict[tuple[float, float], int] = {}
+        # Other gateways that share their load with this one; beyond them, others of whom only the engine knows.
+        self.neighbours = Neighbours()
         self.reported: Reported | None = None
         self.others_running = self.others_waiting = self.others_held = 0.0
         self.others_until = float("-inf")
@@ -193,17 +184,20 @@ class Replica:
     def full(self, now: float, for_s: float) -> None:
         """The engine has refused a request because it has too many."""
         self.busy_until = max(self.busy_until, now + for_s)
+        self.neighbours.tell_full(now + for_s)
 
     def report(self, running: float, waiting: float, kv_used_fraction: float | None, now: float) -> None:
-        """From the engine's own metrics: what it has beyond our own requests is others' traffic."""
+        """From the engine's own metrics: what it has beyond our own and our neighbours' requests is others' traffic."""
         self.reported = Reported(running, waiting, kv_used_fraction, now)
-        beyond = max(running + waiting - self.in_flight, 0.0)
-        self.others_waiting = min(max(waiting - self.waiting, 0.0), beyond)
+        near = self.neighbours
+        near.look(now)
+        beyond = max(running + waiting - self.in_flight - near.in_flight, 0.0)
+        self.others_waiting = min(max(waiting - self.waiting - near.waiting, 0.0), beyond)
         self.others_running = beyond - self.others_waiting
         held = self.others_running * (self.pool.typical_input + 0.5 * self.pool.typical_output)
         cache = self.pool.speed.cache_tokens
         if kv_used_fraction is not None and beyond and cache < 1e12:
-            held = max(kv_used_fraction * cache - self.held_tokens, 0.0)
+            held = max(kv_used_fraction * cache - self.held_tokens - near.held_tokens, 0.0)
         self.others_held = held
         self.others_until = now + 5.0 if beyond else float("-inf")
         self.fresh_until = float("-inf")
@@ -225,6 +219,7 @@ class Replica:
         if not ask.streams:
             self.silent.append((now + prediction.ttft_s, flight))
         self.fresh_until = float("-inf")
+        self.neighbours.tell(self)
         return flight
 
     def prompt_rate_at(self, now: float) -> float:
@@ -237,7 +232,7 @@ class Replica:
             return 1.0
         return max((now - self.since) / self.slow_start_s, _FIRST_SHARE)
 
-    def _strictest(self) -> tuple[float, float]:
+    def strictest(self) -> tuple[float, float]:
         if len(self.targets) < 2:
             return next(iter(self.targets), (float("inf"), float("inf")))
         return min(ttft_s for ttft_s, _ in self.targets), min(tpot_s for _, tpot_s in self.targets)
@@ -256,8 +251,10 @@ class Replica:
             view.tpot_factor = self.tpot.factor(now)
             self.factors_until = now + FACTORS_S
         share = 1.0 if self.slow_start_s <= 0.0 else self.share_at(now)
-        view.limit = max(int(self.pool.pool.max_in_flight * share), 1)
-        view.strictest_ttft_s, view.strictest_tpot_s = self._strictest()
+        near = self.neighbours
+        # What the neighbours have there is not left for us.
+        view.limit = max(int(self.pool.pool.max_in_flight * share), 1) - near.in_flight
+        view.strictest_ttft_s, view.strictest_tpot_s = near.stricter(*self.strictest())
         head = next(iter(self.queue), None)
         view.late_s = max(now - head.started - head.prediction.ttft_s, 0.0) if head is not None else 0.0
         self.fresh_until = now + VIEW_S
@@ -295,8 +292,8 @@ class Flight:
         self.targets = (_kept(ask.ttft_s, prediction.ttft_s), _kept(ask.tpot_s, prediction.tpot_s))
         self.new_tokens = max(ask.input_tokens - prediction.cached_tokens, 1.0)
         self.context = ask.input_tokens + 0.5 * ask.output_tokens
-        self.ahead_tokens = replica.waiting_tokens + self.new_tokens
-        self.in_flight = replica.in_flight + 1
+        self.ahead_tokens = replica.waiting_tokens + replica.neighbours.waiting_tokens + self.new_tokens
+        self.in_flight = replica.in_flight + replica.neighbours.in_flight + 1
         self.first_at: float | None = None
         # Whether the first token was seen, not assumed.
         self.seen = False
@@ -312,6 +309,7 @@ class Flight:
         replica.decoding_tokens += self.context
         replica.last_first_at = max(replica.last_first_at, now)
         replica.fresh_until = float("-inf")
+        replica.neighbours.tell(replica)
 
     def first_token(self, now: float) -> None:
         if self.ended or self.seen:
@@ -340,11 +338,16 @@ class Flight:
         )  # fmt: skip
         tpot_s = self._teach_tpot(now, output_tokens)
         known_input = float(input_tokens) if input_tokens else ask.input_tokens
-        cached = min(self.prediction.cached_tokens, known_input - 1.0)
-        pool = self.replica.pool
-        usd = pool.usd(known_input - cached, cached, float(output_tokens or ask.output_tokens))
+        usd = self.usd(known_input, float(output_tokens or ask.output_tokens))
         ttft_s = self.first_at - self.started if self.seen and self.first_at is not None else None
         return Served(ttft_s, tpot_s, known_input, output_tokens, usd)
+
+    def usd(self, input_tokens: float, output_tokens: float) -> float:
+        """Its part of the price of its replica, at the lengths that it came to: nothing, where nothing came of it."""
+        if input_tokens <= 0.0 and output_tokens <= 0.0:
+            return 0.0
+        cached = max(min(self.prediction.cached_tokens, input_tokens - 1.0), 0.0)
+        return self.replica.pool.usd(input_tokens - cached, cached, output_tokens)
 
     def _teach_tpot(self, now: float, output_tokens: int | None) -> float | None:
         if output_tokens is None or output_tokens < 2:
@@ -357,7 +360,8 @@ class Flight:
         replica.factors_until = replica.fresh_until = float("-inf")
         replica.tpot.teach(log_ratio(tpot_s, predicted.raw_tpot_s, _TPOT_GUARD_S), now)
         replica.pool.tpot_scatter.teach(log_ratio(tpot_s, predicted.tpot_s, _TPOT_GUARD_S))
-        replica.pool.speed.saw_decode(0.5 * (self.in_flight + replica.in_flight + 1), tpot_s)
+        now_there = replica.in_flight + replica.neighbours.in_flight + 1
+        replica.pool.speed.saw_decode(0.5 * (self.in_flight + now_there), tpot_s)
         return tpot_s if self.seen else None
 
     def _leave_queue(self) -> None:
@@ -384,3 +388,4 @@ class Flight:
         else:
             del replica.targets[self.targets]
         replica.fresh_until = float("-inf")
+        replica.neighbours.tell(replica)

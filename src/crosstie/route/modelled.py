@@ -28,8 +28,9 @@ _POWERS = 21
 
 
 class ModelledSpeed:
-    def __init__(self, deployment: Deployment, pool: Pool, context: float, prompt: float):
-        """`context` and `prompt`: tokens of the requests it mostly gets, where the tables are exact."""
+    def __init__(self, deployment: Deployment, pool: Pool, context: float, prompt: float, cache_fraction: float = 1.0):
+        """`context` and `prompt`: tokens of the requests it mostly gets, where the tables are exact.
+        `cache_fraction`: of the memory that weights leave, what this model has for its cache."""
         times = StepTimes(deployment, context)
         hardware, split = times.hardware, deployment.parallelism
         self.chunk = float(times.chunk)
@@ -42,9 +43,9 @@ class ModelledSpeed:
         # By the pool's own limit, and by the engine's.
         self.most_at_once = float(min(pool.max_in_flight, self.most))
         self.prefill_first = bool(hardware.prefill_first[0, 0])
-        self.cache_tokens = float(cache_sequences(deployment, context)) * context
+        self.cache_tokens = cache_fraction * float(cache_sequences(deployment, context)) * context
         self._cache_by_power: list[float] = [
-            float(cache_sequences(deployment, 2.0**power)) * 2.0**power for power in range(_POWERS)
+            cache_fraction * float(cache_sequences(deployment, 2.0**power)) * 2.0**power for power in range(_POWERS)
         ]
         self.stages = float(split.pp)
         self._list(times, prompt)
@@ -98,6 +99,14 @@ class ModelledSpeed:
         decoding = in_flight - replica.waiting
         held, cached, queued = replica.held_tokens, replica.decoding_tokens, replica.waiting_tokens
         rate = replica.prompt_rate * exp((replica.rate_at - now) * 0.1)
+        near = replica.neighbours
+        if near.in_flight or near.prompt_rate:
+            in_flight += near.in_flight
+            decoding += near.in_flight - near.waiting
+            held += near.held_tokens
+            cached += near.decoding_tokens
+            queued += near.waiting_tokens
+            rate += near.prompt_rate_at(now)
         if now < replica.others_until:
             pool = replica.pool
             decoding += replica.others_running
@@ -136,6 +145,9 @@ class ModelledSpeed:
         if in_flight >= self.most:
             before_s += (in_flight + 1.0 - self.most) / self.most * turnover_s
         view.before_s = before_s
+        if replica.presence is not None:
+            # Engines on the same GPUs take turns: each computes as long as before, and waits for the others.
+            view.slow_down(replica.presence.crowd())
 
     def _done(self, replica: "Replica", now: float, token_s: float) -> float:
         """Tokens of the first prompt in the queue that are computed by now."""

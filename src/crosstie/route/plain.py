@@ -47,7 +47,7 @@ class _Counting(RoutingPolicy):
 
 
 def _in_flight(replica: Replica) -> float:
-    return replica.in_flight + replica.others_running + replica.others_waiting
+    return replica.in_flight + replica.neighbours.in_flight + replica.others_running + replica.others_waiting
 
 
 class RoundRobin(_Counting):

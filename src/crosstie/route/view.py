@@ -52,6 +52,17 @@ class View:
         self.limit = 1
         self.strictest_ttft_s = self.strictest_tpot_s = float("inf")
 
+    def slow_down(self, factor: float) -> None:
+        """Everything that the machine computes takes so many times as long."""
+        self.before_s *= factor
+        self.none_s *= factor
+        self.eighth_s *= factor
+        self.full_s *= factor
+        self.slope_low *= factor
+        self.slope_high *= factor
+        self.step_s *= factor
+        self.per_free_s *= factor
+
 
 class Speed(Protocol):
     """How fast a pool's replicas are, from `perf` or from what they have shown."""

@@ -1,0 +1,83 @@
+"""What others have on a replica: other gateways, who tell it exactly, and whoever else an engine reports."""
+
+from math import exp
+from typing import TYPE_CHECKING, NamedTuple
+
+from crosstie.share.board import RATE_S, Cell
+
+if TYPE_CHECKING:
+    from crosstie.route.live import Replica
+
+
+class Reported(NamedTuple):
+    """What an engine says of itself."""
+
+    running: float
+    waiting: float
+    kv_used_fraction: float | None
+    at: float
+
+
+class Neighbours:
+    """Sums over the others as they were last read; nothing where there are none. Each tells its own by `tell`."""
+
+    __slots__ = (
+        "busy_until", "cell", "decoding_tokens", "held_tokens", "in_flight", "prompt_rate", "rate_at",
+        "strictest_tpot_s", "strictest_ttft_s", "waiting", "waiting_tokens",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        # Where all write and read; None: this gateway is alone.
+        self.cell: Cell | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        self.in_flight = self.waiting = 0
+        self.waiting_tokens = self.held_tokens = self.decoding_tokens = 0.0
+        self.prompt_rate = self.rate_at = self.busy_until = 0.0
+        self.strictest_ttft_s = self.strictest_tpot_s = float("inf")
+
+    def tell(self, replica: "Replica") -> None:
+        """What this gateway has there now."""
+        cell = self.cell
+        if cell is None:
+            return
+        ttft_s, tpot_s = replica.strictest()
+        cell.write(
+            replica.in_flight, replica.waiting, replica.waiting_tokens, replica.held_tokens, replica.decoding_tokens,
+            replica.prompt_rate, replica.rate_at, 1.0 / max(ttft_s, 1e-9), 1.0 / max(tpot_s, 1e-9),
+        )  # fmt: skip
+
+    def tell_full(self, until: float) -> None:
+        """The engine has refused a request because it has too many."""
+        if self.cell is not None:
+            self.cell.tell(busy_until=until)
+
+    def look(self, now: float) -> None:
+        """Reads what the others have told."""
+        cell = self.cell
+        if cell is None:
+            return
+        self.forget()
+        self.rate_at = now
+        self.busy_until = cell.busy_until
+        ttft_urgency = tpot_urgency = 0.0
+        for in_flight, waiting, queued, held, decoding, rate, rate_at, ttft, tpot in cell.read():
+            self.in_flight += int(in_flight)
+            self.waiting += int(waiting)
+            self.waiting_tokens += queued
+            self.held_tokens += held
+            self.decoding_tokens += decoding
+            self.prompt_rate += rate * exp(-max(now - rate_at, 0.0) / RATE_S)
+            ttft_urgency, tpot_urgency = max(ttft_urgency, ttft), max(tpot_urgency, tpot)
+        if ttft_urgency > 0.0:
+            self.strictest_ttft_s = 1.0 / ttft_urgency
+        if tpot_urgency > 0.0:
+            self.strictest_tpot_s = 1.0 / tpot_urgency
+
+    def prompt_rate_at(self, now: float) -> float:
+        return self.prompt_rate * exp(-max(now - self.rate_at, 0.0) / RATE_S) if self.prompt_rate else 0.0
+
+    def stricter(self, ttft_s: float, tpot_s: float) -> tuple[float, float]:
+        """Of these targets and those of the others' requests."""
+        return min(ttft_s, self.strictest_ttft_s), min(tpot_s, self.strictest_tpot_s)
