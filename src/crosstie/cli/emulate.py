@@ -93,8 +93,7 @@ def _show(running: EmulatedFleet, speed: float) -> None:
         out.print(f"  {count(speed)} emulated seconds to each second")
     columns = [("pool", "left"), ("replica", "right"), ("URL", "left"), ("emulates", "left")]
     rows = [
-        (one.replica.emulated.pool, str(one.index), running.url(one), one.replica.emulated.label)
-        for one in running.replicas
+        (one.replica.emulated.pool, str(one.index), one.url, one.replica.emulated.label) for one in running.replicas
     ]
     print_table(out, table("", columns, rows))
     out.print("ready")
@@ -110,8 +109,9 @@ def _document(running: EmulatedFleet, speed: float) -> dict[str, Any]:
             {
                 "pool": one.replica.emulated.pool,
                 "replica": one.index,
-                "url": running.url(one),
+                "url": one.url,
                 "model": one.model,
+                "hosted": one.hosted,
                 "emulates": one.replica.emulated.label,
             }
             for one in running.replicas

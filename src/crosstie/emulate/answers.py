@@ -17,7 +17,7 @@ class Shape(Protocol):
 
     def begun(self) -> bytes: ...
 
-    def piece(self, text: str) -> bytes: ...
+    def piece(self, text: str, usage: "Usage | None" = None) -> bytes: ...
 
     def ended(self, text: str, whole: str, usage: "Usage") -> bytes: ...
 
@@ -38,6 +38,10 @@ class Usage:
         )
 
 
+def _so_far(usage: Usage | None) -> str:
+    return f',"usage":{usage.json()}' if usage is not None else ""
+
+
 class Chat:
     def __init__(self, id: str, created: int, model: str, ending: str, include_usage: bool):
         self._about = (
@@ -51,8 +55,8 @@ class Chat:
         delta = '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
         return (self._head + delta).encode()
 
-    def piece(self, text: str) -> bytes:
-        return f'{self._piece}{text}"}},"logprobs":null,"finish_reason":null}}]}}\n\n'.encode()
+    def piece(self, text: str, usage: Usage | None = None) -> bytes:
+        return f'{self._piece}{text}"}},"logprobs":null,"finish_reason":null}}]{_so_far(usage)}}}\n\n'.encode()
 
     def ended(self, text: str, whole: str, usage: Usage) -> bytes:
         last = f'{self._piece}{text}"}},"logprobs":null,"finish_reason":"{self._ending}"}}]}}\n\n'
@@ -80,8 +84,8 @@ class Completion:
     def begun(self) -> bytes:
         return b""
 
-    def piece(self, text: str) -> bytes:
-        return f'{self._piece}{text}","logprobs":null,"finish_reason":null}}]}}\n\n'.encode()
+    def piece(self, text: str, usage: Usage | None = None) -> bytes:
+        return f'{self._piece}{text}","logprobs":null,"finish_reason":null}}]{_so_far(usage)}}}\n\n'.encode()
 
     def ended(self, text: str, whole: str, usage: Usage) -> bytes:
         last = f'{self._piece}{text}","logprobs":null,"finish_reason":"{self._ending}"}}]}}\n\n'
@@ -140,7 +144,7 @@ class Response:
             self._event("response.content_part.added", **place, part=self._part("")),
         ))  # fmt: skip
 
-    def piece(self, text: str) -> bytes:
+    def piece(self, text: str, usage: Usage | None = None) -> bytes:
         self._number += 1
         return (
             f'event: response.output_text.delta\ndata: {{"type":"response.output_text.delta",'

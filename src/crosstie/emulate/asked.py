@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from crosstie.emulate.tokens import AUDIO_TOKENS, IMAGE_TOKENS, count, drawn_length
+from crosstie.emulate.tokens import AUDIO_TOKENS, BYTES_PER_TOKEN, IMAGE_TOKENS, begun, count, drawn_length
 
 
 class Refused(Exception):
@@ -42,6 +42,7 @@ class Message(msgspec.Struct):
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
 
 
 class _Body(msgspec.Struct):
@@ -71,6 +72,9 @@ class _Body(msgspec.Struct):
 
 class ChatBody(_Body, kw_only=True):
     messages: list[Message]
+    add_generation_prompt: bool | None = None
+    # The last message is the beginning of the answer.
+    continue_final_message: bool | None = False
 
 
 # Text, several texts, or tokens as numbers.
@@ -101,6 +105,12 @@ class Asked(NamedTuple):
     ending: Literal["stop", "length"]
     streams: bool
     include_usage: bool
+    # Whether every event has the count so far.
+    continuous: bool
+    # Tokens of the answer that the prompt ends with, and those that are still to be written: none, where only its end
+    # was missing.
+    begun: int
+    written: int
 
 
 def decode(body: bytes, type: Any) -> Any:
@@ -166,10 +176,19 @@ class Text:
 def chat_text(body: ChatBody) -> Text:
     if not body.messages:
         raise bad_request("messages is empty", "messages")
-    text = Text()
+    text, messages = Text(), body.messages
     text.json(body.tools)
-    text.messages(body.messages)
+    if not body.continue_final_message:
+        text.messages(messages)
+        text.mark("assistant\n")
+        return text
+    if body.add_generation_prompt is not False:
+        raise bad_request("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+    if messages[-1].role != "assistant" or not isinstance(messages[-1].content, str):
+        raise bad_request("Cannot set `continue_final_message` when the last message is not from the assistant.")
+    text.messages(messages[:-1])
     text.mark("assistant\n")
+    text.add(messages[-1].content)
     return text
 
 
@@ -237,16 +256,24 @@ def asked(body: _Body, text: Text, max_context: int, mean_output: float, seed: i
         )
     prompt = b"".join(text.pieces)
     most = max_context - tokens if limit is None else limit
+    there = begun(prompt)
     if body.ignore_eos:
         wanted = most
     else:
         given = 0 if body.seed is None else body.seed
-        wanted = max(drawn_length(prompt, seed ^ given, mean_output), least)
+        # As long as it would have been from its beginning.
+        drawn = drawn_length(prompt[: len(prompt) - there * BYTES_PER_TOKEN], seed ^ given, mean_output)
+        wanted = max(drawn - there, least)
+    options = body.stream_options or StreamOptions()
     return Asked(
         prompt=prompt,
         prompt_tokens=tokens,
-        output_tokens=min(wanted, most),
+        # An engine that has nothing to add finds that out in one step.
+        output_tokens=max(min(wanted, most), 1),
         ending="stop" if wanted < most else "length",
         streams=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        include_usage=bool(options.include_usage),
+        continuous=bool(options.include_usage and options.continuous_usage_stats),
+        begun=there,
+        written=max(min(wanted, most), 0),
     )

@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -11,10 +12,12 @@ from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Pool
 from crosstie.emulate.faults import Scripted
+from crosstie.emulate.hosted import HostedEngine, Machine, Router, SharedReplica, SleepingServer
 from crosstie.emulate.replica import Emulated, Replica
 from crosstie.emulate.server import EmulatedServer
 from crosstie.perf.memory import memory_plan
 from crosstie.route import build
+from crosstie.route.hosted_sizes import sizes
 from crosstie.wire.address import Address
 
 # What a request is taken to be like where no class says so.
@@ -28,12 +31,10 @@ class EmulatedFleet:
     def __init__(self, fleet: Fleet, replicas: list[EmulatedServer], timers: list[asyncio.TimerHandle]):
         self.fleet, self.replicas, self._timers = fleet, replicas, timers
 
-    def replica(self, pool: str, index: int = 0) -> EmulatedServer:
-        return next(one for one in self.replicas if one.name == f"{pool}/{index}")
-
-    def url(self, one: EmulatedServer) -> str:
-        pool = next(pool for pool in self.fleet.pools if pool.name == one.replica.emulated.pool)
-        return pool.backends[one.index]
+    def replica(self, pool: str, index: int = 0, model: str | None = None) -> EmulatedServer:
+        """`model`: of a pool whose models have servers of their own."""
+        name = f"{pool}/{index}" if model is None else f"{pool}/{index}/{model}"
+        return next(one for one in self.replicas if one.name == name)
 
     async def close(self) -> None:
         for timer in self._timers:
@@ -61,23 +62,35 @@ async def start(
     if not 0.001 <= speed <= _FASTEST:
         raise BadInput(f"speed {speed:g}: must be from 0.001 to {_FASTEST:g}")
     _check_faults(fleet, faults)
-    emulated = [_emulated(catalog, fleet, pool) for pool in fleet.pools]
+    emulated = [[_emulated(catalog, fleet, one) for one in pool.by_model()] for pool in fleet.pools]
     loop = asyncio.get_running_loop()
     servers: list[EmulatedServer] = []
     pools, port = [], first_port
+
+    async def open_door(server: EmulatedServer, given: Address | None) -> None:
+        nonlocal port
+        servers.append(server)
+        await _listen(server, given.host if given else host, given.port if given else port)
+        if given is None:
+            port = port + 1 if port else 0
+        server.url = given.url if given else f"http://{_reached_at(host)}:{server.port}/v1"
+
     try:
         for pool, what in zip(fleet.pools, emulated, strict=True):
-            urls: list[str] = []
+            machines: list[list[EmulatedServer]] = []
             for index in range(pool.replicas):
-                given = _kept(pool, index)
-                replica = Replica(loop, what, speed=speed, chunk_every_s=chunk_every_s, max_waiting=max_waiting)
-                server = EmulatedServer(replica, index, seed=seed, root=given.root if given else "")
-                servers.append(server)
-                await _listen(server, given.host if given else host, given.port if given else port)
-                if given is None:
-                    port = port + 1 if port else 0
-                urls.append(given.url if given else f"http://{_reached_at(host)}:{server.port}/v1")
-            pools.append(msgspec.structs.replace(pool, backends=tuple(urls)))
+                shared_door = pool.loading == "llamacpp-router"
+                roots = [_kept(one, index) for one in ([pool] if shared_door else pool.by_model())]
+                made_of: dict[str, Any] = {"speed": speed, "chunk_every_s": chunk_every_s, "max_waiting": max_waiting}
+                if pool.hosts:
+                    doors = _hosted(catalog, loop, pool, what, index, roots, seed, made_of)
+                else:
+                    root = roots[0].root if roots[0] else ""
+                    doors = [EmulatedServer(Replica(loop, what[0], **made_of), index, seed=seed, root=root)]
+                for door, given in zip(doors, roots, strict=True):
+                    await open_door(door, given)
+                machines.append(doors)
+            pools.append(_placed(pool, [[door.url for door in doors] for doors in machines]))
     except BaseException:
         for server in servers:
             server.close()
@@ -85,6 +98,40 @@ async def start(
     made = EmulatedFleet(msgspec.structs.replace(fleet, pools=tuple(pools)), servers, [])
     made._timers.extend(_schedule(loop, made, faults, speed))
     return made
+
+
+def _hosted(
+    catalog: Catalog, loop: asyncio.AbstractEventLoop, pool: Pool, what: list[Emulated], index: int,
+    roots: list[Address | None], seed: int, made_of: dict[str, Any],
+) -> list[EmulatedServer]:  # fmt: skip
+    """One machine: a server for each model that sleeps and wakes, or a router for all of them."""
+    takes, capacity = sizes(catalog, pool)
+    machine = Machine(capacity)
+    if pool.loading == "llamacpp-router":
+        engines = [
+            HostedEngine(SharedReplica(loop, one, **made_of), index, machine, size, seed=seed)
+            for one, size in zip(what, takes, strict=True)
+        ]
+        return [Router(engines, index, root=roots[0].root if roots[0] else "")]
+    return [
+        SleepingServer(
+            SharedReplica(loop, one, **made_of), index, machine, size, seed=seed, root=given.root if given else ""
+        )
+        for one, size, given in zip(what, takes, roots, strict=True)
+    ]
+
+
+def _placed(pool: Pool, urls: list[list[str]]) -> Pool:
+    """`urls`: of every machine's doors."""
+    if not pool.hosts or pool.loading == "llamacpp-router":
+        return msgspec.structs.replace(pool, backends=tuple(doors[0] for doors in urls))
+    return with_own_addresses(pool, [tuple(doors[i] for doors in urls) for i in range(len(pool.hosts))])
+
+
+def with_own_addresses(pool: Pool, addresses: Sequence[tuple[str, ...]]) -> Pool:
+    """Each model of a shared pool at servers of its own, which sleep and wake whatever the file would have done."""
+    hosts = tuple(msgspec.structs.replace(one, backends=at) for one, at in zip(pool.hosts, addresses, strict=True))
+    return msgspec.structs.replace(pool, hosts=hosts, backends=(), loading="vllm-sleep", load_hook=None)
 
 
 def deployment_of(catalog: Catalog, pool: Pool) -> Deployment:

@@ -31,6 +31,8 @@ class Asker(Protocol):
 
     def told(self, tokens: int, finished: bool) -> None: ...
 
+    def cut_off(self) -> None: ...
+
 
 class Sequence:
     """A request at a replica, by identity."""
@@ -89,7 +91,7 @@ class Replica:
         self._every = every * speed
         self._clock, self._origin = clock, clock()
         self._slack = 0.5 * _TIMER_S * speed
-        self._slower = 1.0
+        self._slower = self._crowd = 1.0
         self._held = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -100,7 +102,9 @@ class Replica:
         """Empty, as after a crash: nothing running, nothing cached, nothing counted."""
         self._began: dict[Sequence, float] = {}
         one = self.emulated
-        self.engine = Engine(one.deployment, one.context, self._slower, times=one.times, began=self._began)
+        self.engine = Engine(
+            one.deployment, one.context, self._slower * self._crowd, times=one.times, began=self._began
+        )
         self.cache_tokens = self.engine.cache_tokens * one.deployment.parallelism.dp
         self.prefixes = PrefixCache(self.cache_tokens)
         self.metrics = Metrics()
@@ -117,8 +121,23 @@ class Replica:
     @slower.setter
     def slower(self, factor: float) -> None:
         self._catch_up()
-        self._slower = self.engine.slower = factor
+        self._slower = factor
+        self.engine.slower = factor * self._crowd
         self._arm()
+
+    @property
+    def crowd(self) -> float:
+        """Engines that share the machine's time, this one among them."""
+        return self._crowd
+
+    @crowd.setter
+    def crowd(self, engines: float) -> None:
+        self._crowd = engines
+        self.slower = self._slower
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._active)
 
     @property
     def full(self) -> bool:
@@ -145,6 +164,12 @@ class Replica:
         self._forget(one)
         # Without it, steps are shorter.
         self._arm()
+
+    def drop(self) -> None:
+        """Everything that it has is cut off."""
+        for one in list(self._active):
+            self.cancel(one)
+            one.asker.cut_off()
 
     def hold(self) -> None:
         """Nobody is told anything until `release`; the engine goes on."""

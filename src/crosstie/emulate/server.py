@@ -39,10 +39,11 @@ _ANSWER_S = 0.005
 class Generating:
     """A request that is being answered."""
 
-    __slots__ = ("cut", "replica", "reply", "sent", "sequence", "server", "shape")
+    __slots__ = ("cut", "replica", "reply", "sent", "sequence", "server", "shape", "wanted")
 
     def __init__(self, server: "EmulatedServer", reply: Reply, shape: Shape, wanted: Asked):
         self.server, self.replica, self.reply, self.shape = server, server.replica, reply, shape
+        self.wanted = wanted
         self.sequence = Sequence(
             self, wanted.prompt, wanted.prompt_tokens, wanted.output_tokens, wanted.ending, wanted.streams
         )
@@ -62,19 +63,27 @@ class Generating:
     def told(self, tokens: int, finished: bool) -> None:
         one, reply = self.sequence, self.reply
         if not one.streams:
-            reply.send(200, self.shape.whole(filler(0, tokens), self._usage(tokens)), self.server.headers)
+            reply.send(200, self.shape.whole(self._text(0, tokens), self._usage(tokens)), self.server.headers)
             return
         if self.cut is not None and tokens >= (self.cut.after_tokens or 0):
             self._cut(self.cut)
             return
         data = self.shape.begun() if self.sent == 0 else b""
-        text = filler(self.sent, tokens)
+        text = self._text(self.sent, tokens)
         self.sent = tokens
         if finished:
-            reply.write(data + self.shape.ended(text, filler(0, tokens), self._usage(tokens)))
+            reply.write(data + self.shape.ended(text, self._text(0, tokens), self._usage(tokens)))
             reply.end()
         else:
-            reply.write(data + self.shape.piece(text))
+            reply.write(data + self._piece(text, tokens))
+
+    def _piece(self, text: str, tokens: int) -> bytes:
+        return self.shape.piece(text, self._usage(tokens) if self.wanted.continuous else None)
+
+    def _text(self, start: int, end: int) -> str:
+        """What the answer has there, after what it began with."""
+        begun, end = self.wanted.begun, min(end, self.wanted.written)
+        return filler(begun + start, begun + end) if start < end else ""
 
     def _usage(self, tokens: int) -> Usage:
         return Usage(self.sequence.prompt_tokens, tokens, self.sequence.cached_tokens)
@@ -84,13 +93,16 @@ class Generating:
         after = fault.after_tokens or 0
         data = self.shape.begun() if self.sent == 0 and after else b""
         if after > self.sent:
-            data += self.shape.piece(filler(self.sent, after))
+            data += self._piece(self._text(self.sent, after), after)
         if fault.mid_event:
-            event = self.shape.piece(filler(after, after + 1))
+            event = self._piece(self._text(after, after + 1), after + 1)
             data += event[: len(event) // 2]
         self.reply.write(data)
         self.reply.cut(after_written=True)
         self.replica.cancel(self.sequence)
+
+    def cut_off(self) -> None:
+        self.reply.cut()
 
     def client_gone(self) -> None:
         self.replica.cancel(self.sequence)
@@ -122,6 +134,9 @@ class Embedding:
         model, counted = self.server.model, self.sequence.prompt_tokens
         self.reply.send(200, embeddings(model, self.texts, dimensions, as_base64, counted), self.server.headers)
 
+    def cut_off(self) -> None:
+        self.reply.cut()
+
     def client_gone(self) -> None:
         self.server.replica.cancel(self.sequence)
 
@@ -140,6 +155,9 @@ class EmulatedServer:
         self.loop = replica.loop
         self.model = replica.emulated.served_as
         self.name = f"{replica.emulated.pool}/{index}"
+        # Where it answers; and which of the models of a shared pool it has, where each has an address of its own.
+        self.url = ""
+        self.hosted: str | None = None
         self.faults = Faults()
         self.host, self.port = "", 0
         self.headers = (

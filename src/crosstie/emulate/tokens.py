@@ -32,6 +32,21 @@ def filler(start: int, end: int) -> str:
     return (_SENTENCE * (size // len(_SENTENCE) + 2))[first : first + size]
 
 
+def begun(text: bytes) -> int:
+    """Tokens of an answer that stand at the end of a text already, because it is to be gone on with."""
+    sentence, tokens = _SENTENCE.encode(), 0
+    at = text.rfind(sentence[:BYTES_PER_TOKEN])
+    if at < 0 or not (sentence + sentence).startswith(text[at:]):
+        return 0
+    while True:
+        size = len(text) - at
+        if size % BYTES_PER_TOKEN == 0:
+            tokens = size // BYTES_PER_TOKEN
+        at -= len(sentence)
+        if at < 0 or text[at : at + len(sentence)] != sentence:
+            return tokens
+
+
 def drawn_length(prompt: bytes, seed: int, mean: float) -> int:
     """How long an answer would be if nothing limited it: scattered around the mean, the same for the same prompt."""
     draw = zlib.crc32(prompt, seed & 0xFFFFFFFF)
