@@ -10,10 +10,18 @@ import sys
 from setuptools import setup
 
 COMPILED = {
-    "route": ["admission", "ask", "cheapest", "choosing", "classes", "corrections", "decision", "estimate", "filters",
-              "learnt", "lengths", "live", "modelled", "plain", "prefix", "view"],
-    "wire": ["client", "reply", "request", "server", "sse"],
-    "gateway": ["asks", "attempt", "backend", "body", "breaker", "errors", "exchange", "gateway", "metrics", "relay"],
+    "route": [
+        "admission", "ask", "cheapest", "choosing", "classes", "corrections", "decision", "estimate",
+        "filters", "learnt", "lengths", "live", "modelled", "neighbours", "plain", "prefix", "presence",
+        "together", "view",
+    ],
+    "wire": [
+        "client", "fields", "parser", "reply", "request", "server", "sse",
+    ],
+    "gateway": [
+        "accounts", "asks", "attempt", "backend", "body", "breaker", "ended", "errors", "exchange", "gateway",
+        "guard", "identity", "limits", "metrics", "relay", "transcript",
+    ],
 }  # fmt: skip
 
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,10 +12,11 @@ import msgspec
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Fleet, Pool, ServedClass, Serving
-from crosstie.gateway.process import Serve
+from crosstie.service.process import Serve
 from crosstie.wire.address import Address
 from crosstie.wire.client import Origin
 from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.loops import run_on_loop
 from crosstie.wire.reply import Reply
 from crosstie.wire.request import Request
 from crosstie.wire.server import Server
@@ -283,3 +285,12 @@ async def until(true: Callable[[], object], within_s: float = 5.0) -> None:
     async with asyncio.timeout(within_s):
         while not true():
             await asyncio.sleep(0.01)
+
+
+def in_folder(test: Callable[[Path], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
+    """A test on a loop that has a folder of its own."""
+
+    def runs(tmp_path: Path) -> None:
+        run_on_loop(test(tmp_path))
+
+    return runs

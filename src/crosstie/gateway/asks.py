@@ -52,6 +52,7 @@ def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: Aske
         session=asked.session,
         prompt_bytes=text_bytes,
         streams=asked.stream,
+        copies=asked.copies,
     )
     if hinted:
         _take_hints(live, headers, ask)

@@ -7,6 +7,10 @@ from crosstie.gateway.breaker import Breaker
 from crosstie.route.live import Replica
 from crosstie.wire.client import Origin
 
+# Engines whose ways of going on with an answer are known, by what their /v1/models says of its owner. An emulated
+# replica does as vLLM does, but sets no limit of its own to completions.
+ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "crosstie-emulated": "emulated"}
+
 
 class Backend:
     def __init__(self, origin: Origin, replica: Replica, pool: Pool):
@@ -16,8 +20,13 @@ class Backend:
         self.healthy: bool | None = None
         self.why = "not asked yet"
         self.fails = 0
+        # Its model was put away by a command, and its server with it: that it does not answer is no fault.
+        self.put_away = False
         # Paths that this engine turned out not to have, and until when that is believed.
         self.lacks: dict[str, float] = {}
+        # Which of the known engines it is, "" for none: as the fleet file says until it has been asked.
+        self.engine: str = pool.stack if pool.stack is not None and pool.stack in ENGINES.values() else ""
+        self.identified = False
         self.configure(pool)
 
     def configure(self, pool: Pool) -> None:
@@ -35,7 +44,7 @@ class Backend:
         """Tells `route` whether it may be chosen."""
         # Where the breaker lets it back it is on trial, and brought up slowly: the first fault shuts it again.
         self.breaker.check(now)
-        if self.healthy is False:
+        if self.healthy is False and not self.put_away:
             self.replica.went_down(self.why)
         elif self.breaker.state == "open":
             self.replica.went_down("its circuit breaker is open")
@@ -59,6 +68,8 @@ class Backend:
             self.healthy, self.why = True, ""
         else:
             self.fails += 1
+            # What comes back may be another.
+            self.identified = False
             # A slow answer happens to the busy; twice in a row is a fact.
             if refused or self.fails >= 2 or self.healthy is None:
                 self.healthy, self.why = False, fault

@@ -8,7 +8,18 @@ from typing import NamedTuple
 import msgspec
 
 from crosstie.core.errors import BadInput
-from crosstie.gateway.fields import Fields, decode, decode_answer, decode_few, decode_parts
+from crosstie.gateway.fields import (
+    Fields,
+    Message,
+    StreamOptions,
+    UsageFields,
+    decode,
+    decode_answer,
+    decode_few,
+    decode_messages,
+    decode_models,
+    decode_parts,
+)
 
 # What one picture, or a piece of sound or film, is counted as in tokens, until the engine's usage says otherwise.
 TOKENS_PER_ATTACHMENT = 1000.0
@@ -16,7 +27,13 @@ TOKENS_PER_ATTACHMENT = 1000.0
 _SHORT = 4096
 # More than any answer or prompt has; beyond it a number is a mistake, and may be too large to reckon with.
 _MOST_TOKENS = 10**9
+# What engines take for true beside it (pydantic's words).
+_YES = frozenset(("true", "t", "yes", "y", "on", "1"))
+# No engine takes more.
+_MOST_COPIES = 10**4
 _USAGE_WISH = b'"stream_options":{"include_usage":true}'
+# The same at every event, so that a stream which breaks off has been counted.
+_CONTINUOUS_WISH = b'"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
 _MARKS = {
     "image": (b'"image_url"', b'"input_image"'),
     "audio": (b'"input_audio"', b'"audio_url"'),
@@ -40,8 +57,8 @@ _NOTHING = Attached(0, 0, frozenset())
 
 class Asked:
     __slots__ = (
-        "attached", "model", "most_output", "options_absent", "prompt_at", "prompt_bytes", "session", "stream",
-        "token_ids", "wants_usage",
+        "attached", "copies", "model", "most_output", "options_absent", "prompt_at", "prompt_bytes", "session",
+        "stream", "token_ids", "wants_continuous", "wants_usage",
     )  # fmt: skip
 
     def __init__(self, fields: Fields, body: bytes):
@@ -52,8 +69,11 @@ class Asked:
         # and whether it wants the usage of a stream itself.
         self.options_absent = options is msgspec.UNSET
         self.wants_usage = bool(options and options.include_usage)
+        self.wants_continuous = self.wants_usage and bool(options and options.continuous_usage_stats)
         most = fields.max_completion_tokens or fields.max_tokens or fields.max_output_tokens
         self.most_output = min(most, _MOST_TOKENS) if most is not None and most > 0 else None
+        # Answers that it asks for at once: each costs what one costs.
+        self.copies = min(max(fields.n or 1, fields.best_of or 1, 1), _MOST_COPIES)
         self.session = fields.prompt_cache_key or fields.user
         # What the model will read: schemas of tools, texts, and what is attached to them. Nothing long is copied:
         # that would take longer than reading it.
@@ -88,16 +108,62 @@ def read_body(body: bytes) -> Asked:
             body.decode()
         return Asked(decode(body), body)
     except msgspec.ValidationError:
-        # A field of the wrong kind is for the engine to refuse, in its own words.
+        # A field of the wrong kind is for the engine to refuse, in its own words, or to take for what it may mean.
         try:
-            few = decode_few(body)
-        except msgspec.ValidationError as error:
+            return Asked(_leniently(body), body)
+        except (msgspec.DecodeError, RecursionError) as error:
             raise BadInput(f"the body is not as expected: {error}") from None
-        return Asked(Fields(model=few.model, input=few.messages), body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"the body is no JSON: {error}") from None
     except RecursionError:
         raise BadInput("the body is nested too deeply") from None
+
+
+def _leniently(body: bytes) -> Fields:
+    """Fields as engines read them that take 16.0 and "16" for 16: whoever writes them so is not to be streamed to,
+    nor to have a prompt read, without its being counted."""
+    few = decode_few(body)
+    messages: list[Message] = []
+    try:
+        messages = decode_messages(few.messages) if len(few.messages) else []
+        unread = msgspec.Raw()
+    except msgspec.ValidationError:
+        unread = few.messages
+    given = msgspec.json.decode(few.stream_options) if len(few.stream_options) else msgspec.UNSET
+    options = StreamOptions() if given is not msgspec.UNSET else msgspec.UNSET
+    if isinstance(options, StreamOptions) and isinstance(given, dict):
+        options.include_usage = _means_yes(given.get("include_usage"))
+        options.continuous_usage_stats = _means_yes(given.get("continuous_usage_stats"))
+    # Options that are none at all make the engine refuse: nothing will be streamed, and nothing can be added to them.
+    streams = given is msgspec.UNSET or given is None or isinstance(given, dict)
+    return Fields(
+        model=few.model,
+        stream=streams and len(few.stream) > 0 and _means_yes(msgspec.json.decode(few.stream)),
+        stream_options=options,
+        max_tokens=_number(few.max_tokens),
+        max_completion_tokens=_number(few.max_completion_tokens),
+        max_output_tokens=_number(few.max_output_tokens),
+        n=_number(few.n),
+        best_of=_number(few.best_of),
+        tools=few.tools,
+        messages=messages,
+        prompt=few.prompt,
+        input=unread if len(unread) else few.input,
+    )
+
+
+def _means_yes(value: object) -> bool:
+    return value == 1 or (isinstance(value, str) and value.strip().lower() in _YES)
+
+
+def _number(given: msgspec.Raw) -> int | None:
+    if not len(given):
+        return None
+    value = msgspec.json.decode(given)
+    try:
+        return int(min(float(value), _MOST_TOKENS)) if isinstance(value, int | float | str) else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def _is_list(value: msgspec.Raw) -> bool:
@@ -133,16 +199,19 @@ def with_model(body: bytes, model: str) -> bytes:
     return _encode(parts)
 
 
-def wishing_usage(body: bytes, options_absent: bool) -> bytes:
-    """The same body asking for the usage at the end of its stream, which the engine alone can count."""
+def wishing_usage(body: bytes, options_absent: bool, continuous: bool = False) -> bytes:
+    """The same body asking for the usage at the end of its stream, or all along; the engine alone can count."""
     if options_absent:
         # Everything else stays byte for byte where it was.
         start = body.index(b"{") + 1
         rest = body[start:]
-        return b"{" + _USAGE_WISH + (b"" if rest.lstrip()[:1] == b"}" else b",") + rest
+        wish = _CONTINUOUS_WISH if continuous else _USAGE_WISH
+        return b"{" + wish + (b"" if rest.lstrip()[:1] == b"}" else b",") + rest
     parts = decode_parts(body)
     wished = msgspec.json.decode(parts["stream_options"]) or {}
     wished["include_usage"] = True
+    if continuous:
+        wished["continuous_usage_stats"] = True
     parts["stream_options"] = msgspec.Raw(_encode(wished))
     return _encode(parts)
 
@@ -159,11 +228,22 @@ def usage_of(answer: bytes) -> Usage | None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     usage = found.usage or (found.response.usage if found.response else None)
-    if usage is None:
-        return None
+    return usage_of_fields(usage) if usage is not None else None
+
+
+def usage_of_fields(usage: UsageFields) -> Usage | None:
     given = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
     made = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
     made = made or 0
     if given is None or not (0 <= given <= _MOST_TOKENS and 0 <= made <= _MOST_TOKENS):
         return None
     return Usage(given, made)
+
+
+def owner_of_models(answer: bytes) -> str:
+    """Whom a list of models names as the owner of its first, which is how engines give themselves away."""
+    try:
+        data = decode_models(answer).data
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    return data[0].owned_by if data else ""

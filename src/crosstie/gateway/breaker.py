@@ -45,6 +45,15 @@ class Breaker:
             return True
         return False
 
+    @property
+    def until(self) -> float:
+        """When it lets requests through again, where it is open."""
+        return self._until
+
+    def open_too(self, until: float) -> None:
+        """Another gateway's breaker for the same backend has opened until then."""
+        self.state, self._until = "open", until
+
     def check(self, now: float) -> bool:
         """Whether it has just begun to let requests through again, on trial."""
         if self.state != "open" or now < self._until:

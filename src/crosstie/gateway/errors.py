@@ -16,7 +16,24 @@ _TYPES = {
     503: "unavailable_error",
     504: "timeout_error",
 }
+
+
+class Refused(Exception):
+    """A request that is answered with an error before anything is decided for it."""
+
+    def __init__(self, status: int, why: str, code: str, retry_after_s: float = 0.0, headers: bytes = b""):
+        super().__init__(why)
+        self.status, self.code, self.retry_after_s = status, code, retry_after_s
+        # Further lines of the answer's head.
+        self.headers = headers
+
+
 _encode = msgspec.json.Encoder().encode
+
+
+def retry_after(seconds: float) -> bytes:
+    """The header's line; none for no wait."""
+    return b"retry-after: %d\r\n" % max(round(seconds + 0.5), 1) if seconds > 0 else b""
 
 
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> bytes:

@@ -8,6 +8,7 @@ import msgspec
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Message(msgspec.Struct):
@@ -21,6 +22,8 @@ class Fields(msgspec.Struct):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
     tools: msgspec.Raw = msgspec.Raw()
@@ -30,10 +33,20 @@ class Fields(msgspec.Struct):
 
 
 class FewFields(msgspec.Struct):
-    """What is still read of a body that has a field of the wrong kind."""
+    """What is still read of a body that has a field of the wrong kind, as it stands there."""
 
     model: str | None = None
+    stream: msgspec.Raw = msgspec.Raw()
+    stream_options: msgspec.Raw = msgspec.Raw()
+    max_tokens: msgspec.Raw = msgspec.Raw()
+    max_completion_tokens: msgspec.Raw = msgspec.Raw()
+    max_output_tokens: msgspec.Raw = msgspec.Raw()
+    n: msgspec.Raw = msgspec.Raw()
+    best_of: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
 
 
 class UsageFields(msgspec.Struct):
@@ -53,7 +66,52 @@ class AnswerFields(msgspec.Struct):
     response: ResponseFields | None = None
 
 
+class DeltaFields(msgspec.Struct):
+    """What an event adds to a chat's answer. Whatever is not its text cannot be given to another engine."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw()
+    function_call: msgspec.Raw = msgspec.Raw()
+    audio: msgspec.Raw = msgspec.Raw()
+
+
+class ChoiceFields(msgspec.Struct):
+    index: int = 0
+    delta: DeltaFields | None = None
+    # Of a completion.
+    text: str | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class ChunkFields(msgspec.Struct):
+    """An event of a streamed chat or completion; what names the answer stays as it was written."""
+
+    id: msgspec.Raw = msgspec.Raw()
+    created: msgspec.Raw = msgspec.Raw()
+    model: msgspec.Raw = msgspec.Raw()
+    system_fingerprint: msgspec.Raw = msgspec.Raw()
+    object: str = ""
+    choices: list[ChoiceFields] = []
+    usage: UsageFields | None = None
+
+
+class ModelFields(msgspec.Struct):
+    owned_by: str = ""
+
+
+class ModelsFields(msgspec.Struct):
+    data: list[ModelFields] = []
+
+
 decode = msgspec.json.Decoder(Fields).decode
 decode_few = msgspec.json.Decoder(FewFields).decode
+decode_messages = msgspec.json.Decoder(list[Message]).decode
 decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_answer = msgspec.json.Decoder(AnswerFields).decode
+decode_chunk = msgspec.json.Decoder(ChunkFields).decode
+decode_models = msgspec.json.Decoder(ModelsFields).decode
+decode_chunks = msgspec.json.Decoder(list[ChunkFields]).decode

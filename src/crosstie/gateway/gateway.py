@@ -7,7 +7,7 @@ patience with sockets is always in real seconds.
 import asyncio
 import os
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, time
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput, UnknownModel
@@ -15,14 +15,22 @@ from crosstie.core.fleet import Fleet
 from crosstie.gateway.asks import PRIORITIES, ask_of
 from crosstie.gateway.backend import Backend
 from crosstie.gateway.body import Asked, read_body
-from crosstie.gateway.errors import error_body
+from crosstie.gateway.ended import Ended
+from crosstie.gateway.errors import Refused, error_body, retry_after
 from crosstie.gateway.exchange import Exchange
+from crosstie.gateway.guard import Grant, Guard
 from crosstie.gateway.health import probe, watch
+from crosstie.gateway.hosts import Hosts
+from crosstie.gateway.identity import context_of, is_id
 from crosstie.gateway.metrics import Metrics
+from crosstie.gateway.neighbours import Neighbours
+from crosstie.gateway.notices import told
+from crosstie.gateway.tracing import Tracing
 from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
 from crosstie.route.build import live_fleet
 from crosstie.route.decision import Decision
+from crosstie.route.hosted_sizes import check_room
 from crosstie.route.live import LiveFleet
 from crosstie.route.policy import make_policy
 from crosstie.wire.address import Address
@@ -59,6 +67,18 @@ class Gateway:
         self.exchanges: set[Exchange] = set()
         self.metrics = Metrics()
         self.waiting = WaitingRoom(fleet.serving.max_queued)
+        # Who may ask, and how much; None: everyone, anything. Who follows requests while they go on; None: nobody.
+        # Whoever wants to know of requests that have ended.
+        self.guard: Guard | None = None
+        self.tracing: Tracing | None = None
+        # Who loads the models of shared pools; None: there are no such pools.
+        self.hosts: Hosts | None = None
+        self.listeners: list[Callable[[Ended], None]] = []
+        # Other workers of this gateway, who find out what this one does; None: there are none.
+        self.neighbourhood: Neighbours | None = None
+        # Whoever follows decisions is called with each; `explaining`: the pools that were not chosen come with it.
+        self.decided: Callable[[Exchange, Decision], None] | None = None
+        self.explaining = False
         self.draining = self._halted = False
         # The loop's time as of the last tick: patience needs no better, and streams ask at every event.
         self.clock = loop.time()
@@ -84,15 +104,18 @@ class Gateway:
     def load(self, fleet: Fleet) -> None:
         """Serves this fleet from now on. Raises before anything has changed if it cannot be served."""
         for pool in fleet.pools:
-            if not pool.backends:
+            if not all(one.backends for one in pool.by_model()):
                 raise BadInput(f"pool {pool.name} has no backends: add their addresses, or use --emulate")
             if pool.api_key_env and not os.environ.get(pool.api_key_env):
                 raise BadInput(f"pool {pool.name}: api_key_env names {pool.api_key_env}, which is not set")
-        addresses = {url: Address(url) for pool in fleet.pools for url in pool.backends}
+            if pool.hosts:
+                check_room(self.catalog, pool)
+        served = [one for pool in fleet.pools for one in pool.by_model()]
+        addresses = {url: Address(url) for pool in served for url in pool.backends}
         live = live_fleet(self.catalog, fleet, self.now(), self._live)
         policy = make_policy(fleet.policy)
         self._live, self.policy, self.serving = live, policy, fleet.serving
-        self.names = {name: pool.model for pool in fleet.pools for name in (pool.model, pool.served_as) if name}
+        self.names = {name: pool.model for pool in served for name in (pool.model, pool.served_as) if name}
         self.waiting.most = fleet.serving.max_queued
         kept: dict[str, Backend] = {}
         for replica in live.replicas():
@@ -126,9 +149,21 @@ class Gateway:
     def changed(self, backend: Backend) -> None:
         """A backend came up or went down."""
         at = backend.origin.address.url
-        state = "is up" if backend.replica.up else f"is down: {backend.replica.why_down}"
-        self.notice(f"pool {backend.pool.name}: {at} {state}")
+        pool, why = backend.pool.name, backend.replica.why_down
+        if backend.replica.up:
+            self.notice(told("backend_up", "info", f"pool {pool}: {at} is up", pool=pool, backend=at))
+        else:
+            self.notice(
+                told("backend_down", "warning", f"pool {pool}: {at} is down: {why}", pool=pool, backend=at, why=why)
+            )
+        if self.neighbourhood is not None:
+            self.neighbourhood.changed(backend)
         self._admit()
+
+    def room_made(self) -> None:
+        """Another gateway has told that something of it has ended."""
+        if len(self.waiting):
+            self._admit()
 
     @property
     def ready(self) -> bool:
@@ -138,35 +173,63 @@ class Gateway:
 
     def serve(self, request: Request, reply: Reply) -> None:
         """A request of the API, from its first look to an attempt, a place in the queue or a refusal."""
-        request_id = request.headers.get(b"x-request-id") or self._next_id()
+        request_id = request.headers.get(b"x-request-id")
+        if request_id is None or not is_id(request_id):
+            request_id = self._next_id()
+        guard, key_id, grant = self.guard, 0, None
         try:
-            asked, ask = self.read(request)
-        except UnknownModel as error:
-            self._refuse_early(reply, 404, str(error), "model_not_found", request_id)
+            if guard is not None:
+                key_id = guard.known(request)
+            asked, ask = self.read(request, key_id)
+            if guard is not None:
+                grant = guard.admit(key_id, ask)
+        except Refused as refused:
+            self._refuse_early(request, reply, refused, request_id, key_id)
             return
-        except BadInput as error:
-            self._refuse_early(reply, 400, str(error), "bad_request", request_id)
-            return
-        self._begin(request, reply, asked, ask, request_id)
+        self._begin(request, reply, asked, ask, request_id, key_id, grant)
 
-    def read(self, request: Request) -> tuple[Asked, Ask]:
-        """What a request asks for, and what that means to the router."""
-        asked = read_body(request.body)
-        ask = ask_of(self.live, self.names, request, asked)
+    def read(self, request: Request, key_id: int = 0) -> tuple[Asked, Ask]:
+        """What a request asks for, and what that means to the router. Raises Refused."""
+        guard, model = self.guard, None
+        names = self.names if guard is None else guard.names_for(key_id, request)
+        try:
+            asked = read_body(request.body)
+            model = asked.model
+            ask = ask_of(self.live, names, request, asked)
+        except UnknownModel as error:
+            if guard is not None and names is not self.names:
+                raise guard.not_allowed(key_id, model) from None
+            raise Refused(404, str(error), "model_not_found") from None
+        except BadInput as error:
+            raise Refused(400, str(error), "bad_request") from None
         ask.patience_s = self.serving.queue_s * self.speed
         return asked, ask
 
-    def _begin(self, request: Request, reply: Reply, asked: Asked, ask: Ask, request_id: bytes) -> None:
-        exchange = Exchange(self, request, reply, asked, ask, request_id)
+    def _begin(
+        self,
+        request: Request,
+        reply: Reply,
+        asked: Asked,
+        ask: Ask,
+        request_id: bytes,
+        key_id: int,
+        grant: Grant | None,
+    ) -> None:
+        exchange = Exchange(self, request, reply, asked, ask, request_id, key_id)
+        exchange.ended.grant = grant
         self.exchanges.add(exchange)
         now = self.now()
         try:
-            if len(self.waiting):
+            cold = self.hosts.asked(ask) if self.hosts is not None else None
+            if cold is not None:
+                exchange.refuse(503, cold[0], "model_not_loaded", retry_after_s=cold[1])
+            elif len(self.waiting):
                 # Nobody overtakes those who wait already, unless by priority.
-                self._queue(exchange, now)
+                self.queue(exchange, now)
                 self._admit()
             else:
-                self._follow(exchange, self.policy.choose(self.live, ask, now), now)
+                decision = self.policy.choose(self.live, ask, now, explain=self.explaining)
+                self._follow(exchange, decision, now)
         except Exception:
             exchange.broke_down()
             raise
@@ -174,14 +237,18 @@ class Gateway:
     def _follow(self, exchange: Exchange, decision: Decision, now: float) -> None:
         if decision.outcome == "send":
             exchange.send(decision)
-        elif decision.outcome == "wait":
-            self._queue(exchange, now)
+            return
+        if self.decided is not None:
+            self.decided(exchange, decision)
+        if decision.outcome == "wait":
+            self.queue(exchange, now)
         else:
             kind = decision.refusal or "unavailable"
             after = self.serving.health_every_s if kind == "unavailable" else 0.0
             exchange.refuse(_STATUS[kind], decision.reason, _CODE[kind], retry_after_s=after)
 
-    def _queue(self, exchange: Exchange, now: float) -> None:
+    def queue(self, exchange: Exchange, now: float) -> None:
+        """It waits for room, or for its model to be loaded."""
         exchange.ticket, shed = self.waiting.add(exchange.ask, now, now + exchange.ask.patience_s, exchange)
         if shed is not None:
             self._turn_away(shed.item, "the queue is full")
@@ -189,23 +256,32 @@ class Gateway:
     def _expire(self, exchange: Exchange, ask: Ask) -> None:
         """The urgent are sent wherever there is room, target or not; the others have waited for nothing."""
         if ask.priority >= PRIORITIES["high"]:
-            ask.patience_s = 0.0
-            decision = self.policy.choose(self.live, ask, self.now())
+            patience_s, ask.patience_s = ask.patience_s, 0.0
+            decision = self._choose(self.live, ask, self.now())
             if decision.outcome == "send":
                 exchange.send(decision)
                 return
-        self._turn_away(exchange, f"it waited {self.serving.queue_s:g} s")
+            ask.patience_s = patience_s
+        self._turn_away(exchange, f"it waited {ask.patience_s / self.speed:.1f} s")
 
     def _turn_away(self, exchange: Exchange, why: str) -> None:
+        cold = self.hosts.absent(exchange.ask.model) if self.hosts is not None else None
+        if cold is not None:
+            exchange.refuse(503, f"{cold[0]}; {why}", "model_not_loaded", retry_after_s=cold[1])
+            return
         after = self.waiting.retry_after_s(self.now()) / self.speed
         exchange.refuse(
             429, f"no pool has room for this request: {why}", "fleet_saturated", retry_after_s=max(after, 1)
         )
 
+    def _choose(self, live: LiveFleet, ask: Ask, now: float) -> Decision:
+        """For one who has waited, and may have been elsewhere before."""
+        return self.policy.choose(live, ask, now, exclude=ask.tried)
+
     def _admit(self) -> None:
         """Lets in whoever can be sent now, in the order of priority and arrival."""
         now = self.now()
-        while (found := self.waiting.take(self.policy.choose, self.live, now)) is not None:
+        while (found := self.waiting.take(self._choose, self.live, now)) is not None:
             ticket, decision = found
             try:
                 self._follow(ticket.item, decision, now)
@@ -217,14 +293,28 @@ class Gateway:
         self.exchanges.discard(exchange)
         if exchange.ticket is not None:
             self.waiting.leave(exchange.ticket)
-        pool = exchange.attempt.backend.pool.name if exchange.attempt else ""
-        self.metrics.ended(pool, exchange.ask, how, exchange.status)
+        self.metrics.ended(exchange.ended.pool, exchange.ask, how, exchange.status)
+        self._tell(exchange.ended, exchange.request)
         if len(self.waiting):
             self.loop.call_soon(self._admit)
 
-    def _refuse_early(self, reply: Reply, status: int, why: str, code: str, request_id: bytes) -> None:
+    def _refuse_early(self, request: Request, reply: Reply, refused: Refused, request_id: bytes, key_id: int) -> None:
+        status, code = refused.status, refused.code
         self.metrics.refused[code] += 1
-        reply.send(status, error_body(status, why, code), b"x-request-id: %b\r\n" % request_id)
+        headers = b"x-request-id: %b\r\n%b" % (request_id, refused.headers) + retry_after(refused.retry_after_s)
+        reply.send(status, error_body(status, str(refused), code), headers)
+        ended = Ended(request_id, request.path, time(), "refused", status)
+        ended.code, ended.key_id = code, key_id
+        ended.traceparent, context = context_of(request)
+        if self.tracing is not None:
+            ended.trace = self.tracing.begin(ended, context)
+        self._tell(ended, request)
+
+    def _tell(self, ended: Ended, request: Request) -> None:
+        ended.request = request
+        for listener in self.listeners:
+            listener(ended)
+        ended.request = None
 
     def _next_id(self) -> bytes:
         self._counter += 1
@@ -241,7 +331,12 @@ class Gateway:
         self.clock = now
         if not self._halted:
             for exchange in list(self.exchanges):
-                exchange.check(now)
+                try:
+                    exchange.check(now)
+                except Exception:
+                    # Only this once: nobody else's patience shall depend on it.
+                    exchange.broke_down()
+                    raise
         for ticket in self.waiting.expired(self.now()):
             self._expire(ticket.item, ticket.ask)
         if len(self.waiting):

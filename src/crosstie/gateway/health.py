@@ -3,7 +3,8 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from crosstie.gateway.backend import Backend
+from crosstie.gateway.backend import ENGINES, Backend
+from crosstie.gateway.body import owner_of_models
 from crosstie.gateway.scrape import engine_load
 from crosstie.wire.fetch import Answer, fetch
 
@@ -21,11 +22,17 @@ async def watch(gateway: "Gateway", backend: Backend) -> None:
     while True:
         serving = gateway.serving
         now = gateway.loop.time()
+        near = gateway.neighbourhood
         if now >= due:
-            await probe(gateway, backend)
+            if near is None or not near.knows_health(backend):
+                await probe(gateway, backend)
             due = now + serving.health_every_s
         if backend.healthy:
-            await _read_load(gateway, backend)
+            if near is None or not near.knows_load(backend):
+                await _read_load(gateway, backend)
+            # Each by itself: nobody tells the others which engine it is.
+            if not backend.identified:
+                await _identify(gateway, backend)
         was = backend.replica.up
         backend.judge(gateway.now())
         if backend.replica.up != was:
@@ -48,8 +55,22 @@ async def probe(gateway: "Gateway", backend: Backend) -> None:
         fault = f"its health check failed: {error}"
     was = backend.replica.up
     backend.probed(fault, gateway.now(), refused=refused)
+    if gateway.neighbourhood is not None:
+        gateway.neighbourhood.probed(backend, fault, refused=refused)
     if backend.replica.up != was:
         gateway.changed(backend)
+
+
+async def _identify(gateway: "Gateway", backend: Backend) -> None:
+    """Finds out which engine it is; what an unknown one is called is left to the fleet file."""
+    try:
+        answer = await _get(gateway, backend, f"{backend.base.decode()}/models")
+    except OSError:
+        # To be asked again.
+        return
+    backend.identified = True
+    if answer is not None:
+        backend.engine = ENGINES.get(owner_of_models(answer.body), backend.engine)
 
 
 async def _read_load(gateway: "Gateway", backend: Backend) -> None:
@@ -61,6 +82,8 @@ async def _read_load(gateway: "Gateway", backend: Backend) -> None:
     load = engine_load(answer.body) if answer is not None and answer.status == 200 else None
     if load is not None:
         backend.replica.report(load.running, load.waiting, load.kv_used_fraction, gateway.now())
+        if gateway.neighbourhood is not None:
+            gateway.neighbourhood.reported(backend, load)
 
 
 async def _get(gateway: "Gateway", backend: Backend, path: str) -> Answer | None:

@@ -5,10 +5,11 @@ On the way of a request only plain numbers are added up; names and labels are pu
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from crosstie.route.ask import Ask
-from crosstie.route.live import Served
+from crosstie.route.live import Flight, Served
 
 if TYPE_CHECKING:
     from crosstie.gateway.gateway import Gateway
@@ -20,6 +21,11 @@ HISTOGRAMS = {
     "ttft": ("crosstie_ttft_seconds", "Time from a request's arrival to its first token.", _TTFT_S),
     "tpot": ("crosstie_tpot_seconds", "Time between the tokens after the first, mean of a request.", _TPOT_S),
 }
+
+
+# A metric as a part gives it: its name, its kind, what it says, and its values by their labels. Samples that have a
+# name of their own, as those of a histogram do, have it as the label __name__.
+Family = tuple[str, str, str, list[tuple[dict[str, str], float]]]
 
 
 class Histogram:
@@ -53,12 +59,28 @@ class Metrics:
         self.refused: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
+        # Answers that went on elsewhere, by where; those that could not, by why.
+        self.resumed: Counter[str] = Counter()
+        self.not_resumed: Counter[str] = Counter()
         self.pools: dict[str, _PoolCounts] = {}
+        # What the gateway's parts have to add to the page.
+        self.sources: list[Callable[[], list[Family]]] = []
 
-    def observe(self, pool: str, ask: Ask, served: Served, waited_s: float) -> None:
+    def part(self, flight: Flight, input_tokens: int, output_tokens: int) -> None:
+        """What one of several backends made of an answer."""
+        counts = self._of(flight.replica.pool.name)
+        counts.input_tokens += input_tokens
+        counts.output_tokens += output_tokens
+        counts.usd += flight.usd(float(input_tokens), float(output_tokens))
+
+    def _of(self, pool: str) -> _PoolCounts:
         counts = self.pools.get(pool)
         if counts is None:
             counts = self.pools[pool] = _PoolCounts()
+        return counts
+
+    def observe(self, pool: str, ask: Ask, served: Served, waited_s: float) -> None:
+        counts = self._of(pool)
         counts.input_tokens += round(served.input_tokens)
         counts.output_tokens += served.output_tokens or 0
         counts.usd += served.usd
@@ -92,12 +114,21 @@ class Metrics:
         for name, what, found in (
             ("crosstie_retries_total", "Attempts that were repeated elsewhere.", self.retries),
             ("crosstie_backend_faults_total", "Faults of backends: refused, cut, 5xx, silent.", self.faults),
+            ("crosstie_resumed_total", "Streams that broke off elsewhere and went on here.", self.resumed),
         ):
             _family(lines, name, "counter", what)
             for pool, count in found.items():
                 _sample(lines, name, {"pool": pool}, count)
+        _family(lines, "crosstie_resume_failed_total", "counter", "Streams that broke off and did not go on, by why.")
+        for reason, count in self.not_resumed.items():
+            _sample(lines, "crosstie_resume_failed_total", {"reason": reason}, count)
         self._pool_counts(lines)
         _gauges(lines, gateway)
+        for source in self.sources:
+            for name, kind, what, samples in source():
+                _family(lines, name, kind, what)
+                for labels, value in samples:
+                    _sample(lines, labels.pop("__name__", name), labels, value)
         return "\n".join(lines) + "\n"
 
     def _pool_counts(self, lines: list[str]) -> None:
@@ -157,6 +188,16 @@ def _gauges(lines: list[str], gateway: "Gateway") -> None:
             "crosstie_tpot_correction",
             "What a backend's TPOT is over the model's prediction.",
             [(at, b.replica.tpot.factor(now)) for at, b in backends],
+        ),
+        (
+            "crosstie_target_promised",
+            "The share of a class's requests that are to keep its target.",
+            [
+                ({"class": one.name, "target": name}, target.percentile)
+                for one in gateway.live.fleet.classes
+                for name, target in (("ttft", one.ttft), ("tpot", one.tpot))
+                if target is not None
+            ],
         ),
         ("crosstie_queued", "Requests that wait for room.", [({}, len(gateway.waiting))]),
         ("crosstie_exchanges", "Requests that are being answered or wait.", [({}, len(gateway.exchanges))]),

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from crosstie.core.errors import BadInput, UnknownModel
-from crosstie.gateway.errors import error_body
+from crosstie.gateway.errors import Refused, error_body, retry_after
 from crosstie.gateway.gateway import Gateway
 from crosstie.route.decision import Considered
+from crosstie.route.live import Replica
 from crosstie.wire.reply import Reply
 from crosstie.wire.request import Request
 
@@ -27,8 +27,16 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
             else:
                 reply.send(405, error_body(405, f"{path} takes POST", "method_not_allowed"), b"allow: POST\r\n")
             return
-        status, body, kind = _page(gateway, request)
-        reply.send(status, body, content_type=kind)
+        if path == "/metrics" and request.method == "GET" and gateway.neighbourhood is not None:
+            gateway.neighbourhood.metrics_to(lambda page: reply.send(200, page.encode(), content_type=_TEXT))
+            return
+        try:
+            status, body, kind = _page(gateway, request)
+        except Refused as refused:
+            status, lines = refused.status, refused.headers + retry_after(refused.retry_after_s)
+            reply.send(status, error_body(status, str(refused), refused.code), lines)
+        else:
+            reply.send(status, body, content_type=kind)
 
     return handle
 
@@ -46,6 +54,11 @@ def _page(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     return page(gateway, request)
 
 
+def _key_id(gateway: Gateway, request: Request) -> int:
+    """Whose a page is that shows to each key its own models. Raises Refused."""
+    return gateway.guard.known(request) if gateway.guard is not None else 0
+
+
 def _health(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     """The process runs; whether it can serve is `/ready`'s to say."""
     return 200, _encode({"status": "ok", "fleet": gateway.live.fleet.name}), _JSON
@@ -53,11 +66,19 @@ def _health(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
 
 def _ready(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     pools = {
-        pool.pool.name: {"up": sum(one.up for one in pool.replicas), "of": len(pool.replicas)}
-        for pool in gateway.live.pools
+        name: {"up": sum(one.up for one in replicas), "of": len(replicas)}
+        for name, replicas in _by_pool(gateway).items()
     }
     said = "draining" if gateway.draining else "ready" if gateway.ready else "no backend is up"
     return 200 if gateway.ready else 503, _encode({"status": said, "pools": pools}), _JSON
+
+
+def _by_pool(gateway: Gateway) -> dict[str, list[Replica]]:
+    """A pool that hosts several models has a replica for each of them on each of its machines."""
+    found: dict[str, list[Replica]] = {}
+    for pool in gateway.live.pools:
+        found.setdefault(pool.pool.name, []).extend(pool.replicas)
+    return found
 
 
 def _metrics(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
@@ -65,19 +86,20 @@ def _metrics(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
 
 
 def _models(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
-    return 200, _encode({"object": "list", "data": _listed(gateway)}), _JSON
+    return 200, _encode({"object": "list", "data": _listed(gateway, _key_id(gateway, request))}), _JSON
 
 
 def _model(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     name = request.path.removeprefix("/v1/models/")
-    found = next((model for model in _listed(gateway) if model["id"] == name), None)
+    found = next((model for model in _listed(gateway, _key_id(gateway, request)) if model["id"] == name), None)
     if found is None:
         return 404, error_body(404, f"no pool serves '{name}'", "model_not_found"), _JSON
     return 200, _encode(found), _JSON
 
 
-def _listed(gateway: Gateway) -> list[dict[str, object]]:
+def _listed(gateway: Gateway, key_id: int) -> list[dict[str, object]]:
     pools = gateway.live.pools
+    names = gateway.names if gateway.guard is None else gateway.guard.names(key_id)
     return [
         {
             "id": name,
@@ -87,17 +109,16 @@ def _listed(gateway: Gateway) -> list[dict[str, object]]:
             "max_model_len": max(pool.pool.max_context for pool in pools if pool.pool.model == model),
             "pools": [pool.pool.name for pool in pools if pool.pool.model == model],
         }
-        for name, model in gateway.names.items()
+        for name, model in names.items()
     ]
 
 
 def _explain(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     """The decision for a request as the API would take it, without sending it."""
-    try:
-        _, ask = gateway.read(request)
-    except (BadInput, UnknownModel) as error:
-        status = 404 if isinstance(error, UnknownModel) else 400
-        return status, error_body(status, str(error), "bad_request"), _JSON
+    key_id, guard = _key_id(gateway, request), gateway.guard
+    _, ask = gateway.read(request, key_id)
+    if guard is not None:
+        guard.place(key_id, ask)
     decision = gateway.policy.choose(gateway.live, ask, gateway.now(), explain=True)
     replica = decision.replica
     said = {
@@ -119,7 +140,9 @@ def _explain(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
             "pool": ask.pin,
             "modalities": sorted(ask.modalities),
         },
-        "considered": [_considered(one) for one in decision.considered],
+        "considered": [
+            _considered(one) for one in decision.considered if guard is None or guard.may_see(key_id, one.pool)
+        ],
     }
     return 200, _encode(said), _JSON
 
