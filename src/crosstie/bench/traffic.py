@@ -71,7 +71,7 @@ def from_trace(
             float(at),
             int(trace.input_tokens[row]),
             int(trace.output_tokens[row]),
-            class_name,
+            class_name if class_name is not None or trace.classes is None else trace.classes[row],
             trace.blocks[row] if trace.blocks is not None else (),
         )
         for at, row in zip(arrivals, rows, strict=True)

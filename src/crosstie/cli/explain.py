@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,14 @@ def command(
     crosstie explain --model llama-3.3-70b --input 3000 --output 200
     crosstie explain request.json --class chat --url http://gateway:8080
 
-    REQUEST.json is the body of an API call. Nothing is sent to any backend. Exit status 1 when the request would
+    REQUEST.json is the body of an API call. Nothing is sent to any backend. $OPENAI_API_KEY is sent to the gateway
+    where set, for one that wants a key. Exit status 1 when the request would
     have to wait or be refused.
     """
     body = _body(request_file, model, input_tokens, output_tokens)
     headers = [(b"x-crosstie-" + _HINTS[key], str(value).encode()) for key, value in hints.items() if value is not None]
+    if key := os.environ.get("OPENAI_API_KEY", "").strip():
+        headers.append((b"authorization", f"Bearer {key}".encode()))
     answer = run_on_loop(_asked(Address(url), headers, body))
     try:
         said = json.loads(answer.body)

@@ -16,7 +16,10 @@ COMMANDS = {
     "preflight": "what breaks on ROCm before anyone rents the GPU: FP8, kernels, graph capture, CUDA source",
     "convert": "an FP8 checkpoint from one dialect to the other, exactly",
     "serve": "one OpenAI endpoint over the fleet, each request to the cheapest pool that is fast enough",
+    "keys": "API keys of the gateway: models, limits and budgets of each",
+    "usage": "requests, tokens and dollars by key, model, pool, class or day",
     "explain": "where a running gateway would send a request, and why",
+    "admin": "pools of a running gateway: how they are, drained, added, removed, weighed; decisions as they are taken",
     "emulate": "a fleet's replicas without its accelerators, in the time they would take, with faults",
     "replay": "recorded requests sent to an endpoint at their times: latencies against targets",
     "demo": "a mixed fleet planned, emulated and served on this machine, with recorded requests",
@@ -51,9 +54,7 @@ def crosstie() -> None:
 
 def run() -> None:
     """Entry point: a user's mistake is one line on stderr and status 2, never a traceback."""
-    if sys.stdout is None:
-        # Closed by whoever started it (`>&-`): what is printed goes nowhere.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    _replace_what_is_closed()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a sign gets a question mark, not a traceback.
@@ -80,6 +81,19 @@ def run() -> None:
     except OSError as error:
         fail(f"cannot write the answer: {error.strerror}")
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _replace_what_is_closed() -> None:
+    """What is written to a stream that whoever started it has closed (`2>&-`) goes nowhere: above all not to the file
+    or the client that would be opened under its number."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest number that is free, which is this one.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def fail(message: str) -> None:

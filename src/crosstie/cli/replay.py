@@ -11,7 +11,7 @@ from crosstie.bench.replay_document import result_document
 from crosstie.bench.traffic import TimedRequest, from_trace
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.traces import find_trace, read_trace
+from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.cli.replay_show import replay_progress, show_result
 from crosstie.cli.show import console, json_option, print_json
 from crosstie.core.errors import BadInput
@@ -25,7 +25,9 @@ _KEY = "OPENAI_API_KEY"
 @click.argument("trace", metavar="TRACE")
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The gateway, or any OpenAI server.")
 @click.option("--model", required=True, metavar="M", help="The model to ask for.")
-@click.option("--class", "class_name", metavar="NAME", help="The class that requests say they belong to.")
+@click.option(
+    "--class", "class_name", metavar="NAME", help="The class that requests say they belong to. [default: the trace's]"
+)
 @click.option("--rate", type=click.FloatRange(1e-4, 1e6), metavar="X", help="Requests a second. [default: the trace's]")
 @click.option(
     "--speed", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True, metavar="X",
@@ -47,16 +49,16 @@ def command(
     crosstie replay requests.csv --url http://server:8000 --model llama-3.1-8b --requests 500
 
     TRACE is the name of a shipped trace (azure-2023-conversation, azure-2023-code, mooncake-conversation) or a file
-    as docs/plan.md has them. Prompts are filler of the recorded length, and share their beginnings where the trace
-    has hash_ids; answers are as long as recorded (max_tokens and ignore_eos). Times that were recorded in coarse
-    steps, as Mooncake's, are spread within them. $OPENAI_API_KEY is sent where set.
+    as docs/plan.md has them, or what `crosstie serve --record` wrote. Prompts are filler of the recorded length, and
+    share their beginnings where the trace has hash_ids; answers are as long as recorded (max_tokens and ignore_eos).
+    Times that were recorded in coarse steps, as Mooncake's, are spread within them. $OPENAI_API_KEY is sent where set.
 
     Exit status 1 if any request failed.
     """
     Address(url)
     promised = None if fleet is None else read_fleet(Catalog(), fleet)
-    longest = _checked(promised, model, class_name)
     read = read_trace(find_trace(trace, Path()))
+    longest = _checked(promised, model, class_name, read)
     requests: list[TimedRequest] = from_trace(
         read, class_name=class_name, requests_per_s=rate, requests=most, seconds=for_s, start=start, longest=longest
     )
@@ -74,13 +76,19 @@ def command(
     return 1 if result.failed else 0
 
 
-def _checked(fleet: Fleet | None, model: str, class_name: str | None) -> int | None:
+def _checked(fleet: Fleet | None, model: str, class_name: str | None, trace: Trace) -> int | None:
     """The longest request that the fleet takes; None where nobody says."""
     if fleet is None:
         return None
     known = [one.name for one in fleet.classes]
     if class_name is not None and class_name not in known:
         raise BadInput(f"--class {class_name}: the fleet has {', '.join(known) or 'none'}")
+    unknown = {one for one in trace.classes or () if one is not None} - set(known)
+    if class_name is None and unknown:
+        raise BadInput(
+            f"{trace.file}: has requests of {', '.join(sorted(unknown))}, but the fleet has "
+            f"{', '.join(known) or 'no class'}; --class NAME has them all say another"
+        )
     lengths = [pool.max_context for pool in fleet.pools if model in (pool.model, pool.served_as)]
     if not lengths:
         raise BadInput(f"--model {model}: no pool of the fleet serves it")

@@ -45,6 +45,11 @@ def print_table(out: Console, made: Table) -> None:
     out.width = terminal
 
 
+def say(out: Output, text: str | Text, style: str = "") -> None:
+    """A line as long as it gets: the terminal wraps it, a file keeps it whole."""
+    out.print(text, style=style, soft_wrap=True)
+
+
 def json_text(value: Any) -> str:
     return json.dumps(value, indent=2, allow_nan=False)
 

@@ -1,0 +1,307 @@
+"""`crosstie admin`: a running gateway looked at and changed through its administrator's port."""
+
+import http.client
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import click
+
+from crosstie.catalog.addresses import read_address
+from crosstie.catalog.reading import only_keys, read_toml
+from crosstie.catalog.writing import write_text
+from crosstie.cli.admin_show import show_decision, show_done, show_pools
+from crosstie.cli.assignments import amount, assigned
+from crosstie.cli.show import json_option, print_json, spinner
+from crosstie.core.errors import BadData, BadInput
+
+_KEY = "CROSSTIE_ADMIN_KEY"
+_PATIENCE_S = 30.0
+# A stream gives a sign of life more often than this.
+_SILENCE_S = 60.0
+_LOOK_S = 0.5
+
+
+class Refused(Exception):
+    """The gateway has understood and said no."""
+
+
+class Gateway:
+    """The administrator's port of a gateway."""
+
+    def __init__(self, url: str, key: str):
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise BadInput(f"--url {url}: is no address such as http://127.0.0.1:8081")
+        self.url, self._secure, self._host, self._port = url, parts.scheme == "https", parts.hostname, port
+        self._base = parts.path.rstrip("/") + "/admin/v1/"
+        self._key = key
+
+    def get(self, name: str, **query: object) -> bytes:
+        with self._asked("GET", name, query, None, _PATIENCE_S) as answer:
+            return answer.read()
+
+    def post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        with self._asked("POST", name, {}, json.dumps(body).encode(), _PATIENCE_S) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+            return found
+
+    def follow(self, name: str, **query: object) -> Iterator[dict[str, Any]]:
+        """What a stream's events say, until it ends."""
+        with self._asked("GET", name, {**query, "follow": 1}, None, _SILENCE_S) as answer:
+            for line in answer:
+                if line.startswith(b"data: "):
+                    yield json.loads(line[6:])
+
+    def _asked(
+        self, method: str, name: str, query: dict[str, object], body: bytes | None, patience_s: float
+    ) -> http.client.HTTPResponse:
+        made = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = made(self._host, self._port, timeout=patience_s)
+        path = self._base + name + (f"?{urlencode(query)}" if query else "")
+        headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json", "connection": "close"}
+        try:
+            connection.request(method, path, body=body, headers=headers)
+            answer = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise BadInput(
+                f"{self.url}: no gateway answers there: {getattr(error, 'strerror', None) or error}"
+            ) from None
+        if answer.status == 200:
+            return answer
+        said = _error(answer.read())
+        if said.get("code") == "refused":
+            raise Refused(said["message"])
+        why = said.get("message") or f"answered {answer.status}; is it a gateway's --admin-port?"
+        raise BadInput(f"{self.url}: {why}")
+
+
+def _error(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _gateway_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    key = click.option(
+        "--key-file", type=click.Path(path_type=Path), metavar="FILE",
+        help=f"Where the key is, if not in {_KEY}; serve says where it put it.",
+    )  # fmt: skip
+    url = click.option(
+        "--url", default="http://127.0.0.1:8081", show_default=True, envvar="CROSSTIE_ADMIN_URL",
+        help="The gateway's --admin-port.",
+    )  # fmt: skip
+    return url(key(function))
+
+
+def _reach(url: str, key_file: Path | None) -> Gateway:
+    if key_file is not None:
+        try:
+            key = key_file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"{key_file}: cannot be read: {getattr(error, 'strerror', None) or 'no key'}") from None
+    else:
+        key = os.environ.get(_KEY, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise BadInput(f"no key: set {_KEY}, or give --key-file")
+    return Gateway(url, key)
+
+
+@click.group("admin")
+def command() -> None:
+    """A running gateway looked at and changed: `crosstie serve FLEET.toml --admin-port 8081` opens the port.
+
+    \b
+    export CROSSTIE_ADMIN_KEY=...            # the same for serve and for these
+    crosstie admin pools
+    crosstie admin drain chat-mi300x --wait  # a pool, or one backend by its address
+    crosstie admin decisions --follow
+
+    Changes lie over the fleet file until they are undone or reset; a restart forgets them, and
+    `crosstie admin config --save FILE` makes a fleet file of them. docs/admin.md has the rest.
+
+    Exit status: 0 done, 1 the gateway said no, or not in time, 2 the question was wrong or nobody answered.
+    """
+
+
+def _answered(gateway: Gateway, action: str, body: dict[str, Any], as_json: bool) -> int:
+    try:
+        done = gateway.post(action, body)
+    except Refused as refused:
+        click.echo(f"crosstie: {action}: refused: {' '.join(str(refused).split())}", err=True)
+        return 1
+    print_json(done) if as_json else show_done(done)
+    return 1 if done["refused_by"] else 0
+
+
+def _target(target: str) -> dict[str, Any]:
+    """A pool's name, or a backend's address in the form that fleets have it in."""
+    return {"backend": read_address(Path("URL"), "", target)} if "://" in target else {"pool": target}
+
+
+@command.command("pools")
+@_gateway_options
+@json_option
+def pools(url: str, key_file: Path | None, as_json: bool) -> int:
+    """Every pool and backend: up or why not, drained or draining, in flight, how far from predictions."""
+    said = json.loads(_reach(url, key_file).get("pools"))
+    print_json(said) if as_json else show_pools(said)
+    return 0
+
+
+@command.command("drain")
+@click.argument("target", metavar="POOL|URL")
+@click.option("--wait", is_flag=True, help="Until nothing is in flight there.")
+@click.option("--within", type=click.FloatRange(0.1), default=3600.0, show_default=True, metavar="S",
+              help="With --wait: status 1 if it took longer.")  # fmt: skip
+@_gateway_options
+@json_option
+def drain(target: str, wait: bool, within: float, url: str, key_file: Path | None, as_json: bool) -> int:
+    """Sends a pool or a backend nothing new; what is in flight finishes. `drained`, in `pools`: it has."""
+    gateway = _reach(url, key_file)
+    wanted = _target(target)
+    status = _answered(gateway, "drain", wanted, as_json)
+    return status or (_wait(gateway, wanted, within) if wait else 0)
+
+
+def _wait(gateway: Gateway, wanted: dict[str, Any], within_s: float) -> int:
+    ((_, target),) = wanted.items()
+    deadline = time.monotonic() + within_s
+    with spinner() as say:
+        while True:
+            pools = json.loads(gateway.get("pools"))["pools"]
+            rows = [row for pool in pools for row in pool["backends"] if target in (pool["pool"], row["backend"])]
+            left = sum(row["in_flight"] for row in rows)
+            if not left:
+                return 0
+            if time.monotonic() > deadline:
+                click.echo(f"crosstie: {target}: {left} requests are still in flight after {within_s:g} s", err=True)
+                return 1
+            say(f"{target}: {left} requests in flight")
+            time.sleep(_LOOK_S)
+
+
+@command.command("undrain")
+@click.argument("target", metavar="POOL|URL")
+@_gateway_options
+@json_option
+def undrain(target: str, url: str, key_file: Path | None, as_json: bool) -> int:
+    """Lets a drained pool or backend have requests again."""
+    return _answered(_reach(url, key_file), "undrain", _target(target), as_json)
+
+
+@command.command("add")
+@click.argument("pool", required=False)
+@click.argument("backend", required=False, metavar="[URL]")
+@click.option("--file", type=click.Path(path_type=Path), metavar="FILE", help="A new pool: TOML with one [[pool]].")
+@_gateway_options
+@json_option
+def add(
+    pool: str | None, backend: str | None, file: Path | None, url: str, key_file: Path | None, as_json: bool
+) -> int:
+    """Adds a backend to a pool, or with --file a new pool as a fleet file would have it."""
+    if (file is None) == (pool is None) or (pool is None) != (backend is None):
+        raise BadInput("name a pool and the address of its new backend, or a --file with a new pool")
+    body: dict[str, Any] = {"pool": pool, "backend": backend} if file is None else {"pool": _pool_table(file)}
+    return _answered(_reach(url, key_file), "add", body, as_json)
+
+
+def _pool_table(file: Path) -> dict[str, Any]:
+    raw = read_toml(file)
+    only_keys(file, "", raw, {"format", "pool"})
+    found = raw.get("pool")
+    if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], dict):
+        raise BadData(file, "pool", "must be there once: one [[pool]] is added at a time")
+    return found[0]
+
+
+@command.command("remove")
+@click.argument("target", metavar="POOL|URL")
+@_gateway_options
+@json_option
+def remove(target: str, url: str, key_file: Path | None, as_json: bool) -> int:
+    """Takes a pool or a backend out of the fleet; what is in flight there finishes."""
+    return _answered(_reach(url, key_file), "remove", _target(target), as_json)
+
+
+@command.command("weight")
+@click.argument("weights", nargs=-1, required=True, metavar="POOL=WEIGHT...")
+@_gateway_options
+@json_option
+def weight(weights: tuple[str, ...], url: str, key_file: Path | None, as_json: bool) -> int:
+    """Sets pools' parts of the traffic under the `weighted` policy."""
+    return _answered(_reach(url, key_file), "weight", {"weights": assigned("weight", weights, amount)}, as_json)
+
+
+@command.command("reload")
+@_gateway_options
+@json_option
+def reload(url: str, key_file: Path | None, as_json: bool) -> int:
+    """Has the fleet file read again. Status 1: it is refused, with the reason, and the old one goes on."""
+    return _answered(_reach(url, key_file), "reload", {}, as_json)
+
+
+@command.command("reset")
+@_gateway_options
+@json_option
+def reset(url: str, key_file: Path | None, as_json: bool) -> int:
+    """Takes all changes back: the fleet is again what its file says."""
+    return _answered(_reach(url, key_file), "reset", {}, as_json)
+
+
+@command.command("decisions")
+@click.option("--last", type=click.IntRange(1, 500), default=20, show_default=True, help="How many of the latest.")
+@click.option("--follow", is_flag=True, help="As they are taken, until interrupted.")
+@click.option("--alternatives", is_flag=True, help="With --follow: what every other pool scored, or what dropped it.")
+@_gateway_options
+@json_option
+def decisions(last: int, follow: bool, alternatives: bool, url: str, key_file: Path | None, as_json: bool) -> int:
+    """Where requests were sent and why: lengths, predictions and reasons, never what they say or whose they are."""
+    gateway = _reach(url, key_file)
+    if alternatives and not follow:
+        raise BadInput("--alternatives goes with --follow: they are worked out only while someone asks for them")
+    if not follow:
+        said = json.loads(gateway.get("decisions", last=last))
+        if as_json:
+            print_json(said)
+        else:
+            for row in said["decisions"]:
+                show_decision(row)
+        return 0
+    for row in gateway.follow("decisions", alternatives=int(alternatives)):
+        if as_json:
+            click.echo(json.dumps(row))
+        elif "skipped" in row:
+            click.echo(f"({row['skipped']} more came too fast to be shown)")
+        else:
+            show_decision(row)
+    click.echo(f"crosstie: {url}: the gateway has ended", err=True)
+    return 1
+
+
+@command.command("config")
+@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write it there, whole or not at all.")
+@_gateway_options
+@json_option
+def config(save: Path | None, url: str, key_file: Path | None, as_json: bool) -> int:
+    """The fleet as it is served now, changes included, as a fleet file."""
+    text = _reach(url, key_file).get("config").decode()
+    if save is not None:
+        write_text(save, text)
+    if as_json:
+        print_json({"saved": str(save) if save else None, "config": text})
+    elif save is None:
+        click.echo(text, nl=False)
+    else:
+        click.echo(f"written to {save}")
+    return 0

@@ -1,0 +1,68 @@
+"""How a gateway's pools, changes and decisions look on a terminal."""
+
+import time
+from typing import Any
+
+import click
+
+from crosstie.cli.show import console, print_table, seconds, table
+
+
+def show_pools(said: dict[str, Any]) -> None:
+    out = console()
+    processes = f", {said['processes']} processes" if said["processes"] > 1 else ""
+    out.print(f"{said['fleet']}: {said['policy']}, {said['exchanges']} requests, {said['queued']} queued{processes}")
+    columns = [
+        ("pool", "left"), ("model", "left"), ("weight", "right"), ("backend", "left"), ("state", "left"),
+        ("in flight", "right"), ("engine runs", "right"), ("waits", "right"), ("breaker", "left"),
+        ("TTFT x", "right"), ("TPOT x", "right"), ("why", "left"),
+    ]  # fmt: skip
+    rows = []
+    for pool in said["pools"]:
+        for row in pool["backends"]:
+            load = row["reported"] or {}
+            rows.append([
+                pool["pool"], pool["model"], "-" if pool["weight"] is None else f"{pool['weight']:g}",
+                row["backend"] + (" (added)" if row["from"] == "admin" else ""), row["state"], str(row["in_flight"]),
+                f"{load['running']:g}" if load else "-", f"{load['waiting']:g}" if load else "-", row["breaker"],
+                f"{row['ttft_correction']:.2f}", f"{row['tpot_correction']:.2f}", row["why_down"],
+            ])  # fmt: skip
+    print_table(out, table("", columns, rows))
+    for one in said["leaving"]:
+        out.print(f"removed, still answering {one['in_flight']}: {one['backend']} of {one['pool']}")
+    for words in said["changes"]:
+        out.print(f"changed: {words}")
+    for one in said["dropped"]:
+        out.print(f"dropped: {one['change']}: {one['why']}")
+
+
+def show_done(done: dict[str, Any]) -> None:
+    click.echo(f"{done['what']}: {'done' if done['changed'] else 'nothing to change'}")
+    for words in done["dropped"]:
+        click.echo(f"dropped with it: {words}")
+    for words in done["warnings"]:
+        click.echo(f"warning: {words}", err=True)
+    for why in done["refused_by"]:
+        click.echo(f"one of its processes refused: {why}", err=True)
+
+
+def show_decision(row: dict[str, Any]) -> None:
+    at = time.strftime("%H:%M:%S", time.localtime(row["at"]))
+    where = row["pool"] or row["outcome"].upper()
+    again = f", attempt {row['attempt']}" if row["attempt"] > 1 else ""
+    told = row["predicted"]
+    predicted = f", TTFT {seconds(told['ttft_s'])}, TPOT {seconds(told['tpot_s'])}" if told else ""
+    click.echo(
+        _plain(
+            f"{at} {row['request_id']} {row['model']} {row['class'] or '-'} {row['input_tokens']}+"
+            f"{row['expected_output_tokens']} -> {where}{again}{predicted}: {row['reason']}"
+        )
+    )
+    for one in row["considered"]:
+        score = "-" if one["score"] is None else f"{one['score']:.4g}"
+        click.echo(_plain(f"         {one['pool']}: score {score} {one['dropped'] or ''}".rstrip()))
+
+
+def _plain(text: str) -> str:
+    """Request ids are the clients' own: what they hold must not steer a terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)

@@ -1,0 +1,84 @@
+"""How replicas that models share look on a terminal: the answer, every accelerator beside it, and what it rests on."""
+
+from rich.text import Text
+
+from crosstie.cli.show import Output, count, dollars, gigabytes, print_table, say, seconds, share, table
+from crosstie.core.units import HOURS_PER_MONTH
+from crosstie.plan.plan import Plan
+from crosstie.plan.shared import SharedPlan, SharedPool
+
+_FROM = {
+    "host": "the host's memory, where engines sleep (vLLM's sleep, level 1)",
+    "disk": "a disk, into engines that sleep (vLLM's sleep, level 2)",
+    "start": "a disk, into engines that are started for them",
+}
+
+
+def show_shared(out: Output, plan: Plan, shared: SharedPlan) -> None:
+    sharing = plan.workload.sharing
+    assert sharing is not None, "a plan has shared replicas because its workload asks for them"
+    pool = shared.answer
+    many = f"{len(sharing.models)} models"
+    if pool is None:
+        out.print(Text(f"No accelerator can be shared by the {many} of [hosting].", "bold"))
+    else:
+        month = dollars(pool.usd_per_hour * HOURS_PER_MONTH)
+        what = f"{pool.gpus} {pool.accelerator}"
+        price = f"{dollars(pool.usd_per_hour)} an hour ({month} a month)"
+        say(out, Text.assemble(f"Shared by {many}: ", (what, "bold"), f", {price}"))
+        say(out, f"  expected at mean traffic: {_expected(pool)}")
+        _show_simulated(out, shared)
+        _show_pools(out, shared, pool)
+        _show_grounds(out, pool, sharing.load_from)
+    for name, reason in shared.left_out.items():
+        say(out, f"  not {name}: {reason}", "dim")
+
+
+def _expected(pool: SharedPool) -> str:
+    found = pool.expected
+    if not found.loads_per_s:
+        return "every model stays resident, nobody waits for a load"
+    return (
+        f"{count(found.evictions_per_hour)} evictions an hour; {share(found.cold_share)} of requests find their model "
+        f"absent and wait {seconds(found.wait_s)} on average"
+    )
+
+
+def _show_simulated(out: Output, shared: SharedPlan) -> None:
+    seen = shared.simulated
+    if seen:
+        say(
+            out,
+            f"  simulated, {seen.requests:,} requests: {count(seen.evictions_per_hour)} evictions an hour; "
+            f"{share(seen.cold_share)} cold, waiting {seconds(seen.wait_p50_s)} at p50 and {seconds(seen.wait_p99_s)} "
+            "at p99",
+        )
+
+
+def _show_pools(out: Output, shared: SharedPlan, answer: SharedPool) -> None:
+    columns = [
+        ("accelerator", "left"), ("replicas", "right"), ("each", "left"), ("$/h", "right"), ("busy", "right"),
+        ("for models", "right"), ("evictions/h", "right"), ("cold", "right"), ("wait", "right"),
+        (f"evictions/h with {answer.gpus} GPUs", "right"), ("limited by", "left"),
+    ]  # fmt: skip
+    print_table(out, table("", columns, [_row(pool) for pool in shared.pools]))
+
+
+def _row(pool: SharedPool) -> list[str]:
+    found, beside = pool.expected, pool.beside
+    return [
+        pool.accelerator, f"{pool.replicas:,}", f"{pool.replica.parallelism.gpus} x {pool.replica.parallelism}",
+        f"{pool.usd_per_hour:,.2f}", share(pool.utilisation), gigabytes(pool.replica.room_bytes),
+        count(found.evictions_per_hour), share(found.cold_share), seconds(found.wait_s) if found.loads_per_s else "-",
+        count(beside.evictions_per_hour) if beside.holds else "thrashes", pool.limit,
+    ]  # fmt: skip
+
+
+def _show_grounds(out: Output, pool: SharedPool, load_from: str) -> None:
+    longest = max(pool.replica.hosted, key=lambda one: one.load_s)
+    say(
+        out, f"  models come from {_FROM[load_from]}; the slowest, {longest.model}, in {seconds(longest.load_s)}", "dim"
+    )
+    if pool.replica.host_bytes:
+        size = gigabytes(pool.replica.host_bytes)
+        say(out, f"  each replica needs {size} of its host's memory for the weights of all its models", "dim")

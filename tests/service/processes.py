@@ -1,0 +1,119 @@
+"""`crosstie` as processes that tests start, talk to and end, each with an empty user catalog of its own."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import crosstie
+
+# Two busy cores: a start takes a second or two, and may take ten times as long.
+START_S = 90.0
+END_S = 60.0
+SOURCE = Path(crosstie.__file__).parents[1]
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    """The code that this test has imported, whatever else is installed."""
+    return {**os.environ, "PYTHONPATH": str(SOURCE), "CROSSTIE_CATALOG": str(folder / "user-catalog"), **more}
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-P", "-m", "crosstie", *map(str, arguments)]
+
+
+class Running:
+    """A command that has said in JSON that it is ready, and where."""
+
+    def __init__(self, process: subprocess.Popen[bytes], said: dict[str, Any], complaints: Path):
+        self.process, self.said, self._complaints = process, said, complaints
+
+    @property
+    def url(self) -> str:
+        return str(self.said["url"])
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2].removesuffix("/v1"))
+
+    @property
+    def errors(self) -> str:
+        """What it has written to stderr so far."""
+        return self._complaints.read_text()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def ends(self, number: signal.Signals | None = signal.SIGTERM) -> int:
+        """The exit status, after the signal if one is to be sent."""
+        if number is not None:
+            self.send(number)
+        return self.process.wait(END_S)
+
+    def children(self) -> list[int]:
+        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in found]
+
+
+@contextlib.contextmanager
+def started(folder: Path, *arguments: str | Path) -> Iterator[Running]:
+    """Whatever is left of it at the end is killed; its own children then end by themselves."""
+    complaints = folder / f"stderr-{time.monotonic_ns()}"
+    with complaints.open("wb") as lines:
+        process = subprocess.Popen(
+            command(*arguments, "--json"), stdout=subprocess.PIPE, stderr=lines, stdin=subprocess.DEVNULL,
+            env=environment(folder),
+        )  # fmt: skip
+    try:
+        yield Running(process, _announced(process, complaints), complaints)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *arguments: str | Path) -> Iterator[Running]:
+    """`crosstie serve` on a free port."""
+    with started(folder, "serve", *arguments, "--port", "0") as running:
+        yield running
+
+
+def _announced(process: subprocess.Popen[bytes], complaints: Path) -> dict[str, Any]:
+    assert process.stdout is not None
+    deadline = time.monotonic() + START_S
+    said = b""
+    while True:
+        ready, _, _ = select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0.0))
+        piece = os.read(process.stdout.fileno(), 65536) if ready else b""
+        assert piece, f"it never said that it was ready: {complaints.read_text()}"
+        said += piece
+        with contextlib.suppress(json.JSONDecodeError):
+            found: dict[str, Any] = json.loads(said)
+            return found
+
+
+def comes_true(condition: Callable[[], object], within_s: float = 30.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def gone(pid: int) -> bool:
+    """Ended, reaped or not: whoever inherits an orphan may be slow to reap it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"
