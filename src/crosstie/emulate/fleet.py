@@ -1,7 +1,6 @@
 """A fleet without its accelerators: every replica of every pool emulated, each on a port of its own."""
 
 import asyncio
-import ipaddress
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from crosstie.emulate.server import EmulatedServer
 from crosstie.perf.memory import memory_plan
 from crosstie.route import build
 from crosstie.route.hosted_sizes import sizes
-from crosstie.wire.address import Address
+from crosstie.wire.address import Address, is_loopback
 
 # What a request is taken to be like where no class says so.
 _USUAL_INPUT, _USUAL_OUTPUT = 1024.0, 256.0
@@ -171,18 +170,11 @@ def _kept(pool: Pool, index: int) -> Address | None:
     if index >= len(pool.backends):
         return None
     address = Address(pool.backends[index])
-    if not _is_loopback(address.host):
+    if not is_loopback(address.host):
         return None
     if address.secure:
         raise BadInput(f"pool '{pool.name}': {address.url}: emulated replicas speak http, not https")
     return address
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _reached_at(host: str) -> str:

@@ -28,6 +28,7 @@ from crosstie.service.admin import ACTIONS, Administration
 from crosstie.service.admin_view import pools_here, together
 from crosstie.service.process import Serve
 from crosstie.service.recent import MOST
+from crosstie.wire.address import is_loopback
 from crosstie.wire.reply import Reply
 from crosstie.wire.request import Limits, Request
 from crosstie.wire.server import Server
@@ -46,15 +47,6 @@ _COMPLAIN_S = 1.0
 _STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-store\r\n"
 _NO_STORE = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
 _encode = msgspec.json.Encoder().encode
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class AdminKey:

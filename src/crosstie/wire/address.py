@@ -1,5 +1,6 @@
 """Where a server answers: a base URL taken apart once."""
 
+import ipaddress
 import ssl
 from urllib.parse import urlsplit
 
@@ -35,3 +36,11 @@ class Address:
 
     def tls(self) -> ssl.SSLContext | None:
         return ssl.create_default_context() if self.secure else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, as a name or an address without brackets, is this machine to itself alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
