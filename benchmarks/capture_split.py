@@ -1,4 +1,4 @@
-"""One decode step with block-sparse attention: eager against `crosstie.capture.split`, same inputs, same outputs.
+"""One decode step with block-sparse attention: eager against `crosstie.port.split`, same inputs, same outputs.
 
     python benchmarks/capture_split.py                 # on a CUDA or ROCm GPU, under two minutes
     python benchmarks/capture_split.py --tiny          # on the CPU: graphs are a stand-in there, times mean nothing
@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from crosstie.capture import Split, split
+from crosstie.port.split import Split, split
 
 
 @dataclass(frozen=True)

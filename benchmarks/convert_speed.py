@@ -26,9 +26,9 @@ from pathlib import Path
 
 import numpy as np
 
-from crosstie.checkpoint.convert import default_jobs
-from crosstie.checkpoint.headers import encode_header
-from crosstie.checkpoint.index import INDEX
+from crosstie.port.checkpoint.convert import default_jobs
+from crosstie.port.checkpoint.headers import encode_header
+from crosstie.port.checkpoint.index import INDEX
 
 SIDE = 4096
 # Of a plain copy's speed, files on the same disk.

@@ -5,9 +5,9 @@ python benchmarks/render_accuracy.py          (make accuracy)
 
 from pathlib import Path
 
-from crosstie.bench.report import fill, tables
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
+from crosstie.prove.calibration.report import fill, tables
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"

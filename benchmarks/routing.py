@@ -32,24 +32,24 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from crosstie.bench.accounts import fleet_usd_per_good_million, replayed
-from crosstie.bench.gateway_child import GatewayChild, start_gateway
-from crosstie.bench.outcomes import result_of, targets_of
-from crosstie.bench.replay import Outcome, Replay
-from crosstie.bench.traffic import TimedRequest, from_trace, merged, prompt
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import find_trace, read_trace
 from crosstie.catalog.workloads import read_workload
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.fleet import Fleet, Policy, Pool
+from crosstie.decide.plan.fleet import fleet_of
+from crosstie.decide.plan.plan import make_plan
 from crosstie.perf.estimate import estimate
-from crosstie.plan.fleet import fleet_of
-from crosstie.plan.plan import make_plan
-from crosstie.wire.address import Address
-from crosstie.wire.client import Origin
-from crosstie.wire.fetch import fetch
-from crosstie.wire.loops import run_on_loop
+from crosstie.prove.replay.accounts import fleet_usd_per_good_million, replayed
+from crosstie.prove.replay.gateway_child import GatewayChild, start_gateway
+from crosstie.prove.replay.outcomes import result_of, targets_of
+from crosstie.prove.replay.replay import Outcome, Replay
+from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged, prompt
+from crosstie.run.wire.address import Address
+from crosstie.run.wire.client import Origin
+from crosstie.run.wire.fetch import fetch
+from crosstie.run.wire.loops import run_on_loop
 
 POLICIES: tuple[Policy, ...] = ("cheapest-meeting-target", "round-robin", "least-loaded", "prefix")
 TRACES = {"chat": "azure-2023-conversation", "code": "azure-2023-code", "documents": "mooncake-conversation"}

@@ -13,7 +13,6 @@ from time import monotonic
 from typing import Any, Literal
 
 from http_answer import Answer, Malformed
-
 from plan import LOCAL, Plan, planned
 
 # What a client saw. `lost` is what must not be: no end, half an answer, a wrong one, or one that is another's.

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from crosstie.service.local import CONTEXT, shipped_weights
 from plan import EMULATED, KEYS, LOCAL, LOCAL_TOKENS, QUESTIONS
+
+from crosstie.run.service.local import CONTEXT, shipped_weights
 
 ROOT = Path(__file__).parents[2]
 ADMIN_KEY = "chaos-" + os.urandom(16).hex()
@@ -218,7 +219,7 @@ class Ground:
         return Engine(command, port, pool, self.folder)
 
     def _real(self, port: int) -> Engine:
-        command = [sys.executable, "-P", "-m", "crosstie.service.llamacpp_child", "--file", str(shipped_weights()),
+        command = [sys.executable, "-P", "-m", "crosstie.run.service.llamacpp_child", "--file", str(shipped_weights()),
                    "--model", LOCAL, "--port", str(port), "--threads", "1", "--slots", "1",
                    "--context", str(CONTEXT)]  # fmt: skip
         return Engine(command, port, "local", self.folder)

@@ -4,7 +4,7 @@ import json
 import random
 from typing import Literal, NamedTuple
 
-from crosstie.emulate.tokens import count, filler
+from crosstie.run.emulate.tokens import count, filler
 
 EMULATED, LOCAL = "llama-3.1-8b", "smollm2-135m"
 Manner = Literal["plain", "leaves-while-sending", "leaves", "stalls", "sends-slowly", "together", "wrong"]

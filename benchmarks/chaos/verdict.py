@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from crowd import Seen
-
 from plan import KEYS
 
 # What the gateway may say of a request whose client saw this.

@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from crosstie.core.model import Layer, Model, Scan, State, Tensor
     from crosstie.core.stack import Efficiency, Stack
     from crosstie.core.workload import RequestClass, Target, Workload
+    from crosstie.decide.plan.check import check
+    from crosstie.decide.plan.compare import Entry, Load, Scorecard, compare
+    from crosstie.decide.plan.fleet import fleet_of
+    from crosstie.decide.plan.plan import Plan, make_plan
     from crosstie.perf.estimate import estimate, estimates
     from crosstie.perf.fit import Fit, Placement, fit, smallest_layout
     from crosstie.perf.hardware import Hardware
     from crosstie.perf.memory import MemoryPlan, memory_plan, sequences_that_fit, weight_bytes
     from crosstie.perf.serving import Steady, serve, single_stream_ceiling
     from crosstie.perf.step import Shape, StepCost, shape, step
-    from crosstie.plan.check import check
-    from crosstie.plan.compare import Entry, Load, Scorecard, compare
-    from crosstie.plan.fleet import fleet_of
-    from crosstie.plan.plan import Plan, make_plan
 
 _HOMES = {
     "crosstie.catalog.fleet_text": ("fleet_text",),
@@ -64,10 +64,10 @@ _HOMES = {
     "crosstie.perf.memory": ("MemoryPlan", "memory_plan", "sequences_that_fit", "weight_bytes"),
     "crosstie.perf.serving": ("Steady", "serve", "single_stream_ceiling"),
     "crosstie.perf.step": ("Shape", "StepCost", "shape", "step"),
-    "crosstie.plan.check": ("check",),
-    "crosstie.plan.compare": ("Entry", "Load", "Scorecard", "compare"),
-    "crosstie.plan.fleet": ("fleet_of",),
-    "crosstie.plan.plan": ("Plan", "make_plan"),
+    "crosstie.decide.plan.check": ("check",),
+    "crosstie.decide.plan.compare": ("Entry", "Load", "Scorecard", "compare"),
+    "crosstie.decide.plan.fleet": ("fleet_of",),
+    "crosstie.decide.plan.plan": ("Plan", "make_plan"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -12,7 +12,7 @@ from tests.small_workload import ALLOWED, Change, constrained, small, tables
 
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
-from crosstie.plan.market import PLANNED_BY
+from crosstie.decide.plan.market import PLANNED_BY
 
 TTFT = "ttft_ms = { p95 = 1000 }"
 

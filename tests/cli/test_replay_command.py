@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import Command
-from tests.emulate.running import CATALOG, SMALL, fleet, pool
+from tests.run.emulate.running import CATALOG, SMALL, fleet, pool
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import Route, ServedClass
 from crosstie.core.workload import Target
-from crosstie.emulate.fleet import start
+from crosstie.run.emulate.fleet import start
 
 NOBODY = "http://127.0.0.1:9"
 CHAT = ServedClass(

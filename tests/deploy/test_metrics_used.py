@@ -15,24 +15,24 @@ import yaml  # type: ignore[import-untyped]
 from prometheus_client.parser import text_string_to_metric_families
 from tests.deploy.promql import faults_of, groupings_of, matchers_of, metrics_of
 from tests.engines.streams import get
-from tests.gateway.fakes import HASTY, fakes, fleet_of, pool_of, running, until
-from tests.gateway.tellers import tellers
-from tests.gateway.test_keys import keyed
-from tests.gateway.test_resume import fleet_over, identified
-from tests.gateway.test_serving import CHAT
-from tests.service.processes import serving
-from tests.service.shared import MODELS, hosted, shared_pool
-from tests.service.test_admin import administered, two_pools
+from tests.run.gateway.fakes import HASTY, fakes, fleet_of, pool_of, running, until
+from tests.run.gateway.tellers import tellers
+from tests.run.gateway.test_keys import keyed
+from tests.run.gateway.test_resume import fleet_over, identified
+from tests.run.gateway.test_serving import CHAT
+from tests.run.service.processes import serving
+from tests.run.service.shared import MODELS, hosted, shared_pool
+from tests.run.service.test_admin import administered, two_pools
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import State
-from crosstie.service.far import OtherMachines
-from crosstie.service.logs import Log
-from crosstie.service.process import Part
-from crosstie.service.record import Recorder
-from crosstie.service.telemetry import Telemetry
-from crosstie.share.board import Board
-from crosstie.wire.loops import run_on_loop
+from crosstie.run.service.far import OtherMachines
+from crosstie.run.service.logs import Log
+from crosstie.run.service.process import Part
+from crosstie.run.service.record import Recorder
+from crosstie.run.service.telemetry import Telemetry
+from crosstie.run.share.board import Board
+from crosstie.run.wire.loops import run_on_loop
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "crosstie.json").read_text())

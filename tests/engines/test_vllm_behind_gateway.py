@@ -16,10 +16,10 @@ from tests.engines.conftest import Start
 from tests.engines.streams import Stream, get, metric, post, refuses
 from tests.engines.test_vllm_cpu import LONG, settled
 from tests.engines.vllm_server import MODEL, VllmServer
-from tests.service.processes import Running, comes_true, serving
-from tests.service.test_local import real
+from tests.run.service.processes import Running, comes_true, serving
+from tests.run.service.test_local import real
 
-from crosstie.service.local import LocalEngine, start_local
+from crosstie.run.service.local import LocalEngine, start_local
 
 pytestmark = [pytest.mark.vllm_cpu, real]
 # Patience of these gateways, and how much later than that a client may hear of it on a busy machine.

@@ -19,7 +19,7 @@ def compiled() -> set[str]:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "COMPILED"
     ]
     rooms: dict[str, list[str]] = ast.literal_eval(said)
-    return {f"crosstie.{room}.{module}" for room, modules in rooms.items() for module in modules}
+    return {f"crosstie.{room.replace('/', '.')}.{module}" for room, modules in rooms.items() for module in modules}
 
 
 COMPILED = compiled()
@@ -49,7 +49,7 @@ def test_there_is_what_is_compiled() -> None:
 
 
 def test_an_heir_would_be_found() -> None:
-    assert inherited("from crosstie.wire.server import Server\nclass Mine(Server): pass") == ["Server"]
+    assert inherited("from crosstie.run.wire.server import Server\nclass Mine(Server): pass") == ["Server"]
 
 
 @pytest.mark.parametrize("module", PLAIN, ids=lambda path: str(path.relative_to(SOURCE)))

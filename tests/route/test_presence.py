@@ -2,8 +2,8 @@
 
 import msgspec
 import pytest
-from tests.gateway.fakes import CATALOG, fleet_of
-from tests.service.shared import MODELS, shared_pool
+from tests.run.gateway.fakes import CATALOG, fleet_of
+from tests.run.service.shared import MODELS, shared_pool
 
 from crosstie.catalog.loading import shipped_loading
 from crosstie.core.fleet import Fleet

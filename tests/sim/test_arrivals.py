@@ -7,12 +7,12 @@ from crosstie.catalog.calibration import empty
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadInput
+from crosstie.decide.plan.capacity import wait_s
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.serving import serve
 from crosstie.perf.step import shape, step_s
 from crosstie.perf.tabulated import StepTimes
-from crosstie.plan.capacity import wait_s
 from crosstie.sim.arrivals import Request, simulate
 
 CATALOG = Catalog([], calibration=empty())

@@ -15,8 +15,8 @@ from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy, Pool
 from crosstie.core.workload import Workload
-from crosstie.plan.fleet import fleet_of
-from crosstie.plan.plan import make_plan
+from crosstie.decide.plan.fleet import fleet_of
+from crosstie.decide.plan.plan import make_plan
 from crosstie.sim.fleet import Answered, Asked, FleetSimulator, closed_loop, score
 
 FAST, SLOW = "http://fast", "http://slow"

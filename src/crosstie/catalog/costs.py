@@ -1,10 +1,12 @@
 """What owning accelerators assumes beside their price: each a likely value between a low and a high, all sourced."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from crosstie.catalog.reading import Quantity, Sources, only_keys, read_quantity, read_toml, table
+from crosstie.core.accelerator import Accelerator
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact
 from crosstie.core.units import UNITS
@@ -41,6 +43,11 @@ COSTS: dict[str, Quantity] = {
     "engineer_usd_per_year": _spec("USD/person-year", 0.0, 5e6, "what one engineer costs the employer"),
     "utilisation": _spec("fraction", 0.01, 1.0, "mean output over that of the operating point"),
 }  # fmt: skip
+
+
+def watts(accelerator: Accelerator, costs: Mapping[str, Ranged]) -> float:
+    """Rated IT power of one GPU with its share of server and network, before cooling."""
+    return accelerator.chip.tdp.si + costs["server_watts_per_gpu"].likely.value
 
 
 def read_costs(file: Path, whole: bool) -> dict[str, Ranged]:

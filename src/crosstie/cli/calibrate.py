@@ -9,14 +9,14 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from crosstie.bench.calibrate import MOST_ROUNDS
-from crosstie.bench.learn import SHIPPED_RESULTS, Inputs, learn, read_inputs
 from crosstie.catalog.calibration import Calibration, calibration_text, empty
 from crosstie.catalog.library import Catalog, user_directories
 from crosstie.catalog.writing import write_text
 from crosstie.cli.show import console, json_option, print_json, print_table, table
 from crosstie.cli.validate import percent
 from crosstie.core.errors import BadInput
+from crosstie.prove.calibration.calibrate import MOST_ROUNDS
+from crosstie.prove.calibration.learn import SHIPPED_RESULTS, Inputs, learn, read_inputs
 
 FILE = click.Path(path_type=Path)
 _OVERALL = ("points left out", "a model left out", "a release left out", "an accelerator left out", "a family left out")

@@ -3,12 +3,12 @@
 import click
 
 from crosstie.catalog.library import Catalog
-from crosstie.claims.check import Checked, Summary, check_claims, summarise
-from crosstie.claims.page import page, rest_words
-from crosstie.claims.reading import read_claims, select
-from crosstie.claims.verdicts import VERDICTS
 from crosstie.cli.show import console, json_option, print_json, print_table, table
 from crosstie.core.errors import BadInput, near_names
+from crosstie.prove.claims.check import Checked, Summary, check_claims, summarise
+from crosstie.prove.claims.page import page, rest_words
+from crosstie.prove.claims.reading import read_claims, select
+from crosstie.prove.claims.verdicts import VERDICTS
 
 # So many claims are shown with all that they rest on; more of them as a table.
 _IN_FULL = 3

@@ -17,8 +17,8 @@ from crosstie.cli.options import (
     replica_options,
 )
 from crosstie.cli.show import console, count, json_option, print_json, print_table, seconds, share, table
-from crosstie.plan.compare import Entry, Load, Scorecard, compare
-from crosstie.plan.curve import Curve, curves
+from crosstie.decide.plan.compare import Entry, Load, Scorecard, compare
+from crosstie.decide.plan.curve import Curve, curves
 from crosstie.web.chart import draw_curves
 
 INTERVAL = "80% interval"

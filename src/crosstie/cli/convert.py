@@ -9,11 +9,11 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from crosstie.checkpoint.conversion import Conversion, plan_conversion
-from crosstie.checkpoint.convert import Converted, convert, default_jobs
-from crosstie.checkpoint.fp8 import DTYPES, OTHER, Dialect
-from crosstie.checkpoint.index import open_checkpoint
 from crosstie.cli.show import bandwidth, console, gigabytes, json_option, print_json, seconds
+from crosstie.port.checkpoint.conversion import Conversion, plan_conversion
+from crosstie.port.checkpoint.convert import Converted, convert, default_jobs
+from crosstie.port.checkpoint.fp8 import DTYPES, OTHER, Dialect
+from crosstie.port.checkpoint.index import open_checkpoint
 
 
 @click.command("convert")

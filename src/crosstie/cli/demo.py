@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import click
 from rich.table import Table
 
-from crosstie.bench.demo import CREDITS, TRACES, Demo, DemoRunner, Run
-from crosstie.bench.outcomes import ClassResult, Group
-from crosstie.bench.replay_document import demo_document
 from crosstie.catalog.library import Catalog
 from crosstie.cli.replay_show import at, kept, latency, promised, replay_progress
 from crosstie.cli.show import Output, console, count, dollars, json_option, print_json, print_table, share, table
 from crosstie.core.workload import Target
+from crosstie.prove.replay.demo import CREDITS, TRACES, Demo, DemoRunner, Run
+from crosstie.prove.replay.document import demo_document
+from crosstie.prove.replay.outcomes import ClassResult, Group
 
 _EMULATED = (
     "EMULATED: no AMD or NVIDIA GPU ran. Replicas keep the time that the performance model predicts for them,\n"

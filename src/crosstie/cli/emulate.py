@@ -16,10 +16,10 @@ from crosstie.catalog.writing import write_text
 from crosstie.cli.show import console, count, json_option, print_table, table
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
-from crosstie.emulate.faults import Scripted, read_script
-from crosstie.emulate.fleet import EmulatedFleet, start
-from crosstie.wire.loops import allow_many_connections, run_on_loop
-from crosstie.wire.parent import when_orphaned
+from crosstie.run.emulate.faults import Scripted, read_script
+from crosstie.run.emulate.fleet import EmulatedFleet, start
+from crosstie.run.wire.loops import allow_many_connections, run_on_loop
+from crosstie.run.wire.parent import when_orphaned
 
 _NOTE = "emulated: the time that the performance model predicts for each accelerator, and no model behind it"
 

@@ -10,10 +10,10 @@ import click
 
 from crosstie.cli.show import console, json_option, print_json, print_table, seconds, table
 from crosstie.core.errors import BadInput
-from crosstie.wire.address import Address
-from crosstie.wire.client import Headers, Origin
-from crosstie.wire.fetch import Answer, fetch
-from crosstie.wire.loops import run_on_loop
+from crosstie.run.wire.address import Address
+from crosstie.run.wire.client import Headers, Origin
+from crosstie.run.wire.fetch import Answer, fetch
+from crosstie.run.wire.loops import run_on_loop
 
 _HINTS = {
     "name": b"class", "ttft_ms": b"ttft-ms", "tpot_ms": b"tpot-ms", "priority": b"priority", "pool": b"pool",

@@ -12,7 +12,7 @@ from rich.text import Text
 from crosstie.catalog.writing import write_text
 from crosstie.cli.show import Output, console, json_option, json_text, print_json
 from crosstie.core.finding import GROUNDS, SEVERITIES, Finding, rank
-from crosstie.preflight.sarif import sarif
+from crosstie.port.preflight.sarif import sarif
 
 _COLOURS = {"note": "dim", "setting": "cyan", "slow": "yellow", "unknown": "magenta", "error": "bold red"}
 _VERDICT_COLOURS = {"ready": "green", "ok": "green", "will not run": "bold red", "error": "bold red"}

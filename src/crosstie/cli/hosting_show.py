@@ -4,8 +4,8 @@ from rich.text import Text
 
 from crosstie.cli.show import Output, count, dollars, gigabytes, print_table, say, seconds, share, table
 from crosstie.core.units import HOURS_PER_MONTH
-from crosstie.plan.plan import Plan
-from crosstie.plan.shared import SharedPlan, SharedPool
+from crosstie.decide.plan.plan import Plan
+from crosstie.decide.plan.shared import SharedPlan, SharedPool
 
 _FROM = {
     "host": "the host's memory, where engines sleep (vLLM's sleep, level 1)",

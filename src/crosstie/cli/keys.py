@@ -11,8 +11,8 @@ import msgspec
 from crosstie.cli.show import console, dollars, json_option, print_json, print_table, table
 from crosstie.cli.store import moment, names_in, opened, span, stamp, store_options, when
 from crosstie.core.errors import BadInput, near_names
-from crosstie.ledger.keys import PRIORITIES, Key, digest, new_public_id, new_secret, shown
-from crosstie.ledger.store import unknown_key
+from crosstie.run.ledger.keys import PRIORITIES, Key, digest, new_public_id, new_secret, shown
+from crosstie.run.ledger.store import unknown_key
 
 _LIMITS = ("rpm", "tpm", "usd_per_day", "usd_per_month")
 

@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from crosstie.core.errors import BadInput
-from crosstie.gateway.notices import told
-from crosstie.service.logs import STYLES, Log
-from crosstie.service.process import Part
-from crosstie.service.record import Recorder
-from crosstie.service.telemetry import Telemetry, wanted
+from crosstie.run.gateway.notices import told
+from crosstie.run.service.logs import STYLES, Log
+from crosstie.run.service.process import Part
+from crosstie.run.service.record import Recorder
+from crosstie.run.service.telemetry import Telemetry, wanted
 
 
 class Observers:

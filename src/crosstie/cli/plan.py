@@ -18,13 +18,13 @@ from crosstie.cli.show import json_option, json_text, names, print_json, spinner
 from crosstie.cli.watch_show import show_watched, watched_json
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.workload import Workload
-from crosstie.plan.check import check
-from crosstie.plan.fleet import fleet_of
-from crosstie.plan.market import PLANNED_BY
-from crosstie.plan.plan import Plan, make_plan
-from crosstie.plan.report import document, mark_of
-from crosstie.plan.shared import own_classes, seen
-from crosstie.plan.watch import watched
+from crosstie.decide.plan.check import check
+from crosstie.decide.plan.fleet import fleet_of
+from crosstie.decide.plan.market import PLANNED_BY
+from crosstie.decide.plan.plan import Plan, make_plan
+from crosstie.decide.plan.report import document, mark_of
+from crosstie.decide.plan.shared import own_classes, seen
+from crosstie.decide.plan.watch import watched
 from crosstie.web.chart import check_ending
 from crosstie.web.plan_chart import draw_plan
 

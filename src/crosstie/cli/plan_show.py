@@ -8,13 +8,13 @@ from crosstie.cli.hosting_show import show_shared
 from crosstie.cli.show import Output, console, count, dollars, print_table, say, seconds, share, table
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
-from crosstie.plan.answer import Aside, Carried, FleetPlan, PoolPlan
-from crosstie.plan.check import Seen
-from crosstie.plan.flips import Flip
-from crosstie.plan.market import Item
-from crosstie.plan.plan import Plan
-from crosstie.plan.report import horizon_usd
-from crosstie.plan.shared import own_classes
+from crosstie.decide.plan.answer import Aside, Carried, FleetPlan, PoolPlan
+from crosstie.decide.plan.check import Seen
+from crosstie.decide.plan.flips import Flip
+from crosstie.decide.plan.market import Item
+from crosstie.decide.plan.plan import Plan
+from crosstie.decide.plan.report import horizon_usd
+from crosstie.decide.plan.shared import own_classes
 
 
 def show_plan(plan: Plan) -> None:

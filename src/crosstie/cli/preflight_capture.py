@@ -47,7 +47,7 @@ def command(
         import_module("torch")
     except ImportError:
         raise BadInput("preflight capture needs torch: pip install 'crosstie[preflight]'") from None
-    from crosstie.capture import survey
+    from crosstie.port.capture import survey
 
     found: list[Finding] = []
     verdicts: dict[str, str] = {}

@@ -11,10 +11,10 @@ from crosstie.catalog.library import Catalog
 from crosstie.cli.findings_show import report, report_options
 from crosstie.cli.show import console, names, number, print_table, spinner, table
 from crosstie.core.errors import BadInput
-from crosstie.kernels.findings import find, verdicts
-from crosstie.kernels.rows import Row, row_json, rows_of
-from crosstie.kernels.running import Answer, Asked, ask
-from crosstie.kernels.targets import target
+from crosstie.port.kernels.findings import find, verdicts
+from crosstie.port.kernels.rows import Row, row_json, rows_of
+from crosstie.port.kernels.running import Answer, Asked, ask
+from crosstie.port.kernels.targets import target
 
 _COLUMNS = (
     ("kernel", "left"), ("on", "left"), ("configs", "right"), ("LDS", "right"), ("registers", "right"),
@@ -121,9 +121,9 @@ def _what(name: str) -> str:
 
 
 def example_file(name: str) -> str:
-    import crosstie.kernels
+    import crosstie.port.kernels
 
-    return str(Path(crosstie.kernels.__path__[0]) / f"example_{name}.py")
+    return str(Path(crosstie.port.kernels.__path__[0]) / f"example_{name}.py")
 
 
 def _beside(name: str) -> str | None:

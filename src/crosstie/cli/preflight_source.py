@@ -11,8 +11,8 @@ from crosstie.cli.findings_show import report, report_options
 from crosstie.cli.options import accelerators_from
 from crosstie.cli.show import spinner
 from crosstie.core.errors import BadInput
-from crosstie.source.check import Request, SourceReport, check_source
-from crosstie.source.clang import Opinion
+from crosstie.port.source.check import Request, SourceReport, check_source
+from crosstie.port.source.clang import Opinion
 
 _MOST_NAMED = 6
 

@@ -12,9 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from crosstie.bench.probe import Probe, Provenance, Reached, default_name, probe_from, reached, read_probe
-from crosstie.bench.probe_kernels import Tell, check_target, ending, run_plan, write_json
-from crosstie.bench.probe_plan import PARTS, plan_of
 from crosstie.catalog.library import Catalog
 from crosstie.cli.show import (
     arithmetic,
@@ -30,6 +27,9 @@ from crosstie.cli.show import (
     table,
 )
 from crosstie.core.errors import BadInput
+from crosstie.prove.probe.document import Probe, Provenance, Reached, default_name, probe_from, reached, read_probe
+from crosstie.prove.probe.kernels import Tell, check_target, ending, run_plan, write_json
+from crosstie.prove.probe.plan import PARTS, plan_of
 
 SHOW = {"bytes_per_s": bandwidth, "flop_per_s": arithmetic, "s": seconds}
 FILE = click.Path(path_type=Path)
@@ -60,7 +60,7 @@ def command(
 
     \b
     crosstie probe --plan plan.json                                                # anywhere
-    PYTHONPATH=src python3 -m crosstie.bench.probe_kernels plan.json out.json      # there
+    PYTHONPATH=src python3 -m crosstie.prove.probe.kernels plan.json out.json      # there
     crosstie probe --read out.json                                                 # anywhere
     """
     if read is not None and (output or parts or quick or plan):

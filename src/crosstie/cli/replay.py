@@ -5,10 +5,6 @@ from pathlib import Path
 
 import click
 
-from crosstie.bench.accounts import fleet_usd_per_good_million, replayed
-from crosstie.bench.outcomes import result_of, targets_of
-from crosstie.bench.replay_document import result_document
-from crosstie.bench.traffic import TimedRequest, from_trace
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import Trace, find_trace, read_trace
@@ -16,7 +12,11 @@ from crosstie.cli.replay_show import replay_progress, show_result
 from crosstie.cli.show import console, json_option, print_json
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
-from crosstie.wire.address import Address
+from crosstie.prove.replay.accounts import fleet_usd_per_good_million, replayed
+from crosstie.prove.replay.document import result_document
+from crosstie.prove.replay.outcomes import result_of, targets_of
+from crosstie.prove.replay.traffic import TimedRequest, from_trace
+from crosstie.run.wire.address import Address
 
 _KEY = "OPENAI_API_KEY"
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from crosstie.bench.accounts import Spent
-from crosstie.bench.outcomes import ClassResult, Result, Spread
 from crosstie.cli.show import count, dollars, print_table, seconds, share, table
 from crosstie.core.workload import Target
+from crosstie.prove.replay.accounts import Spent
+from crosstie.prove.replay.outcomes import ClassResult, Result, Spread
 
 # What is replayed, of how many requests, so many have ended and so many of these failed.
 Track = Callable[[str, int, int, int], None]

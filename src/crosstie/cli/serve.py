@@ -17,21 +17,21 @@ from crosstie.cli.show import console, json_option, print_json, print_table, tab
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy, Pool
-from crosstie.emulate.child import start_emulated
-from crosstie.gateway.notices import told
-from crosstie.ledger.places import open_store
-from crosstie.service.admin_door import AdminDoor
-from crosstie.service.far import OtherMachines
-from crosstie.service.hosting import Hosting
-from crosstie.service.ledger import Ledger
-from crosstie.service.local import CONTEXT, LocalEngine, start_local
-from crosstie.service.neighbourhood import Neighbourhood, SharedLoad
-from crosstie.service.process import Part, Serve, check_places
-from crosstie.service.systemd import Systemd
-from crosstie.service.workers import Place, Workers
-from crosstie.share.board import Board
-from crosstie.wire.loops import allow_many_connections, run_on_loop, settle_memory
-from crosstie.wire.parent import when_orphaned
+from crosstie.run.emulate.child import start_emulated
+from crosstie.run.gateway.notices import told
+from crosstie.run.ledger.places import open_store
+from crosstie.run.service.admin_door import AdminDoor
+from crosstie.run.service.far import OtherMachines
+from crosstie.run.service.hosting import Hosting
+from crosstie.run.service.ledger import Ledger
+from crosstie.run.service.local import CONTEXT, LocalEngine, start_local
+from crosstie.run.service.neighbourhood import Neighbourhood, SharedLoad
+from crosstie.run.service.process import Part, Serve, check_places
+from crosstie.run.service.systemd import Systemd
+from crosstie.run.service.workers import Place, Workers
+from crosstie.run.share.board import Board
+from crosstie.run.wire.loops import allow_many_connections, run_on_loop, settle_memory
+from crosstie.run.wire.parent import when_orphaned
 
 
 @click.command("serve")

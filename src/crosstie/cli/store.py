@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crosstie.core.errors import BadInput
-from crosstie.ledger.places import open_store
-from crosstie.ledger.store import Store
+from crosstie.run.ledger.places import open_store
+from crosstie.run.ledger.store import Store
 
 if TYPE_CHECKING:
     from crosstie.core.fleet import Fleet

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import click
 
-from crosstie.bench.results import read_results
-from crosstie.bench.tax import SHIPPED_RESULTS, Group, Reading, Tax, Trend, tax
 from crosstie.catalog.library import Catalog
 from crosstie.cli.show import console, json_option, names, print_json, print_table, share, table
 from crosstie.core.errors import BadInput
+from crosstie.prove.calibration.results import read_results
+from crosstie.prove.calibration.tax import SHIPPED_RESULTS, Group, Reading, Tax, Trend, tax
 from crosstie.web.chart import check_ending
 from crosstie.web.tax_chart import draw_tax
 

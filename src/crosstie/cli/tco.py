@@ -19,8 +19,8 @@ from crosstie.cli.show import json_option, names, print_json
 from crosstie.cli.tco_show import Answer, Hosted, Rented, Sold, Waiting, show, to_json
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.errors import BadInput
-from crosstie.cost.assessment import assess
-from crosstie.cost.choices import (
+from crosstie.decide.cost.assessment import assess
+from crosstie.decide.cost.choices import (
     Api,
     ApiQuote,
     Successor,
@@ -31,9 +31,9 @@ from crosstie.cost.choices import (
     mean_slip_months,
     rent_or_buy,
 )
-from crosstie.cost.ownership import Option, throughput
-from crosstie.cost.prices import BASES, Quote, behind, quotes, sold_tokens
-from crosstie.plan.compare import Entry, Load, Scorecard, compare
+from crosstie.decide.cost.ownership import Option, throughput
+from crosstie.decide.cost.prices import BASES, Quote, behind, quotes, sold_tokens
+from crosstie.decide.plan.compare import Entry, Load, Scorecard, compare
 from crosstie.web.chart import check_ending
 from crosstie.web.tco_chart import draw_tornado
 

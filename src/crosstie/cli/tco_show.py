@@ -10,11 +10,11 @@ from crosstie.catalog.api_prices import ApiPrice
 from crosstie.catalog.prices import Price
 from crosstie.cli.fit import deployment_json, describe
 from crosstie.cli.show import Output, console, count, many, print_table, seconds, share, table, usd
-from crosstie.cost.assessment import Assessment, service_gap
-from crosstie.cost.choices import ApiQuote, BuyOrWait, HostOrApi, RentOrBuy, Successor
-from crosstie.cost.ownership import LINES, Option, Ownership, price_span
-from crosstie.cost.prices import Quote
-from crosstie.plan.compare import Entry, Scorecard
+from crosstie.decide.cost.assessment import Assessment, service_gap
+from crosstie.decide.cost.choices import ApiQuote, BuyOrWait, HostOrApi, RentOrBuy, Successor
+from crosstie.decide.cost.ownership import LINES, Option, Ownership, price_span
+from crosstie.decide.cost.prices import Quote
+from crosstie.decide.plan.compare import Entry, Scorecard
 
 HONEST = "Crosstie has run nothing on AMD; its throughputs rest on published results."
 

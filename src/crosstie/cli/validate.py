@@ -6,12 +6,12 @@ from typing import Any
 import click
 from rich.console import Console
 
-from crosstie.bench.results import read_results
-from crosstie.bench.validate import GROUPINGS, METRICS, Validation, document, predictions, validate
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
 from crosstie.cli.show import console, json_option, print_json, print_table, share, table
 from crosstie.core.errors import BadInput
+from crosstie.prove.calibration.results import read_results
+from crosstie.prove.calibration.validate import GROUPINGS, METRICS, Validation, document, predictions, validate
 
 _HEADLINES = {
     "by_accelerator": "accelerator",

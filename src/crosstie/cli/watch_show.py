@@ -5,7 +5,7 @@ from typing import Any
 from rich.text import Text
 
 from crosstie.cli.show import console, dollars, say
-from crosstie.plan.watch import PriceMove, Watched
+from crosstie.decide.plan.watch import PriceMove, Watched
 
 
 def show_watched(found: list[Watched]) -> None:

@@ -2,12 +2,12 @@
 
 from statistics import NormalDist
 
+from crosstie.catalog.costs import watts
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import DoesNotFit
 from crosstie.core.fleet import Fleet, HostedModel, Pool, ServedClass
 from crosstie.core.workload import Target
-from crosstie.cost.ownership import watts
 from crosstie.perf.memory import memory_plan, sequences_that_fit
 from crosstie.route.learnt import LearntSpeed
 from crosstie.route.lengths import Lengths

@@ -15,11 +15,10 @@ from crosstie.route.classes import Classes
 from crosstie.route.corrections import Correction, Scatter, log_ratio
 from crosstie.route.decision import Prediction
 from crosstie.route.lengths import Lengths
-from crosstie.route.neighbours import Neighbours, Reported
+from crosstie.route.neighbours import RATE_S, Neighbours, Reported
 from crosstie.route.prefix import Prefixes
 from crosstie.route.presence import Presence
 from crosstie.route.view import Speed, View
-from crosstie.share.board import RATE_S
 
 # A view is made anew after this long even if nothing happened: rates decay, and prompts move on.
 VIEW_S = 0.25

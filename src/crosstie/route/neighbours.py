@@ -1,12 +1,35 @@
 """What others have on a replica: other gateways, who tell it exactly, and whoever else an engine reports."""
 
 from math import exp
-from typing import TYPE_CHECKING, NamedTuple
-
-from crosstie.share.board import RATE_S, Cell
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from crosstie.route.live import Replica
+
+
+# Over how long the rate of prompt tokens is taken.
+RATE_S = 10.0
+
+
+class Cell(Protocol):
+    """Where the gateways that share a replica write what they have there, and read what the others wrote."""
+
+    def write(
+        self, in_flight: int, waiting: int, waiting_tokens: float, held_tokens: float, decoding_tokens: float,
+        prompt_rate: float, rate_at: float, ttft_urgency: float, tpot_urgency: float,
+    ) -> None: ...  # fmt: skip
+
+    def read(self) -> list[tuple[float, ...]]: ...
+
+    def tell(self, **common: float) -> None: ...
+
+    def in_flight_elsewhere(self) -> int: ...
+
+    @property
+    def busy_until(self) -> float: ...
+
+    @property
+    def changed(self) -> bool: ...
 
 
 class Reported(NamedTuple):

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from crosstie.plan.answer import Aside
-from crosstie.plan.plan import Plan
+from crosstie.decide.plan.answer import Aside
+from crosstie.decide.plan.plan import Plan
 from crosstie.web.chart import check_ending, colours, new_figure, save
 
 # AMD's accelerators and NVIDIA's, told apart by hue; kinds of one vendor by lightness.

@@ -5,8 +5,8 @@ from datetime import date
 from itertools import pairwise
 from pathlib import Path
 
-from crosstie.bench.tax import UNSTATED, Group, Line, common_points
 from crosstie.core.errors import BadInput
+from crosstie.prove.calibration.tax import UNSTATED, Group, Line, common_points
 from crosstie.web.chart import check_ending, colours, new_figure, save
 
 HONEST = "AMD results were published by others: Crosstie has run nothing on AMD."

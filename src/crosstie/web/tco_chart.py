@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from crosstie.core.errors import BadInput
-from crosstie.cost.assessment import Assessment, describe, ends_of
-from crosstie.cost.sensitivity import saving
+from crosstie.decide.cost.assessment import Assessment, describe, ends_of
+from crosstie.decide.cost.sensitivity import saving
 from crosstie.web.chart import check_ending, colours, new_figure, save
 
 

@@ -1,0 +1,277 @@
+"""A solved fleet in words and money: pools, who goes where and why, what a million tokens costs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from crosstie.core.deployment import Deployment
+from crosstie.core.estimate import Estimate
+from crosstie.core.workload import Workload
+from crosstie.decide.plan.capacity import LIMITS, Part, Tier
+from crosstie.decide.plan.market import Item
+from crosstie.decide.plan.optimise import Choice
+from crosstie.decide.plan.programme import Array, Programme, Solution
+from crosstie.perf.estimate import estimate
+
+_MILLION = 1e6
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a pool takes of one slice of a class."""
+
+    part: Part
+    # Of the slice.
+    share: float
+    requests_per_s: float
+    # Replicas that it keeps busy at the peak.
+    load: float
+    usd_per_hour: float
+    # Of that, what prompts take.
+    prompt_share: float
+    limit: str
+    why: str
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    name: str
+    deployment: Deployment
+    tier: Tier
+    replicas: int
+    usd_per_gpu_hour: float
+    usd_per_hour: float
+    # At the peak: load over replicas. The rest is spare, or what whole replicas leave.
+    utilisation: float
+    # Of one replica, for the slice that loads the pool most.
+    in_flight: float
+    most_in_flight: float
+    limit: str
+    carried: list[Carried]
+    # Means at the peak, for that slice.
+    estimate: Estimate
+
+    @property
+    def gpus(self) -> int:
+        return self.replicas * self.deployment.parallelism.gpus
+
+
+@dataclass(frozen=True)
+class Cost:
+    """USD per million tokens and per thousand requests, at mean traffic."""
+
+    usd_per_million_input: float
+    usd_per_million_output: float
+    usd_per_million: float
+    usd_per_thousand_requests: float
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    pools: list[PoolPlan]
+    usd_per_hour: float
+    watts: float
+    # GPUs that run, those of them that are on hand, and those that must be had, in whole nodes where that is asked.
+    gpus: dict[str, int]
+    on_hand: dict[str, int]
+    had: dict[str, int]
+    # How far from the cheapest it may be, as far as the search went.
+    gap: float
+    by_class: dict[str, Cost]
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A fleet beside the answer: what it is made of and what it costs."""
+
+    gpus: dict[str, int]
+    usd_per_hour: float
+    # Over the answer's, less one.
+    dearer: float
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{count} {name}" for name, count in self.gpus.items())
+
+
+def aside(asked: Choice, solution: Solution | None, answer: float) -> Aside | None:
+    if solution is None:
+        return None
+    return Aside(
+        gpus_of(asked, solution), solution.usd_per_hour, solution.usd_per_hour / answer - 1.0 if answer else 0.0
+    )
+
+
+def gpus_of(asked: Choice, solution: Solution) -> dict[str, int]:
+    count = {item.id: round(solution.gpus[i]) for i, item in enumerate(asked.market.items)}
+    return {name: count[name] for name in asked.names(solution)}
+
+
+def fleet_plan(asked: Choice, solution: Solution, workload: Workload) -> FleetPlan:
+    effective = _effective_usd_per_gpu_hour(asked, solution)
+    used = np.flatnonzero(solution.replicas)
+    pools = _named([_pool(asked, solution, int(column), effective, workload) for column in used])
+    items = asked.market.items
+    return FleetPlan(
+        pools=pools,
+        usd_per_hour=solution.usd_per_hour,
+        watts=solution.watts,
+        gpus=gpus_of(asked, solution),
+        on_hand={
+            item.id: round(min(solution.gpus[i], item.on_hand)) for i, item in enumerate(items) if item.on_hand
+        },
+        had={item.id: round(solution.bought[i]) for i, item in enumerate(items) if solution.bought[i] > 0},
+        gap=solution.gap,
+        by_class={one.name: _cost(pools, workload, [one.name]) for one in workload.classes},
+        cost=_cost(pools, workload, [one.name for one in workload.classes]),
+    )  # fmt: skip
+
+
+def _effective_usd_per_gpu_hour(asked: Choice, solution: Solution) -> Array:
+    """By accelerator: what its GPUs cost on average, those on hand and those that are had."""
+    problem = asked.problem
+    spent = problem.spent_usd_per_hour(solution.gpus)
+    return np.divide(spent, solution.gpus, out=problem.usd_per_hour.copy(), where=solution.gpus > 0)
+
+
+def _pool(asked: Choice, solution: Solution, column: int, effective: Array, workload: Workload) -> PoolPlan:
+    offered, problem = asked.offers, asked.problem
+    kind = int(problem.accelerator[column])
+    replicas = int(solution.replicas[column])
+    usd = float(effective[kind])
+    total = replicas * float(problem.gpus[column]) * usd
+    parts = np.flatnonzero(solution.share[column])
+    spare = 1.0 + workload.constraints.spare
+    loads = {
+        int(p): float(solution.share[column, p] * problem.demand[p] / spare / problem.rate[column, p]) for p in parts
+    }
+    busy = sum(loads.values())
+    carried = [
+        Carried(
+            part=offered.parts[p],
+            share=float(solution.share[column, p]),
+            requests_per_s=float(solution.share[column, p] * problem.demand[p] / spare),
+            load=load,
+            # Idle capacity is paid for by those who use the pool.
+            usd_per_hour=total * load / busy,
+            prompt_share=float(offered.prompt_share[column, p]),
+            limit=LIMITS[int(offered.limit[column, p])],
+            why=_why(asked, solution, column, p, effective),
+        )
+        for p, load in loads.items()
+    ]
+    main = max(loads, key=lambda p: (not offered.parts[p].slice.exempt, loads[p]), default=0)
+    in_flight = float(offered.in_flight[column, main])
+    deployment = offered.columns[column].deployment
+    piece = offered.parts[main].slice
+    return PoolPlan(
+        name="",
+        deployment=deployment,
+        tier=offered.columns[column].tier,
+        replicas=replicas,
+        usd_per_gpu_hour=usd,
+        usd_per_hour=total,
+        utilisation=busy / replicas,
+        in_flight=in_flight,
+        most_in_flight=float(offered.most_in_flight[column, main]),
+        limit=LIMITS[int(offered.limit[column, main])],
+        carried=sorted(carried, key=lambda one: -one.load),
+        estimate=estimate(
+            deployment,
+            concurrency=max(round(in_flight * min(busy / replicas, 1.0)), 1),
+            input_tokens=max(round(piece.input_tokens), 1),
+            output_tokens=max(round(piece.output_tokens), 1),
+        ),
+    )
+
+
+def _named(pools: list[PoolPlan]) -> list[PoolPlan]:
+    """Pools by the class that loads them most and their accelerator, the dearest first."""
+    found: list[PoolPlan] = []
+    taken: dict[str, int] = {}
+    for pool in sorted(pools, key=lambda one: -one.usd_per_hour):
+        main = pool.carried[0].part.request_class.name if pool.carried else "idle"
+        stem = _slug(f"{main}-{pool.deployment.accelerator.id}")
+        taken[stem] = taken.get(stem, 0) + 1
+        name = stem if taken[stem] == 1 else f"{stem}-{taken[stem]}"
+        found.append(replace(pool, name=name))
+    return found
+
+
+def _slug(text: str) -> str:
+    """Names of pools end up in headers and on command lines: plain letters, digits, dots and dashes."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in text.lower())
+    return "-".join(part for part in kept.split("-") if part)
+
+
+def _why(asked: Choice, solution: Solution, column: int, part: int, effective: Array) -> str:
+    """Why a slice goes where it goes: the cost of a request there against the best of other accelerators."""
+    problem = asked.problem
+    rate = problem.rate[:, part]
+    usd = effective[problem.accelerator] * problem.gpus
+    per_thousand = np.divide(usd, rate, out=np.full_like(rate, np.inf), where=rate > 0) / 3.6
+    items = asked.market.items
+    own = items[int(problem.accelerator[column])].id
+    able = {
+        item.id: (float(per_thousand[mine].min()), int(mine[np.argmin(per_thousand[mine])]))
+        for i, item in enumerate(items)
+        if len(mine := np.flatnonzero((problem.accelerator == i) & (rate > 0)))
+    }
+    if set(able) == {own}:
+        return f"only {own} keeps its targets"
+    here = float(per_thousand[column])
+    other, (cost, instead) = min(((n, c) for n, c in able.items() if n != own), key=lambda pair: pair[1])
+    few = "" if len(able) > 3 else f"; only {', '.join(sorted(able))} keep its targets"
+    if here <= cost * 1.0005:
+        return f"{_usd(here)} a thousand requests against {_usd(cost)} on {other}, the next best{few}"
+    whole = _in_whole_replicas(problem, solution, column, instead)
+    paid = float(usd[column] * solution.replicas[column])
+    if whole is not None and whole * usd[instead] >= paid * (1.0 - 1e-9):
+        return (
+            f"in whole replicas: {_usd(paid)} an hour for the pool against {_usd(whole * usd[instead])} on {other}{few}"
+        )
+    return (
+        f"fills replicas that are there anyway: {_usd(here)} a thousand requests against {_usd(cost)} on {other}{few}"
+    )
+
+
+def _in_whole_replicas(problem: Programme, solution: Solution, column: int, instead: int) -> int | None:
+    """Replicas of another column that would carry all that this one does; None where it cannot."""
+    carried = solution.share[column] * problem.demand
+    parts = carried > 0
+    if np.any(problem.rate[instead, parts] <= 0):
+        return None
+    return int(np.ceil((carried[parts] / problem.rate[instead, parts]).sum() - 1e-9))
+
+
+def _usd(value: float) -> str:
+    return f"${value:,.2f}" if value >= 0.1 else f"${value:.3g}"
+
+
+def _cost(pools: Sequence[PoolPlan], workload: Workload, names: Sequence[str]) -> Cost:
+    """At mean traffic: the fleet runs around the clock, the requests come as the mean.
+
+    Pools that carry nothing, as a policy on vendors may ask for, are paid for by all in proportion.
+    """
+    carried = [one for pool in pools for one in pool.carried if one.part.request_class.name in names]
+    mean = workload.mean_over_peak * _SECONDS_PER_HOUR
+    requests = sum(one.requests_per_s for one in carried) * mean
+    inputs = sum(one.requests_per_s * one.part.slice.input_tokens for one in carried) * mean
+    outputs = sum(one.requests_per_s * one.part.slice.output_tokens for one in carried) * mean
+    working = sum(pool.usd_per_hour for pool in pools if pool.carried)
+    over = sum(pool.usd_per_hour for pool in pools) / working
+    spent = sum(one.usd_per_hour for one in carried) * over
+    on_prompts = sum(one.usd_per_hour * one.prompt_share for one in carried) * over
+    return Cost(
+        usd_per_million_input=on_prompts / inputs * _MILLION,
+        usd_per_million_output=(spent - on_prompts) / outputs * _MILLION,
+        usd_per_million=spent / (inputs + outputs) * _MILLION,
+        usd_per_thousand_requests=spent / requests * 1e3,
+    )
+
+
+def item_of(asked: Choice, name: str) -> Item:
+    return next(item for item in asked.market.items if item.id == name)

@@ -1,0 +1,133 @@
+"""A plan as the fleet that the gateway serves."""
+
+import math
+from collections.abc import Sequence
+
+from crosstie.catalog.pools import UNLIMITED_CONTEXT
+from crosstie.core.fleet import Fleet, HostedModel, Pool, Route, ServedClass
+from crosstie.core.units import UNITS
+from crosstie.core.workload import RequestClass, Workload
+from crosstie.decide.plan.answer import PoolPlan
+from crosstie.decide.plan.plan import Plan
+from crosstie.decide.plan.shared import SharedPool, longest_context
+from crosstie.perf.memory import sequences_that_fit
+
+# Stands for the command that loads and unloads, until somebody writes it: docs/hosting.md.
+_HOOK = "./load-model"
+
+
+def fleet_of(plan: Plan) -> Fleet:
+    if not plan.answered:
+        raise ValueError("a plan without a fleet has none to write")
+    own = plan.fleet.pools if plan.fleet else []
+    shared = plan.shared.answer if plan.shared else None
+    name = _shared_name(shared, {pool.name for pool in own}) if shared else ""
+    shared_models = plan.workload.sharing.models if plan.workload.sharing else ()
+    return Fleet(
+        name=plan.workload.name,
+        planned=plan.made,
+        policy="cheapest-meeting-target",
+        pools=(*(_pool(pool) for pool in own), *([_shared(name, shared, plan.workload)] if shared else [])),
+        classes=tuple(
+            _class(one, [Route(pool=name, share=1.0)] if one.model in shared_models else _routes(one, own))
+            for one in plan.workload.classes
+        ),
+    )
+
+
+def _shared_name(pool: SharedPool, taken: set[str]) -> str:
+    name = stem = f"shared-{pool.accelerator}"
+    number = 1
+    while name in taken:
+        number += 1
+        name = f"{stem}-{number}"
+    return name
+
+
+def _shared(name: str, pool: SharedPool, workload: Workload) -> Pool:
+    replica = pool.replica
+    first = next(iter(replica.deployments.values()))
+    assert workload.sharing is not None
+    return Pool(
+        name=name,
+        model=first.model.id,
+        accelerator=pool.accelerator,
+        parallelism=replica.parallelism,
+        precision=None,
+        kv_format=first.kv_format,
+        stack=first.stack.id,
+        replicas=pool.replicas,
+        usd_per_gpu_hour=pool.usd_per_hour / pool.gpus,
+        # Of each model: what its least cache is for.
+        max_in_flight=workload.sharing.sequences,
+        max_context=UNLIMITED_CONTEXT,
+        hosts=tuple(
+            HostedModel(
+                model=one.model,
+                precision=replica.deployments[one.model].precision.id,
+                memory_gib=one.taken_bytes / UNITS["GiB"].si,
+                load_s=one.load_s,
+                max_context=longest_context(workload, one.model),
+                pinned=one.pinned,
+            )
+            for one in replica.hosted
+        ),
+        # Only level-1 sleep keeps weights in the host's memory; whatever else loads models is the user's to say.
+        loading="vllm-sleep" if workload.sharing.load_from == "host" else "hook",
+        load_hook=None if workload.sharing.load_from == "host" else _HOOK,
+        host_memory_gib=replica.room_bytes / UNITS["GiB"].si,
+    )
+
+
+def _pool(pool: PoolPlan) -> Pool:
+    deployment = pool.deployment
+    return Pool(
+        name=pool.name,
+        model=deployment.model.id,
+        accelerator=deployment.accelerator.id,
+        parallelism=deployment.parallelism,
+        precision=deployment.precision.id,
+        kv_format=deployment.kv_format,
+        stack=deployment.stack.id,
+        replicas=pool.replicas,
+        usd_per_gpu_hour=pool.usd_per_gpu_hour,
+        # What the promise bears at its worst moment, not on average.
+        max_in_flight=max(math.floor(pool.most_in_flight), 1),
+        max_context=_longest(pool),
+    )
+
+
+def _longest(pool: PoolPlan) -> int:
+    """The longest single request whose cache a replica holds, as far as the model reaches."""
+    deployment = pool.deployment
+    low, high = 1, deployment.model.max_context or 10**7
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if sequences_that_fit(deployment, middle) else (low, middle - 1)
+    return low
+
+
+def _routes(one: RequestClass, pools: Sequence[PoolPlan]) -> list[Route]:
+    routes = []
+    last = len(one.slices) - 1
+    for index, piece in enumerate(one.slices):
+        for pool in pools:
+            for carried in pool.carried:
+                if carried.part.request_class is one and carried.part.slice is piece:
+                    # The longest slice takes whatever comes.
+                    upto = None if index == last else piece.longest_input
+                    routes.append(Route(pool=pool.name, share=carried.share, up_to_input=upto, why=carried.why))
+    return routes
+
+
+def _class(one: RequestClass, routes: Sequence[Route]) -> ServedClass:
+    return ServedClass(
+        name=one.name,
+        model=one.model,
+        requests_per_s=one.requests_per_s,
+        input_tokens=one.input_tokens,
+        output_tokens=one.output_tokens,
+        ttft=one.ttft,
+        tpot=one.tpot,
+        routes=tuple(routes),
+    )

@@ -1,0 +1,112 @@
+"""What would change the decision: prices, discounts, software, the length of prompts.
+
+Every flip is shown by a fleet that would be cheaper. It is looked for among the pools of the fleets that are
+known already, and those of the accelerator in question: where one is found the decision does change there,
+and it might change a little before.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from crosstie.decide.plan.answer import Aside, aside, gpus_of, item_of
+from crosstie.decide.plan.market import Item
+from crosstie.decide.plan.optimise import Choice
+from crosstie.decide.plan.programme import Mask, Solution
+from crosstie.decide.plan.solver import solve
+
+# Accelerators that are not in the fleet and are looked at, nearest to entering it first.
+_NEWCOMERS = 2
+# Of the price at which it would enter if replicas could be divided: whole ones may ask for less.
+_WHOLE = 0.92
+# A price below this share of today's is not worth a sentence.
+_FURTHEST = 0.3
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A price that would make another fleet the cheaper one."""
+
+    # "price" of an accelerator that is in the fleet, "discount" of one that is not.
+    kind: str
+    accelerator: str
+    usd_per_gpu_hour: float
+    at_usd_per_gpu_hour: float
+    becomes: Aside
+    # What sources say it costs, from the least to the most.
+    low_usd: float
+    high_usd: float
+
+    @property
+    def within_sources(self) -> bool:
+        """Whether some source's price is beyond the one that flips it: then the decision hangs on who is right."""
+        if self.kind == "price":
+            return self.high_usd > self.at_usd_per_gpu_hour
+        return self.low_usd < self.at_usd_per_gpu_hour
+
+    @property
+    def change(self) -> float:
+        """Of the price; negative for a discount."""
+        return self.at_usd_per_gpu_hour / self.usd_per_gpu_hour - 1.0
+
+    @property
+    def software(self) -> float:
+        """The same as a change of throughput: a GPU that does more for its price is one that costs less."""
+        return self.usd_per_gpu_hour / self.at_usd_per_gpu_hour - 1.0
+
+
+def _flip(kind: str, item: Item, usd: float, becomes: Aside) -> Flip:
+    quote = item.quote
+    return Flip(kind, item.id, quote.usd, float(usd), becomes, quote.low, quote.high)
+
+
+def leaving(asked: Choice, answer: Solution, without: dict[str, Solution | None]) -> list[Flip]:
+    """For each accelerator of the fleet the price above which a fleet without it is cheaper than this one."""
+    found = []
+    for name, other in without.items():
+        item = item_of(asked, name)
+        paid = answer.bought[asked.market.items.index(item)]
+        becomes = aside(asked, other, answer.usd_per_hour)
+        if other is None or becomes is None or paid <= 0:
+            continue
+        rise = max(other.usd_per_hour - answer.usd_per_hour, 0.0) / paid
+        found.append(_flip("price", item, item.quote.usd + rise, becomes))
+    return found
+
+
+def entering(asked: Choice, answer: Solution, known: Mask) -> list[Flip]:
+    """For accelerators outside the fleet a price at which a fleet with them is cheaper."""
+    now = {item.id: item.quote.usd for item in asked.market.items}
+    inside = asked.names(answer)
+    outside = [(name, usd) for name, usd in _entry_prices(asked, answer).items() if name not in inside]
+    outside.sort(key=lambda pair: -pair[1] / now[pair[0]])
+    found = []
+    for name, relaxed in outside[:_NEWCOMERS]:
+        usd = min(relaxed, now[name]) * _WHOLE
+        becomes = _at_price(asked, name, usd, answer, known) if usd > _FURTHEST * now[name] else None
+        if becomes:
+            found.append(_flip("discount", item_of(asked, name), usd, becomes))
+    return found
+
+
+def _at_price(asked: Choice, name: str, usd: float, answer: Solution, known: Mask) -> Aside | None:
+    """The fleet at another price of one accelerator, if it has it and is cheaper than the answer."""
+    other = asked.priced({name: usd})
+    solution = solve(other.problem, known | other.allowing(lambda item: item.id == name), quickly=True)
+    if solution is None or solution.usd_per_hour >= answer.usd_per_hour * (1.0 - 1e-6):
+        return None
+    return aside(other, solution, answer.usd_per_hour) if name in gpus_of(other, solution) else None
+
+
+def _entry_prices(asked: Choice, answer: Solution) -> dict[str, float]:
+    """The price at which an accelerator would take some slice from the fleet, could replicas be divided."""
+    problem = asked.problem
+    per_request = problem.per_request(problem.replica_usd_per_hour)
+    paid = per_request[answer.replicas > 0].min(axis=0)
+    over = (per_request / paid).min(axis=1)
+    found = {}
+    for i, item in enumerate(asked.market.items):
+        least = float(over[problem.accelerator == i].min(initial=np.inf))
+        if np.isfinite(least):
+            found[item.id] = item.quote.usd / least
+    return found

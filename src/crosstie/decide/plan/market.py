@@ -1,0 +1,124 @@
+"""What accelerators a plan may use, and what each costs: prices with their range, power, stock."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from crosstie.catalog.costs import watts
+from crosstie.catalog.library import Catalog
+from crosstie.core.accelerator import Accelerator
+from crosstie.core.errors import BadData, BadInput
+from crosstie.core.workload import Workload
+from crosstie.decide.cost.ownership import hourly_usd, running_usd_per_hour
+from crosstie.decide.cost.prices import BASES, Quote, quotes
+
+BUY = "buy"
+# What a plan may be priced by: the kinds of rent, owners' all-in hours as an analyst models them, or buying, with
+# the hour worked out from the purchase price and what `crosstie tco` assumes of ownership.
+PLANNED_BY = (*(basis for basis in BASES if basis != "purchase"), BUY)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One accelerator as it can be had."""
+
+    accelerator: Accelerator
+    # After the discount.
+    quote: Quote
+    discount: float
+    running_usd_per_hour: float
+    watts: float
+    on_hand: int
+    at_most: float
+
+    @property
+    def id(self) -> str:
+        return self.accelerator.id
+
+    @property
+    def vendor(self) -> str:
+        return self.accelerator.vendor
+
+
+@dataclass(frozen=True)
+class Market:
+    items: tuple[Item, ...]
+    # Accelerators that were left out, with the reason.
+    left_out: dict[str, str]
+
+    @property
+    def vendors(self) -> list[str]:
+        return sorted({item.vendor for item in self.items})
+
+    def priced(self, prices: Mapping[str, float]) -> "Market":
+        """The same with other prices of some accelerators."""
+        items = tuple(
+            replace(item, quote=replace(item.quote, usd=prices[item.id])) if item.id in prices else item
+            for item in self.items
+        )
+        return replace(self, items=items)
+
+
+def market(catalog: Catalog, workload: Workload) -> Market:
+    wanted, prices = workload.constraints, workload.prices
+    if prices.basis not in PLANNED_BY:
+        reason = f"'{prices.basis}' is not one of {', '.join(PLANNED_BY)}"
+        raise BadData(workload.file, "prices.basis", reason)
+    named = [catalog.accelerator(name) for name in wanted.accelerators] or list(catalog.accelerators.values())
+    chosen = [a for a in named if not wanted.vendors or a.vendor in wanted.vendors]
+    if not chosen:
+        reason = f"nothing that may be used ({', '.join(a.id for a in named)}) is of {', '.join(wanted.vendors)}"
+        raise BadData(workload.file, "constraints.vendors", reason)
+    kinds = BASES["purchase" if prices.basis == BUY else prices.basis]
+    known = quotes(catalog.prices, [a.id for a in chosen], kinds, prices.usd_per_gpu_hour)
+    items, left_out = [], {}
+    for accelerator in chosen:
+        off = prices.discount.get(accelerator.id, prices.discount.get(accelerator.vendor, 0.0))
+        quote = known.get(accelerator.id)
+        hourly = _hourly(catalog, workload, accelerator, quote, off)
+        if hourly is None:
+            reason = f"no price of kind {prices.basis}; give one with --price {accelerator.id}=USD"
+            if wanted.inventory.get(accelerator.id):
+                raise BadData(workload.file, f"constraints.inventory.{accelerator.id}", f"has {reason}")
+            left_out[accelerator.id] = reason
+            continue
+        items.append(
+            Item(
+                accelerator=accelerator,
+                quote=hourly,
+                discount=off,
+                running_usd_per_hour=running_usd_per_hour(accelerator, catalog.costs),
+                watts=watts(accelerator, catalog.costs),
+                on_hand=wanted.inventory.get(accelerator.id, 0),
+                at_most=wanted.at_most.get(accelerator.id, float("inf")),
+            )
+        )
+    if not items:
+        raise BadInput("no accelerator that may be used has a price; give one with --price NAME=USD")
+    for vendor, share in wanted.vendor_share.items():
+        if share > 0 and all(item.vendor != vendor for item in items):
+            reason = f"no accelerator of {vendor} may be used and has a price"
+            raise BadData(workload.file, f"constraints.vendor_share.{vendor}", reason)
+    return Market(tuple(items), left_out)
+
+
+def _hourly(
+    catalog: Catalog, workload: Workload, accelerator: Accelerator, quote: Quote | None, discount: float
+) -> Quote | None:
+    """What a GPU-hour costs after the discount; a purchase is spread over the hours of the horizon.
+
+    A price that the user has in hand is by the hour, whatever the others are.
+    """
+    if quote is None:
+        return None
+    if quote.is_given or workload.prices.basis != BUY:
+        return _less(quote, discount)
+
+    def owned(purchase_usd: float) -> float:
+        return hourly_usd(accelerator, purchase_usd * (1.0 - discount), catalog.costs, float(workload.horizon_years))
+
+    return replace(quote, usd=owned(quote.usd), low=owned(quote.low), high=owned(quote.high), kind=BUY)
+
+
+def _less(quote: Quote, discount: float) -> Quote:
+    left = 1.0 - discount
+    return replace(quote, usd=quote.usd * left, low=quote.low * left, high=quote.high * left)

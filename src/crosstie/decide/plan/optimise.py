@@ -1,0 +1,163 @@
+"""The cheapest fleet for offers and prices, and the fleets that stand beside it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from crosstie.core.units import HOURS_PER_MONTH
+from crosstie.core.workload import Workload
+from crosstie.decide.plan.market import Item, Market
+from crosstie.decide.plan.programme import Mask, Programme, Solution
+from crosstie.decide.plan.solver import MANY_PARTS, solve
+from crosstie.decide.plan.survey import Offers
+from crosstie.perf.hardware import Array
+
+# Pools that are tried to do without, the smallest first: of fifty nobody waits for all.
+_MERGED_AT_MOST = 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A question ready to be solved: what could be had, at which price, under which limits."""
+
+    offers: Offers
+    market: Market
+    problem: Programme
+
+    def allowing(self, accept: Callable[[Item], bool]) -> Mask:
+        """Columns whose accelerator is accepted."""
+        return np.array([accept(item) for item in self.market.items])[self.problem.accelerator]
+
+    def priced(self, prices: dict[str, float]) -> "Choice":
+        market = self.market.priced(prices)
+        usd = np.array([item.quote.usd for item in market.items])
+        return replace(self, market=market, problem=replace(self.problem, usd_per_hour=usd))
+
+    def with_offers(self, offered: Offers) -> "Choice":
+        """The same demand, prices and limits for other offers."""
+        return replace(self, offers=offered, problem=replace(self.problem, **_columns(offered, self.market)))
+
+    def names(self, solution: Solution) -> list[str]:
+        """Accelerators of a fleet, those with most GPUs first."""
+        order = np.argsort(-solution.gpus, kind="stable")
+        return [self.market.items[i].id for i in order if solution.gpus[i] > 0]
+
+
+def _columns(offered: Offers, market: Market) -> dict[str, Any]:
+    """What a programme knows of its columns."""
+    place = {item.id: index for index, item in enumerate(market.items)}
+    deployments = [column.deployment for column in offered.columns]
+    return {
+        "rate": offered.requests_per_s,
+        "gpus": np.array([float(d.parallelism.gpus) for d in deployments]),
+        "accelerator": np.array([place[d.accelerator.id] for d in deployments], np.int64),
+    }
+
+
+def choice(offered: Offers, market: Market, workload: Workload, growth: float = 1.0) -> Choice:
+    """`growth`: the peak over today's."""
+    limits = workload.constraints
+    items, vendors = market.items, market.vendors
+    budget, power = limits.budget_usd_per_month, limits.power_kw
+
+    def by_item(of: Callable[[Item], float]) -> Array:
+        return np.array([of(item) for item in items], dtype=np.float64)
+
+    return Choice(
+        offered,
+        market,
+        Programme(
+            **_columns(offered, market),
+            demand=np.array([part.requests_per_s for part in offered.parts]) * growth * (1.0 + limits.spare),
+            usd_per_hour=by_item(lambda item: item.quote.usd),
+            running_usd_per_hour=by_item(lambda item: item.running_usd_per_hour),
+            watts=by_item(lambda item: item.watts),
+            inventory=by_item(lambda item: item.on_hand),
+            at_most=by_item(lambda item: item.at_most),
+            unit=by_item(lambda item: min(item.accelerator.domain, 8) if limits.whole_nodes else 1),
+            vendor=np.array([vendors.index(item.vendor) for item in items], np.int64),
+            vendor_share=np.array([limits.vendor_share.get(vendor, 0.0) for vendor in vendors]),
+            budget_usd_per_hour=np.inf if budget is None else budget / HOURS_PER_MONTH,
+            power_watts=np.inf if power is None else power * 1e3,
+        ),
+    )
+
+
+def simplify(problem: Programme, solution: Solution, simplicity: float) -> Solution:
+    """Gives up pools, the smallest first, as long as the fleet gets no dearer than that share."""
+    current = solution
+    most = solution.usd_per_hour * (1.0 + simplicity)
+    cost = problem.replica_usd_per_hour * solution.replicas
+    for column in sorted(np.flatnonzero(solution.replicas), key=lambda c: cost[c])[:_MERGED_AT_MOST]:
+        others = current.replicas > 0
+        others[column] = False
+        if _least_usd_per_hour(problem, others) > most:
+            continue
+        fewer = solve(problem, others)
+        if fewer is not None and fewer.usd_per_hour <= most:
+            current = replace(fewer, bound_usd_per_hour=solution.bound_usd_per_hour)
+    return current
+
+
+def _least_usd_per_hour(problem: Programme, columns: Mask) -> float:
+    """What the columns would cost if replicas could be divided: no fleet of them is cheaper."""
+    if not columns.any():
+        return np.inf
+    rent = np.where(problem.inventory > 0, 0.0, problem.usd_per_hour)[problem.accelerator] * problem.gpus
+    return float(problem.per_request(rent)[columns].min(axis=0) @ problem.demand)
+
+
+def near_ones_simplified(
+    problem: Programme, fleets: Mapping[str, Solution | None], simplicity: float
+) -> dict[str, Solution | None]:
+    """Fleets that cost nearly as little as the least of them, with fewer pools; the others as they are.
+
+    Of programmes with many parts, only the least itself: nobody waits for all.
+    """
+    least = min((one.usd_per_hour for one in fleets.values() if one), default=0.0)
+    most = least * (1.0 + simplicity)
+    near = most if len(problem.demand) <= MANY_PARTS else least
+
+    def simpler(one: Solution | None) -> Solution | None:
+        return simplify(problem, one, most / one.usd_per_hour - 1.0) if one and one.usd_per_hour <= near else one
+
+    return {name: simpler(one) for name, one in fleets.items()}
+
+
+def simplest(
+    fleets: Mapping[str, Solution | None], simplicity: float, undercutting: Iterable[Solution | None]
+) -> tuple[Solution, Solution]:
+    """The cheapest, and of those that cost nearly as little the one with the fewest accelerators and pools.
+
+    None of the fleets that are `undercutting` may be cheaper than it.
+    """
+    found = [one for one in fleets.values() if one]
+    cheapest = min(found, key=lambda one: one.usd_per_hour)
+    most = cheapest.usd_per_hour * (1.0 + simplicity)
+    most = min([most, *(one.usd_per_hour for one in undercutting if one)])
+    near = [one for one in found if one.usd_per_hour <= most + 1e-9]
+    return cheapest, min(near, key=lambda one: (one.kinds, one.pools, one.usd_per_hour))
+
+
+def single_vendor(asked: Choice) -> dict[str, Solution | None]:
+    """The best fleet of each vendor alone, whatever share a policy asks for others."""
+    free = replace(asked.problem, vendor_share=np.zeros_like(asked.problem.vendor_share))
+    found: dict[str, Solution | None] = {}
+    for vendor in asked.market.vendors:
+        allowed = asked.allowing(lambda item, vendor=vendor: item.vendor == vendor)  # type: ignore[misc]
+        found[vendor] = solve(free, allowed, quickly=True)
+    return found
+
+
+def without_each(
+    asked: Choice, solution: Solution, known: Mapping[str, Solution | None] | None = None
+) -> dict[str, Solution | None]:
+    """For each accelerator of a fleet, the best fleet that does without it; `known` are found already."""
+    found = dict(known or {})
+    for name in asked.names(solution):
+        if name not in found:
+            allowed = asked.allowing(lambda item, name=name: item.id != name)  # type: ignore[misc]
+            found[name] = solve(asked.problem, allowed, quickly=True)
+    return {name: found[name] for name in asked.names(solution)}

@@ -1,0 +1,216 @@
+"""`plan`: from a workload to the cheapest fleet, with its reasons, its rivals and what would change it."""
+
+from dataclasses import dataclass, field, replace
+from datetime import date
+
+import numpy as np
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.workload import Workload
+from crosstie.decide.plan.answer import Aside, FleetPlan, aside, fleet_plan
+from crosstie.decide.plan.binding import Binding, bindings
+from crosstie.decide.plan.capacity import Leaning
+from crosstie.decide.plan.check import Seen
+from crosstie.decide.plan.flips import Flip, entering, leaving
+from crosstie.decide.plan.infeasible import Obstacle, obstacles
+from crosstie.decide.plan.market import Market, market
+from crosstie.decide.plan.optimise import Choice, choice, near_ones_simplified, simplest, single_vendor, without_each
+from crosstie.decide.plan.programme import Mask, Solution
+from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan
+from crosstie.decide.plan.solver import solve, tidied
+from crosstie.decide.plan.survey import (
+    Progress,
+    Survey,
+    longer,
+    of_one_stack,
+    offers,
+    reading_of,
+    survey,
+    surveys,
+    undominated,
+)
+from crosstie.decide.plan.uncertainty import Uncertainty, uncertainty
+
+# Prompts so many times as long: what the fleet would then be.
+_LENGTHS = (2.0,)
+
+
+@dataclass(frozen=True)
+class Runner:
+    """The best fleet that does without some accelerator of the answer."""
+
+    without: str
+    fleet: Aside
+
+
+@dataclass(frozen=True)
+class Length:
+    factor: float
+    fleet: Aside | None
+    # Whether its accelerators are those of the answer.
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Year:
+    """What the fleet is by the end of a year; None where limits do not let it grow so far."""
+
+    year: int
+    requests_per_s: float
+    fleet: Aside | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    workload: Workload
+    made: str
+    market: Market
+    # None where no fleet will do; then `obstacles` says why.
+    fleet: FleetPlan | None
+    obstacles: list[Obstacle]
+    replicas_considered: int
+    single_vendor: dict[str, Aside | None] = field(default_factory=dict)
+    runner_up: Runner | None = None
+    # A fleet that is cheaper by less than its further accelerators and pools are worth.
+    cheaper: Aside | None = None
+    # What the same pools may turn out to cost, given how wrong such estimates are; None without calibration.
+    uncertainty: Uncertainty | None = None
+    flips: list[Flip] = field(default_factory=list)
+    lengths: list[Length] = field(default_factory=list)
+    years: list[Year] = field(default_factory=list)
+    # The cheapest fleet by the estimates themselves, where the plan is by their slow end.
+    by_estimates: Aside | None = None
+    # The classes as simulated, where that was asked for.
+    simulated: list[Seen] = field(default_factory=list)
+    # Limits of the workload that make it dearer.
+    binding: list[Binding] = field(default_factory=list)
+    # The replicas that models share, beside the fleet of the others; None where none do.
+    shared: SharedPlan | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether all that is asked can be served."""
+        own = self.fleet is not None or not own_classes(self.workload)
+        return own and (self.shared is None or self.shared.answer is not None)
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        found = dict(self.fleet.gpus) if self.fleet else {}
+        if self.shared and self.shared.answer:
+            name = self.shared.answer.accelerator
+            found[name] = found.get(name, 0) + self.shared.answer.gpus
+        return found
+
+    @property
+    def usd_per_hour(self) -> float:
+        own = self.fleet.usd_per_hour if self.fleet else 0.0
+        return own + (self.shared.answer.usd_per_hour if self.shared and self.shared.answer else 0.0)
+
+    @property
+    def accelerators(self) -> list[str]:
+        return list(self.gpus)
+
+
+def make_plan(catalog: Catalog, workload: Workload, *, today: str = "", progress: Progress | None = None) -> Plan:
+    """`progress` is told what is being looked at, for those who wait."""
+    tell = progress or (lambda _: None)
+    priced = market(catalog, workload)
+    if workload.sharing is None:
+        return _own_plan(catalog, workload, priced, today, tell)
+    shared = shared_plan(catalog, workload, priced, tell)
+    own = beside_shared(workload, shared)
+    if own is None:
+        considered = len(shared.pools) + len(shared.left_out)
+        return Plan(workload, today or date.today().isoformat(), priced, None, [], considered, shared=shared)
+    return replace(
+        _own_plan(catalog, own, market(catalog, own), today, tell), workload=workload, market=priced, shared=shared
+    )
+
+
+def _own_plan(catalog: Catalog, workload: Workload, priced: Market, today: str, tell: Progress) -> Plan:
+    """Of models that each have replicas of their own."""
+    everything = surveys(catalog, workload, [item.accelerator for item in priced.items], tell)
+    reading = reading_of(workload)
+    surveyed = of_one_stack(everything, reading)
+    offered = undominated(offers(surveyed, reading))
+    # The fleet is for the peak by the end of its first year.
+    asked = choice(offered, priced, workload, growth=max(1.0 + workload.growth_per_year, 1.0))
+    tell(f"{len(offered.columns)} pools to choose from")
+    answer = solve(asked.problem)
+    considered = sum(len(one.deployments) for one in everything)
+    made = today or date.today().isoformat()
+    if answer is None:
+        return Plan(workload, made, priced, None, obstacles(everything, asked, workload), considered)
+    tell("the fleets beside it, and what would change the answer")
+    return _with_rivals(surveyed, asked, answer, Plan(workload, made, priced, None, [], considered))
+
+
+def _with_rivals(surveyed: list[Survey], asked: Choice, answer: Solution, plan: Plan) -> Plan:
+    workload = plan.workload
+    alone, without = single_vendor(asked), without_each(asked, answer)
+    by_policy = bool(np.any(asked.problem.vendor_share > 0))
+    # Another fleet may cost next to nothing more and be simpler: a vendor's own, or one of fewer accelerators.
+    rivals = {"": answer, **without} if by_policy else {"": answer, **without, **alone}
+    rivals = near_ones_simplified(asked.problem, rivals, workload.constraints.simplicity)
+    alone = {vendor: rivals.get(vendor, one) for vendor, one in alone.items()}
+    cheapest, best = simplest(rivals, workload.constraints.simplicity, () if by_policy else alone.values())
+    answer = tidied(asked.problem, replace(best, bound_usd_per_hour=answer.bound_usd_per_hour))
+    without = without_each(asked, answer, rivals)
+    known = np.zeros(len(asked.problem.gpus), bool)
+    for solution in (answer, *alone.values(), *without.values()):
+        if solution is not None:
+            known |= solution.replicas > 0
+    cost = answer.usd_per_hour
+    return replace(
+        plan,
+        fleet=fleet_plan(asked, answer, workload),
+        single_vendor={vendor: aside(asked, one, cost) for vendor, one in alone.items()},
+        runner_up=_runner_up(asked, without, cost),
+        cheaper=aside(asked, cheapest, cost) if cheapest.usd_per_hour < cost * (1.0 - 1e-6) else None,
+        uncertainty=uncertainty(surveyed, asked, answer),
+        flips=[*leaving(asked, answer, without), *entering(asked, answer, known)],
+        lengths=[_length(surveyed, asked, answer, workload, known, factor) for factor in _LENGTHS],
+        years=_years(asked, answer, workload, known),
+        by_estimates=_by_estimates(surveyed, asked, answer) if workload.sizing == "safe" else None,
+        binding=bindings(asked, answer, workload),
+    )
+
+
+def _runner_up(asked: Choice, without: dict[str, Solution | None], cost: float) -> Runner | None:
+    """Fleets that are cheaper for having more kinds and pools are not what it competes with."""
+    rivals = [(name, aside(asked, other, cost)) for name, other in without.items()]
+    dearer = [(name, one) for name, one in rivals if one and one.usd_per_hour >= cost * (1.0 - 1e-9)]
+    best = min(dearer, key=lambda pair: pair[1].usd_per_hour, default=None)
+    return Runner(*best) if best else None
+
+
+def _by_estimates(surveyed: list[Survey], asked: Choice, answer: Solution) -> Aside | None:
+    offered = undominated(offers(surveyed, Leaning.none))
+    read = asked.with_offers(offered)
+    return aside(read, solve(read.problem, quickly=True), answer.usd_per_hour)
+
+
+def _length(
+    surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload, known: Mask, factor: float
+) -> Length:
+    """The fleet if prompts were so many times as long, of the replicas of the fleets known by then."""
+    worth = {id(asked.offers.columns[i].deployment) for i in np.flatnonzero(known)}
+    again = [survey([d for d in one.deployments if id(d) in worth], longer(one, factor)) for one in surveyed]
+    offered = undominated(offers(again, reading_of(workload)))
+    read = asked.with_offers(offered)
+    fleet = aside(read, solve(read.problem, quickly=True), answer.usd_per_hour)
+    return Length(factor, fleet, holds=fleet is not None and set(fleet.gpus) == set(asked.names(answer)))
+
+
+def _years(asked: Choice, answer: Solution, workload: Workload, known: Mask) -> list[Year]:
+    """By the end of each year; the first is the answer's."""
+    today = sum(one.requests_per_s for one in workload.classes)
+    growth = 1.0 + workload.growth_per_year
+    found = []
+    for year in range(1, workload.horizon_years + 1):
+        times = growth ** (year - 1)
+        bigger = replace(asked.problem, demand=asked.problem.demand * times)
+        solution = answer if times == 1.0 else solve(bigger, known, quickly=True)
+        fleet = aside(asked, solution, answer.usd_per_hour)
+        found.append(Year(year, today * max(growth, 1.0) * times, fleet))
+    return found

@@ -1,0 +1,223 @@
+"""A plan as a document: what `--json` prints, `--save` keeps and `--watch` reads again."""
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from crosstie.catalog.calibration import Calibration
+from crosstie.catalog.reading import is_date
+from crosstie.core.errors import BadData
+from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR
+from crosstie.core.workload import Workload
+from crosstie.decide.cost.prices import Quote
+from crosstie.decide.plan.answer import Aside, Carried, FleetPlan, PoolPlan
+from crosstie.decide.plan.plan import Plan
+from crosstie.decide.plan.shared_report import shared_document
+
+FORMAT = "crosstie plan 1"
+DIGEST = "digest"
+
+
+def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
+    """`calibrated`: which calibration it rests on, as `mark_of` says."""
+    return {
+        "format": FORMAT,
+        "made": plan.made,
+        "calibration": calibrated,
+        "feasible": plan.answered,
+        "workload": msgspec.to_builtins(plan.workload),
+        "prices": {item.id: _quote(item.quote, item.discount) for item in plan.market.items},
+        "left_out": plan.market.left_out,
+        "replicas_considered": plan.replicas_considered,
+        "obstacles": [asdict(one) for one in plan.obstacles],
+        "fleet": _fleet(plan, plan.fleet) if plan.fleet else None,
+        "shared": shared_document(plan.shared) if plan.shared else None,
+        "single_vendor": {vendor: _aside(one) for vendor, one in plan.single_vendor.items()},
+        "runner_up": (
+            {"without": plan.runner_up.without, **(_aside(plan.runner_up.fleet) or {})} if plan.runner_up else None
+        ),
+        "cheaper_but_less_simple": _aside(plan.cheaper),
+        "flips": [
+            {
+                "kind": flip.kind,
+                "accelerator": flip.accelerator,
+                "usd_per_gpu_hour": flip.usd_per_gpu_hour,
+                "at_usd_per_gpu_hour": flip.at_usd_per_gpu_hour,
+                "change": flip.change,
+                "software_efficiency_change": flip.software,
+                "becomes": _aside(flip.becomes),
+                "sources_usd_per_gpu_hour": [flip.low_usd, flip.high_usd],
+                "within_sources": flip.within_sources,
+            }
+            for flip in plan.flips
+        ],
+        "prompt_lengths": [
+            {"factor": one.factor, "fleet": _aside(one.fleet), "decision_holds": one.holds} for one in plan.lengths
+        ],
+        "years": [
+            {"year": one.year, "requests_per_s": one.requests_per_s, "fleet": _aside(one.fleet)} for one in plan.years
+        ],
+        "simulated": [
+            {
+                "class": one.name,
+                "requests": one.requests,
+                "ttft_s": one.ttft_s,
+                "tpot_s": one.tpot_s,
+                # Pipelines are not simulated; that is no proof that they hold.
+                "targets_hold": one.holds if one.requests else None,
+            }
+            for one in plan.simulated
+        ],
+        "by_estimates": _aside(plan.by_estimates),
+        "binding_limits": [
+            {
+                "key": one.key,
+                "now": one.now,
+                "saves_usd_per_hour": one.saves_usd_per_hour,
+                "without_it": _aside(one.instead),
+            }
+            for one in plan.binding
+        ],
+    }
+
+
+def mark_of(calibration: Calibration) -> dict[str, str]:
+    """By what and when a calibration was made, and a digest that changes with what it does to estimates."""
+    effect = msgspec.json.encode((calibration.constants, calibration.scopes, calibration.spreads), order="sorted")
+    return {**calibration.made, DIGEST: hashlib.sha256(effect).hexdigest()[:16]}
+
+
+def horizon_usd(plan: Plan) -> float | None:
+    """Over all years of the horizon; None where the fleet cannot grow as far."""
+    fleets = [year.fleet for year in plan.years]
+    if any(fleet is None for fleet in fleets):
+        return None
+    return sum(fleet.usd_per_hour for fleet in fleets if fleet) * HOURS_PER_YEAR
+
+
+def _fleet(plan: Plan, fleet: FleetPlan) -> dict[str, Any]:
+    return {
+        "usd_per_hour": fleet.usd_per_hour,
+        "uncertainty": asdict(plan.uncertainty) if plan.uncertainty else None,
+        "usd_per_month": fleet.usd_per_hour * HOURS_PER_MONTH,
+        "usd_over_horizon": horizon_usd(plan),
+        "watts": fleet.watts,
+        "gpus": fleet.gpus,
+        "on_hand": fleet.on_hand,
+        "to_be_had": fleet.had,
+        "optimality_gap": fleet.gap,
+        "usd_per_million_tokens": asdict(fleet.cost),
+        "by_class": {name: asdict(cost) for name, cost in fleet.by_class.items()},
+        "pools": [_pool(pool) for pool in fleet.pools],
+    }
+
+
+def _pool(pool: PoolPlan) -> dict[str, Any]:
+    deployment = pool.deployment
+    return {
+        "name": pool.name,
+        "model": deployment.model.id,
+        "accelerator": deployment.accelerator.id,
+        "vendor": deployment.accelerator.vendor,
+        "parallelism": msgspec.to_builtins(deployment.parallelism),
+        "precision": deployment.precision.id,
+        "kv_format": deployment.kv_format,
+        "stack": deployment.stack.id,
+        "replicas": pool.replicas,
+        "gpus": pool.gpus,
+        "usd_per_gpu_hour": pool.usd_per_gpu_hour,
+        "usd_per_hour": pool.usd_per_hour,
+        "utilisation": pool.utilisation,
+        "limited_by": pool.limit,
+        "in_flight_a_replica": pool.in_flight,
+        "most_in_flight_a_replica": pool.most_in_flight,
+        "estimate": msgspec.to_builtins(pool.estimate),
+        "carries": [_carried(one) for one in pool.carried],
+    }
+
+
+def _carried(one: Carried) -> dict[str, Any]:
+    return {
+        "class": one.part.request_class.name,
+        "up_to_input": one.part.slice.longest_input,
+        "may_miss_ttft": one.part.slice.exempt,
+        "share": one.share,
+        "requests_per_s": one.requests_per_s,
+        "replicas_busy": one.load,
+        "usd_per_hour": one.usd_per_hour,
+        "limited_by": one.limit,
+        "why": one.why,
+    }
+
+
+def _aside(one: Aside | None) -> dict[str, Any] | None:
+    return None if one is None else {"gpus": one.gpus, "usd_per_hour": one.usd_per_hour, "dearer": one.dearer}
+
+
+def _quote(quote: Quote, discount: float) -> dict[str, Any]:
+    return {**asdict(quote), "discount": discount}
+
+
+class SavedPrice(msgspec.Struct, frozen=True):
+    usd: Annotated[float, msgspec.Meta(gt=0)]
+
+
+class SavedFleet(msgspec.Struct, frozen=True):
+    gpus: dict[str, int]
+    usd_per_hour: float
+
+
+class SavedShared(msgspec.Struct, frozen=True):
+    gpus: dict[str, int]
+    usd_per_hour: float | None
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """What a saved plan must have to be made again and compared."""
+
+    format: str
+    made: str
+    workload: Workload
+    prices: dict[str, SavedPrice]
+    calibration: dict[str, str]
+    fleet: SavedFleet | None
+    # Plans from before models could share replicas have none.
+    shared: SavedShared | None = None
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        found = dict(self.fleet.gpus) if self.fleet else {}
+        for name, count in (self.shared.gpus if self.shared else {}).items():
+            found[name] = found.get(name, 0) + count
+        return found
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        costs = [self.fleet.usd_per_hour] if self.fleet else []
+        costs += [self.shared.usd_per_hour] if self.shared and self.shared.usd_per_hour is not None else []
+        return sum(costs) if costs else None
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """Read first: of another format nothing else is known."""
+
+    format: str
+
+
+def read_saved(file: Path) -> Saved:
+    try:
+        content = file.read_bytes()
+        found = msgspec.json.decode(content, type=_Format).format
+        if found != FORMAT:
+            raise BadData(file, "format", f"is '{found}'; this version reads '{FORMAT}'")
+        saved = msgspec.json.decode(content, type=Saved)
+    except OSError as error:
+        raise BadData(file, "", f"cannot be read: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise BadData(file, "", f"is no saved plan: {error}") from None
+    if not is_date(saved.made):
+        raise BadData(file, "made", f"'{saved.made}' is not a date")
+    return saved

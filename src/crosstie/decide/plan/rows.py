@@ -1,0 +1,156 @@
+"""A programme as rows and variables, and HiGHS to solve them."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosstie.core.errors import BadInput
+from crosstie.decide.plan.programme import Array, Mask, Programme
+
+# Seconds after which a search stops, with the gap that it then has.
+_SECONDS = 5.0
+# Programmes here are small and their relaxations near: what HiGHS does for large ones costs more than it saves
+# (measured on ten of them: a third of the time).
+_PLAIN = {
+    "mip_heuristic_effort": 0.0,
+    "mip_heuristic_run_feasibility_jump": False,
+    "mip_allow_cut_separation_at_nodes": False,
+    "mip_detect_symmetry": False,
+    "mip_pscost_minreliable": 1,
+    "mip_heuristic_run_rins": False,
+    "mip_heuristic_run_rens": False,
+    "mip_heuristic_run_root_reduced_cost": False,
+    "mip_allow_restart": False,
+    "threads": 1,
+    "random_seed": 1,
+}
+
+
+class OutOfTime(BadInput):
+    """Neither a fleet nor the proof that there is none."""
+
+
+class Rows:
+    """Variables: n by column, x by pair of column and part; by accelerator units had, and GPUs on hand in use."""
+
+    def __init__(self, problem: Programme):
+        self.problem = problem
+        self.column, self.part = np.nonzero(problem.rate)
+        self.first_share = len(problem.gpus)
+        self.first_had = self.first_share + len(self.column)
+        self.first_held = self.first_had + len(problem.usd_per_hour)
+        self.size = self.first_held + len(problem.usd_per_hour)
+        self.lower: list[float] = []
+        self.upper: list[float] = []
+        self.entries: list[tuple[NDArray[Any], Array]] = []
+        self._carry()
+        self._gpus()
+        self._limits()
+
+    def add(self, where: NDArray[Any], values: Array, low: float, high: float) -> None:
+        self.entries.append((where, values))
+        self.lower.append(low)
+        self.upper.append(high)
+
+    def _carry(self) -> None:
+        problem = self.problem
+        for part in range(len(problem.demand)):
+            where = self.first_share + np.flatnonzero(self.part == part)
+            self.add(where, np.ones(len(where)), 1.0, 1.0)
+        load = problem.demand[self.part] / problem.rate[self.column, self.part]
+        starts = np.searchsorted(self.column, np.arange(self.first_share + 1))
+        for column in range(self.first_share):
+            mine = np.arange(starts[column], starts[column + 1])
+            where = np.concatenate(([column], self.first_share + mine))
+            self.add(where, np.concatenate(([-1.0], load[mine])), -np.inf, 0.0)
+
+    def _gpus(self) -> None:
+        problem = self.problem
+        for kind in range(len(problem.usd_per_hour)):
+            mine = np.flatnonzero(problem.accelerator == kind)
+            if not len(mine):
+                continue
+            sources, unit = [self.first_had + kind, self.first_held + kind], problem.unit[kind]
+            # What is used is had or on hand.
+            needed = np.concatenate((problem.gpus[mine], [-unit, -1.0]))
+            self.add(np.concatenate((mine, sources)), needed, -np.inf, 0.0)
+            if np.isfinite(problem.at_most[kind]):
+                self.add(np.array(sources), np.array([unit, 1.0]), -np.inf, problem.at_most[kind])
+
+    def _limits(self) -> None:
+        problem = self.problem
+        everything = np.arange(self.size)
+        if np.isfinite(problem.budget_usd_per_hour):
+            self.add(everything, self.cost(), -np.inf, problem.budget_usd_per_hour)
+        if np.isfinite(problem.power_watts):
+            self.add(everything, self.power(), -np.inf, problem.power_watts)
+        value = problem.replica_usd_per_hour
+        for vendor, share in enumerate(problem.vendor_share):
+            if share > 0:
+                of = problem.vendor[problem.accelerator] == vendor
+                self.add(np.arange(self.first_share), (of - share) * value, 0.0, np.inf)
+
+    def cost(self) -> Array:
+        problem = self.problem
+        cost = np.zeros(self.size)
+        cost[self.first_had : self.first_held] = problem.usd_per_hour * problem.unit
+        cost[self.first_held :] = problem.on_hand_usd_per_hour
+        return cost
+
+    def power(self) -> Array:
+        power = np.zeros(self.size)
+        power[: self.first_share] = self.problem.watts[self.problem.accelerator] * self.problem.gpus
+        return power
+
+    def whole(self) -> Mask:
+        mask = np.zeros(self.size, bool)
+        mask[: self.first_share] = True
+        # GPUs that are had one by one are whole by themselves, since replicas are.
+        mask[self.first_had : self.first_held] = self.problem.unit > 1
+        return mask
+
+    def most(self) -> Array:
+        bounds = np.full(self.size, np.inf)
+        bounds[self.first_share : self.first_had] = 1.0
+        bounds[self.first_held :] = self.problem.inventory
+        return bounds
+
+
+def run_highs(
+    rows: Rows, cost: Array, gap: float, *, replicas: Array | None = None, relaxed: bool = False
+) -> tuple[Array | None, float]:
+    """Values of the variables, or None, and the bound that the search proved.
+
+    `replicas` fixes their numbers; `relaxed` lets them be divided.
+    """
+    # Only plans need it, and it takes 20 ms to import.
+    import highspy
+
+    model = highspy.HighsLp()
+    model.num_col_, model.num_row_ = rows.size, len(rows.entries)
+    least, most = np.zeros(rows.size), rows.most()
+    if replicas is not None:
+        least[: rows.first_share] = most[: rows.first_share] = replicas
+    model.col_cost_, model.col_lower_, model.col_upper_ = cost, least, most
+    model.row_lower_, model.row_upper_ = np.array(rows.lower), np.array(rows.upper)
+    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    model.a_matrix_.start_ = np.concatenate(([0], np.cumsum([len(where) for where, _ in rows.entries])))
+    model.a_matrix_.index_ = np.concatenate([where for where, _ in rows.entries])
+    model.a_matrix_.value_ = np.concatenate([values for _, values in rows.entries])
+    kinds = highspy.HighsVarType
+    if replicas is None and not relaxed:
+        model.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in rows.whole()]
+    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver.silent()
+    for name, value in (*_PLAIN.items(), ("mip_rel_gap", gap), ("time_limit", _SECONDS)):
+        solver.setOptionValue(name, value)
+    solver.passModel(model)
+    solver.run()
+    info = solver.getInfo()
+    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        if solver.getModelStatus() == highspy.HighsModelStatus.kTimeLimit:
+            raise OutOfTime(f"no fleet found in {_SECONDS:g} s, and none ruled out: fewer classes or limits would help")
+        return None, 0.0
+    bound = info.objective_function_value if relaxed else info.mip_dual_bound
+    return np.array(solver.getSolution().col_value), float(bound)

@@ -1,0 +1,198 @@
+"""From a programme to the cheapest fleet: what cannot matter is left out, what is separate is solved apart."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from crosstie.decide.plan.programme import Array, Indices, Mask, Programme, Solution
+from crosstie.decide.plan.rows import OutOfTime, Rows, run_highs
+
+# How far from the best a fleet may be before the search stops, far below what estimates are wrong by.
+GAP = 1e-3
+# The same for fleets that are only shown beside the answer, and how much dearer a request may be on the columns
+# that they are made of.
+QUICK_GAP = 1e-2
+_NEAR = 1.2
+# Programmes with more pairs of columns and parts than this are solved with the columns alone that the relaxation
+# uses: with many replicas the relaxation is near, and its bound says how near.
+_LARGE = 1200
+# With more kinds of requests than this the last percent takes longer than it is worth.
+MANY_PARTS = 24
+
+
+def solve(
+    problem: Programme, allowed: Mask | None = None, *, minimise: str = "cost", gap: float = GAP, quickly: bool = False
+) -> Solution | None:
+    """The best fleet of the allowed columns, or None where there is none.
+
+    `minimise`: "cost", or "power" to learn what the least power would be. `quickly`: a good fleet will do.
+    """
+    usable = problem.rate.max(axis=1, initial=0.0) > 0
+    if allowed is not None:
+        usable &= allowed
+    columns = np.flatnonzero(usable)
+    if not np.all((problem.rate[columns] > 0).any(axis=0)):
+        return None
+    if quickly:
+        gap = max(gap, QUICK_GAP)
+        if not problem.is_coupled and minimise == "cost":
+            columns = _near_the_best(problem, columns)
+    replicas = np.zeros(len(problem.gpus), np.int64)
+    share = np.zeros_like(problem.rate)
+    bound = 0.0
+    by_power = minimise == "power"
+    for some, parts in _pieces(problem, columns, problem.watts if by_power else problem.usd_per_hour):
+        found = _piece(problem.only(some, parts), minimise, gap)
+        if found is None:
+            return None
+        replicas[some] = found.replicas
+        share[np.ix_(some, parts)] = found.share
+        bound += found.bound
+    return _solution(problem, replicas, share, 0.0 if by_power else bound)
+
+
+def _solution(problem: Programme, replicas: Indices, share: Array, bound: float) -> Solution:
+    used = replicas * problem.gpus
+    gpus = np.bincount(problem.accelerator, used, minlength=len(problem.usd_per_hour)).astype(np.float64)
+    cost = float(problem.spent_usd_per_hour(gpus).sum())
+    return Solution(
+        replicas=replicas,
+        share=share,
+        usd_per_hour=cost,
+        bound_usd_per_hour=min(bound, cost),
+        gpus=gpus,
+        bought=problem.bought(gpus),
+        watts=float(gpus @ problem.watts),
+    )
+
+
+def _pieces(problem: Programme, columns: Indices, price: Array) -> list[tuple[Indices, Indices]]:
+    """Columns and parts that have nothing to do with one another: models, as long as no limit joins them.
+
+    `price`: by accelerator, of what is to be least.
+    """
+    everything = np.arange(len(problem.demand))
+    if problem.is_coupled:
+        return [(columns, everything)]
+    serves = problem.rate[columns] > 0
+    found, left = [], set(everything.tolist())
+    while left:
+        parts = np.zeros(len(everything), bool)
+        parts[min(left)] = True
+        while True:
+            mine = serves[:, parts].any(axis=1)
+            wider = serves[mine].any(axis=0) | parts
+            if np.array_equal(wider, parts):
+                break
+            parts = wider
+        left -= set(np.flatnonzero(parts).tolist())
+        found.append((worth_their_price(problem, columns[mine], price), np.flatnonzero(parts)))
+    return found
+
+
+def _near_the_best(problem: Programme, columns: Indices) -> Indices:
+    """Columns that take some part for little more than the cheapest does, or come in smaller replicas than that."""
+    usd = problem.replica_usd_per_hour[columns]
+    each = problem.per_request(problem.replica_usd_per_hour)[columns]
+    smaller = np.isfinite(each) & (usd[:, None] < usd[each.argmin(axis=0)])
+    return np.asarray(columns[((each <= _NEAR * each.min(axis=0)) | smaller).any(axis=1)])
+
+
+def worth_their_price(problem: Programme, columns: Indices, price: Array) -> Indices:
+    """Without columns for which so many replicas of another take as much of everything for no more of the price.
+
+    This loses no fleet as long as nothing else limits it.
+    """
+    rate = problem.rate[columns]
+    cost = (price[problem.accelerator] * problem.gpus)[columns]
+    # Best first, so that most fall to the first few they meet.
+    order = np.argsort(-(rate / cost[:, None]).sum(axis=1), kind="stable")
+    kept: list[int] = []
+    for index in order:
+        instead = np.floor(cost[index] / cost[kept] + 1e-9)
+        covers = np.all(instead[:, None] * rate[kept] >= rate[index] * (1.0 - 1e-9), axis=1)
+        if not np.any(covers):
+            kept.append(int(index))
+    return np.sort(columns[kept])
+
+
+@dataclass(frozen=True)
+class _Found:
+    replicas: Indices
+    share: Array
+    bound: float
+
+
+def _piece(problem: Programme, minimise: str, gap: float) -> _Found | None:
+    if np.count_nonzero(problem.rate) <= _LARGE:
+        return _mixed(problem, minimise, gap)
+    rows = Rows(problem)
+    values, bound = run_highs(rows, _objective(rows, minimise), gap, relaxed=True)
+    if values is None:
+        return None
+    used = np.flatnonzero(values[: rows.first_share] > 1e-6)
+    found = _mixed(problem.only(used, np.arange(len(problem.demand))), minimise, gap)
+    if found is None:
+        # Limits that whole replicas of these columns cannot keep.
+        return _mixed(problem, minimise, gap)
+    replicas, share = np.zeros(len(problem.gpus), np.int64), np.zeros_like(problem.rate)
+    replicas[used], share[used] = found.replicas, found.share
+    return _Found(replicas, share, bound)
+
+
+def _mixed(problem: Programme, minimise: str, gap: float) -> _Found | None:
+    rows = Rows(problem)
+    if len(problem.demand) > MANY_PARTS:
+        gap = max(gap, QUICK_GAP)
+    try:
+        values, bound = run_highs(rows, _objective(rows, minimise), gap)
+    except OutOfTime:
+        found = _rounded_up(rows, minimise)
+        if found is None:
+            raise
+        return found
+    if values is None:
+        return None
+    return _Found(np.round(values[: rows.first_share]).astype(np.int64), _shares(rows, values), bound)
+
+
+def _rounded_up(rows: Rows, minimise: str) -> _Found | None:
+    """The relaxation with whole replicas, if that keeps the limits: a fleet where the search found none in time."""
+    values, bound = run_highs(rows, _objective(rows, minimise), GAP, relaxed=True)
+    if values is None:
+        return None
+    replicas = np.ceil(values[: rows.first_share] - 1e-9)
+    kept, _ = run_highs(rows, _objective(rows, minimise), GAP, replicas=replicas)
+    return None if kept is None else _Found(replicas.astype(np.int64), _shares(rows, kept), bound)
+
+
+def _objective(rows: Rows, minimise: str) -> Array:
+    return rows.power() if minimise == "power" else rows.cost()
+
+
+def tidied(problem: Programme, solution: Solution) -> Solution:
+    """The same replicas with the load put where it costs least: a basic solution, so with few splits.
+
+    The programme does not care which of two idle replicas a request goes to; whoever runs the fleet does.
+    """
+    used = np.flatnonzero(solution.replicas)
+    parts = np.arange(len(problem.demand))
+    rows = Rows(replace(problem.only(used, parts), budget_usd_per_hour=np.inf, power_watts=np.inf))
+    cost = np.zeros(rows.size)
+    worth = problem.replica_usd_per_hour[used]
+    load = problem.demand[rows.part] / rows.problem.rate[rows.column, rows.part]
+    cost[rows.first_share : rows.first_had] = worth[rows.column] * load
+    values, _ = run_highs(rows, cost, GAP, replicas=solution.replicas[used].astype(np.float64))
+    if values is None:
+        return solution
+    share = np.zeros_like(problem.rate)
+    share[used] = _shares(rows, values)
+    return replace(solution, share=share)
+
+
+def _shares(rows: Rows, values: Array) -> Array:
+    share = np.zeros_like(rows.problem.rate)
+    share[rows.column, rows.part] = np.clip(values[rows.first_share : rows.first_had], 0.0, 1.0)
+    # What the solver leaves of a millionth is nobody's traffic.
+    share[share < 1e-6] = 0.0
+    return np.asarray(share / share.sum(axis=0, keepdims=True))

@@ -1,0 +1,296 @@
+"""Every replica that could serve a workload, evaluated once; then read hopefully or warily, at little cost."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, groupby
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Deployment
+from crosstie.core.workload import RequestClass, Workload
+from crosstie.decide.plan.candidates import candidates
+from crosstie.decide.plan.capacity import (
+    WARY,
+    Curve,
+    Leaning,
+    Part,
+    Promise,
+    Tier,
+    capacity,
+    curves,
+    own_ttft_s,
+    tier_of,
+)
+from crosstie.perf.hardware import Array, Hardware
+
+# Promises that pools of one model can make; more distinct ones are merged, the nearest first, into the stricter of
+# each. Promises that only a mixture of classes would ask for are tried where there are few.
+_MOST_TIERS = 24
+_FEW_TIERS = 8
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One model: its deployments, and a curve for each of its parts on all of them."""
+
+    deployments: list[Deployment]
+    parts: list[Part]
+    curves: list[Curve]
+    tiers: list[Tier]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A pool that could be: a deployment that promises a tier."""
+
+    deployment: Deployment
+    tier: Tier
+
+
+@dataclass(frozen=True)
+class Offers:
+    """What every column takes of every part: arrays of shape (columns, parts)."""
+
+    parts: list[Part]
+    columns: list[Column]
+    requests_per_s: Array
+    in_flight: Array
+    most_in_flight: Array
+    limit: NDArray[np.int64]
+    ttft_s: Array
+    tpot_s: Array
+    prompt_share: Array
+
+    def only(self, keep: NDArray[np.int64]) -> "Offers":
+        arrays = {name: getattr(self, name)[keep] for name in _ARRAYS}
+        return replace(self, columns=[self.columns[i] for i in keep], **arrays)
+
+
+_ARRAYS = ("requests_per_s", "in_flight", "most_in_flight", "limit", "ttft_s", "tpot_s", "prompt_share")
+
+
+def parts_of(workload: Workload) -> list[Part]:
+    cut = [(one, piece) for one in workload.classes for piece in one.slices]
+    return [Part(one, piece, index) for index, (one, piece) in enumerate(cut)]
+
+
+def surveys(
+    catalog: Catalog,
+    workload: Workload,
+    accelerators: Sequence[Accelerator],
+    progress: Progress | None = None,
+) -> list[Survey]:
+    parts = parts_of(workload)
+    found = []
+    for model_id in dict.fromkeys(one.model for one in workload.classes):
+        mine = [part for part in parts if part.request_class.model == model_id]
+        # A replica that holds only short requests may still serve these.
+        contexts = [part.slice.context for part in mine]
+        model, choice = catalog.model(model_id), workload.choice(model_id)
+        tried = candidates(catalog, model, accelerators, choice, min(contexts), max(contexts))
+        if progress:
+            progress(f"{model_id}: {len(tried)} replicas, {len(mine)} kinds of requests")
+        found.append(survey(tried, mine))
+    return found
+
+
+def survey(deployments: Sequence[Deployment], parts: list[Part]) -> Survey:
+    """Deployments of one precision are evaluated together."""
+    ordered = sorted(deployments, key=lambda d: (d.precision.id, d.kv_format))
+    per_part: list[list[Curve]] = [[] for _ in parts]
+    for _, group in groupby(ordered, key=lambda d: (d.precision.id, d.kv_format)):
+        for held, curve in zip(per_part, curves(Hardware(list(group)), [p.slice for p in parts]), strict=True):
+            held.append(curve)
+    joined = [_joined(held) for held in per_part] if ordered else []
+    return Survey(list(ordered), parts, joined, tiers([part.request_class for part in parts]))
+
+
+def _joined(held: list[Curve]) -> Curve:
+    return Curve(*(np.concatenate(arrays) for arrays in zip(*held, strict=True)))
+
+
+def rows_of(one: Survey, rows: Sequence[int]) -> Survey:
+    """Some of the deployments, or one of them several times."""
+    curves = [Curve(*(values[list(rows)] for values in curve)) for curve in one.curves]
+    return replace(one, deployments=[one.deployments[i] for i in rows], curves=curves)
+
+
+def tiers(classes: Sequence[RequestClass]) -> list[Tier]:
+    """What pools may promise: what some class asks, and the stricter of both where two classes differ in each."""
+    asked = dict.fromkeys(map(tier_of, classes))
+    found = list(dict.fromkeys([*asked, *(_stricter(a, b) for a, b in combinations(asked, 2))]))
+    if len(found) > _FEW_TIERS:
+        found = list(asked)
+    while len(found) > _MOST_TIERS:
+        a, b = min(combinations(found, 2), key=lambda pair: _apart(*pair))
+        found = list(dict.fromkeys([t for t in found if t not in (a, b)] + [_stricter(a, b)]))
+    return found
+
+
+def _stricter(a: Tier, b: Tier) -> Tier:
+    return Tier(min(a.ttft_s, b.ttft_s), min(a.tpot_s, b.tpot_s))
+
+
+def _apart(a: Tier, b: Tier) -> float:
+    pairs = [(min(x, 1e4), min(y, 1e4)) for x, y in zip(a, b, strict=True)]
+    return float(sum(abs(np.log(x / y)) for x, y in pairs))
+
+
+Reading = Callable[[Sequence[Deployment]], Leaning]
+
+
+def reading_of(workload: Workload) -> Reading:
+    """By the slow end of the estimates or by the estimates, as the workload asks."""
+    return _wary if workload.sizing == "safe" else Leaning.none
+
+
+def _wary(deployments: Sequence[Deployment]) -> Leaning:
+    return Leaning.at(deployments, WARY)
+
+
+def of_one_stack(surveyed: Sequence[Survey], reading: Reading) -> list[Survey]:
+    """The surveys of the stacks that `one_stack` keeps, found where each part has it best: in its own tier."""
+    kept = {id(column.deployment) for column in one_stack(offers(surveyed, reading, own_tiers=True)).columns}
+    return [rows_of(one, [i for i, d in enumerate(one.deployments) if id(d) in kept]) for one in surveyed]
+
+
+def offers(surveyed: Sequence[Survey], reading: Reading, *, own_tiers: bool = False) -> Offers:
+    """What the columns of all models take, as estimates are read; of a part only in its own tier if that will do."""
+    parts = sorted((part for one in surveyed for part in one.parts), key=lambda part: part.index)
+    able = [one for one in surveyed if one.deployments]
+    columns = [Column(deployment, tier) for one in able for tier in one.tiers for deployment in one.deployments]
+    stacked = {name: np.zeros((len(columns), len(parts))) for name in _ARRAYS}
+    start = 0
+    for one in able:
+        lean = reading(one.deployments)
+        promises = [promise_of(one, tier, lean) for tier in one.tiers]
+        for part, curve in zip(one.parts, one.curves, strict=True):
+            admitting = [index for index, tier in enumerate(one.tiers) if tier.admits(part.request_class)]
+            own = [index for index in admitting if one.tiers[index] == tier_of(part.request_class)]
+            _fill(stacked, start, one, part, curve, lean, promises, (own or admitting) if own_tiers else admitting)
+        start += len(one.tiers) * len(one.deployments)
+    limit = stacked.pop("limit").astype(np.int64)
+    return Offers(parts, columns, limit=limit, **stacked)
+
+
+def _fill(
+    stacked: dict[str, Array],
+    start: int,
+    one: Survey,
+    part: Part,
+    curve: Curve,
+    lean: Leaning,
+    promises: list[Promise],
+    admitting: list[int],
+) -> None:
+    """One part in the tiers that admit it, all in one evaluation."""
+    count = len(one.deployments)
+    repeats = len(admitting)
+    fields: Any = [np.repeat([one.tiers[index][field] for index in admitting], count) for field in (0, 1)]
+    got = capacity(
+        Curve(*(np.concatenate([values] * repeats) for values in curve)),
+        part,
+        Tier(*fields),
+        Promise(*(np.concatenate([promises[index][field] for index in admitting]) for field in range(3))),
+        Leaning(*(np.tile(values, repeats) for values in (lean.ttft, lean.tpot, lean.rate))),
+    )
+    rows = np.concatenate([start + index * count + np.arange(count) for index in admitting])
+    for name in _ARRAYS:
+        stacked[name][rows, part.index] = getattr(got, name)
+
+
+def promise_of(one: Survey, tier: Tier, lean: Leaning) -> Promise:
+    """What the classes that a tier is named after ask of all that it admits."""
+    bearable, quantile, deviations = Promise.none(one.deployments)
+    for part, curve in zip(one.parts, one.curves, strict=True):
+        asked = tier_of(part.request_class)
+        if not tier.admits(part.request_class):
+            continue
+        if any(mine <= its < np.inf for mine, its in zip(asked, tier, strict=True)):
+            deviations = np.maximum(deviations, part.deviations)
+        if part.ttft and asked.ttft_s <= tier.ttft_s:
+            quantile = np.maximum(quantile, part.ttft.load_quantile)
+            left = tier.ttft_s - own_ttft_s(curve, lean)
+            # Prompts that are late even alone go to other deployments, and do not wait here.
+            bearable = np.where(left > 0, np.minimum(bearable, left), bearable)
+    return Promise(bearable, quantile, deviations)
+
+
+def longer(one: Survey, factor: float) -> list[Part]:
+    """The parts of a model with prompts so many times as long, as far as its context goes."""
+    room = one.deployments[0].model.max_context or 10**8
+
+    def stretched(part: Part) -> Part:
+        piece = part.slice
+        longest = min(max(round(piece.longest_input * factor), 1), max(room - piece.longest_output, 1))
+        mean = min(max(piece.input_tokens * factor, 1.0), float(longest))
+        return replace(part, slice=msgspec.structs.replace(piece, input_tokens=mean, longest_input=longest))
+
+    return [stretched(part) for part in one.parts]
+
+
+def one_stack(offered: Offers) -> Offers:
+    """Of every model on every accelerator the stack alone that would carry all of its load on the fewest GPUs.
+
+    Two engines side by side for the same model and silicon would save a percent, which the estimates cannot
+    tell, and double the work of whoever runs them.
+    """
+    rate = offered.requests_per_s
+    demand = np.array([part.requests_per_s for part in offered.parts])
+    gpus = np.array([float(column.deployment.parallelism.gpus) for column in offered.columns])
+    per_request = np.divide(gpus[:, None], rate, out=np.full_like(rate, np.inf), where=rate > 0)
+    scores: dict[tuple[str, str], dict[str, tuple[int, float]]] = {}
+    rows: dict[tuple[str, str, str], list[int]] = {}
+    for index, column in enumerate(offered.columns):
+        d = column.deployment
+        rows.setdefault((d.model.id, d.accelerator.id, d.stack.id), []).append(index)
+    for (model, accelerator, stack), mine in rows.items():
+        best = per_request[mine].min(axis=0)
+        served = np.isfinite(best)
+        # Serving more kinds of requests comes first, then fewer GPUs.
+        score = (-int(served.sum()), float(best[served] @ demand[served]))
+        scores.setdefault((model, accelerator), {})[stack] = score
+    chosen = {(*key, min(stacks, key=lambda s: stacks[s])) for key, stacks in scores.items()}
+    kept = sorted(index for key, mine in rows.items() if key in chosen for index in mine)
+    return offered.only(np.array(kept, np.int64))
+
+
+def undominated(offered: Offers) -> Offers:
+    """Without columns that another of the same accelerator and model replaces at no loss.
+
+    One replaces another if it takes as much of every part per GPU, and if its GPUs divide the other's, so that
+    whole numbers of it stand for whole numbers of the other. This loses no fleet.
+    """
+    groups: dict[tuple[str, str], list[int]] = {}
+    for index, column in enumerate(offered.columns):
+        if offered.requests_per_s[index].max(initial=0.0) > 0:
+            key = (column.deployment.model.id, column.deployment.accelerator.id)
+            groups.setdefault(key, []).append(index)
+    kept = [index for group in groups.values() for index in _front(offered, np.array(group))]
+    return offered.only(np.array(sorted(kept), np.int64))
+
+
+def _front(offered: Offers, group: NDArray[np.int64]) -> list[int]:
+    gpus = np.array([offered.columns[i].deployment.parallelism.gpus for i in group])
+    rate = offered.requests_per_s[group]
+    used = rate.max(axis=0) > 0
+    per_gpu = rate[:, used] / gpus[:, None]
+    # Best first, so that most fall to the first few they meet.
+    order = np.argsort(-per_gpu.sum(axis=1) - 1e-9 / gpus, kind="stable")
+    kept: list[int] = []
+    for index in order:
+        others = np.array(kept, np.int64)
+        if len(others):
+            divides = gpus[index] % gpus[others] == 0
+            covers = np.all(per_gpu[others] >= per_gpu[index] * (1.0 - 1e-9), axis=1)
+            if np.any(divides & covers):
+                continue
+        kept.append(int(index))
+    return [int(group[i]) for i in kept]

@@ -1,0 +1,82 @@
+"""What a fleet may turn out to cost: the same pools, with the replicas that they would need if estimates err.
+
+Errors are drawn from the intervals that calibration gives: one draw a deployment, which makes all its times
+longer or shorter together, and independent between deployments.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosstie.decide.plan.capacity import Leaning, capacity
+from crosstie.decide.plan.optimise import Choice
+from crosstie.decide.plan.programme import Solution
+from crosstie.decide.plan.survey import Column, Survey, promise_of, rows_of
+from crosstie.perf.hardware import Array
+
+# Deviations at which loads are computed; between them they are interpolated.
+_DEVIATIONS = np.linspace(-2.4, 2.4, 7)
+_DRAWS = 2000
+# A pool that would need more than so many times its replicas does not keep its targets: others would be chosen.
+_MOST = 4.0
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Eight cases in ten, by cost an hour; and the share of cases in which the pools cannot keep the targets."""
+
+    low_usd_per_hour: float | None
+    high_usd_per_hour: float | None
+    unmet: float
+    # How often the replicas of the plan are enough as they are.
+    enough: float
+
+
+def uncertainty(surveyed: Sequence[Survey], asked: Choice, answer: Solution) -> Uncertainty | None:
+    used = np.flatnonzero(answer.replicas)
+    columns = [asked.offers.columns[i] for i in used]
+    if not any(column.deployment.correction.spread for column in columns):
+        return None
+    ability = _ability(surveyed, asked, answer, columns)
+    chance = np.random.default_rng(1)
+    drawn = {id(column.deployment): chance.standard_normal(_DRAWS) for column in columns}
+    gpus = np.zeros((_DRAWS, len(asked.problem.usd_per_hour)))
+    hopeless = np.zeros(_DRAWS, bool)
+    enough = np.ones(_DRAWS, bool)
+    for index, column in enumerate(columns):
+        replicas = int(answer.replicas[used[index]])
+        able = np.interp(drawn[id(column.deployment)], _DEVIATIONS, ability[:, index])
+        hopeless |= able * _MOST * replicas < 1.0
+        enough &= able * replicas >= 1.0 - 1e-6
+        needed = np.ceil(np.minimum(1.0 / np.maximum(able, 1e-9), _MOST * replicas) - 1e-6)
+        gpus[:, asked.problem.accelerator[used[index]]] += needed * asked.problem.gpus[used[index]]
+    kept = asked.problem.spent_usd_per_hour(gpus).sum(axis=1)[~hopeless]
+    low, high = np.quantile(kept, (0.1, 0.9)).tolist() if len(kept) else (None, None)
+    return Uncertainty(low, high, unmet=float(hopeless.mean()), enough=float(enough.mean()))
+
+
+def _ability(surveyed: Sequence[Survey], asked: Choice, answer: Solution, columns: Sequence[Column]) -> Array:
+    """(deviations, columns): the share of what the plan gives a column that one replica carries."""
+    used = np.flatnonzero(answer.replicas)
+    carried = answer.share[used] * asked.problem.demand
+    found = np.zeros((len(_DEVIATIONS), len(columns)))
+    for index, column in enumerate(columns):
+        load = np.zeros(len(_DEVIATIONS))
+        for part, rate in _rates(surveyed, column, np.flatnonzero(carried[index])):
+            load += np.divide(carried[index, part], rate, out=np.full_like(rate, np.inf), where=rate > 0)
+        found[:, index] = 1.0 / np.maximum(load, 1e-9)
+    return found
+
+
+def _rates(surveyed: Sequence[Survey], column: Column, parts: NDArray[np.int64]) -> Iterator[tuple[int, Array]]:
+    """Requests/s that one column takes of each part, by deviation: the deployment once for each of them."""
+    one = next(s for s in surveyed if any(d is column.deployment for d in s.deployments))
+    row = next(i for i, d in enumerate(one.deployments) if d is column.deployment)
+    several = rows_of(one, [row] * len(_DEVIATIONS))
+    lean = Leaning.at(several.deployments, _DEVIATIONS)
+    promise = promise_of(several, column.tier, lean)
+    for part, curve in zip(several.parts, several.curves, strict=True):
+        if part.index in parts:
+            yield part.index, capacity(curve, part, column.tier, promise, lean).requests_per_s

@@ -1,0 +1,135 @@
+"""Saved plans against today's catalog: which decisions have flipped, and by what."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.errors import BadData, BadInput, CrosstieError
+from crosstie.core.workload import Workload
+from crosstie.decide.plan.plan import Plan, make_plan
+from crosstie.decide.plan.report import DIGEST, Saved, SavedPrice, mark_of, read_saved
+
+# A price that moved less is the same.
+_SAME = 1e-3
+
+
+@dataclass(frozen=True)
+class PriceMove:
+    accelerator: str
+    then: float
+    now: float
+    # Of the newest price that it rests on; empty where the user gave it.
+    dated: str
+
+    @property
+    def change(self) -> float:
+        return self.now / self.then - 1.0
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A saved plan beside the one that would be made today."""
+
+    file: str
+    name: str
+    made: str
+    then_gpus: dict[str, int]
+    then_usd_per_hour: float | None
+    now: Plan
+    moves: list[PriceMove]
+    # Accelerators that had no price then, or have none now.
+    appeared: list[str]
+    gone: list[str]
+    recalibrated: bool
+    # "prices", "the catalog or its calibration", "prices and the catalog"; empty where nothing flipped.
+    because: str
+
+    @property
+    def now_gpus(self) -> dict[str, int]:
+        return self.now.gpus
+
+    @property
+    def now_usd_per_hour(self) -> float | None:
+        return self.now.usd_per_hour if self.now.answered else None
+
+    @property
+    def flipped(self) -> bool:
+        """Whether the accelerators of the fleet are others than they were."""
+        return set(self.then_gpus) != set(self.now_gpus)
+
+    @property
+    def newer_prices(self) -> list[PriceMove]:
+        """Prices that are dated after the plan was made."""
+        return [move for move in self.moves if move.dated[:10] > self.made[: len(move.dated[:10])]]
+
+
+def watched(catalog: Catalog, files: Sequence[Path], today: str = "") -> list[Watched]:
+    return [_watched(catalog, file, today) for file in saved_plans(files)]
+
+
+def saved_plans(given: Sequence[Path]) -> list[Path]:
+    """The files, and those of the folders among them."""
+    found: list[Path] = []
+    for path in given:
+        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not inside:
+            raise BadInput(
+                f"{path}: no saved plan (*.json) in this folder; `crosstie plan WORKLOAD --save FILE` makes one"
+            )
+        found += inside
+    return found
+
+
+def _watched(catalog: Catalog, file: Path, today: str) -> Watched:
+    saved = read_saved(file)
+    try:
+        now = make_plan(catalog, saved.workload, today=today)
+    except CrosstieError as error:
+        raise BadData(file, "", f"cannot be planned again: {error}") from None
+    prices = {item.id: item.quote for item in now.market.items}
+    moves = [
+        PriceMove(name, then.usd, prices[name].usd, prices[name].newest)
+        for name, then in saved.prices.items()
+        if name in prices and abs(prices[name].usd / then.usd - 1.0) > _SAME
+    ]
+    found = Watched(
+        file=str(file),
+        name=saved.workload.name,
+        made=saved.made,
+        then_gpus=saved.gpus,
+        then_usd_per_hour=saved.usd_per_hour,
+        now=now,
+        moves=moves,
+        appeared=sorted(set(prices) - set(saved.prices)),
+        gone=sorted(set(saved.prices) - set(prices)),
+        recalibrated=saved.calibration.get(DIGEST) != mark_of(catalog.calibration)[DIGEST],
+        because="",
+    )
+    return _explained(catalog, saved, found) if found.flipped else found
+
+
+def _explained(catalog: Catalog, saved: Saved, found: Watched) -> Watched:
+    """What flipped it: made again with the prices of then, has it flipped all the same?"""
+    known = {name: then for name, then in saved.prices.items() if name in catalog.accelerators}
+    if not known or not (found.moves or found.appeared or found.gone):
+        because = "the catalog or its calibration"
+    else:
+        at_old_prices = set(make_plan(catalog, _with_prices(saved.workload, known)).accelerators)
+        if at_old_prices == set(found.then_gpus):
+            because = "prices"
+        else:
+            as_today = at_old_prices == set(found.now_gpus)
+            because = "the catalog or its calibration" if as_today else "prices and the catalog"
+    return replace(found, because=because)
+
+
+def _with_prices(workload: Workload, prices: dict[str, SavedPrice]) -> Workload:
+    """As it was then: the same accelerators at the same prices, whatever their discount was for."""
+    fixed = msgspec.structs.replace(
+        workload.prices, usd_per_gpu_hour={name: then.usd for name, then in prices.items()}, discount={}
+    )
+    limits = msgspec.structs.replace(workload.constraints, accelerators=tuple(prices))
+    return msgspec.structs.replace(workload, prices=fixed, constraints=limits)

@@ -1,0 +1,340 @@
+"""A host-backed stand-in for a GPU: runs every operation on the host's numbers and keeps account of what capture means.
+
+One idea: below autograd, every operation on a device tensor passes `Device.operation`. There it is judged by the rules
+of capture, run on the host's numbers, and written on the tape. A replay runs the tape again, and nothing else.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from crosstie.port.capture.device_tensor import HOST, DeviceTensor, Memories, Memory
+from crosstie.port.capture.hazards import Hazard
+from crosstie.port.capture.kernels import NotFollowed, run_on_host, stays_on_host
+from crosstie.port.capture.reasons import (
+    GENERATOR,
+    NOT_CAPTURED,
+    NOT_FOLLOWED,
+    OUTSIDE,
+    SCALAR_TO_DEVICE,
+    SEEDING,
+    TO_DEVICE,
+    TO_HOST,
+    UNJOINED,
+    Rule,
+)
+from crosstie.port.capture.rules import hazards_of, may_mix
+from crosstie.port.capture.sites import Site, user_site
+from crosstie.port.capture.storage import plain_bytes
+from crosstie.port.capture.streams import Streams
+from crosstie.port.capture.tape import Baked, Entry
+
+# Batch norm updates these, and its schema does not say so.
+_PYTORCHS = ("aten", "prims", "prim", "profiler")
+_WRITTEN_UNDECLARED = ("running_mean", "running_var")
+# What PyTorch itself refuses under capture, and how it says so: user code that catches the error can go on, and the
+# capture stays good. Any other hazard comes from the driver and spoils the capture, caught or not.
+_REFUSED_COPY = (
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. "
+    "Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
+)
+_REFUSALS = {
+    TO_DEVICE: _REFUSED_COPY,
+    SCALAR_TO_DEVICE: _REFUSED_COPY,
+    TO_HOST: _REFUSED_COPY,
+    GENERATOR: "Attempt to increase offset for a CUDA generator not in capture mode.",
+    SEEDING: "Cannot call CUDAGeneratorImpl::set_current_seed during CUDA graph capture.",
+}
+
+
+class Device:
+    def __init__(self) -> None:
+        self.memories = Memories()
+        self.streams = Streams(self)
+        # The device's default generator; seeded for each call, so that the n-th replay and the n-th call draw the same.
+        self.random = torch.Generator()
+        self.seed: int | None = None
+        # Enters again, inside an operation, what leads to this device; `modes.stand_in_device` sets it.
+        self.modes: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.call = 0
+        # Whether what is checked has tensors on the device, or makes some.
+        self.in_use = False
+        self.capturing = False
+        self.hazards: list[Hazard] = []
+        self.refusals: list[tuple[RuntimeError, Hazard]] = []
+        self.refuses = True
+        # What was raised because a GPU raises it, in a plain call too.
+        self.gpu_errors: list[Exception] = []
+        # Kept over all calls: user code that catches the error goes another way than on a GPU.
+        self.unfollowed: list[Hazard] = []
+        # Where work was put on streams that are not part of the capture, and serial numbers of the memory it made.
+        self.outside: list[Site] = []
+        self._made_outside: set[int] = set()
+        self.tape: list[Entry] = []
+        # By serial number of the memory: its bytes, and what they were before the capture.
+        self._overwritten: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._first_of_capture = 0
+        self._lock = threading.RLock()
+
+    @property
+    def found(self) -> list[Hazard]:
+        return [*self.hazards, *self.unfollowed]
+
+    def begin_check(self) -> None:
+        self.call, self.hazards, self.unfollowed = 0, [], []
+        self.in_use = False
+
+    def begin_call(self) -> None:
+        self.call += 1
+        self.random.manual_seed(self.call)
+
+    def begin_capture(self, refuses: bool = True) -> None:
+        """Without `refuses`, what PyTorch would refuse is noted and done, to find what comes after it."""
+        self.capturing, self.tape, self.hazards, self.outside = True, [], [], []
+        self.refuses, self.refusals = refuses, []
+        self._overwritten.clear()
+        self._made_outside.clear()
+        self._first_of_capture = self.memories.count
+        self.streams.begin_capture()
+
+    def end_capture(self) -> None:
+        """Nothing runs on a device while it is captured: what was written is put back."""
+        for stream in self.streams.end_capture():
+            self.hazard(UNJOINED, f"{stream} took on work and no captured stream waited for it", stream.unjoined)
+        self.capturing = False
+        for now, before in self._overwritten.values():
+            now.copy_(before)
+
+    def replay(self) -> None:
+        self.begin_call()
+        # Inference mode: what was made in it can be written in it alone.
+        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.inference_mode():
+            for entry in self.tape:
+                entry.replay(self.run)
+
+    def hazard(self, rule: Rule, evidence: str, site: Site | None = None) -> None:
+        self.add(_hazard(rule, evidence, site or user_site()))
+
+    def add(self, found: Hazard) -> None:
+        if found not in self.hazards:
+            self.hazards.append(found)
+
+    def as_on_gpu(self, error: Exception) -> Exception:
+        """Notes that a GPU raises this as well."""
+        self.gpu_errors.append(error)
+        return error
+
+    def refusal_behind(self, error: BaseException | None) -> Hazard | None:
+        """What was refused with this error, or with what it was raised for."""
+        while error is not None:
+            for refusal, hazard in self.refusals:
+                if refusal is error:
+                    return hazard
+            error = error.__cause__ or error.__context__
+        return None
+
+    def does_not_follow(self, what: str, site: Site | None = None) -> None:
+        found = _hazard(NOT_FOLLOWED, what, site or user_site())
+        if found not in self.unfollowed:
+            self.unfollowed.append(found)
+
+    def cannot_follow(self, what: str) -> NoReturn:
+        self.does_not_follow(what)
+        raise NotFollowed(what)
+
+    def reseed(self, seed: int) -> None:
+        """PyTorch lets a captured function repeat the seed that is set, to no effect, and no other."""
+        if not self.in_capture:
+            self.seed = seed
+            self.random.manual_seed(seed)
+        elif seed != self.seed:
+            self.met(SEEDING, f"seed {seed} in place of {self.seed}")
+
+    def met(self, rule: Rule, evidence: str, site: Site | None = None) -> None:
+        """Raises where PyTorch would, and else goes on: all hazards of a call are found at once."""
+        if not self.capturing:
+            return
+        if not (self.refuses and self.in_capture and rule in _REFUSALS):
+            self.hazard(rule, evidence, site)
+            return
+        error = RuntimeError(_REFUSALS[rule])
+        self.refusals.append((error, _hazard(rule, evidence, site or user_site())))
+        raise error
+
+    @property
+    def in_capture(self) -> bool:
+        """Whether an operation of this thread goes into the graph now."""
+        return self.capturing and self.streams.current.captured
+
+    def operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if not isinstance(func, torch._ops.OpOverload):
+            self.cannot_follow(f"the higher-order operator {func}")
+        leaves, spec = tree_flatten((args, kwargs))
+        target = kwargs.get("device")
+        if not any(isinstance(leaf, DeviceTensor) for leaf in leaves) and (target is None or target.type == "cpu"):
+            return self._host_operation(func, args, kwargs)
+        if func.namespace not in _PYTORCHS:
+            in_python = _python_kernel(func)
+            if in_python is not None:
+                with self.modes():
+                    return in_python(*args, **kwargs)
+            # Its kernel for the host may run; what its kernel for the device does, nobody has seen.
+            self.does_not_follow(f"{func._schema.name}, an operator that is not PyTorch's")
+        with self._lock:
+            return self._device_operation(func, args, kwargs, leaves, spec)
+
+    def _host_operation(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        name = func._schema.name
+        if name == "aten::is_pinned":
+            return self.memories.is_pinned(args[0])
+        pinned = name == "aten::_pin_memory" or kwargs.get("pin_memory")
+        if name == "aten::_pin_memory":
+            out = args[0].clone(memory_format=torch.contiguous_format)
+        else:
+            out = func(*args, **({**kwargs, "pin_memory": False} if pinned else kwargs))
+        if pinned:
+            self.memories.note(out).pinned = True
+        return out
+
+    def _device_operation(self, func: Any, args: Any, kwargs: dict[str, Any], leaves: list[Any], spec: Any) -> Any:
+        site = user_site()
+        self.in_use = True
+        if self.capturing:
+            self._judge(func, args, kwargs, site)
+        if "_nested_" in func._schema.name:
+            self.cannot_follow("a nested tensor on the device")
+        refused = _mixed_devices(func, args, leaves)
+        if refused:
+            raise self.as_on_gpu(RuntimeError(refused))
+        host_args, host_kwargs = _for_the_host(
+            [leaf.elem if isinstance(leaf, DeviceTensor) else leaf for leaf in leaves], spec
+        )
+        if self.capturing:
+            self._remember_what_is_written(func, host_args, host_kwargs)
+        try:
+            out = tree_map_only(torch.Tensor, _resolved, self.run(func, host_args, host_kwargs))
+        except NotFollowed as error:
+            self.cannot_follow(str(error))
+        count = self.memories.count
+        made = self._note_memory((host_args, host_kwargs), out, site)
+        target = kwargs.get("device")
+        to_host = target is not None and target.type == "cpu"
+        if to_host and (kwargs.get("non_blocking") or kwargs.get("pin_memory")):
+            # PyTorch gives a copy that does not wait pinned memory of its own.
+            self.memories.note(out).pinned = True
+        if self.in_capture:
+            launched = _for_the_host([self._as_launched(leaf) for leaf in leaves], spec)
+            self.tape.append(Entry(func, launched, out, site))
+            self._reads_of_outside(func, host_args, host_kwargs, site)
+            self.streams.current.unjoined = site
+        elif self.capturing:
+            self.outside.append(site)
+            self._made_outside |= {memory.serial for memory in made if memory.serial >= count}
+            # Memory that the stream gave back earlier is taken again; new memory may not be asked for now.
+            if any(memory.serial >= count for memory in made) and not self.streams.current.has_memory:
+                self.hazard(NOT_CAPTURED, f"{func._schema.name} on {self.streams.current}", site)
+        else:
+            self.streams.current.has_memory = True
+        wrappers = {id(leaf.elem): leaf for leaf in leaves if isinstance(leaf, DeviceTensor)}
+        if func._schema.is_mutable:
+            for wrapper in wrappers.values():
+                wrapper.follow_elem()
+        if to_host:
+            return out
+        stays = stays_on_host(func, out)
+
+        def returned(tensor: torch.Tensor) -> torch.Tensor:
+            known = wrappers.get(id(tensor))
+            return known if known is not None else tensor if tensor is stays else self.wrap(tensor)
+
+        return tree_map_only(torch.Tensor, returned, out)
+
+    def _judge(self, func: Any, args: Any, kwargs: dict[str, Any], site: Site) -> None:
+        for rule, evidence in hazards_of(func, args, kwargs, self.memories):
+            # On a stream outside the capture, what waits is refused as well: torch.cuda.graph captures "global".
+            if self.in_capture or rule is not GENERATOR:
+                self.met(rule, evidence, site)
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        return run_on_host(func, args, kwargs, self.random)
+
+    def wrap(self, elem: torch.Tensor) -> DeviceTensor:
+        if elem.is_nested or elem.layout is torch.jagged:
+            self.cannot_follow("a nested tensor on the device")
+        return DeviceTensor(elem, self)
+
+    def _as_launched(self, leaf: Any) -> Any:
+        if isinstance(leaf, DeviceTensor):
+            return leaf.elem
+        return Baked(leaf) if isinstance(leaf, torch.Tensor) and not self.memories.is_pinned(leaf) else leaf
+
+    def _note_memory(self, given: Any, out: Any, site: Site) -> list[Memory]:
+        """What is computed from the inputs, and where: a cache filled from them in warm-up is stale at replay."""
+        known = [self.memories.of(tensor) for tensor in _strided(given)]
+        from_inputs = any(memory is not None and memory.from_inputs for memory in known)
+        made = [self.memories.note(tensor, self.call, site) for tensor in _strided(out)]
+        for memory in made:
+            memory.from_inputs = memory.from_inputs or from_inputs
+        return made
+
+    def _reads_of_outside(self, func: Any, args: Any, kwargs: Any, site: Site) -> None:
+        for tensor in _strided((args, kwargs)) if self._made_outside else ():
+            memory = self.memories.of(tensor)
+            if memory is not None and memory.serial in self._made_outside:
+                self.hazard(OUTSIDE, f"{func._schema.name} reads memory made at {memory.site}", site)
+
+    def _remember_what_is_written(self, func: Any, args: Any, kwargs: Any) -> None:
+        for position, argument in enumerate(func._schema.arguments):
+            declared = argument.alias_info is not None and argument.alias_info.is_write
+            if not declared and argument.name not in _WRITTEN_UNDECLARED:
+                continue
+            for tensor in _strided(args[position] if position < len(args) else kwargs.get(argument.name)):
+                memory = self.memories.note(tensor)
+                if memory.serial < self._first_of_capture and memory.serial not in self._overwritten:
+                    now = plain_bytes(tensor.untyped_storage())
+                    self._overwritten[memory.serial] = (now, now.clone())
+
+
+def _python_kernel(func: Any) -> Callable[..., Any] | None:
+    """The function behind torch.library.custom_op, for CUDA or for all devices: its parts can be followed."""
+    operator = torch._library.custom_ops._maybe_get_opdef(func)
+    kernels = operator._backend_fns if operator is not None else {}
+    return kernels.get("cuda") or kernels.get(None)
+
+
+def _hazard(rule: Rule, evidence: str, site: Site) -> Hazard:
+    return Hazard(kind=rule.kind, what=rule.what, file=site.file, line=site.line, function=site.function,
+                  evidence=evidence, remedy=rule.remedy)  # fmt: skip
+
+
+def _for_the_host(leaves: list[Any], spec: Any) -> Any:
+    """(args, kwargs) of the same operation on the host."""
+    args, kwargs = tree_unflatten([HOST if isinstance(leaf, torch.device) else leaf for leaf in leaves], spec)
+    if kwargs.get("pin_memory"):
+        kwargs["pin_memory"] = False
+    return args, kwargs
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Conjugation and negation done, not noted: a device tensor has no such mark of its own."""
+    return tensor.resolve_conj().resolve_neg() if tensor.layout is torch.strided else tensor
+
+
+def _strided(tree: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor) and t.layout is torch.strided]
+
+
+def _mixed_devices(func: Any, args: Any, leaves: list[Any]) -> str | None:
+    if func._schema.name == "aten::_pack_padded_sequence" and isinstance(args[1], DeviceTensor):
+        return "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor"
+    strangers = [t for t in leaves if isinstance(t, torch.Tensor) and not isinstance(t, DeviceTensor) and t.dim() > 0]
+    if strangers and not may_mix(func):
+        return (
+            f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({func})"
+        )
+    return None

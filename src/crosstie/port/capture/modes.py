@@ -1,0 +1,274 @@
+"""How PyTorch's calls reach the stand-in device: all of Python's, and below autograd all operations."""
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy
+import torch
+import torch._dynamo  # PyTorch imports it at the first dispatch under a mode, and reads torch.cuda then
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from crosstie.port.capture.backward import add_hook
+from crosstie.port.capture.device import Device
+from crosstie.port.capture.device_tensor import DEVICE, DeviceTensor
+from crosstie.port.capture.guards import cuda_guard_does_nothing
+from crosstie.port.capture.reasons import FORMATS
+from crosstie.port.capture.stand_in import standing_in
+from crosstie.port.capture.storage import storage_of
+
+
+@contextmanager
+def stand_in_device(device: Device) -> Iterator[None]:
+    """While this lasts, "cuda" is `device`, in this thread and those it starts."""
+    plain_run = threading.Thread.run
+
+    @contextmanager
+    def modes() -> Iterator[None]:
+        with _Operations(device), _Calls(device):
+            yield
+
+    def run(thread: threading.Thread) -> None:
+        with modes():
+            plain_run(thread)
+
+    device.modes = modes
+
+    overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
+    # A module that moves to the device takes new parameters; a host tensor cannot become a device tensor in place.
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    # TorchScript would compile kernels for the device that it believes to be there.
+    fuses = torch._C._jit_texpr_fuser_enabled()
+    torch._C._jit_set_texpr_fuser_enabled(False)
+    threading.Thread.run = run  # type: ignore[method-assign, assignment]
+    try:
+        with (
+            cuda_guard_does_nothing(),
+            standing_in(device),
+            patch.multiple(torch, **_from_data_everywhere(device)),
+            torch.backends.cudnn.flags(enabled=False),
+            modes(),
+        ):
+            yield
+    finally:
+        torch._C._jit_set_texpr_fuser_enabled(fuses)
+        threading.Thread.run = plain_run  # type: ignore[method-assign]
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
+
+
+class _Operations(TorchDispatchMode):
+    supports_higher_order_operators = True
+
+    def __init__(self, device: Device):
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._device.operation(func, args, kwargs or {})
+
+
+class _Calls(TorchFunctionMode):
+    """Calls that do their work in C++ before any operation is dispatched, or that refuse subclasses of Tensor."""
+
+    def __init__(self, device: Device):
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": with_index(kwargs["device"])}
+        handler = _HANDLERS.get(func)
+        return handler(self._device, func, args, kwargs) if handler else func(*args, **kwargs)
+
+
+def with_index(device: Any) -> Any:
+    """cuda:0 for "cuda": the host's guard, asked which device is current, would answer with the host."""
+    if isinstance(device, int):
+        return DEVICE
+    if isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda":
+        return DEVICE
+    return device
+
+
+def _is_device(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def _to(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return func(*(with_index(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args), **kwargs)
+
+
+def _cuda(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+    return args[0].to(DEVICE, non_blocking=non_blocking)
+
+
+def _from_data(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """torch.tensor and its kin: made on the host and copied over, as PyTorch does."""
+    data = args[0] if args else kwargs["data"]
+    where = kwargs.get("device")
+    if kwargs.get("pin_memory"):
+        unpinned = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+        return _pin_memory(device, func, (_from_data(device, func, args, unpinned),), {})
+    if isinstance(data, torch.Tensor):
+        where = data.device if where is None else where
+        made = data.to(where, kwargs.get("dtype"), copy=func.__name__ == "tensor")
+        return made.detach().requires_grad_(bool(kwargs.get("requires_grad")))
+    if isinstance(data, (list, tuple)):
+        args = (_numbers(data), *args[1:])
+        kwargs = {name: value for name, value in kwargs.items() if name != "data"}
+    if not _is_device(where):
+        return func(*args, **kwargs)
+    wanted = {name: value for name, value in kwargs.items() if name not in ("device", "requires_grad")}
+    return func(*args, **wanted).to(DEVICE).requires_grad_(bool(kwargs.get("requires_grad")))
+
+
+def _numbers(data: Any) -> Any:
+    """PyTorch reads device tensors in a list one by one."""
+    if isinstance(data, (list, tuple)) or (isinstance(data, DeviceTensor) and data.dim()):
+        return [_numbers(part) for part in data]
+    return data.item() if isinstance(data, DeviceTensor) else data
+
+
+def _from_data_everywhere(device: Device) -> dict[str, Any]:
+    """PyTorch's own Python functions call these too, where no mode sees it."""
+    # PyTorch's list of what torch.device(...) as a context changes, made before these are replaced.
+    torch.utils._device._device_constructors()
+
+    def wrapped(func: Any) -> Any:
+        @functools.wraps(func)
+        def made(*args: Any, **kwargs: Any) -> Any:
+            if torch._C._len_torch_function_stack():
+                return func(*args, **kwargs)
+            return _from_data(device, func, args, {**kwargs, "device": with_index(kwargs.get("device"))})
+
+        return made
+
+    return {func.__name__: wrapped(func) for func in (torch.tensor, torch.as_tensor, torch.asarray)}
+
+
+def _new_tensor(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    like, data, *rest = args
+    options = {"dtype": like.dtype, "device": like.device, **kwargs}
+    return _from_data(device, torch.tensor, (data, *rest), options)
+
+
+def _pin_memory(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    if isinstance(args[0], DeviceTensor):
+        raise device.as_on_gpu(RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"))
+    return args[0] if device.memories.is_pinned(args[0]) else torch.ops.aten._pin_memory(args[0])
+
+
+def _is_pinned(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return not isinstance(args[0], DeviceTensor) and device.memories.is_pinned(args[0])
+
+
+def _on_elem(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """What asks for an address gets the one of the host's memory: the same for the same memory."""
+    return func(*(arg.elem if isinstance(arg, DeviceTensor) else arg for arg in args), **kwargs)
+
+
+def _storage(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return storage_of(args[0]) if isinstance(args[0], DeviceTensor) else func(*args, **kwargs)
+
+
+def _typed_storage(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    if not isinstance(args[0], DeviceTensor):
+        return func(*args, **kwargs)
+    return torch.TypedStorage(wrap_storage=storage_of(args[0]), dtype=args[0].dtype, _internal=True)
+
+
+def _tolist(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return func(args[0].cpu() if isinstance(args[0], DeviceTensor) else args[0])
+
+
+def _as_text(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    if not isinstance(args[0], DeviceTensor):
+        return func(*args, **kwargs)
+    device.met(FORMATS, "repr or format of a device tensor")
+    return func(args[0].elem, *args[1:], **kwargs)
+
+
+def _no_array(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    if isinstance(args[0], DeviceTensor):
+        if kwargs.get("force"):
+            return args[0].detach().cpu().numpy()
+        said = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first."
+        raise device.as_on_gpu(TypeError(said))
+    return func(*args, **kwargs)
+
+
+def _set_data(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    func(*args, **kwargs)
+    if isinstance(args[0], DeviceTensor) and isinstance(args[1], DeviceTensor):
+        args[0].elem = args[1].elem
+
+
+def _by_index(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """x[...] and x[...] = y: a list among the indices becomes a tensor on the host and is copied over."""
+    target, index, *value = args
+    if isinstance(target, DeviceTensor):
+        index = tuple(map(_index_tensor, index)) if isinstance(index, tuple) else _index_tensor(index)
+    return func(target, index, *value)
+
+
+def _index_tensor(index: Any) -> Any:
+    is_sequence = isinstance(index, (list, range, numpy.ndarray))
+    return torch.tensor(index).to(DEVICE) if is_sequence and len(index) else index
+
+
+def _attention(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Which kernel a GPU would choose depends on its properties; none of them synchronises."""
+    given = inspect.signature(_attention_arguments).bind(*args, **kwargs).arguments
+    if not isinstance(given["query"], DeviceTensor):
+        return func(*args, **kwargs)
+    mask = given.get("attn_mask")
+    if mask is not None and mask.dtype is torch.bool:
+        given["attn_mask"] = torch.zeros_like(mask, dtype=given["query"].dtype).masked_fill_(~mask, float("-inf"))
+    return torch.ops.aten._scaled_dot_product_attention_math(**given)[0]
+
+
+def _attention_arguments(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> None:  # fmt: skip
+    """The names and order of scaled_dot_product_attention's, which has no signature to ask."""
+
+
+def _register_hook(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    tensor, hook = args
+    if not isinstance(tensor, DeviceTensor):
+        return func(*args)
+    return add_hook(tensor, hook)
+
+
+_T = torch.Tensor
+_HANDLERS: dict[Any, Callable[[Device, Any, Any, dict[str, Any]], Any]] = {
+    _T.to: _to,
+    _T.cuda: _cuda,
+    torch.tensor: _from_data,
+    torch.as_tensor: _from_data,
+    torch.asarray: _from_data,
+    _T.new_tensor: _new_tensor,
+    _T.pin_memory: _pin_memory,
+    _T.is_pinned: _is_pinned,
+    _T.__getitem__: _by_index,
+    _T.__setitem__: _by_index,
+    _T.data_ptr: _on_elem,
+    _T.untyped_storage: _storage,
+    _T.storage: _typed_storage,
+    _T.tolist: _tolist,
+    _T.__repr__: _as_text,
+    _T.__format__: _as_text,
+    _T.numpy: _no_array,
+    _T.__array__: _no_array,
+    torch.nn.functional.scaled_dot_product_attention: _attention,
+    _T.register_hook: _register_hook,
+    _T.data.__set__: _set_data,
+}

@@ -1,0 +1,223 @@
+"""torch.cuda as it looks on a machine with one GPU, answered by the stand-in device."""
+
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from crosstie.port.capture.backward import run_backward
+from crosstie.port.capture.device import Device
+from crosstie.port.capture.device_tensor import DEVICE, DeviceTensor
+from crosstie.port.capture.reasons import DEVICE_SYNC, SEEDING
+from crosstie.port.capture.streams import Stream
+
+# Shape and limits of an H200, on which the rules of capture were checked.
+_PROPERTIES = SimpleNamespace(
+    name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, total_memory=150_754_820_096, warp_size=32,
+    L2_cache_size=62_914_560, max_threads_per_multi_processor=2048, max_threads_per_block=1024,
+    shared_memory_per_block=49_152, shared_memory_per_block_optin=232_448, shared_memory_per_multiprocessor=233_472,
+    regs_per_multiprocessor=65_536, gcnArchName="", is_integrated=False, is_multi_gpu_board=False,
+)  # fmt: skip
+
+_LEGACY = {
+    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
+    "Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64,
+    "Bool": torch.bool,
+}  # fmt: skip
+_plain_to_dlpack, _plain_from_dlpack = torch.utils.dlpack.to_dlpack, torch.utils.dlpack.from_dlpack
+
+
+@contextmanager
+def standing_in(device: Device) -> Iterator[None]:
+    with ExitStack() as stack, warnings.catch_warnings():
+        # A build without cuDNN says so of each recurrent layer.
+        warnings.filterwarnings("ignore", "PyTorch was compiled without cuDNN")
+        # What PyTorch warns of in its own words, about this checker's lines; warnings of user code name the user's.
+        warnings.filterwarnings("ignore", module=r"crosstie\.capture\.|torch\.")
+        for owner, names in _replacements(device).items():
+            for name, value in names.items():
+                stack.enter_context(patch.object(owner, name, value, create=True))
+        yield
+
+
+def _replacements(device: Device) -> dict[Any, dict[str, Any]]:
+    streams = device.streams
+
+    def synchronize(*_: Any, **__: Any) -> None:
+        device.met(DEVICE_SYNC, "torch.cuda.synchronize()")
+
+    def current_stream(*_: Any, **__: Any) -> Stream:
+        return streams.current
+
+    class StreamContext:
+        def __init__(self, stream: Stream | None):
+            self.stream = stream
+
+        def __enter__(self) -> None:
+            if self.stream is not None:
+                self.stream.__enter__()
+
+        def __exit__(self, *_: object) -> None:
+            if self.stream is not None:
+                self.stream.__exit__()
+
+    def set_stream(stream: Stream) -> None:
+        streams.current = stream
+
+    def seed_anew() -> None:
+        device.met(SEEDING, "torch.cuda.seed()")
+
+    def set_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
+        if not device.in_capture:
+            device.random.set_state(state)
+
+    def stance(callback: Any) -> None:
+        """What torch._dynamo asks when a compiled function is called: it then runs as it is written."""
+        if callback not in (None, False):
+            device.does_not_follow("a function that torch.compile has wrapped, run as it is written")
+
+    class Graph:
+        """A class, because user code names it in annotations."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            device.cannot_follow("a graph made inside the function: give the function that is captured")
+
+    shared = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "synchronize": synchronize,
+        "current_stream": current_stream,
+        "set_stream": set_stream,
+        "Stream": streams.stream_class,
+        "Event": streams.event_class,
+    }
+    cuda = {
+        **shared,
+        "is_initialized": lambda: True,
+        "init": _Nothing,
+        "_lazy_init": _Nothing,
+        "_lazy_call": lambda call, **_: None,
+        "current_device": lambda: 0,
+        "set_device": _Nothing,
+        "device": _Nothing,
+        "device_of": _Nothing,
+        "_sleep": _Nothing,
+        "get_device_name": lambda *_: _PROPERTIES.name,
+        "get_device_capability": lambda *_: (_PROPERTIES.major, _PROPERTIES.minor),
+        "get_device_properties": lambda *_: _PROPERTIES,
+        "is_bf16_supported": lambda *_, **__: True,
+        "is_current_stream_capturing": lambda: device.in_capture,
+        "default_stream": lambda *_: streams.default,
+        "stream": StreamContext,
+        "StreamContext": StreamContext,
+        "graph": Graph,
+        "CUDAGraph": Graph,
+        "make_graphed_callables": Graph,
+        "manual_seed": device.reseed,
+        "manual_seed_all": device.reseed,
+        "seed": seed_anew,
+        "seed_all": seed_anew,
+        "get_rng_state": lambda *_: device.random.get_state(),
+        "set_rng_state": set_state,
+        "empty_cache": _Nothing,
+        "ipc_collect": _Nothing,
+        "reset_peak_memory_stats": _Nothing,
+        "reset_accumulated_memory_stats": _Nothing,
+        "get_sync_debug_mode": lambda: 0,
+        "set_sync_debug_mode": _Nothing,
+        "get_allocator_backend": lambda: "native",
+        "initial_seed": lambda: device.seed or 0,
+        "memory_summary": lambda *_, **__: "",
+        "memory_snapshot": lambda *_, **__: [],
+        "memory_stats": lambda *_: defaultdict(int),
+        "memory_allocated": lambda *_: 0,
+        "max_memory_allocated": lambda *_: 0,
+        "memory_reserved": lambda *_: 0,
+        "max_memory_reserved": lambda *_: 0,
+        "mem_get_info": lambda *_: (_PROPERTIES.total_memory, _PROPERTIES.total_memory),
+    }
+
+    def launch(*_: Any, **__: Any) -> None:
+        device.cannot_follow("a Triton kernel")
+
+    triton = sys.modules.get("triton.runtime.jit")
+    accelerator = {
+        **shared,
+        "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "current_device_index": lambda: 0,
+    }
+    cuda.update({f"{name}Tensor": _legacy_class(dtype) for name, dtype in _LEGACY.items()})
+    return {
+        **({triton.JITFunction: {"run": launch}} if triton else {}),
+        torch.cuda: cuda,
+        torch.accelerator: accelerator,
+        torch: {"Generator": generator_class(device), "from_dlpack": from_dlpack, "to_dlpack": to_dlpack},
+        torch.utils.dlpack: {"from_dlpack": from_dlpack, "to_dlpack": to_dlpack},
+        torch._dynamo.eval_frame: {"_callback_from_stance": stance},
+        torch.autograd: {"_engine_run_backward": run_backward},
+        torch.cuda.nvtx: dict.fromkeys(
+            ("range_push", "range_pop", "mark", "range", "range_start", "range_end"), _Nothing
+        ),
+    }
+
+
+def _legacy_class(of: torch.dtype) -> Any:
+    """torch.cuda.FloatTensor and its kin: made of sizes or of data, and asked with isinstance."""
+
+    class Kind(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, DeviceTensor) and value.dtype is of
+
+    class Legacy(metaclass=Kind):
+        dtype = of
+
+        def __new__(cls, *given: Any) -> Any:
+            if given and not isinstance(given[0], int):
+                return torch.tensor(given[0], dtype=of, device=DEVICE)
+            return torch.empty(given, dtype=of, device=DEVICE)
+
+    return Legacy
+
+
+def to_dlpack(tensor: Any) -> Any:
+    """A device tensor stands for its own capsule."""
+    return tensor if isinstance(tensor, DeviceTensor) else _plain_to_dlpack(tensor)
+
+
+def from_dlpack(given: Any, **options: Any) -> Any:
+    return given.detach() if isinstance(given, DeviceTensor) else _plain_from_dlpack(given, **options)
+
+
+def generator_class(device: Device) -> type[torch.Generator]:
+    class Generator(torch.Generator):
+        """A generator of the device is one of the host that says it is the device's."""
+
+        on_device: bool
+
+        def __new__(cls, device: Any = "cpu") -> "Generator":
+            made = super().__new__(cls)
+            made.on_device = torch.device(device).type == "cuda"
+            if made.on_device:
+                owner.met(SEEDING, "torch.Generator(device='cuda')")
+            return made
+
+        @property
+        def device(self) -> torch.device:
+            return DEVICE if self.on_device else torch.device("cpu")
+
+    owner = device
+    return Generator
+
+
+class _Nothing:
+    """Called, or entered as a context, it does nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...

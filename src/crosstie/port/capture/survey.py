@@ -1,0 +1,104 @@
+"""All that one command line asks about: references in, a result for each callable out."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from crosstie.core.errors import BadInput, CrosstieError
+from crosstie.core.finding import Finding, Place, Severity
+from crosstie.port.capture.check import check_on
+from crosstie.port.capture.device import Device
+from crosstie.port.capture.hazards import Result
+from crosstie.port.capture.inputs import Arguments, make
+from crosstie.port.capture.modes import stand_in_device
+from crosstie.port.capture.subject import unknown
+from crosstie.port.capture.targets import callables, find, functions_of, load_module, split, takes
+from crosstie.port.capture.twin import EndedProcess, Twin
+
+# The class that holds what functions keep between calls, where a module has one and no other is named.
+_STATE = "State"
+
+
+def survey(target: str, inputs: str, state: str | None, every: bool) -> Iterator[tuple[str, Result]]:
+    """Imports the modules on the stand-in device too: what they make at import time belongs there."""
+    device = Device()
+    with stand_in_device(device):
+        module_name, name = split(target)
+        module = load_module(module_name)
+        factory = _named(inputs, module)
+        chosen = functions_of(module) if every else callables(find(module, name), name)
+        arguments = make(factory, 0)
+        for label, fn in chosen.items():
+            holder = _named(state, module) if state else _state_for(fn, module, arguments)
+            if every and (fn is factory or not takes(fn, arguments, before=0 if holder is None else 1)):
+                continue
+            with Twin(partial(_answer, device, fn, factory, holder), heard=True) as apart:
+                try:
+                    answer = apart.result()
+                except EndedProcess as error:
+                    answer = str(error)
+            if isinstance(answer, Result):
+                yield label, answer
+            elif len(chosen) == 1:
+                raise BadInput(f"{label} {answer}")
+            else:
+                # One of many: the others are worth their answer.
+                yield label, unknown(fn, answer, "correct the function or its inputs")
+
+
+def _answer(device: Device, fn: Any, factory: Any, holder: Any) -> Result | str:
+    """In a process of its own: what one function does to globals, or dies of, is not the next one's."""
+    try:
+        return check_on(device, fn, factory, state=holder)
+    except CrosstieError as error:
+        return str(error)
+
+
+def _state_for(fn: Any, module: Any, arguments: Arguments) -> Any:
+    holder = getattr(module, _STATE, None)
+    if holder is None or not takes(fn, arguments, before=1):
+        return None
+    # A function of any number of arguments says by the name of its first whether it means the state.
+    named = next(iter(inspect.signature(fn).parameters), "") in ("s", "state")
+    return holder if named or not takes(fn, arguments) else None
+
+
+def _named(reference: str, module: Any) -> Callable[..., Any]:
+    """MODULE:NAME, or NAME in the module of the target."""
+    module_name, name = split(reference)
+    found = find(load_module(module_name), name) if name else find(module, module_name)
+    if not callable(found):
+        raise BadInput(f"{reference} is no function")
+    return found
+
+
+def findings(label: str, result: Result) -> list[Finding]:
+    made = []
+    for hazard in result.hazards:
+        severity: Severity = "unknown" if hazard.kind == "not-followed" else "error"
+        made.append(Finding(check=f"capture-{hazard.kind}", severity=severity, what=f"{label} {hazard.what}",
+                            where=Place(file=_short(hazard.file), line=hazard.line, name=hazard.function),
+                            evidence=hazard.evidence, grounds="emulated", remedy=hazard.remedy))  # fmt: skip
+    return made
+
+
+def notes(label: str, result: Result) -> list[Finding]:
+    return [
+        Finding(
+            check="capture-inputs",
+            severity="note",
+            what=f"{label}: {note}",
+            where=Place(file=label),
+            evidence=note,
+            grounds="emulated",
+            remedy="a factory that takes (device, seed) and gives other values for each seed",
+        )
+        for note in result.notes
+    ]
+
+
+def _short(file: str) -> str:
+    here = Path.cwd()
+    return str(Path(file).relative_to(here)) if Path(file).is_relative_to(here) else file

@@ -1,0 +1,248 @@
+"""A checkpoint from one FP8 dialect to the other: shards in parallel, each window compared, a rerun goes on."""
+
+import errno
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice, zip_longest
+from pathlib import Path
+
+import msgspec
+
+from crosstie.core.errors import BadData, BadInput, CrosstieError
+from crosstie.port.checkpoint.conversion import Conversion
+from crosstie.port.checkpoint.fp8 import DTYPES, Codes, Dialect
+from crosstie.port.checkpoint.hands import Hand, hands
+from crosstie.port.checkpoint.headers import read_header
+from crosstie.port.checkpoint.output import Output, flush
+from crosstie.port.checkpoint.shard import ShardPlan, Stretch, windows
+
+# How many windows a process takes at once: worth a message, few enough that one shard keeps all processes busy.
+_STRETCH = 64
+# With less to do, another process takes longer to start than it saves.
+_WORTH_A_PROCESS = 1 << 31
+_MOST_JOBS = 8
+# Left free beside the shards, for everything else that is copied.
+_SPARE_BYTES = 1 << 26
+
+Progress = Callable[[int], None]
+
+
+class Converted(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done, all shards together."""
+
+    shards: int
+    # Shards that an earlier run had finished.
+    resumed: int
+    # All of it, and what this run has written of it.
+    nbytes: int
+    written_bytes: int
+    # None where an earlier run has done all of it, and counted.
+    codes: Codes | None
+    seconds: float
+    # Files of the source that are not in the new folder: weights in other formats.
+    left_out: list[str]
+
+    @property
+    def nbytes_per_s(self) -> float:
+        return self.written_bytes / max(self.seconds, 1e-9)
+
+
+class _Job:
+    """A shard on its way: to be made, or only to be compared with what an earlier run has made."""
+
+    def __init__(self, shard: ShardPlan, file: Path, to: Dialect, *, flush: bool = False, only_compared: bool = False):
+        self.shard, self.file, self.to, self.flush, self.only_compared = shard, file, to, flush, only_compared
+        self.codes = Codes()
+        self._lock = threading.Lock()
+        self._begun = only_compared
+        # Stretches that are handed out and not done, and whether others follow.
+        self._open, self._more = 0, True
+
+    def stretches(self) -> Iterator[Stretch]:
+        """Cut when they are asked for: all windows of a large model would take a gigabyte."""
+        cut = windows(self.shard.steps)
+        # A shard without bytes still has a file.
+        now = list(islice(cut, _STRETCH))
+        while self._more:
+            then = list(islice(cut, _STRETCH))
+            with self._lock:
+                self._open, self._more = self._open + 1, bool(then)
+            yield Stretch(
+                to=self.to, source=str(self.shard.source), target=str(self.file), shift=self.shard.shift, windows=now,
+                flush=self.flush, only_compared=self.only_compared,
+            )  # fmt: skip
+            now = then
+
+    def begin(self) -> None:
+        """With its first stretch: a new file with the header. One that is there is put aside, never written into."""
+        with self._lock:
+            if self._begun:
+                return
+            self.file.unlink(missing_ok=True)
+            with open(os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb") as draft:
+                draft.write(self.shard.head)
+                draft.truncate(self.shard.size)
+            self._begun = True
+
+    def add(self, found: Codes) -> bool:
+        """Whether that was the last stretch."""
+        with self._lock:
+            self.codes += found
+            self._open -= 1
+            return not self._open and not self._more
+
+
+def default_jobs() -> int:
+    return min(os.cpu_count() or 1, _MOST_JOBS)
+
+
+def convert(
+    conversion: Conversion, out: Path, *, jobs: int, sync: bool = False, progress: Progress = lambda _: None
+) -> Converted:
+    """Fills `out`; raises with nothing left behind where the checkpoint cannot be converted."""
+    began = time.monotonic()
+    output = Output(out, conversion, flush=sync)
+    try:
+        with output.opened():
+            try:
+                return _convert(conversion, output, jobs, sync, progress, began)
+            except CrosstieError as error:
+                # Data that cannot be converted will not be next time; a folder without a finished shard is no loss.
+                if not output.was_complete and (isinstance(error, BadData) or not output.has_finished):
+                    output.discard()
+                raise
+    except OSError as error:
+        raise _said(error, out) from None
+
+
+def _convert(
+    conversion: Conversion, output: Output, jobs: int, sync: bool, progress: Progress, began: float
+) -> Converted:
+    shards, nbytes = len(conversion.shards), conversion.nbytes
+    if output.was_complete:
+        _compare_again(conversion, output, jobs, progress)
+        seconds = time.monotonic() - began
+        return Converted(
+            shards=shards, resumed=shards, nbytes=nbytes, written_bytes=0, codes=None, seconds=seconds, left_out=[]
+        )
+    codes, resumed = Codes(), 0
+    todo: list[_Job] = []
+    for shard in conversion.shards:
+        found = output.finished(shard)
+        if found is not None:
+            resumed += 1
+            codes += found.codes
+            progress(shard.size)
+        else:
+            output.make_room(shard)
+            todo.append(_Job(shard, output.part(shard), conversion.to, flush=sync))
+    to_write = sum(job.shard.size for job in todo)
+    _check_room(output.folder, to_write)
+    codes += _run(conversion, output, todo, jobs, sync, progress)
+    left_out = output.complete()
+    return Converted(
+        shards=shards,
+        resumed=resumed,
+        nbytes=nbytes,
+        written_bytes=to_write,
+        codes=codes,
+        seconds=time.monotonic() - began,
+        left_out=left_out,
+    )
+
+
+def _compare_again(conversion: Conversion, output: Output, jobs: int, progress: Progress) -> None:
+    """A source with other numbers in it has the same headers."""
+    todo = [_Job(shard, output.final(shard), conversion.to, only_compared=True) for shard in conversion.shards]
+    try:
+        _run(conversion, output, todo, jobs, False, progress)
+    except BadData as error:
+        raise BadInput(
+            f"{output.folder}: holds a conversion, but not of this model as it is now ({error}); "
+            "delete it to start again"
+        ) from None
+
+
+def _run(
+    conversion: Conversion, output: Output, todo: Sequence[_Job], jobs: int, sync: bool, progress: Progress
+) -> Codes:
+    """All stretches of all shards, each process taking the next one; finished shards are sealed beside that."""
+    queue = _in_turn(todo, jobs)
+    taking, stop = threading.Lock(), threading.Event()
+    sealed: list[Future[None]] = []
+
+    def work(hand: Hand, sealing: ThreadPoolExecutor) -> None:
+        try:
+            while not stop.is_set():
+                with taking:
+                    job, stretch = next(queue, (None, None))
+                if job is None or stretch is None:
+                    return
+                job.begin()
+                last = job.add(hand.pass_stretch(stretch))
+                progress(stretch.nbytes)
+                if last and not job.only_compared:
+                    sealed.append(sealing.submit(_finish, conversion, job, output, sync))
+        except BaseException:
+            # The others need not go on with what will not be used.
+            stop.set()
+            raise
+
+    nbytes = sum(job.shard.size for job in todo)
+    with hands(conversion.to, min(jobs, 1 + nbytes // _WORTH_A_PROCESS)) as all_hands, ThreadPoolExecutor(1) as sealing:
+        with ThreadPoolExecutor(len(all_hands)) as pool:
+            try:
+                for future in [pool.submit(work, hand, sealing) for hand in all_hands]:
+                    future.result()
+            finally:
+                # An interrupt reaches this thread alone.
+                stop.set()
+        for future in sealed:
+            future.result()
+    return sum((job.codes for job in todo), Codes())
+
+
+def _finish(conversion: Conversion, job: _Job, output: Output, sync: bool) -> None:
+    if not job.shard.unchanged():
+        raise BadData(job.shard.source, "", "was changed while it was converted")
+    _compare_header(conversion, job)
+    if sync:
+        flush(job.file)
+    output.seal(job.shard, job.codes)
+
+
+def _in_turn(todo: Sequence[_Job], jobs: int) -> Iterator[tuple[_Job, Stretch]]:
+    """So many shards at a time as there are processes, by turns: on one file they would wait for one another."""
+    for at in range(0, len(todo), jobs):
+        together = todo[at : at + jobs]
+        for row in zip_longest(*(job.stretches() for job in together)):
+            yield from ((job, stretch) for job, stretch in zip(together, row, strict=True) if stretch is not None)
+
+
+def _compare_header(conversion: Conversion, job: _Job) -> None:
+    """The new file as whoever loads it will see it: its size and layout, names, types and shapes."""
+    made = read_header(job.file).tensors
+    for name, info in conversion.checkpoint.headers[job.shard.name].tensors.items():
+        dtype = DTYPES[conversion.to] if name in conversion.recoded else info.dtype
+        if name not in made or (made[name].dtype, made[name].shape) != (dtype, info.shape):
+            raise BadData(job.file, name, f"is not the source's tensor as {dtype}")
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed + _SPARE_BYTES > free:
+        raise BadInput(
+            f"{folder}: {needed / 1e9:,.3f} GB are to be written and {free / 1e9:,.3f} GB are free, of which "
+            f"{_SPARE_BYTES / 1e9:,.3f} GB are for the other files"
+        )
+
+
+def _said(error: OSError, out: Path) -> BadInput:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return BadInput(f"{out}: the disk is full; make room and run it again, it goes on with what is missing")
+    where = error.filename or out
+    return BadInput(f"{where}: {error.strerror or error}; run it again, and it goes on with what is missing")

@@ -1,0 +1,304 @@
+"""Which quantisation a checkpoint has: what its config says, what its tensors show, and where the two disagree."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from crosstie.catalog.config import load_config
+from crosstie.core.errors import BadData
+from crosstie.port.checkpoint.fp8 import DTYPES, Dialect
+from crosstie.port.checkpoint.index import Checkpoint
+from crosstie.port.checkpoint.roles import EXPONENTS, QUANTISED, Part, Problem, Roles, Weight, read_roles
+
+Method = Literal[
+    "none", "fp8", "compressed-tensors", "modelopt", "quark", "fbgemm_fp8", "mxfp4", "awq", "gptq", "bitsandbytes",
+    "other",
+]  # fmt: skip
+Activations = Literal["none", "static", "dynamic"]
+
+# What `convert` adds to the quantisation config and to the metadata of each shard: the weights' dialect and, where
+# KV scales were left alone, theirs.
+MARK = "crosstie_fp8_dialect"
+KV_MARK = "crosstie_fp8_kv_dialect"
+MODELOPT_FILE = "hf_quant_config.json"
+
+# vLLM loads "mxfp8" through ModelOpt's classes; the rest are spellings.
+_METHODS: dict[str, Method] = {
+    "fp8": "fp8",
+    "compressed-tensors": "compressed-tensors",
+    "compressed_tensors": "compressed-tensors",
+    "modelopt": "modelopt",
+    "modelopt_fp4": "modelopt",
+    "modelopt_mixed": "modelopt",
+    "modelopt_mxfp8": "modelopt",
+    "mxfp8": "modelopt",
+    "quark": "quark",
+    "fbgemm_fp8": "fbgemm_fp8",
+    "mxfp4": "mxfp4",
+    "awq": "awq",
+    "gptq": "gptq",
+    "bitsandbytes": "bitsandbytes",
+}
+_ANY_FP8 = ("fp8-tensor", "fp8-channel", "fp8-block", "mxfp8")
+# What a method's weights can be; those that are not here can be anything.
+_POSSIBLE: dict[Method, tuple[str, ...]] = {
+    "none": (),
+    "fp8": (*_ANY_FP8, "mxfp4"),
+    "fbgemm_fp8": ("fp8-channel",),
+    "mxfp4": ("mxfp4",),
+    "awq": ("int4", "int8"),
+    "gptq": ("int4", "int8"),
+}
+_MODELOPT_ALGORITHMS = {
+    "FP8": ("fp8-tensor",),
+    "FP8_PER_CHANNEL_PER_TOKEN": ("fp8-channel",),
+    "FP8_PB_WO": ("fp8-block",),
+    "NVFP4": ("nvfp4",),
+    "W4A16_NVFP4": ("nvfp4",),
+    "MXFP8": ("mxfp8",),
+}
+# Embeddings and the head outweigh a small model's layers, and say nothing of what those multiply by.
+_ENDS = re.compile(r"(^|\.)(lm_head|embed\w*|wte|wpe|tok_embeddings)\.|^output\.weight$")
+
+
+class PartScheme(msgspec.Struct, frozen=True, kw_only=True):
+    """How the dense matrices or the experts are stored, by what most of their bytes are."""
+
+    scheme: str
+    activations: Activations
+    # Whether the scales of FP8 weights are floats or powers of two.
+    scales: Literal["float", "ue8m0"]
+    # Scheme -> bytes, all of them.
+    nbytes: dict[str, int]
+
+
+class Scheme(msgspec.Struct, frozen=True, kw_only=True):
+    method: Method
+    # What most bytes of all parts are stored in.
+    scheme: str
+    # Where there are such weights: "linear", "moe".
+    parts: dict[Part, PartScheme]
+    # Of the E4M3 weights, by the type that the headers give them; None where there are none, or both.
+    dialect: Dialect | None
+    # Whether `crosstie convert` made it.
+    converted: bool
+    weights: tuple[Weight, ...]
+    kv_scales: tuple[str, ...]
+    # Whether they were left alone when the weights were converted.
+    kv_kept: bool
+    # What the config says of the cache: "fp8", another word, or "" where it says nothing.
+    kv_format: str
+    problems: tuple[Problem, ...]
+
+    @property
+    def fp8_weights(self) -> Iterator[Weight]:
+        return (weight for weight in self.weights if weight.is_fp8)
+
+
+def read_scheme(checkpoint: Checkpoint) -> Scheme:
+    raw, file = load_config(checkpoint.folder)
+    quantisation = quantisation_config(raw, file)
+    method = method_of(quantisation)
+    roles = _told(read_roles(checkpoint.tensors), checkpoint, quantisation)
+    dialects = {weight_dialect(checkpoint, weight) for weight in roles.weights if weight.is_fp8}
+    dialect = next(iter(dialects)) if len(dialects) == 1 else None
+    marks = _marks(MARK, checkpoint, quantisation)
+    problems = (
+        *roles.problems,
+        *_dialect_problems(dialects, marks, quantisation, file),
+        *_config_problems(method, quantisation, roles, file),
+    )
+    parts = _parts(checkpoint, roles, quantisation)
+    return Scheme(
+        method=method,
+        scheme=_main(sum((Counter(part.nbytes) for part in parts.values()), Counter())),
+        parts=parts,
+        dialect=dialect,
+        converted=bool(marks),
+        weights=roles.weights,
+        kv_scales=roles.kv_scales,
+        kv_kept=bool(_marks(KV_MARK, checkpoint, quantisation)),
+        kv_format=_kv_format(quantisation),
+        problems=problems,
+    )
+
+
+def quantisation_config(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Wherever the config keeps it, ModelOpt's nesting undone; empty where there is none."""
+    text = raw.get("text_config")
+    for place in (raw, text if isinstance(text, Mapping) else {}):
+        for key in ("quantization_config", "compression_config"):
+            found = place.get(key)
+            if found is None:
+                continue
+            if not isinstance(found, Mapping):
+                raise BadData(file, key, "must be an object")
+            inner = found.get("quantization")
+            return {**found, **inner} if isinstance(inner, Mapping) else dict(found)
+    return {}
+
+
+def weight_dialect(checkpoint: Checkpoint, weight: Weight) -> Dialect:
+    return "e4m3fnuz" if checkpoint[weight.name].dtype == DTYPES["e4m3fnuz"] else "e4m3fn"
+
+
+def method_of(quantisation: Mapping[str, Any]) -> Method:
+    if not quantisation:
+        return "none"
+    # ModelOpt's own file has no method, but says who made it.
+    named = str(quantisation.get("quant_method") or ("modelopt" if "quant_algo" in quantisation else ""))
+    return _METHODS.get(named.lower(), "other")
+
+
+def _marks(key: str, checkpoint: Checkpoint, quantisation: Mapping[str, Any]) -> set[str]:
+    found = {header.metadata[key] for header in checkpoint.headers.values() if key in header.metadata}
+    return found | ({str(quantisation[key])} if key in quantisation else set())
+
+
+def _told(roles: Roles, checkpoint: Checkpoint, quantisation: Mapping[str, Any]) -> Roles:
+    """What tensors do not show by themselves: the bits of packed integers, and that one scale is one block's."""
+    groups = quantisation.get("config_groups")
+    entries = groups.values() if isinstance(groups, Mapping) else ({"weights": quantisation},)
+    weights = [entry.get("weights") for entry in entries if isinstance(entry, Mapping)]
+    said = [entry for entry in weights if isinstance(entry, Mapping)]
+    bits = {str(entry.get("num_bits", entry.get("bits"))) for entry in said}
+    blocks = {block for entry in said if (block := _block(entry)) is not None}
+
+    def scheme(weight: Weight) -> str:
+        if weight.scheme == "int4" and bits == {"8"}:
+            return "int8"
+        if weight.scheme in ("fp8-tensor", "fp8-channel") and blocks:
+            shape, scale = checkpoint[weight.name].shape, checkpoint[weight.scales[0]].shape
+            cut = {(*shape[:-2], -(-shape[-2] // rows), -(-shape[-1] // columns)) for rows, columns in blocks}
+            return "fp8-block" if scale in cut else weight.scheme
+        return weight.scheme
+
+    told = tuple(msgspec.structs.replace(weight, scheme=scheme(weight)) for weight in roles.weights)
+    return msgspec.structs.replace(roles, weights=told)
+
+
+def _block(said: Mapping[str, Any]) -> tuple[int, int] | None:
+    found = said.get("weight_block_size") or said.get("block_structure")
+    whole = isinstance(found, list) and len(found) == 2 and all(type(side) is int and side > 0 for side in found)
+    return (found[0], found[1]) if isinstance(found, list) and whole else None
+
+
+def _dialect_problems(
+    dialects: set[Dialect], marks: set[str], quantisation: Mapping[str, Any], file: Path
+) -> Iterator[Problem]:
+    spelt = str(quantisation.get("fmt", "")).removeprefix("float8_")
+    if len(dialects) > 1:
+        yield Problem(file.name, "quantization_config", "some weights are stored as F8_E4M3, others as F8_E4M3FNUZ")
+    elif marks and marks != dialects:
+        said, stored = " and ".join(sorted(marks)), next(iter(dialects), "nothing in E4M3")
+        yield Problem(file.name, MARK, f"marked as {said}, but the headers say {stored}")
+    elif spelt in DTYPES and dialects and {spelt} != dialects:
+        yield Problem(file.name, "quantization_config.fmt", f"says {spelt}, but the headers say {min(dialects)}")
+
+
+def _config_problems(method: Method, quantisation: Mapping[str, Any], roles: Roles, file: Path) -> Iterator[Problem]:
+    stored = {weight.scheme for weight in roles.weights if weight.scheme in QUANTISED}
+    shown = ", ".join(sorted(stored)) or "nothing"
+    algorithm = str(quantisation.get("quant_algo", "")).upper()
+    possible = _MODELOPT_ALGORITHMS.get(algorithm) if method == "modelopt" else _POSSIBLE.get(method)
+    key = "quantization_config"
+    if roles.problems:
+        # Tensors that are not understood say nothing about the config.
+        return
+    if method == "none":
+        if stored:
+            yield Problem(file.name, key, f"missing, but tensors are stored as {shown}")
+    elif not stored and method in ("fp8", "compressed-tensors", "modelopt", "quark", "fbgemm_fp8", "mxfp4"):
+        yield Problem(file.name, key, f"says {method}, but no tensor is quantised")
+    elif possible is not None and not stored <= set(possible):
+        said = f"{method} {algorithm}".strip()
+        yield Problem(file.name, key, f"says {said}, but tensors are stored as {shown}")
+    elif method == "fp8" and quantisation.get("weight_block_size") and not stored & {"fp8-block", "mxfp8"}:
+        yield Problem(file.name, f"{key}.weight_block_size", f"says blocks, but tensors are stored as {shown}")
+
+
+def _bytes_by_scheme(weights: tuple[Weight, ...]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for weight in weights:
+        found[weight.scheme] += weight.nbytes
+    return dict(found)
+
+
+def _main(nbytes: Mapping[str, int]) -> str:
+    return max(nbytes, key=lambda scheme: nbytes[scheme], default="unknown")
+
+
+def _parts(checkpoint: Checkpoint, roles: Roles, quantisation: Mapping[str, Any]) -> dict[Part, PartScheme]:
+    parts: dict[Part, PartScheme] = {}
+    names: tuple[Part, ...] = ("linear", "moe")
+    for part in names:
+        members = members_of(roles.weights, part)
+        if not members:
+            continue
+        nbytes = _bytes_by_scheme(members)
+        main = _main(nbytes)
+        like = [weight for weight in members if weight.scheme == main]
+        parts[part] = PartScheme(
+            scheme=main,
+            activations=activations_of(main, like, quantisation),
+            scales=scales_of(checkpoint, like),
+            nbytes=nbytes,
+        )
+    return parts
+
+
+def members_of(weights: Sequence[Weight], part: Part) -> tuple[Weight, ...]:
+    """The matrices of the layers, without embeddings and the head."""
+    return tuple(weight for weight in weights if weight.part == part and not _ENDS.search(weight.name))
+
+
+def scales_of(checkpoint: Checkpoint, like: Sequence[Weight]) -> Literal["float", "ue8m0"]:
+    exponents = any(checkpoint[name].dtype in EXPONENTS for weight in like for name in weight.scales)
+    return "ue8m0" if exponents else "float"
+
+
+def activations_of(scheme: str, like: Sequence[Weight], quantisation: Mapping[str, Any]) -> Activations:
+    """How the inputs of weights that are stored alike are rounded."""
+    if scheme not in QUANTISED:
+        return "none"
+    if any(weight.inputs for weight in like):
+        return "static"
+    if str(quantisation.get("quant_algo", "")).upper() == "W4A16_NVFP4" or scheme == "int4":
+        return "none"
+    said = input_config(quantisation)
+    if said is not None:
+        return "none" if not said else ("static" if said.get("dynamic", said.get("is_dynamic")) is False else "dynamic")
+    return "none" if quantisation.get("quant_method") in ("mxfp4", "bitsandbytes") else "dynamic"
+
+
+def input_config(quantisation: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What compressed-tensors or Quark say of activations: {} that they are left alone, None that they say nothing."""
+    groups = quantisation.get("config_groups")
+    if isinstance(groups, Mapping):
+        found = [group.get("input_activations") for group in groups.values() if isinstance(group, Mapping)]
+        return next((said for said in found if isinstance(said, Mapping)), {})
+    everywhere = quantisation.get("global_quant_config")
+    if isinstance(everywhere, Mapping):
+        said = everywhere.get("input_tensors")
+        return said if isinstance(said, Mapping) else {}
+    return None
+
+
+def _kv_format(quantisation: Mapping[str, Any]) -> str:
+    scheme = quantisation.get("kv_cache_scheme")
+    if isinstance(scheme, Mapping):
+        return "fp8" if (scheme.get("num_bits"), scheme.get("type")) == (8, "float") else "other"
+    algorithm = quantisation.get("kv_cache_quant_algo")
+    if isinstance(algorithm, str):
+        return "fp8" if algorithm.lower().startswith("fp8") else algorithm.lower()
+    # Quark: the cache is what its projections put out.
+    layers = quantisation.get("layer_quant_config")
+    for entry in layers.values() if isinstance(layers, Mapping) else ():
+        said = entry.get("output_tensors") if isinstance(entry, Mapping) else None
+        if isinstance(said, Mapping):
+            return "fp8" if str(said.get("dtype")).startswith("fp8") else "other"
+    return ""

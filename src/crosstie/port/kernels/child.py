@@ -1,0 +1,213 @@
+"""The process that imports the author's code, collects what it would launch on one target, and compiles all of it.
+
+It reads a request as one line of JSON and answers in lines of JSON. It may run in another environment than Crosstie's
+own (a container's, with its Triton), so it needs the standard library and Triton alone.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import itertools
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, TextIO
+
+from crosstie.core.errors import BadData, BadInput, CrosstieError
+from crosstie.port.kernels.found import Found, kernels_in
+from crosstie.port.kernels.spec import Entry, entries, read_spec_file
+
+LAUNCH_PREFIX = "crosstie_launch"
+SPEC_NAME = "CROSSTIE_KERNELS"
+
+Say = Callable[[dict[str, Any]], None]
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.readline())
+    # What the author's code prints must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        _run(request, lambda said: _say(answers, said))
+    except BadData as error:
+        _say(answers, {"bad": {"file": error.file, "key": error.key, "reason": error.reason}})
+    except CrosstieError as error:
+        _say(answers, {"bad": {"reason": str(error)}})
+    answers.close()
+    # Torch and others keep threads that may take their time.
+    os._exit(0)
+
+
+def _say(answers: TextIO, said: dict[str, Any]) -> None:
+    answers.write(json.dumps(said) + "\n")
+    answers.flush()
+
+
+def _run(request: dict[str, Any], say: Say) -> None:
+    _quiet_surroundings()
+    try:
+        import triton
+        from triton.compiler import make_backend
+    except ImportError:
+        raise BadInput("preflight kernels needs triton: pip install 'crosstie[preflight]'") from None
+    from crosstie.port.kernels.compiling import Compiler, Settings
+    from crosstie.port.kernels.fake_device import Device, Driver, pretend
+    from crosstie.port.kernels.shadow import Recorder
+
+    device = Device(**request["device"])
+    target = Driver(device).get_current_target()
+    backend = make_backend(target)
+    usual = backend.parse_options({}).__dict__
+    cache = Path(request["cache"]) if request["cache"] else None
+    compiler = Compiler(target, backend, Settings(request["jobs"], request["timeout_s"], cache))
+    pretend(device)
+    # By default a signal that nobody handles: code that hangs inside a C library ends as well.
+    signal.alarm(int(request["collect_timeout_s"]))
+    groups = itertools.count()
+    recorder = Recorder(groups, compiler.now)
+    recorder.install(request["max_configs"])
+    module, stopped = load(request["what"])
+    found = kernels_in(module)
+    if stopped is not None and not found and not recorder.jobs:
+        why = f"cannot be imported: {stopped['type']}: {stopped['message']}"
+        raise BadData(request["what"], f"line {stopped['line']}" if stopped["line"] else "", why)
+    jobs, unwanted = _specified(request, device, module, found, backend, groups)
+    failures = ([stopped] if stopped else []) + _launch_all(request, module, device)
+    jobs += recorder.jobs
+    signal.alarm(0)
+    say(
+        {
+            "triton": triton.__version__,
+            "jobs": [job.said(usual) for job in jobs],
+            "found": [kernel.said() for kernel in found],
+            "failures": failures,
+            "left_out": recorder.left_out + unwanted,
+        }
+    )
+    for number, result in compiler.results(jobs, _orphaned):
+        if result.get("lds_bytes", 0) > device.lds_bytes:
+            result["fits_with"] = compiler.fewer_stages(jobs[number], device.lds_bytes)
+        say({"number": number, "result": result})
+    say({"done": True})
+
+
+def _quiet_surroundings() -> None:
+    os.environ.pop("TRITON_INTERPRET", None)
+    # torch.compile around a wrapper would run its own compiler instead of the wrapper.
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    os.environ["TRITON_DUMP_PTXAS_LOG"] = "1"
+    # A result of an earlier run in Triton's own cache would come without what the compiler printed.
+    os.environ["TRITON_ALWAYS_COMPILE"] = "1"
+
+
+def _orphaned() -> bool:
+    ready, _, _ = select.select([0], [], [], 0)
+    return bool(ready) and not os.read(0, 1)
+
+
+class _FromSource(SourceFileLoader):
+    """Compiled bytes of a file that was changed within a second, and kept its size, would be taken for the new ones."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
+def load(what: str) -> tuple[ModuleType, dict[str, Any] | None]:
+    """A file, or a module by its dotted name; and where a file stopped that went on to run its kernels when imported.
+
+    Scripts do: their kernels are there, and what they would have launched until then has been noted.
+    """
+    from crosstie.port.kernels.compile_errors import import_error
+
+    file = Path(what)
+    root, name = _in_package(file) if what.endswith(".py") else (Path.cwd(), what)
+    sys.path.insert(0, str(root))
+    if not what.endswith(".py") or "." in name:
+        try:
+            return importlib.import_module(name), None
+        except Exception as error:  # noqa: BLE001 - the author's code may raise anything
+            told = import_error(error, what)
+            raise BadInput(f"{what}: cannot be imported: {told['type']}: {told['message']}") from None
+    spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, str(file)))
+    if spec is None or spec.loader is None:
+        raise BadData(file, "", "is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Before it runs, because pickles and dataclasses look a module up by its name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+        return module, {"launcher": file.name, **import_error(error, what)}
+    return module, None
+
+
+def _in_package(file: Path) -> tuple[Path, str]:
+    """The folder to import from, and the name there: a file of a package may import its neighbours relatively."""
+    folder, parts = file.parent, [file.stem]
+    while (folder / "__init__.py").is_file():
+        folder, parts = folder.parent, [folder.name, *parts]
+    if len(parts) == 1 and (parts[0] in sys.modules or parts[0] in sys.stdlib_module_names):
+        parts = [f"kernels_of_{parts[0]}"]
+    return folder, ".".join(parts)
+
+
+def _specified(
+    request: dict[str, Any], device: Any, module: ModuleType, found: list[Found], backend: Any, groups: Any
+) -> tuple[list[Any], int]:
+    """Jobs, and how many configurations the spec leaves out."""
+    from crosstie.port.kernels.jobs import jobs_of, left_out
+
+    spec: list[Entry] = read_spec_file(Path(request["spec"])) if request["spec"] else []
+    written = getattr(module, SPEC_NAME, None)
+    if written is not None:
+        spec += entries(f"{module.__file__ or module.__name__}", written)
+    kernels = {kernel.name: kernel.candidate for kernel in found if kernel.candidate is not None}
+    jobs: list[Any] = []
+    unwanted = 0
+    for entry in spec:
+        if entry.kernel not in kernels:
+            named = ", ".join(sorted(kernels)) or "none"
+            raise BadData(entry.file, f"{entry.where}.name", f"the module has no such kernel; it has {named}")
+        if entry.for_target(device.backend, device.isa):
+            jobs += jobs_of(entry, kernels[entry.kernel], backend, groups)
+            unwanted += left_out(entry, kernels[entry.kernel])
+    return jobs, unwanted
+
+
+def _launch_all(request: dict[str, Any], module: ModuleType, device: Any) -> list[dict[str, Any]]:
+    """Calls every launcher; one that stops early is told, with what it had launched until then kept."""
+    from crosstie.port.kernels.compile_errors import import_error
+
+    launchers = [getattr(module, name) for name in sorted(vars(module)) if name.startswith(LAUNCH_PREFIX)]
+    launchers = [one for one in launchers if callable(one)] + [_launcher(one, module) for one in request["launch"]]
+    failures = []
+    for launcher in launchers:
+        code = getattr(launcher, "__code__", None)
+        file = code.co_filename if code else request["what"]
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                launcher(device) if code and code.co_argcount else launcher()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the author's code may raise anything
+            failures.append({"launcher": getattr(launcher, "__name__", "?"), **import_error(error, file)})
+    return failures
+
+
+def _launcher(named: str, module: ModuleType) -> Any:
+    where, _, name = named.rpartition(":")
+    home = load(where)[0] if where else module
+    found = getattr(home, name, None)
+    if not callable(found):
+        raise BadInput(f"--launch {named}: {getattr(home, '__name__', where)} has no function '{name}'")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""One child for each instruction set; their answers in, compilations with what they concern out."""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import crosstie
+from crosstie.core.errors import BadData, BadInput
+from crosstie.port.kernels.compilation import Compilation
+from crosstie.port.kernels.targets import Target
+
+# Importing a library and calling its wrappers; each compilation has a limit of its own.
+_COLLECT_TIMEOUT_S = 600
+_GRACE_S = 5.0
+
+# Makes this package, and nothing else of this environment, importable in an interpreter that may be another one.
+_BOOT = """
+import importlib.util as u, sys
+sys.path[:] = [p for p in sys.path if p]
+s = u.spec_from_file_location("crosstie", sys.argv[1] + "/__init__.py", submodule_search_locations=[sys.argv[1]])
+sys.modules["crosstie"] = m = u.module_from_spec(s)
+s.loader.exec_module(m)
+from crosstie.port.kernels.child import main
+main()
+"""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is about."""
+
+    # A file's absolute path, or a module's dotted name.
+    what: str
+    spec: str | None = None
+    launch: tuple[str, ...] = ()
+    jobs: int = 2
+    timeout_s: float = 120.0
+    max_configs: int | None = None
+    cache: Path | None = None
+    # The interpreter that has the Triton to compile with.
+    python: str = sys.executable
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one target."""
+
+    target: Target
+    triton: str
+    compilations: list[Compilation]
+    found: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    left_out: int
+
+
+def ask(asked: Asked, targets: Sequence[Target], progress: Callable[[str], None]) -> list[Answer]:
+    """In the order of the targets. Those of one instruction set share their compilations."""
+    one_each = {target.isa: target for target in reversed(targets)}
+    together = min(len(one_each), asked.jobs)
+    counts = _Counts(progress)
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        with ThreadPoolExecutor(together) as pool:
+            try:
+                waiting = {
+                    isa: pool.submit(_child, asked, target, max(1, asked.jobs // together), counts, children)
+                    for isa, target in one_each.items()
+                }
+                answers = {isa: future.result() for isa, future in waiting.items()}
+            finally:
+                # A child whose input has closed stops compiling and ends, so that the threads end as well.
+                for child in children:
+                    _close(child)
+    finally:
+        for child in children:
+            _end(child)
+    return [_concerning(target, answers[target.isa]) for target in targets]
+
+
+def _concerning(target: Target, told: dict[str, Any]) -> Answer:
+    return Answer(
+        target=target,
+        triton=told["triton"],
+        compilations=[
+            Compilation(job=job, result=told["results"][number], target=target)
+            for number, job in enumerate(told["jobs"])
+        ],
+        found=told["found"],
+        failures=told["failures"],
+        left_out=told["left_out"],
+    )
+
+
+class _Counts:
+    """How far all children are, in one line."""
+
+    def __init__(self, progress: Callable[[str], None]):
+        self._progress, self._lock = progress, threading.Lock()
+        self._total = self._done = 0
+
+    def add(self, *, total: int = 0, done: int = 0) -> None:
+        with self._lock:
+            self._total += total
+            self._done += done
+            self._progress(f"{self._done} of {self._total} compilations")
+
+
+def _child(
+    asked: Asked, target: Target, jobs: int, counts: _Counts, children: list[subprocess.Popen[bytes]]
+) -> dict[str, Any]:  # fmt: skip
+    request = {
+        "what": asked.what,
+        "spec": asked.spec,
+        "launch": asked.launch,
+        "jobs": jobs,
+        "timeout_s": asked.timeout_s,
+        "collect_timeout_s": _COLLECT_TIMEOUT_S,
+        "max_configs": asked.max_configs,
+        "cache": str(asked.cache) if asked.cache else None,
+        "device": target.device,
+    }
+    home = str(Path(crosstie.__file__).parent)
+    with tempfile.TemporaryFile() as printed:
+        try:
+            child = subprocess.Popen(
+                [asked.python, "-c", _BOOT, home],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=printed, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise BadInput(f"--python {asked.python}: {error.strerror}") from None
+        children.append(child)
+        told = _told(child, request, counts)
+        if told is None:
+            printed.seek(0)
+            raise BadInput(_why(asked.what, target, child.wait(), printed.read().decode(errors="replace")))
+    return told
+
+
+def _told(child: subprocess.Popen[bytes], request: dict[str, Any], counts: _Counts) -> dict[str, Any] | None:
+    """All that it says; None if it ends before it is done."""
+    if child.stdin is None or child.stdout is None:
+        return None
+    try:
+        child.stdin.write(json.dumps(request).encode() + b"\n")
+        child.stdin.flush()
+    except BrokenPipeError:
+        return None
+    told: dict[str, Any] = {}
+    for line in child.stdout:
+        said = json.loads(line)
+        if "bad" in said:
+            bad = said["bad"]
+            raise BadData(bad["file"], bad["key"], bad["reason"]) if "file" in bad else BadInput(bad["reason"])
+        if "jobs" in said:
+            told = {**said, "results": {}}
+            counts.add(total=len(said["jobs"]))
+        elif "number" in said:
+            told["results"][said["number"]] = said["result"]
+            counts.add(done=1)
+        elif "done" in said:
+            return told
+    return None
+
+
+def _why(what: str, target: Target, status: int, printed: str) -> str:
+    if status == -signal.SIGALRM:
+        return f"{what}: importing and launching it for {target.isa} took more than {_COLLECT_TIMEOUT_S} s"
+    ended = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    lines = [line for line in printed.strip().splitlines() if line.strip()]
+    last = f": {lines[-1].strip()[:300]}" if lines else ""
+    return f"{what}: importing or launching it for {target.isa} ended the process by {ended}{last}"
+
+
+def _close(child: subprocess.Popen[bytes]) -> None:
+    if child.stdin is not None:
+        child.stdin.close()
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    try:
+        child.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    if child.stdout is not None:
+        child.stdout.close()

@@ -1,0 +1,160 @@
+"""The whole check of one model: its files against each accelerator and one engine, findings and verdicts out."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Parallelism
+from crosstie.core.errors import BadData, BadInput, CrosstieError
+from crosstie.core.finding import Finding, Place, rank, verdict
+from crosstie.core.model import Model
+from crosstie.perf.fit import Placement
+from crosstie.port.preflight.choices import choice, settings_facts
+from crosstie.port.preflight.engine import Engine
+from crosstie.port.preflight.memory import memory_finding, placement_on, ranks_finding, uncounted
+from crosstie.port.preflight.numbers import Progress, stored_findings
+from crosstie.port.preflight.operations import Layout, Operation, operations
+from crosstie.port.preflight.settings import Settings, best_settings, words
+from crosstie.port.preflight.support import architecture_findings, draft_findings, feature_operations
+from crosstie.port.preflight.weights import Stored, load_operations
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """How the model is meant to run; what is None follows from the checkpoint or the accelerator."""
+
+    engine: Engine
+    tp: int | None = None
+    ep: bool = False
+    kv: str | None = None
+    context: int | None = None
+    features: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    flags: dict[str, str] = {}
+    # How much of the FP8 weights is read: none, sample or all.
+    scan: str = "sample"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    engine: Engine
+    findings: tuple[Finding, ...]
+    # By accelerator: the verdict, and the layout that it is about.
+    verdicts: dict[str, str]
+    layouts: dict[str, str]
+    # By accelerator: variables and flags that the engine should be started with.
+    settings: dict[str, list[str]]
+
+
+def preflight(
+    catalog: Catalog, stored: Stored, accelerators: Sequence[Accelerator], question: Question, progress: Progress
+) -> Report:
+    model, unread = _model(catalog, stored)
+    if model and question.context:
+        model.check_context(question.context, "--context")
+    everywhere = [
+        *stored_findings(stored, accelerators, question.scan, progress),
+        *architecture_findings(stored.config, question.engine),
+        *draft_findings(stored.config, stored.checkpoint.tensors if stored.checkpoint else None, question.features),
+    ]
+    everywhere += unread
+    findings = list(everywhere)
+    layouts: dict[str, str] = {}
+    settings: dict[str, list[str]] = {}
+    for accelerator in accelerators:
+        progress(f"{accelerator.name}: memory and kernels")
+        placement, about_memory = _memory(catalog, model, accelerator, question, stored)
+        tp = question.tp or (placement.deployment.parallelism.tp if placement else 1)
+        layouts[accelerator.id] = str(placement.deployment.parallelism) if placement else f"TP{tp}"
+        layout = Layout(tp=tp, ep=question.ep, kv=question.kv or stored.kv)
+        about_kernels, settings[accelerator.id] = _kernels(stored, model, accelerator, question, layout)
+        findings += [*about_memory, *about_kernels]
+    verdicts = {
+        accelerator.id: verdict(f for f in findings if f.target in ("", accelerator.id)) for accelerator in accelerators
+    }
+    return Report(
+        name=stored.name, engine=question.engine, findings=tuple(findings), verdicts=verdicts, layouts=layouts,
+        settings=settings,
+    )  # fmt: skip
+
+
+def _model(catalog: Catalog, stored: Stored) -> tuple[Model | None, list[Finding]]:
+    """The model as the catalog reads it; where it cannot, operations may be missing, and that is said."""
+    try:
+        return msgspec.structs.replace(stored.model(catalog), file=str(stored.config.file)), []
+    except BadData as error:
+        return None, [_not_understood(error)]
+
+
+def _not_understood(error: BadData) -> Finding:
+    return Finding(
+        check="config", severity="unknown", where=Place(file=error.file, name=error.key), grounds="computed",
+        what="the config is not understood whole: operations may be missing here, or memory was not counted",
+        evidence=error.reason, remedy="try it on one GPU, and check memory by hand",
+    )  # fmt: skip
+
+
+def _memory(
+    catalog: Catalog, model: Model | None, accelerator: Accelerator, question: Question, stored: Stored
+) -> tuple[Placement | None, list[Finding]]:
+    if model is None:
+        return None, []
+    context = question.context or min(8192, model.max_context or 8192)
+    kv = "fp8" if (question.kv or stored.kv).startswith("fp8") else "bf16"
+    if question.tp is not None:
+        try:
+            Parallelism(tp=question.tp).check(model, accelerator)
+        except BadInput as error:
+            return None, [ranks_finding(error, model, accelerator)]
+    # llama.cpp's converter widens what GGUF has no type for.
+    widened = question.engine.name == "llama.cpp" and stored.gguf is None
+    for precision in (stored.precision, "bf16") if widened else (stored.precision,):
+        try:
+            found = placement_on(
+                catalog, model, accelerator, context=context, precision=precision, kv=kv, stack=question.engine.stack,
+                tp=question.tp,
+            )  # fmt: skip
+        except CrosstieError as error:
+            reason = error
+        else:
+            return found, [memory_finding(found, model, accelerator, context)]
+    return None, [uncounted(reason, model, accelerator)]
+
+
+def _kernels(
+    stored: Stored, model: Model | None, accelerator: Accelerator, question: Question, layout: Layout
+) -> tuple[list[Finding], list[str]]:
+    """What runs each operation as things are set, and the settings with which more of them would run well."""
+    needed: list[Operation] = [
+        *load_operations(stored, layout), *feature_operations(stored.config, question.features),
+    ]  # fmt: skip
+    unread: list[Finding] = []
+    try:
+        needed += operations(stored.config, model, layout, stored.linear, stored.experts, stored.sinks)
+    except BadData as error:
+        # Where the catalog could not read the config either, that has been said.
+        unread = [] if model is None else [_not_understood(error)]
+
+    def choose(settings: Settings) -> list[Finding]:
+        return [choice(question.engine, accelerator, one, settings, str(stored.config.file)) for one in needed]
+
+    given = settings_facts(question.environment, question.flags)
+    chosen, cured = best_settings(question.engine.name, given, choose)
+    said = words(chosen)
+    findings = [_cured(before, after, said) for before, after in zip(choose(given), cured, strict=True)]
+    return findings + unread, said
+
+
+def _cured(before: Finding, after: Finding, settings: list[str]) -> Finding:
+    """A finding that the settings cure is a matter of settings."""
+    if rank(before.severity) <= rank("setting") or rank(after.severity) >= rank(before.severity):
+        return before
+    asked = " ".join(settings)
+    return msgspec.structs.replace(
+        before,
+        severity="setting" if after.severity == "note" else after.severity,
+        what=f"{before.what} With {asked}: {after.what.partition(': ')[2]}",
+        evidence=f"{before.evidence}; {after.evidence}",
+        remedy=f"set {asked}" if after.severity == "note" else f"set {asked}; {after.remedy}",
+    )

@@ -1,0 +1,151 @@
+"""What the stored numbers show: faults of the checkpoint, bytes on which the FP8 dialects differ, and scales."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from crosstie.core.accelerator import Accelerator
+from crosstie.core.finding import Finding, Place
+from crosstie.port.checkpoint.fp8 import Codes, Dialect, Recoder
+from crosstie.port.checkpoint.index import Checkpoint
+from crosstie.port.checkpoint.scales import scale_values
+from crosstie.port.preflight.weights import Stored
+
+Progress = Callable[[str], None]
+# A sample reads this much of a checkpoint's FP8 weights at most, a piece of each tensor.
+_SAMPLE_BYTES = 256 << 20
+_LEAST_PIECE = 1 << 12
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_REMAKE = "make the checkpoint again with its quantiser, or take it from its source again"
+
+
+def stored_findings(
+    stored: Stored, accelerators: Sequence[Accelerator], scan: str, progress: Progress
+) -> list[Finding]:
+    """Faults that concern every accelerator, and counts that explain what a dialect would do to these weights."""
+    if stored.unseen:
+        return [_unseen(stored)]
+    if stored.checkpoint is None or stored.scheme is None:
+        return []
+    found = [
+        Finding(
+            check="checkpoint", severity="error", where=Place(file=_path(stored, problem.file), name=problem.key),
+            what="the checkpoint contradicts itself, or has something that is not understood",
+            evidence=problem.reason, grounds="computed", remedy=_REMAKE,
+        )
+        for problem in stored.scheme.problems
+    ]  # fmt: skip
+    found += _depth_findings(stored, stored.checkpoint)
+    found += _scale_findings(stored.checkpoint, _scales(stored))
+    if scan != "none" and any(True for _ in stored.scheme.fp8_weights):
+        found += _code_findings(stored, accelerators, scan, progress)
+    return found
+
+
+def _depth_findings(stored: Stored, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """A cut of a checkpoint is enough to ask about formats and kernels, but it is not the model."""
+    depth = stored.config.get("num_hidden_layers", "n_layer")
+    seen = {int(found[1]) for name in checkpoint.tensors if (found := _LAYER.search(name))}
+    if isinstance(depth, int) and seen and max(seen) + 1 < depth:
+        yield Finding(
+            check="checkpoint", severity="note", where=Place(file=str(stored.config.file), name="num_hidden_layers"),
+            what=f"tensors of {max(seen) + 1} layers are here, and the config has {depth}: verdicts are of the whole",
+            evidence=f"the last tensor's layer is {max(seen)}", grounds="computed", remedy="download the other shards",
+        )  # fmt: skip
+
+
+def _path(stored: Stored, name: str) -> str:
+    """A file of the checkpoint as the user would open it; what concerns the whole folder stands in its config."""
+    assert stored.checkpoint
+    file = stored.checkpoint.folder / name
+    return str(file if file.is_file() else stored.config.file)
+
+
+def _unseen(stored: Stored) -> Finding:
+    return Finding(
+        check="checkpoint", severity="note" if stored.by_wish else "unknown", grounds="computed",
+        where=Place(file=str(stored.config.file)), evidence=stored.unseen,
+        what="no tensor was seen: formats are those of the config, and scales and FP8 bytes were not checked",
+        remedy="give the folder with the safetensors files",
+    )  # fmt: skip
+
+
+def _scales(stored: Stored) -> Iterator[str]:
+    assert stored.scheme
+    for weight in stored.scheme.weights:
+        if weight.is_fp8:
+            yield from (*weight.scales, *weight.inputs)
+    yield from stored.scheme.kv_scales
+
+
+def _scale_findings(checkpoint: Checkpoint, names: Iterator[str]) -> Iterator[Finding]:
+    """Scales are read whole: one that is zero, negative or no number spoils everything it multiplies."""
+    wrong: list[tuple[str, str]] = []
+    for name in dict.fromkeys(names):
+        values = scale_values(np.frombuffer(checkpoint.read(name), np.uint8), checkpoint[name].dtype)
+        bad = ~np.isfinite(values) | (values <= 0)
+        if bad.any():
+            wrong.append((name, f"{int(bad.sum()):,} of {values.size:,} are {values[bad][0]:g} or the like"))
+    if wrong:
+        name, evidence = wrong[0]
+        yield Finding(
+            check="fp8-scale", severity="error", grounds="computed", remedy=_REMAKE,
+            where=Place(file=str(checkpoint[name].file), name=name),
+            what=f"{len(wrong):,} scale tensors have values that are zero, negative or no numbers", evidence=evidence,
+        )  # fmt: skip
+
+
+def _code_findings(
+    stored: Stored, accelerators: Sequence[Accelerator], scan: str, progress: Progress
+) -> Iterator[Finding]:
+    assert stored.checkpoint
+    assert stored.scheme
+    dialect: Dialect = "e4m3fnuz" if stored.dialect == "fnuz" else "e4m3fn"
+    names = [weight.name for weight in stored.scheme.fp8_weights]
+    counted, first_nan = _count(stored.checkpoint, names, dialect, scan, progress)
+    file, extent = str(stored.config.file), _extent(stored.checkpoint, names, counted)
+    if first_nan:
+        yield Finding(
+            check="fp8-nan", severity="error", grounds="computed", remedy=_REMAKE,
+            where=Place(file=str(stored.checkpoint[first_nan].file), name=first_nan),
+            what=f"FP8 weights hold NaN in {dialect}, the dialect that the headers give them",
+            evidence=f"{counted.nans(dialect):,} such bytes in {extent}",
+        )  # fmt: skip
+    for accelerator in accelerators:
+        spoken = accelerator.chip.fp8_dialect.value
+        if spoken not in ("e4m3fn", "e4m3fnuz") or spoken == dialect:
+            continue
+        yield Finding(
+            check="fp8-bytes", severity="note", grounds="computed", target=accelerator.id, remedy="",
+            where=Place(file=file, name="quantization_config"),
+            what=f"stored as {dialect}, computed as {spoken}: read without conversion, weights would be "
+            f"{'half' if dialect == 'e4m3fn' else 'twice'} of what they are",
+            evidence=f"in {extent}: {counted.sign_only:,} bytes 0x80 (-0 in e4m3fn, NaN in e4m3fnuz)"
+            + (f", {counted.beyond_240:,} beyond 240 (a cast of values makes NaN)" if dialect == "e4m3fn" else ""),
+        )  # fmt: skip
+
+
+def _count(
+    checkpoint: Checkpoint, names: Sequence[str], dialect: Dialect, scan: str, progress: Progress
+) -> tuple[Codes, str]:
+    """What the bytes are, and the first tensor with a NaN."""
+    recoder, total, first_nan = Recoder(dialect), Codes(), ""
+    piece = max(_LEAST_PIECE, _SAMPLE_BYTES // len(names))
+    for number, name in enumerate(names, 1):
+        if number % 64 == 1:
+            progress(f"FP8 weights: tensor {number:,} of {len(names):,}")
+        chunks = checkpoint.chunks(name) if scan == "all" else iter([checkpoint.read(name, piece)])
+        for chunk in chunks:
+            codes = recoder.count(np.frombuffer(chunk, np.uint8))
+            total += codes
+            if codes.nans(dialect) and not first_nan:
+                first_nan = name
+    return total, first_nan
+
+
+def _extent(checkpoint: Checkpoint, names: Sequence[str], counted: Codes) -> str:
+    stored = sum(checkpoint[name].nbytes for name in names)
+    if counted.total == stored:
+        return f"all {stored:,} FP8 bytes"
+    return f"a sample of {counted.total:,} of {stored:,} FP8 bytes (--scan all reads every one)"

@@ -1,0 +1,288 @@
+"""Which operations a model needs, with the facts that decide who can run them: config.json in, operations out.
+
+A fact that the config does not give is left out, so that no rule which asks for it can match: the answer is
+"unknown" then, not a guess.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from crosstie.catalog.config import Config
+from crosstie.core.formats import LINEAR_ROLES
+from crosstie.core.model import Model, Tensor
+from crosstie.port.preflight.rules import Facts, Value
+
+# Families that say nothing of these in their config.
+_SINKS = {"gpt_oss"}
+_SINK_KEYS = (
+    "attention_sink", "attention_sinks", "sinks", "add_swa_attention_sink_bias", "add_full_attention_sink_bias",
+    "swa_attention_sink_enabled", "param_sink_number",
+)  # fmt: skip
+_ALIBI = {"bloom", "mpt", "baichuan"}
+_RECURRENT = {
+    "mamba": "mamba", "mamba2": "mamba2", "bamba": "mamba2", "nemotron_h": "mamba2", "falcon_h1": "mamba2",
+    "granitemoehybrid": "mamba2", "zamba2": "mamba2", "jamba": "mamba", "zamba": "mamba", "rwkv": "rwkv",
+    "lfm2": "short_conv", "lfm2_moe": "short_conv", "minimax": "lightning", "minimax_text_01": "lightning",
+    "recurrent_gemma": "rg_lru",
+}  # fmt: skip
+
+
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
+    """How one part of a checkpoint is stored: the words of `checkpoint.formats`."""
+
+    scheme: str
+    activations: str = "none"
+    scales: str = "float"
+    # Whose loader it is for: "fp8", "compressed-tensors", ...; "none" for plain weights.
+    method: str = "none"
+    # Of integers: how many share a scale (-1: a whole row), and whether rows were reordered by activation.
+    group: int | None = None
+    act_order: bool = False
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """How a replica is to run: ranks, whether experts are spread over them, and the KV cache's type."""
+
+    tp: int = 1
+    ep: bool = False
+    kv: str = "bf16"
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    facts: dict[str, Value]
+    # For people: "attention of 64 heads of 128".
+    words: str
+    # The key of config.json that asks for it.
+    key: str
+
+
+def operations(
+    config: Config, model: Model | None, layout: Layout, linear: Sequence[Weights], experts: Sequence[Weights],
+    sinks: bool = False,
+) -> list[Operation]:  # fmt: skip
+    """Each operation once, in the order in which a token meets them; products once for each way to store weights.
+
+    `sinks`: the checkpoint has tensors of attention sinks, whatever its config says.
+    """
+    found = [*(_gemm(config, model, layout, weights) for weights in linear), *_mixers(config, model, layout, sinks)]
+    # A config with experts whose weights were not recognised still needs them.
+    mixtures = (_moe(config, layout, weights) for weights in (experts or linear))
+    return found + [moe for moe in mixtures if moe]
+
+
+def compute_type(said: object) -> str:
+    """What engines compute in: the type of the config or of --dtype, and BF16 for what is stored wider."""
+    return "fp16" if str(said).removeprefix("torch.") in ("float16", "half") else "bf16"
+
+
+def stored_facts(config: Config, weights: Weights) -> dict[str, Value]:
+    """What both a loader and a product ask of weights."""
+    facts: dict[str, Value] = {
+        "activations": weights.activations, "method": weights.method, "act_order": weights.act_order,
+        "compute": compute_type(config.get_outer("torch_dtype") or config.get_outer("dtype")),
+    }  # fmt: skip
+    return facts if weights.group is None else {**facts, "group": weights.group}
+
+
+def _gemm(config: Config, model: Model | None, layout: Layout, linear: Weights) -> Operation:
+    facts: dict[str, Value] = {"weights": linear.scheme, "tp": layout.tp, **stored_facts(config, linear)}
+    if model:
+        sides = [side for tensor, _ in model.tensors() for side in _sides(tensor, layout)]
+        facts["aligned16"] = all(length % 16 == 0 for length, _ in sides)
+        # Blocks must be whole where ranks share a side; a side that all of them hold may end in a part of one.
+        facts["aligned128"] = all(length % 128 == 0 for length, shared in sides if shared)
+        if linear.group and linear.group > 0:
+            inputs = [into for tensor, _ in model.tensors() if (into := _shared_input(tensor, layout))]
+            facts["whole_groups"] = all(length % linear.group == 0 for length in inputs)
+    return Operation(
+        kind="gemm", facts=facts, words=f"matrix products with {linear.scheme} weights", key="quantization_config"
+    )
+
+
+def _sides(tensor: Tensor, layout: Layout) -> list[tuple[float, bool]]:
+    """The lengths of a matrix's sides on one rank, and whether ranks share that side."""
+    if tensor.role not in LINEAR_ROLES or tensor.copies > 1 or not tensor.kernel:
+        # Experts are an operation of their own; vectors and routers are not quantised.
+        return []
+    ranks = min(layout.tp, tensor.max_shards)
+    out, into = (tensor.shard == side and ranks > 1 for side in ("out", "in"))
+    return [(tensor.rows / (ranks if out else 1), out), (tensor.cols / (ranks if into else 1), into)]
+
+
+def _shared_input(tensor: Tensor, layout: Layout) -> float | None:
+    """How much of a matrix's input one rank holds, where ranks share it: groups of a scale run along it."""
+    if tensor.shard != "in" or layout.tp == 1 or not _sides(tensor, layout):
+        return None
+    return tensor.cols / min(layout.tp, tensor.max_shards)
+
+
+def _mixers(config: Config, model: Model | None, layout: Layout, sinks: bool) -> Iterator[Operation]:
+    family = config.word("model_type")
+    if config.get("compress_ratios") is not None:
+        yield _sparse(config, layout, "v4")
+    elif config.get("kv_lora_rank") is not None:
+        if config.get("index_topk") is not None:
+            yield _sparse(config, layout, "dsa")
+        else:
+            yield _latent(config, layout)
+    elif config.get("num_attention_heads", "n_head") is not None and family not in ("mamba", "mamba2", "rwkv"):
+        yield from _grouped(config, model, layout, family, sinks)
+    recurrent = _recurrent(config, family)
+    if recurrent:
+        yield Operation(
+            kind="linear_attention", facts={"kind": recurrent[0]}, words=f"{recurrent[0]} layers", key=recurrent[1]
+        )
+
+
+def _recurrent(config: Config, family: str) -> tuple[str, str] | None:
+    if config.get("linear_attn_config") is not None:
+        return "kda", "linear_attn_config"
+    if config.get("linear_num_value_heads") is not None:
+        return "gdn", "linear_num_value_heads"
+    for key, kind in (
+        ("conv_L_cache", "short_conv"), ("mamba_n_heads", "mamba2"), ("mamba_num_heads", "mamba2"),
+        ("mamba_d_state", "mamba"), ("attn_type_list", "lightning"),
+    ):  # fmt: skip
+        value = config.get(key)
+        # MiniMax-M2 still lists a kind for each layer, and none of them is the recurrent one (0).
+        if value is not None and not (key == "attn_type_list" and isinstance(value, list) and 0 not in value):
+            return _RECURRENT.get(family, kind), key
+    return (_RECURRENT[family], "model_type") if family in _RECURRENT else None
+
+
+def _heads(config: Config, layout: Layout) -> dict[str, Value]:
+    heads = config.maybe("num_attention_heads", "n_head")
+    return {"heads": heads // layout.tp} if heads and heads % layout.tp == 0 else {}
+
+
+def _latent(config: Config, layout: Layout) -> Operation:
+    facts = {**_heads(config, layout), "kv": layout.kv}
+    for name in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"):
+        value = config.maybe(name, least=0)
+        if value is not None:
+            facts[name] = value
+    return Operation(
+        kind="mla", facts=facts, key="kv_lora_rank",
+        words=f"latent attention (MLA) with {facts.get('heads', '?')} heads a rank, rank {facts.get('kv_lora_rank')}",
+    )  # fmt: skip
+
+
+def _sparse(config: Config, layout: Layout, kind: str) -> Operation:
+    facts: dict[str, Value] = {**_heads(config, layout), "kind": kind, "kv": layout.kv}
+    for name, key in (("index_heads", "index_n_heads"), ("index_head_dim", "index_head_dim"), ("top_k", "index_topk")):
+        value = config.maybe(key)
+        if value is not None:
+            facts[name] = value
+    key = "compress_ratios" if kind == "v4" else "index_topk"
+    words = f"sparse attention ({kind}) with {facts.get('heads', '?')} heads a rank, top {facts.get('top_k', '?')}"
+    return Operation(kind="sparse_attention", facts=facts, words=words, key=key)
+
+
+def _grouped(
+    config: Config, model: Model | None, layout: Layout, family: str, sinks: bool
+) -> Iterator[Operation]:  # fmt: skip
+    heads = config.count("num_attention_heads", "n_head")
+    kv_heads = config.maybe("num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
+    if model is not None and config.get("multi_query") is not None:
+        # Falcon-7B writes 71 key-value heads and means one.
+        kv_heads = model.kv_heads
+    hidden = config.maybe("hidden_size", "n_embd", "d_model")
+    dim = config.maybe("head_dim") or (hidden // heads if hidden and hidden % heads == 0 else None)
+    shared: dict[str, Value] = {
+        **_heads(config, layout),
+        "kv": layout.kv,
+        "sinks": sinks or family in _SINKS or any(config.get(key) for key in _SINK_KEYS),
+        "softcap": config.get("attn_logit_softcapping") is not None,
+        "alibi": family in _ALIBI or config.get("alibi") is True,
+        "encoder": False,
+        "scale": _scale(config, family, dim),
+    }
+    kinds = config.get("layer_types")
+    kinds = set(kinds) if isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds) else set()
+    chunked = config.get("attention_chunk_size") is not None
+    windowed = bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
+    local = windowed and (not kinds or "sliding_attention" in kinds)
+    everywhere = not kinds or "full_attention" in kinds
+    variants: list[tuple[bool, bool]] = []
+    if chunked:
+        variants.append((False, True))
+    if local:
+        variants.append((True, False))
+    if everywhere or not variants:
+        variants.append((False, False))
+    for window, in_chunks in variants:
+        wide = config.maybe("global_head_dim") if not window and not in_chunks else None
+        own_kv = (config.maybe("num_global_key_value_heads") if wide else None) or kv_heads
+        values = config.maybe("v_head_dim") or wide or dim
+        yield _one_grouped(layout, shared, (heads, own_kv), (wide or dim, values), window, in_chunks)
+
+
+def _scale(config: Config, family: str, dim: int | None) -> str:
+    """Whether scores are divided by the root of the head size, or by a number of the model's own."""
+    root, factor = config.get("query_pre_attn_scalar"), config.get("attention_multiplier")
+    if family.startswith("gemma4") or (root is not None and root != dim):
+        return "own"
+    if factor is None:
+        return "plain"
+    usual = isinstance(factor, int | float) and dim is not None and abs(factor * dim**0.5 - 1) < 1e-3
+    return "plain" if usual else "own"
+
+
+def _one_grouped(
+    layout: Layout, shared: Facts, counts: tuple[int, int], sizes: tuple[int | None, int | None], window: bool,
+    chunked: bool,
+) -> Operation:  # fmt: skip
+    (heads, kv_heads), (dim, values) = counts, sizes
+    facts: dict[str, Value] = {**shared, "window": window, "chunked": chunked}
+    if heads % kv_heads == 0:
+        facts["gqa_ratio"] = heads // kv_heads
+    # Fewer heads than ranks are held by several ranks each.
+    if kv_heads % layout.tp == 0 or layout.tp % kv_heads == 0:
+        facts["kv_heads"] = max(1, kv_heads // layout.tp)
+    if dim and values:
+        facts["head_dim"], facts["v_head_dim"] = dim, values
+    kind = " over a window" if window else " in chunks" if chunked else ""
+    sinks = ", with sinks" if shared["sinks"] else ""
+    words = f"attention{kind}, {heads} heads of {dim or '?'} on {kv_heads} key-value heads{sinks}"
+    return Operation(kind="attention", facts=facts, words=words, key="num_attention_heads")
+
+
+def _activation(config: Config) -> str:
+    """Families spell the key apart; SiLU where a config has none of them."""
+    said = config.get("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function")
+    return said if isinstance(said, str) else "silu"
+
+
+def _moe(config: Config, layout: Layout, experts: Weights) -> Operation | None:
+    names = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+    count = config.maybe(*names, least=0)
+    if not count:
+        return None
+    inner = config.maybe("moe_intermediate_size", "expert_ffn_hidden_size") or config.maybe("intermediate_size")
+    family = config.word("model_type")
+    facts: dict[str, Value] = {
+        "weights": experts.scheme,
+        "activations": experts.activations,
+        "method": experts.method,
+        "experts": count,
+        "tp": layout.tp,
+        "ep": layout.ep,
+        "activation": "swigluoai" if family == "gpt_oss" else _activation(config),
+        "bias": family == "gpt_oss",
+        "shared_experts": config.maybe("n_shared_experts", "num_shared_experts", least=0) or 0,
+    }
+    active = config.maybe(
+        "num_experts_per_tok", "top_k_experts", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k"
+    )
+    hidden = config.maybe("hidden_size")
+    for name, value in (("experts_per_token", active), ("hidden", hidden)):
+        if value:
+            facts[name] = value
+    ranks = 1 if layout.ep else layout.tp
+    if inner and inner % ranks == 0:
+        facts["inter"] = inner // ranks
+    words = f"{count} experts, {active or '?'} a token, {facts.get('inter', '?')} wide a rank, in {experts.scheme}"
+    key = next(name for name in names if config.raw.get(name) is not None)
+    return Operation(kind="moe", facts=facts, words=words, key=key)

@@ -1,0 +1,255 @@
+"""What a model's files store: the config, how each part is quantised, and what its numbers show.
+
+A model is a folder of safetensors, a GGUF file, or a config alone (a config.json or a name of the catalog).
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from crosstie.catalog.config import Config, load_config
+from crosstie.catalog.huggingface import read_model
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.models import model_id
+from crosstie.catalog.reading import read_toml
+from crosstie.core.errors import BadInput
+from crosstie.core.model import Model
+from crosstie.port.checkpoint.formats import (
+    Scheme,
+    activations_of,
+    members_of,
+    method_of,
+    quantisation_config,
+    read_scheme,
+    scales_of,
+)
+from crosstie.port.checkpoint.gguf import Gguf, read_gguf
+from crosstie.port.checkpoint.index import Checkpoint, open_checkpoint
+from crosstie.port.checkpoint.roles import Part
+from crosstie.port.preflight.gguf_config import config_of
+from crosstie.port.preflight.integers import as_declared
+from crosstie.port.preflight.operations import Layout, Operation, Weights, stored_facts
+
+# Formats of the catalog -> schemes of checkpoints, for models of which only the config is there.
+_SCHEMES = {"fp8": "fp8-tensor", "mxfp4-a8": "mxfp4", "fp32": "bf16"}
+# GGUF types -> a precision that takes as many bits or a few more: memory is rather over- than underestimated.
+_GGUF_PRECISIONS = {
+    **dict.fromkeys(("q2_k", "q3_k", "q4_k", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s",
+                     "iq4_xs", "iq4_nl", "tq1_0", "tq2_0", "q1_0", "q2_0", "mxfp4", "nvfp4"), "q4_k_m"),
+    **dict.fromkeys(("q4_0", "q4_1", "q5_k"), "q5_k_m"),
+    **dict.fromkeys(("q5_0", "q5_1", "q6_k"), "q6_k"),
+    **dict.fromkeys(("q8_0", "q8_1", "q8_k"), "q8_0"),
+    "f16": "fp16",
+}  # fmt: skip
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
+_PARTS: tuple[Part, ...] = ("linear", "moe")
+_SINKS = re.compile(r"\.(attention_)?sinks?(\.weight|_bias)?$")
+_DIALECTS = {"e4m3fn": "fn", "e4m3fnuz": "fnuz"}
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    # As the user named it: what the catalog finds it by.
+    asked: str
+    name: str
+    config: Config
+    method: str
+    # Each way in which dense matrices and experts are stored; the first is the main one.
+    linear: tuple[Weights, ...]
+    experts: tuple[Weights, ...]
+    # What the KV cache is unless the user says otherwise, and whether the checkpoint has scales for it.
+    kv: str = "bf16"
+    kv_scales: bool = False
+    dialect: str = "fn"
+    converted: bool = False
+    checkpoint: Checkpoint | None = None
+    scheme: Scheme | None = None
+    gguf: Gguf | None = None
+    # Whether there are tensors of attention sinks.
+    sinks: bool = False
+    # Why the tensors were not seen, where they were not; and whether that was the user's wish.
+    unseen: str = ""
+    by_wish: bool = False
+
+    # How memory arithmetic is to take it: as the config says, or the precision that stands for a GGUF type.
+    precision: str = "native"
+
+    def model(self, catalog: Catalog) -> Model:
+        if self.gguf is None:
+            return catalog.model(self.asked)
+        made, _ = read_model(
+            self.config.outer, self.gguf.file, id=model_id(self.gguf.file), name=self.name, source=str(self.gguf.file),
+            date="",
+        )  # fmt: skip
+        return made
+
+    @property
+    def words(self) -> str:
+        parts = [f"{self.method} {self.linear[0].scheme}" if self.method != "none" else self.linear[0].scheme]
+        if self.experts and self.experts[0].scheme != self.linear[0].scheme:
+            parts.append(f"experts in {self.experts[0].scheme}")
+        if self.checkpoint:
+            parts.append(f"{len(self.checkpoint.tensors):,} tensors, {self.checkpoint.nbytes / 1e9:.1f} GB")
+        return ", ".join(parts)
+
+
+def read_stored(catalog: Catalog, asked: str) -> Stored:
+    """A folder, a .gguf file, a config.json or a name of the catalog."""
+    path = Path(asked).expanduser()
+    if path.is_dir():
+        _refuse_other_folders(asked, path)
+        if any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json")):
+            return _from_folder(asked, path)
+        if any(path.glob("*.gguf")):
+            return _from_gguf(asked, *_gguf_files(asked, path))
+        return _from_config(catalog, asked, unseen=f"no safetensors or GGUF file in {asked}", by_wish=False)
+    if path.suffix == ".gguf":
+        return _from_gguf(asked, path)
+    if path.suffix == ".safetensors":
+        raise BadInput(f"{asked}: give the model's folder, not one of its files")
+    return _from_config(catalog, asked, unseen="the config alone was given", by_wish=True)
+
+
+def _refuse_other_folders(asked: str, folder: Path) -> None:
+    """Folders that people take for a model's, with a word on which one is meant."""
+    if (folder / "config.json").exists():
+        return
+    snapshots = sorted(folder.glob("snapshots/*/config.json"))
+    if (folder / "adapter_config.json").is_file():
+        raise BadInput(f"{asked}: an adapter, not a model; give the folder of its base model, with --with lora")
+    if snapshots:
+        raise BadInput(f"{asked}: a folder of Hugging Face's cache; give {snapshots[-1].parent}")
+    if (folder / "params.json").is_file():
+        raise BadInput(f"{asked}: Mistral's own format without a config.json; give the Hugging Face one of the model")
+    if (folder / "model_index.json").is_file():
+        raise BadInput(f"{asked}: a pipeline of diffusers, which no engine here serves")
+
+
+def _name(folder: Path) -> str:
+    """Hugging Face's cache keeps models--org--name/snapshots/commit."""
+    whole = folder.resolve()
+    return whole.parent.parent.name.rpartition("--")[2] if whole.parent.name == "snapshots" else whole.name
+
+
+def _from_folder(asked: str, folder: Path) -> Stored:
+    raw, file = load_config(folder)
+    checkpoint = open_checkpoint(folder)
+    scheme = read_scheme(checkpoint)
+    quantisation = quantisation_config(raw, file)
+    linear, experts = (_part(checkpoint, scheme, part, quantisation) for part in _PARTS)
+    return Stored(
+        asked=asked if asked.startswith((".", "/", "~")) else f"./{asked}",
+        name=_name(folder), config=Config(raw, file), method=scheme.method,
+        linear=linear or (Weights(scheme="unknown"),), experts=experts,
+        kv=scheme.kv_format or "bf16", kv_scales=bool(scheme.kv_scales),
+        dialect=_DIALECTS[scheme.dialect or "e4m3fn"], converted=scheme.converted,
+        checkpoint=checkpoint, scheme=scheme, sinks=any(_SINKS.search(name) for name in checkpoint.tensors),
+    )  # fmt: skip
+
+
+def _part(
+    checkpoint: Checkpoint, scheme: Scheme, part: Part, quantisation: Mapping[str, Any]
+) -> tuple[Weights, ...]:  # fmt: skip
+    """The main way first; what is left in 16 bits beside quantised weights is no way of its own."""
+    found = scheme.parts.get(part)
+    if found is None:
+        return ()
+    others = [other for other in found.nbytes if other != found.scheme and other not in ("bf16", "fp16")]
+    members, ways = members_of(scheme.weights, part), []
+    for one in (found.scheme, *others):
+        like = [weight for weight in members if weight.scheme == one]
+        stored = Weights(
+            scheme=one, activations=activations_of(one, like, quantisation), scales=scales_of(checkpoint, like),
+            method=scheme.method,
+        )  # fmt: skip
+        ways.append(as_declared(stored, quantisation))
+    return tuple(ways)
+
+
+def _gguf_files(asked: str, folder: Path) -> list[Path]:
+    """One model: a file, or all parts of one that was split; projectors of images stand beside it."""
+    files = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith("mmproj"))
+    models = {_SPLIT.sub("", file.name) for file in files}
+    if len(models) != 1:
+        raise BadInput(
+            f"{asked}: {len(models)} models in GGUF; give one of the files ({', '.join(sorted(models)[:4])})"
+        )
+    return files
+
+
+def _from_gguf(asked: str, file: Path, *parts: Path) -> Stored:
+    gguf = read_gguf(file)
+    for part in map(read_gguf, parts):
+        gguf = msgspec.structs.replace(gguf, tensors={**gguf.tensors, **part.tensors}, size=gguf.size + part.size)
+    stored = (Weights(scheme=gguf.main_type, method="gguf"),)
+    return Stored(
+        asked=asked, name=file.stem, config=Config(config_of(gguf), file), method="gguf", linear=stored,
+        experts=stored, gguf=gguf, precision=_GGUF_PRECISIONS.get(gguf.main_type, gguf.main_type),
+    )  # fmt: skip
+
+
+def _from_config(catalog: Catalog, asked: str, *, unseen: str, by_wish: bool) -> Stored:
+    model = catalog.model(asked)
+    file = Path(model.file)
+    raw = read_toml(file)["config"] if file.suffix == ".toml" else load_config(file)[0]
+    quantisation = quantisation_config(raw, file)
+    method = method_of(quantisation)
+    # Findings name the catalog's entry, not the place where Crosstie is installed.
+    shown = Path("catalog", file.name) if file.suffix == ".toml" else file
+    roles = ("attention" if model.is_moe else "mlp", *(("experts",) if model.is_moe else ()))
+    linear, *experts = (as_declared(_native(model, role, method), quantisation) for role in roles)
+    return Stored(
+        asked=asked, name=model.name, config=Config(raw, shown), method=method, linear=(linear,),
+        experts=tuple(experts), unseen=unseen, by_wish=by_wish,
+    )  # fmt: skip
+
+
+def _native(model: Model, role: str, method: str) -> Weights:
+    shares = model.native[role]
+    main = max(shares, key=lambda name: shares[name])
+    scheme = _SCHEMES.get(main, "int4" if main.startswith("int4") else "int8" if main.startswith("int8") else main)
+    activations = "none" if scheme in ("bf16", "fp16", "int4") else "dynamic"
+    return Weights(scheme=scheme, activations=activations, method=method)
+
+
+def load_operations(stored: Stored, layout: Layout) -> list[Operation]:
+    """What the engine's loader is given: each part in each of its formats, and the KV cache's scales."""
+    found = [
+        _load(stored, part, weights)
+        for part, ways in (("linear", stored.linear), ("moe", stored.experts))
+        for weights in ways
+    ]
+    # A 16-bit cache has neither dialect nor scales: the attention's own rules speak of it.
+    return found if layout.kv in ("bf16", "fp16") else [*found, _kv_cache(stored, layout)]
+
+
+def _load(stored: Stored, part: str, weights: Weights) -> Operation:
+    what = "experts" if part == "moe" else "linear layers"
+    said = weights.scheme if stored.method == "none" else f"{weights.scheme} ({stored.method})"
+    return Operation(
+        kind="load", key="quantization_config", words=f"loading {what} in {said}",
+        facts={
+            **stored_facts(stored.config, weights), "method": stored.method, "scheme": weights.scheme, "part": part,
+            "scales": weights.scales, "dialect": stored.dialect, "converted": stored.converted,
+        },
+    )  # fmt: skip
+
+
+def _kv_cache(stored: Stored, layout: Layout) -> Operation:
+    config = stored.config
+    sparse = config.get("index_topk", "compress_ratios") is not None
+    kind = "sparse" if sparse else "mla" if config.get("kv_lora_rank") is not None else "gqa"
+    scales = "checkpoint" if stored.kv_scales else "none"
+    # A conversion may have left the cache's scales in the dialect that they had.
+    kept = stored.scheme is not None and stored.scheme.kv_kept
+    dialect = {"fn": "fnuz", "fnuz": "fn"}[stored.dialect] if kept else stored.dialect
+    beside = " with scales of the checkpoint" if stored.kv_scales and layout.kv.startswith("fp8") else ""
+    return Operation(
+        kind="kv_cache", key="num_key_value_heads", words=f"a KV cache in {layout.kv}{beside}",
+        facts={
+            "dtype": layout.kv, "scales": scales, "method": stored.method, "kind": kind, "dialect": dialect,
+            "converted": stored.converted,
+        },
+    )  # fmt: skip

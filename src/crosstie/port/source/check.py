@@ -1,0 +1,200 @@
+"""A tree of CUDA and Python sources in, what a port to each accelerator trips over out."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from crosstie.core.accelerator import Accelerator
+from crosstie.core.finding import Finding, Place, worst
+from crosstie.port.source.building import build_hazards, hip_builds
+from crosstie.port.source.clang import Compiler, Opinion, find_compiler, second_opinion
+from crosstie.port.source.code import streams
+from crosstie.port.source.cpp import hazards_in
+from crosstie.port.source.files import Files, read_files
+from crosstie.port.source.hazard import Hazard, Target, findings_of, target_of
+from crosstie.port.source.hipify import Hipified, hipified, hipify_module
+from crosstie.port.source.leftovers import CudaNames, broken_headers, collect, empty_names, leftover_hazards
+from crosstie.port.source.project import Project
+from crosstie.port.source.python import python_hazards
+
+VERDICTS = {
+    "note": "no hazard found",
+    "setting": "ports with settings",
+    "slow": "ports, slower",
+    "unknown": "not known",
+    "error": "needs changes",
+}
+NOTHING_TO_PORT = "nothing to port"
+Tell = Callable[[str], None]
+
+
+class Converted(msgspec.Struct, frozen=True, kw_only=True):
+    """What HIPIFY did: names by file, names in all."""
+
+    files: dict[str, dict[str, int]]
+    names: dict[str, int]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """How to look: with HIPIFY or without, with which clang (None: the first that there is), and how many at once."""
+
+    hipify: bool = True
+    clang: str | None = None
+    use_clang: bool = True
+    jobs: int = 1
+
+
+class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
+    findings: list[Finding]
+    verdicts: dict[str, str]
+    cpp_files: int
+    python_files: int
+    build_files: int
+    converted: Converted | None
+    opinion: Opinion | None
+
+
+def check_source(
+    root: Path, accelerators: Sequence[Accelerator], request: Request, tell: Tell = lambda _: None
+) -> SourceReport:
+    files = read_files(root)
+    targets = [target_of(one) for one in accelerators]
+    hazards: list[Hazard] = []
+    converted, opinion = None, None
+    if any(target.is_amd for target in targets):
+        hazards = list(files.hazards)
+        compiler = find_compiler(request.clang, targets) if request.use_clang and request.hipify else None
+        converted, opinion = _look(files, hazards, request, compiler, tell)
+        if opinion is not None:
+            hazards = [*_merged(hazards, opinion), _second(root, opinion, targets)]
+    findings = findings_of(hazards, targets) + [_nothing(root, one) for one in targets if not one.is_amd]
+    return SourceReport(
+        findings=findings,
+        verdicts={target.id: _verdict(target, findings) for target in targets},
+        cpp_files=len(files.cpp),
+        python_files=len(files.python),
+        build_files=len(files.build),
+        converted=converted,
+        opinion=opinion,
+    )
+
+
+def _look(
+    files: Files, hazards: list[Hazard], request: Request, compiler: Compiler | None, tell: Tell
+) -> tuple[Converted | None, Opinion | None]:
+    tell("reading preprocessor lines")
+    project = Project(files.cpp)
+    names = empty_names()
+    for number, path in enumerate(files.cpp, 1):
+        tell(f"reading {number}/{len(files.cpp)} {path}")
+        codes = streams(path, project)
+        hazards += hazards_in(path, codes)
+        collect(path, codes, names)
+    for path, text in files.python.items():
+        tell(f"reading {path}")
+        hazards += python_hazards(path, text)
+    for_hip = hip_builds(files.build)
+    for path, text in files.build.items():
+        hazards += build_hazards(path, text, for_hip)
+    if not request.hipify or not files.cpp:
+        return None, None
+    tell("loading HIPIFY")
+    module = hipify_module()
+    if module is None:
+        hazards.append(_without_hipify(names))
+        return None, None
+    with hipified(module, files.cpp, tell) as result:
+        converted = _leftovers(project, names, result, hazards)
+        if compiler is None:
+            return converted, None
+        return converted, second_opinion(compiler, result, files.cpp, request.jobs, tell)
+
+
+def _merged(hazards: list[Hazard], opinion: Opinion) -> list[Hazard]:
+    """Where clang says the same of the same line, one finding that rests on both."""
+    left = list(opinion.hazards)
+    merged: list[Hazard] = []
+    for hazard in hazards:
+        same = next((one for one in left if _agree(hazard, one)), None)
+        if same is not None:
+            left.remove(same)
+            hazard = msgspec.structs.replace(hazard, evidence=same.evidence, grounds="compiled")
+        merged.append(hazard)
+    return merged + left
+
+
+def _agree(read: Hazard, compiled: Hazard) -> bool:
+    if (read.check, read.file) != (compiled.check, compiled.file):
+        return False
+    # The compiler names the kernel's line for its arrays.
+    return read.line == compiled.line or (read.check == "shared-memory" and f"'{read.name}(" in compiled.evidence)
+
+
+def _second(root: Path, opinion: Opinion, targets: Sequence[Target]) -> Hazard:
+    isas = dict.fromkeys(target.isa for target in targets if target.is_amd)
+    lacking = [isa for isa in isas if isa not in opinion.targets]
+    instead = f"; it does not know {', '.join(lacking)}" if lacking else ""
+    why = next(iter(opinion.not_judged.items()), None)
+    example = f", such as {why[0]}: {why[1]}" if why else ""
+    total = len(opinion.judged) + len(opinion.not_judged)
+    return Hazard(
+        check="clang",
+        severity="note",
+        what=f"clang compiled {len(opinion.judged)} of {total} files for {', '.join(opinion.targets)}{instead}",
+        file=root.as_posix(),
+        line=None,
+        evidence=f"{opinion.version}; {len(opinion.not_judged)} could not be judged{example}",
+        remedy="",
+        grounds="compiled",
+    )
+
+
+def _leftovers(project: Project, names: CudaNames, result: Hipified, hazards: list[Hazard]) -> Converted:
+    for path in result.outputs:
+        hazards += leftover_hazards(path, project, names, result.kept(path), result.kept_headers(path))
+        hazards += broken_headers(path, project, names, result.broken_headers(path, names.headers[path]))
+    for path, why in result.failed.items():
+        hazards.append(
+            Hazard(check="hipify-failed", severity="unknown", what="HIPIFY could not convert this file", file=path,
+                   line=None, evidence=why, remedy="convert it by hand", grounds="computed")
+        )  # fmt: skip
+    return Converted(
+        files={path: found for path, found in result.converted.items() if found},
+        names=dict(result.by_name().most_common()),
+    )
+
+
+def _without_hipify(names: CudaNames) -> Hazard:
+    """Nothing is lost where the sources name nothing of CUDA; else what HIPIFY leaves is not known."""
+    used = sorted({name for found in names.used.values() for name in found} - names.declared)
+    path = next((path for path, found in names.used.items() if found), "")
+    return Hazard(
+        check="hipify-missing",
+        severity="unknown" if used else "note",
+        what="what HIPIFY converts was not looked at: torch is not installed",
+        file=path or ".",
+        line=None,
+        evidence=f"{len(used):,} names of CUDA are used: {', '.join(used[:5])}" if used else "no name of CUDA is used",
+        remedy="pip install 'crosstie[preflight]'",
+    )
+
+
+def _nothing(root: Path, target: Target) -> Finding:
+    return Finding(
+        check="nothing-to-port",
+        severity="note",
+        what="CUDA sources are for NVIDIA GPUs: nothing to port",
+        where=Place(file=root.as_posix()),
+        evidence=f"{target.id} is {target.isa}",
+        grounds="read",
+        remedy="",
+        target=target.id,
+    )
+
+
+def _verdict(target: Target, findings: Sequence[Finding]) -> str:
+    if not target.is_amd:
+        return NOTHING_TO_PORT
+    mine = [finding for finding in findings if not finding.target or target.id in finding.target.split(",")]
+    return VERDICTS[worst(mine)]

@@ -1,0 +1,363 @@
+"""One C++ file as rules look at it: the tokens that a build for ROCm compiles, its functions and declarations."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import msgspec
+
+from crosstie.port.source.expressions import Value, arguments, closing, evaluate
+from crosstie.port.source.hazard import Hazard
+from crosstie.port.source.lexer import Token, lex
+from crosstie.port.source.project import Project
+
+LANE_CALLS = re.compile(
+    r"\b(?:__shfl\w*|__ballot\w*|__syncwarp|__activemask|__any_sync|__all_sync|__match_\w+_sync|__reduce_\w+_sync"
+    r"|__any|__all|SHFL\w*|VLLM_SHFL\w*|WARP_SHFL\w*|WARP_BALLOT|tiled_partition|coalesced_threads|WarpReduce"
+    r"|[Ww]arp_?(?:[Rr]educe|[Ss]um|[Mm]ax|[Ss]can|[Ss]huffle)\w*)\b"
+)
+# Code that was written for AMD alone knows its own wavefronts and launch bounds; code for both says so in guards.
+_FOR_AMD = re.compile(r"__builtin_amdgcn_|#[ \t]*include[ \t]*[<\"]hip/|\brocwmma\b|\bck_tile\b")
+_FOR_BOTH = re.compile(r"\b(?:USE_ROCM|\w+_USE_HIP|__HIP_PLATFORM_\w+|__HIPCC__|__CUDA_ARCH__|__CUDACC__)\b")
+_EXCHANGE = re.compile(r"(?i)shfl|ballot|activemask|any_sync|all_sync|match_\w+_sync|reduce_\w+_sync|__(?:any|all)$")
+_AMD_FOLDERS = {"rocm", "hip", "amd", "ck", "ck_tile"}
+NARROW = {"int", "unsigned", "uint32_t", "int32_t", "uint", "uint_t", "u32", "unsigned_int"}
+WIDE = {"uint64_t", "int64_t", "size_t", "long", "uintmax_t", "u64", "uint64", "int64", "uint64_cu"}
+_TYPE_WORDS = (
+    NARROW | WIDE | {"auto", "short", "char", "bool", "float", "double", "const", "constexpr", "static", "half"}
+)
+_CONTROL = {"if", "for", "while", "switch", "catch", "return", "sizeof", "constexpr", "alignas", "__launch_bounds__"}
+_AFTER_PARAMETERS = {"const", "noexcept", "override", "final", "mutable", "volatile"}
+_LONGEST_EVIDENCE = 160
+_MOST_LINES = 12
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    # Indices of the opening and closing brace.
+    start: int
+    end: int
+    returns: tuple[str, ...]
+    # Parameters of the template before it, each with the tokens of its default.
+    template: tuple[tuple[str, tuple[Token, ...]], ...]
+
+
+class Declaration(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    at: int
+    words: tuple[str, ...]
+    value: tuple[Token, ...]
+
+    @property
+    def bits(self) -> int | None:
+        if any(word in WIDE for word in self.words):
+            return 64
+        return 32 if any(word in NARROW for word in self.words) else None
+
+
+class Code:
+    """A stream of tokens: a file's code, or the body of one of its macros."""
+
+    def __init__(self, path: str, tokens: list[Token], project: Project, lines: Sequence[str], macro: frozenset[str]):
+        self.path, self.tokens, self.project, self._source = path, tokens, project, lines
+        # Parameters of the macro whose body this is.
+        self.parameters = macro
+        self.functions = list(_functions(tokens))
+        self._starts = [function.start for function in self.functions]
+        self.declarations = _declarations(tokens, _aliases(tokens))
+        self.names: dict[str, list[int]] = {}
+        for index, token in enumerate(tokens):
+            if token.kind == "name":
+                self.names.setdefault(token.text, []).append(index)
+
+    def function(self, at: int) -> Function | None:
+        position = bisect_left(self._starts, at) - 1
+        if position < 0:
+            return None
+        found = self.functions[position]
+        return found if found.end > at else None
+
+    def declared(self, name: str, at: int) -> Declaration | None:
+        """The last declaration of a name before a place."""
+        before = [one for one in self.declarations.get(name, ()) if one.at < at]
+        return before[-1] if before else None
+
+    def value(self, tokens: Sequence[Token], at: int, depth: int = 0) -> Value:
+        """A constant expression as it stands at a place; None where it is not constant or not known."""
+
+        def named(name: str) -> Value:
+            if name in self.parameters or depth > 8:
+                return None
+            declaration = self.declared(name, at)
+            if declaration is not None:
+                constant = {"const", "constexpr"} & set(declaration.words)
+                return self.value(declaration.value, declaration.at, depth + 1) if constant else None
+            return self.project.constant(name, self.path)
+
+        return evaluate(tokens, named)
+
+    def calls(self, name: str) -> Iterator[tuple[int, list[Sequence[Token]]]]:
+        """Where a name is called, and with what."""
+        for at in self.names.get(name, ()):
+            open_at = at + 1
+            if open_at < len(self.tokens) and self.tokens[open_at].text == "<":
+                open_at = skip_angles(self.tokens, open_at)
+            if open_at < len(self.tokens) and self.tokens[open_at].text == "(":
+                yield at, arguments(self.tokens[open_at + 1 : closing(self.tokens, open_at)])
+
+    def provided(self, name: str) -> bool:
+        return self.project.provides(name, self.path)
+
+    def line_text(self, line: int) -> str:
+        text = self._source[line - 1] if 0 < line <= len(self._source) else ""
+        return shorten(text)
+
+    def has_lane_calls(self, at: int) -> bool:
+        """Whether the function around a place exchanges values between lanes; outside of one, whether the file does."""
+        function = self.function(at)
+        if function is None:
+            return any(LANE_CALLS.fullmatch(name) for name in self.names)
+        return any(
+            token.kind == "name" and LANE_CALLS.fullmatch(token.text)
+            for token in self.tokens[function.start : function.end]
+        )
+
+    @property
+    def knows_wavefronts(self) -> bool:
+        return self.project.knows_wavefronts(self.path)
+
+    @cached_property
+    def leaves_lanes_to_headers(self) -> bool:
+        """A header knows of both widths, and the file has no exchange of its own that spans the wavefront."""
+        around = self.project.visible(self.path)
+        return not self._has_bare_exchange and any(map(self.project.knows_wavefronts, around))
+
+    @cached_property
+    def _has_bare_exchange(self) -> bool:
+        """A shuffle without a width, or a vote: both span the whole wavefront."""
+        for name in self.names:
+            if _EXCHANGE.search(name) and any(
+                len(given) < (4 if name.endswith("_sync") else 3) for _, given in self.calls(name)
+            ):
+                return True
+        return False
+
+    @cached_property
+    def has_side_for_amd(self) -> bool:
+        return (
+            self._file_is_for_amd
+            or self.knows_wavefronts
+            or self.leaves_lanes_to_headers
+            or any(side.for_rocm for side in self.project.units[self.path].sides)
+        )
+
+    def is_for_amd(self, at: int) -> bool:
+        """Whether a place is in a file, or behind a condition, for AMD alone."""
+        return self._file_is_for_amd or self.is_side_for_amd(at)
+
+    def is_side_for_amd(self, at: int) -> bool:
+        line = self.tokens[at].line if at < len(self.tokens) else 0
+        sides = self.project.units[self.path].sides
+        return any(side.for_rocm and side.first <= line <= side.last for side in sides)
+
+    @cached_property
+    def _file_is_for_amd(self) -> bool:
+        folders = set(self.path.lower().split("/")[:-1])
+        if self.path.endswith(".hip") or folders & _AMD_FOLDERS:
+            return True
+        text = self.project.units[self.path].text
+        return _FOR_AMD.search(text) is not None and _FOR_BOTH.search(text) is None
+
+    def hazard(self, check: str, severity: str, what: str, at: int, remedy: str, on: str = "rocm") -> Hazard:
+        line = self.tokens[at].line
+        function = self.function(at)
+        return Hazard(
+            check=check,
+            severity=severity,  # type: ignore[arg-type]
+            what=what,
+            file=self.path,
+            line=line,
+            evidence=self.line_text(line),
+            remedy=remedy,
+            on=on,
+            name=function.name if function else "",
+        )
+
+
+def shorten(text: str) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= _LONGEST_EVIDENCE else plain[: _LONGEST_EVIDENCE - 3] + "..."
+
+
+def also(lines: Sequence[int]) -> str:
+    """Where else, for the end of an evidence."""
+    if not lines:
+        return ""
+    shown = ", ".join(map(str, lines[:_MOST_LINES])) + (", ..." if len(lines) > _MOST_LINES else "")
+    return f" (and {len(lines)} more {'lines' if len(lines) > 1 else 'line'}: {shown})"
+
+
+def streams(path: str, project: Project) -> list[Code]:
+    """The code of a file, and the body of each macro that it defines, without what ROCm leaves out."""
+    unit = project.units[path]
+    source = unit.text.split("\n")
+    lexed = lex(unit.text)
+    live = [token for token in lexed.tokens if not unit.lines.dead(token.line)]
+    found = [Code(path, live, project, source, frozenset())]
+    for directive in lexed.directives:
+        if directive.word == "define" and len(directive.tokens) > 1 and not unit.lines.dead(directive.line):
+            start, parameters = 1, frozenset[str]()
+            if directive.function_like:
+                end = closing(directive.tokens, 1)
+                parameters = frozenset(t.text for t in directive.tokens[2:end] if t.kind == "name")
+                start = end + 1
+            found.append(Code(path, list(directive.tokens[start:]), project, source, parameters))
+    return found
+
+
+def skip_angles(tokens: Sequence[Token], at: int) -> int:
+    """Past `<...>` that opens at `at`, where it reads as template arguments; else `at` itself."""
+    depth = 0
+    for index in range(at, min(len(tokens), at + 200)):
+        text = tokens[index].text
+        if text == "<":
+            depth += 1
+        elif text in (">", ">>", ">>>"):
+            depth -= len(text)
+            if depth <= 0:
+                return index + 1
+        elif text in (";", "{", "}") or tokens[index].kind == "string":
+            return at
+    return at
+
+
+def _functions(tokens: Sequence[Token]) -> Iterator[Function]:
+    index = 0
+    while index < len(tokens):
+        if tokens[index].text == "{" and tokens[index].kind == "sign":
+            head = _head(tokens, index)
+            if head is not None:
+                end = _end(tokens, index)
+                name_at, returns = head
+                template = template_of(tokens, name_at)
+                name = tokens[name_at].text
+                yield Function(name=name, start=index, end=end, returns=returns, template=template)
+                index = end
+        index += 1
+
+
+def _end(tokens: Sequence[Token], brace: int) -> int:
+    """Its closing brace, or where the next function plainly begins: both sides of an open #if may open one brace."""
+    end = closing(tokens, brace)
+    for index in range(brace + 1, end):
+        text = tokens[index].text
+        if text == "__global__" or (text == "template" and tokens[index - 1].text in (";", "}")):
+            return index - 1
+    return end
+
+
+def _head(tokens: Sequence[Token], brace: int) -> tuple[int, tuple[str, ...]] | None:
+    """The index of the function's name and the words of its type, where the brace opens a function."""
+    at = brace - 1
+    while at > 0 and tokens[at].text in _AFTER_PARAMETERS:
+        at -= 1
+    if at < 1 or tokens[at].text != ")":
+        return None
+    depth = 0
+    while at > 0:
+        depth += {")": 1, "(": -1}.get(tokens[at].text, 0)
+        if depth == 0:
+            break
+        at -= 1
+    at -= 1
+    if at < 0 or tokens[at].kind != "name" or tokens[at].text in _CONTROL:
+        return None
+    words: list[str] = []
+    before = at - 1
+    while before >= 0 and tokens[before].text not in (";", "}", "{") and len(words) < 24:
+        words.append(tokens[before].text)
+        before -= 1
+    return at, tuple(words)
+
+
+def template_of(tokens: Sequence[Token], name_at: int) -> tuple[tuple[str, tuple[Token, ...]], ...]:
+    """The parameters of the template that a function or structure is, each with its default."""
+    for at in range(name_at - 1, max(-1, name_at - 200), -1):
+        if tokens[at].text in (";", "}", "{"):
+            return ()
+        if tokens[at].text == "template" and at + 1 < name_at and tokens[at + 1].text == "<":
+            end = skip_angles(tokens, at + 1)
+            return tuple(map(_parameter, arguments(tokens[at + 2 : end - 1])))
+    return ()
+
+
+def _parameter(tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
+    for index, token in enumerate(tokens):
+        if token.text == "=":
+            return (tokens[index - 1].text if index else ""), tuple(tokens[index + 1 :])
+    return (tokens[-1].text if tokens else ""), ()
+
+
+def _aliases(tokens: Sequence[Token]) -> dict[str, tuple[str, ...]]:
+    """`using lanes = unsigned int;` and `typedef unsigned int lanes;` by name, with the words of the type."""
+    found: dict[str, tuple[str, ...]] = {}
+    for index, token in enumerate(tokens):
+        if token.text not in ("using", "typedef"):
+            continue
+        end = next((i for i in range(index, min(index + 12, len(tokens))) if tokens[i].text == ";"), index)
+        words = [one.text for one in tokens[index + 1 : end]]
+        name, kind = (words[0], words[2:]) if words[1:2] == ["="] else (words[-1] if words else "", words[:-1])
+        if kind and all(word in _TYPE_WORDS or word in ("std", "::") for word in kind):
+            found[name] = tuple(kind)
+    return found
+
+
+def _declarations(tokens: Sequence[Token], aliases: Mapping[str, tuple[str, ...]]) -> dict[str, list[Declaration]]:
+    """Names declared with a plain type: `const unsigned mask = ...`, `uint32_t a, b`, a parameter."""
+    types = _TYPE_WORDS | set(aliases)
+    found: dict[str, list[Declaration]] = {}
+    index, end = 0, len(tokens)
+    while index < end:
+        if tokens[index].kind != "name" or tokens[index].text not in types:
+            index += 1
+            continue
+        start = index
+        while index < end and (tokens[index].text in types or tokens[index].text in ("&", "std", "::")):
+            index += 1
+        named = (token.text for token in tokens[start:index])
+        words = tuple(word for name in named for word in aliases.get(name, (name,)))
+        while index + 1 < end and tokens[index].kind == "name" and tokens[index + 1].text in _ENDS_DECLARATOR:
+            name, value = tokens[index].text, _initial(tokens, index + 1)
+            found.setdefault(name, []).append(Declaration(name=name, at=index, words=words, value=value))
+            after = index + 1 + (len(value) + 1 if value else 0)
+            if after < end and tokens[after].text == "," and after + 1 < end and tokens[after + 1].text not in types:
+                index = after + 1
+                continue
+            index += 1
+            break
+        else:
+            index = max(index, start + 1)
+    return found
+
+
+_ENDS_DECLARATOR = {"=", ";", ",", ")", "{", ":", "["}
+
+
+def _initial(tokens: Sequence[Token], at: int) -> tuple[Token, ...]:
+    """What a name is set to: behind `=`, up to the comma, semicolon or bracket that ends it."""
+    if tokens[at].text != "=":
+        return ()
+    depth = 0
+    for index in range(at + 1, min(len(tokens), at + 400)):
+        text = tokens[index].text
+        if tokens[index].kind == "sign":
+            if text in ("(", "[", "{"):
+                depth += 1
+            elif text in (")", "]", "}"):
+                depth -= 1
+                if depth < 0:
+                    return tuple(tokens[at + 1 : index])
+            elif text in (",", ";") and depth == 0:
+                return tuple(tokens[at + 1 : index])
+    return ()

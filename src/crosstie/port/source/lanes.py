@@ -1,0 +1,387 @@
+"""Code that takes a warp for 32 lanes. gfx9 runs 64 lanes at once; gfx10 and later run 32, and none of this holds."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from crosstie.core.finding import Severity
+from crosstie.port.source.code import LANE_CALLS, NARROW, WIDE, Code
+from crosstie.port.source.expressions import arguments, closing, number
+from crosstie.port.source.hazard import Hazard
+from crosstie.port.source.lexer import Token
+
+_SIZE_NAME = re.compile(
+    r"(?i)(?:warp|wave(?:front)?)_*(?:size|sz|threads|width|len(?:gth)?|lanes)"
+    r"|(?:threads?|lanes?|thr)_*(?:per|in)_*(?:a_*)?warp|(?:num|n)_?lanes"
+)
+_OTHER_SIZE = re.compile(r"(?i)tile|bytes|elem|block|max|min|sub|group|col|row|iter|frag|vec|(?:^|_)[mnk](?:_|$)")
+_LOG = re.compile(r"(?i)log|shift|bits|exp")
+_THREAD = re.compile(
+    r"(?i)^(?:tid|tidx|t_?idx|tx|thread_?(?:id|idx|index|rank|num|linear)?(?:_?[xyz]|_?in_?block)?|(?:linear|flat|local)_?"
+    r"(?:tid|thread_?(?:id|idx)?)|threadid\w*|lid|g?tid)$"
+)
+_BLOCK = re.compile(
+    r"(?i)^(?:blockdim\w*|(?:k|n|num_?|n_?|max_?)*(?:threads|block_?size|block_?dim|cta_?size|nthreads)\w*)$"
+)
+_WARP_OR_LANE = re.compile(r"(?i)warp|lane")
+# What stands for the 32 lanes behind each sign.
+_LITERALS = {"%": 32, "/": 32, "&": 31, ">>": 5}
+_FLOATS = ("32.f", "32.0f", "32.0", "32.")
+_SHUFFLES = ("__shfl_down_sync", "__shfl_xor_sync", "__shfl_up_sync", "__shfl_down", "__shfl_xor", "__shfl_up")
+_FIX = (
+    "take the width from the target: warpSize in device code (64 on gfx9; no constant expression since ROCm 7.0), "
+    "hipDeviceProp_t.warpSize on the host, or 64 under `#if defined(__GFX9__)` for a constant"
+)
+_WHERE_LANES_TALK = (
+    " Lanes 32 to 63 belong to the same wavefront, so ballots, shuffles without a width and __syncwarp reach them too."
+)
+
+
+def lane_hazards(code: Code) -> Iterator[Hazard]:
+    yield from _sizes(code)
+    yield from _arithmetic(code)
+    yield from _loops(code)
+    yield from _while_loops(code)
+    yield from _shuffles(code)
+    yield from _constant_width(code)
+
+
+def macro_sizes(code: Code) -> Iterator[Hazard]:
+    """`#define WARP_SIZE 32`, also where it stands behind an open condition."""
+    unit = code.project.units[code.path]
+    for directive in unit.directives:
+        if directive.word != "define" or len(directive.tokens) < 2 or directive.function_like:
+            continue
+        name, body = directive.tokens[0].text, directive.tokens[1:]
+        if unit.lines.dead(directive.line) or not _means_lanes(name, code.value(body, 0)):
+            continue
+        yield Hazard(
+            check="warp-size",
+            severity=_severity(code, 0, LANE_CALLS.search(unit.text) is not None or _used_with_lanes(code)),
+            what=f"{name} says that a warp has 32 lanes, a wavefront of this target has 64",
+            file=code.path,
+            line=directive.line,
+            evidence=code.line_text(directive.line),
+            remedy=_FIX,
+            on="wave64",
+        )
+
+
+def _severity(code: Code, at: int, talk: bool) -> Severity:
+    """Wrong for sure where lanes talk; groups of 32 lanes are meant where the code knows of wavefronts."""
+    if code.knows_wavefronts or (code.leaves_lanes_to_headers and not talk):
+        return "note"
+    return "error" if talk and not code.is_for_amd(at) and not code.leaves_lanes_to_headers else "unknown"
+
+
+def _used_with_lanes(code: Code) -> bool:
+    """Whether lanes talk in any file that sees this one."""
+    project = code.project
+    return any(
+        code.path in project.visible(path) and LANE_CALLS.search(unit.text) for path, unit in project.units.items()
+    )
+
+
+def _means_lanes(name: str, value: int | None) -> bool:
+    if not _SIZE_NAME.search(name) or _OTHER_SIZE.search(name):
+        return False
+    return value == 5 if _LOG.search(name) else value == 32
+
+
+def _sizes(code: Code) -> Iterator[Hazard]:
+    tokens = code.tokens
+    for name, places in code.names.items():
+        if not _SIZE_NAME.search(name) or _OTHER_SIZE.search(name):
+            continue
+        for at in places:
+            if at + 2 >= len(tokens):
+                continue
+            value = None
+            if tokens[at + 1].text == "=":
+                value = code.value(_until(tokens, at + 2), at)
+            elif [t.text for t in tokens[at + 1 : at + 3]] == ["(", ")"]:
+                value = _returned(code, at)
+            if _means_lanes(name, value):
+                severity = _severity(code, at, code.has_lane_calls(at) or _used_with_lanes(code))
+                what = f"{name} says that a warp has 32 lanes, a wavefront of this target has 64"
+                yield code.hazard("warp-size", severity, what, at, _FIX, "wave64")
+
+
+def _until(tokens: Sequence[Token], at: int) -> Sequence[Token]:
+    depth = 0
+    for index in range(at, min(len(tokens), at + 60)):
+        text = tokens[index].text
+        if text in ("(", "[", "{"):
+            depth += 1
+        elif text in (")", "]", "}"):
+            depth -= 1
+        if depth < 0 or (depth == 0 and text in (",", ";", ">")):
+            return tokens[at:index]
+    return ()
+
+
+def _returned(code: Code, at: int) -> int | None:
+    """The constant of `int warp_size() { return 32; }`."""
+    for index in range(at + 3, min(at + 8, len(code.tokens))):
+        if code.tokens[index].text == "{":
+            inside = code.tokens[index + 1 : closing(code.tokens, index)]
+            if len(inside) >= 3 and inside[0].text == "return" and inside[-1].text == ";":
+                return code.value(inside[1:-1], at)
+    return None
+
+
+def _arithmetic(code: Code) -> Iterator[Hazard]:
+    """A lane or warp index made of a thread's index and 32, and counts of warps in a block."""
+    tokens = code.tokens
+    for at, token in enumerate(tokens):
+        if token.kind != "sign":
+            continue
+        right = _right(code, at) if token.text in _LITERALS or token.text in ("<", ">=") else None
+        if right is None:
+            continue
+        if token.text in _LITERALS and right == _LITERALS[token.text]:
+            left = _operand(tokens, at)
+            named = _assigned(tokens, at)
+            of_thread = any(_is_thread(code, one, at) for one in left)
+            of_block = token.text in ("/", ">>") and any(_is_block(one) for one in left)
+            to_warp = bool(named and _WARP_OR_LANE.search(named) and not _OTHER_SIZE.search(named))
+            if not (of_thread or of_block or (to_warp and left)):
+                continue
+            made = f"{named} is" if named else "this is"
+            what = f"{made} computed for 32 lanes to a warp, a wavefront of this target has 64"
+        elif token.text in ("<", ">=") and right == 32:
+            left = _operand(tokens, at)
+            if not left or not any(_is_thread(code, one, at) for one in left) or len(left) > 3:
+                continue
+            what = "the first 32 threads are taken for one warp, a wavefront of this target has 64"
+        else:
+            continue
+        talk = code.has_lane_calls(at)
+        if code.is_side_for_amd(at) or (code.is_for_amd(at) and (code.knows_wavefronts or not talk)):
+            # A file of HIP may be HIPIFY's output, which has CUDA's 32 lanes: where they talk, that is no excuse.
+            continue
+        severity = _severity(code, at, talk)
+        remedy = _FIX + ("." + _WHERE_LANES_TALK if talk else "; harmless where it only cuts work into parts of 32")
+        yield code.hazard("lane-arithmetic", severity, what, at, remedy, "wave64")
+
+
+def _right(code: Code, at: int) -> int | None:
+    """The number behind a sign: a literal, a bracket, or a constant that is not itself named as the warp's size."""
+    tokens = code.tokens
+    if at + 1 >= len(tokens):
+        return None
+    following = tokens[at + 1]
+    if following.kind == "number":
+        return 32 if following.text.lower() in _FLOATS else number(following.text)
+    if following.text == "(":
+        inside = tokens[at + 2 : closing(tokens, at + 1)]
+        return code.value(inside, at) if len(inside) <= 5 and not any(map(_is_size, inside)) else None
+    after = tokens[at + 2].text if at + 2 < len(tokens) else ""
+    if following.kind == "name" and after not in ("(", "::", ".", "->", "[") and not _is_size(following):
+        return None if _OTHER_SIZE.search(following.text) else code.value([following], at)
+    return None
+
+
+def _is_size(token: Token) -> bool:
+    """Such names are judged where they are set."""
+    return token.kind == "name" and bool(_SIZE_NAME.search(token.text))
+
+
+def _operand(tokens: Sequence[Token], at: int) -> Sequence[Token]:
+    """What stands left of a sign: a bracket, or names joined by dots."""
+    index = at - 1
+    if index >= 0 and tokens[index].text in (")", "]"):
+        shut, opened = (")", "(") if tokens[index].text == ")" else ("]", "[")
+        depth = 0
+        while index >= 0:
+            depth += {shut: 1, opened: -1}.get(tokens[index].text, 0)
+            if depth == 0:
+                break
+            index -= 1
+        return tokens[max(index, 0) : at]
+    while index >= 0 and (tokens[index].kind in ("name", "number") or tokens[index].text in (".", "->", "::")):
+        if tokens[index].text in ("return", "case"):
+            break
+        index -= 1
+    return tokens[index + 1 : at]
+
+
+def _assigned(tokens: Sequence[Token], at: int) -> str:
+    """The name on the left of the statement's `=`, "" where there is none."""
+    for index in range(at - 1, max(-1, at - 40), -1):
+        text = tokens[index].text
+        if text in (";", "{", "}"):
+            return ""
+        if text == "=" and index and tokens[index - 1].kind == "name":
+            return tokens[index - 1].text
+        if text in ("[", "<<<"):
+            return ""
+    return ""
+
+
+def _is_thread(code: Code, token: Token, at: int) -> bool:
+    if token.kind != "name":
+        return False
+    if token.text in ("threadIdx", "hipThreadIdx_x") or _THREAD.match(token.text):
+        return True
+    declaration = code.declared(token.text, at)
+    return declaration is not None and any(one.text == "threadIdx" for one in declaration.value)
+
+
+def _is_block(token: Token) -> bool:
+    return token.kind == "name" and bool(_BLOCK.match(token.text))
+
+
+def _loops(code: Code) -> Iterator[Hazard]:
+    """`for (offset = 16; ...; offset >>= 1)` and `for (mask = 1; mask < 32; mask <<= 1)` around a shuffle."""
+    tokens = code.tokens
+    for at in code.names.get("for", ()):
+        if at + 1 >= len(tokens) or tokens[at + 1].text != "(":
+            continue
+        end = closing(tokens, at + 1)
+        head = tokens[at + 2 : end]
+        parts = _semicolons(head)
+        if len(parts) != 3 or not _covers_32(code, parts, at):
+            continue
+        body_end = closing(tokens, end + 1) if end + 1 < len(tokens) and tokens[end + 1].text == "{" else end + 40
+        body = tokens[end : min(body_end + 1, len(tokens))]
+        if any(map(_is_shuffle, body)) and not _width_given(body):
+            yield _half(code, at)
+
+
+def _while_loops(code: Code) -> Iterator[Hazard]:
+    """`int o = 16; while (o > 0) { ... shuffle by o ...; o >>= 1; }`."""
+    tokens = code.tokens
+    for at in code.names.get("while", ()):
+        if at + 1 >= len(tokens) or tokens[at + 1].text != "(":
+            continue
+        end = closing(tokens, at + 1)
+        if end + 1 >= len(tokens) or tokens[end + 1].text != "{":
+            continue
+        body = tokens[end : closing(tokens, end + 1) + 1]
+        steps = {one.text for one, sign in pairwise(body) if sign.text in (">>=", "/=")}
+        for name in {token.text for token in tokens[at + 2 : end] if token.kind == "name"} & steps:
+            declaration = code.declared(name, at)
+            starts = code.value(declaration.value, declaration.at) if declaration and declaration.value else None
+            if starts == 16 and any(map(_is_shuffle, body)) and not _width_given(body):
+                yield _half(code, at)
+
+
+def _is_shuffle(token: Token) -> bool:
+    return token.kind == "name" and bool(re.search(r"(?i)shfl|shuffle", token.text))
+
+
+def _half(code: Code, at: int) -> Hazard:
+    what = "this reduction or scan spans 32 lanes, half a wavefront of this target"
+    remedy = "start at warpSize / 2 (32 on gfx9), or pass 32 as the width of each shuffle if 32 lanes are meant"
+    return code.hazard("warp-reduction", _reduction_severity(code), what, at, remedy, "wave64")
+
+
+def _reduction_severity(code: Code) -> Severity:
+    """Half a wavefront may be meant by code that knows of wavefronts, but a shuffle without a width needs a look."""
+    return "unknown" if code.knows_wavefronts else "error"
+
+
+def _semicolons(tokens: Sequence[Token]) -> list[Sequence[Token]]:
+    parts: list[Sequence[Token]] = []
+    start = 0
+    for index, token in enumerate(tokens):
+        if token.text == ";":
+            parts.append(tokens[start:index])
+            start = index + 1
+    return [*parts, tokens[start:]]
+
+
+def _covers_32(code: Code, parts: Sequence[Sequence[Token]], at: int) -> bool:
+    start, stop, step = ([token.text for token in part] for part in parts)
+    halves = any(sign in step for sign in (">>=", "/=", ">>", "/"))
+    doubles = any(sign in step for sign in ("<<=", "*=", "<<", "*"))
+    if "=" in start and halves:
+        value = parts[0][start.index("=") + 1 :]
+        return not any(map(_is_size, value)) and code.value(value, at) == 16
+    sign = next((index for index, text in enumerate(stop) if text in ("<", "<=")), None)
+    if not doubles or sign is None or any(map(_is_size, parts[1])):
+        return False
+    return code.value(parts[1][sign + 1 :], at) == (32 if stop[sign] == "<" else 16)
+
+
+def _width_given(body: Sequence[Token]) -> bool:
+    """Whether every shuffle in it says its width."""
+    seen = False
+    for index, token in enumerate(body):
+        if token.text in _SHUFFLES and index + 1 < len(body) and body[index + 1].text == "(":
+            seen = True
+            given = arguments(body[index + 2 : closing(body, index + 1)])
+            if len(given) < (4 if token.text.endswith("_sync") else 3):
+                return False
+    return seen
+
+
+def _shuffles(code: Code) -> Iterator[Hazard]:
+    """Shuffles by 16 written out one by one, and lane 31 as the last."""
+    for name in (*_SHUFFLES, "__shfl_sync", "__shfl"):
+        if code.provided(name):
+            continue
+        for at, given in code.calls(name):
+            synced = name.endswith("_sync")
+            if len(given) != (3 if synced else 2):
+                continue
+            lane = given[2 if synced else 1]
+            if len(lane) != 1 or lane[0].kind != "number":
+                continue
+            by = number(lane[0].text)
+            if name in ("__shfl_sync", "__shfl"):
+                if by == 31:
+                    what = "lane 31 is taken for the last lane, which is lane 63 on this target"
+                    yield code.hazard("warp-reduction", "error", what, at, "read lane warpSize - 1", "wave64")
+            elif by == 16 and not _shuffles_by_32(code, name, at):
+                what = "shuffles by 16, 8, 4, 2 and 1 span 32 lanes, half a wavefront of this target"
+                remedy = "add a step by 32 on gfx9, or pass 32 as the width if 32 lanes are meant"
+                yield code.hazard("warp-reduction", _reduction_severity(code), what, at, remedy, "wave64")
+
+
+def _shuffles_by_32(code: Code, name: str, at: int) -> bool:
+    function = code.function(at)
+    for other, given in code.calls(name):
+        if code.function(other) == function and any(
+            len(one) == 1 and one[0].kind == "number" and number(one[0].text) == 32 for one in given[1:3]
+        ):
+            return True
+    return False
+
+
+def _constant_width(code: Code) -> Iterator[Hazard]:
+    """warpSize where a constant is needed: it is one in no HIP since ROCm 7.0."""
+    tokens = code.tokens
+    for at in code.names.get("warpSize", ()):
+        before = tokens[at - 1].text if at else ""
+        if before in (".", "->"):
+            continue
+        declared = _assigned_constexpr(tokens, at)
+        in_array = _is_array_declaration(tokens, at)
+        in_template = before == "<" and at + 1 < len(tokens) and tokens[at + 1].text in (">", ",")
+        if declared or in_array or in_template:
+            what = "warpSize is no constant expression in HIP since ROCm 7.0, so this does not compile"
+            remedy = "use a constant per target: 64 under `#if defined(__GFX9__)`, else 32; warpSize at run time"
+            yield code.hazard("warp-size-constant", "error", what, at, remedy)
+
+
+def _assigned_constexpr(tokens: Sequence[Token], at: int) -> bool:
+    for index in range(at - 1, max(-1, at - 30), -1):
+        if tokens[index].text in (";", "{", "}", "if"):
+            return False
+        if tokens[index].text in ("constexpr", "static_assert"):
+            return True
+    return False
+
+
+def _is_array_declaration(tokens: Sequence[Token], at: int) -> bool:
+    """Whether a place is in the bracket of `float name[...]`."""
+    types = NARROW | WIDE | {"float", "double", "half", "char", "T", "scalar_t", "__shared__"}
+    bracket = next((index for index in range(at - 1, max(1, at - 8), -1) if tokens[index].text in ("[", "]", ";")), 0)
+    return (
+        bracket > 1
+        and tokens[bracket].text == "["
+        and tokens[bracket - 1].kind == "name"
+        and tokens[bracket - 2].text in types
+    )

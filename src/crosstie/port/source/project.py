@@ -1,0 +1,259 @@
+"""All C++ files of a tree together: macros and constants across includes, seen as a build for ROCm sees them."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+
+import msgspec
+
+from crosstie.port.source.expressions import Value, evaluate
+from crosstie.port.source.guards import Branch, Lines, Macros, branches, rocm_defines, rocm_value
+from crosstie.port.source.lexer import Directive, Token, lex, outline
+
+_CONSTANT = re.compile(r"\bconst(?:expr)?\b[^;=(){}]*?\b([A-Za-z_]\w*)\s*=\s*([^;{}=]+);")
+_ENUM = re.compile(r"\benum\b[^;{}()]*\{([^{}]*)\}")
+_MEMBER = re.compile(r"\b([A-Za-z_]\w*)\s*=\s*([^,{}]+)")
+# Names that could stand for CUDA's own: `__device__ int __vsub4(int a) {`, `typedef X __nv_fp8_e4m3;`, `using X =`.
+_MADE = re.compile(
+    r"\b(?:__device__|__forceinline__|inline)\b[^;{}()=]*?\b((?:__|cu|nv)\w+)\s*\([^;{}]*\)\s*\{"
+    r"|\btypedef\b[^;{}]*?\b((?:__|cu|nv)\w+)\s*;|\busing\s+((?:__|cu|nv)\w+)\s*="
+)
+# Its own arrangements for both widths: a target's macro, a matrix instruction, a width asked for, a constant of 64.
+_KNOWS_WAVEFRONTS = re.compile(
+    r"__GFX9__|__AMDGCN_WAVEFRONT_SIZE|__builtin_amdgcn_(?:mfma|wmma|wavefront|readlane|readfirstlane|update_dpp|mov_dpp"
+    r"|ds_bpermute|mbcnt)|\bck_tile\b|physical_warp_size|\b(?i:warp|wave|wavefront)_?(?i:size)\w*\s*(?:=|==|,|\)|\s)\s*64\b"
+)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_HEADERS = (".h", ".hpp", ".cuh", ".inl", ".hh", ".hxx", ".inc", ".in")
+# Macros may be defined by macros whose own state changes; a chain longer than this stays open.
+_ROUNDS = 4
+
+
+class Definition(msgspec.Struct, frozen=True):
+    file: str
+    directive: Directive
+
+    @property
+    def body(self) -> tuple[Token, ...]:
+        return self.directive.tokens[1:]
+
+
+class Unit(msgspec.Struct, kw_only=True):
+    """One file: its text, its preprocessor lines, its constants by name as (expression, line)."""
+
+    path: str
+    text: str
+    directives: list[Directive]
+    constants: dict[str, list[tuple[str, int]]]
+    # Functions and types that it defines, each with its line.
+    made: dict[str, int]
+    sides: list[Branch] = []
+    lines: Lines = Lines([])
+
+    @property
+    def line_count(self) -> int:
+        return self.text.count("\n") + 1
+
+
+def read_unit(path: str, text: str) -> Unit:
+    constants: dict[str, list[tuple[str, int]]] = {}
+    newlines = [found.start() for found in re.finditer("\n", text)]
+    for found in _CONSTANT.finditer(text):
+        constants.setdefault(found[1], []).append((found[2], _line(newlines, found.start(1))))
+    for body in _ENUM.finditer(text):
+        for found in _MEMBER.finditer(body[1]):
+            line = _line(newlines, body.start(1) + found.start())
+            constants.setdefault(found[1], []).append((found[2], line))
+    made = {found[1] or found[2] or found[3]: _line(newlines, found.start()) for found in _MADE.finditer(text)}
+    return Unit(path=path, text=text, directives=outline(text), constants=constants, made=made)
+
+
+def _line(newlines: Sequence[int], offset: int) -> int:
+    return bisect_left(newlines, offset) + 1
+
+
+class Project:
+    def __init__(self, texts: Mapping[str, str]):
+        self.units = {path: read_unit(path, text) for path, text in texts.items()}
+        self._definitions: dict[str, list[Definition]] = {}
+        for unit in self.units.values():
+            for directive in unit.directives:
+                if directive.word == "define" and directive.tokens:
+                    name = directive.tokens[0].text
+                    self._definitions.setdefault(name, []).append(Definition(unit.path, directive))
+        self._constants: dict[str, list[tuple[str, str, int]]] = {}
+        for unit in self.units.values():
+            for name, found in unit.constants.items():
+                self._constants.setdefault(name, []).extend((unit.path, *one) for one in found)
+        self._reach, self._visible = _visibility(self.units)
+        self._numbers: dict[tuple[str, str], Value] = {}
+        self._gfx9: dict[str, Lines] = {}
+        self._wavefronts: dict[str, bool] = {}
+        self._settle()
+        self._bury_unreached()
+
+    def _settle(self) -> None:
+        """Reads all conditions until no macro changes its state."""
+        states: dict[tuple[str, int], bool | None] = {}
+        for _ in range(_ROUNDS):
+            self._numbers.clear()
+            for unit in self.units.values():
+                unit.sides = branches(unit.directives, self.macros(unit.path), unit.line_count)
+            # Only now: all files of a round see the same state.
+            for unit in self.units.values():
+                unit.lines = Lines(unit.sides)
+            now = {
+                (definition.file, definition.directive.line): self._taken(definition)
+                for found in self._definitions.values()
+                for definition in found
+            }
+            if now == states:
+                return
+            states = now
+
+    def _bury_unreached(self) -> None:
+        """Headers that only the side for NVIDIA includes are not compiled for ROCm."""
+        by_name = _by_name(self.units)
+        live: dict[str, bool] = {}
+        for unit in self.units.values():
+            for directive in unit.directives:
+                for found in _resolve(unit.path, directive.header, by_name) if directive.header else ():
+                    if found != unit.path:
+                        live[found] = live.get(found, False) or not unit.lines.dead(directive.line)
+        for path, reached in live.items():
+            if not reached and path.endswith(_HEADERS):
+                self.units[path].lines = Lines([], bottom=False)
+        self._numbers.clear()
+
+    def _taken(self, definition: Definition) -> bool | None:
+        return self.units[definition.file].lines.taken(definition.directive.line)
+
+    def left_out_on_gfx9(self, path: str, line: int) -> bool:
+        """Whether a line is for targets other than gfx9: the other side of `#if defined(__GFX9__)`."""
+        unit = self.units[path]
+        if "__GFX9__" not in unit.text:
+            return False
+        if path not in self._gfx9:
+            own = self.macros(path)
+            macros = Macros(
+                lambda name: True if name == "__GFX9__" else own.defined(name),
+                lambda name: 1 if name == "__GFX9__" else own.value(name),
+            )
+            self._gfx9[path] = Lines(branches(unit.directives, macros, unit.line_count))
+        return self._gfx9[path].dead(line)
+
+    def knows_wavefronts(self, path: str) -> bool:
+        """Whether a file shows, outside of comments, that it was written with AMD's 64 lanes in mind."""
+        if path not in self._wavefronts:
+            plain = _COMMENT.sub("", self.units[path].text)
+            self._wavefronts[path] = _KNOWS_WAVEFRONTS.search(plain) is not None
+        return self._wavefronts[path]
+
+    def visible(self, path: str) -> frozenset[str]:
+        return self._visible[path]
+
+    def definitions(self, name: str, path: str) -> list[Definition]:
+        """Those of a macro that the file may see and a build for ROCm does not leave out."""
+        seen = self._visible[path]
+        found = self._definitions.get(name, [])
+        return [one for one in found if one.file in seen and self._taken(one) is not False]
+
+    def macros(self, path: str) -> Macros:
+        def defined(name: str) -> bool | None:
+            found = self._definitions.get(name)
+            if not found:
+                return rocm_defines(name)
+            if all(self._taken(one) is False for one in found):
+                # Only the side for NVIDIA ever sets it.
+                return False
+            if any(self._taken(one) for one in found if one.file in self._visible[path]):
+                return True
+            return None
+
+        return Macros(defined, lambda name: self.constant(name, path))
+
+    def provides(self, name: str, path: str) -> bool:
+        """Whether the project brings its own macro of that name for ROCm, so that what it stood for is not used."""
+        if any(not any(token.text == name for token in one.body) for one in self.definitions(name, path)):
+            return True
+        seen = (self.units[other] for other in self._visible[path])
+        return any(name in unit.made and not unit.lines.dead(unit.made[name]) for unit in seen)
+
+    def constant(self, name: str, path: str) -> Value:
+        """The number of a macro or constant as that file sees it; None where it is open or has several."""
+        key = (path, name)
+        if key not in self._numbers:
+            # None while it is worked out, so that names that need each other end.
+            self._numbers[key] = None
+            self._numbers[key] = self._work_out(name, path)
+        return self._numbers[key]
+
+    def _work_out(self, name: str, path: str) -> Value:
+        candidates = [
+            (one.file, one.body) for one in self.definitions(name, path) if one.body and not one.directive.function_like
+        ]
+        seen = self._visible[path]
+        for file, expression, line in self._constants.get(name, ()):
+            if file in seen and not self.units[file].lines.dead(line):
+                candidates.append((file, tuple(lex(expression).tokens)))
+        if not candidates:
+            return rocm_value(name)
+        # Its own definition before that of a header, a header's before that of whoever includes it.
+        nearest = min(self._distance(path, file) for file, _ in candidates)
+        values = {
+            evaluate(body, lambda other: self.constant(other, path))
+            for file, body in candidates
+            if self._distance(path, file) == nearest
+        }
+        return values.pop() if len(values) == 1 else None
+
+    def _distance(self, path: str, file: str) -> int:
+        return 0 if file == path else 1 if file in self._reach[path] else 2
+
+
+def _visibility(units: Mapping[str, Unit]) -> tuple[dict[str, set[str]], dict[str, frozenset[str]]]:
+    """Per file what it includes; and the same with, for a header, what stands around it where it is included."""
+    by_name = _by_name(units)
+    direct = {
+        path: {
+            found
+            for directive in unit.directives
+            if directive.header
+            for found in _resolve(path, directive.header, by_name)
+        }
+        for path, unit in units.items()
+    }
+    reach = {path: _closure(path, direct) for path in units}
+    around: dict[str, set[str]] = {path: set(found) for path, found in reach.items()}
+    for path, found in reach.items():
+        for included in found:
+            if included != path and included.endswith(_HEADERS):
+                around[included] |= found
+    return reach, {path: frozenset(found) for path, found in around.items()}
+
+
+def _by_name(units: Mapping[str, Unit]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in units:
+        found.setdefault(PurePosixPath(path).name, []).append(path)
+    return found
+
+
+def _resolve(path: str, header: str, by_name: Mapping[str, Sequence[str]]) -> list[str]:
+    """The file beside it where there is one, else all whose path ends so."""
+    wanted = PurePosixPath(header)
+    ending = [part for part in wanted.parts if part not in (".", "..")]
+    found = [one for one in by_name.get(wanted.name, ()) if list(PurePosixPath(one).parts[-len(ending) :]) == ending]
+    beside = [one for one in found if PurePosixPath(one).parent == (PurePosixPath(path).parent / wanted).parent]
+    return beside or found
+
+
+def _closure(path: str, direct: Mapping[str, set[str]]) -> set[str]:
+    found, waiting = {path}, [path]
+    while waiting:
+        for other in direct[waiting.pop()]:
+            if other not in found:
+                found.add(other)
+                waiting.append(other)
+    return found

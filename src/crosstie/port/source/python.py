@@ -1,0 +1,324 @@
+"""Python sources: imports, attributes and strings that differ on ROCm, and CUDA text inside of strings."""
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from crosstie.port.source.code import also, shorten
+from crosstie.port.source.cpp import cpp_hazards
+from crosstie.port.source.hazard import Hazard
+from crosstie.port.source.phrases import Phrase, phrases
+from crosstie.port.source.project import Project
+from crosstie.port.source.python_guards import Known, dotted, ends_on_rocm, known_of, on_rocm, skipped_on_rocm
+
+_CUDA_TEXT = re.compile(r"__global__|__device__|\basm\s+volatile|threadIdx\.")
+_WARP_SIZE = re.compile(r"(?i)^_*(?:k_?)?(?:warp_?size|threads_per_warp|lanes_per_warp)$")
+_MOST_THREADS = 1024
+
+
+class _Reader(ast.NodeVisitor):
+    def __init__(self, path: str, text: str, known: Known):
+        self.path, self.text, self.lines, self._known = path, text, text.split("\n"), known
+        self.found: list[Hazard] = []
+        # CUDA texts with the line on which each begins, and whether its lines are lines of the file.
+        self.cuda: list[tuple[str, int, bool]] = []
+        self._aliases: dict[str, str] = {}
+        self._tried = 0
+        self._documentation: set[int] = set()
+
+    def _add(self, phrase: Phrase, node: ast.AST, name: str, severity: str | None = None) -> None:
+        if phrase.unless is not None and phrase.unless.search(self.text):
+            return
+        self._hazard(phrase.id, severity or phrase.severity, phrase.says, node, phrase.remedy, phrase.on, name)
+
+    def _hazard(
+        self, check: str, severity: str, what: str, node: ast.AST, remedy: str, on: str = "rocm", name: str = ""
+    ) -> None:
+        line = getattr(node, "lineno", 1)
+        evidence = shorten(self.lines[line - 1]) if line <= len(self.lines) else ""
+        self.found.append(
+            Hazard(check=check, severity=severity, what=what, file=self.path, line=line,  # type: ignore[arg-type]
+                   evidence=evidence, remedy=remedy, on=on, name=name)
+        )  # fmt: skip
+
+    def generic_visit(self, node: ast.AST) -> None:
+        for _, value in ast.iter_fields(node):
+            if isinstance(value, list):
+                self._sequence(value)
+            elif isinstance(value, ast.AST):
+                self.visit(value)
+
+    def _sequence(self, nodes: Sequence[object]) -> None:
+        """One after the other, up to a statement that ROCm does not get past."""
+        for node in nodes:
+            if isinstance(node, ast.AST):
+                self.visit(node)
+            if isinstance(node, ast.stmt) and ends_on_rocm(node, self._known):
+                return
+
+    def visit_If(self, node: ast.If) -> None:
+        self._condition(node.test)
+        held = on_rocm(node.test, self._known)
+        if held is not False:
+            self._sequence(node.body)
+        if held is not True:
+            self._sequence(node.orelse)
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        self._condition(node.test)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self._condition(node.test)
+        held = on_rocm(node.test, self._known)
+        if held is not False:
+            self.visit(node.body)
+        if held is not True:
+            self.visit(node.orelse)
+
+    def _condition(self, test: ast.expr) -> None:
+        """A test of which platform it is has no hazard in it; what stands beside one may."""
+        if isinstance(test, ast.BoolOp):
+            self.visit_BoolOp(test)
+        elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            self._condition(test.operand)
+        elif on_rocm(test, self._known) is None:
+            self.visit(test)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        """`torch.version.hip is None and f()`: on ROCm the second is never asked."""
+        ends = isinstance(node.op, ast.Or)
+        for value in node.values:
+            self._condition(value)
+            if on_rocm(value, self._known) is ends:
+                return
+
+    def visit_Try(self, node: ast.Try) -> None:
+        caught = any(
+            handler.type is None or re.search(r"Import|ModuleNotFound|Exception", ast.unparse(handler.type))
+            for handler in node.handlers
+        )
+        self._tried += caught
+        self._sequence(node.body)
+        self._tried -= caught
+        for part in (node.handlers, node.orelse, node.finalbody):
+            self._sequence(part)
+
+    def _body(self, node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """Documentation says things about CUDA without doing them."""
+        first = node.body[0] if node.body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            self._documentation.add(id(first.value))
+        if isinstance(node, ast.Module) or not skipped_on_rocm(node.decorator_list, self._known):
+            self.generic_visit(node)
+
+    visit_Module = visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _body  # noqa: N815
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.asname:
+                self._aliases[alias.asname] = alias.name
+            self._import(alias.name, node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.level or not node.module:
+            return
+        for alias in node.names:
+            self._aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        if not self._import(node.module, node):
+            for alias in node.names:
+                self._import(f"{node.module}.{alias.name}", node)
+
+    def _import(self, module: str, node: ast.AST) -> bool:
+        for phrase in phrases("module"):
+            for name in phrase.names:
+                if module == name or module.startswith(name + "."):
+                    # Caught: what happens without it is the code's own choice.
+                    self._add(phrase, node, module, "note" if self._tried else None)
+                    return True
+        return False
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if not self._named(dotted(node), node):
+            self.generic_visit(node)
+
+    def _named(self, full: str, node: ast.AST) -> bool:
+        for phrase in phrases("attribute"):
+            if full and any(full == name or self._resolved(full) == name for name in phrase.names):
+                self._add(phrase, node, full)
+                return True
+        return False
+
+    def visit_Name(self, node: ast.Name) -> None:
+        full = self._aliases.get(node.id, "")
+        for phrase in phrases("attribute"):
+            if full in phrase.names:
+                self._add(phrase, node, full)
+
+    def _resolved(self, full: str) -> str:
+        head, dot, rest = full.partition(".")
+        return self._aliases.get(head, head) + dot + rest
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if on_rocm(node, self._known) is not None:
+            # Asks which of the two it is, as it should.
+            return
+        name = dotted(node.func).rpartition(".")[2]
+        self._by_text(node, name)
+        for phrase in phrases("call"):
+            if name in phrase.names:
+                self._add(phrase, node, name)
+        for keyword in node.keywords:
+            if keyword.arg == "libraries":
+                self._libraries(keyword.value)
+            if keyword.arg == "num_warps":
+                self._warps(keyword.value)
+            if keyword.arg == "num_ctas" and isinstance(keyword.value, ast.Constant) and keyword.value.value != 1:
+                self._hazard("triton-nvidia", "error", "clusters of blocks are NVIDIA's alone", keyword.value,
+                             "leave num_ctas at 1 on ROCm", name="num_ctas")  # fmt: skip
+        self.generic_visit(node)
+
+    def _by_text(self, node: ast.Call, name: str) -> None:
+        """Modules, attributes and libraries that are named in a string."""
+        texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        if name in ("import_module", "__import__") and texts:
+            self._import(texts[0], node)
+        elif name == "find_library" and texts:
+            self._libraries(node.args[0])
+        elif name == "getattr" and texts and len(node.args) > 1:
+            self._named(f"{dotted(node.args[0])}.{texts[0]}", node)
+
+    def visit_Dict(self, node: ast.Dict) -> None:
+        """`{"num_warps": 32}`, as autotuners are told."""
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == "num_warps":
+                self._warps(value)
+            # A key such as "nvcc" names something; what stands under it is looked at.
+            self.visit(value)
+
+    def _libraries(self, value: ast.expr) -> None:
+        """`libraries=["cudart"]` of an extension is -lcudart."""
+        for one in ast.walk(value):
+            if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                self._string(one, f"-l{one.value}")
+
+    def _warps(self, node: ast.expr) -> None:
+        """A number, a name that is set to one, or a loop's name that becomes one after the other."""
+        named = node.id if isinstance(node, ast.Name) else ""
+        possible = self._known.loops.get(named) or [self._known.values.get(named, node)]
+        numbers = [one.value for one in possible if isinstance(one, ast.Constant) and isinstance(one.value, int)]
+        most = max(numbers, default=0)
+        threads = most * 64
+        if threads > _MOST_THREADS:
+            what = f"num_warps={most} is {threads:,} threads here, more than the {_MOST_THREADS:,} of a block"
+            self._hazard("triton-warps", "error", what, node, "give at most 16 on gfx9", "wave64", "num_warps")
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        for target in node.targets:
+            self._size(target, node.value)
+        self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self._size(node.target, node.value)
+        self.generic_visit(node)
+
+    def _size(self, target: ast.expr, value: ast.expr) -> None:
+        name = dotted(target).rpartition(".")[2]
+        if _WARP_SIZE.match(name) and isinstance(value, ast.Constant) and value.value == 32:
+            what = f"{name} says that a warp has 32 lanes, a wavefront of this target has 64"
+            remedy = "take torch.cuda.get_device_properties(0).warp_size"
+            self._hazard("warp-size", "unknown", what, value, remedy, "wave64", name)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        if on_rocm(node, self._known) is not None:
+            return
+        self._capability(node, (node.left, *node.comparators))
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        self._capability(node, (node.left,))
+        self.generic_visit(node)
+
+    def visit_Tuple(self, node: ast.Tuple) -> None:
+        self._capability(node, node.elts)
+        self.generic_visit(node)
+
+    def _capability(self, node: ast.expr, sides: Sequence[ast.expr]) -> None:
+        """`props.major >= 9`, `props.major * 10 + props.minor`, `(props.major, props.minor)`."""
+        for side in sides:
+            if isinstance(side, ast.Attribute) and side.attr == "major" and self._is_properties(side.value):
+                what = "a compute capability is taken as a number: ROCm answers 9.4 for gfx942 and 9.5 for gfx950"
+                self._hazard("compute-capability", "error", what, node, "ask for gcnArchName on ROCm", "gfx9", "major")
+
+    def _is_properties(self, value: ast.expr) -> bool:
+        if isinstance(value, ast.Name) and value.id in self._known.values:
+            value = self._known.values[value.id]
+        return "prop" in ast.unparse(value).lower()
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str) and id(node) not in self._documentation:
+            self._string(node, node.value)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        parts = [str(part.value) if isinstance(part, ast.Constant) else "formatted" for part in node.values]
+        self._string(node, "".join(parts))
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                self.visit(part)
+
+    def _string(self, node: ast.expr, value: str) -> None:
+        if _CUDA_TEXT.search(value):
+            opening = self.lines[node.lineno - 1][node.col_offset :]
+            begins = re.match(r"[a-zA-Z]{0,2}(?:'''|\"\"\")(\\?)", opening)
+            self.cuda.append((value, node.lineno + bool(begins and begins[1]), begins is not None))
+            return
+        for phrase in phrases("string"):
+            assert phrase.pattern is not None
+            if len(value) < 400 and phrase.pattern.search(value):
+                self._add(phrase, node, value[:40])
+                return
+
+
+def python_hazards(path: str, text: str) -> list[Hazard]:
+    try:
+        with warnings.catch_warnings():
+            # Escapes that Python itself warns about are not this command's business.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = error.lineno if isinstance(error, SyntaxError) else None
+        return [
+            Hazard(check="unread", severity="unknown", what="this file is no Python that could be read", file=path,
+                   line=line, evidence=shorten(str(error)), remedy="check it by hand", name="")
+        ]  # fmt: skip
+    try:
+        reader = _Reader(path, text, known_of(tree))
+        reader.visit(tree)
+    except RecursionError:
+        return [
+            Hazard(check="unread", severity="unknown", what="this file is nested too deeply to be read", file=path,
+                   line=1, evidence="expressions nested beyond Python's recursion limit", remedy="check it by hand")
+        ]  # fmt: skip
+    return _once(reader.found) + [hazard for chunk in reader.cuda for hazard in _embedded(path, *chunk)]
+
+
+def _once(hazards: list[Hazard]) -> list[Hazard]:
+    """The same thing said again and again in one file is one finding, with the lines of the others."""
+    kept: dict[tuple[str, str, str], list[Hazard]] = {}
+    for hazard in hazards:
+        kept.setdefault((hazard.check, hazard.what, hazard.severity), []).append(hazard)
+    return [
+        replace(same[0], evidence=same[0].evidence + also(sorted({one.line or 0 for one in same[1:]})))
+        for same in kept.values()
+    ]
+
+
+def _embedded(path: str, text: str, line: int, has_lines: bool) -> Iterator[Hazard]:
+    """CUDA text in a string, read as a file of its own, with the lines of the file that holds it."""
+    project = Project({f"{path}.cu": text})
+    for hazard in cpp_hazards(f"{path}.cu", project):
+        at = line + (hazard.line or 1) - 1 if has_lines else line
+        yield replace(hazard, file=path, line=at)

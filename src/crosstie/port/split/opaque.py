@@ -1,0 +1,264 @@
+"""Calls that a trace passes over: modules whose Python must run every time, and functions marked as dynamic.
+
+What such a call returns is learnt from one real run that is watched. In the trace it is a node with results of that
+shape; when the graph runs, the node calls the Python, and results of another shape are refused.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, track_tensor_tree
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from crosstie.core.errors import CrosstieError
+from crosstie.port.split.graphs import address
+
+PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+_handling: ContextVar[Callable[[Any], Callable[..., Any]] | None] = ContextVar("handling", default=None)
+
+
+def dynamic(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Marks a function whose Python must run in every call: `split` cuts around it and captures none of it.
+
+    For code that decides by values of tensors. It returns tensors whose shapes do not depend on values.
+    """
+
+    @wraps(function)
+    def marked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        handling = _handling.get()
+        result: Result = function(*args, **kwargs) if handling is None else handling(function)(*args, **kwargs)
+        return result
+
+    return marked
+
+
+@contextmanager
+def marked_calls(handling: Callable[[Any], Callable[..., Any]] | None) -> Iterator[None]:
+    """Calls of marked functions go through what `handling` makes of them."""
+    token = _handling.set(handling)
+    try:
+        yield
+    finally:
+        _handling.reset(token)
+
+
+@contextmanager
+def forwards(replaced: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """These modules' `forward` is another one for a while; set on the object, so that its class is untouched."""
+    before = {module: module.__dict__.get("forward") for module in replaced}
+    try:
+        for module, forward in replaced.items():
+            module.__dict__["forward"] = forward
+        yield
+    finally:
+        for module, own in before.items():
+            if own is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = own
+
+
+class Obstacle(Exception):
+    """A trace cannot go on. `module`: whose Python is to blame, None where the traceback says it."""
+
+    def __init__(self, module: nn.Module | None, why: str):
+        self.module, self.why = module, why
+        super().__init__(why)
+
+
+@dataclass(frozen=True)
+class Like:
+    """How a tensor lies in memory, without the memory."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "Like":
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A result that is one of the tensors given."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One real call. `results`: a Like, an Argument or a plain value each; `written`: positions of tensors given."""
+
+    spec: TreeSpec
+    results: tuple[Any, ...]
+    written: frozenset[int]
+    # Modules and functions that were running around it.
+    inside: tuple[Any, ...]
+
+
+class Watch:
+    """What calls looked like in one real run, by module or marked function, in order."""
+
+    def __init__(self) -> None:
+        self.calls: dict[Any, list[Seen]] = {}
+        self.running: list[Any] = []
+
+    @contextmanager
+    def on(self, root: nn.Module) -> Iterator[None]:
+        wrapped = {module: self._wrap(module, module.forward) for module in root.modules() if module is not root}
+        with forwards(wrapped), marked_calls(lambda function: self._wrap(function, function)):
+            yield
+
+    def _wrap(self, owner: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+            versions = [_version(tensor) for tensor in tensors]
+            inside = tuple(self.running)
+            self.running.append(owner)
+            try:
+                out = function(*args, **kwargs)
+            finally:
+                self.running.pop()
+            leaves, spec = tree_flatten(out)
+            # An inference tensor counts no versions: it may have been written to.
+            written = {n for n, before in enumerate(versions) if before is None or _version(tensors[n]) != before}
+            results = tuple(_result(leaf, tensors) for leaf in leaves)
+            self.calls.setdefault(owner, []).append(Seen(spec, results, frozenset(written), inside))
+            return out
+
+        return watched
+
+    def passable(self, owner: Any) -> bool:
+        """A trace can pass over its calls: they return tensors and plain values."""
+        seen = self.calls.get(owner, [])
+        return bool(seen) and all(isinstance(leaf, (*PLAIN, Like, Argument)) for call in seen for leaf in call.results)
+
+    def outside(self, owner: Any, opaque: Sequence[Any]) -> list[Seen]:
+        """Its calls that were made by code that the trace runs."""
+        return [call for call in self.calls.get(owner, []) if not any(other in opaque for other in call.inside)]
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else int(tensor._version)
+
+
+def _result(leaf: Any, tensors: list[torch.Tensor]) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    same = [n for n, tensor in enumerate(tensors) if tensor is leaf]
+    return Argument(same[0]) if same else Like.of(leaf)
+
+
+class OpaqueCall:
+    """A node's target: Python called with the tensors and numbers that the graph has for it."""
+
+    def __init__(self, title: str, function: Callable[..., Any], leaves: list[Any], spec: TreeSpec, seen: Seen):
+        self.title, self.function, self.spec, self.seen = title, function, spec, seen
+        self.moving = [n for n, leaf in enumerate(leaves) if isinstance(leaf, (torch.Tensor, *_SYMBOLS))]
+        self.fixed = [None if n in self.moving else leaf for n, leaf in enumerate(leaves)]
+        self.tensors = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        self.written = {self.tensors[position] for position in seen.written}
+        # Memory that graphs write to: Python may keep what it is given, so it gets copies.
+        self.borrowed: set[int] = set()
+
+    def __call__(self, *values: Any) -> list[torch.Tensor]:
+        leaves = list(self.fixed)
+        for n, value in zip(self.moving, values, strict=True):
+            lent = isinstance(value, torch.Tensor) and n not in self.written and address(value) in self.borrowed
+            leaves[n] = value.clone() if lent else value
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        out, spec = tree_flatten(self.function(*args, **kwargs))
+        if spec != self.seen.spec:
+            raise Departure(f"{self.title} returned another structure than in the first call")
+        given = {address(leaves[n]) for n in self.tensors}
+        new = []
+        for leaf, expected in zip(out, self.seen.results, strict=True):
+            if isinstance(expected, Like):
+                if not isinstance(leaf, torch.Tensor) or (tuple(leaf.shape), leaf.dtype) != (
+                    expected.shape,
+                    expected.dtype,
+                ):
+                    raise Departure(
+                        f"{self.title} returned {_said(leaf)}, and {expected.dtype} {list(expected.shape)} in the "
+                        "first call: the shape of what it returns must not depend on values"
+                    )
+                new.append(leaf.clone() if address(leaf) in given else leaf)
+            elif not isinstance(expected, Argument) and leaf != expected:
+                raise Departure(f"{self.title} returned {leaf!r}, and {expected!r} in the first call")
+        return new
+
+
+class Departure(CrosstieError):
+    """A call went another way than the one that the graphs were made from."""
+
+
+def _said(leaf: Any) -> str:
+    return f"{leaf.dtype} {list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else f"a {type(leaf).__name__}"
+
+
+def title(owner: Any) -> str:
+    return type(owner).__name__ if isinstance(owner, nn.Module) else str(getattr(owner, "__qualname__", owner))
+
+
+def stub(owner: Any, function: Callable[..., Any], calls: Sequence[Seen]) -> Callable[..., Any]:
+    """Stands for `function` in a trace."""
+    remaining = iter(calls)
+
+    def stubbed(*args: Any, **kwargs: Any) -> Any:
+        seen = next(remaining, None)
+        if seen is None:
+            raise Obstacle(None, f"{title(owner)} is called more often than in the run that was watched")
+        mode = get_proxy_mode()
+        assert mode is not None
+        leaves, spec = tree_flatten((args, kwargs))
+        for leaf in leaves:
+            if not isinstance(leaf, (torch.Tensor, nn.Module, *_SYMBOLS, *PLAIN)):
+                raise Obstacle(None, f"{title(owner)} takes a {type(leaf).__name__}, neither tensor nor plain value")
+        call = OpaqueCall(title(owner), function, leaves, spec, seen)
+        proxies = tuple(mode.tracer.unwrap_proxy(leaves[n]) for n in call.moving)
+        proxy = mode.tracer.create_proxy("call_function", as_function(call), proxies, {}, name="opaque")
+        with disable_proxy_modes_tracing():
+            new = [result.empty() for result in seen.results if isinstance(result, Like)]
+        track_tensor_tree(new, proxy, constant=None, tracer=mode.tracer)
+        fresh = iter(new)
+        given = [leaves[n] for n in call.tensors]
+        out: list[Any] = []
+        for result in seen.results:
+            if isinstance(result, Like):
+                out.append(next(fresh))
+            else:
+                out.append(given[result.position] if isinstance(result, Argument) else result)
+        return tree_unflatten(out, seen.spec)
+
+    return stubbed
+
+
+def as_function(call: OpaqueCall) -> Callable[..., Any]:
+    """torch.fx wants a name on what it calls."""
+
+    def opaque(*values: Any) -> list[torch.Tensor]:
+        return call(*values)
+
+    opaque.__module__ = "crosstie_opaque"
+    opaque.__dict__["call"] = call
+    return opaque
+
+
+def opaque_call(target: Any) -> OpaqueCall | None:
+    call = getattr(target, "call", None)
+    return call if isinstance(call, OpaqueCall) else None

@@ -1,0 +1,294 @@
+"""Operating points as cases that the model can predict: names resolved, lengths and layout made plain."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import msgspec
+
+from crosstie.catalog.calibration import Subject, subject_of
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.protocols import Protocols, Settings
+from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.fact import Fact
+from crosstie.core.model import Model
+from crosstie.core.stack import Stack
+from crosstie.perf.fit import smallest_layout
+from crosstie.perf.memory import memory_plan
+from crosstie.prove.calibration.columns import (
+    DECIMAL,
+    NotPredicted,
+    engine_of,
+    fleet_parts,
+    layout_of,
+    length,
+    number,
+    positive,
+    precision_of,
+    row_settings,
+    whole,
+)
+from crosstie.prove.calibration.results import Point
+
+Way = Literal["loop", "batch", "full", "limits", "rate", "alone"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of accelerator under a load, and how that was measured.
+
+    way: loop (clients that send again), batch (all at once, none after), full (as many as memory takes),
+    limits (the most within latency limits), rate (arrivals by the clock), alone (one step's GPU work)
+    """
+
+    point: Point
+    deployment: Deployment
+    way: Way
+    replicas: float
+    # Over all replicas; 0 where the way decides.
+    clients: float
+    input_tokens: float
+    output_tokens: float
+    requests: int = 0
+    shortest: float = 1.0
+    receive_every: int = 1
+    requests_per_s: float = 0.0
+    ttft_limit_s: float = 0.0
+    tpot_limit_s: float = 0.0
+    # What the row did not say: rules that spoke, and what was assumed.
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> float:
+        return self.deployment.parallelism.gpus * self.replicas
+
+    @property
+    def mean_output_tokens(self) -> float:
+        return self.output_tokens * (1.0 + self.shortest) / 2.0
+
+
+_OFF = ("", "none", "false", "no")
+_LIMITS = re.compile(rf"p99 limits TTFT ({DECIMAL}) ms TPOT ({DECIMAL}) ms")
+_RATE = re.compile(rf"rate ({DECIMAL}) req/s")
+_SEQUENCES = re.compile(r"max_num_seqs (\d+)")
+_ALONE = ("decode_step", "prefill")
+_ROUNDS = 10.0
+_MOST_CLIENTS = 100_000
+
+
+class Cases:
+    """Resolves points; deployments that many points share are made once."""
+
+    def __init__(self, catalog: Catalog, protocols: Protocols | None = None):
+        self.catalog, self.protocols = catalog, protocols or Protocols()
+        self._deployments: dict[tuple[str, ...], Deployment] = {}
+
+    def of(self, point: Point) -> tuple[Case, ...]:
+        """A case for each kind of accelerator of the point; raises a CrosstieError with the reason why not."""
+        if point["spec_decode"].casefold() not in _OFF:
+            raise NotPredicted("speculative decoding is not modelled")
+        if point["disagg"].casefold() not in _OFF:
+            raise NotPredicted("disaggregated prefill and decode are not modelled")
+        parts = [part.strip() for part in point["accelerator"].split("+")]
+        gpus = whole(point, "num_accelerators", default=whole(point, "tp", default=1))
+        if len(parts) == 1:
+            return (self._case(point, point["accelerator"], gpus),)
+        return tuple(
+            self._case(point, name, count) for name, count in fleet_parts(parts, gpus, bool(point["num_accelerators"]))
+        )
+
+    def _case(self, point: Point, name: str, gpus: int) -> Case:
+        for given in (name, point["model"]):
+            # On the command line a name may be a file; a row of somebody's table may not have files read.
+            if given.endswith((".toml", ".json")) or given.startswith((".", "/", "~")):
+                raise NotPredicted(f"'{given[:40]}' is no name of the catalog")
+        accelerator, model = self.catalog.accelerator(name), self.catalog.model(point["model"])
+        alone = any(row.metric.kind in _ALONE for row in point.rows)
+        engine = engine_of(self.catalog, point, alone)
+        scenario = point["scenario"].casefold()
+        layout = self.protocols.layouts.get((name.casefold(), point["model"].casefold(), scenario), {})
+        published = layout if is_mlperf(point) else {}
+        precision = precision_of(published.get("weights") or point["precision"], model, accelerator)
+        assumed: list[str] = []
+        if published.get("weights") and published["weights"] != point["precision"].casefold():
+            assumed.append(f"precision {published['weights']}, as the submission's configuration says")
+        if not point["engine"] and not alone:
+            assumed.append("engine")
+        inputs, outputs = self._lengths(point, model, alone, assumed)
+        plain = self._deployment(model, accelerator, Parallelism(), precision, "bf16", engine, Settings(), 0.0)
+        settings, spoke = self.protocols.settings(
+            {
+                "rows": point["source_id"],
+                "engines": plain.stack.id,
+                "vendors": accelerator.vendor,
+                "accelerators": accelerator.id,
+                "models": model.id,
+                "bits": plain.weight_width,
+                "lengths": f"{point['input_len']}/{point['output_len']}",
+            }
+        )
+        settings = row_settings(point).over(settings)
+        split = layout_of(point, published, model, gpus)
+        if split is None:
+            split = self._smallest(model, accelerator, precision, engine, inputs, outputs)
+            assumed.append("layout")
+        if 0 < split.gpus <= gpus and gpus % split.gpus:
+            raise NotPredicted(f"{gpus} GPUs are no whole number of replicas of {split}")
+        if split.gpus > gpus:
+            raise NotPredicted(f"{split} needs {split.gpus} GPUs and the row has {gpus}")
+        deployment = self._deployment(
+            model, accelerator, split, precision, settings.kv_format or "bf16", engine, settings, inputs
+        )
+        if not memory_plan(deployment).fits:
+            raise NotPredicted("the weights leave no room for the cache by the memory model")
+        case = Case(
+            point=point,
+            deployment=deployment,
+            way="alone" if alone else "loop",
+            replicas=gpus / split.gpus,
+            clients=0.0,
+            input_tokens=inputs,
+            output_tokens=outputs,
+            shortest=settings.shortest or 1.0,
+            assumed=(*assumed, *spoke),
+        )
+        case = self._loaded(case, settings)
+        correction = self.catalog.correction(measured_subject(case))
+        return replace(case, deployment=msgspec.structs.replace(deployment, correction=correction))
+
+    def _loaded(self, case: Case, settings: Settings) -> Case:
+        """The case under its load, as the row describes it."""
+        point, scenario = case.point, case.point["scenario"].casefold()
+        clients = number(point["concurrency"])
+        sequences = _SEQUENCES.search(point["concurrency"])
+        rate = _RATE.search(point["concurrency"])
+
+        def with_load(way: Way, **load: float) -> Case:
+            return replace(case, way=way, **load)  # type: ignore[arg-type]
+
+        if clients is not None and not 1 <= clients <= _MOST_CLIENTS:
+            short = "less than one client" if clients < 1 else "more clients than a schedule is made for"
+            raise NotPredicted(f"concurrency {point['concurrency'][:40]} is {short}")
+        if case.way == "alone":
+            if clients is None and point["concurrency"]:
+                raise NotPredicted("concurrency is no number")
+            return with_load("alone", clients=clients or 1.0)
+        prompts = positive(point, "num_prompts")
+        whole_batch = any(row.metric.kind in ("batch", "step") for row in point.rows)
+        if clients is not None and ("batch" in scenario or whole_batch):
+            return with_load("batch", clients=clients, requests=round(clients))
+        if clients is not None:
+            prompts = prompts or (settings.requests_per_client or _ROUNDS) * clients
+            every = settings.receive_every or 1
+            if settings.few_clients is not None and clients <= settings.few_clients:
+                every = settings.receive_every_few or every
+            return with_load("loop", clients=clients, requests=round(prompts), receive_every=every)
+        if sequences:
+            prompts = prompts or float(sequences[1])
+            return with_load("batch", clients=prompts, requests=round(prompts))
+        if rate:
+            if not float(rate[1]) > 0:
+                raise NotPredicted("a rate of no requests is no load")
+            return with_load("rate", requests_per_s=float(rate[1]), requests=round(prompts or 0))
+        if scenario == "offline" or "max load" in point["concurrency"] or "rate inf" in scenario:
+            return with_load("full")
+        if scenario in ("server", "interactive"):
+            ttft, tpot = self._limits(point, case.deployment.model)
+            return with_load("limits", ttft_limit_s=ttft, tpot_limit_s=tpot)
+        raise NotPredicted("concurrency is no number" if point["concurrency"] else "concurrency is missing")
+
+    def _limits(self, point: Point, model: Model) -> tuple[float, float]:
+        found = _LIMITS.search(point["notes"])
+        if found:
+            return float(found[1]) / 1e3, float(found[2]) / 1e3
+        dataset = self.protocols.datasets.get(model.id)
+        limits = dataset.limits if dataset else {}
+        known = {day: limit for (day, name), limit in limits.items() if name == point["scenario"].casefold()}
+        if not known:
+            raise NotPredicted("the latency limits are not known")
+        # The row's own round, or the last one that had the scenario.
+        own = [limit for day, limit in known.items() if day in point["source_id"]]
+        return (own or list(known.values()))[-1]
+
+    def _lengths(self, point: Point, model: Model, alone: bool, assumed: list[str]) -> tuple[float, float]:
+        inputs, outputs = length(point, "input_len"), length(point, "output_len")
+        dataset = self.protocols.datasets.get(model.id) if is_mlperf(point) else None
+        if inputs is None and dataset:
+            inputs = dataset.input_mean
+            assumed.append(f"input length of the data set ({dataset.basis})")
+        if outputs is None and dataset:
+            outputs = dataset.output_mean
+        if alone:
+            outputs = outputs or 1.0
+        if inputs is None:
+            raise NotPredicted("input_len is no number" if point["input_len"] else "input_len is missing")
+        if outputs is None:
+            raise NotPredicted("output_len is no number" if point["output_len"] else "output_len is missing")
+        model.check_context(round(inputs + (0 if alone else outputs)), "input plus output")
+        return inputs, outputs
+
+    def _smallest(
+        self, model: Model, accelerator: Accelerator, precision: str, engine: str | None, inputs: float, outputs: float
+    ) -> Parallelism:
+        """The fewest GPUs that hold a fair batch, as one would deploy replicas."""
+        found = smallest_layout(
+            self.catalog, model, accelerator, context=round(inputs + outputs), sequences=32, precision=precision,
+            kv_format="fp8", stack=engine,
+        )  # fmt: skip
+        if found is None:
+            raise NotPredicted("the model fits no layout of this accelerator by the memory model")
+        return found.deployment.parallelism
+
+    def _deployment(
+        self, model: Model, accelerator: Accelerator, split: Parallelism, precision: str, kv_format: str,
+        engine: str | None, settings: Settings, inputs: float,
+    ) -> Deployment:  # fmt: skip
+        key = (model.id, accelerator.id, precision, engine or "", kv_format)
+        if key not in self._deployments:
+            self._deployments[key] = self.catalog.deployment(
+                model, accelerator, Parallelism(), precision, kv_format, engine
+            )
+        first = self._deployments[key]
+        return msgspec.structs.replace(first, parallelism=split, stack=set_stack(first, settings, inputs))
+
+
+def is_mlperf(point: Point) -> bool:
+    """By its scenarios, whoever collected the row: lengths are then the data set's."""
+    return point["scenario"].casefold() in ("offline", "server", "interactive")
+
+
+def measured_subject(case: Case) -> Subject:
+    return subject_of(case.deployment, release=release_of(case), campaign=campaign_of(case))
+
+
+def release_of(case: Case) -> str:
+    """Number of the engine's release; MLPerf's rounds stand for releases of its submitters' stacks."""
+    if campaign_of(case):
+        return case.point["source_id"]
+    found = re.search(r"\d+\.\d+(\.\d+)?", case.point["engine_version"])
+    return found[0] if found else ""
+
+
+def campaign_of(case: Case) -> str:
+    """MLPerf's submissions are tuned by hand for one load, each scenario in its own way."""
+    if not is_mlperf(case.point):
+        return ""
+    return "MLPerf " + ("with limits" if case.way == "limits" else "offline")
+
+
+def set_stack(deployment: Deployment, settings: Settings, inputs: float) -> Stack:
+    """The stack with what the benchmark set; facts keep their source, so that nobody takes them for defaults."""
+    stack = deployment.stack
+    chunk = max(settings.chunk_tokens or 0.0, (settings.chunk_inputs or 0.0) * inputs)
+    changes: dict[str, Fact] = {}
+    for name, value in (
+        ("chunk_tokens", chunk or None),
+        ("max_sequences", settings.max_sequences),
+        ("memory_fraction", settings.memory_fraction),
+    ):
+        if value is not None:
+            changes[name] = msgspec.structs.replace(getattr(stack, name), value=value, note="set by the benchmark")
+    if not changes:
+        return stack
+    return msgspec.structs.replace(stack, **changes, small=None)

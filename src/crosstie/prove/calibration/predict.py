@@ -1,0 +1,279 @@
+"""What a benchmark would show: every case predicted the way it was measured.
+
+Cases of one model and precision go through the model together. Their schedules are made once, so that
+predicting again with other constants costs one evaluation of the steps.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from crosstie.perf.hardware import Array, Hardware
+from crosstie.perf.memory import cache_sequences
+from crosstie.perf.serving import Steady, serve
+from crosstie.perf.step import Shape, gpu_s, shape, step, step_s
+from crosstie.prove.calibration.cases import Case
+from crosstie.prove.calibration.results import Metric
+from crosstie.sim.schedule import Loop, Schedule, schedule
+
+# Columns of a prediction: seconds, and output tokens per second of all replicas.
+QUANTITIES = ("ttft_mean", "ttft_p50", "ttft_p99", "tpot", "tpot_p99", "run", "output_tokens_per_s",
+              "decode_step", "prefill")  # fmt: skip
+_SCHEDULED = QUANTITIES[:6]
+# Clients that a load is looked for among, from one to as many as memory holds.
+_LOADS = 24
+# A p99 over a median, of TPOT and TTFT under arrivals by chance: medians of 270 MLPerf Server and Interactive runs.
+_TPOT_TAIL, _TTFT_TAIL = 1.13, 2.38
+# Most of a replica's steady rate that arrivals by chance may use.
+_USED = 0.95
+
+
+class _Group(Protocol):
+    hardware: Hardware
+
+    def predict(self) -> dict[str, Array]: ...
+
+    def ideal(self) -> dict[str, Array]: ...
+
+
+class _Scheduled:
+    """Closed loops and single batches: exact schedules."""
+
+    def __init__(self, cases: Sequence[Case]):
+        self.hardware = Hardware([case.deployment for case in cases])
+        schedules = [schedule_of(case) for case in cases]
+        width = max(len(found.run) for found in schedules)
+
+        def padded(name: str) -> Array:
+            table = np.zeros((len(schedules), width))
+            for row, found in zip(table, schedules, strict=True):
+                values = getattr(found, name)
+                row[: len(values)] = values
+            return table
+
+        replicas = self.hardware.dp
+        self.at = Shape(
+            padded("decode_sequences") * replicas,
+            padded("decode_context"),
+            padded("prefill_tokens") * replicas,
+            padded("prefill_start"),
+            padded("prefill_span"),
+        )
+        self.weights = {name: padded(name) for name in _SCHEDULED}
+        tokens = [found.output_tokens * case.replicas for found, case in zip(schedules, cases, strict=True)]
+        self.tokens = np.array(tokens) * replicas[:, 0]
+        # Requests that a client sends one after the other, each with what the host takes before its first token.
+        self.rounds = np.array([max(case.requests / max(case.clients, 1.0), 1.0) for case in cases])
+
+    def predict(self) -> dict[str, Array]:
+        seconds = step_s(self.hardware, self.at)
+        found = {name: (weights * seconds).sum(axis=1) for name, weights in self.weights.items()}
+        request = self.hardware.host_request_s[:, 0]
+        for name in ("ttft_mean", "ttft_p50", "ttft_p99"):
+            found[name] = found[name] + request
+        found["run"] = found["run"] + request * self.rounds
+        found["output_tokens_per_s"] = self.tokens / found["run"]
+        return found
+
+    def ideal(self) -> dict[str, Array]:
+        """The same schedule, each step at peak rates and with no host, launch or network in its way."""
+        seconds = step(self.hardware, self.at).ideal_s
+        found = {name: (weights * seconds).sum(axis=1) for name, weights in self.weights.items()}
+        found["output_tokens_per_s"] = self.tokens / found["run"]
+        return found
+
+
+class _Steady:
+    """Loads that are looked for: the most that memory holds, that limits allow, or that arrivals bring."""
+
+    def __init__(self, cases: Sequence[Case]):
+        self.hardware = Hardware([case.deployment for case in cases])
+        self.inputs = np.array([[case.input_tokens] for case in cases])
+        self.outputs = np.array([[case.output_tokens] for case in cases])
+        self.replicas = np.array([case.replicas for case in cases])
+        most = np.array([[_most_clients(case)] for case in cases])
+        known = all(case.way in ("full", "loop") for case in cases)
+        self.clients = most ** (np.ones((1, 1)) if known else np.linspace(0.0, 1.0, _LOADS)[None, :])
+        # Closed loops through pipelines come here too: their clients are given, at every one of the loads.
+        given = np.array([[case.clients / case.replicas if case.way == "loop" else 0.0] for case in cases])
+        self.clients = np.where(given > 0.0, np.maximum(given, 1.0), self.clients)
+
+        def column(of: str) -> Array:
+            return np.array([[getattr(case, of)] for case in cases])
+
+        self.full = np.array([[case.way in ("full", "loop")] for case in cases])
+        self.limited = np.array([[case.way == "limits"] for case in cases])
+        self.ttft_limit, self.tpot_limit = column("ttft_limit_s"), column("tpot_limit_s")
+        self.rate = column("requests_per_s") / self.replicas[:, None]
+        self.requests = column("requests")[:, 0] / self.replicas
+
+    def _settled(self) -> tuple[Steady, Array]:
+        """Every load that is tried, and which of them it is."""
+        steady = serve(self.hardware, self.clients, self.inputs, self.outputs)
+        # How far each load is from what decides, falling through zero: then the load is between two of them.
+        over_limits = np.minimum(
+            np.log(self.tpot_limit.clip(1e-9) / (steady.tpot_s * _TPOT_TAIL)),
+            np.log(self.ttft_limit.clip(1e-9) / (steady.ttft_s * _TTFT_TAIL)),
+        )
+        over_rate = np.log(self.rate.clip(1e-9) / steady.requests_per_s)
+        room = np.where(self.full, 1.0, np.where(self.limited, over_limits, over_rate))
+        return steady, _crossing(room)
+
+    def predict(self) -> dict[str, Array]:
+        steady, at = self._settled()
+        used = np.where(self.limited[:, 0], _USED, 1.0)
+        ttft, tpot = _pick(steady.ttft_s, at), _pick(steady.tpot_s, at)
+        # More arrivals than a replica serves wait in a line that grows to the end of the run.
+        behind = 1.0 / _pick(steady.requests_per_s, at) - 1.0 / self.rate[:, 0].clip(1e-9)
+        ttft = ttft + np.where(self.rate[:, 0] > 0, 0.5 * self.requests * np.maximum(behind, 0.0), 0.0)
+        rate = _pick(steady.output_tokens_per_s, at) * self.replicas * used
+        found = dict.fromkeys(("ttft_mean", "ttft_p50"), ttft)
+        found |= {"ttft_p99": ttft * _TTFT_TAIL, "tpot": tpot, "tpot_p99": tpot * _TPOT_TAIL}
+        found |= {"run": ttft + tpot * (self.outputs[:, 0] - 1.0), "output_tokens_per_s": rate}
+        return found
+
+    def ideal(self) -> dict[str, Array]:
+        """Throughput at the steady state's batch. A latency follows from the batch, which such results do not tell."""
+        steady, at = self._settled()
+        hardware, outputs = self.hardware, self.outputs[:, 0]
+        # Prompts go through in full budgets, which read the weights least often; stages share the work of a step.
+        budget, span = hardware.chunk_tokens * hardware.dp, np.minimum(self.inputs, hardware.chunk_tokens)
+        prompts = step(hardware, shape(0.0, 0.0, budget, 0.5 * (self.inputs - span), span)).ideal_s
+        prefill = (prompts * self.inputs / budget / hardware.pp)[:, 0]
+        batch = _pick(np.maximum(steady.decoding, hardware.pp), at)
+        request = prefill + (outputs - 1.0) * _pick(steady.decode.ideal_s, at) / batch
+        # Arrivals that an engine keeps up with leave it idle, which says nothing about its speed.
+        idle = (self.rate > 0.0)[:, 0] & (at < steady.decoding.shape[1] - 1)
+        return {"output_tokens_per_s": np.where(idle, np.nan, self.replicas * outputs / request)}
+
+
+class _Full(_Steady):
+    """As much load as memory takes, which needs no looking for."""
+
+
+class _Alone:
+    """One step without host or network."""
+
+    def __init__(self, cases: Sequence[Case]):
+        self.hardware = Hardware([case.deployment for case in cases])
+        batch = np.array([[case.clients] for case in cases])
+        tokens = np.array([[case.input_tokens] for case in cases])
+        self.decode = shape(batch, tokens)
+        self.prefill = shape(prefill_tokens=batch * tokens, prefill_span=tokens)
+
+    def predict(self) -> dict[str, Array]:
+        return {
+            "decode_step": gpu_s(self.hardware, self.decode)[:, 0],
+            "prefill": gpu_s(self.hardware, self.prefill)[:, 0],
+        }
+
+    def ideal(self) -> dict[str, Array]:
+        return {
+            "decode_step": step(self.hardware, self.decode).ideal_s[:, 0],
+            "prefill": step(self.hardware, self.prefill).ideal_s[:, 0],
+        }
+
+
+def schedule_of(case: Case) -> Schedule:
+    """Attention replicas have their own clients, slots and budget."""
+    deployment, split = case.deployment, case.deployment.parallelism
+    stack, share = deployment.stack, case.replicas * split.dp
+    clients = max(round(case.clients / share), 1)
+    return schedule(
+        Loop(
+            clients=clients,
+            slots=max(min(round(_most_clients(case) / split.dp), clients), 1),
+            requests=max(round(case.requests / share), clients),
+            input_tokens=round(case.input_tokens),
+            output_tokens=round(case.output_tokens),
+            chunk_tokens=round(stack.chunk_tokens_on(deployment.accelerator.memory_bytes)),
+            prefill_first=stack.scheduling == "prefill-first",
+            shortest=case.shortest,
+            receive_every=case.receive_every,
+        )
+    )
+
+
+def _most_clients(case: Case) -> float:
+    """Requests that a replica runs at once: memory or the engine sets the limit."""
+    deployment, stack = case.deployment, case.deployment.stack
+    held = (case.input_tokens + stack.held_share * case.output_tokens) * (1.0 + case.shortest) / 2.0
+    limit = stack.max_sequences_on(deployment.accelerator.memory_bytes) * deployment.parallelism.dp
+    return max(min(float(cache_sequences(deployment, held)), limit), 1.0)
+
+
+def _crossing(room: Array) -> Array:
+    """Position along each row where it first falls to zero, between two columns; the last if it never does."""
+    short = room <= 0.0
+    first = np.where(short.any(axis=1), short.argmax(axis=1), room.shape[1] - 1)
+    before = np.maximum(first - 1, 0)
+    rows = np.arange(len(room))
+    high, low = room[rows, before], room[rows, first]
+    share = np.where(short.any(axis=1) & (first > 0), high / np.maximum(high - low, 1e-12), 1.0)
+    return np.asarray(np.where(first > 0, before + share, 0.0))
+
+
+def _pick(values: Array, at: Array) -> Array:
+    """Values at positions between columns, in proportion."""
+    rows = np.arange(len(values))
+    left = np.minimum(at.astype(int), values.shape[1] - 1)
+    right = np.minimum(left + 1, values.shape[1] - 1)
+    share = at - left
+    return np.asarray(np.exp((1.0 - share) * np.log(values[rows, left]) + share * np.log(values[rows, right])))
+
+
+_GROUPS: dict[str, type] = {
+    "loop": _Scheduled, "batch": _Scheduled, "full": _Full, "limits": _Steady, "rate": _Steady, "alone": _Alone,
+}  # fmt: skip
+
+
+class Predictor:
+    """Cases in their order; `predict` again after `correct`."""
+
+    def __init__(self, cases: Sequence[Case]):
+        self.cases = list(cases)
+        members: dict[tuple[object, ...], list[int]] = {}
+        for index, case in enumerate(self.cases):
+            deployment = case.deployment
+            kind = _GROUPS["full" if deployment.parallelism.pp > 1 and case.way == "loop" else case.way]
+            key = (kind, deployment.model.id, deployment.precision.id, deployment.kv_format)
+            members.setdefault(key, []).append(index)
+        self._groups: list[tuple[Array, _Group]] = [
+            (np.array(indices), key[0]([self.cases[i] for i in indices]))  # type: ignore[operator]
+            for key, indices in members.items()
+        ]
+
+    def correct(self, factors: Mapping[str, Array]) -> None:
+        """Factors of shape (cases,)."""
+        for indices, group in self._groups:
+            group.hardware.correct({name: values[indices][:, None] for name, values in factors.items()})
+
+    def predict(self) -> dict[str, Array]:
+        return self._columns(lambda group: group.predict())
+
+    def ideal(self) -> dict[str, Array]:
+        """The same work at the datasheet's peak rates, not a number where a roofline says nothing."""
+        return self._columns(lambda group: group.ideal())
+
+    def _columns(self, of: Callable[[_Group], Mapping[str, Array]]) -> dict[str, Array]:
+        columns = {name: np.full(len(self.cases), np.nan) for name in QUANTITIES}
+        for indices, group in self._groups:
+            for name, values in of(group).items():
+                columns[name][indices] = values
+        return columns
+
+
+def quantity_of(case: Case, metric: Metric) -> tuple[str, float]:
+    """The column that a row's number is of, and the factor between them."""
+    if metric.kind == "ttft":
+        name = {"mean": "ttft_mean", "p50": "ttft_p50"}.get(metric.statistic, "ttft_p99")
+        return name, 1.0
+    if metric.kind == "tpot":
+        return ("tpot" if metric.statistic in ("mean", "p50") else "tpot_p99"), 1.0
+    if metric.kind == "throughput":
+        counted = (case.input_tokens + case.output_tokens) / case.output_tokens if metric.with_input else 1.0
+        return "output_tokens_per_s", counted / (case.gpus if metric.per_gpu else 1.0)
+    if metric.kind in ("batch", "step"):
+        return "run", 1.0 if metric.kind == "batch" else 1.0 / case.output_tokens
+    return metric.kind, 1.0

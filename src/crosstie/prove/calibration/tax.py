@@ -1,0 +1,285 @@
+"""The software tax over time: what an engine's release left of the accelerator's roofline.
+
+A result's fraction is the ideal time of its work over the measured one. Ideal is every step of the load
+at the datasheet's peak rates, no host, no launches, no network. The tax is one minus the fraction.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.perf.hardware import Array
+from crosstie.prove.calibration.cases import Case, Cases, campaign_of, release_of
+from crosstie.prove.calibration.columns import UNPREDICTABLE, reason_of
+from crosstie.prove.calibration.predict import Predictor, quantity_of
+from crosstie.prove.calibration.results import Results, Row
+
+SHIPPED_RESULTS = SHIPPED / "measured" / "results.csv.gz"
+UNSTATED = "unstated"
+_DATE = re.compile(r"\d{4}-\d\d(-\d\d)?")
+# Whole work first: the shares of prompts and of decoding differ, and a point counts once.
+_WHOLE = ("throughput", "batch", "e2e", "tpot", "ttft", "step", "decode_step", "prefill")
+
+
+_WHY_ABOVE = {
+    "full": "its batch is not published, and the memory model's is smaller than what ran",
+    "limits": "its batch is not published, and the one predicted within the limits is smaller than what ran",
+    "loop": "less work than the row says: a smaller cache format, prompts found in a prefix cache, or a wrong label",
+}
+
+
+class Line(NamedTuple):
+    """Results that a trend may run through. MLPerf's are tuned by hand for one load, so they stand apart."""
+
+    accelerator: str
+    engine: str
+    campaign: str
+
+    def __str__(self) -> str:
+        return " ".join(part for part in self if part)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One operating point: how much of its roofline was delivered."""
+
+    case: Case
+    row: Row
+    # What was measured: throughput, batch, request (TTFT and all later tokens), or one metric alone.
+    kind: str
+    # Seconds of the whole kind, or of one output token where that is throughput.
+    ideal_s: float
+    measured_s: float
+
+    @property
+    def fraction(self) -> float:
+        return self.ideal_s / self.measured_s
+
+    @property
+    def likely(self) -> str:
+        """Why a fraction above one is likely to be wrong."""
+        return _WHY_ABOVE.get(self.case.way, "the row or the roofline is wrong")
+
+    @property
+    def line(self) -> Line:
+        """An engine that the row does not name is not to be blamed for it, nor praised."""
+        deployment = self.case.deployment
+        engine = UNSTATED if "engine" in self.case.assumed else deployment.stack.id
+        return Line(deployment.accelerator.id, engine, "MLPerf" if campaign_of(self.case) else "")
+
+    @property
+    def release(self) -> str:
+        found = release_of(self.case)
+        if campaign_of(self.case):
+            return found.removeprefix("mlperf_")
+        # An image's name may have no other number than that of the libraries below the engine.
+        libraries = f"rocm{found}" in self.case.point["engine_version"].casefold()
+        return f"ROCm {found} image" if found and libraries else found or UNSTATED
+
+    @property
+    def date(self) -> str:
+        """Empty for a row that says something else there, or nothing."""
+        return self.case.point["date"] if _DATE.fullmatch(self.case.point["date"]) else ""
+
+    @property
+    def conditions(self) -> tuple[object, ...]:
+        """What two releases must share to be compared: a data set counts as its lengths, which vary by run."""
+        case, point = self.case, self.case.point
+        deployment = case.deployment
+        lengths = (point["input_len"], point["output_len"]) if point["input_len"] else ("data set",)
+        load = (case.way, case.clients, case.requests_per_s, case.ttft_limit_s, case.tpot_limit_s)
+        return (deployment.model.id, deployment.precision.id, case.gpus, *lengths, *load, self.kind)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A release on an accelerator. Fractions above one are impossible, so they are counted apart."""
+
+    line: Line
+    release: str
+    date: str
+    points: int
+    median: float | None
+    p10: float | None
+    p90: float | None
+    above_roofline: int
+    models: tuple[str, ...]
+    readings: tuple[Reading, ...] = field(repr=False, compare=False)
+
+    @property
+    def tax(self) -> float | None:
+        return None if self.median is None else 1.0 - self.median
+
+
+@dataclass(frozen=True)
+class Trend:
+    """From one release to a later one: how much faster on points that both have.
+
+    Without such points the ratio is one of median fractions, and no speed-up.
+    """
+
+    line: Line
+    first: Group
+    last: Group
+    common_points: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Tax:
+    rows: int
+    groups: list[Group]
+    trends: list[Trend]
+    above_roofline: list[Reading]
+    # Points (or rows that are none) by the reason why they have no fraction.
+    left_out: dict[str, int]
+
+    @property
+    def points(self) -> int:
+        return sum(group.points + group.above_roofline for group in self.groups)
+
+
+def tax(
+    catalog: Catalog,
+    results: Results,
+    accelerators: Collection[str] = (),
+    models: Collection[str] = (),
+    engines: Collection[str] = (),
+) -> Tax:
+    """Fractions of all results on these accelerators, models and engines, by their ids; all where none is named."""
+    left_out = Counter(refused.reason for refused in results.refused)
+    resolve = Cases(catalog)
+    cases: list[Case] = []
+    for point in results.points:
+        try:
+            found = resolve.of(point)
+        except UNPREDICTABLE as error:
+            left_out[reason_of(error)] += 1
+        else:
+            if len(found) > 1:
+                left_out["a mixed fleet has no one roofline"] += 1
+            elif _wanted(found[0], accelerators, models, engines):
+                cases += found
+    ideal = Predictor(cases).ideal() if cases else {}
+    readings = []
+    for index, case in enumerate(cases):
+        reading = _reading(case, {name: column[index] for name, column in ideal.items()})
+        if reading is None:
+            left_out["latency under a load that the run chose: its batch is not known, and idling is no tax"] += 1
+        else:
+            readings.append(reading)
+    groups = _groups(readings)
+    above = sorted((r for r in readings if r.fraction > 1.0), key=lambda r: -r.fraction)
+    return Tax(results.rows, groups, _trends(groups), above, dict(left_out.most_common()))
+
+
+def _wanted(case: Case, accelerators: Collection[str], models: Collection[str], engines: Collection[str]) -> bool:
+    deployment = case.deployment
+    asked = (accelerators, deployment.accelerator.id), (models, deployment.model.id), (engines, deployment.stack.id)
+    unnamed = bool(engines) and "engine" in case.assumed
+    return not unnamed and all(not names or own in names for names, own in asked)
+
+
+def _reading(case: Case, ideal: dict[str, Any]) -> Reading | None:
+    """The point's fraction by the metric that covers most of its work; tails say how uneven, not how fast."""
+    rows: dict[str, Row] = {}
+    for row in sorted(case.point.rows, key=lambda row: row.metric.statistic != "mean"):
+        if row.metric.statistic in ("mean", "p50"):
+            rows.setdefault(row.metric.kind, row)
+    later = case.mean_output_tokens - 1.0
+
+    def seconds(row: Row) -> tuple[float, float]:
+        name, factor = quantity_of(case, row.metric)
+        if name == "e2e":
+            return float(ideal["ttft_p50"] + ideal["tpot"] * later), row.value
+        if row.metric.kind == "throughput":
+            return 1.0 / float(ideal[name]), factor / row.value
+        return float(ideal[name]) * factor, row.value
+
+    kind = next((name for name in _WHOLE if name in rows), "")
+    if not kind:
+        return None
+    ideal_s, measured_s = seconds(rows[kind])
+    if kind == "tpot" and "ttft" in rows:
+        first = seconds(rows["ttft"])
+        kind, ideal_s, measured_s = "request", first[0] + ideal_s * later, first[1] + measured_s * later
+    reading = Reading(case, rows["tpot" if kind == "request" else kind], kind, ideal_s, measured_s)
+    return reading if np.isfinite(reading.fraction) else None
+
+
+def _groups(readings: Sequence[Reading]) -> list[Group]:
+    def key(reading: Reading) -> tuple[Line, str]:
+        return reading.line, reading.release
+
+    made = []
+    for (line, release), found in groupby(sorted(readings, key=key), key=key):
+        members = tuple(found)
+        possible = _possible(members)
+        low, middle, high = np.quantile(possible, (0.1, 0.5, 0.9)).tolist() if len(possible) else (None,) * 3
+        made.append(
+            Group(
+                line, release,
+                date=min((m.date for m in members if m.date), default=""),
+                points=len(possible), median=middle, p10=low, p90=high,
+                above_roofline=len(members) - len(possible),
+                models=tuple(sorted({m.case.deployment.model.id for m in members})),
+                readings=members,
+            )
+        )  # fmt: skip
+    # Undated releases come last: nobody knows where they belong.
+    return sorted(made, key=lambda g: (g.line.accelerator, g.date or "9999", g.line, g.release))
+
+
+def _possible(readings: Iterable[Reading]) -> Array:
+    return np.array([r.fraction for r in readings if r.fraction <= 1.0])
+
+
+def _trends(groups: Sequence[Group]) -> list[Trend]:
+    """First release to last; where these share no point, also the pair furthest apart that does."""
+    lines: dict[Line, list[Group]] = {}
+    for group in groups:
+        if group.date and group.release != UNSTATED and group.median is not None:
+            lines.setdefault(group.line, []).append(group)
+    made: list[Trend] = []
+    for members in lines.values():
+        if len(members) < 2:
+            continue
+        whole = _trend(members[0], members[-1])
+        made.append(whole)
+        if not whole.common_points:
+            pairs = [(abs(_day(b.date) - _day(a.date)), _trend(a, b)) for a, b in combinations(members, 2)]
+            shared = [pair for pair in pairs if pair[1].common_points]
+            made += [max(shared, key=lambda pair: (pair[0], pair[1].common_points))[1]] if shared else []
+    return sorted(made, key=lambda trend: trend.line)
+
+
+def _day(date: str) -> int:
+    return int(np.datetime64(date, "D").astype(int))
+
+
+def _trend(first: Group, last: Group) -> Trend:
+    before, after = _by_conditions(first), _by_conditions(last)
+    common = common_points(first, last)
+    if common:
+        ratio = float(np.median([before[key] / after[key] for key in common]))
+    else:
+        ratio = (last.median or 0.0) / (first.median or 1.0)
+    return Trend(first.line, first, last, len(common), ratio)
+
+
+def common_points(first: Group, last: Group) -> list[tuple[object, ...]]:
+    return sorted(_by_conditions(first).keys() & _by_conditions(last).keys(), key=str)
+
+
+def _by_conditions(group: Group) -> dict[tuple[object, ...], float]:
+    """Measured seconds of each operating point; repeated measurements are one."""
+    found: dict[tuple[object, ...], list[float]] = {}
+    for reading in group.readings:
+        found.setdefault(reading.conditions, []).append(reading.measured_s)
+    return {key: float(np.median(values)) for key, values in found.items()}

@@ -1,0 +1,333 @@
+"""Predictions against measured results: coverage, errors, ranks and how often intervals hold."""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.correction import Correction
+from crosstie.perf.hardware import Array
+from crosstie.prove.calibration.cases import Case, Cases
+from crosstie.prove.calibration.columns import UNPREDICTABLE, reason_of
+from crosstie.prove.calibration.predict import Predictor, quantity_of
+from crosstie.prove.calibration.results import Metric, Point, Results, Row
+
+# What is reported apart; a tail (p90 and beyond) is its own metric, because a mean says little about it.
+METRICS = {
+    "ttft": "time to first token, mean or median",
+    "tpot": "time per output token after the first, mean or median",
+    "throughput": "tokens per second",
+    "e2e": "whole request",
+    "batch": "one batch from start to end",
+    "step": "mean step of a batch",
+    "decode_step": "GPU work of a decode step",
+    "prefill": "GPU work of a prefill",
+    "ttft_tail": "time to first token, p90 to p99",
+    "tpot_tail": "time per output token, p90 to p99",
+    "e2e_tail": "whole request, p90 to p99",
+}
+# Whose spread is an interval of which metric.
+_SPREAD = {"ttft": "ttft", "ttft_tail": "ttft", "throughput": "throughput"}
+# What a mixed fleet gives of the sum of its parts: the one that was submitted to MLPerf, 8 H200 and 8 MI350X,
+# reached 85 to 90%.
+FLEET_SHARE = 0.875
+# Two results that differ by less than this are a tie.
+_TIE = 1.10
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One row and what was predicted for it, in seconds or tokens per second."""
+
+    row: Row
+    cases: tuple[Case, ...]
+    metric: str
+    predicted: float
+    low: float
+    high: float
+    correction: Correction
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.row.value - 1.0
+
+    @property
+    def held(self) -> bool:
+        return self.low <= self.row.value <= self.high
+
+
+@dataclass(frozen=True)
+class Missed:
+    point: Point | None
+    row: Row | None
+    file: str
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Validation:
+    rows: int
+    outcomes: list[Outcome]
+    missed: list[Missed]
+
+    @property
+    def coverage(self) -> float:
+        return len(self.outcomes) / self.rows if self.rows else 0.0
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        return dict(Counter(missed.reason for missed in self.missed).most_common())
+
+
+def validate(catalog: Catalog, results: Results) -> Validation:
+    resolve = Cases(catalog)
+    cases: list[Case] = []
+    owners: list[tuple[Point, range]] = []
+    missed = [Missed(None, None, refused.file, refused.line, refused.reason) for refused in results.refused]
+    for point in results.points:
+        try:
+            found = resolve.of(point)
+        except UNPREDICTABLE as error:
+            reason = reason_of(error)
+            missed += [Missed(point, row, row.file, row.line, reason) for row in point.rows]
+            continue
+        owners.append((point, range(len(cases), len(cases) + len(found))))
+        cases += found
+    columns = Predictor(cases).predict() if cases else {}
+    outcomes = []
+    for point, indices in owners:
+        own = tuple(cases[i] for i in indices)
+        for row in point.rows:
+            value = _predicted(row.metric, own, indices, columns)
+            if value is None:
+                reason = f"{row.metric.kind} of a mixed fleet is not predicted"
+                missed.append(Missed(point, row, row.file, row.line, reason))
+            elif not np.isfinite(value) or value <= 0:
+                missed.append(Missed(point, row, row.file, row.line, "the model gives no finite value"))
+            else:
+                outcomes.append(_outcome(row, own, value))
+    return Validation(results.rows, outcomes, missed)
+
+
+def _predicted(metric: Metric, cases: Sequence[Case], indices: range, columns: dict[str, Any]) -> float | None:
+    """A fleet's throughput is most of the sum of its parts; its latencies depend on how requests are routed."""
+    if len(cases) == 1:
+        name, factor = quantity_of(cases[0], metric)
+        if name == "e2e":
+            later = cases[0].mean_output_tokens - 1.0
+            return float(columns["ttft_p50"][indices[0]] + columns["tpot"][indices[0]] * later)
+        return float(columns[name][indices[0]] * factor)
+    if metric.kind != "throughput":
+        return None
+    parts = [float(columns["output_tokens_per_s"][i]) for i in indices]
+    total = FLEET_SHARE * sum(parts) * quantity_of(cases[0], metric._replace(per_gpu=False))[1]
+    return total / (sum(case.gpus for case in cases) if metric.per_gpu else 1.0)
+
+
+def _outcome(row: Row, cases: tuple[Case, ...], predicted: float) -> Outcome:
+    name = row.metric.kind
+    if name in ("ttft", "tpot", "e2e") and row.metric.statistic not in ("mean", "p50"):
+        name += "_tail"
+    correction = cases[0].deployment.correction
+    spread = correction.spread.get(_SPREAD.get(name, "tpot"))
+    low, high = spread.around(predicted) if spread else (0.0, float("inf"))
+    return Outcome(row, cases, name, predicted, low, high, correction)
+
+
+def errors(outcomes: Iterable[Outcome]) -> dict[str, Any]:
+    found = np.array([outcome.error for outcome in outcomes])
+    return summary(found) if len(found) else {"n": 0, "median_ape": None, "p90_ape": None, "bias": None}
+
+
+def summary(signed: Array) -> dict[str, float]:
+    """Median and 90th percentile of the absolute error, and the median of the signed one, as fractions."""
+    size = np.abs(signed)
+    return {
+        "n": len(signed),
+        "median_ape": float(np.median(size)),
+        "p90_ape": float(np.quantile(size, 0.9)),
+        "bias": float(np.median(signed)),
+    }
+
+
+def by_metric(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
+    """Errors of each metric that occurs; the three that everybody asks for always."""
+    found = {}
+    for metric in METRICS:
+        own = [outcome for outcome in outcomes if outcome.metric == metric]
+        if own or metric in ("ttft", "tpot", "throughput"):
+            found[metric] = errors(own)
+    return found
+
+
+GROUPINGS: dict[str, Callable[[Outcome], str]] = {
+    "by_accelerator": lambda outcome: "+".join(case.deployment.accelerator.id for case in outcome.cases),
+    "by_engine": lambda outcome: outcome.cases[0].deployment.stack.id,
+    "by_model": lambda outcome: outcome.cases[0].deployment.model.id,
+    "by_source": lambda outcome: outcome.cases[0].point["source_id"] or "unnamed",
+    "by_nearness": lambda outcome: outcome.correction.nearness,
+}
+
+
+def grouped(outcomes: Sequence[Outcome], of: Callable[[Outcome], str]) -> dict[str, dict[str, dict[str, Any]]]:
+    ordered = sorted(outcomes, key=of)
+    return {name: by_metric(list(members)) for name, members in groupby(ordered, key=of)}
+
+
+def interval(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """How many measurements the intervals hold: means and medians only, since no spread is of tails."""
+    own = [o for o in outcomes if o.correction.spread and not o.metric.endswith("_tail")]
+    held = sum(outcome.held for outcome in own)
+    return {
+        "level": own[0].correction.level if own else None,
+        "n": len(own),
+        "inside": held / len(own) if own else None,
+    }
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """A point's throughput per GPU: as measured, or by Little's law from its latencies."""
+
+    accelerator: str
+    load: tuple[float, float, str]
+    measured: float
+    predicted: float
+
+
+def rank(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Pairs of different accelerators at the same model, precision and lengths: how many are ordered right.
+
+    `alike` counts the pairs among them at the same clients, GPUs and way of measuring, which are harder.
+    """
+    groups: dict[tuple[Any, ...], list[_Ranked]] = {}
+    for _, members in groupby(sorted(outcomes, key=_point), key=_point):
+        own = list(members)
+        ranked = _ranked(own)
+        case = own[0].cases[0]
+        if ranked and len(own[0].cases) == 1:
+            point = case.point
+            key = (point["model"], point["precision"], point["input_len"], round(case.output_tokens / 25), case.way)
+            groups.setdefault(key, []).append(ranked)
+    counts = Counter[str]()
+    for points in groups.values():
+        for i, one in enumerate(points):
+            for other in points[i + 1 :]:
+                if one.accelerator == other.accelerator:
+                    continue
+                ratio = one.measured / other.measured
+                if 1.0 / _TIE <= ratio <= _TIE:
+                    continue
+                right = (ratio > 1.0) == (one.predicted > other.predicted)
+                alike = one.load == other.load
+                counts.update(pairs=1, correct=right, alike_pairs=alike, alike_correct=alike and right)
+    return {
+        "pairs": counts["pairs"],
+        "correct": counts["correct"],
+        "alike": {"pairs": counts["alike_pairs"], "correct": counts["alike_correct"]},
+    }
+
+
+def _point(outcome: Outcome) -> int:
+    return id(outcome.cases[0].point)
+
+
+def _ranked(outcomes: Sequence[Outcome]) -> _Ranked | None:
+    case = outcomes[0].cases[0]
+    found = {outcome.metric: outcome for outcome in outcomes}
+    load = (case.clients, case.gpus, case.way)
+    accelerator = case.deployment.accelerator.id
+    rate = next((o for o in outcomes if o.metric == "throughput" and not o.row.metric.with_input), None)
+    if rate:
+        share = 1.0 if rate.row.metric.per_gpu else 1.0 / case.gpus
+        return _Ranked(accelerator, load, rate.row.value * share, rate.predicted * share)
+    if "ttft" in found and "tpot" in found and case.clients:
+        ttft, tpot, later = found["ttft"], found["tpot"], case.mean_output_tokens - 1.0
+        measured = case.clients / (ttft.row.value + tpot.row.value * later) / case.gpus
+        predicted = case.clients / (ttft.predicted + tpot.predicted * later) / case.gpus
+        return _Ranked(accelerator, load, measured, predicted)
+    return None
+
+
+def fleets(validation: Validation) -> list[dict[str, Any]]:
+    """Mixed fleets: what was measured, what is predicted, and the sum of what their parts would give."""
+    return [
+        {
+            "fleet": " + ".join(f"{case.gpus:.0f} x {case.deployment.accelerator.id}" for case in outcome.cases),
+            "model": outcome.cases[0].deployment.model.id,
+            "scenario": outcome.cases[0].point["scenario"],
+            "measured": outcome.row.value,
+            "predicted": outcome.predicted,
+            "sum_of_parts": outcome.predicted / FLEET_SHARE,
+            "measured_over_sum": outcome.row.value / outcome.predicted * FLEET_SHARE,
+        }
+        for outcome in validation.outcomes
+        if len(outcome.cases) > 1
+    ]
+
+
+def document(validation: Validation) -> dict[str, Any]:
+    outcomes = validation.outcomes
+    return {
+        "rows": validation.rows,
+        "covered": len(outcomes),
+        "coverage": validation.coverage,
+        "uncovered": validation.reasons,
+        "metrics": by_metric(outcomes),
+        "rank": rank(outcomes),
+        "interval": interval(outcomes),
+        "fleets": fleets(validation),
+        **{name: grouped(outcomes, of) for name, of in GROUPINGS.items()},
+    }
+
+
+COLUMNS = ("file", "line", "source_id", "accelerator", "num_accelerators", "model", "precision", "engine",
+           "engine_version", "parallelism", "input_len", "output_len", "concurrency", "scenario", "metric", "statistic",
+           "unit", "measured", "predicted", "low", "high", "error", "nearness", "points", "assumed",
+           "reason")  # fmt: skip
+_OF_POINT = COLUMNS[2:14]
+
+
+def predictions(validation: Validation) -> str:
+    """Every row of the results, predicted or not, as CSV; seconds and tokens per second."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    lines = [_line(outcome) for outcome in validation.outcomes] + [_missed_line(missed) for missed in validation.missed]
+    writer.writerows(sorted(lines, key=lambda line: (line["file"], line["line"])))
+    return text.getvalue()
+
+
+def _line(outcome: Outcome) -> dict[str, Any]:
+    case, row = outcome.cases[0], outcome.row
+    return {
+        "file": row.file,
+        "line": row.line,
+        **{name: case.point[name] for name in _OF_POINT},
+        "metric": row.metric.kind,
+        "statistic": row.metric.statistic,
+        "unit": "tok/s" if row.metric.kind == "throughput" else "s",
+        "measured": f"{row.value:.6g}",
+        "predicted": f"{outcome.predicted:.6g}",
+        "low": f"{outcome.low:.6g}",
+        "high": f"{outcome.high:.6g}",
+        "error": f"{outcome.error:.4f}",
+        "nearness": outcome.correction.nearness,
+        "points": outcome.correction.points,
+        "assumed": "; ".join(case.assumed),
+    }
+
+
+def _missed_line(missed: Missed) -> dict[str, Any]:
+    line: dict[str, Any] = {"file": missed.file, "line": missed.line, "reason": missed.reason}
+    if missed.point and missed.row:
+        line |= {name: missed.point[name] for name in _OF_POINT}
+        line |= {"metric": missed.row.metric.kind, "measured": f"{missed.row.value:.6g}"}
+    return line

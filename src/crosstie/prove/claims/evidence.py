@@ -1,0 +1,280 @@
+"""What claims are checked against: the catalog, estimates, measured rows and facts from public sources."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.catalog.prices import Price
+from crosstie.catalog.reading import Sources, only_keys, optional_text, read_toml, table, text
+from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.errors import BadData, BadInput, DoesNotFit
+from crosstie.core.estimate import Estimate
+from crosstie.core.fact import Fact, Label
+from crosstie.decide.cost.prices import BASES, Quote, quote
+from crosstie.decide.cost.published import Published, mi325x_against_h200
+from crosstie.perf.estimate import estimate
+from crosstie.perf.fit import place, smallest_layout
+from crosstie.prove.calibration.results import Point, read_results
+from crosstie.prove.calibration.tax import SHIPPED_RESULTS
+from crosstie.prove.claims.reading import Claim, Span, read_claims
+
+SHIPPED_SOURCES = SHIPPED / "claim_sources.toml"
+# What the articles mean by "70B".
+LLAMA = "llama-3.1-70b"
+ROUNDS = ("mlperf_v4.1", "mlperf_v5.1", "mlperf_v6.0")
+# How a row of prices says that it was taken from an article whose claims are checked.
+_ARTICLE = re.compile(r"\barticle [A-Z]\b|\bcatalog/data/claims\b")
+
+
+def called(name: str) -> str:
+    """An accelerator as articles and MLPerf write it: MI300X, H100."""
+    return name.removesuffix("-sxm").upper()
+
+
+def rests_on_article(price: Price) -> bool:
+    """Whether a price is an article's own: what is to be checked is no evidence, for that article or another."""
+    return bool(_ARTICLE.search(f"{price.provider}; {price.amount.source}"))
+
+
+@dataclass(frozen=True)
+class PublicFact:
+    """A figure or a word of a public source, in this project's words."""
+
+    value: float | str
+    unit: str
+    says: str
+    source: str
+    date: str
+
+
+def read_public_facts(file: Path = SHIPPED_SOURCES) -> dict[str, PublicFact]:
+    raw = read_toml(file)
+    only_keys(file, "", raw, {"sources", "facts"})
+    sources = Sources(file, raw.get("sources"))
+    found = {}
+    for name, entry in table(file, "facts", raw.get("facts")).items():
+        where = f"facts.{name}"
+        entry = table(file, where, entry)
+        only_keys(file, where, entry, {"value", "unit", "says", "source"})
+        value = entry.get("value")
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise BadData(file, f"{where}.value", "must be a number or a word")
+        reference, dated = sources.cite(where, entry.get("source"))
+        found[name] = PublicFact(
+            value=value if isinstance(value, str) else float(value),
+            unit=optional_text(file, f"{where}.unit", entry.get("unit")),
+            says=text(file, f"{where}.says", entry.get("says")),
+            source=reference,
+            date=dated,
+        )
+    sources.check_all_cited()
+    return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """An estimate at one operating point, per GPU."""
+
+    deployment: Deployment
+    estimate: Estimate
+    load: tuple[int, int, int]
+
+    @property
+    def per_gpu(self) -> float:
+        return self.estimate.output_tokens_per_s_per_gpu
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """80%, per GPU; without a calibration the estimate alone."""
+        made = self.estimate.interval
+        return made.per_gpu(self.deployment.parallelism.gpus) if made else (self.per_gpu, self.per_gpu)
+
+    @property
+    def point(self) -> str:
+        concurrency, tokens_in, tokens_out = self.load
+        return f"{self.deployment.label}, {concurrency} in flight, {tokens_in:,} in, {tokens_out:,} out"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of two estimates; errors taken as independent, so their logarithms add in squares."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f})"
+
+
+def ratio_of(above: Run, below: Run, factor: float = 1.0) -> Ratio:
+    value = above.per_gpu / below.per_gpu
+    up = math.hypot(math.log(above.interval[1] / above.per_gpu), math.log(below.per_gpu / below.interval[0]))
+    down = math.hypot(math.log(above.per_gpu / above.interval[0]), math.log(below.interval[1] / below.per_gpu))
+    return Ratio(factor * value, factor * value * math.exp(-down), factor * value * math.exp(up))
+
+
+@dataclass
+class Evidence:
+    catalog: Catalog
+    _runs: dict[tuple[object, ...], Run | None] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _facts(self) -> dict[str, PublicFact]:
+        return read_public_facts()
+
+    @cached_property
+    def _claims(self) -> dict[str, Claim]:
+        return {claim.id: claim for claim in read_claims()}
+
+    def claimed(self, name: str) -> Span:
+        """The one figure that another claim gives."""
+        (span,) = self._claims[name].spans
+        return span
+
+    @cached_property
+    def comparison(self) -> Published:
+        return mi325x_against_h200(self.catalog)
+
+    @cached_property
+    def prices(self) -> tuple[Price, ...]:
+        """The catalog's prices without those that rest on an article."""
+        return tuple(price for price in self.catalog.prices if not rests_on_article(price))
+
+    def own_price(self, name: str) -> bool:
+        """Whether an article's own purchase price of the part is in the catalog, and left out here."""
+        return any(p.accelerator == name and p.kind == "purchase" for p in self.catalog.prices if rests_on_article(p))
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """The measured operating points that Crosstie ships."""
+        return read_results(SHIPPED_RESULTS).points
+
+    @cached_property
+    def _offline(self) -> dict[tuple[str, str], list[Point]]:
+        found: dict[tuple[str, str], list[Point]] = {}
+        for point in self.points:
+            if point["scenario"] == "Offline" and point["model"] == "Llama-2-70B" and per_gpu_rates([point]):
+                found.setdefault((point["accelerator"], point["source_id"]), []).append(point)
+        return found
+
+    def offline(self, name: str, *rounds: str) -> list[Point]:
+        """MLPerf's Llama-2-70B Offline results of an accelerator in these rounds, or in all."""
+        return [p for r in rounds or ROUNDS for p in self._offline.get((called(name), r), [])]
+
+    def fact(self, name: str) -> PublicFact:
+        return self._facts[name]
+
+    def number(self, name: str) -> float:
+        value = self._facts[name].value
+        assert isinstance(value, float), f"{name} is a word"
+        return value
+
+    def part(self, name: str) -> Accelerator:
+        return self.catalog.accelerator(name)
+
+    def field(self, name: str, path: str) -> Fact:
+        """A fact of an accelerator by its dotted path, as `crosstie catalog show` names it."""
+        found = self._field(name, path)
+        assert isinstance(found, Fact), f"{name} {path} is no number"
+        return found
+
+    def label(self, name: str, path: str) -> Label:
+        found = self._field(name, path)
+        assert isinstance(found, Label), f"{name} {path} is no word"
+        return found
+
+    def _field(self, name: str, path: str) -> Any:
+        group, _, key = path.partition(".")
+        held = getattr(self.part(name), group)
+        found = held.get(key) if isinstance(held, dict) else getattr(held, key)
+        if found is None:
+            raise BadInput(f"the catalog has no {path} of {name}")
+        return found
+
+    def price(self, name: str, kind: str) -> Quote | None:
+        """A quote of exactly one kind, such as `rent-3-years`, or of a basis that users plan by."""
+        return quote(self.prices, name, BASES.get(kind, (kind,)))
+
+    def purchase(self, name: str) -> dict[str, float]:
+        """USD of one by each who names a price, the middle where one gives the ends of a range."""
+        found: dict[str, list[float]] = {}
+        for price in self.prices:
+            if price.accelerator == name and price.kind.startswith("purchase"):
+                found.setdefault(price.provider, []).append(price.amount.value)
+        return {provider: median(values) for provider, values in found.items()}
+
+    def run(
+        self, model: str, on: str, load: tuple[int, int, int], precision: str, *, gpus: int | None = None,
+        stack: str | None = None,
+    ) -> Run | None:  # fmt: skip
+        """On so many GPUs by tensor parallelism, else the fewest that hold the load; None where it does not fit."""
+        key = (model, on, load, precision, gpus, stack)
+        if key not in self._runs:
+            self._runs[key] = self._estimated(model, on, load, precision, gpus, stack)
+        return self._runs[key]
+
+    def needed(
+        self, model: str, on: str, load: tuple[int, int, int], precision: str, *, gpus: int | None = None,
+        stack: str | None = None,
+    ) -> Run:  # fmt: skip
+        """The same where a check has no use for "does not fit"."""
+        run = self.run(model, on, load, precision, gpus=gpus, stack=stack)
+        if run is None:
+            raise DoesNotFit(f"{model} in {precision} does not fit {gpus or 'any number of'} {on}")
+        return run
+
+    def _estimated(
+        self, model: str, on: str, load: tuple[int, int, int], precision: str, gpus: int | None, stack: str | None
+    ) -> Run | None:
+        concurrency, tokens_in, tokens_out = load
+        weights, part = self.catalog.model(model), self.part(on)
+        context = tokens_in + tokens_out
+        if gpus is None:
+            placement = smallest_layout(
+                self.catalog, weights, part, context=context, sequences=concurrency, precision=precision, stack=stack
+            )
+            if placement is None:
+                return None
+            deployment = placement.deployment
+        else:
+            deployment = self.catalog.deployment(weights, part, Parallelism(tp=gpus), precision, stack=stack)
+            if not place(deployment, context).fits:
+                return None
+        made = estimate(deployment, concurrency=concurrency, input_tokens=tokens_in, output_tokens=tokens_out)
+        return Run(deployment, made, load)
+
+    def best_of_node(self, model: str, on: str, load: tuple[int, int, int], precision: str) -> Run:
+        """Of the two smallest splits of eight GPUs into like replicas that hold it, the one that gives more."""
+        concurrency, tokens_in, tokens_out = load
+        tried: list[Run] = []
+        for gpus in (1, 2, 4, 8):
+            share = (max(concurrency * gpus // 8, 1), tokens_in, tokens_out)
+            run = self.run(model, on, share, precision, gpus=gpus)
+            tried += [run] if run and len(tried) < 2 else []
+            if len(tried) == 2:
+                break
+        if not tried:
+            raise DoesNotFit(f"{model} in {precision} does not fit eight {on}")
+        return max(tried, key=lambda run: run.per_gpu)
+
+    def measured(self, **wanted: str) -> list[Point]:
+        """Measured points whose columns begin with these words."""
+        return [p for p in self.points if all(p[name].startswith(value) for name, value in wanted.items())]
+
+
+def per_gpu_rates(points: Sequence[Point]) -> list[float]:
+    """Output tokens/s per GPU of each point that has them."""
+    found = []
+    for point in points:
+        for row in point.rows:
+            if row.metric.kind == "throughput" and row.metric.per_gpu and not row.metric.with_input:
+                found.append(row.value)
+    return found

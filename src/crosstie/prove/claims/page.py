@@ -1,0 +1,66 @@
+"""docs/claims.md: the claims by article with verdict, value and reason, for readers of those articles."""
+
+from collections.abc import Iterable, Sequence
+
+from crosstie.prove.claims.check import Checked, summarise
+from crosstie.prove.claims.rests import Rest
+from crosstie.prove.claims.verdicts import VERDICTS
+
+_INTRO = """# What five articles claim, checked
+
+Five public articles on AMD and NVIDIA for LLM inference, A to E, make 72 assertions that can be put as a subject, a
+quantity and a value. This page checks each of them. `crosstie claims --markdown` prints it (`make claims`), and
+`crosstie claims c27` shows one claim with everything that its verdict rests on.
+
+Verdicts follow from a comparison. A check computes a value, from the catalog's facts, the performance model, measured
+results that others published or arithmetic, and compares it with the claim within a stated tolerance; another catalog
+gives other verdicts. A figure of the model comes with the interval that 80% of measurements are meant to fall in, and a
+claim agrees if it lies inside. What none of these has, most of all about software, was read in a public source, kept
+with its date in `claim_sources.toml`; there the verdict is our reading of that source.
+**Crosstie has run nothing on an AMD GPU**: AMD's measured rows are others', and estimates for AMD rest on them.
+"""
+
+_NOTES = """## How to read it
+
+- A claim that names no precision, batch or price kind is tried in several; agreeing in some of them is "under stated
+  conditions", and the reason names them. That is generous to vague claims.
+- Estimates are for the software that was measured last. A figure that was true of an older release can look wrong here.
+- Prices are a snapshot of the catalog's, most of them third parties', and rents of one GPU differ many times
+  over. A price that rests on one of the articles is left out, whichever claim is checked.
+- Another claim is no evidence: "contradicted by another" is given only where the check has no answer of its own.
+"""
+
+
+def page(found: Sequence[Checked]) -> str:
+    summary = summarise(found)
+    parts = [_INTRO, summary.line, "\n## Verdicts\n", _table(("verdict", "means", "claims"), _meanings(summary.counts))]
+    for article in sorted({one.claim.article for one in found}):
+        own = [one for one in found if one.claim.article == article]
+        parts += [f"\n## Article {article}\n", _table(("", "claim", "verdict", "computed", "why"), map(_row, own))]
+    parts += ["", _NOTES, "## What the verdicts rest on\n", *map(_rests, found)]
+    return "\n".join(parts) + "\n"
+
+
+def _meanings(counts: dict[str, int]) -> Iterable[Sequence[str]]:
+    return ((f"**{verdict}**", meaning, str(counts[verdict])) for verdict, meaning in VERDICTS.items())
+
+
+def _row(one: Checked) -> Sequence[str]:
+    claim, finding = one.claim, one.finding
+    against = f" (against {', '.join(finding.contradicted_by)})" if finding.contradicted_by else ""
+    return claim.id, claim.words, f"**{finding.verdict}**{against}", finding.computed, f"{finding.reason}."
+
+
+def _rests(one: Checked) -> str:
+    lines = [f"- **{one.claim.id}**", *(f"  - {rest_words(rest)}" for rest in one.finding.rests)]
+    return "\n".join(lines)
+
+
+def rest_words(rest: Rest) -> str:
+    source = ", ".join(part for part in (rest.source, rest.date) if part)
+    return f"{rest.kind}: {rest.what}" + (f" [{source}]" if source else "")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)])

@@ -1,0 +1,93 @@
+"""A replay with what it cost: as the gateway attributes it, and as the whole fleet's bill over what was good for it."""
+
+import asyncio
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crosstie.core.fleet import Fleet
+from crosstie.prove.replay.outcomes import Result
+from crosstie.prove.replay.replay import Outcome, Progress, Replay
+from crosstie.prove.replay.traffic import TimedRequest
+from crosstie.run.wire.address import Address
+from crosstie.run.wire.client import Origin
+from crosstie.run.wire.fetch import fetch
+from crosstie.run.wire.loops import allow_many_connections, run_on_loop
+
+_MILLION, _SECONDS_PER_HOUR = 1e6, 3600.0
+_SAMPLE = re.compile(r"^(crosstie_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a gateway has attributed to each pool: USD and tokens."""
+
+    usd: dict[str, float]
+    tokens: dict[str, float]
+
+    @classmethod
+    def read(cls, page: str) -> "Spent":
+        """From its /metrics."""
+        usd: dict[str, float] = {}
+        tokens: dict[str, float] = {}
+        for name, labels, value in _SAMPLE.findall(page):
+            counts = {"crosstie_usd_total": usd, "crosstie_tokens_total": tokens}.get(name)
+            if counts is not None:
+                pool = dict(_LABEL.findall(labels)).get("pool", "")
+                counts[pool] = counts.get(pool, 0.0) + float(value)
+        return cls(usd, tokens)
+
+    def since(self, before: "Spent") -> "Spent":
+        return Spent(
+            {pool: usd - before.usd.get(pool, 0.0) for pool, usd in self.usd.items()},
+            {pool: count - before.tokens.get(pool, 0.0) for pool, count in self.tokens.items()},
+        )
+
+    @property
+    def usd_per_million(self) -> float:
+        """Attributed: each request pays for its share of the replica that served it."""
+        tokens = sum(self.tokens.values())
+        return sum(self.usd.values()) / tokens * _MILLION if tokens else math.nan
+
+
+def fleet_usd_per_good_million(fleet: Fleet, result: Result) -> float:
+    """The whole fleet's bill for as long as requests came, over the tokens that were served within their targets."""
+    if not result.good_tokens:
+        return math.inf
+    return fleet.usd_per_hour * result.seconds / _SECONDS_PER_HOUR / result.good_tokens * _MILLION
+
+
+def replayed(
+    url: str,
+    model: str,
+    requests: Sequence[TimedRequest],
+    *,
+    speed: float = 1.0,
+    api_key: str | None = None,
+    progress: Progress = lambda done, failed: None,
+) -> tuple[list[Outcome], Spent]:
+    """Replays on an event loop of its own. What was spent is empty where the server is no Crosstie gateway."""
+
+    allow_many_connections()
+
+    async def run() -> tuple[list[Outcome], Spent]:
+        loop = asyncio.get_running_loop()
+        before = await spent_so_far(loop, url)
+        outcomes = await Replay(loop, url, model, speed=speed, api_key=api_key, progress=progress).run(requests)
+        return outcomes, (await spent_so_far(loop, url)).since(before)
+
+    return run_on_loop(run())
+
+
+async def spent_so_far(loop: asyncio.AbstractEventLoop, url: str) -> Spent:
+    origin = Origin(loop, Address(url))
+    try:
+        answer = await fetch(origin, "GET", f"{origin.address.root}/metrics")
+    except OSError:
+        # Whether anybody answers at all is for the replay to find out.
+        return Spent({}, {})
+    finally:
+        origin.close()
+    return Spent.read(answer.body.decode("utf-8", "replace")) if answer.status == 200 else Spent({}, {})

@@ -1,0 +1,127 @@
+"""The loop on one machine: a mixed fleet is planned, emulated and served, and recorded requests are sent through it.
+
+The same requests go through the same fleet twice, routed by the fleet's own policy and in rotation. No accelerator
+runs: replicas keep the time that the performance model predicts, so what is shown is the planner, the gateway and the
+routing at work, not hardware.
+"""
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from crosstie.catalog.fleet_text import fleet_text
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.traces import find_trace, read_trace
+from crosstie.catalog.workloads import find_workload, read_workload
+from crosstie.catalog.writing import write_text
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet, Policy
+from crosstie.decide.plan.check import Seen, check
+from crosstie.decide.plan.fleet import fleet_of
+from crosstie.decide.plan.plan import Plan, make_plan
+from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, replayed
+from crosstie.prove.replay.gateway_child import GatewayChild, start_gateway
+from crosstie.prove.replay.outcomes import Result, result_of, targets_of
+from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
+
+WORKLOAD = Path("demo")
+# By class of that workload: the trace that its requests are taken from, and whose it is.
+TRACES = {"chat": "azure-2023-conversation", "documents": "mooncake-conversation"}
+CREDITS = {
+    "azure-2023-conversation": "Microsoft Azure, Patel et al., Splitwise, ISCA 2024, CC BY 4.0",
+    "mooncake-conversation": "Moonshot AI, Qin et al., Mooncake, FAST 2025, Apache-2.0",
+}
+RIVAL: Policy = "round-robin"
+# To each pool in the simulation that stands beside what is seen: percentiles within a tenth, in four seconds.
+_SIMULATED = 1500
+
+# Told what is being done, and of how many requests so many have ended and failed.
+Tell = Callable[[str], None]
+Track = Callable[[str, int, int, int], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    policy: Policy
+    result: Result
+    spent: Spent
+    # Of the whole fleet's bill, per million tokens within targets.
+    usd_per_good_million: float
+
+
+@dataclass(frozen=True)
+class Demo:
+    plan: Plan
+    fleet: Fleet
+    # Classes as the plan expects them, by simulation at their targets' percentiles.
+    expected: list[Seen]
+    requests: int
+    seconds: float
+    speed: float
+    # The fleet's own policy, then the rival.
+    runs: list[Run]
+
+
+def planned(catalog: Catalog) -> tuple[Plan, Fleet, list[Seen]]:
+    plan = make_plan(catalog, read_workload(catalog, find_workload(WORKLOAD)))
+    if plan.fleet is None:
+        raise BadInput("with the prices and calibration of your catalog no fleet serves the demo's workload")
+    return plan, fleet_of(plan), check(plan.fleet, plan.workload.classes, _SIMULATED)
+
+
+def demo_requests(fleet: Fleet, seconds: float, load: float = 1.0) -> list[TimedRequest]:
+    """Each class's part of its trace, at `load` times the rate that the fleet was planned for."""
+    longest = min(pool.max_context for pool in fleet.pools)
+    parts = []
+    for one in fleet.classes:
+        trace = read_trace(find_trace(TRACES[one.name], Path()))
+        rate = load * one.requests_per_s
+        parts.append(from_trace(trace, class_name=one.name, requests_per_s=rate, seconds=seconds, longest=longest))
+    return merged(*parts)
+
+
+class DemoRunner:
+    """Holds what must be ended: `with DemoRunner(...) as demo`. `first` goes on serving until then."""
+
+    def __init__(self, catalog: Catalog, *, speed: float, seconds: float, tell: Tell, track: Track):
+        self.catalog, self.speed, self.seconds, self.tell, self.track = catalog, speed, seconds, tell, track
+        self.first: GatewayChild | None = None
+        self._held = ExitStack()
+
+    def __enter__(self) -> "DemoRunner":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._held.close()
+
+    def run(self) -> Demo:
+        self.tell("planning the fleet")
+        plan, fleet, expected = planned(self.catalog)
+        folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="crosstie-demo-")))
+        file = folder / "fleet.toml"
+        write_text(file, fleet_text(fleet))
+        requests = demo_requests(fleet, self.seconds)
+        runs = [self._run(file, fleet, requests, policy) for policy in (fleet.policy, RIVAL)]
+        return Demo(plan, fleet, expected, len(requests), self.seconds, self.speed, runs)
+
+    def _run(self, file: Path, fleet: Fleet, requests: list[TimedRequest], policy: Policy) -> Run:
+        self.tell(f"starting {len(fleet.pools)} pools of emulated replicas and a gateway, {policy}")
+        gateway = start_gateway(file, speed=self.speed, policy=policy)
+        if self.first is None:
+            self.first = gateway
+            self._held.callback(gateway.stop)
+        try:
+            outcomes, spent = replayed(
+                gateway.url,
+                fleet.classes[0].model,
+                requests,
+                speed=self.speed,
+                progress=lambda done, failed: self.track(policy, len(requests), done, failed),
+            )
+        finally:
+            if gateway is not self.first:
+                gateway.stop()
+        result = result_of(outcomes, targets_of(fleet))
+        return Run(policy, result, spent, fleet_usd_per_good_million(fleet, result))

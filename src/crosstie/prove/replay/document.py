@@ -1,0 +1,43 @@
+"""A replay, and the demo, as plain values for `--json`; what is not a number is null."""
+
+import math
+from typing import Any
+
+import msgspec
+
+from crosstie.prove.replay.accounts import Spent
+from crosstie.prove.replay.demo import CREDITS, TRACES, Demo
+from crosstie.prove.replay.outcomes import Result
+
+
+def result_document(result: Result, spent: Spent, usd_per_good_million: float | None) -> dict[str, Any]:
+    return {
+        "latencies": "seconds of the server's clock, from the moment at which each request was due",
+        **_plain(result),
+        "attributed_usd": _plain(spent.usd),
+        "attributed_usd_per_million_tokens": _plain(spent.usd_per_million),
+        "fleet_usd_per_million_tokens_within_target": _plain(usd_per_good_million),
+    }
+
+
+def demo_document(demo: Demo) -> dict[str, Any]:
+    return {
+        "emulated": "no AMD or NVIDIA GPU ran: replicas keep the time that the performance model predicts",
+        "traces": {name: CREDITS[name] for name in TRACES.values()},
+        "fleet": _plain(demo.fleet),
+        "usd_per_hour": demo.fleet.usd_per_hour,
+        "expected": _plain(demo.expected),
+        "requests": demo.requests,
+        "seconds": demo.seconds,
+        "speed": demo.speed,
+        "runs": {run.policy: result_document(run.result, run.spent, run.usd_per_good_million) for run in demo.runs},
+    }
+
+
+def _plain(value: Any) -> Any:
+    value = msgspec.to_builtins(value)
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

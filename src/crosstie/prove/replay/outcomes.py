@@ -1,0 +1,177 @@
+"""What a replay comes to: by class the share within its targets, by pool what it served."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from crosstie.core.fleet import Fleet
+from crosstie.core.workload import Target
+from crosstie.prove.replay.replay import Outcome
+
+Key = TypeVar("Key")
+_PERCENTILES = (0.5, 0.9, 0.95, 0.99)
+_MOST_FAULTS = 5
+# A request left this much too late, on the server's clock: so do those after it, and their answers come late.
+DISTURBED_S = 0.5
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What a class was promised; None: nothing."""
+
+    ttft: Target | None = None
+    tpot: Target | None = None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A latency over requests; not a number where there is none."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Spread":
+        known = np.array([value for value in values if not math.isnan(value)])
+        if not len(known):
+            return cls(*[math.nan] * 5)
+        return cls(float(known.mean()), *map(float, np.quantile(known, _PERCENTILES)))
+
+    def at(self, percentile: float) -> float:
+        return float({0.5: self.p50, 0.9: self.p90, 0.95: self.p95, 0.99: self.p99}.get(percentile, math.nan))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Requests of one class, or of one pool."""
+
+    name: str
+    requests: int
+    failed: int
+    input_tokens: int
+    output_tokens: int
+    ttft_s: Spread
+    tpot_s: Spread
+    # As the gateway predicted them, where it said.
+    predicted_ttft_s: Spread
+    predicted_tpot_s: Spread
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    seen: Group
+    targets: Targets
+    # Shares of all its requests; one that failed has kept nothing. None without a target.
+    ttft_kept: float | None
+    tpot_kept: float | None
+    # Those that kept all that was promised; all that were served, where nothing was.
+    kept: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether each target was kept at its percentile."""
+        pairs = ((self.ttft_kept, self.targets.ttft), (self.tpot_kept, self.targets.tpot))
+        return all(kept >= target.percentile for kept, target in pairs if kept is not None and target is not None)
+
+
+@dataclass(frozen=True)
+class Result:
+    requests: int
+    failed: int
+    # From the first arrival to the last, on the server's clock.
+    seconds: float
+    # Shares of all requests that kept their targets.
+    kept: float
+    classes: list[ClassResult]
+    pools: list[Group]
+    tokens: int
+    # Of requests that kept their targets.
+    good_tokens: int
+    # How late the client itself sent requests, and the latest of them.
+    late_s: Spread
+    latest_s: float
+    # What went wrong and how often, the most frequent first.
+    faults: list[tuple[str, int]]
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the client's own machine stood still for long enough to show in what it saw of the server."""
+        return self.latest_s > DISTURBED_S
+
+
+def kept_targets(one: Outcome, targets: Targets) -> tuple[bool, bool]:
+    """TTFT and TPOT; an answer of one token has no TPOT to miss."""
+    if not one.served:
+        return False, False
+    ttft = targets.ttft is None or one.ttft_s <= targets.ttft.seconds
+    return ttft, targets.tpot is None or math.isnan(one.tpot_s) or one.tpot_s <= targets.tpot.seconds
+
+
+def result_of(outcomes: Sequence[Outcome], promised: Mapping[str | None, Targets]) -> Result:
+    """`promised`: targets by class; classes that are not there have none."""
+    nothing = Targets()
+    arrivals = [one.request.arrival_s for one in outcomes]
+    kept = [all(kept_targets(one, promised.get(one.request.class_name, nothing))) for one in outcomes]
+    classes = _grouped(outcomes, lambda one: one.request.class_name)
+    faults = Counter(one.error for one in outcomes if one.error)
+    return Result(
+        requests=len(outcomes),
+        failed=sum(not one.served for one in outcomes),
+        seconds=max(arrivals) - min(arrivals) if arrivals else 0.0,
+        kept=sum(kept) / len(kept) if kept else math.nan,
+        classes=[_class(some, promised.get(name, nothing), name) for name, some in classes.items()],
+        pools=[_group(name or "-", some) for name, some in sorted(_grouped(outcomes, lambda one: one.pool).items())],
+        tokens=sum(one.input_tokens + one.output_tokens for one in outcomes),
+        good_tokens=sum(one.input_tokens + one.output_tokens for one, well in zip(outcomes, kept, strict=True) if well),
+        late_s=Spread.of(one.late_s for one in outcomes),
+        latest_s=max((one.late_s for one in outcomes), default=0.0),
+        faults=faults.most_common(_MOST_FAULTS),
+    )
+
+
+def _grouped(outcomes: Sequence[Outcome], key: Callable[[Outcome], Key]) -> dict[Key, list[Outcome]]:
+    found: dict[Key, list[Outcome]] = {}
+    for one in outcomes:
+        found.setdefault(key(one), []).append(one)
+    return found
+
+
+def _class(outcomes: list[Outcome], targets: Targets, name: str | None) -> ClassResult:
+    kept = [kept_targets(one, targets) for one in outcomes]
+    return ClassResult(
+        seen=_group(name or "all", outcomes),
+        targets=targets,
+        ttft_kept=_share(ttft for ttft, _ in kept) if targets.ttft else None,
+        tpot_kept=_share(tpot for _, tpot in kept) if targets.tpot else None,
+        kept=_share(ttft and tpot for ttft, tpot in kept),
+    )
+
+
+def _share(of: Iterable[bool]) -> float:
+    listed = list(of)
+    return sum(listed) / len(listed)
+
+
+def _group(name: str, outcomes: list[Outcome]) -> Group:
+    return Group(
+        name=name,
+        requests=len(outcomes),
+        failed=sum(not one.served for one in outcomes),
+        input_tokens=sum(one.input_tokens for one in outcomes),
+        output_tokens=sum(one.output_tokens for one in outcomes),
+        ttft_s=Spread.of(one.ttft_s for one in outcomes),
+        tpot_s=Spread.of(one.tpot_s for one in outcomes),
+        predicted_ttft_s=Spread.of(one.predicted_ttft_s for one in outcomes if one.served),
+        predicted_tpot_s=Spread.of(one.predicted_tpot_s for one in outcomes if not math.isnan(one.tpot_s)),
+    )
+
+
+def targets_of(fleet: Fleet) -> dict[str | None, Targets]:
+    return {one.name: Targets(one.ttft, one.tpot) for one in fleet.classes}

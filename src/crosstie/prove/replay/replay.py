@@ -1,0 +1,287 @@
+"""Open-loop replay: requests go out at their times, whether or not the earlier ones have been answered.
+
+Latencies count from the moment at which a request was due, not from when it left: a server that stalls, or a client
+that falls behind, cannot hide the requests that waited for it (no coordinated omission). Where the server is emulated
+at `speed` times the clock, requests go out so much faster and every second told is one of the emulated clock.
+
+TTFT is the time to the first piece of an answer with text in it; TPOT the time from there to the last such piece, over
+the tokens after the first, as the server's usage counts them.
+"""
+
+import asyncio
+import math
+import re
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import msgspec
+
+from crosstie.core.errors import BadInput
+from crosstie.prove.replay.traffic import TimedRequest, prompt
+from crosstie.run.gateway.body import usage_of
+from crosstie.run.wire.address import Address
+from crosstie.run.wire.client import Connection, Headers, Origin
+from crosstie.run.wire.sse import Events, payloads
+
+# Timers of event loops count whole milliseconds: what is due within half of one may as well go now.
+_TIMER_S = 0.001
+# How often progress is told and silence is noticed.
+_LOOK_S = 0.1
+_CONNECT_S = 10.0
+_MOST_ERROR = 300
+_TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|text)": ?"(?!")')
+_USAGE = re.compile(rb'"usage": ?\{')
+_PREDICTED = re.compile(rb"TTFT ([0-9.]+)(?: of [0-9.]+)? ms, TPOT ([0-9.]+)")
+
+# Requests that have ended, and how many of these failed.
+Progress = Callable[[int, int], None]
+
+
+class Outcome(msgspec.Struct):
+    """One request as it ended, in seconds of the server's clock; what never came is not a number."""
+
+    request: TimedRequest
+    # As the gateway says: where it went, and what was predicted of it.
+    pool: str = ""
+    predicted_ttft_s: float = math.nan
+    predicted_tpot_s: float = math.nan
+    # 0: no answer.
+    status: int = 0
+    # Empty: it was answered whole.
+    error: str = ""
+    ttft_s: float = math.nan
+    tpot_s: float = math.nan
+    input_tokens: int = 0
+    output_tokens: int = 0
+    # How long after its time it left.
+    late_s: float = 0.0
+
+    @property
+    def served(self) -> bool:
+        return not self.error
+
+
+class _Call:
+    """One request under way. It ends exactly once, in `_end`."""
+
+    __slots__ = (
+        "_connecting", "_connection", "_data", "_done", "_error", "_events", "_replay", "_usage", "due", "first_at",
+        "heard_at", "last_at", "outcome",
+    )  # fmt: skip
+
+    def __init__(self, replay: "Replay", outcome: Outcome, due: float, data: bytes):
+        self._replay, self.outcome, self.due, self._data = replay, outcome, due, data
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self.first_at = self.last_at = math.nan
+        self.heard_at = perf_counter()
+        self._events = Events()
+        self._usage = self._error = b""
+        self._done = False
+
+    def start(self) -> None:
+        connection = self._replay.origin.take()
+        if connection is not None:
+            self._send(connection)
+        else:
+            self._connect()
+
+    def _connect(self) -> None:
+        self._connecting = self._replay.origin.connect(_CONNECT_S, self._connected)
+
+    def _connected(self, result: Connection | Exception) -> None:
+        self._connecting = None
+        if isinstance(result, Connection):
+            self._send(result)
+        else:
+            self._end(f"no connection: {result}")
+
+    def _send(self, connection: Connection) -> None:
+        self._connection = connection
+        connection.send(self._data, self)
+
+    # What the connection tells
+
+    def head(self, status: int, headers: Headers) -> None:
+        outcome = self.outcome
+        outcome.status = status
+        for name, value in headers:
+            if name == b"x-crosstie-pool":
+                outcome.pool = value.decode("latin-1")
+            elif name == b"x-crosstie-reason":
+                found = _PREDICTED.search(value)
+                if found:
+                    outcome.predicted_ttft_s, outcome.predicted_tpot_s = float(found[1]) * 1e-3, float(found[2]) * 1e-3
+
+    def body(self, data: bytes) -> None:
+        self.heard_at = now = perf_counter()
+        if self.outcome.status >= 300:
+            self._error += data[:_MOST_ERROR]
+            return
+        data = self._events.whole(data)
+        if _TEXT.search(data):
+            self.last_at = now
+            if self.first_at != self.first_at:
+                self.first_at = now
+        elif b'"error"' in data:
+            self._error = data[:_MOST_ERROR]
+        if _USAGE.search(data):
+            self._usage = data
+        if b"[DONE]" in data:
+            self._done = True
+
+    def ended(self) -> None:
+        self._connection = None
+        self._end(self._fault() or self._measured())
+
+    def lost(self, error: Exception | None) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.uses > 1 and not connection.answered:
+            # Kept open, and closed by the server just then: once more, on a new one.
+            self._connect()
+            return
+        self._end(f"connection lost: {error or 'closed before the answer ended'}")
+
+    # Ends
+
+    def _fault(self) -> str:
+        if self._error or self.outcome.status >= 300:
+            said = self._error.decode("utf-8", "replace")
+            return f"status {self.outcome.status}: {' '.join(said.split())}"[:_MOST_ERROR]
+        if not self._done:
+            return "the answer ended before it was whole"
+        return "" if self.first_at == self.first_at else "no token came"
+
+    def _measured(self) -> str:
+        outcome, speed = self.outcome, self._replay.speed
+        usage = next((found for one in payloads(self._usage) if (found := usage_of(one))), None)
+        if usage is None:
+            return "the server did not say how many tokens it used"
+        outcome.input_tokens, outcome.output_tokens = usage
+        outcome.ttft_s = (self.first_at - self.due) * speed
+        if usage.output_tokens > 1:
+            outcome.tpot_s = (self.last_at - self.first_at) * speed / (usage.output_tokens - 1)
+        return ""
+
+    def give_up(self, why: str) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._connection is not None:
+            self._connection.abort()
+        self._end(why)
+
+    def _end(self, error: str) -> None:
+        self.outcome.error = error
+        self._replay.ended(self)
+
+
+class Replay:
+    """One run of requests against one address."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        url: str,
+        model: str,
+        *,
+        speed: float = 1.0,
+        most_in_flight: int = 10_000,
+        silence_s: float = 120.0,
+        api_key: str | None = None,
+        progress: Progress = lambda done, failed: None,
+    ):
+        """`silence_s`: real seconds without a byte after which a request is given up."""
+        if not (speed > 0 and most_in_flight >= 1 and silence_s > 0):
+            raise BadInput("speed, requests in flight and patience must be above zero")
+        self.loop, self.speed, self.progress = loop, speed, progress
+        self.most_in_flight, self.silence_s = most_in_flight, silence_s
+        self.origin = Origin(loop, Address(url))
+        self._model = msgspec.json.encode(model)
+        self._api_key = api_key
+        self._heads: dict[str | None, bytes] = {}
+        self._requests: Sequence[TimedRequest] = ()
+        self._calls: set[_Call] = set()
+        self._outcomes: list[Outcome] = []
+        self._ended = self._failed = 0
+
+    async def run(self, requests: Sequence[TimedRequest]) -> list[Outcome]:
+        """In the order of `requests`, which are in the order of their times; every one of them ends."""
+        self._heads = {name: self._head(name) for name in {one.class_name for one in requests}}
+        self._requests, self._outcomes = requests, []
+        self._ended = self._failed = 0
+        self._finished = self.loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        # A little later than now, so that the first request is no later than the others.
+        self._began = perf_counter() + 0.01
+        looking = self.loop.create_task(self._look())
+        try:
+            self._send_due()
+            if requests:
+                await self._finished
+        finally:
+            looking.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            self.origin.close()
+        self.progress(self._ended, self._failed)
+        return self._outcomes
+
+    def _send_due(self) -> None:
+        self._timer = None
+        while len(self._outcomes) < len(self._requests):
+            number = len(self._outcomes)
+            request = self._requests[number]
+            due = self._began + request.arrival_s / self.speed
+            now = perf_counter()
+            if due - now > 0.5 * _TIMER_S:
+                ticks = max(round((due - now) / _TIMER_S), 1)
+                self._timer = self.loop.call_later(ticks * _TIMER_S, self._send_due)
+                return
+            if len(self._calls) >= self.most_in_flight:
+                # Whoever ends next lets it go, late; its latency counts from its time all the same.
+                return
+            outcome = Outcome(request, late_s=max(now - due, 0.0) * self.speed)
+            self._outcomes.append(outcome)
+            call = _Call(self, outcome, due, self._request(request, number))
+            self._calls.add(call)
+            call.start()
+
+    def _request(self, request: TimedRequest, number: int) -> bytes:
+        body = b"".join((
+            b'{"model":%b,"stream":true,"stream_options":{"include_usage":true},"max_tokens":%d,"ignore_eos":true,'
+            b'"messages":[{"role":"user","content":"' % (self._model, request.output_tokens),
+            prompt(request, number),
+            b'"}]}',
+        ))  # fmt: skip
+        return b"%bcontent-length: %d\r\n\r\n%b" % (self._heads[request.class_name], len(body), body)
+
+    def _head(self, class_name: str | None) -> bytes:
+        at = self.origin.address
+        lines = [f"POST {at.root}/v1/chat/completions HTTP/1.1", f"host: {at.authority.decode()}"]
+        lines.append("content-type: application/json")
+        if class_name is not None:
+            lines.append(f"x-crosstie-class: {class_name}")
+        if self._api_key:
+            lines.append(f"authorization: Bearer {self._api_key}")
+        if not all(line.isprintable() for line in lines):
+            raise BadInput("a class or a key has signs that no header can carry")
+        return "".join(f"{line}\r\n" for line in lines).encode()
+
+    def ended(self, call: _Call) -> None:
+        self._calls.discard(call)
+        self._ended += 1
+        self._failed += not call.outcome.served
+        if self._ended == len(self._requests):
+            if not self._finished.done():
+                self._finished.set_result(None)
+        elif self._timer is None:
+            # The next one waited for room.
+            self.loop.call_soon(self._send_due)
+
+    async def _look(self) -> None:
+        while True:
+            self.progress(self._ended, self._failed)
+            silent_since = perf_counter() - self.silence_s
+            for call in [one for one in self._calls if one.heard_at < silent_since]:
+                call.give_up(f"silent for {self.silence_s:g} s")
+            await asyncio.sleep(_LOOK_S)

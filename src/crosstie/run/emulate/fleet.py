@@ -1,0 +1,213 @@
+"""A fleet without its accelerators: every replica of every pool emulated, each on a port of its own."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Deployment
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet, Pool
+from crosstie.perf.memory import memory_plan
+from crosstie.route import build
+from crosstie.route.hosted_sizes import sizes
+from crosstie.run.emulate.faults import Scripted
+from crosstie.run.emulate.hosted import HostedEngine, Machine, Router, SharedReplica, SleepingServer
+from crosstie.run.emulate.replica import Emulated, Replica
+from crosstie.run.emulate.server import EmulatedServer
+from crosstie.run.wire.address import Address, is_loopback
+
+# What a request is taken to be like where no class says so.
+_USUAL_INPUT, _USUAL_OUTPUT = 1024.0, 256.0
+_FASTEST = 1000.0
+
+
+class EmulatedFleet:
+    """`fleet` is the one that was asked for, with the addresses of its replicas filled in."""
+
+    def __init__(self, fleet: Fleet, replicas: list[EmulatedServer], timers: list[asyncio.TimerHandle]):
+        self.fleet, self.replicas, self._timers = fleet, replicas, timers
+
+    def replica(self, pool: str, index: int = 0, model: str | None = None) -> EmulatedServer:
+        """`model`: of a pool whose models have servers of their own."""
+        name = f"{pool}/{index}" if model is None else f"{pool}/{index}/{model}"
+        return next(one for one in self.replicas if one.name == name)
+
+    async def close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        for one in self.replicas:
+            one.close()
+        # Connections that were aborted are told so in the loop's next rounds.
+        await asyncio.sleep(0)
+
+
+async def start(
+    catalog: Catalog,
+    fleet: Fleet,
+    *,
+    host: str = "127.0.0.1",
+    first_port: int = 0,
+    speed: float = 1.0,
+    seed: int = 0,
+    faults: Sequence[Scripted] = (),
+    chunk_every_s: float | None = None,
+    max_waiting: int = 1024,
+) -> EmulatedFleet:
+    """Addresses on this machine that the fleet has already are kept; others are replaced. `first_port` and those
+    after it are taken in order, 0: any that are free. Raises BadInput for what cannot be emulated, or listened on."""
+    if not 0.001 <= speed <= _FASTEST:
+        raise BadInput(f"speed {speed:g}: must be from 0.001 to {_FASTEST:g}")
+    _check_faults(fleet, faults)
+    emulated = [[_emulated(catalog, fleet, one) for one in pool.by_model()] for pool in fleet.pools]
+    loop = asyncio.get_running_loop()
+    servers: list[EmulatedServer] = []
+    pools, port = [], first_port
+
+    async def open_door(server: EmulatedServer, given: Address | None) -> None:
+        nonlocal port
+        servers.append(server)
+        await _listen(server, given.host if given else host, given.port if given else port)
+        if given is None:
+            port = port + 1 if port else 0
+        server.url = given.url if given else f"http://{_reached_at(host)}:{server.port}/v1"
+
+    try:
+        for pool, what in zip(fleet.pools, emulated, strict=True):
+            machines: list[list[EmulatedServer]] = []
+            for index in range(pool.replicas):
+                shared_door = pool.loading == "llamacpp-router"
+                roots = [_kept(one, index) for one in ([pool] if shared_door else pool.by_model())]
+                made_of: dict[str, Any] = {"speed": speed, "chunk_every_s": chunk_every_s, "max_waiting": max_waiting}
+                if pool.hosts:
+                    doors = _hosted(catalog, loop, pool, what, index, roots, seed, made_of)
+                else:
+                    root = roots[0].root if roots[0] else ""
+                    doors = [EmulatedServer(Replica(loop, what[0], **made_of), index, seed=seed, root=root)]
+                for door, given in zip(doors, roots, strict=True):
+                    await open_door(door, given)
+                machines.append(doors)
+            pools.append(_placed(pool, [[door.url for door in doors] for doors in machines]))
+    except BaseException:
+        for server in servers:
+            server.close()
+        raise
+    made = EmulatedFleet(msgspec.structs.replace(fleet, pools=tuple(pools)), servers, [])
+    made._timers.extend(_schedule(loop, made, faults, speed))
+    return made
+
+
+def _hosted(
+    catalog: Catalog, loop: asyncio.AbstractEventLoop, pool: Pool, what: list[Emulated], index: int,
+    roots: list[Address | None], seed: int, made_of: dict[str, Any],
+) -> list[EmulatedServer]:  # fmt: skip
+    """One machine: a server for each model that sleeps and wakes, or a router for all of them."""
+    takes, capacity = sizes(catalog, pool)
+    machine = Machine(capacity)
+    if pool.loading == "llamacpp-router":
+        engines = [
+            HostedEngine(SharedReplica(loop, one, **made_of), index, machine, size, seed=seed)
+            for one, size in zip(what, takes, strict=True)
+        ]
+        return [Router(engines, index, root=roots[0].root if roots[0] else "")]
+    return [
+        SleepingServer(
+            SharedReplica(loop, one, **made_of), index, machine, size, seed=seed, root=given.root if given else ""
+        )
+        for one, size, given in zip(what, takes, roots, strict=True)
+    ]
+
+
+def _placed(pool: Pool, urls: list[list[str]]) -> Pool:
+    """`urls`: of every machine's doors."""
+    if not pool.hosts or pool.loading == "llamacpp-router":
+        return msgspec.structs.replace(pool, backends=tuple(doors[0] for doors in urls))
+    return with_own_addresses(pool, [tuple(doors[i] for doors in urls) for i in range(len(pool.hosts))])
+
+
+def with_own_addresses(pool: Pool, addresses: Sequence[tuple[str, ...]]) -> Pool:
+    """Each model of a shared pool at servers of its own, which sleep and wake whatever the file would have done."""
+    hosts = tuple(msgspec.structs.replace(one, backends=at) for one, at in zip(pool.hosts, addresses, strict=True))
+    return msgspec.structs.replace(pool, hosts=hosts, backends=(), loading="vllm-sleep", load_hook=None)
+
+
+def deployment_of(catalog: Catalog, pool: Pool) -> Deployment:
+    """A pool's replica as the performance model knows it. Raises BadInput where nothing is known of its speed."""
+    known = build.deployment_of(catalog, pool)
+    if known is None:
+        raise BadInput(f"pool '{pool.name}' cannot be emulated: it has no accelerator, so nothing says how fast it is")
+    return known
+
+
+def _emulated(catalog: Catalog, fleet: Fleet, pool: Pool) -> Emulated:
+    deployment = deployment_of(catalog, pool)
+    if not memory_plan(deployment).fits:
+        raise BadInput(
+            f"pool '{pool.name}' cannot be emulated: {deployment.model.id} does not fit on {deployment.label}; "
+            "`crosstie fit` says on how many it does"
+        )
+    if len(pool.backends) > pool.replicas:
+        raise BadInput(f"pool '{pool.name}' has {len(pool.backends)} backends for {pool.replicas} replicas")
+    inputs, outputs = _usual_lengths(fleet, pool)
+    context = min(inputs + 0.5 * outputs, float(pool.max_context))
+    return Emulated(pool.name, pool.served_as or pool.model, deployment, context, pool.max_context, outputs)
+
+
+def _usual_lengths(fleet: Fleet, pool: Pool) -> tuple[float, float]:
+    """Mean tokens in and out of the requests that the fleet sends to a pool."""
+    total = inputs = outputs = 0.0
+    for one in fleet.classes:
+        weight = sum(route.share for route in one.routes if route.pool == pool.name) * max(one.requests_per_s, 1e-9)
+        total, inputs = total + weight, inputs + weight * one.input_tokens
+        outputs += weight * one.output_tokens
+    return (inputs / total, outputs / total) if total else (_USUAL_INPUT, _USUAL_OUTPUT)
+
+
+def _kept(pool: Pool, index: int) -> Address | None:
+    """The address that a replica has already, if it is one of this machine's own."""
+    if index >= len(pool.backends):
+        return None
+    address = Address(pool.backends[index])
+    if not is_loopback(address.host):
+        return None
+    if address.secure:
+        raise BadInput(f"pool '{pool.name}': {address.url}: emulated replicas speak http, not https")
+    return address
+
+
+def _reached_at(host: str) -> str:
+    """A host to connect to for one to listen on."""
+    if host in ("0.0.0.0", "::", ""):
+        return "127.0.0.1" if host != "::" else "[::1]"
+    return f"[{host}]" if ":" in host else host
+
+
+async def _listen(server: EmulatedServer, host: str, port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise BadInput(f"{server.name}: there is no port {port}")
+    try:
+        await server.listen(host, port)
+    except OSError as error:
+        raise BadInput(f"{server.name} cannot listen on {host}:{port}: {error.strerror or error}") from None
+
+
+def _check_faults(fleet: Fleet, faults: Sequence[Scripted]) -> None:
+    replicas = {pool.name: pool.replicas for pool in fleet.pools}
+    for one in faults:
+        if one.pool not in replicas:
+            raise BadInput(f"--fault {one.pool}: no such pool; there are {', '.join(replicas)}")
+        if one.replica is not None and one.replica >= replicas[one.pool]:
+            raise BadInput(f"--fault {one.pool}/{one.replica}: the pool has {replicas[one.pool]} replicas, from 0")
+
+
+def _schedule(
+    loop: asyncio.AbstractEventLoop, made: EmulatedFleet, faults: Sequence[Scripted], speed: float
+) -> list[asyncio.TimerHandle]:
+    return [
+        loop.call_later(one.start_s / speed, server.inject, one.fault)
+        for one in faults
+        for server in made.replicas
+        if server.replica.emulated.pool == one.pool and one.replica in (None, server.index)
+    ]

@@ -1,0 +1,122 @@
+"""What vLLM's /metrics would say of a replica, under vLLM's names; seconds are those of the emulated engine."""
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+from crosstie.run.emulate.prefix_cache import BLOCK_TOKENS
+
+_LATENCY = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+_FIRST_TOKEN = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+)  # fmt: skip
+_BETWEEN_TOKENS = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_ENDINGS = ("stop", "length", "abort", "error")
+
+
+class Histogram:
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]):
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def see(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+
+class Metrics:
+    """Counters and histograms since the replica was started."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = 0
+        # Of answers that have ended.
+        self.generation_tokens = 0
+        self.endings = dict.fromkeys(_ENDINGS, 0)
+        self.first_token_s = Histogram(_FIRST_TOKEN)
+        self.between_tokens_s = Histogram(_BETWEEN_TOKENS)
+        self.per_output_token_s = Histogram(_BETWEEN_TOKENS)
+        self.whole_request_s = Histogram(_LATENCY)
+        self.queue_s = Histogram(_LATENCY)
+
+    def finished(self, ending: str, arrived: float, first: float, last: float, tokens: int) -> None:
+        """Tokens between the first and the last are taken to have come evenly."""
+        self.endings[ending] += 1
+        self.generation_tokens += tokens
+        self.whole_request_s.see(last - arrived)
+        if tokens > 1:
+            gap = (last - first) / (tokens - 1)
+            self.between_tokens_s.see(gap, tokens - 1)
+            self.per_output_token_s.see(gap)
+
+
+class Gauges(NamedTuple):
+    """What a replica is doing at the moment of asking."""
+
+    running: int
+    waiting: int
+    kv_used_fraction: float
+    cache_tokens: float
+    preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+    # Of all answers, those under way too.
+    generation_tokens: int
+    speed: float
+
+
+def exposition(model: str, what: str, now: Gauges, seen: Metrics) -> bytes:
+    labels = f'engine="0",model_name="{_escaped(model)}"'
+    lines = [f"# emulated by crosstie: {what}; seconds are emulated, {now.speed:g} to each second of the clock"]
+
+    def simple(name: str, kind: str, value: float, more: str = "") -> None:
+        if not lines[-1].startswith(name + "{"):
+            lines.append(f"# TYPE {name} {kind}")
+        lines.append(f"{name}{{{labels}{more}}} {value:.10g}")
+
+    simple("vllm:num_requests_running", "gauge", now.running)
+    simple("vllm:num_requests_waiting", "gauge", now.waiting)
+    simple("vllm:engine_sleep_state", "gauge", 1.0, ',sleep_state="awake"')
+    simple("vllm:kv_cache_usage_perc", "gauge", now.kv_used_fraction)
+    blocks = int(now.cache_tokens) // BLOCK_TOKENS
+    config = f',block_size="{BLOCK_TOKENS}",kv_cache_size_tokens="{int(now.cache_tokens)}",num_gpu_blocks="{blocks}"'
+    simple("vllm:cache_config_info", "gauge", 1.0, config)
+    simple("vllm:prefix_cache_queries_total", "counter", now.prefix_queries)
+    simple("vllm:prefix_cache_hits_total", "counter", now.prefix_hits)
+    simple("vllm:num_preemptions_total", "counter", now.preemptions)
+    simple("vllm:prompt_tokens_total", "counter", seen.prompt_tokens)
+    simple("vllm:generation_tokens_total", "counter", now.generation_tokens)
+    for ending, times in seen.endings.items():
+        simple("vllm:request_success_total", "counter", times, f',finished_reason="{ending}"')
+    for name, histogram in (
+        ("time_to_first_token_seconds", seen.first_token_s),
+        ("inter_token_latency_seconds", seen.between_tokens_s),
+        ("request_time_per_output_token_seconds", seen.per_output_token_s),
+        ("e2e_request_latency_seconds", seen.whole_request_s),
+        ("request_queue_time_seconds", seen.queue_s),
+    ):
+        lines += _histogram(f"vllm:{name}", labels, histogram)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _histogram(name: str, labels: str, histogram: Histogram) -> list[str]:
+    lines, reached = [f"# TYPE {name} histogram"], 0
+    for bound, times in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
+        reached += times
+        lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {reached}')
+    return [*lines, f"{name}_sum{{{labels}}} {histogram.sum:.10g}", f"{name}_count{{{labels}}} {reached}"]
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,280 @@
+"""One emulated replica: an engine in virtual time, kept in step with the clock of an event loop.
+
+Nobody wakes for a step. A timer is set for the next first or last token, which the engine can name, and while answers
+stream for the next moment at which to pass on what has been made since, several tokens at once.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from crosstie.core.deployment import Deployment
+from crosstie.perf.tabulated import StepTimes
+from crosstie.run.emulate.metrics import Gauges, Metrics, exposition
+from crosstie.run.emulate.prefix_cache import BLOCK_BYTES, PrefixCache, block_keys
+from crosstie.run.emulate.tokens import filler
+from crosstie.sim.engine import Engine, Token
+
+# Real seconds between two pieces of a stream when time runs faster than the clock; at its pace, every step is told.
+CHUNK_EVERY_S = 0.02
+# Timers of event loops count whole milliseconds; half of one either way is as near as they come.
+_TIMER_S = 0.001
+
+
+class Asker(Protocol):
+    """Who is told how far an answer has come; once it has finished, nothing more."""
+
+    @property
+    def slow(self) -> bool: ...
+
+    def told(self, tokens: int, finished: bool) -> None: ...
+
+    def cut_off(self) -> None: ...
+
+
+class Sequence:
+    """A request at a replica, by identity."""
+
+    __slots__ = (
+        "arrived", "asker", "cached_tokens", "ending", "first", "keys", "output_tokens", "prompt_tokens",
+        "streams", "tail", "told",
+    )  # fmt: skip
+
+    def __init__(self, asker: Asker, prompt: bytes, prompt_tokens: int, output_tokens: int, ending: str, streams: bool):
+        self.asker, self.prompt_tokens, self.output_tokens = asker, prompt_tokens, output_tokens
+        # How the answer will end; whether it is passed on piece by piece.
+        self.ending, self.streams = ending, streams
+        # For the prefix cache: whole blocks of the prompt, and what is left of it.
+        self.keys = block_keys(prompt)
+        self.tail = prompt[len(self.keys) * BLOCK_BYTES :]
+        self.cached_tokens = self.told = 0
+        self.arrived = self.first = math.nan
+
+
+class Emulated:
+    """What a replica emulates: equal for all replicas of a pool."""
+
+    __slots__ = ("context", "deployment", "max_context", "mean_output_tokens", "pool", "served_as", "times")
+
+    def __init__(
+        self, pool: str, served_as: str, deployment: Deployment, context: float, max_context: int, mean_output: float
+    ):
+        self.pool, self.served_as, self.deployment = pool, served_as, deployment
+        # Tokens that a request holds on average, around which step times are tabulated.
+        self.context = context
+        self.max_context, self.mean_output_tokens = max_context, mean_output
+        self.times = StepTimes(deployment, context)
+
+    @property
+    def label(self) -> str:
+        one = self.deployment
+        return f"{one.model.id} on {one.label} with {one.stack.name}"
+
+
+class Replica:
+    """`speed`: emulated seconds to each of the clock. `max_waiting`: requests that may wait for the engine."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        emulated: Emulated,
+        *,
+        speed: float = 1.0,
+        chunk_every_s: float | None = None,
+        max_waiting: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.loop, self.emulated, self.speed, self.max_waiting = loop, emulated, speed, max_waiting
+        every = (CHUNK_EVERY_S if speed > 1.0 else 0.0) if chunk_every_s is None else chunk_every_s
+        self._every = every * speed
+        self._clock, self._origin = clock, clock()
+        self._slack = 0.5 * _TIMER_S * speed
+        self._slower = self._crowd = 1.0
+        self._held = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._last_tick = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Empty, as after a crash: nothing running, nothing cached, nothing counted."""
+        self._began: dict[Sequence, float] = {}
+        one = self.emulated
+        self.engine = Engine(
+            one.deployment, one.context, self._slower * self._crowd, times=one.times, began=self._began
+        )
+        self.cache_tokens = self.engine.cache_tokens * one.deployment.parallelism.dp
+        self.prefixes = PrefixCache(self.cache_tokens)
+        self.metrics = Metrics()
+        self._active: dict[Sequence, None] = {}
+        self._streams: dict[Sequence, None] = {}
+
+    def now(self) -> float:
+        return (self._clock() - self._origin) * self.speed
+
+    @property
+    def slower(self) -> float:
+        return self._slower
+
+    @slower.setter
+    def slower(self, factor: float) -> None:
+        self._catch_up()
+        self._slower = factor
+        self.engine.slower = factor * self._crowd
+        self._arm()
+
+    @property
+    def crowd(self) -> float:
+        """Engines that share the machine's time, this one among them."""
+        return self._crowd
+
+    @crowd.setter
+    def crowd(self, engines: float) -> None:
+        self._crowd = engines
+        self.slower = self._slower
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._active)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many wait as may."""
+        if self.engine.waiting < self.max_waiting:
+            return False
+        self._catch_up()
+        return self.engine.waiting >= self.max_waiting
+
+    def submit(self, one: Sequence) -> None:
+        one.arrived = self.now()
+        one.cached_tokens = self.prefixes.look_up(one.keys, one.prompt_tokens)
+        self._active[one] = None
+        self.engine.add(one, one.prompt_tokens, one.output_tokens, one.arrived, one.cached_tokens)
+        self._arm()
+
+    def cancel(self, one: Sequence) -> None:
+        """Frees what a request holds; nothing if it has ended."""
+        if one not in self._active:
+            return
+        self.metrics.generation_tokens += self.engine.made(one)
+        self.metrics.endings["abort"] += 1
+        self.engine.cancel(one)
+        self._forget(one)
+        # Without it, steps are shorter.
+        self._arm()
+
+    def drop(self) -> None:
+        """Everything that it has is cut off."""
+        for one in list(self._active):
+            self.cancel(one)
+            one.asker.cut_off()
+
+    def hold(self) -> None:
+        """Nobody is told anything until `release`; the engine goes on."""
+        self._held = True
+        self._disarm()
+
+    def release(self) -> None:
+        self._held = False
+        self._wake()
+
+    def close(self) -> None:
+        self._disarm()
+        self._held = True
+
+    def exposition(self, what: str) -> bytes:
+        self._catch_up()
+        engine = self.engine
+        gauges = Gauges(
+            running=engine.running,
+            waiting=engine.waiting,
+            kv_used_fraction=engine.kv_used_fraction,
+            cache_tokens=self.cache_tokens,
+            preemptions=engine.preemptions,
+            prefix_queries=self.prefixes.queries,
+            prefix_hits=self.prefixes.hits,
+            generation_tokens=self.metrics.generation_tokens + sum(map(engine.made, self._active)),
+            speed=self.speed,
+        )
+        return exposition(self.emulated.served_as, what, gauges, self.metrics)
+
+    # Time
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._timer_at = math.inf
+        self._catch_up()
+        now = self.now()
+        if self._streams and now + self._slack >= self._last_tick + self._every:
+            self._last_tick = now
+            self._pass_on()
+        self._arm()
+
+    def _catch_up(self) -> None:
+        if not self._held:
+            for token in self.engine.advance(self.now() + self._slack):
+                self._tell(token)
+
+    def _arm(self) -> None:
+        """Sets the timer for the next moment at which there is something to tell."""
+        if self._held:
+            return
+        at = self.engine.next_answer_s()
+        if at is None:
+            self._disarm()
+            return
+        if self._streams:
+            # A step is the least there is to tell of.
+            at = min(at, max(self._last_tick + self._every, self.engine.clock))
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        ticks = round((at - self.now()) / self.speed / _TIMER_S)
+        self._timer_at = at
+        self._timer = self.loop.call_later(max(ticks, 1) * _TIMER_S, self._wake)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, math.inf
+
+    # Tokens
+
+    def _tell(self, token: Token) -> None:
+        one: Sequence = token.id
+        if token.tokens == 1:
+            one.first = token.at
+            self.metrics.prompt_tokens += one.prompt_tokens
+            self.metrics.first_token_s.see(token.at - one.arrived)
+            self.metrics.queue_s.see(max(self._began.pop(one, one.arrived) - one.arrived, 0.0))
+            self.prefixes.keep(one.keys)
+            if one.streams and not token.finished:
+                if not self._streams:
+                    self._last_tick = token.at
+                self._streams[one] = None
+        if token.finished:
+            self.metrics.finished(one.ending, one.arrived, one.first, token.at, token.tokens)
+            # The next turn of a conversation begins with this answer.
+            answer = one.tail + filler(0, token.tokens).encode()
+            self.prefixes.keep([*one.keys, *block_keys(answer, one.keys[-1] if one.keys else 0)])
+            self._forget(one)
+        if token.finished or one.streams:
+            one.told = token.tokens
+            one.asker.told(token.tokens, token.finished)
+
+    def _pass_on(self) -> None:
+        made = self.engine.made
+        for one in list(self._streams):
+            tokens = made(one)
+            # Whoever reads slowly gets more at a time.
+            if tokens > one.told and not one.asker.slow:
+                one.told = tokens
+                one.asker.told(tokens, False)
+
+    def _forget(self, one: Sequence) -> None:
+        self._active.pop(one, None)
+        self._streams.pop(one, None)
+        self._began.pop(one, None)

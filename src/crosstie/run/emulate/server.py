@@ -1,0 +1,380 @@
+"""An emulated replica behind a port: OpenAI's API as vLLM serves it, and a way to make it fail."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from crosstie.core.errors import BadInput
+from crosstie.run.emulate import asked as asking
+from crosstie.run.emulate.answers import (
+    EMBEDDING_DIMENSIONS,
+    FINGERPRINT,
+    Chat,
+    Completion,
+    Response,
+    Shape,
+    Usage,
+    embeddings,
+    failure,
+    models,
+)
+from crosstie.run.emulate.asked import Asked, ChatBody, CompletionBody, EmbeddingBody, Refused, ResponseBody, Text
+from crosstie.run.emulate.faults import KINDS, Fault, Faults, Kind, read_fault
+from crosstie.run.emulate.replica import Replica, Sequence
+from crosstie.run.emulate.tokens import filler
+from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.request import Request
+from crosstie.run.wire.server import Server
+
+_STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
+_MOST_DIMENSIONS = 8192
+# How often a port that could not be taken again after a crash is tried.
+_AGAIN_S = 0.05
+# How long the answer to whoever asked for a crash has to leave.
+_ANSWER_S = 0.005
+
+
+class Generating:
+    """A request that is being answered."""
+
+    __slots__ = ("cut", "replica", "reply", "sent", "sequence", "server", "shape", "wanted")
+
+    def __init__(self, server: "EmulatedServer", reply: Reply, shape: Shape, wanted: Asked):
+        self.server, self.replica, self.reply, self.shape = server, server.replica, reply, shape
+        self.wanted = wanted
+        self.sequence = Sequence(
+            self, wanted.prompt, wanted.prompt_tokens, wanted.output_tokens, wanted.ending, wanted.streams
+        )
+        self.sent = 0
+        self.cut: Fault | None = server.faults.hits("cut") if wanted.streams else None
+        reply.watcher = self
+        if wanted.streams:
+            reply.start(200, _STREAM + server.headers, None)
+            # Long before the first token, as engines do.
+            reply.flush()
+        self.replica.submit(self.sequence)
+
+    @property
+    def slow(self) -> bool:
+        return self.reply.slow
+
+    def told(self, tokens: int, finished: bool) -> None:
+        one, reply = self.sequence, self.reply
+        if not one.streams:
+            reply.send(200, self.shape.whole(self._text(0, tokens), self._usage(tokens)), self.server.headers)
+            return
+        if self.cut is not None and tokens >= (self.cut.after_tokens or 0):
+            self._cut(self.cut)
+            return
+        data = self.shape.begun() if self.sent == 0 else b""
+        text = self._text(self.sent, tokens)
+        self.sent = tokens
+        if finished:
+            reply.write(data + self.shape.ended(text, self._text(0, tokens), self._usage(tokens)))
+            reply.end()
+        else:
+            reply.write(data + self._piece(text, tokens))
+
+    def _piece(self, text: str, tokens: int) -> bytes:
+        return self.shape.piece(text, self._usage(tokens) if self.wanted.continuous else None)
+
+    def _text(self, start: int, end: int) -> str:
+        """What the answer has there, after what it began with."""
+        begun, end = self.wanted.begun, min(end, self.wanted.written)
+        return filler(begun + start, begun + end) if start < end else ""
+
+    def _usage(self, tokens: int) -> Usage:
+        return Usage(self.sequence.prompt_tokens, tokens, self.sequence.cached_tokens)
+
+    def _cut(self, fault: Fault) -> None:
+        """Ends the connection after so many tokens, as an engine does that is stopped."""
+        after = fault.after_tokens or 0
+        data = self.shape.begun() if self.sent == 0 and after else b""
+        if after > self.sent:
+            data += self._piece(self._text(self.sent, after), after)
+        if fault.mid_event:
+            event = self._piece(self._text(after, after + 1), after + 1)
+            data += event[: len(event) // 2]
+        self.reply.write(data)
+        self.reply.cut(after_written=True)
+        self.replica.cancel(self.sequence)
+
+    def cut_off(self) -> None:
+        self.reply.cut()
+
+    def client_gone(self) -> None:
+        self.replica.cancel(self.sequence)
+
+    def client_slow(self) -> None:
+        """The replica asks before it tells."""
+
+    def client_ready(self) -> None:
+        pass
+
+
+class Embedding:
+    """Inputs that are prefilled together, as one prompt of their length."""
+
+    def __init__(self, server: "EmulatedServer", reply: Reply, texts: list[Text], body: EmbeddingBody):
+        self.server, self.reply = server, reply
+        self.texts = [b"".join(text.pieces) for text in texts]
+        self.body = body
+        tokens = max(sum(text.tokens for text in texts), 1)
+        self.sequence = Sequence(self, b"", tokens, 1, "stop", streams=False)
+        reply.watcher = self
+        server.replica.submit(self.sequence)
+
+    slow = False
+
+    def told(self, tokens: int, finished: bool) -> None:
+        dimensions = self.body.dimensions or EMBEDDING_DIMENSIONS
+        as_base64 = self.body.encoding_format == "base64"
+        model, counted = self.server.model, self.sequence.prompt_tokens
+        self.reply.send(200, embeddings(model, self.texts, dimensions, as_base64, counted), self.server.headers)
+
+    def cut_off(self) -> None:
+        self.reply.cut()
+
+    def client_gone(self) -> None:
+        self.server.replica.cancel(self.sequence)
+
+    def client_slow(self) -> None:
+        pass
+
+    def client_ready(self) -> None:
+        pass
+
+
+class EmulatedServer:
+    """`root`: the path before /v1 and /health. `index`: which replica of its pool it is."""
+
+    def __init__(self, replica: Replica, index: int, *, seed: int = 0, root: str = ""):
+        self.replica, self.index, self.seed, self.root = replica, index, seed, root
+        self.loop = replica.loop
+        self.model = replica.emulated.served_as
+        self.name = f"{replica.emulated.pool}/{index}"
+        # Where it answers; and which of the models of a shared pool it has, where each has an address of its own.
+        self.url = ""
+        self.hosted: str | None = None
+        self.faults = Faults()
+        self.host, self.port = "", 0
+        self.headers = (
+            f"x-crosstie-emulated: {self.name}; {replica.emulated.label}; speed={replica.speed:g}\r\n".encode(
+                "latin-1", "replace"
+            )
+        )
+        self._created = int(time.time())
+        self._answered = 0
+        self._wire: Server | None = None
+        # Requests that came while it hung.
+        self._hung: list[tuple[Request, Reply]] = []
+        self._timers: dict[Kind, asyncio.TimerHandle] = {}
+        self._reopening: asyncio.Task[None] | None = None
+        self._generating: dict[str, Callable[[Request, Reply], None]] = {
+            "/v1/chat/completions": lambda request, reply: self._generate(
+                request, reply, ChatBody, asking.chat_text, Chat
+            ),
+            "/v1/completions": lambda request, reply: self._generate(
+                request, reply, CompletionBody, asking.completion_text, Completion
+            ),
+            "/v1/responses": lambda request, reply: self._generate(
+                request, reply, ResponseBody, asking.response_text, Response
+            ),
+            "/v1/embeddings": self._embed,
+        }
+        self._telling: dict[str, Callable[[Reply], None]] = {
+            "/health": lambda reply: reply.send(200, b"", self.headers),
+            "/metrics": self._metrics,
+            "/version": lambda reply: reply.send(200, json.dumps({"version": FINGERPRINT}).encode(), self.headers),
+            "/v1/models": self._models,
+        }
+
+    async def listen(self, host: str, port: int) -> None:
+        """Port 0 takes a free one. Raises OSError."""
+        door = Server(
+            self.loop, self.handle, refusal=lambda status, why: failure(status, "BadRequestError", why),
+            turns_away=lambda: self.faults.hits("refuse") is not None,
+        )  # fmt: skip
+        self.port = await door.listen(host, port)
+        self.host, self._wire = host, door
+
+    def close(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._reopening is not None:
+            self._reopening.cancel()
+        self.replica.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
+        self._hung.clear()
+
+    # Faults
+
+    def inject(self, fault: Fault) -> None:
+        """In force from now on, for as long as it says; replaces one of the same kind."""
+        self.clear(fault.kind)
+        self.faults.set(fault)
+        if fault.for_s is not None:
+            self._timers[fault.kind] = self.loop.call_later(
+                fault.for_s / self.replica.speed, lambda: self.clear(fault.kind)
+            )
+        if fault.kind == "slow":
+            self.replica.slower = fault.factor or 1.0
+        elif fault.kind == "hang" and fault.share is None:
+            self.replica.hold()
+        elif fault.kind == "crash":
+            self._drop()
+            self.replica.restart()
+
+    def clear(self, kind: Kind | None = None) -> None:
+        """Ends a fault, or all of them."""
+        for one in KINDS if kind is None else (kind,):
+            timer = self._timers.pop(one, None)
+            if timer is not None:
+                timer.cancel()
+            if self.faults.end(one) is None:
+                continue
+            if one == "slow":
+                self.replica.slower = 1.0
+            elif one == "hang":
+                self._thaw()
+            elif one == "crash":
+                self._reopening = self.loop.create_task(self._reopen())
+
+    def _thaw(self) -> None:
+        self.replica.release()
+        hung, self._hung = self._hung, []
+        for request, reply in hung:
+            if not reply.gone:
+                self.handle(request, reply)
+
+    async def _reopen(self) -> None:
+        while self._wire is None:
+            try:
+                await self.listen(self.host, self.port)
+            except OSError:
+                # Somebody else has the port for now.
+                await asyncio.sleep(_AGAIN_S)
+
+    # Requests
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        path = request.path.removeprefix(self.root) if self.root else request.path
+        if path == "/emulate/fault":
+            self._fault(request, reply)
+            return
+        generates = self._generating.get(path)
+        hang = self.faults.get("hang")
+        if hang is not None and (generates or not hang.spares_health) and self.faults.hits("hang"):
+            self._hung.append((request, reply))
+        elif self.faults.get("refuse") is not None and self.faults.hits("refuse"):
+            reply.cut()
+        else:
+            try:
+                self._answer(path, request, reply, generates)
+            except Refused as refused:
+                body = failure(refused.status, refused.kind, str(refused), refused.param)
+                reply.send(refused.status, body, self.headers)
+
+    def _answer(
+        self, path: str, request: Request, reply: Reply, generates: Callable[[Request, Reply], None] | None
+    ) -> None:
+        for kind in ("error", "reject"):
+            fault = self.faults.get(kind)
+            if fault is not None and (generates or not fault.spares_health) and self.faults.hits(kind):
+                raise _error(fault) if kind == "error" else _full()
+        tells = self._telling.get(path)
+        if generates is None and tells is None:
+            raise Refused(404, "NotFoundError", "Not Found")
+        if request.method != ("POST" if generates else "GET") and not (tells and request.method == "HEAD"):
+            raise Refused(405, "MethodNotAllowedError", "Method Not Allowed")
+        if generates:
+            generates(request, reply)
+        elif tells:
+            tells(reply)
+
+    def _generate(
+        self, request: Request, reply: Reply, type: Any, text_of: Callable[[Any], Text], shape_of: Callable[..., Shape]
+    ) -> None:
+        body = asking.decode(request.body, type)
+        self._check_model(body.model)
+        emulated = self.replica.emulated
+        wanted = asking.asked(body, text_of(body), emulated.max_context, emulated.mean_output_tokens, self.seed)
+        self._check_room()
+        self._answered += 1
+        id = f"emulated-{emulated.pool}-{self.index}-{self._answered}"
+        shape = shape_of(id, int(time.time()), self.model, wanted.ending, wanted.include_usage)
+        Generating(self, reply, shape, wanted)
+
+    def _embed(self, request: Request, reply: Reply) -> None:
+        body: EmbeddingBody = asking.decode(request.body, EmbeddingBody)
+        self._check_model(body.model)
+        if body.dimensions is not None and not 1 <= body.dimensions <= _MOST_DIMENSIONS:
+            raise asking.bad_request(f"dimensions {body.dimensions}: from 1 to {_MOST_DIMENSIONS}", "dimensions")
+        texts = asking.prompts(body.input, "input")
+        longest, most = max(text.tokens for text in texts), self.replica.emulated.max_context
+        if longest > most:
+            message = f"This model's maximum context length is {most} tokens. However, an input has {longest} tokens."
+            raise asking.bad_request(message, "input")
+        self._check_room()
+        Embedding(self, reply, texts, body)
+
+    def _check_model(self, asked: str | None) -> None:
+        if asked is not None and asked != self.model:
+            raise Refused(404, "NotFoundError", f"The model `{asked}` does not exist.", "model")
+
+    def _check_room(self) -> None:
+        if self.replica.full:
+            raise _full()
+
+    def _models(self, reply: Reply) -> None:
+        emulated = self.replica.emulated
+        root = emulated.deployment.model.id
+        reply.send(200, models(self.model, root, self._created, emulated.max_context), self.headers)
+
+    def _metrics(self, reply: Reply) -> None:
+        what = f"{self.name}, {self.replica.emulated.label}"
+        reply.send(200, self.replica.exposition(what), self.headers, b"text/plain; version=0.0.4; charset=utf-8")
+
+    def _fault(self, request: Request, reply: Reply) -> None:
+        """GET tells, POST sets, DELETE clears them."""
+        if request.method == "POST":
+            try:
+                fault = read_fault(request.body)
+            except BadInput as error:
+                reply.send(400, failure(400, "BadRequestError", str(error)), self.headers)
+                return
+            if fault.kind == "crash":
+                # Answered first: it leaves nobody to answer.
+                self.loop.call_later(_ANSWER_S, self.inject, fault)
+                reply.send(200, self._in_force([*self.faults.all, fault]), self.headers)
+            else:
+                self.inject(fault)
+                reply.send(200, self._in_force(self.faults.all), self.headers)
+        elif request.method in ("GET", "DELETE"):
+            if request.method == "DELETE":
+                self.clear()
+            reply.send(200, self._in_force(self.faults.all), self.headers)
+        else:
+            reply.send(405, failure(405, "MethodNotAllowedError", "Method Not Allowed"), self.headers)
+
+    def _in_force(self, faults: list[Fault]) -> bytes:
+        shown = [
+            {key: getattr(fault, key) for key in fault.__struct_fields__ if getattr(fault, key) is not None}
+            for fault in faults
+        ]
+        return json.dumps({"replica": self.name, "faults": shown}).encode()
+
+
+def _full() -> Refused:
+    return Refused(503, "ServiceUnavailableError", "The engine's queue is full: too many requests are waiting.")
+
+
+def _error(fault: Fault) -> Refused:
+    return Refused(fault.status or 500, "InternalServerError", "EngineCore encountered an issue (emulated fault).")

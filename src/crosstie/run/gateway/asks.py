@@ -1,0 +1,93 @@
+"""A client's request as the router's question: whose model, which class, how long, how fast, how urgent.
+
+Hints come in headers: x-crosstie-class, -ttft-ms, -tpot-ms, -priority (low, normal, high), -pool and -session.
+"""
+
+from crosstie.core.errors import BadInput, UnknownModel
+from crosstie.route.ask import Ask
+from crosstie.route.live import LiveFleet
+from crosstie.route.prefix import prefix_hashes
+from crosstie.run.gateway.body import TOKENS_PER_ATTACHMENT, Asked
+from crosstie.run.wire.request import Request
+
+_HINTS = frozenset(
+    b"x-crosstie-" + name for name in (b"class", b"ttft-ms", b"tpot-ms", b"priority", b"pool", b"session")
+)
+# Below that there is nothing to keep, and everybody's latency is divided by it.
+_LEAST_MS = 1e-3
+PRIORITIES = {"low": 0, "normal": 1, "high": 2}
+
+
+def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: Asked) -> Ask:
+    """`names`: what clients may call a model, and what the pools call it."""
+    if asked.model is None:
+        raise BadInput("the body names no model")
+    model = names.get(asked.model)
+    if model is None:
+        raise UnknownModel(f"no pool serves '{asked.model}'; there are {', '.join(sorted(names))}")
+    headers = request.headers
+    hinted = not headers.keys().isdisjoint(_HINTS)
+    lengths = live.lengths
+    text_bytes = 0
+    if asked.token_ids is not None:
+        tokens = float(asked.token_ids)
+    else:
+        attached = asked.attached
+        text_bytes = asked.prompt_bytes - attached.size
+        tokens = lengths.input_tokens(model, text_bytes) + attached.number * TOKENS_PER_ATTACHMENT
+    name = _hint(headers, b"class") if hinted else None
+    if name is not None and name not in live.classes:
+        raise BadInput(f"x-crosstie-class: '{name}' is no class of this fleet; there are {', '.join(live.classes)}")
+    served = live.classes[name] if name is not None else live.unnamed.of(model, tokens)
+    ask = Ask(
+        model=model,
+        class_name=served.name if served else None,
+        input_tokens=tokens,
+        output_tokens=lengths.expected_output(served.name if served else None, model, asked.most_output),
+        most_output=asked.most_output,
+        ttft_s=served.ttft.seconds if served and served.ttft else None,
+        tpot_s=served.tpot.seconds if served and served.tpot else None,
+        modalities=asked.attached.kinds,
+        prefix=prefix_hashes(request.body, asked.prompt_at),
+        session=asked.session,
+        prompt_bytes=text_bytes,
+        streams=asked.stream,
+        copies=asked.copies,
+    )
+    if hinted:
+        _take_hints(live, headers, ask)
+    return ask
+
+
+def _take_hints(live: LiveFleet, headers: dict[bytes, bytes], ask: Ask) -> None:
+    ttft, tpot = _milliseconds(headers, b"ttft-ms"), _milliseconds(headers, b"tpot-ms")
+    ask.ttft_s = ask.ttft_s if ttft is None else ttft
+    ask.tpot_s = ask.tpot_s if tpot is None else tpot
+    priority = _hint(headers, b"priority")
+    if priority is not None:
+        if priority not in PRIORITIES:
+            raise BadInput(f"x-crosstie-priority: '{priority}' is not one of {', '.join(PRIORITIES)}")
+        ask.priority = PRIORITIES[priority]
+    ask.pin = _hint(headers, b"pool")
+    pools = {pool.pool.name for pool in live.pools}
+    if ask.pin is not None and ask.pin not in pools:
+        raise BadInput(f"x-crosstie-pool: '{ask.pin}' is no pool of this fleet; there are {', '.join(sorted(pools))}")
+    ask.session = _hint(headers, b"session") or ask.session
+
+
+def _hint(headers: dict[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(b"x-crosstie-" + name)
+    return None if value is None else value.decode("latin-1").strip()
+
+
+def _milliseconds(headers: dict[bytes, bytes], name: bytes) -> float | None:
+    said = _hint(headers, name)
+    if said is None:
+        return None
+    try:
+        value = float(said)
+    except ValueError:
+        value = 0.0
+    if not _LEAST_MS <= value < 1e9:
+        raise BadInput(f"x-crosstie-{name.decode()}: '{said}' is no number of milliseconds from {_LEAST_MS:g} on")
+    return value / 1e3

@@ -1,0 +1,238 @@
+"""One attempt at a request on one backend: it listens to the upstream connection and tells its exchange how it ended.
+
+It ends exactly once, by `served` or `failed` of its exchange, or because the exchange drops it.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from crosstie.route.decision import Decision, Prediction
+from crosstie.route.live import Flight, Replica
+from crosstie.run.gateway.backend import Backend
+from crosstie.run.gateway.body import wishing_usage, with_model
+from crosstie.run.gateway.relay import StreamRelay, WholeRelay
+from crosstie.run.wire.client import Connection, Headers
+
+if TYPE_CHECKING:
+    from crosstie.run.gateway.exchange import Exchange
+
+# Between two machines only, or the gateway's own to say.
+_NOT_FORWARDED = frozenset(
+    b"host connection keep-alive proxy-connection te trailer transfer-encoding upgrade content-length expect "
+    b"accept-encoding authorization api-key x-api-key proxy-authorization cookie http2-settings x-request-id "
+    b"x-crosstie-class x-crosstie-ttft-ms x-crosstie-tpot-ms x-crosstie-priority x-crosstie-pool x-crosstie-session "
+    b"traceparent tracestate".split()
+)
+# The client's own, for backends that have no key from us.
+_CREDENTIALS = (b"authorization", b"api-key", b"x-api-key")
+_NOT_RETURNED = frozenset(
+    b"connection keep-alive transfer-encoding content-length upgrade trailer server date x-request-id x-crosstie-pool "
+    b"x-crosstie-reason authorization set-cookie www-authenticate proxy-authenticate alt-svc".split()
+)
+
+# A kept connection that was closed while it lay idle shows it this soon; later, somebody was at work on the request.
+_STALE_S = 0.1
+# Told by the engine itself: in what it repeats of a request, the quotes would be escaped.
+_NOT_LOADED = b'"message":"model is not loaded"'
+# How long a backend that said it was full is left alone.
+_FULL_S = 1.0
+# Engines that count all along a stream, if they are asked to.
+_COUNTING = ("vllm", "sglang", "emulated")
+
+
+class Attempt:
+    __slots__ = (
+        "backend", "begun", "connecting", "connection", "counting", "decision", "exchange", "flight", "last_at",
+        "prediction", "relay", "sent_at", "status",
+    )  # fmt: skip
+
+    def __init__(self, exchange: "Exchange", decision: Decision, replica: Replica, prediction: Prediction):
+        gateway = exchange.gateway
+        self.exchange, self.decision, self.prediction = exchange, decision, prediction
+        self.backend: Backend = gateway.backends[replica.key]
+        self.flight: Flight = replica.start(exchange.ask, prediction, gateway.now())
+        self.connection: Connection | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        self.relay: StreamRelay | WholeRelay | None = None
+        self.status = 0
+        # Whether the engine was asked to count all along.
+        self.counting = False
+        # Whether something of the answer was sent on.
+        self.begun = False
+        self.sent_at = self.last_at = gateway.clock
+
+    def start(self) -> None:
+        connection = self.backend.origin.take()
+        if connection is not None:
+            self._go(connection)
+        else:
+            self._connect()
+
+    def _connect(self) -> None:
+        patience = self.exchange.gateway.serving.connect_timeout_s
+        self.connecting = self.backend.origin.connect(patience, self._connected)
+
+    def _connected(self, result: Connection | Exception) -> None:
+        self.connecting = None
+        if isinstance(result, Connection):
+            self._go(result)
+        else:
+            self.exchange.failed(self, f"{self.who} refused the connection: {result}", 502, refused=True)
+
+    def _go(self, connection: Connection) -> None:
+        self.connection = connection
+        connection.send(self._request(), self)
+
+    def _request(self) -> bytes:
+        exchange, backend = self.exchange, self.backend
+        request, asked, body, path = exchange.request, exchange.asked, exchange.body, exchange.path
+        if asked.model != backend.model:
+            body = with_model(body, backend.model)
+        if asked.stream and path.endswith("/completions"):
+            self.counting = backend.engine in _COUNTING and not asked.wants_continuous
+            if self.counting or not asked.wants_usage:
+                body = wishing_usage(body, asked.options_absent, self.counting)
+        target = path[3:] if not request.query else f"{path[3:]}?{request.query}"
+        lines = [b"POST %b%b HTTP/1.1\r\n" % (backend.base, target.encode("latin-1")), backend.host_line]
+        for name, value in request.headers.items():
+            if name not in _NOT_FORWARDED:
+                lines.append(name + b": " + value + b"\r\n")
+        if backend.authorization is not None:
+            lines.append(b"authorization: %b\r\n" % backend.authorization)
+        else:
+            for name in _CREDENTIALS:
+                if name in request.headers:
+                    lines.append(name + b": " + request.headers[name] + b"\r\n")
+        lines.append(
+            b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (exchange.context, exchange.request_id, len(body))
+        )
+        lines.append(body)
+        return b"".join(lines)
+
+    # What the upstream connection tells
+
+    def head(self, status: int, headers: Headers) -> None:
+        self.status = status
+        self.last_at = self.exchange.gateway.clock
+        streamed, kept = False, []
+        # What is left to the gateway's own account with a backend is no business of whoever has a key.
+        keyed = self.exchange.gateway.guard is not None
+        for name, value in headers:
+            if name == b"content-type" and value.startswith(b"text/event-stream"):
+                streamed = True
+            if name not in _NOT_RETURNED and not (keyed and name.startswith(b"x-ratelimit-")):
+                kept.append(name + b": " + value + b"\r\n")
+        kept.append(self.own_headers())
+        exchange = self.exchange
+        lines, reply = b"".join(kept), exchange.reply
+        if streamed and status < 300:
+            self.relay = StreamRelay(
+                reply, status, lines, hide_usage=not exchange.asked.wants_usage, hide_continuous=self.counting,
+                transcript=exchange.transcribed(), seam=exchange.seam,
+            )  # fmt: skip
+        elif not reply.started:
+            self.relay = WholeRelay(reply, status, lines)
+
+    def own_headers(self) -> bytes:
+        grant, reason, ask = self.exchange.ended.grant, self.decision.reason, self.exchange.ask
+        if self.flight.replica.presence is not None:
+            # Of a model that shares its replica.
+            reason += f"; waited {ask.waited_s:.1f} s for a load" if ask.cold else "; loaded"
+        return b"x-crosstie-pool: %b\r\nx-crosstie-reason: %b\r\nx-request-id: %b\r\n%b" % (
+            self.backend.name,
+            reason.encode("ascii", "replace"),
+            self.exchange.request_id,
+            b"" if grant is None else grant.headers,
+        )
+
+    def body(self, data: bytes) -> None:
+        relay, gateway = self.relay, self.exchange.gateway
+        if relay is None:
+            return
+        self.last_at = gateway.clock
+        if relay.body(data) and not self.begun:
+            self.begun = True
+            self.flight.first_token(gateway.now())
+            self.exchange.began_with(self)
+        if self.exchange.reply.slow and self.connection is not None:
+            self.connection.pause()
+
+    def ended(self) -> None:
+        self.connection = None
+        relay, status = self.relay, self.status
+        if isinstance(relay, WholeRelay):
+            relay.whole = True
+        if self._lost_its_model():
+            gateway = self.exchange.gateway
+            if gateway.hosts is not None:
+                gateway.hosts.doubted(self.backend.replica, surely=True)
+            self.exchange.failed(self, f"{self.who} no longer has the model", 503, fault=False)
+        elif status in (429, 503):
+            # Full, not broken: somebody else may have room.
+            gateway = self.exchange.gateway
+            self.backend.replica.full(gateway.now(), _FULL_S * gateway.speed)
+            self.exchange.failed(self, f"{self.who} is full ({status})", status, fault=False)
+        elif status >= 500:
+            # What an engine does not do at all, such as llama.cpp embeddings, is no fault of it; another may do it.
+            self.exchange.failed(self, f"{self.who} answered {status}", status, fault=status != 501)
+        elif 300 <= status < 400:
+            # Clients follow it, with the prompt: to where a backend says, around the gateway and its accounts.
+            self.exchange.failed(self, f"{self.who} would send the client elsewhere ({status})", 502)
+        elif isinstance(relay, StreamRelay) and relay.client_s_error:
+            # Told inside a stream, but a 4xx all the same.
+            self.status = relay.client_s_error
+            relay.end()
+            self.exchange.served(self)
+        elif relay is None:
+            # It was to go on with an answer, and says something else in its place.
+            self.exchange.failed(self, f"{self.who} did not go on ({status})", 502, fault=False)
+        elif not relay.complete:
+            self.exchange.failed(self, f"{self.who} ended its stream before it had finished", 502)
+        else:
+            relay.end()
+            self.exchange.served(self)
+
+    def _lost_its_model(self) -> bool:
+        """A router of llama.cpp that was restarted knows its models, and has none of them loaded."""
+        relay = self.relay
+        if self.status != 400 or self.flight.replica.presence is None or not isinstance(relay, WholeRelay):
+            return False
+        return _NOT_LOADED in relay.content.replace(b": ", b":")
+
+    def lost(self, error: Exception | None) -> None:
+        connection, self.connection = self.connection, None
+        soon = self.exchange.gateway.now() - self.flight.started < _STALE_S * self.exchange.gateway.speed
+        if connection is not None and connection.uses > 1 and not connection.answered and soon:
+            # A kept connection that its server had closed in the meantime: nobody's fault.
+            self._connect()
+            return
+        self.exchange.failed(self, f"{self.who} cut the connection{f': {error}' if error else ''}", 502)
+
+    # What its exchange asks of it
+
+    @property
+    def who(self) -> str:
+        return f"the backend of pool {self.backend.pool.name}"
+
+    @property
+    def answering(self) -> bool:
+        """Whether the answer has begun: the first event of a stream, or the head of anything else."""
+        return self.begun or isinstance(self.relay, WholeRelay)
+
+    def pause(self) -> None:
+        if self.connection is not None:
+            self.connection.pause()
+
+    def resume(self) -> None:
+        self.last_at = self.exchange.gateway.clock
+        if self.connection is not None:
+            self.connection.resume()
+
+    def drop(self) -> None:
+        """Ends it upstream too: the engine sees its client go, and stops."""
+        if self.connecting is not None:
+            self.connecting.cancel()
+            self.connecting = None
+        if self.connection is not None:
+            self.connection.abort()
+            self.connection = None

@@ -1,0 +1,249 @@
+"""What the gateway reads of a request's body, and the little that it changes; the rest is nobody's business here.
+
+Only a handful of fields are decoded. The prompt stays bytes: its length and its beginnings are all that is used.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from crosstie.core.errors import BadInput
+from crosstie.run.gateway.fields import (
+    Fields,
+    Message,
+    StreamOptions,
+    UsageFields,
+    decode,
+    decode_answer,
+    decode_few,
+    decode_messages,
+    decode_models,
+    decode_parts,
+)
+
+# What one picture, or a piece of sound or film, is counted as in tokens, until the engine's usage says otherwise.
+TOKENS_PER_ATTACHMENT = 1000.0
+# Values up to this long are copied sooner than looked into.
+_SHORT = 4096
+# More than any answer or prompt has; beyond it a number is a mistake, and may be too large to reckon with.
+_MOST_TOKENS = 10**9
+# What engines take for true beside it (pydantic's words).
+_YES = frozenset(("true", "t", "yes", "y", "on", "1"))
+# No engine takes more.
+_MOST_COPIES = 10**4
+_USAGE_WISH = b'"stream_options":{"include_usage":true}'
+# The same at every event, so that a stream which breaks off has been counted.
+_CONTINUOUS_WISH = b'"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
+_MARKS = {
+    "image": (b'"image_url"', b'"input_image"'),
+    "audio": (b'"input_audio"', b'"audio_url"'),
+    "video": (b'"video_url"', b'"input_video"'),
+}
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Attached(NamedTuple):
+    """Pictures, sound and film in a prompt: how many, how many bytes of it they are, and of which kinds."""
+
+    number: int
+    size: int
+    kinds: frozenset[str]
+
+
+_NOTHING = Attached(0, 0, frozenset())
+
+
+class Asked:
+    __slots__ = (
+        "attached", "copies", "model", "most_output", "options_absent", "prompt_at", "prompt_bytes", "session",
+        "stream", "token_ids", "wants_continuous", "wants_usage",
+    )  # fmt: skip
+
+    def __init__(self, fields: Fields, body: bytes):
+        options = fields.stream_options
+        self.model = fields.model
+        self.stream = bool(fields.stream)
+        # Whether the client said nothing at all about its stream, so that a wish can be added without a decoder;
+        # and whether it wants the usage of a stream itself.
+        self.options_absent = options is msgspec.UNSET
+        self.wants_usage = bool(options and options.include_usage)
+        self.wants_continuous = self.wants_usage and bool(options and options.continuous_usage_stats)
+        most = fields.max_completion_tokens or fields.max_tokens or fields.max_output_tokens
+        self.most_output = min(most, _MOST_TOKENS) if most is not None and most > 0 else None
+        # Answers that it asks for at once: each costs what one costs.
+        self.copies = min(max(fields.n or 1, fields.best_of or 1, 1), _MOST_COPIES)
+        self.session = fields.prompt_cache_key or fields.user
+        # What the model will read: schemas of tools, texts, and what is attached to them. Nothing long is copied:
+        # that would take longer than reading it.
+        size, key = len(fields.tools), b'"messages"'
+        parts: list[bytes] = []
+        for message in fields.messages:
+            content = message.content
+            size += len(content)
+            # Only a list of parts can have anything attached; searching long texts for it would take longer than the
+            # rest of all this.
+            if _is_list(content):
+                parts.append(bytes(content))
+        self.token_ids: int | None = None
+        if not fields.messages:
+            key = b'"prompt"' if len(fields.prompt) else b'"input"'
+            given = fields.prompt if len(fields.prompt) else fields.input
+            size += len(given)
+            if _is_list(given):
+                # Token ids in the place of text: their number is known.
+                parts.append(bytes(given))
+                self.token_ids = _token_ids(parts[0])
+        self.prompt_bytes = size
+        # Where the prompt begins in the body, for what it has in common with others'.
+        self.prompt_at = max(body.find(key), 0)
+        self.attached = _attached(b"".join(parts)) if parts else _NOTHING
+
+
+def read_body(body: bytes) -> Asked:
+    try:
+        if not body.isascii():
+            # What is skipped here is not looked at, and would be stumbled over where the model's name is changed.
+            body.decode()
+        return Asked(decode(body), body)
+    except msgspec.ValidationError:
+        # A field of the wrong kind is for the engine to refuse, in its own words, or to take for what it may mean.
+        try:
+            return Asked(_leniently(body), body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadInput(f"the body is not as expected: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"the body is no JSON: {error}") from None
+    except RecursionError:
+        raise BadInput("the body is nested too deeply") from None
+
+
+def _leniently(body: bytes) -> Fields:
+    """Fields as engines read them that take 16.0 and "16" for 16: whoever writes them so is not to be streamed to,
+    nor to have a prompt read, without its being counted."""
+    few = decode_few(body)
+    messages: list[Message] = []
+    try:
+        messages = decode_messages(few.messages) if len(few.messages) else []
+        unread = msgspec.Raw()
+    except msgspec.ValidationError:
+        unread = few.messages
+    given = msgspec.json.decode(few.stream_options) if len(few.stream_options) else msgspec.UNSET
+    options = StreamOptions() if given is not msgspec.UNSET else msgspec.UNSET
+    if isinstance(options, StreamOptions) and isinstance(given, dict):
+        options.include_usage = _means_yes(given.get("include_usage"))
+        options.continuous_usage_stats = _means_yes(given.get("continuous_usage_stats"))
+    # Options that are none at all make the engine refuse: nothing will be streamed, and nothing can be added to them.
+    streams = given is msgspec.UNSET or given is None or isinstance(given, dict)
+    return Fields(
+        model=few.model,
+        stream=streams and len(few.stream) > 0 and _means_yes(msgspec.json.decode(few.stream)),
+        stream_options=options,
+        max_tokens=_number(few.max_tokens),
+        max_completion_tokens=_number(few.max_completion_tokens),
+        max_output_tokens=_number(few.max_output_tokens),
+        n=_number(few.n),
+        best_of=_number(few.best_of),
+        tools=few.tools,
+        messages=messages,
+        prompt=few.prompt,
+        input=unread if len(unread) else few.input,
+    )
+
+
+def _means_yes(value: object) -> bool:
+    return value == 1 or (isinstance(value, str) and value.strip().lower() in _YES)
+
+
+def _number(given: msgspec.Raw) -> int | None:
+    if not len(given):
+        return None
+    value = msgspec.json.decode(given)
+    try:
+        return int(min(float(value), _MOST_TOKENS)) if isinstance(value, int | float | str) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _is_list(value: msgspec.Raw) -> bool:
+    if len(value) < _SHORT:
+        return bytes(value)[:1] == b"["
+    return bytes(memoryview(value)[:1]) == b"["
+
+
+def _attached(prompt: bytes) -> Attached:
+    counts = {kind: sum(prompt.count(mark) for mark in marks) for kind, marks in _MARKS.items()}
+    # A part names its kind twice: as its type and as its key.
+    number = sum(max(count // 2, 1) for count in counts.values() if count)
+    size, at = 0, prompt.find(b'"data:')
+    while at >= 0:
+        end = prompt.find(b'"', at + 1)
+        if end < 0:
+            break
+        size += end - at
+        at = prompt.find(b'"data:', end)
+    return Attached(number, size, frozenset(kind for kind, count in counts.items() if count))
+
+
+def _token_ids(prompt: bytes) -> int | None:
+    """The number of a prompt's tokens where it is a list of their ids, or of such lists."""
+    start = prompt[:16].replace(b" ", b"").lstrip(b"[")[:1]
+    return prompt.count(b",") + 1 if start.isdigit() else None
+
+
+def with_model(body: bytes, model: str) -> bytes:
+    """The same body with another model's name; the other values keep their bytes."""
+    parts = decode_parts(body)
+    parts["model"] = msgspec.Raw(_encode(model))
+    return _encode(parts)
+
+
+def wishing_usage(body: bytes, options_absent: bool, continuous: bool = False) -> bytes:
+    """The same body asking for the usage at the end of its stream, or all along; the engine alone can count."""
+    if options_absent:
+        # Everything else stays byte for byte where it was.
+        start = body.index(b"{") + 1
+        rest = body[start:]
+        wish = _CONTINUOUS_WISH if continuous else _USAGE_WISH
+        return b"{" + wish + (b"" if rest.lstrip()[:1] == b"}" else b",") + rest
+    parts = decode_parts(body)
+    wished = msgspec.json.decode(parts["stream_options"]) or {}
+    wished["include_usage"] = True
+    if continuous:
+        wished["continuous_usage_stats"] = True
+    parts["stream_options"] = msgspec.Raw(_encode(wished))
+    return _encode(parts)
+
+
+class Usage(NamedTuple):
+    input_tokens: int
+    output_tokens: int
+
+
+def usage_of(answer: bytes) -> Usage | None:
+    """What an answer, or an event of one, says of its tokens."""
+    try:
+        found = decode_answer(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    usage = found.usage or (found.response.usage if found.response else None)
+    return usage_of_fields(usage) if usage is not None else None
+
+
+def usage_of_fields(usage: UsageFields) -> Usage | None:
+    given = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
+    made = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
+    made = made or 0
+    if given is None or not (0 <= given <= _MOST_TOKENS and 0 <= made <= _MOST_TOKENS):
+        return None
+    return Usage(given, made)
+
+
+def owner_of_models(answer: bytes) -> str:
+    """Whom a list of models names as the owner of its first, which is how engines give themselves away."""
+    try:
+        data = decode_models(answer).data
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    return data[0].owned_by if data else ""

@@ -1,0 +1,47 @@
+"""What is known of a request when it has ended: for usage, logs, traces and recordings, each told exactly once."""
+
+from typing import TYPE_CHECKING
+
+from crosstie.run.gateway.tracing import Trace
+from crosstie.run.wire.request import Request
+
+if TYPE_CHECKING:
+    from crosstie.run.gateway.guard import Grant
+
+
+class Ended:
+    """A plain class, since one is made for every request."""
+
+    __slots__ = (
+        "arrived_at", "attempts", "backend", "class_name", "code", "counted", "grant", "how", "input_tokens", "key_id",
+        "model", "output_tokens", "path", "pool", "prefix", "request", "request_id", "resumed", "seconds", "status",
+        "streamed", "trace", "traceparent", "ttft_s", "usd", "waited_s",
+    )  # fmt: skip
+
+    def __init__(self, request_id: bytes, path: str, arrived_at: float, how: str, status: int):
+        self.request_id, self.path, self.how, self.status = request_id, path, how, status
+        # Seconds since the epoch, by this machine's clock.
+        self.arrived_at = arrived_at
+        # The key that it was asked with; 0: none.
+        self.key_id = 0
+        # What it was let in for against that key's limits, until it is settled.
+        self.grant: Grant | None = None
+        # Of a refusal, or a failure: the error's own.
+        self.code = ""
+        self.model = self.class_name = self.pool = self.backend = ""
+        self.streamed = False
+        # As the engine counted them, or, where it could not say so any more, as far as they were seen to pass.
+        self.input_tokens = self.output_tokens = 0
+        self.counted = False
+        self.usd = 0.0
+        # From its arrival to its end, to its first token (None: not seen), and until it was first sent anywhere.
+        self.seconds = self.waited_s = 0.0
+        self.ttft_s: float | None = None
+        self.attempts = self.resumed = 0
+        # The client's own, where it is valid; and how it is followed, where it is.
+        self.traceparent = b""
+        self.trace: Trace | None = None
+        # As it came. Only while listeners are told: whoever keeps an ending keeps no prompt with it.
+        self.request: Request | None = None
+        # Of growing prefixes of its prompt; see `route.prefix`.
+        self.prefix: tuple[int, ...] = ()

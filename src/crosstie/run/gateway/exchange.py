@@ -1,0 +1,370 @@
+"""One client's request from its decision to its end: attempted, attempted elsewhere, timed and accounted for.
+
+Whatever happens, it ends exactly once, in `_close`. As long as nothing has been sent to the client another backend
+may try; from then on one may go on from where the last broke off, or the failure is told inside the answer.
+"""
+
+from time import time
+from typing import TYPE_CHECKING
+
+from crosstie.route.admission import Ticket
+from crosstie.route.ask import Ask
+from crosstie.route.decision import Decision
+from crosstie.route.live import Flight
+from crosstie.run.gateway.attempt import Attempt
+from crosstie.run.gateway.body import Asked
+from crosstie.run.gateway.ended import Ended
+from crosstie.run.gateway.errors import error_body, error_event, retry_after
+from crosstie.run.gateway.handover import MOST_BROKEN, Handover
+from crosstie.run.gateway.identity import context_of
+from crosstie.run.gateway.relay import StreamRelay, WholeRelay
+from crosstie.run.gateway.seam import Seam
+from crosstie.run.gateway.transcript import Transcript
+from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.request import Request
+
+if TYPE_CHECKING:
+    from crosstie.run.gateway.gateway import Gateway
+
+_GENEROUS = 4.0
+_CODES = {504: "upstream_timeout", 503: "upstream_full", 429: "upstream_full"}
+
+
+class Exchange:
+    __slots__ = (
+        "arrived", "ask", "asked", "attempt", "attempts", "began", "body", "broke", "closed", "code", "context",
+        "ended", "gateway", "given", "handover", "legs", "path", "reply", "request", "request_id", "seam", "status",
+        "ticket", "transcript", "tried", "unsent",
+    )  # fmt: skip
+
+    def __init__(
+        self, gateway: "Gateway", request: Request, reply: Reply, asked: Asked, ask: Ask, request_id: bytes, key_id: int
+    ):
+        self.gateway, self.request, self.reply, self.asked, self.ask = gateway, request, reply, asked, ask
+        self.request_id = request_id
+        # What will be told of it when it has ended.
+        self.ended = Ended(request_id, request.path, time(), "", 0)
+        self.ended.key_id = key_id
+        # The lines of trace context that backends get.
+        self.ended.traceparent, self.context = context_of(request)
+        if gateway.tracing is not None:
+            self.ended.trace = gateway.tracing.begin(self.ended, self.context)
+        self.code = ""
+        self.began = gateway.clock
+        self.arrived = gateway.now()
+        self.closed = False
+        # Its place in the queue, if it had to wait for room.
+        self.ticket: Ticket | None = None
+        # Bytes that its client had not read when it was last looked at.
+        self.attempts = self.broke = self.status = self.unsent = 0
+        self.tried: tuple[str, ...] = ()
+        self.attempt: Attempt | None = None
+        # What backends are asked: what the client asked, until one has to go on from where another broke off.
+        self.path, self.body = request.path, request.body
+        # What the client has of a stream; who looks for another to go on with it, once it broke off; and where what
+        # comes now joins what came before.
+        self.transcript: Transcript | None = None
+        self.handover: Handover | None = None
+        self.seam: Seam | None = None
+        # Tokens of the prompt as far as they can be guessed, and the parts of the answer, by whom and how long.
+        self.given = round(ask.input_tokens)
+        self.legs: list[tuple[Flight, int]] = []
+        reply.watcher = self
+
+    def send(self, decision: Decision) -> None:
+        """To the replica that was decided on."""
+        replica, prediction = decision.replica, decision.prediction
+        if replica is None or prediction is None:
+            raise ValueError(f"decided to {decision.outcome}, not to send")
+        if self.gateway.decided is not None:
+            self.gateway.decided(self, decision)
+        if self.handover is not None and self.handover.continuation is not None:
+            self.handover.send(decision)
+            return
+        if not self.attempts:
+            self.ended.waited_s = (self.gateway.now() - self.arrived) / self.gateway.speed
+        self.attempts += 1
+        self.tried += (replica.key,)
+        self.attempt = Attempt(self, decision, replica, prediction)
+        if self.ended.trace is not None:
+            self.context = self.ended.trace.attempt(self.attempt.backend.pool.name, replica.key)
+        self.attempt.start()
+
+    # What an attempt tells
+
+    def transcribed(self) -> Transcript | None:
+        """Where an attempt writes down what the client gets; None: that is no text that could be gone on with."""
+        if not self.reply.started:
+            # What came before has left no trace with the client.
+            self.transcript = Transcript() if self.request.path.endswith("/completions") else None
+        return self.transcript
+
+    def began_with(self, attempt: Attempt) -> None:
+        """The client has got something of this attempt."""
+        gateway, first_at = self.gateway, attempt.flight.first_at
+        if self.seam is not None:
+            self.ended.resumed += 1
+            gateway.metrics.resumed[attempt.backend.pool.name] += 1
+        elif first_at is not None:
+            self.ended.ttft_s = (first_at - self.arrived) / gateway.speed
+            if self.ended.trace is not None:
+                self.ended.trace.first_token()
+
+    def served(self, attempt: Attempt) -> None:
+        self.status = attempt.status
+        attempt.backend.succeeded()
+        self._close("served" if attempt.status < 400 else "client error")
+
+    def failed(self, attempt: Attempt, why: str, status: int, *, fault: bool = True, refused: bool = False) -> None:
+        """Try another backend while the client has seen nothing, else say so."""
+        gateway, pool, relay = self.gateway, attempt.backend.pool.name, attempt.relay
+        now = gateway.now()
+        self._release(completed=False)
+        if self.ended.trace is not None:
+            self.ended.trace.failed(why, attempt.status or status)
+        if fault:
+            was = attempt.backend.replica.up
+            attempt.backend.failed(why, now, refused=refused)
+            if attempt.backend.replica.up != was:
+                gateway.changed(attempt.backend)
+            gateway.metrics.faults[pool] += 1
+            if gateway.hosts is not None and attempt.flight.replica.presence is not None:
+                gateway.hosts.doubted(attempt.flight.replica)
+            # Who ends in order, as on a restart, was not broken by this request.
+            self.broke += not refused and not (isinstance(relay, StreamRelay) and relay.aborted)
+        if self.reply.started:
+            self._go_on(attempt, why)
+            return
+        self.code = _CODES.get(status, "upstream_failed")
+        if self.attempts <= gateway.serving.retries and self.broke < MOST_BROKEN:
+            decision = gateway.policy.choose(gateway.live, self.ask, now, exclude=self.tried)
+            if decision.outcome == "send":
+                gateway.metrics.retries[pool] += 1
+                self.send(decision)
+                return
+            if decision.outcome == "wait" and decision.refusal == "cold":
+                # Its model was only there: it is loaded elsewhere, and this one waits for that like any other.
+                gateway.metrics.retries[pool] += 1
+                self.ask.cold, self.attempt = True, None
+                gateway.queue(self, now)
+                return
+        self.status = status
+        if isinstance(relay, WholeRelay) and relay.whole and attempt.status >= 400:
+            # What the last engine said, in its own words.
+            relay.end()
+        else:
+            self._answer(status, why, self.code, attempt.own_headers())
+        self._close("failed")
+
+    def give_up(self, why: str) -> None:
+        """The gateway ends before the answer does."""
+        attempt = self.attempt
+        if attempt is not None:
+            attempt.drop()
+        if self.reply.started:
+            if attempt is not None and self.seam is None:
+                self.status = attempt.status
+            self.end_in_band(attempt.relay if attempt is not None else None, why, "gateway_ended")
+        else:
+            self.refuse(503, why, "gateway_ended")
+
+    def end_in_band(self, relay: StreamRelay | WholeRelay | None, why: str, code: str = "upstream_cut") -> None:
+        self.code = code
+        if isinstance(relay, StreamRelay) or self.transcript is not None:
+            said = relay.error if isinstance(relay, StreamRelay) else b""
+            if not (isinstance(relay, StreamRelay) and relay.told_error):
+                # In the engine's own words, if it had any.
+                path = self.request.path
+                self.reply.write(said or error_event(path, 502, f"{why}; the answer is incomplete", code))
+            self.reply.end()
+        else:
+            self.reply.cut()
+        self._close("cut")
+
+    def _go_on(self, attempt: Attempt, why: str) -> None:
+        """Another backend does, or the client is told that nobody does."""
+        if self.seam is None:
+            self.status = attempt.status
+        if self.handover is None and self.transcript is not None:
+            self.handover = Handover(self, self.transcript, attempt.backend.engine)
+        if self.handover is None:
+            self.end_in_band(attempt.relay, why)
+        else:
+            self.handover.start(attempt.relay, why)
+
+    def finish(self, events: bytes) -> None:
+        """Nothing but these was missing of the answer."""
+        self.reply.write(events)
+        self.reply.end()
+        self._close("served")
+
+    # What the client's connection tells
+
+    def client_gone(self) -> None:
+        if self.attempt is not None:
+            self.attempt.drop()
+        self._close("client gone")
+
+    def client_slow(self) -> None:
+        if self.attempt is not None:
+            self.attempt.pause()
+
+    def client_ready(self) -> None:
+        if self.attempt is not None:
+            self.attempt.resume()
+
+    # The clock
+
+    def check(self, now: float) -> None:
+        """Asked a few times a second: is anything overdue?"""
+        attempt, patience = self.attempt, self.gateway.serving
+        if self.closed or attempt is None:
+            return
+        if now - self.began > patience.total_timeout_s:
+            self.attempts = 1 + patience.retries
+            # Its queue and its client may have taken most of it, so it is not held against the backend.
+            self._overdue(attempt, f"not answered within {patience.total_timeout_s:g} s", fault=False)
+        elif self.reply.slow:
+            if self.reply.unsent != self.unsent:
+                # It reads, be it slowly.
+                self.unsent, attempt.last_at = self.reply.unsent, now
+            elif now - attempt.last_at > patience.idle_timeout_s:
+                # It reads nothing and keeps a replica waiting.
+                attempt.drop()
+                self.reply.cut()
+                self._close("client stalled")
+        elif not attempt.answering:
+            allowed = patience.first_byte_timeout_s + self._generation_s(attempt)
+            if now - attempt.sent_at > allowed:
+                self._overdue(attempt, f"no answer from {attempt.who} within {allowed:.3g} s")
+        elif now - attempt.last_at > patience.idle_timeout_s:
+            self._overdue(attempt, f"{attempt.who} fell silent for {patience.idle_timeout_s:g} s")
+        elif (
+            attempt.backend.healthy is False
+            and now - attempt.last_at > patience.health_every_s
+            and self._can_go_on(attempt)
+        ):
+            self._overdue(attempt, f"{attempt.who} fell silent and is down ({attempt.backend.why})")
+
+    def _can_go_on(self, attempt: Attempt) -> bool:
+        """Whether somebody else would take over, were this attempt given up."""
+        if self.handover is None and self.transcript is not None:
+            self.handover = Handover(self, self.transcript, attempt.backend.engine)
+        return self.handover is not None and self.handover.would_succeed()
+
+    def _generation_s(self, attempt: Attempt) -> float:
+        """An answer that is not streamed begins when all of it is there: what that may take, generously."""
+        if self.asked.stream:
+            return 0.0
+        tokens = self.ask.most_output or self.ask.output_tokens
+        return _GENEROUS * tokens * attempt.prediction.tpot_s / self.gateway.speed
+
+    def _overdue(self, attempt: Attempt, why: str, *, fault: bool = True) -> None:
+        attempt.drop()
+        self.failed(attempt, why, 504, fault=fault)
+
+    # Ends
+
+    def refuse(self, status: int, why: str, code: str, *, retry_after_s: float = 0.0) -> None:
+        if self.reply.started:
+            # It waited for somebody to go on with it.
+            if self.handover is not None:
+                self.handover.give_up("room" if status == 429 else "backend", why)
+            return
+        headers = b"x-request-id: %b\r\n" % self.request_id + retry_after(retry_after_s)
+        self.status, self.code = status, code
+        self._answer(status, why, code, headers)
+        self._close("refused")
+
+    def broke_down(self) -> None:
+        """A fault of the gateway's own on its way: it must not be forgotten for that."""
+        if self.attempt is not None:
+            self.attempt.drop()
+        if self.reply.started:
+            self.reply.cut()
+        else:
+            self._answer(500, "internal error", "internal_error", b"x-request-id: %b\r\n" % self.request_id)
+        self.status, self.code = 500, "internal_error"
+        self._close("failed")
+
+    def _answer(self, status: int, why: str, code: str, headers: bytes) -> None:
+        self.reply.send(status, error_body(status, why, code), headers)
+
+    def _release(self, *, completed: bool) -> bool:
+        """The attempt is over, and accounted for; whether that was all of a whole answer."""
+        attempt, self.attempt = self.attempt, None
+        if attempt is None:
+            return False
+        usage = attempt.relay.usage if attempt.relay is not None else None
+        served = attempt.flight.end(
+            self.gateway.now(),
+            input_tokens=usage.input_tokens if usage else None,
+            output_tokens=usage.output_tokens if usage else None,
+            # Of a part of an answer nothing is to be learnt: neither how long they get nor what they take.
+            completed=completed and self.seam is None,
+        )
+        if served is not None:
+            # What the client waited before: in the queue, and for backends that failed.
+            waited = attempt.flight.started - self.arrived
+            self.gateway.metrics.observe(attempt.backend.pool.name, self.ask, served, waited)
+        self._account(attempt)
+        return served is not None
+
+    def _account(self, attempt: Attempt) -> None:
+        """What its client got of it, which is what its key is charged for: nothing, where nothing reached it.
+
+        The prompt once, whoever had to read it again, and each part of the answer at the price of who made it.
+        """
+        ended, relay, transcript = self.ended, attempt.relay, self.transcript
+        if not self.legs:
+            ended.pool, ended.backend = attempt.backend.pool.name, attempt.backend.replica.key
+        if not self.reply.started or relay is None or attempt.status >= 400:
+            return
+        usage = relay.counted if isinstance(relay, StreamRelay) else relay.usage
+        ended.counted = usage is not None
+        if usage is not None:
+            given, made = usage
+        else:
+            given, made = self.given, ended.output_tokens
+            if transcript is not None:
+                transcript.read()
+                given = given if transcript.given is None else transcript.given
+            if transcript is not None and not transcript.why_not:
+                made = transcript.tokens
+            elif isinstance(relay, StreamRelay):
+                made += relay.events
+        part = max(made - ended.output_tokens, 0)
+        self.legs.append((attempt.flight, part))
+        if part:
+            # Who was to go on and did not has no part in it.
+            ended.pool, ended.backend = attempt.backend.pool.name, attempt.backend.replica.key
+        ended.input_tokens, ended.output_tokens = given, made
+        ended.usd = 0.0
+        for index, (flight, tokens) in enumerate(self.legs):
+            ended.usd += flight.usd(0.0 if index else float(given), float(tokens))
+
+    def _close(self, how: str) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self.reply.watcher = None
+        if self.handover is not None:
+            self.handover.cancel()
+            self.handover = None
+        # It also lets go of the attempt: each holds the other, and no collector shall have to find them.
+        observed = self._release(completed=how == "served")
+        self._fill(how)
+        if how == "served" and not observed:
+            # Of several backends, or ended by the gateway itself.
+            for index, (flight, tokens) in enumerate(self.legs):
+                self.gateway.metrics.part(flight, 0 if index else self.ended.input_tokens, tokens)
+        self.gateway.ended(self, how)
+        self.ticket = None
+
+    def _fill(self, how: str) -> None:
+        ended, ask, gateway = self.ended, self.ask, self.gateway
+        ended.how, ended.status = how, self.status
+        ended.code = "" if how == "served" else self.code
+        ended.model, ended.class_name, ended.prefix = ask.model, ask.class_name or "", ask.prefix
+        ended.streamed, ended.attempts = self.asked.stream, self.attempts
+        ended.seconds = (gateway.now() - self.arrived) / gateway.speed

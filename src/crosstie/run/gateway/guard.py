@@ -1,0 +1,325 @@
+"""Who may ask, and how much: asked twice for each request, before its body is read and after.
+
+All that it needs is in memory; `service.ledger` brings it there, and keeps what was used.
+"""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable
+from hmac import compare_digest
+from time import time
+from typing import TYPE_CHECKING
+
+from crosstie.core.workload import Target
+from crosstie.route.ask import Ask
+from crosstie.run.gateway.asks import PRIORITIES
+from crosstie.run.gateway.ended import Ended
+from crosstie.run.gateway.errors import Refused
+from crosstie.run.gateway.limits import Window, rate_headers
+from crosstie.run.ledger.keys import Key
+from crosstie.run.ledger.periods import day_end, month_end
+from crosstie.run.ledger.tally import LocalTally, Tally
+from crosstie.run.wire.request import Request
+
+if TYPE_CHECKING:
+    from crosstie.run.gateway.gateway import Gateway
+
+_NEVER = float("inf")
+_sha256 = hashlib.sha256
+# What the secret of a key that does not exist is compared with, so that both take the same time.
+_NOBODY = os.urandom(32)
+_CHALLENGE = b"www-authenticate: Bearer\r\n"
+# OpenAI's clients try a 429 again unless they are told not to.
+_IN_VAIN = b"x-should-retry: false\r\n"
+# When to come back if only requests that are being answered may take the rest of a budget.
+_IN_FLIGHT_S = 5.0
+
+
+class Holder:
+    """A key as the guard has it: what it may do, and what it has spent."""
+
+    __slots__ = (
+        "classes", "digest", "ends_at", "id", "key", "limited", "models", "month_usd", "names", "names_of",
+        "old_digest", "old_until", "own_usd", "priority", "reserved_usd", "restricted", "revoked", "rpm", "today_usd",
+        "tpm", "usd_per_day", "usd_per_month",
+    )  # fmt: skip
+
+    def __init__(self, key: Key):
+        # Dollars of today and this month as the store last told them; those that it did not know of then; and what
+        # requests in flight may come to.
+        self.today_usd = self.month_usd = self.own_usd = self.reserved_usd = 0.0
+        # The names of models that it may use, and of which names of the gateway's these were made.
+        self.names: dict[str, str] = {}
+        self.names_of: dict[str, str] | None = None
+        self.set(key)
+
+    def set(self, key: Key) -> None:
+        self.key, self.id = key, key.id
+        self.digest = bytes.fromhex(key.digest)
+        self.old_digest = bytes.fromhex(key.old_digest) if key.old_digest else b""
+        self.old_until = key.old_until or 0.0
+        self.revoked = key.revoked_at is not None
+        self.ends_at = _NEVER if key.expires_at is None else key.expires_at
+        self.models, self.classes = frozenset(key.models), frozenset(key.classes)
+        self.priority = PRIORITIES[key.priority]
+        self.restricted = bool(key.models or key.classes or self.priority < PRIORITIES["high"])
+        self.rpm, self.tpm = key.rpm or 0, key.tpm or 0
+        self.usd_per_day, self.usd_per_month = key.usd_per_day or 0.0, key.usd_per_month or 0.0
+        self.limited = bool(self.rpm or self.tpm or self.usd_per_day or self.usd_per_month)
+        self.names_of = None
+
+    def had(self, digest: bytes) -> bool:
+        """Whether this was its secret before it was rotated, and is still good."""
+        return time() < self.old_until and compare_digest(digest, self.old_digest)
+
+
+class Grant:
+    """What was let in against a key's limits, to be settled when it has ended."""
+
+    __slots__ = ("headers", "holder", "minute", "tokens", "usd")
+
+    def __init__(self, holder: Holder, minute: int, tokens: int, usd: float, headers: bytes):
+        self.holder, self.minute, self.tokens, self.usd = holder, minute, tokens, usd
+        # Lines for the answer that say how much is left.
+        self.headers = headers
+
+
+class Guard:
+    def __init__(self, gateway: "Gateway", tally: Tally | None = None):
+        self.gateway = gateway
+        self.tally: Tally = LocalTally() if tally is None else tally
+        # By code.
+        self.refused: Counter[str] = Counter()
+        self._by_public: dict[bytes, Holder] = {}
+        self._by_id: dict[int, Holder] = {}
+        self._budgeted: list[Holder] = []
+        self._day_ends = self._month_ends = 0.0
+
+    # What the ledger tells
+
+    def know(self, keys: Iterable[Key]) -> None:
+        """These keys and no others, from now on."""
+        by_public: dict[bytes, Holder] = {}
+        by_id: dict[int, Holder] = {}
+        for key in keys:
+            holder = self._by_id.get(key.id)
+            if holder is None:
+                holder = Holder(key)
+            elif holder.key != key:
+                holder.set(key)
+            by_public[key.public_id.encode()] = by_id[key.id] = holder
+        self._by_public, self._by_id = by_public, by_id
+        self._budgeted = [one for one in by_id.values() if one.usd_per_day or one.usd_per_month]
+
+    @property
+    def keys(self) -> int:
+        return len(self._by_id)
+
+    def spent(self, totals: dict[int, tuple[float, float]], included: dict[int, float], at: float) -> None:
+        """What the store said at that time; `included` are dollars of this process that it had not known before."""
+        self._day_ends, self._month_ends = day_end(at), month_end(at)
+        for holder in self._budgeted:
+            holder.today_usd, holder.month_usd = totals.get(holder.id, (0.0, 0.0))
+        for key_id, usd in included.items():
+            known = self._by_id.get(key_id)
+            if known is not None:
+                known.own_usd -= usd
+
+    def settle(self, ended: Ended) -> None:
+        """A request has ended: what was estimated of it becomes what it was."""
+        holder = self._by_id.get(ended.key_id)
+        if holder is not None:
+            holder.own_usd += ended.usd
+        grant = ended.grant
+        if grant is None:
+            return
+        ended.grant = None
+        grant.holder.reserved_usd -= grant.usd
+        if grant.holder.tpm:
+            more = ended.input_tokens + ended.output_tokens - grant.tokens
+            # What was too much is taken back where it was counted; what is new counts now.
+            minute = grant.minute if more < 0 else int(time() // 60.0)
+            self.tally.add(grant.holder.id, minute, 0, more)
+
+    # What the gateway asks
+
+    def known(self, request: Request) -> int:
+        """The id of the key that a request comes with, and which it then no longer carries: backends do not get to
+        see it. Raises Refused."""
+        headers = request.headers
+        given = headers.pop(b"authorization", None)
+        named, also = headers.pop(b"api-key", None), headers.pop(b"x-api-key", None)
+        token = named if named is not None else also
+        if given is not None:
+            scheme, _, rest = given.partition(b" ")
+            if scheme.lower() == b"bearer":
+                token = rest
+        if not token:
+            raise self._refuse(401, "no API key: send it as 'Authorization: Bearer ct-...'", "missing_api_key")
+        parts = token.strip().split(b"-", 2)
+        secret = parts[2] if len(parts) == 3 else b""
+        holder = self._by_public.get(parts[1]) if len(parts) == 3 and parts[0] == b"ct" else None
+        found = _sha256(secret).digest()
+        right = compare_digest(found, _NOBODY if holder is None else holder.digest)
+        if holder is None or not (right or holder.had(found)):
+            raise self._refuse(401, "this is no API key of this gateway", "invalid_api_key")
+        if holder.revoked:
+            raise self._refuse(401, "this API key was revoked", "api_key_revoked")
+        if holder.ends_at != _NEVER and holder.ends_at <= time():
+            raise self._refuse(401, "this API key has expired", "api_key_expired")
+        return holder.id
+
+    def names_for(self, key_id: int, request: Request) -> dict[str, str]:
+        """What names of models mean in a request of this key. Raises Refused where it hints at what the key may not
+        have: before that is looked up, since what a key may not use it is not told of either."""
+        holder = self._by_id.get(key_id)
+        if holder is not None and holder.restricted:
+            self._check_hints(holder, request.headers)
+        return self.names(key_id)
+
+    def _check_hints(self, holder: Holder, headers: dict[bytes, bytes]) -> None:
+        asked = headers.get(b"x-crosstie-class")
+        if asked is not None and holder.classes and _text(asked) not in holder.classes:
+            raise self._refuse(
+                403, f"this key is for class {_listed(holder.classes)}, not '{_text(asked)}'", "class_not_allowed"
+            )
+        asked = headers.get(b"x-crosstie-priority")
+        if asked is not None and PRIORITIES.get(_text(asked), 0) > holder.priority:
+            why = f"the highest priority of this key is {holder.key.priority}"
+            raise self._refuse(403, why, "priority_not_allowed")
+        asked = headers.get(b"x-crosstie-pool")
+        if asked is not None and holder.models and not self.may_see(holder.id, _text(asked)):
+            raise self._refuse(403, f"no model of this key is served by pool '{_text(asked)}'", "pool_not_allowed")
+
+    def names(self, key_id: int) -> dict[str, str]:
+        """What the gateway's names of models are to this key."""
+        names = self.gateway.names
+        holder = self._by_id.get(key_id)
+        if holder is None or not holder.models:
+            return names
+        if holder.names_of is not names:
+            models = {names.get(name, name) for name in holder.models}
+            holder.names = {name: model for name, model in names.items() if model in models}
+            holder.names_of = names
+        return holder.names
+
+    def may_see(self, key_id: int, pool: str) -> bool:
+        """Whether a pool serves any model of this key."""
+        models = self.names(key_id).values()
+        return any(one.name == pool for model in models for one in self.gateway.live.by_model.get(model, ()))
+
+    def not_allowed(self, key_id: int, model: str | None) -> Refused:
+        """For a model that is not among a key's, whether or not there is one of that name."""
+        may = _listed(self.names(key_id)) or "none that is served now"
+        return self._refuse(403, f"this key may not use '{model}'; it may use {may}", "model_not_allowed")
+
+    def place(self, key_id: int, ask: Ask) -> None:
+        """The class and the priority that a request of this key has where it named none. Raises Refused."""
+        holder = self._by_id.get(key_id)
+        if holder is None or not holder.restricted:
+            return
+        ask.priority = min(ask.priority, holder.priority)
+        if holder.classes and ask.class_name not in holder.classes:
+            self._own_class(holder, ask)
+
+    def _own_class(self, holder: Holder, ask: Ask) -> None:
+        live = self.gateway.live
+        of_model = [live.classes[name] for name in holder.key.classes if name in live.classes]
+        of_model = [one for one in of_model if one.model == ask.model]
+        if not of_model:
+            why = f"this key is for class {_listed(holder.classes)}, and none of them is of {ask.model}"
+            raise self._refuse(403, why, "class_not_allowed")
+        before = live.classes.get(ask.class_name or "")
+        chosen = min(of_model, key=lambda one: abs(one.input_tokens - ask.input_tokens))
+        # Targets that are not those of the class it had been put in are the request's own.
+        if ask.ttft_s == _seconds(before.ttft if before else None):
+            ask.ttft_s = _seconds(chosen.ttft)
+        if ask.tpot_s == _seconds(before.tpot if before else None):
+            ask.tpot_s = _seconds(chosen.tpot)
+        ask.class_name = chosen.name
+        ask.output_tokens = live.lengths.expected_output(chosen.name, ask.model, ask.most_output)
+
+    def admit(self, key_id: int, ask: Ask) -> Grant | None:
+        """Whether that key may have this, now; None where it has no limits to settle with. Raises Refused."""
+        self.place(key_id, ask)
+        holder = self._by_id.get(key_id)
+        if holder is None or not holder.limited:
+            return None
+        now = time()
+        minute = int(now // 60.0)
+        tokens = int(ask.input_tokens + ask.copies * ask.output_tokens)
+        usd, headers = 0.0, b""
+        counted = bool(holder.rpm or holder.tpm)
+        if counted:
+            headers = self._within_rates(holder, now, minute, tokens)
+        if holder.usd_per_day or holder.usd_per_month:
+            usd = self._within_budget(holder, now, ask)
+        # Nothing is counted before all of it has passed.
+        if counted:
+            self.tally.add(holder.id, minute, 1, tokens)
+        holder.reserved_usd += usd
+        return Grant(holder, minute, tokens, usd, headers)
+
+    def _within_rates(self, holder: Holder, now: float, minute: int, tokens: int) -> bytes:
+        passed = now / 60.0 - minute
+        before, used = self.tally.total(holder.id, minute - 1), self.tally.total(holder.id, minute)
+        requests = Window(holder.rpm, before[0], used[0], passed)
+        volume = Window(holder.tpm, before[1], used[1], passed)
+        for window, more, what in ((requests, 1, "requests"), (volume, tokens, "tokens")):
+            if not window.limit or window.fits(more):
+                continue
+            headers = rate_headers(requests, 0, volume, 0)
+            if more > window.limit:
+                why = f"about {more:,} tokens in one request, and this key has {window.limit:,} a minute"
+                raise self._refuse(429, why, "rate_limit_exceeded", headers=headers + _IN_VAIN)
+            why = f"this key has {window.limit:,} {what} a minute"
+            raise self._refuse(429, why, "rate_limit_exceeded", window.wait_s(more), headers)
+        return rate_headers(requests, 1, volume, tokens)
+
+    def _within_budget(self, holder: Holder, now: float, ask: Ask) -> float:
+        """What it may come to: the most that a pool of its model would cost."""
+        if now >= self._day_ends:
+            self._next_day(now)
+        usd = 0.0
+        for pool in self.gateway.live.by_model.get(ask.model, ()):
+            usd = max(usd, pool.usd(ask.input_tokens, 0.0, ask.copies * ask.output_tokens))
+        # The longer wait first.
+        for budget, told, ends, period in (
+            (holder.usd_per_month, holder.month_usd, self._month_ends, "month"),
+            (holder.usd_per_day, holder.today_usd, self._day_ends, "day"),
+        ):
+            spent = told + holder.own_usd
+            if not budget or (spent < budget and spent + holder.reserved_usd + usd <= budget):
+                continue
+            if spent < budget and spent + usd <= budget:
+                why = f"requests in flight may take the rest of this key's {budget:g} USD a {period}"
+                raise self._refuse(429, why, "insufficient_quota", _IN_FLIGHT_S)
+            why = f"this key's budget of {budget:g} USD a {period} (UTC) is spent"
+            raise self._refuse(429, why, "insufficient_quota", ends - now, _IN_VAIN)
+        return usd
+
+    def _next_day(self, now: float) -> None:
+        """Midnight has passed since the store was last heard."""
+        next_month = now >= self._month_ends
+        for holder in self._budgeted:
+            holder.today_usd = 0.0
+            if next_month:
+                holder.month_usd = 0.0
+        self._day_ends, self._month_ends = day_end(now), month_end(now)
+
+    def _refuse(self, status: int, why: str, code: str, retry_after_s: float = 0.0, headers: bytes = b"") -> Refused:
+        self.refused[code] += 1
+        return Refused(status, why, code, retry_after_s, _CHALLENGE if status == 401 else headers)
+
+
+def _seconds(target: Target | None) -> float | None:
+    return None if target is None else target.seconds
+
+
+def _text(value: bytes) -> str:
+    return value.decode("latin-1").strip()
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))

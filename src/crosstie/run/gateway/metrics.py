@@ -1,0 +1,221 @@
+"""What the gateway counts, and how Prometheus reads it.
+
+On the way of a request only plain numbers are added up; names and labels are put together when someone asks.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from crosstie.route.ask import Ask
+from crosstie.route.live import Flight, Served
+
+if TYPE_CHECKING:
+    from crosstie.run.gateway.gateway import Gateway
+
+_TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_TPOT_S = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+# The names under which `observe` keeps a pool's histograms.
+HISTOGRAMS = {
+    "ttft": ("crosstie_ttft_seconds", "Time from a request's arrival to its first token.", _TTFT_S),
+    "tpot": ("crosstie_tpot_seconds", "Time between the tokens after the first, mean of a request.", _TPOT_S),
+}
+
+
+# A metric as a part gives it: its name, its kind, what it says, and its values by their labels. Samples that have a
+# name of their own, as those of a histogram do, have it as the label __name__.
+Family = tuple[str, str, str, list[tuple[dict[str, str], float]]]
+
+
+class Histogram:
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]):
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class _PoolCounts:
+    __slots__ = ("input_tokens", "output_tokens", "tpot", "ttft", "usd")
+
+    def __init__(self) -> None:
+        self.input_tokens = self.output_tokens = 0
+        self.usd = 0.0
+        self.ttft, self.tpot = Histogram(_TTFT_S), Histogram(_TPOT_S)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        # By (pool, model, class, how it ended, status).
+        self.requests: Counter[tuple[str, str, str, str, int]] = Counter()
+        # By (class, target, kept or missed).
+        self.targets: Counter[tuple[str, str, bool]] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.retries: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        # Answers that went on elsewhere, by where; those that could not, by why.
+        self.resumed: Counter[str] = Counter()
+        self.not_resumed: Counter[str] = Counter()
+        self.pools: dict[str, _PoolCounts] = {}
+        # What the gateway's parts have to add to the page.
+        self.sources: list[Callable[[], list[Family]]] = []
+
+    def part(self, flight: Flight, input_tokens: int, output_tokens: int) -> None:
+        """What one of several backends made of an answer."""
+        counts = self._of(flight.replica.pool.name)
+        counts.input_tokens += input_tokens
+        counts.output_tokens += output_tokens
+        counts.usd += flight.usd(float(input_tokens), float(output_tokens))
+
+    def _of(self, pool: str) -> _PoolCounts:
+        counts = self.pools.get(pool)
+        if counts is None:
+            counts = self.pools[pool] = _PoolCounts()
+        return counts
+
+    def observe(self, pool: str, ask: Ask, served: Served, waited_s: float) -> None:
+        counts = self._of(pool)
+        counts.input_tokens += round(served.input_tokens)
+        counts.output_tokens += served.output_tokens or 0
+        counts.usd += served.usd
+        name = ask.class_name or ""
+        if served.ttft_s is not None:
+            ttft_s = waited_s + served.ttft_s
+            counts.ttft.add(ttft_s)
+            if ask.ttft_s is not None:
+                self.targets[name, "ttft", ttft_s <= ask.ttft_s] += 1
+        if served.tpot_s is not None:
+            counts.tpot.add(served.tpot_s)
+            if ask.tpot_s is not None:
+                self.targets[name, "tpot", served.tpot_s <= ask.tpot_s] += 1
+
+    def ended(self, pool: str, ask: Ask, how: str, status: int) -> None:
+        self.requests[pool, ask.model, ask.class_name or "", how, status] += 1
+
+    def page(self, gateway: "Gateway") -> str:
+        lines: list[str] = []
+        _family(lines, "crosstie_requests_total", "counter", "Requests by how they ended.")
+        for (pool, model, name, how, status), count in self.requests.items():
+            labels = {"pool": pool, "model": model, "class": name, "outcome": how, "status": str(status)}
+            _sample(lines, "crosstie_requests_total", labels, count)
+        _family(lines, "crosstie_refused_total", "counter", "Requests refused before any decision, by code.")
+        for code, count in self.refused.items():
+            _sample(lines, "crosstie_refused_total", {"code": code}, count)
+        _family(lines, "crosstie_targets_total", "counter", "Requests with a target, by whether it was kept.")
+        for (name, target, kept), count in self.targets.items():
+            labels = {"class": name, "target": target, "kept": "yes" if kept else "no"}
+            _sample(lines, "crosstie_targets_total", labels, count)
+        for name, what, found in (
+            ("crosstie_retries_total", "Attempts that were repeated elsewhere.", self.retries),
+            ("crosstie_backend_faults_total", "Faults of backends: refused, cut, 5xx, silent.", self.faults),
+            ("crosstie_resumed_total", "Streams that broke off elsewhere and went on here.", self.resumed),
+        ):
+            _family(lines, name, "counter", what)
+            for pool, count in found.items():
+                _sample(lines, name, {"pool": pool}, count)
+        _family(lines, "crosstie_resume_failed_total", "counter", "Streams that broke off and did not go on, by why.")
+        for reason, count in self.not_resumed.items():
+            _sample(lines, "crosstie_resume_failed_total", {"reason": reason}, count)
+        self._pool_counts(lines)
+        _gauges(lines, gateway)
+        for source in self.sources:
+            for name, kind, what, samples in source():
+                _family(lines, name, kind, what)
+                for labels, value in samples:
+                    _sample(lines, labels.pop("__name__", name), labels, value)
+        return "\n".join(lines) + "\n"
+
+    def _pool_counts(self, lines: list[str]) -> None:
+        _family(lines, "crosstie_tokens_total", "counter", "Tokens that were served, as the engines count them.")
+        for pool, counts in self.pools.items():
+            _sample(lines, "crosstie_tokens_total", {"pool": pool, "kind": "input"}, counts.input_tokens)
+            _sample(lines, "crosstie_tokens_total", {"pool": pool, "kind": "output"}, counts.output_tokens)
+        _family(
+            lines, "crosstie_usd_total", "counter", "What served requests cost at their pools' prices and design loads."
+        )
+        for pool, counts in self.pools.items():
+            _sample(lines, "crosstie_usd_total", {"pool": pool}, counts.usd)
+        for field, (name, what, bounds) in HISTOGRAMS.items():
+            _family(lines, name, "histogram", what)
+            for pool, counts in self.pools.items():
+                histogram: Histogram = getattr(counts, field)
+                running = 0
+                for bound, count in zip((*bounds, "+Inf"), histogram.counts, strict=True):
+                    running += count
+                    _sample(lines, f"{name}_bucket", {"pool": pool, "le": str(bound)}, running)
+                _sample(lines, f"{name}_sum", {"pool": pool}, histogram.total)
+                _sample(lines, f"{name}_count", {"pool": pool}, running)
+
+
+def _gauges(lines: list[str], gateway: "Gateway") -> None:
+    now = gateway.now()
+    backends = [({"pool": b.pool.name, "backend": key}, b) for key, b in gateway.backends.items()]
+    for name, what, values in (
+        ("crosstie_backend_up", "1 where a backend may be chosen.", [(at, int(b.replica.up)) for at, b in backends]),
+        (
+            "crosstie_in_flight",
+            "Requests of this gateway in flight.",
+            [(at, b.replica.in_flight) for at, b in backends],
+        ),
+        (
+            "crosstie_engine_running",
+            "Requests that an engine says it runs, others' included.",
+            [(at, b.replica.reported.running) for at, b in backends if b.replica.reported is not None],
+        ),
+        (
+            "crosstie_engine_waiting",
+            "Requests that an engine says wait for it, others' included.",
+            [(at, b.replica.reported.waiting) for at, b in backends if b.replica.reported is not None],
+        ),
+        ("crosstie_connections", "Open connections to backends.", [(at, b.origin.connections) for at, b in backends]),
+        (
+            "crosstie_breaker_open",
+            "1 where a backend's circuit breaker keeps requests away.",
+            [(at, int(b.breaker.state == "open")) for at, b in backends],
+        ),
+        (
+            "crosstie_ttft_correction",
+            "What a backend's TTFT is over the model's prediction.",
+            [(at, b.replica.ttft.factor(now)) for at, b in backends],
+        ),
+        (
+            "crosstie_tpot_correction",
+            "What a backend's TPOT is over the model's prediction.",
+            [(at, b.replica.tpot.factor(now)) for at, b in backends],
+        ),
+        (
+            "crosstie_target_promised",
+            "The share of a class's requests that are to keep its target.",
+            [
+                ({"class": one.name, "target": name}, target.percentile)
+                for one in gateway.live.fleet.classes
+                for name, target in (("ttft", one.ttft), ("tpot", one.tpot))
+                if target is not None
+            ],
+        ),
+        ("crosstie_queued", "Requests that wait for room.", [({}, len(gateway.waiting))]),
+        ("crosstie_exchanges", "Requests that are being answered or wait.", [({}, len(gateway.exchanges))]),
+    ):
+        _family(lines, name, "gauge", what)
+        for labels, value in values:
+            _sample(lines, name, labels, value)
+
+
+def _family(lines: list[str], name: str, kind: str, what: str) -> None:
+    lines.append(f"# HELP {name} {what}")
+    lines.append(f"# TYPE {name} {kind}")
+
+
+def _sample(lines: list[str], name: str, labels: dict[str, str], value: float) -> None:
+    said = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    lines.append(f"{name}{{{said}}} {value}" if said else f"{name} {value}")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,175 @@
+"""What the gateway answers, by path: the API, and its own pages beside it."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from crosstie.route.decision import Considered
+from crosstie.route.live import Replica
+from crosstie.run.gateway.errors import Refused, error_body, retry_after
+from crosstie.run.gateway.gateway import Gateway
+from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.request import Request
+
+# Those that are answered by backends.
+SERVED = frozenset(f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "responses"))
+_encode = msgspec.json.Encoder().encode
+Page = Callable[[Gateway, Request], tuple[int, bytes, bytes]]
+_JSON, _TEXT = b"application/json", b"text/plain; version=0.0.4; charset=utf-8"
+
+
+def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
+    def handle(request: Request, reply: Reply) -> None:
+        path = request.path
+        if path in SERVED:
+            if request.method == "POST":
+                gateway.serve(request, reply)
+            else:
+                reply.send(405, error_body(405, f"{path} takes POST", "method_not_allowed"), b"allow: POST\r\n")
+            return
+        if path == "/metrics" and request.method == "GET" and gateway.neighbourhood is not None:
+            gateway.neighbourhood.metrics_to(lambda page: reply.send(200, page.encode(), content_type=_TEXT))
+            return
+        try:
+            status, body, kind = _page(gateway, request)
+        except Refused as refused:
+            status, lines = refused.status, refused.headers + retry_after(refused.retry_after_s)
+            reply.send(status, error_body(status, str(refused), refused.code), lines)
+        else:
+            reply.send(status, body, content_type=kind)
+
+    return handle
+
+
+def _page(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    path, method = request.path.rstrip("/") or "/", request.method
+    page = _PAGES.get(path)
+    if page is None and path.startswith("/v1/models/"):
+        page = _model
+    if page is None:
+        return 404, error_body(404, f"there is no {path}; the API is under /v1", "not_found"), _JSON
+    wanted = ("POST",) if page is _explain else ("GET", "HEAD")
+    if method not in wanted:
+        return 405, error_body(405, f"{path} takes {wanted[0]}", "method_not_allowed"), _JSON
+    return page(gateway, request)
+
+
+def _key_id(gateway: Gateway, request: Request) -> int:
+    """Whose a page is that shows to each key its own models. Raises Refused."""
+    return gateway.guard.known(request) if gateway.guard is not None else 0
+
+
+def _health(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    """The process runs; whether it can serve is `/ready`'s to say."""
+    return 200, _encode({"status": "ok", "fleet": gateway.live.fleet.name}), _JSON
+
+
+def _ready(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    pools = {
+        name: {"up": sum(one.up for one in replicas), "of": len(replicas)}
+        for name, replicas in _by_pool(gateway).items()
+    }
+    said = "draining" if gateway.draining else "ready" if gateway.ready else "no backend is up"
+    return 200 if gateway.ready else 503, _encode({"status": said, "pools": pools}), _JSON
+
+
+def _by_pool(gateway: Gateway) -> dict[str, list[Replica]]:
+    """A pool that hosts several models has a replica for each of them on each of its machines."""
+    found: dict[str, list[Replica]] = {}
+    for pool in gateway.live.pools:
+        found.setdefault(pool.pool.name, []).extend(pool.replicas)
+    return found
+
+
+def _metrics(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    return 200, gateway.metrics.page(gateway).encode(), _TEXT
+
+
+def _models(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    return 200, _encode({"object": "list", "data": _listed(gateway, _key_id(gateway, request))}), _JSON
+
+
+def _model(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    name = request.path.removeprefix("/v1/models/")
+    found = next((model for model in _listed(gateway, _key_id(gateway, request)) if model["id"] == name), None)
+    if found is None:
+        return 404, error_body(404, f"no pool serves '{name}'", "model_not_found"), _JSON
+    return 200, _encode(found), _JSON
+
+
+def _listed(gateway: Gateway, key_id: int) -> list[dict[str, object]]:
+    pools = gateway.live.pools
+    names = gateway.names if gateway.guard is None else gateway.guard.names(key_id)
+    return [
+        {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "crosstie",
+            "max_model_len": max(pool.pool.max_context for pool in pools if pool.pool.model == model),
+            "pools": [pool.pool.name for pool in pools if pool.pool.model == model],
+        }
+        for name, model in names.items()
+    ]
+
+
+def _explain(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    """The decision for a request as the API would take it, without sending it."""
+    key_id, guard = _key_id(gateway, request), gateway.guard
+    _, ask = gateway.read(request, key_id)
+    if guard is not None:
+        guard.place(key_id, ask)
+    decision = gateway.policy.choose(gateway.live, ask, gateway.now(), explain=True)
+    replica = decision.replica
+    said = {
+        "policy": gateway.live.fleet.policy,
+        "outcome": decision.outcome,
+        "reason": decision.reason,
+        "pool": replica.pool.pool.name if replica else None,
+        "backend": replica.key if replica else None,
+        "meets_target": decision.meets,
+        "request": {
+            "model": ask.model,
+            "class": ask.class_name,
+            "input_tokens": ask.input_tokens,
+            "expected_output_tokens": ask.output_tokens,
+            "most_output_tokens": ask.most_output,
+            "ttft_target_s": ask.ttft_s,
+            "tpot_target_s": ask.tpot_s,
+            "priority": ask.priority,
+            "pool": ask.pin,
+            "modalities": sorted(ask.modalities),
+        },
+        "considered": [
+            _considered(one) for one in decision.considered if guard is None or guard.may_see(key_id, one.pool)
+        ],
+    }
+    return 200, _encode(said), _JSON
+
+
+def _considered(one: Considered) -> dict[str, object]:
+    seen = one.prediction
+    return {
+        "pool": one.pool,
+        "backend": one.backend,
+        "dropped": one.dropped,
+        "score": one.score,
+        "predicted": None
+        if seen is None
+        else {
+            "ttft_s": seen.ttft_s,
+            "tpot_s": seen.tpot_s,
+            "usd": seen.usd,
+            "cached_tokens": seen.cached_tokens,
+            "joules": one.joules,
+        },
+    }
+
+
+_PAGES: dict[str, Page] = {
+    "/health": _health,
+    "/ready": _ready,
+    "/metrics": _metrics,
+    "/v1/models": _models,
+    "/crosstie/explain": _explain,
+}

@@ -1,0 +1,253 @@
+"""How an upstream's answer becomes the client's: a stream event by event, anything else whole.
+
+A relay keeps what it must not send yet. As long as `reply.started` is false the request may still be tried elsewhere.
+"""
+
+import re
+from typing import Protocol
+
+from crosstie.run.gateway.body import Usage, usage_of
+from crosstie.run.gateway.transcript import DONE, Transcript
+from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.sse import Events, payloads
+
+_USAGE = b'"usage":'
+# What a finished answer says of itself. `abort` is what vLLM gives to those whom its own end cuts short; to those
+# who still wait then it gives an opening, no token, and a proper end.
+_FINISHED = re.compile(rb'"finish_reason" ?: ?"|"response\.(?:completed|incomplete|failed)"')
+_ABORTED = re.compile(rb'"finish_reason" ?: ?"abort"')
+# A line of its own: what a model writes about such things has no line ends, only escaped ones.
+_ERROR = re.compile(rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?error)', re.MULTILINE)
+# The usage inside an event that has more to say; its details are objects of their own.
+_USAGE_FIELD = re.compile(rb',"usage":\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
+# An error that the engine lays at the client's door; 408 and 429 are its own.
+_CLIENT_S = re.compile(rb'"code" ?: ?"?(4(?!08|29)\d\d)\b')
+_MOST_ERROR = 2**20
+# Beyond that it is a stream of openings without an end, for which there is no room here.
+_MOST_OPENING = 2**16
+_EVENTS = re.compile(rb".+?(?:\r\n\r\n|\n\n|\Z)", re.DOTALL)
+# The first event of a chat, before there is any token: only that an assistant is going to speak.
+_OPENING = re.compile(rb'"delta" ?: ?\{ ?"role" ?: ?"assistant"(?: ?, ?"\w+" ?: ?(?:""|null))* ?\}')
+# An answer that is not a stream is kept until it is whole, up to this size.
+MOST_KEPT = 64 * 2**20
+
+
+class Seam(Protocol):
+    """Where an answer goes on that another engine has begun."""
+
+    # What its client is told of that, unless it does not listen.
+    notice: bytes
+
+    def joined(self, events: bytes) -> bytes:
+        """Events of the engine that goes on as if they were of the one that began."""
+
+
+class StreamRelay:
+    """Server-sent events; those that only carry the usage which the gateway asked for go no further.
+
+    Nothing leaves before the first token: neither an opening without one nor an engine's error in its place, so that
+    another backend may still try. Nor does an error after it, as long as another may go on.
+    """
+
+    def __init__(
+        self, reply: Reply, status: int, headers: bytes, *, hide_usage: bool, hide_continuous: bool = False,
+        transcript: Transcript | None = None, seam: Seam | None = None,
+    ):  # fmt: skip
+        self.reply, self.status, self.headers = reply, status, headers
+        # Whether the last count, and those on the way to it, were the gateway's wish and not the client's.
+        self.hide_usage, self.hide_continuous = hide_usage, hide_continuous
+        self.transcript, self.seam = transcript, seam
+        self.usage: Usage | None = None
+        # What the engine said instead of going on; the client has not seen it.
+        self.unsaid = b""
+        self._counting = b""
+        # Those that were sent on: about as many as tokens, where nobody counts these any more.
+        self.events = 0
+        # Whether the engine has told of an error itself.
+        self.told_error = False
+        # Its status, where the error was the client's and came in the place of an answer.
+        self.client_s_error = 0
+        self._events = Events()
+        self._opening = b""
+        # The latest pieces: the end of an answer is spread over a few.
+        self._last = self._before = self._before_that = b""
+
+    def body(self, data: bytes) -> bool:
+        """Whether something reached the client's side."""
+        data = self._events.whole(data)
+        if data and self.seam is not None:
+            data = self.seam.joined(data)
+        if not data:
+            return False
+        reply, transcript = self.reply, self.transcript
+        if transcript is not None:
+            if reply.started and (self.unsaid or b"error" in data or b'"abort"' in data):
+                data = self._until_trouble(data)
+                if not data:
+                    return False
+            transcript.add(data)
+        if _USAGE in data:
+            data = self._without_usage(data)
+            if not data:
+                return False
+        self._before_that, self._before, self._last = self._before, self._last, data
+        if not reply.started:
+            data = self._opening + data
+            if self.told_error or _ERROR.search(data):
+                self.told_error = True
+                self._opening = data[:_MOST_ERROR]
+                found = _CLIENT_S.search(data)
+                self.client_s_error = int(found[1]) if found else 0
+                return False
+            if _ABORTED.search(data):
+                # Its first token and its end at once: somebody else may have more time.
+                self.unsaid = self._opening = data[:_MOST_ERROR]
+                return False
+            if len(data) <= _MOST_OPENING and _says_nothing(data):
+                self._opening = data
+                return False
+            reply.start(self.status, self.headers, None)
+        if self.seam is not None and self.seam.notice:
+            reply.write(self.seam.notice)
+            self.seam.notice = b""
+        reply.write(data)
+        self.events += data.count(b"\n\n")
+        return True
+
+    def _until_trouble(self, data: bytes) -> bytes:
+        """What comes before an error or an abort; these, and all after them, are held back."""
+        if self.unsaid:
+            self.unsaid = (self.unsaid + data)[:_MOST_ERROR]
+            return b""
+        before: list[bytes] = []
+        events: list[bytes] = _EVENTS.findall(data)
+        for at, event in enumerate(events):
+            if _ERROR.search(event) or _ABORTED.search(event):
+                self.unsaid = b"".join(events[at:])[:_MOST_ERROR]
+                break
+            before.append(event)
+        return b"".join(before)
+
+    def _without_usage(self, data: bytes) -> bytes:
+        if self.hide_continuous and not (b'"choices":[]' in data or b'"choices": []' in data):
+            # The latest is enough, and is read when the stream has broken off.
+            self._counting = data
+            return _uncounted(data)
+        for payload in payloads(data):
+            if _USAGE in payload:
+                self.usage = usage_of(payload) or self.usage
+        if self.usage is None or not (self.hide_usage or self.hide_continuous):
+            return data
+        kept: list[bytes] = []
+        events: list[bytes] = _EVENTS.findall(data)
+        for event in events:
+            if not _only_usage(event):
+                kept.append(_uncounted(event) if self.hide_continuous else event)
+            elif not self.hide_usage:
+                kept.append(event)
+        return b"".join(kept)
+
+    @property
+    def counted(self) -> Usage | None:
+        """The engine's last count, or the latest on the way to it."""
+        usage = self.usage
+        if usage is None and self._counting:
+            for payload in payloads(self._counting):
+                usage = usage_of(payload) or usage
+        return usage
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the engine was told to end, and did so in order."""
+        return _ABORTED.search(self.unsaid) is not None
+
+    @property
+    def error(self) -> bytes:
+        """The engine's own words for what went wrong, which the client has not seen."""
+        return self.unsaid if _ERROR.search(self.unsaid) else b""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the engine said that it had finished; an end without that is a cut in a good disguise."""
+        latest = self._before_that + self._before + self._last
+        if self.unsaid:
+            return False
+        if _ERROR.search(latest):
+            self.told_error = True
+            return False
+        if _ABORTED.search(latest):
+            return False
+        return _FINISHED.search(latest) is not None or (self.reply.started and DONE.search(latest) is not None)
+
+    def end(self) -> None:
+        if not self.reply.started:
+            self.reply.start(self.status, self.headers, None)
+            self.reply.write(self._opening)
+        self.reply.end()
+
+
+def _says_nothing(events: bytes) -> bool:
+    """Whether there is no token in them: only an opening, the usage, the end."""
+    for event in events.replace(b"\r\n", b"\n").split(b"\n\n"):
+        if event and not (_OPENING.search(event) or _only_usage(event) or event == b"data: [DONE]"):
+            return False
+    return True
+
+
+def _only_usage(event: bytes) -> bool:
+    return _USAGE in event and (b'"choices":[]' in event or b'"choices": []' in event)
+
+
+def _uncounted(events: bytes) -> bytes:
+    """Without the usage in them."""
+    at = events.find(b',"usage":{')
+    if (
+        at >= 0
+        and events.endswith(b"}}\n\n")
+        and events.find(b'},"', at) < 0
+        and events.find(b"\n\n") == len(events) - 2
+    ):
+        # The last thing in a single event, as vLLM writes it.
+        return events[:at] + b"}\n\n"
+    return _USAGE_FIELD.sub(b"", events)
+
+
+class WholeRelay:
+    """An answer of one piece: nothing of it leaves before all of it has come."""
+
+    def __init__(self, reply: Reply, status: int, headers: bytes):
+        self.reply, self.status, self.headers = reply, status, headers
+        self.usage: Usage | None = None
+        # Whether all of it has come.
+        self.whole = False
+        self._pieces: list[bytes] = []
+        self._kept = 0
+
+    def body(self, data: bytes) -> bool:
+        self._kept += len(data)
+        if self._kept > MOST_KEPT and not self.reply.started:
+            # Too much to hold: from here on it is passed through as it comes.
+            self.reply.start(self.status, self.headers, None)
+        if self.reply.started:
+            for piece in (*self._pieces, data):
+                self.reply.write(piece)
+            self._pieces = []
+            return True
+        self._pieces.append(data)
+        return False
+
+    complete = True
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(self._pieces)
+
+    def end(self) -> None:
+        if self.reply.started:
+            self.reply.end()
+            return
+        content = self.content
+        self.usage = usage_of(content) if self.status < 300 else None
+        self.reply.start(self.status, self.headers, len(content))
+        self.reply.write(content)
+        self.reply.end()

@@ -1,0 +1,295 @@
+"""Where keys and usage are kept: the tables, and all that is asked of them. `sqlite` and `postgres` say how they are
+reached; the SQL is the same.
+
+Several processes, on several machines, write at the same time. Whatever is written is one transaction, and may be
+tried again after a failure: a batch of usage is counted once.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from time import time
+from typing import Any, NamedTuple, Protocol
+
+from crosstie.core.errors import BadInput, StoreFailed, near_names
+from crosstie.run.ledger.keys import Key, check
+from crosstie.run.ledger.periods import DAY_S, day_name, month_name
+from crosstie.run.ledger.usage import Batch, By, Used, total
+
+SCHEMA = 1
+# For so long the last batch of a process that is no more is remembered, in case it was only away.
+_REMEMBERED_S = 30 * DAY_S
+_COLUMNS = (
+    "id", "public_id", "name", "digest", "old_digest", "old_until", "models", "classes", "priority", "rpm", "tpm",
+    "usd_per_day", "usd_per_month", "created_at", "expires_at", "revoked_at",
+)  # fmt: skip
+_LISTS = ("models", "classes")
+_TABLES = (
+    "CREATE TABLE crosstie_meta (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
+    """CREATE TABLE crosstie_keys (
+        id {identity}, public_id TEXT NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE, digest TEXT NOT NULL,
+        old_digest TEXT, old_until DOUBLE PRECISION, models TEXT NOT NULL, classes TEXT NOT NULL,
+        priority TEXT NOT NULL, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION, usd_per_month DOUBLE PRECISION,
+        created_at DOUBLE PRECISION NOT NULL, expires_at DOUBLE PRECISION, revoked_at DOUBLE PRECISION)""",
+    """CREATE TABLE crosstie_usage (
+        hour BIGINT NOT NULL, key_id BIGINT NOT NULL, model TEXT NOT NULL, class TEXT NOT NULL, pool TEXT NOT NULL,
+        outcome TEXT NOT NULL, code TEXT NOT NULL, requests BIGINT NOT NULL, counted BIGINT NOT NULL,
+        input_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, usd DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (hour, key_id, model, class, pool, outcome, code))""",
+    # What budgets are compared with; the same dollars as in the usage, by day and by month, so that nobody has to
+    # add up a month each second.
+    """CREATE TABLE crosstie_spent (
+        period TEXT NOT NULL, key_id BIGINT NOT NULL, usd DOUBLE PRECISION NOT NULL, PRIMARY KEY (period, key_id))""",
+    # The last batch of each process that was counted.
+    """CREATE TABLE crosstie_batches (
+        process TEXT PRIMARY KEY, sequence BIGINT NOT NULL, written_at DOUBLE PRECISION NOT NULL)""",
+)
+_ADD_USAGE = """INSERT INTO crosstie_usage AS kept VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (hour, key_id, model, class, pool, outcome, code) DO UPDATE SET
+    requests = kept.requests + excluded.requests, counted = kept.counted + excluded.counted,
+    input_tokens = kept.input_tokens + excluded.input_tokens,
+    output_tokens = kept.output_tokens + excluded.output_tokens, usd = kept.usd + excluded.usd"""
+_ADD_SPENT = """INSERT INTO crosstie_spent AS kept VALUES (?, ?, ?)
+    ON CONFLICT (period, key_id) DO UPDATE SET usd = kept.usd + excluded.usd"""
+_CLAIM = """INSERT INTO crosstie_batches AS kept VALUES (?, ?, ?) ON CONFLICT (process) DO UPDATE SET
+    sequence = excluded.sequence, written_at = excluded.written_at WHERE kept.sequence < excluded.sequence"""
+_GROUPS: dict[By, str] = {
+    "key": "u.key_id", "model": "u.model", "pool": "u.pool", "class": "u.class", "outcome": "u.outcome",
+    "code": "u.code", "hour": "u.hour", "day": "u.hour / 86400 * 86400", "month": "u.hour / 86400 * 86400",
+}  # fmt: skip
+
+
+class News(NamedTuple):
+    version: int
+    # None: as they were.
+    keys: list[Key] | None
+    spent: dict[int, tuple[float, float]]
+
+
+class Session(Protocol):
+    """One transaction."""
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
+
+    def change(self, sql: str, values: Sequence[Any] = ()) -> int:
+        """How many rows it was that changed."""
+
+    def each(self, sql: str, values: Sequence[Sequence[Any]]) -> None: ...
+
+
+class Store:
+    """Everything raises StoreFailed where the store cannot be had just now. For one thread at a time."""
+
+    # How a column says that it numbers its rows, and how a row is kept from others until the transaction ends.
+    identity = ""
+    locked = ""
+    # Which store it is that was opened: a number that was drawn when it was made.
+    _drawn = 0
+
+    def session(self, *, writes: bool) -> AbstractContextManager[Session]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def prepare(self, session: Session, *, made: bool) -> None:
+        """Makes the tables, unless they are there; refuses those of a later version."""
+        if not made:
+            for sql in _TABLES:
+                session.change(sql.format(identity=self.identity))
+            session.each("INSERT INTO crosstie_meta VALUES (?, ?)", [("schema", SCHEMA), ("keys", _new_version())])
+        # Stores that were made before they had one get it now.
+        drawn = ("store", secrets.randbits(53))
+        session.change("INSERT INTO crosstie_meta VALUES (?, ?) ON CONFLICT (name) DO NOTHING", drawn)
+        found = _meta(session)
+        if found["schema"] > SCHEMA:
+            raise BadInput(
+                f"the store was made by a later Crosstie: its format is {found['schema']}, this one reads {SCHEMA}"
+            )
+        self._drawn = found["store"]
+
+    def _check_same(self, session: Session) -> dict[str, int]:
+        """What the store says of itself. Raises StoreFailed where it is not the one that was opened, but one made anew
+        in its place: numbers of keys mean others there."""
+        found = _meta(session)
+        if found["store"] != self._drawn:
+            raise StoreFailed(
+                "another store is in the place of the one that was there at the start, which takes a new start"
+            )
+        return found
+
+    # Keys
+
+    def all_keys(self) -> list[Key]:
+        with self.session(writes=False) as session:
+            return _keys(session)
+
+    def keys_version(self) -> int:
+        """Another one after every change of a key."""
+        with self.session(writes=False) as session:
+            return _meta(session)["keys"]
+
+    def news(self, version: int, at: float) -> News:
+        """What a gateway wants to hear, in one go: keys if there is another version of them, and what those with a
+        budget have spent."""
+        with self.session(writes=False) as session:
+            now = self._check_same(session)["keys"]
+            return News(now, _keys(session) if now != version else None, _spent(session, at, with_budget=True))
+
+    def add_key(self, key: Key) -> Key:
+        check(key)
+        with self.session(writes=True) as session:
+            columns = _COLUMNS[1:]
+            made = session.rows(
+                f"INSERT INTO crosstie_keys ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
+                "ON CONFLICT (name) DO NOTHING RETURNING id",
+                _values(key),
+            )
+            if not made:
+                raise BadInput(
+                    f"name: there is a key '{key.name}' already; usage is told by name, so each is used once"
+                )
+            _bump(session)
+            return _key((made[0][0], *_values(key)))
+
+    def change_key(self, name: str, edit: Callable[[Key], Key]) -> Key:
+        with self.session(writes=True) as session:
+            sql = f"SELECT {', '.join(_COLUMNS)} FROM crosstie_keys WHERE name = ? OR public_id = ?"
+            rows = session.rows(sql + self.locked, (name, name))
+            if not rows:
+                raise unknown_key(name, [row[0] for row in session.rows("SELECT name FROM crosstie_keys")])
+            # A name may be another's public id.
+            key = next((one for one in map(_key, rows) if one.name == name), _key(rows[0]))
+            changed = check(edit(key))
+            columns = ", ".join(f"{column} = ?" for column in _COLUMNS[1:])
+            session.change(f"UPDATE crosstie_keys SET {columns} WHERE id = ?", (*_values(changed), key.id))
+            _bump(session)
+            return changed
+
+    # Usage
+
+    def write(self, batch: Batch) -> bool:
+        """Counts a batch; False where it had been counted before."""
+        # In one order everywhere, so that two who write the same rows do not wait for each other for ever.
+        lines = sorted(batch.lines.items(), key=lambda item: item[0])
+        spent: dict[tuple[str, int], float] = {}
+        for (hour, key_id, *_), counts in lines:
+            for period in (day_name(hour), month_name(hour)):
+                spent[period, key_id] = spent.get((period, key_id), 0.0) + counts.usd
+        now = time()
+        with self.session(writes=True) as session:
+            self._check_same(session)
+            if not session.change(_CLAIM, (batch.process, batch.sequence, now)):
+                return False
+            session.each(
+                _ADD_USAGE,
+                [(*line, c.requests, c.counted, c.input_tokens, c.output_tokens, c.usd) for line, c in lines],
+            )
+            session.each(_ADD_SPENT, [(*of, usd) for of, usd in sorted(spent.items()) if usd])
+            if batch.sequence == 1:
+                session.change("DELETE FROM crosstie_batches WHERE written_at < ?", (now - _REMEMBERED_S,))
+        return True
+
+    def spent(self, at: float) -> dict[int, tuple[float, float]]:
+        """Dollars of that day and that month by key."""
+        with self.session(writes=False) as session:
+            return _spent(session, at, with_budget=False)
+
+    def used(
+        self, by: Sequence[By], *, key_id: int | None = None, since: int | None = None, until: int | None = None
+    ) -> list[Used]:
+        """Sums by these, in the order of their values; `since` and `until` are hours, the latter not included."""
+        where, values = [], []
+        for condition, value in (("u.key_id = ?", key_id), ("u.hour >= ?", since), ("u.hour < ?", until)):
+            if value is not None:
+                where.append(condition)
+                values.append(value)
+        groups = [_GROUPS[one] for one in by]
+        sums = (
+            "SUM(CASE WHEN u.outcome = 'refused' THEN 0 ELSE u.requests END), "
+            "SUM(CASE WHEN u.outcome = 'refused' THEN u.requests ELSE 0 END), "
+            "SUM(CASE WHEN u.outcome IN ('failed', 'cut') THEN u.requests ELSE 0 END), "
+            "SUM(u.input_tokens), SUM(u.output_tokens), SUM(u.usd)"
+        )
+        sql = (
+            f"SELECT {', '.join([*groups, sums])} FROM crosstie_usage AS u "
+            f"{'WHERE ' + ' AND '.join(where) if where else ''} "
+            f"{'GROUP BY ' + ', '.join(groups) if groups else ''}"
+        )
+        with self.session(writes=False) as session:
+            rows = session.rows(sql, values)
+            names = dict(session.rows("SELECT id, name FROM crosstie_keys"))
+        found: dict[tuple[str, ...], list[Used]] = {}
+        for row in rows:
+            if row[len(by)] is None:
+                # Sums over nothing.
+                continue
+            of = tuple(_said(one, value, names) for one, value in zip(by, row, strict=False))
+            requests, refused, failed, inputs, outputs, usd = row[len(by) :]
+            one = Used(of, int(requests), int(refused), int(failed), int(inputs), int(outputs), float(usd))
+            found.setdefault(of, []).append(one)
+        # Several rows are one where two of the store's values are said alike: days of a month.
+        return [total(alike)._replace(of=of) for of, alike in sorted(found.items())]
+
+
+def unknown_key(name: str, known: list[str]) -> BadInput:
+    near = near_names(name, known)
+    return BadInput(f"there is no key '{name}'.{f' Did you mean {near[0]}?' if near else ''}")
+
+
+def _said(by: By, value: Any, names: dict[int, str]) -> str:
+    if by == "key":
+        return names.get(value, "" if value == 0 else f"#{value}")
+    if by == "hour":
+        return f"{day_name(value)}T{value % DAY_S // 3600:02}"
+    if by == "day":
+        return day_name(value)
+    return month_name(value) if by == "month" else str(value)
+
+
+def _keys(session: Session) -> list[Key]:
+    return [_key(row) for row in session.rows(f"SELECT {', '.join(_COLUMNS)} FROM crosstie_keys ORDER BY id")]
+
+
+def _spent(session: Session, at: float, *, with_budget: bool) -> dict[int, tuple[float, float]]:
+    day, month = day_name(at), month_name(at)
+    those = "AND key_id IN (SELECT id FROM crosstie_keys WHERE usd_per_day IS NOT NULL OR usd_per_month IS NOT NULL)"
+    rows = session.rows(
+        f"SELECT key_id, period, usd FROM crosstie_spent WHERE period IN (?, ?) {those if with_budget else ''}",
+        (day, month),
+    )
+    found: dict[int, tuple[float, float]] = {}
+    for key_id, period, usd in rows:
+        before = found.get(key_id, (0.0, 0.0))
+        found[key_id] = (usd, before[1]) if period == day else (before[0], usd)
+    return found
+
+
+def _meta(session: Session) -> dict[str, int]:
+    return dict(session.rows("SELECT name, value FROM crosstie_meta"))
+
+
+def _bump(session: Session) -> None:
+    session.change("UPDATE crosstie_meta SET value = ? WHERE name = 'keys'", (_new_version(),))
+
+
+def _new_version() -> int:
+    """At random: a store that was made anew, or put back from a backup, must not seem to be as a gateway knew it."""
+    return secrets.randbits(53)
+
+
+def _values(key: Key) -> tuple[Any, ...]:
+    """All columns but the id."""
+    return tuple(
+        json.dumps(getattr(key, column)) if column in _LISTS else getattr(key, column) for column in _COLUMNS[1:]
+    )
+
+
+def _key(row: tuple[Any, ...]) -> Key:
+    said = dict(zip(_COLUMNS, row, strict=True))
+    return Key(**{**said, **{column: tuple(json.loads(said[column])) for column in _LISTS}})
+
+
+def failed(place: str, error: Exception) -> StoreFailed:
+    return StoreFailed(f"{place}: {' '.join(str(error).split()) or type(error).__name__}")

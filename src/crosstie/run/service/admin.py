@@ -1,0 +1,296 @@
+"""The administrator's part of a gateway: changes over the fleet file, in every process that serves it, each reported.
+
+Changes hold until they are undone, `reset`, or the file no longer allows them; a restart forgets them.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from crosstie.catalog.addresses import read_address
+from crosstie.catalog.fleet_text import fleet_text
+from crosstie.catalog.pools import read_pool
+from crosstie.core.errors import BadInput, CrosstieError
+from crosstie.core.fleet import Fleet, Pool
+from crosstie.run.gateway.metrics import Family
+from crosstie.run.gateway.notices import Level, told
+from crosstie.run.service.overlay import Change, Laid, laid_over, pool_named, pool_of, with_change
+from crosstie.run.service.process import Serve
+from crosstie.run.service.recent import Recent
+
+# What a reader's complaint calls the request that it was reading.
+_REQUEST = Path("request")
+# A command would run as the gateway's user: only who may write the fleet file may name one.
+_FILE_ONLY = ("load_hook",)
+_MOST_SAID = 400
+# Larger ones may be no float at all.
+_MOST_WHOLE = 2**53
+
+
+class Administration:
+    """What may be asked of a running gateway; `door` is how it is reached."""
+
+    def __init__(self, serve: Serve):
+        self.serve, self.gateway = serve, serve.gateway
+        self.recent = Recent(serve.gateway)
+        self.base = serve.fleet
+        self.changes: tuple[Change, ...] = ()
+        # Grows with every change: the process that has the larger one knows better.
+        self.revision = 0
+        self.left_out: tuple[tuple[Change, str], ...] = ()
+        self._drained: frozenset[str] = frozenset()
+        # What a fleet that is being loaded was made from; see `reloaded`.
+        self._coming: tuple[Fleet, Laid] | None = None
+        self._one_at_a_time = asyncio.Lock()
+        # Asked for, by (action, done or refused).
+        self.counts: Counter[tuple[str, str]] = Counter()
+        serve.gateway.metrics.sources.append(self._families)
+        read, serve.prepared = serve.prepared, lambda fleet: self._lay(read(fleet))
+        serve.verbs["admin"] = self._told
+        serve.verbs["admin-state"] = lambda _: {"revision": self.revision, "changes": msgspec.to_builtins(self.changes)}
+
+    async def join(self) -> None:
+        """Takes over what the other processes hold, as after a restart of this one."""
+        for one in await self._ask("admin-state", {}):
+            if one.get("revision", 0) > self.revision and "error" not in self._told(one):
+                # While it starts it is no part yet that is told of the fleet which has been loaded.
+                self.reloaded()
+
+    # The fleet, with the changes over it
+
+    def _lay(self, base: Fleet) -> Fleet:
+        """For a file that was read again; it holds once it has been loaded."""
+        laid = laid_over(base, self.changes)
+        self._coming = (base, laid)
+        return laid.fleet
+
+    def reloaded(self) -> None:
+        if self._coming is not None:
+            (self.base, laid), self._coming = self._coming, None
+            self._drained, self.changes, self.left_out = laid.drained, laid.kept, laid.left_out
+            for change, why in laid.left_out:
+                sentence = f"admin: dropped: {change.words}: {_one_line(why)}"
+                self.serve.notice(told("admin_dropped", "warning", sentence, change=change.words))
+        for pool in self.gateway.live.pools:
+            pool.draining = pool.name in self._drained
+            for replica in pool.replicas:
+                replica.draining = replica.key in self._drained
+
+    def _adopt(self, changes: tuple[Change, ...]) -> None:
+        """Serves the file's fleet with these changes. Raises CrosstieError before anything has changed."""
+        laid = laid_over(self.base, changes)
+        self._coming = (self.base, laid)
+        try:
+            self.serve.load(laid.fleet)
+        except CrosstieError:
+            self._coming = None
+            raise
+
+    def _told(self, what: dict[str, Any]) -> dict[str, Any]:
+        """By another process: the changes that hold from now on, or that the file is to be read again."""
+        try:
+            if what.get("action") == "reload":
+                self._read_again()
+                return {}
+            if what["revision"] <= self.revision:
+                return {"error": "another change was made at the same moment"}
+            self._adopt(msgspec.convert(what["changes"], tuple[Change, ...]))
+            self.revision = what["revision"]
+        except CrosstieError as error:
+            return {"error": str(error)}
+        return {}
+
+    # Actions
+
+    async def act(self, who: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
+        """One of `ACTIONS`; raises CrosstieError. Done or refused, it is reported."""
+        siblings = self.serve.siblings
+        # Two processes that changed something at once would each hold what the other does not know of.
+        async with self._one_at_a_time, contextlib.nullcontext() if siblings is None else siblings.turn():
+            words = action
+            try:
+                await self.join()
+                words, done = _ACTIONS[action](self, body)
+                answer = await done if asyncio.iscoroutine(done) else await self._hold(done)
+            except CrosstieError as error:
+                self._report(who, action, words, f"refused: {error}")
+                raise
+            self._report(who, action, words, "done" if answer["changed"] else "nothing to change")
+            return {"action": action, "what": words, **answer}
+
+    def _report(self, who: str, action: str, words: str, result: str) -> None:
+        refused = result.startswith("refused")
+        self.counts[action, "refused" if refused else "done"] += 1
+        # Each its own number, as whoever passes lines on may take the same from two processes for one.
+        number = f"{os.getpid()}-{sum(self.counts.values())}"
+        sentence = f"admin: key {who}: {_one_line(words)}: {_one_line(result)} [{number}]"
+        level: Level = "warning" if refused else "info"
+        self.serve.notice(
+            told("admin_change", level, sentence, key=who, action=action, result="refused" if refused else "done")
+        )
+
+    def _families(self) -> list[Family]:
+        samples = [({"action": action, "result": result}, float(n)) for (action, result), n in self.counts.items()]
+        return [("crosstie_admin_changes_total", "counter", "Changes that administrators asked for.", samples)]
+
+    async def _hold(self, changes: tuple[Change, ...]) -> dict[str, Any]:
+        """Makes these the changes that hold, here and in the other processes."""
+        if changes == self.changes:
+            return {"changed": False, "dropped": [], "warnings": self._warnings(), "processes": 1, "refused_by": []}
+        laid = laid_over(self.base, changes)
+        for change, why in laid.left_out:
+            # What was drained may go with its pool; any other change is not given up for a new one.
+            if change.action != "drain":
+                raise BadInput(why if change not in self.changes else f"it would undo `{change.words}`: {why}")
+        self._adopt(laid.kept)
+        self.revision += 1
+        what = {"revision": self.revision, "changes": msgspec.to_builtins(self.changes)}
+        told = await self._siblings(what)
+        dropped = [change.words for change, _ in laid.left_out]
+        return {"changed": True, "dropped": dropped, "warnings": self._warnings(), **told}
+
+    async def _siblings(self, what: dict[str, Any]) -> dict[str, Any]:
+        answers = await self._ask("admin", what)
+        return {"processes": 1 + len(answers), "refused_by": [one["error"] for one in answers if "error" in one]}
+
+    async def _ask(self, verb: str, what: dict[str, Any]) -> list[dict[str, Any]]:
+        return await self.serve.siblings.ask(verb, what) if self.serve.siblings is not None else []
+
+    def _warnings(self) -> list[str]:
+        live = self.gateway.live
+        return [
+            f"no backend is left for {model}: all of them are drained"
+            for model, pools in live.by_model.items()
+            if all(pool.draining or all(one.draining for one in pool.replicas) for pool in pools)
+        ]
+
+    def _drain(self, body: dict[str, Any]) -> tuple[str, tuple[Change, ...]]:
+        wanted = self._target("drain", body)
+        return wanted.words, with_change(self.changes, wanted)
+
+    def _undrain(self, body: dict[str, Any]) -> tuple[str, tuple[Change, ...]]:
+        drained = self._target("drain", body)
+        # By its address alone: the file may have given a backend to another pool since.
+        left = (one for one in self.changes if one.action != "drain" or one.words != drained.words)
+        return f"un{drained.words}", tuple(left)
+
+    def _target(self, action: Literal["drain", "remove"], body: dict[str, Any]) -> Change:
+        """A pool by its name or a backend by its address, one of those that are there: anything else is a slip."""
+        given, fleet = _only(body, "pool", "backend"), self.gateway.live.fleet
+        if len(given) != 1:
+            raise BadInput(f"name what to {action}: a pool, or a backend")
+        if given[0] == "pool":
+            pool, backend = pool_named(fleet, _text(body, "pool")), None
+        else:
+            backend = read_address(_REQUEST, "backend", _text(body, "backend"))
+            pool = pool_of(fleet, backend)
+        if action == "drain":
+            return Change(action="drain", pool=pool.name, backend=backend)
+        return Change(action="remove-backend" if backend else "remove-pool", pool=pool.name, backend=backend)
+
+    def _add(self, body: dict[str, Any]) -> tuple[str, tuple[Change, ...]]:
+        given = _only(body, "pool", "backend")
+        if isinstance(body.get("pool"), dict):
+            if len(given) > 1:
+                raise BadInput("a pool that is added names its backends itself: leave `backend` out")
+            made = self._read_pool(body["pool"])
+            wanted = Change(action="add-pool", pool=made.name, made=made)
+        else:
+            if set(given) != {"pool", "backend"}:
+                raise BadInput("give a pool's name and a backend's address, or a pool as a table of the fleet file")
+            at = read_address(_REQUEST, "backend", _text(body, "backend"))
+            wanted = Change(action="add-backend", pool=_text(body, "pool"), backend=at)
+        return wanted.words, with_change(self.changes, wanted)
+
+    def _read_pool(self, raw: dict[str, Any]) -> Pool:
+        for key in _FILE_ONLY:
+            if key in raw:
+                raise BadInput(f"pool.{key}: only the fleet file may name a command")
+        made = read_pool(self.serve.catalog, _REQUEST, "pool", raw)
+        named = {pool.api_key_env for pool in self.base.pools}
+        if made.api_key_env is not None and made.api_key_env not in named:
+            # Or any variable of this process could be sent to any address.
+            raise BadInput("pool.api_key_env: names a variable that no pool of the fleet file names")
+        return made
+
+    def _remove(self, body: dict[str, Any]) -> tuple[str, tuple[Change, ...]]:
+        wanted = self._target("remove", body)
+        return wanted.words, with_change(self.changes, wanted)
+
+    def _weight(self, body: dict[str, Any]) -> tuple[str, tuple[Change, ...]]:
+        _only(body, "weights")
+        given = body.get("weights")
+        if not isinstance(given, dict) or not given:
+            raise BadInput('weights: give them by pool, as {"weights": {"chat-mi300x": 3}}')
+        for name, weight in given.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float):
+                raise BadInput(f"weights.{name}: is no number")
+            if isinstance(weight, int) and abs(weight) > _MOST_WHOLE:
+                raise BadInput(f"weights.{name}: is too large")
+        wanted = Change(action="weight", weights={name: float(weight) for name, weight in given.items()})
+        return wanted.words, with_change(self.changes, wanted)
+
+    def _reset(self, body: dict[str, Any]) -> tuple[str, tuple[Change, ...]]:
+        _only(body)
+        self.left_out = ()
+        return f"reset of {len(self.changes)} changes", ()
+
+    def _reload(self, body: dict[str, Any]) -> tuple[str, Any]:
+        _only(body)
+        return "reload", self._reload_everywhere()
+
+    async def _reload_everywhere(self) -> dict[str, Any]:
+        self._read_again()
+        told = await self._siblings({"action": "reload"})
+        dropped = [change.words for change, _ in self.left_out]
+        return {"changed": True, "dropped": dropped, "warnings": self._warnings(), **told}
+
+    def _read_again(self) -> None:
+        if self.serve.file is None:
+            raise BadInput("this gateway was started without a fleet file")
+        self.serve.read_again(self.serve.file)
+
+    def config(self) -> str:
+        """The fleet as it is served, as a file; what a file cannot say is said in its first lines."""
+        said = [f"# Changed by an administrator: {change.words}" for change in self.changes]
+        return "\n".join([*said, fleet_text(self.gateway.live.fleet)])
+
+
+def _only(body: dict[str, Any], *keys: str) -> list[str]:
+    for key in body:
+        if key not in keys:
+            known = f"it takes {', '.join(keys)}" if keys else "it takes nothing"
+            raise BadInput(f"'{key}' is unknown here: {known}")
+    return list(body)
+
+
+def _text(body: dict[str, Any], key: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str) or not value:
+        raise BadInput(f"{key}: {'missing' if value is None else 'is no text'}")
+    return value
+
+
+def _one_line(text: str) -> str:
+    """Whatever was in a request: no line of a log that looks like another's."""
+    flat = "".join(sign if sign.isprintable() else " " for sign in text)
+    return flat if len(flat) <= _MOST_SAID else flat[:_MOST_SAID] + "..."
+
+
+_Action = Callable[[Administration, dict[str, Any]], tuple[str, Any]]
+_ACTIONS: dict[str, _Action] = {
+    "drain": Administration._drain,
+    "undrain": Administration._undrain,
+    "add": Administration._add,
+    "remove": Administration._remove,
+    "weight": Administration._weight,
+    "reload": Administration._reload,
+    "reset": Administration._reset,
+}
+ACTIONS = tuple(_ACTIONS)

@@ -1,0 +1,358 @@
+"""The administrator's door: HTTP on a port of its own, with a key of its own, and on loopback unless told otherwise.
+
+A page in a browser on this machine can reach loopback too, and a name can be made to resolve to it: requests must come
+with a Host of this door, with no Origin but this machine's, and, where they change something, as JSON, which a page
+cannot send to another origin without asking first.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from crosstie.core.errors import BadInput, CrosstieError
+from crosstie.core.fleet import Fleet
+from crosstie.run.gateway.errors import Refused, error_body
+from crosstie.run.gateway.notices import told
+from crosstie.run.service.admin import ACTIONS, Administration
+from crosstie.run.service.admin_view import pools_here, together
+from crosstie.run.service.process import Serve
+from crosstie.run.service.recent import MOST
+from crosstie.run.wire.address import is_loopback
+from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.request import Limits, Request
+from crosstie.run.wire.server import Server
+from crosstie.run.wire.shared_listener import listening
+
+PREFIX = "/admin/v1/"
+KEY_VARIABLE = "CROSSTIE_ADMIN_KEY"
+_LEAST_KEY = 16
+_MOST_BODY = 2**20
+_LOOK_S = 0.2
+# Who has closed only its own half may still read; that nobody does shows when something is written.
+_SIGN_OF_LIFE_S = 1.0
+_MOST_FOLLOWERS = 16
+# Refused visitors are told of at most so often.
+_COMPLAIN_S = 1.0
+_STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-store\r\n"
+_NO_STORE = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class AdminKey:
+    """From the environment, or made up and written to a file that only its owner reads."""
+
+    def __init__(self) -> None:
+        given = os.environ.get(KEY_VARIABLE, "").strip()
+        self.file: Path | None = None
+        if given and (len(given) < _LEAST_KEY or not given.isascii() or not given.isprintable() or " " in given):
+            raise BadInput(f"{KEY_VARIABLE}: must be {_LEAST_KEY} characters or more, plain ASCII without spaces")
+        if not given:
+            given = "ca-" + secrets.token_urlsafe(32)
+            # mkstemp's files are their owner's alone.
+            handle, name = tempfile.mkstemp(prefix="crosstie-admin-", suffix=".key")
+            with os.fdopen(handle, "w") as file:
+                file.write(given + "\n")
+            self.file = Path(name)
+        # Of several processes that share it, the one that made it takes it away.
+        self._maker = os.getpid()
+        self._digest = hashlib.sha256(given.encode()).digest()
+        # What reports call it by; nobody finds the key by it.
+        self.fingerprint = hashlib.sha256(b"fingerprint " + given.encode()).hexdigest()[:8]
+
+    def opens(self, authorization: bytes) -> bool:
+        scheme, _, given = authorization.partition(b" ")
+        right = hmac.compare_digest(hashlib.sha256(given.strip()).digest(), self._digest)
+        return right and scheme.lower() == b"bearer"
+
+    def forget(self) -> None:
+        if self.file is not None and os.getpid() == self._maker:
+            self.file.unlink(missing_ok=True)
+
+
+class AdminDoor:
+    """A part of the gateway. `anywhere`: it may listen beyond loopback."""
+
+    def __init__(self, host: str, port: int, *, anywhere: bool = False):
+        if not is_loopback(host) and not anywhere:
+            raise BadInput(f"--admin-host {host}: is not loopback; add --admin-anywhere if others may reach it")
+        self.host, self.port = host, port
+        self.key = AdminKey()
+        # Where several processes accept together.
+        self._sockets: list[socket.socket] = []
+        self._followers: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._complained_at = float("-inf")
+        self._unwelcome = 0
+        self._explaining: asyncio.TimerHandle | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def listen(self) -> None:
+        """For all the processes that are forked from this one; each of them may open to the next visitor."""
+        try:
+            self._sockets = listening(self.host, self.port)
+        except OSError as error:
+            raise self._cannot_listen(error) from None
+        self.port = int(self._sockets[0].getsockname()[1])
+
+    def _cannot_listen(self, error: OSError) -> BadInput:
+        reason = error.strerror or error
+        return BadInput(f"cannot listen on {self.host}:{self.port} for administrators: {reason}")
+
+    async def start(self, serve: Serve) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.serve, self.admin = serve, Administration(serve)
+        serve.verbs["admin-pools"] = lambda _: pools_here(serve.gateway, self.admin.base)
+        serve.verbs["admin-decisions"] = self._decisions_here
+        await self.admin.join()
+        limits = Limits(body_bytes=_MOST_BODY, request_s=10.0)
+        self._server = Server(self._loop, self._handle, limits, lambda status, why: error_body(status, why))
+        try:
+            if self._sockets:
+                self._server.join(self._sockets, lambda: True)
+            else:
+                self.port = await self._server.listen(self.host, self.port)
+        except OSError as error:
+            raise self._cannot_listen(error) from None
+        where = f"its key is in {self.key.file}" if self.key.file else f"its key is that of {KEY_VARIABLE}"
+        sentence = f"admin: listens on {self.url}; {where}, fingerprint {self.key.fingerprint}"
+        serve.notice(told("admin_listens", "info", sentence, url=self.url))
+
+    def reloaded(self, fleet: Fleet) -> None:
+        self.admin.reloaded()
+
+    async def stop(self) -> None:
+        for task in [*self._followers, *self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._followers, *self._tasks, return_exceptions=True)
+        self._server.close()
+
+    def close(self) -> None:
+        """When the last of those who serve behind it has gone."""
+        for one in self._sockets:
+            one.close()
+        self.key.forget()
+
+    # Requests
+
+    def _handle(self, request: Request, reply: Reply) -> None:
+        try:
+            self._check_visitor(request)
+            name = self._named(request)
+            if name == "decisions" and _flag(request, "follow"):
+                self._follow(reply, alternatives=_flag(request, "alternatives"))
+                return
+            body = _json_object(request) if request.method == "POST" else {}
+        except Refused as refused:
+            _refuse(reply, refused.status, str(refused), refused.code)
+            return
+        task = self._loop.create_task(self._answer(reply, name, request, body))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _check_visitor(self, request: Request) -> None:
+        """Raises Refused for whoever has not come here by own will, or has no key."""
+        headers = request.headers
+        try:
+            host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
+            if not self._answers_to(host):
+                raise Refused(403, "the Host of this request is not this door's", "wrong_host")
+            origin = headers.get(b"origin")
+            if origin is not None and not is_loopback(urlsplit(origin.decode("latin-1")).hostname or ""):
+                raise Refused(403, "pages of other origins may not ask here", "wrong_origin")
+            if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+                raise Refused(403, "pages of other origins may not ask here", "wrong_origin")
+            if not self.key.opens(headers.get(b"authorization", b"")):
+                raise Refused(401, "this takes the administrator's key, as Authorization: Bearer KEY", "wrong_key")
+        except ValueError:
+            raise Refused(400, "the Host or Origin of this request is malformed", "wrong_host") from None
+        except Refused as refused:
+            self._complain(refused.code)
+            raise
+
+    def _answers_to(self, host: str) -> bool:
+        """Loopback; and where it may be reached from elsewhere, its own names and plain addresses, which no name
+        server of an attacker's can stand for."""
+        if is_loopback(host):
+            return True
+        if is_loopback(self.host):
+            return False
+        with contextlib.suppress(ValueError):
+            return bool(ipaddress.ip_address(host))
+        return host in (self.host, socket.gethostname().lower(), socket.getfqdn().lower())
+
+    def _complain(self, code: str) -> None:
+        self._unwelcome += 1
+        self.admin.counts["enter", "refused"] += 1
+        now = self._loop.time()
+        if now - self._complained_at >= _COMPLAIN_S:
+            sentence = f"admin: {self._unwelcome} requests turned away at the door, the last for {code}"
+            self.serve.notice(told("admin_turned_away", "warning", sentence, requests=self._unwelcome, code=code))
+            self._complained_at, self._unwelcome = now, 0
+
+    def _named(self, request: Request) -> str:
+        name = request.path.removeprefix(PREFIX)
+        wanted = "POST" if name in ACTIONS else "GET" if name in ("pools", "config", "decisions") else None
+        if wanted is None or name == request.path:
+            known = ", ".join(("pools", "config", "decisions", *ACTIONS))
+            raise Refused(404, f"there is nothing here of that name; under {PREFIX} there are {known}", "not_found")
+        if request.method != wanted:
+            raise Refused(405, f"{PREFIX}{name} takes {wanted}", "method_not_allowed")
+        return name
+
+    async def _answer(self, reply: Reply, name: str, request: Request, body: dict[str, Any]) -> None:
+        try:
+            if name == "config":
+                reply.send(200, self.admin.config().encode(), _NO_STORE, b"application/toml")
+                return
+            if name == "pools":
+                said = await self._pools()
+            elif name == "decisions":
+                said = {"decisions": await self._decisions(_last(request))}
+            else:
+                said = await self.admin.act(self.key.fingerprint, name, body)
+        except CrosstieError as error:
+            _refuse(reply, 400, str(error), "refused")
+        except Refused as refused:
+            _refuse(reply, refused.status, str(refused), refused.code)
+        except Exception as error:  # noqa: BLE001 (the administrator must hear of it, and so must the log)
+            self._loop.call_exception_handler({"message": f"admin: {name} failed", "exception": error})
+            _refuse(reply, 500, "internal error", "internal_error")
+        else:
+            reply.send(200, _encode(said), _NO_STORE)
+
+    async def _everywhere(self, verb: str, what: dict[str, Any]) -> list[dict[str, Any]]:
+        """Without those processes that have not got so far yet."""
+        return [one for one in await self.serve.everywhere(verb, what) if "error" not in one]
+
+    async def _pools(self) -> dict[str, Any]:
+        admin = self.admin
+        return {
+            **together(await self._everywhere("admin-pools", {})),
+            "changes": [change.words for change in admin.changes],
+            "dropped": [{"change": change.words, "why": why} for change, why in admin.left_out],
+        }
+
+    # Decisions
+
+    def _decisions_here(self, what: dict[str, Any]) -> dict[str, Any]:
+        """`after`: how many of each process are known already; `explain`: someone wants to know of the others too."""
+        recent, name = self.admin.recent, str(os.getpid())
+        if what.get("explain"):
+            self._explain_for_a_while()
+        after = what.get("after", {}).get(name, recent.taken if what.get("new") else 0)
+        rows = recent.rows(after, what.get("most", MOST))
+        skipped = 0 if what.get("last") else max(recent.taken - after, 0) - len(rows)
+        return {"process": name, "taken": recent.taken, "rows": rows, "skipped": skipped}
+
+    def _explain_for_a_while(self) -> None:
+        """Decisions that name all pools cost more: no longer than someone asks for them again and again."""
+        if self._explaining is not None:
+            self._explaining.cancel()
+        gateway = self.serve.gateway
+        gateway.explaining = True
+        self._explaining = self._loop.call_later(10 * _LOOK_S, lambda: setattr(gateway, "explaining", False))
+
+    async def _decisions(self, last: int) -> list[dict[str, Any]]:
+        answers = await self._everywhere("admin-decisions", {"most": last, "last": True})
+        rows = sorted((row for one in answers for row in one["rows"]), key=lambda row: row["at"])
+        return rows[-last:]
+
+    def _follow(self, reply: Reply, *, alternatives: bool) -> None:
+        if len(self._followers) >= _MOST_FOLLOWERS:
+            raise Refused(503, f"{_MOST_FOLLOWERS} are following already", "too_many_followers")
+        reply.start(200, _STREAM, None)
+        reply.flush()
+        task = self._loop.create_task(self._following(reply, alternatives))
+        self._followers.add(task)
+        task.add_done_callback(self._followers.discard)
+        reply.watcher = _Follower(task)
+
+    async def _following(self, reply: Reply, alternatives: bool) -> None:
+        """Looks for new ones a few times a second: a request has no more to do for a follower than without one."""
+        after: dict[str, int] = {}
+        wish = {"new": True, "explain": alternatives}
+        said_at, skipped = self._loop.time(), 0
+        try:
+            while not reply.gone:
+                rows: list[dict[str, Any]] = []
+                for one in await self._everywhere("admin-decisions", {**wish, "after": after}):
+                    after[one["process"]] = one["taken"]
+                    rows += one["rows"]
+                    skipped += one["skipped"]
+                now = self._loop.time()
+                if reply.slow:
+                    # Who does not read must not make this process remember.
+                    skipped += len(rows)
+                elif rows or skipped or now - said_at > _SIGN_OF_LIFE_S:
+                    reply.write(_events(rows, skipped) or b": still here\n\n")
+                    said_at, skipped = now, 0
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            reply.end()
+
+
+def _events(rows: list[dict[str, Any]], skipped: int) -> bytes:
+    rows.sort(key=lambda row: float(row["at"]))
+    said = [b"event: decision\ndata: " + _encode(row) + b"\n\n" for row in rows]
+    if skipped:
+        said.append(b'event: skipped\ndata: {"skipped":%d}\n\n' % skipped)
+    return b"".join(said)
+
+
+class _Follower:
+    """Who reads a stream of decisions."""
+
+    def __init__(self, task: "asyncio.Task[None]"):
+        self._task = task
+
+    def client_gone(self) -> None:
+        self._task.cancel()
+
+    def client_slow(self) -> None:
+        """The stream asks before it writes."""
+
+    def client_ready(self) -> None:
+        pass
+
+
+def _refuse(reply: Reply, status: int, why: str, code: str) -> None:
+    headers = b"www-authenticate: Bearer\r\n" if status == 401 else b""
+    reply.send(status, error_body(status, why, code), headers + _NO_STORE)
+
+
+def _json_object(request: Request) -> dict[str, Any]:
+    kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json":
+        raise Refused(415, "the body must be sent as content-type: application/json", "not_json")
+    try:
+        body = msgspec.json.decode(request.body or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(400, f"the body is no JSON: {error}", "not_json") from None
+    if not isinstance(body, dict):
+        raise Refused(400, "the body must be a JSON object", "not_json")
+    return body
+
+
+def _flag(request: Request, name: str) -> bool:
+    return parse_qs(request.query).get(name, ["0"])[-1] in ("1", "true", "yes")
+
+
+def _last(request: Request) -> int:
+    given = parse_qs(request.query).get("last", ["20"])[-1]
+    if not (given.isascii() and given.isdigit() and 1 <= len(given) <= 4 and 1 <= int(given) <= MOST):
+        raise Refused(400, f"last: must be from 1 to {MOST}", "bad_request")
+    return int(given)

@@ -1,0 +1,234 @@
+"""The gateway's log on stderr: notices, and a line for each request that has ended, for people or as JSON.
+
+A thread formats and writes, so that whoever reads stderr slowly, or not at all, slows nobody else; what does not fit
+into its queue is counted and left out. Prompts are in it only where that was asked for, credentials never.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import select
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from time import time
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from crosstie.core.fleet import Fleet
+from crosstie.run.gateway.ended import Ended
+from crosstie.run.gateway.identity import trace_id
+from crosstie.run.gateway.metrics import Family
+from crosstie.run.gateway.notices import Told, told
+
+if TYPE_CHECKING:
+    from crosstie.run.service.process import Serve
+
+Style = Literal["text", "json"]
+STYLES: tuple[Style, ...] = get_args(Style)
+_WRITE_EVERY_S = 0.1
+_MOST_LINES = 10_000
+_MOST_PROMPT_BYTES = 64 * 1024
+_MOST_WAITING_BYTES = 32 * 2**20
+# What a pipe takes in one piece, so that lines of several processes do not mix.
+_PIECE = 4096
+# How long a reader of stderr is waited for at the end.
+_LAST_S = 2.0
+# Control characters, and the line ends that only some programs know.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_PLAIN = re.compile(r"[^\s\"=\\]+", re.ASCII)
+_BAD = frozenset(("failed", "cut"))
+
+
+class Log:
+    """`requests`: a line for each; `prompts`: with its body. Writes to `descriptor` until it is closed. `notices`: who
+    tells them in its place."""
+
+    def __init__(
+        self, style: Style = "text", *, requests: bool = False, prompts: bool = False, descriptor: int = 2,
+        notices: Callable[[str], None] | None = None,
+    ):  # fmt: skip
+        self._notices = notices
+        self.style, self.requests, self.prompts, self.descriptor = style, requests, prompts, descriptor
+        self._entries: deque[tuple[float, str | Ended, bytes | None]] = deque()
+        # Each is added to by one thread alone: left out because the queue was full; not written; bytes put in, taken.
+        self._left_out = self._unwritten = self._given = self._taken = 0
+        self._told_lost = 0
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def lost(self) -> int:
+        return self._left_out + self._unwritten
+
+    def notice(self, sentence: str) -> None:
+        if self._notices is not None:
+            self._notices(sentence)
+            return
+        self._put(sentence, None)
+        self._wake.set()
+
+    # A part of the gateway
+
+    async def start(self, serve: "Serve") -> None:
+        serve.gateway.metrics.sources.append(self._families)
+        asyncio.get_running_loop().set_exception_handler(self._broke)
+        if self.prompts:
+            sentence = "PROMPTS ARE WRITTEN TO THIS LOG (--log-prompts): whoever reads it reads what users ask"
+            self.notice(told("prompts_logged", "warning", sentence))
+        if self.requests:
+            serve.gateway.listeners.append(self._hear)
+
+    def reloaded(self, fleet: Fleet) -> None:
+        """What is served does not matter to how it is logged."""
+
+    async def stop(self) -> None:
+        """Nothing: whoever made the log may have something left to say, and closes it."""
+
+    def close(self) -> None:
+        """Writes what there is. Whoever does not read it by then will not."""
+        self._closing = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_LAST_S)
+
+    def _families(self) -> list[Family]:
+        what = "Lines that are missing from the log, since nobody read it as fast as it grew."
+        return [("crosstie_log_dropped_total", "counter", what, [({}, self.lost)])]
+
+    # On the loop
+
+    def _hear(self, ended: Ended) -> None:
+        body = ended.request.body[:_MOST_PROMPT_BYTES] if self.prompts and ended.request is not None else None
+        self._put(ended, body)
+
+    def _put(self, what: str | Ended, body: bytes | None) -> None:
+        size = len(body) if body is not None else 0
+        if len(self._entries) >= _MOST_LINES or self._given - self._taken + size > _MOST_WAITING_BYTES:
+            self._left_out += 1
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+            self._thread.start()
+        self._given += size
+        self._entries.append((time(), what, body))
+
+    def _broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A fault of the gateway's own. What an exception says may be from a prompt; where it came from is not."""
+        error = context.get("exception")
+        kind = type(error).__name__ if error is not None else "none"
+        frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+        where = " < ".join(f"{os.path.basename(one.filename)}:{one.lineno} {one.name}" for one in reversed(frames))
+        said = f": {error}" if self.prompts and error is not None else ""
+        sentence = f"internal error: {context.get('message', '')}: {kind}{said}; Traceback, innermost first: {where}"
+        self.notice(told("internal_error", "error", sentence, kind=kind, where=where))
+
+    # In the thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.wait(_WRITE_EVERY_S)
+            self._wake.clear()
+            self._write_all()
+        self._write_all()
+
+    def _write_all(self) -> None:
+        piece, lines = b"", 0
+        while self._entries:
+            at, what, body = self._entries.popleft()
+            self._taken += len(body) if body is not None else 0
+            line = self._line(at, what, body)
+            if piece and len(piece) + len(line) > _PIECE:
+                self._write(piece, lines)
+                piece, lines = b"", 0
+            piece, lines = piece + line, lines + 1
+        missing = self._left_out - self._told_lost
+        if missing:
+            self._told_lost += missing
+            sentence = f"{missing} lines are missing here: the log was not read as fast as it grew"
+            piece += self._line(time(), told("log_dropped", "warning", sentence, lines=missing), None)
+        self._write(piece, lines)
+
+    def _line(self, at: float, what: str | Ended, body: bytes | None) -> bytes:
+        if isinstance(what, Ended):
+            fields = request_fields(what)
+            if body is not None:
+                fields["body"] = body.decode("utf-8", "replace")
+            level = "warning" if what.how in _BAD else "info"
+            if self.style == "text":
+                said = " ".join(f"{name}={_worded(value)}" for name, value in fields.items() if value is not None)
+                return f"{_clock(at)} request {said}\n".encode()
+            return _document({"time": _clock(at), "level": level, "event": "request", **fields})
+        if self.style == "text":
+            return f"{_escaped(what)}\n".encode()
+        known = what if isinstance(what, Told) else told("notice", "info", what)
+        said_of_it = {"time": _clock(at), "level": known.level, "event": known.event, "message": str(what)}
+        return _document({**said_of_it, **known.fields})
+
+    def _write(self, piece: bytes, lines: int) -> None:
+        while piece:
+            try:
+                piece = piece[os.write(self.descriptor, piece) :]
+            except BlockingIOError:
+                # Somebody else has made the terminal or pipe one that does not wait.
+                with contextlib.suppress(OSError, ValueError):
+                    select.select([], [self.descriptor], [], _LAST_S)
+                if self._closing:
+                    break
+            except OSError:
+                # Closed, or its reader has gone: there is nobody to tell.
+                self._unwritten += lines
+                return
+
+
+def request_fields(ended: Ended) -> dict[str, str | int | float | bool | None]:
+    """What a log says of a request: all that is known of it but its text and its secrets."""
+    return {
+        "request_id": ended.request_id.decode("ascii", "replace"),
+        "trace_id": ended.trace.id if ended.trace is not None else trace_id(ended.traceparent) or None,
+        "key": ended.key_id or None,
+        "path": ended.path,
+        "model": ended.model or None,
+        "class": ended.class_name or None,
+        "pool": ended.pool or None,
+        "backend": ended.backend or None,
+        "status": ended.status,
+        "outcome": ended.how,
+        "code": ended.code or None,
+        "input_tokens": ended.input_tokens,
+        "output_tokens": ended.output_tokens,
+        "counted": ended.counted,
+        "streamed": ended.streamed,
+        "waited_s": round(ended.waited_s, 6),
+        "ttft_s": None if ended.ttft_s is None else round(ended.ttft_s, 6),
+        "seconds": round(ended.seconds, 6),
+        "usd": round(ended.usd, 9),
+        "attempts": ended.attempts,
+        "resumed": ended.resumed,
+    }
+
+
+def _clock(at: float) -> str:
+    """RFC 3339, UTC, to the millisecond."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def _document(fields: dict[str, Any]) -> bytes:
+    """One line of ASCII: whatever a client sends, it begins no second one."""
+    return json.dumps(fields, separators=(",", ":")).replace("\x7f", "\\u007f").encode("ascii") + b"\n"
+
+
+def _worded(value: str | int | float | bool) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, str):
+        return str(value)
+    return value if _PLAIN.fullmatch(value) and not _CONTROL.search(value) else json.dumps(value)
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

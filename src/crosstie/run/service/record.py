@@ -1,0 +1,192 @@
+"""Records what was served as a trace in Mooncake's format: arrivals, lengths and shared beginnings, and no text.
+
+Requests that have ended are handed to a thread, which hashes and writes: the loop only appends to a queue. Whatever
+goes wrong with the file ends the recording for a while and nothing else.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from crosstie.core.fleet import Fleet
+from crosstie.run.gateway.ended import Ended
+from crosstie.run.gateway.metrics import Family
+from crosstie.run.gateway.notices import told
+from crosstie.run.service.blocks import BLOCK_TOKENS, block_ids, bytes_per_token, prompt_of
+from crosstie.run.service.trace_file import TraceFile
+
+if TYPE_CHECKING:
+    from crosstie.run.service.process import Serve
+
+_WRITE_EVERY_S = 0.25
+_TRY_AGAIN_S = 5.0
+# Bytes of prompts that may wait to be hashed, and bytes of a batch of lines.
+_MOST_WAITING = 64 * 2**20
+_MOST_BATCH = 2**20
+_RECORDED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses"))
+_encode = msgspec.json.Encoder().encode
+
+
+class Recorder:
+    def __init__(self, path: Path, *, most_mib: int = 64, keep: int = 8, try_again_s: float = _TRY_AGAIN_S):
+        self.file = TraceFile(path, most_mib * 2**20, keep)
+        self.try_again_s = try_again_s
+        self.recorded = 0
+        # Turned away by the loop, and lost by the thread: a number that both add to would miss some.
+        self._turned_away = self._lost = 0
+        # Why nothing is being recorded; empty while it is.
+        self.why = ""
+        self._again_at = 0.0
+        # Those that have ended with their bodies, and bytes of them: handed over by the loop, taken by the thread.
+        self._ended: deque[tuple[Ended, bytes]] = deque()
+        self._given = self._taken = 0
+        self._missed_before = 0
+        self._wake = threading.Event()
+        self._stopping = False
+
+    @property
+    def dropped(self) -> int:
+        return self._turned_away + self._lost
+
+    # A part of the gateway
+
+    async def start(self, serve: "Serve") -> None:
+        self.file.check()
+        self._loop, self._gateway = asyncio.get_running_loop(), serve.gateway
+        self._gateway.listeners.append(self._hear)
+        self._gateway.metrics.sources.append(self._families)
+        # Made in the process that it runs in: in a worker, one from before the fork would be taken for dead.
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    def reloaded(self, fleet: Fleet) -> None:
+        """What is served does not matter to how it is recorded."""
+
+    async def stop(self) -> None:
+        self._stopping = True
+        self._wake.set()
+        # As long as a large trace takes to be put in order, on a slow disk.
+        await asyncio.to_thread(self._thread.join, 30.0)
+
+    def _families(self) -> list[Family]:
+        failed = bool(self.why) or not self._thread.is_alive()
+        return [
+            ("crosstie_recorded_total", "counter", "Requests that were recorded.", [({}, self.recorded)]),
+            (
+                "crosstie_record_dropped_total", "counter",
+                "Requests that were not recorded: the file could not be written, or not as fast as they came.",
+                [({}, self.dropped)],
+            ),
+            ("crosstie_record_failed", "gauge", "1 while nothing can be recorded.", [({}, int(failed))]),
+        ]  # fmt: skip
+
+    # On the loop
+
+    def _hear(self, ended: Ended) -> None:
+        request = ended.request
+        if ended.how != "served" or ended.path not in _RECORDED or request is None:
+            return
+        size = len(request.body)
+        if self._given - self._taken + size > _MOST_WAITING:
+            self._turned_away += 1
+            return
+        self._given += size
+        self._ended.append((ended, request.body))
+
+    # In the thread
+
+    def _run(self) -> None:
+        # What cannot be written is told now, not when the first request has been lost.
+        self._try(b"")
+        while not self._stopping:
+            self._wake.wait(_WRITE_EVERY_S)
+            self._write()
+        self._write()
+        with contextlib.suppress(OSError):
+            self.file.close()
+
+    def _write(self) -> None:
+        if self.why and monotonic() < self._again_at and not self._stopping:
+            self._drop()
+            return
+        while self._ended:
+            batch: list[tuple[int, bytes]] = []
+            size = popped = 0
+            try:
+                self.file.ready()
+                while self._ended and size < _MOST_BATCH:
+                    ended, body = self._ended.popleft()
+                    self._taken += len(body)
+                    popped += 1
+                    batch.append(self._line(ended, body))
+                    size += len(batch[-1][1])
+                batch.sort(key=lambda one: one[0])
+                lines = b"".join(line for _, line in batch)
+            except OSError as error:
+                self._failed(error, popped)
+                return
+            if not self._try(lines, len(batch)):
+                return
+
+    def _line(self, ended: Ended, body: bytes) -> tuple[int, bytes]:
+        """Raises OSError."""
+        file, tokens, prompt = self.file, max(ended.input_tokens, 1), prompt_of(body)
+        arrival_ms = max(int((ended.arrived_at - file.began) * 1e3 * self._gateway.speed), 0)
+        measure = file.measures.get(ended.model, 0.0)
+        if not measure and tokens > BLOCK_TOKENS:
+            learnt = self._gateway.live.lengths.bytes_per_token(ended.model)
+            measure = file.measure(ended.model, bytes_per_token(prompt, tokens, learnt))
+        line: dict[str, Any] = {
+            "timestamp": arrival_ms,
+            "input_length": tokens,
+            "output_length": ended.output_tokens,
+            "hash_ids": block_ids(file.key, ended.model, prompt, tokens, measure),
+            "model": ended.model,
+        }
+        if ended.class_name:
+            line["class"] = ended.class_name
+        return arrival_ms, _encode(line) + b"\n"
+
+    def _try(self, lines: bytes, requests: int = 0) -> bool:
+        """Whether they were written. Without lines it is found out whether any could be."""
+        try:
+            self.file.append(lines)
+        except OSError as error:
+            self._failed(error, requests)
+            return False
+        self.recorded += requests
+        if self.why and lines:
+            self.why = ""
+            missed = self.dropped - self._missed_before
+            sentence = f"recording to {self.file.path} again; {missed} requests are missing from it"
+            self._tell("record_resumed", "info", sentence, missed=missed)
+        return True
+
+    def _failed(self, error: OSError, requests: int) -> None:
+        self._again_at = monotonic() + self.try_again_s
+        if not self.why:
+            self._missed_before = self.dropped
+            why = error.strerror or str(error)
+            sentence = f"NOT RECORDING to {self.file.path}: {why}; serving goes on, and it is tried again"
+            self._tell("record_failed", "error", sentence, why=why)
+            self.why = why
+        self._lost += requests
+        self._drop()
+        self.file.release()
+
+    def _drop(self) -> None:
+        while self._ended:
+            _, body = self._ended.popleft()
+            self._taken += len(body)
+            self._lost += 1
+
+    def _tell(self, event: str, level: Any, sentence: str, **fields: Any) -> None:
+        # At the very end the loop may be gone, and nobody listens any more.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._gateway.notice, told(event, level, sentence, **fields))

@@ -1,0 +1,289 @@
+"""One pool that hosts several models: what is loaded where, and the loads that are under way.
+
+`host.residency` decides; here its moves are made, and what replicas turn out to have is told to it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.fleet import Pool
+from crosstie.host.residency import Hosted, Move, Residency, Settings, Slot
+from crosstie.route.hosted_sizes import sizes
+from crosstie.route.live import Replica
+from crosstie.route.presence import State, become
+from crosstie.run.gateway.health import probe
+from crosstie.run.service.loaders import LoadFailed, loader_of
+
+if TYPE_CHECKING:
+    from crosstie.run.gateway.gateway import Gateway
+
+# A load may take so many times as long as it is said to, and so many seconds more.
+_LATE, _LATER_S = 5.0, 60.0
+# What one load teaches of how long the next will take.
+_LEARN = 0.3
+_LOOK_S = 0.05
+
+
+class SharedPool:
+    """`elsewhere`: requests in flight by a backend's key in other processes of this gateway."""
+
+    def __init__(
+        self,
+        gateway: "Gateway",
+        catalog: Catalog,
+        pool: Pool,
+        elsewhere: Mapping[str, int],
+        *,
+        settings: Settings | None = None,
+        load_patience_s: float | None = None,
+        before_unload: Callable[[], Awaitable[None]] | None = None,
+    ):
+        self.gateway, self.pool, self.elsewhere = gateway, pool, elsewhere
+        self.loader = loader_of(gateway, pool)
+        self._load_patience_s, self._before_unload = load_patience_s, before_unload
+        hosted, capacity = sizes(catalog, pool)
+        self.slots = [Slot(f"{pool.name}/{index}", capacity) for index in range(pool.replicas)]
+        self.residency = Residency(hosted, self.slots, gateway.now(), settings)
+        # Until its engine was asked, nothing is decided about a replica.
+        self.unsure = set(range(pool.replicas))
+        self._moves: dict[int, asyncio.Task[None]] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        # What this pool was before a reload, while that is still being put away: see `leave`.
+        self._before: asyncio.Task[None] | None = None
+        # Loads that failed, on which replica, why, and from when on they may be tried there again.
+        self._failed: dict[tuple[int, str], tuple[str, float, float]] = {}
+        self._was_up: list[bool] = [True] * pool.replicas
+        # Why replicas cannot be asked what they have: for the log.
+        self._fault = ""
+        self.bind()
+
+    def bind(self) -> None:
+        """To the live replicas, which a reload may have exchanged; what they are believed to have is kept."""
+        live = {one.pool.model: one for one in self.gateway.live.pools if one.name == self.pool.name}
+        self.replicas: dict[tuple[int, str], Replica] = {
+            (index, model): live[model].replicas[index]
+            for model in self.loader.entries
+            for index in range(len(self.slots))
+        }
+        for index, slot in enumerate(self.slots):
+            if index not in self._moves:
+                there = [m for m in self.loader.entries if self._presence(index, m) in ("resident", "leaving")]
+                self.residency.observed(slot.key, there, self.gateway.now())
+
+    def close(self) -> list[asyncio.Task[None]]:
+        """The loads under way are given up; who closes a pool waits for them to end."""
+        tasks = [*self._moves.values(), *self._asking.values()]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def leave(self, kept: Collection[str]) -> None:
+        """Loads are given up where that can be done, and what was half loaded is put away, like models that the file
+        has no more, once their last request has ended."""
+        loading = {index: self.slots[index].loading for index in self._moves} if self.loader.gives_up else {}
+        tasks = [*self._moves.values(), *self._asking.values()]
+        if self.loader.gives_up:
+            self.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for index, slot in enumerate(self.slots):
+            for model in {*slot.resident, loading.get(index)}:
+                if model is not None and (model not in kept or model == loading.get(index)):
+                    try:
+                        await self._emptied(index, [model])
+                        await self.loader.unload(index, model, self._patience_s(self.residency.hosted[model]))
+                    except LoadFailed as error:
+                        self.gateway.notice(f"pool {self.pool.name}: {model} is not put away: {error}")
+
+    def follow(self, before: asyncio.Task[None]) -> None:
+        """Nothing is loaded before `before` has ended."""
+        self._before = before
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._before = None
+            self.unsure.update(range(len(self.slots)))
+
+        before.add_done_callback(ended)
+
+    # What is asked of it
+
+    def look(self, waiting: Collection[str]) -> None:
+        """Begins what is to be loaded, by who waits for what."""
+        now = self.gateway.now()
+        self._see_who_is_up(now)
+        self.residency.only(waiting)
+        for model in waiting:
+            if model in self.loader.entries:
+                move = self.residency.wanted(model, now, self.busy)
+                if move is not None:
+                    self._begin(move, now)
+        for _ in self.slots:
+            move = self.residency.ahead(now, self.busy)
+            if move is None:
+                break
+            self._begin(move, now)
+        self.show()
+
+    def busy(self, slot_key: str, model: str) -> int:
+        replica = self.replicas[self._index(slot_key), model]
+        return replica.in_flight + self.elsewhere.get(replica.key, 0)
+
+    def show(self) -> None:
+        """Tells the router which models are where."""
+        for (index, model), replica in self.replicas.items():
+            state, why = self._state(index, model)
+            presence = replica.presence
+            if presence is not None and (presence.state != state or presence.why != why):
+                become(replica, state, why)
+            backend = self.gateway.backends.get(replica.key)
+            if backend is not None and self.pool.loading == "hook":
+                put_away = state != "resident"
+                if backend.put_away != put_away:
+                    backend.put_away = put_away
+                    backend.judge(self.gateway.now())
+
+    def absent(self, model: str) -> tuple[str, float]:
+        """Why it is not loaded, and in how many seconds that may be different: for clients, whom addresses, commands
+        and what engines say are no concern of. Those are in the log."""
+        told = self.residency.why_waiting(model)
+        why = f"the engines of pool {self.pool.name} do not say what they have loaded" if self._fault else told.why
+        if any(name == model for _, name in self._failed) and "failed" not in why:
+            why = f"{why}; loading {model} failed before"
+        return why, told.retry_s / self.gateway.speed
+
+    def load_s(self, model: str) -> float:
+        return self.residency.hosted[model].load_s
+
+    def doubt(self, replica: Replica, surely: bool) -> None:
+        """Its machine is asked what it has; where the model is surely gone, nothing is sent there until then."""
+        for (index, model), one in self.replicas.items():
+            if one is replica and index not in self._moves:
+                slot = self.slots[index]
+                if surely:
+                    self.residency.observed(slot.key, [m for m in slot.resident if m != model], self.gateway.now())
+                self.unsure.add(index)
+        self.show()
+
+    def ask(self, indices: Iterable[int]) -> list[asyncio.Task[None]]:
+        """Replicas what they have, each by itself: one that hangs holds up no other."""
+        for index in indices:
+            if index not in self._asking:
+                task = self._asking[index] = self.gateway.loop.create_task(self._ask(index))
+                task.add_done_callback(lambda task, index=index: self._asking.pop(index))  # type: ignore[misc]
+        return list(self._asking.values())
+
+    def is_loading(self, model: str) -> bool:
+        return any(slot.loading == model for slot in self.slots)
+
+    async def _ask(self, index: int) -> None:
+        """Asks a replica what it has, unless it is being changed just now."""
+        if index in self._moves or self._before is not None:
+            return
+        try:
+            found = await self.loader.resident(index)
+        except LoadFailed as error:
+            if self._fault != str(error):
+                self._fault = str(error)
+                self.gateway.notice(f"pool {self.pool.name}: {error}")
+            return
+        if index in self._moves:
+            return
+        self._fault = ""
+        slot, now = self.slots[index], self.gateway.now()
+        there = [m for m, has in found.items() if has or (has is None and m in slot.resident)]
+        if set(there) != set(slot.resident):
+            self.residency.observed(slot.key, there, now)
+        if any(has is not None for has in found.values()):
+            self.unsure.discard(index)
+        self.show()
+
+    # What it does
+
+    def _see_who_is_up(self, now: float) -> None:
+        for index, slot in enumerate(self.slots):
+            up = any(self.replicas[index, model].up for model in self.loader.entries)
+            if up and not self._was_up[index]:
+                # It may have been started anew, and then it has lost what it had.
+                self.unsure.add(index)
+            self._was_up[index] = up
+            slot.usable = up and index not in self.unsure and self._before is None
+            slot.unable = {model for model in self.loader.entries if not self._able(index, model, now)}
+
+    def _able(self, index: int, model: str, now: float) -> bool:
+        failed = self._failed.get((index, model))
+        replica = self.replicas[index, model]
+        return replica.up and not replica.draining and (failed is None or now >= failed[1])
+
+    def _begin(self, move: Move, now: float) -> None:
+        index = self._index(move.slot.key)
+        self.residency.began(move, now)
+        self.show()
+        task = self._moves[index] = self.gateway.loop.create_task(self._make(move, index))
+        task.add_done_callback(lambda task: self._made(task, move, index, now))
+
+    async def _make(self, move: Move, index: int) -> None:
+        patience_s = self._patience_s(move.load)
+        await self._emptied(index, move.evict)
+        for evicted in move.evict:
+            await self.loader.unload(index, evicted, patience_s)
+        await self.loader.load(index, move.load.model, patience_s)
+        await probe(self.gateway, self.loader.backend(index, move.load.model))
+
+    def _made(self, task: asyncio.Task[None], move: Move, index: int, began: float) -> None:
+        """Whatever came of it, the replica is not taken to be loading any more."""
+        del self._moves[index]
+        now = self.gateway.now()
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            self.residency.failed(move, now)
+        elif error is not None:
+            self._gave_up(move, index, str(error) if isinstance(error, (LoadFailed, OSError)) else repr(error))
+            self.unsure.add(index)
+        else:
+            self._failed.pop((index, move.load.model), None)
+            self.residency.loaded(move, now)
+            move.load.load_s += _LEARN * (now - began - move.load.load_s)
+        self.show()
+
+    def _gave_up(self, move: Move, index: int, why: str) -> None:
+        model, now = move.load.model, self.gateway.now()
+        self.residency.failed(move, now)
+        wait_s = min(2.0 * self._failed.get((index, model), ("", 0.0, 2.5))[2], 300.0)
+        self._failed[index, model] = why, now + wait_s, wait_s
+        if any(self._able(other, model, now) for other in range(len(self.slots)) if other != index):
+            # Another replica need not wait for this one.
+            self.residency.retry(model)
+        self.gateway.notice(f"pool {self.pool.name}: {model} could not be loaded on replica {index}: {why}")
+
+    async def _emptied(self, index: int, models: Iterable[str]) -> None:
+        """Nothing is put away while somebody has requests there, be it another process that has not heard yet."""
+        if not models:
+            return
+        if self._before_unload is not None:
+            await self._before_unload()
+        slot = self.slots[index]
+        deadline = self.gateway.loop.time() + self.gateway.serving.drain_s
+        while any(self.busy(slot.key, model) for model in models):
+            if self.gateway.loop.time() > deadline:
+                raise LoadFailed("those in its way did not finish their requests")
+            await asyncio.sleep(_LOOK_S)
+
+    def _patience_s(self, load: Hosted) -> float:
+        return self._load_patience_s or _LATE * load.load_s / self.gateway.speed + _LATER_S
+
+    def _state(self, index: int, model: str) -> tuple[State, str]:
+        slot = self.slots[index]
+        if slot.loading == model:
+            return "loading", ""
+        if model in slot.resident:
+            return ("leaving", "") if model in slot.leaving else ("resident", "")
+        failed = self._failed.get((index, model))
+        return ("asleep", "") if failed is None else ("failed", failed[0])
+
+    def _presence(self, index: int, model: str) -> State:
+        presence = self.replicas[index, model].presence
+        return "asleep" if presence is None else presence.state
+
+    def _index(self, slot_key: str) -> int:
+        return int(slot_key.rpartition("/")[2])

@@ -1,0 +1,365 @@
+"""`--workers N`: a supervisor that forks workers, which accept from one socket, and keeps N of them alive.
+
+It reads the fleet file, tells the workers when to read it again and when to end, and says what they have to say once.
+The socket is its own as long as it serves, so that no connection is lost when a worker dies before accepting it. It
+runs no loop and answers nobody; when it is killed, each worker finds its line to it closed, and drains.
+"""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from crosstie.core.errors import BadInput, CrosstieError
+from crosstie.run.gateway.notices import Field, Level, Told, told
+from crosstie.run.service.follow import stamp
+from crosstie.run.service.systemd import say, watchdog_s
+from crosstie.run.share.board import Board
+from crosstie.run.wire.shared_listener import listening
+
+# A worker that dies is replaced at once, one that dies soon after its start after a while that doubles.
+_FIRST_WAIT_S, _LONGEST_WAIT_S, _SOON_S = 0.1, 30.0, 10.0
+_LOOK_S = 1.0
+# A worker whose loop has not turned for so long answers nobody.
+_HUNG_S = 30.0
+# What workers say within this time is taken for the same.
+_SAME_S = 10.0
+_MOST_SAID, _MOST_LINES = 8192, 1000
+# What the supervisor tells its workers.
+STOP, STOP_NOW, READ_AGAIN = b"s", b"n", b"r"
+# Addresses of sockets are short, folders for temporary files are not always.
+_LONGEST_FOLDER = 80
+
+
+class Said(msgspec.Struct):
+    """What a worker tells its supervisor; kind: ready, notice, failed or loaded."""
+
+    kind: str
+    text: str = ""
+    # Of a notice that knows more than its sentence.
+    event: str = ""
+    level: Level = "info"
+    fields: dict[str, Field] = {}
+
+
+class Place:
+    """What a worker is given: its number, its line to the supervisor, and what all share."""
+
+    def __init__(self, row: int, workers: int, board: Board, folder: Path, sockets: Sequence[socket.socket],
+                 line: socket.socket):  # fmt: skip
+        self.row, self.workers, self.board, self.folder, self.sockets = row, workers, board, folder, sockets
+        self.line = line
+
+    def say(self, kind: str, text: str = "") -> None:
+        self._send(Said(kind, text[:_MOST_SAID]))
+
+    def notice(self, line: str) -> None:
+        said = Said("notice", line[:_MOST_SAID])
+        if isinstance(line, Told):
+            said.event, said.level, said.fields = line.event, line.level, line.fields
+        self._send(said)
+
+    def _send(self, what: Said) -> None:
+        said = msgspec.json.encode(what) + b"\n"
+        try:
+            sent = self.line.send(said)
+            if sent < len(said):
+                self.line.setblocking(True)
+                self.line.sendall(said[sent:])
+                self.line.setblocking(False)
+        except OSError:
+            # The supervisor has gone, or hears nothing: then people shall.
+            sys.stderr.write(f"{what.text}\n" if what.text else "")
+
+
+class _Worker:
+    def __init__(self, row: int):
+        self.row = row
+        self.pid = 0
+        self.line: socket.socket | None = None
+        self.heard = b""
+        self.ready = False
+        self.began = self.due = 0.0
+        self.wait_s = _FIRST_WAIT_S
+        self.status: int | None = None
+
+
+class _Spoken:
+    """How often each worker has said a line lately, and how often people were told."""
+
+    def __init__(self) -> None:
+        self.last = 0.0
+        self.times: Counter[int] = Counter()
+        self.told = 0
+
+
+class Workers:
+    """`run` is what a worker does, in a process of its own; it returns the exit status."""
+
+    def __init__(self, number: int, run: Callable[[Place], int], notice: Callable[[str], None]):
+        self._run, self._notice = run, notice
+        self.board = Board(number)
+        self.workers = [_Worker(row) for row in range(number)]
+        self.file: Path | None = None
+        # Asked before workers are told to read the file again; raises CrosstieError. Called once they have.
+        self.read: Callable[[], Callable[[], None]] = lambda: lambda: None
+        self.sockets: list[socket.socket] = []
+        self._pending: Callable[[], None] | None = None
+        self._signals: list[int] = []
+        self._stopping = 0
+        self._failed: str | None = None
+        self._announced = False
+        self._spoken: dict[str, _Spoken] = {}
+
+    def listen(self, host: str, port: int) -> int:
+        try:
+            self.sockets = listening(host, port)
+        except OSError as error:
+            raise BadInput(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        return int(self.sockets[0].getsockname()[1])
+
+    def serve(self, announce: Callable[[], None], *, with_parent: bool = False) -> bool:
+        """Until it is told to stop; whether every request was answered. Raises BadInput if no worker can start."""
+        folder = tempfile.mkdtemp(prefix="crosstie-")
+        if len(folder) > _LONGEST_FOLDER:
+            os.rmdir(folder)
+            folder = tempfile.mkdtemp(prefix="crosstie-", dir="/tmp")
+        self._folder = Path(folder)
+        try:
+            with self._hearing_signals() as woken:
+                return self._serve(announce, [woken, sys.stdin.fileno()] if with_parent else [woken])
+        finally:
+            for worker in self.workers:
+                if worker.pid:
+                    os.kill(worker.pid, signal.SIGKILL)
+                    os.waitpid(worker.pid, 0)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self.board.close()
+
+    def _serve(self, announce: Callable[[], None], inputs: list[int]) -> bool:
+        self._seen, look_at = stamp(self.file), time.monotonic() + _LOOK_S
+        for worker in self.workers:
+            self._start(worker)
+        while any(worker.pid for worker in self.workers) or not self._stopping:
+            self._hear(inputs)
+            self._heed()
+            self._reap()
+            if self._failed is not None and not self._stopping:
+                self._stop()
+            if not self._announced and not self._stopping and all(worker.ready for worker in self.workers):
+                self._announced = True
+                announce()
+                say(f"READY=1\nSTATUS={len(self.workers)} workers")
+            now = time.monotonic()
+            if watchdog_s():
+                say("WATCHDOG=1")
+            if now >= look_at:
+                look_at = now + _LOOK_S
+                if stamp(self.file) != self._seen and not self._stopping:
+                    self._read_again()
+                self._end_the_hung(now)
+            for worker in self.workers:
+                if not worker.pid and not self._stopping and now >= worker.due:
+                    self._start(worker)
+        if self._failed is not None:
+            raise BadInput(self._failed)
+        return all(not worker.status for worker in self.workers)
+
+    # Processes
+
+    def _start(self, worker: _Worker) -> None:
+        ours, theirs = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        worker.began, worker.ready, worker.heard, worker.status = time.monotonic(), False, b"", None
+        pid = os.fork()
+        if not pid:
+            ours.close()
+            theirs.setblocking(False)
+            self._be(Place(worker.row, len(self.workers), self.board, self._folder, self.sockets, theirs))
+        theirs.close()
+        ours.setblocking(False)
+        worker.pid, worker.line = pid, ours
+
+    def _be(self, place: Place) -> NoReturn:
+        """In the child: nothing of the supervisor's own is its business, neither signals nor the ends of others."""
+        status = 3
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                # They may be sent to the whole group of processes: what is to be done, the supervisor says once.
+                signal.signal(number, signal.SIG_IGN)
+            for other in self.workers:
+                if other.line is not None:
+                    other.line.close()
+            status = self._run(place)
+        except CrosstieError as error:
+            place.say("failed", str(error))
+            status = 2
+        except BaseException:  # noqa: BLE001 (told here, as nobody is above)
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # Not by way of whatever the supervisor has still to clean up.
+            os._exit(status)
+
+    def _reap(self) -> None:
+        for worker in self.workers:
+            if not worker.pid:
+                continue
+            pid, status = os.waitpid(worker.pid, os.WNOHANG)
+            if not pid:
+                continue
+            # Its last words.
+            self._listen(worker)
+            self.board.clear(worker.row)
+            code = os.waitstatus_to_exitcode(status)
+            self._ended(worker, pid, code)
+            if worker.line is not None:
+                worker.line.close()
+            worker.pid, worker.line = 0, None
+
+    def _ended(self, worker: _Worker, pid: int, code: int) -> None:
+        worker.status = code
+        if code > 0 and not self._announced and self._failed is None:
+            self._failed = f"worker {worker.row} could not start: it ended with status {code}"
+        if self._stopping or self._failed is not None:
+            return
+        # Told below; whether the end was in order is not its to say any more.
+        worker.status = None
+        now = time.monotonic()
+        worker.wait_s = min(2.0 * worker.wait_s, _LONGEST_WAIT_S) if now - worker.began < _SOON_S else _FIRST_WAIT_S
+        worker.due = now + worker.wait_s
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        sentence = f"worker {worker.row} (process {pid}) {how}; another takes its place in {worker.wait_s:g} s"
+        self._notice(told("worker_ended", "error", sentence, worker=worker.row, status=code))
+
+    def _end_the_hung(self, now: float) -> None:
+        for worker in self.workers:
+            if worker.pid and worker.ready and now - max(self.board.turned_at(worker.row), worker.began) > _HUNG_S:
+                sentence = f"worker {worker.row} (process {worker.pid}) has stood still for {_HUNG_S:g} s and is ended"
+                self._notice(told("worker_hung", "error", sentence, worker=worker.row))
+                os.kill(worker.pid, signal.SIGKILL)
+
+    def _tell(self, what: bytes) -> None:
+        for worker in self.workers:
+            if worker.line is not None:
+                with contextlib.suppress(OSError):
+                    worker.line.send(what)
+
+    # What is heard
+
+    @contextlib.contextmanager
+    def _hearing_signals(self) -> Iterator[int]:
+        ours, theirs = os.pipe()
+        os.set_blocking(ours, False)
+        os.set_blocking(theirs, False)
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+        before = {number: signal.signal(number, lambda number, _: self._signals.append(number)) for number in numbers}
+        old = signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+        try:
+            yield ours
+        finally:
+            signal.set_wakeup_fd(old)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            os.close(ours)
+            os.close(theirs)
+
+    def _hear(self, inputs: list[int]) -> None:
+        now = time.monotonic()
+        due = min((worker.due - now for worker in self.workers if not worker.pid), default=_LOOK_S)
+        lines = {worker.line.fileno(): worker for worker in self.workers if worker.line is not None}
+        ready, _, _ = select.select([*inputs, *lines], [], [], 0.02 if self._stopping else max(min(due, _LOOK_S), 0.0))
+        for number in ready:
+            if number in lines:
+                self._listen(lines[number])
+            elif not os.read(number, 4096) and number != inputs[0]:
+                # Standard input has closed: whoever started this has gone.
+                inputs.remove(number)
+                self._signals.append(signal.SIGTERM)
+
+    def _heed(self) -> None:
+        signals, self._signals = self._signals, []
+        for number in signals:
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._stop()
+            elif number == signal.SIGHUP and not self._stopping:
+                self._read_again()
+
+    def _stop(self) -> None:
+        self._stopping += 1
+        say("STOPPING=1\nSTATUS=draining")
+        self._tell(STOP if self._stopping == 1 else STOP_NOW)
+        # Workers let in who has knocked, and close theirs; a socket that stays open here would let clients wait.
+        for one in self.sockets:
+            one.close()
+
+    def _read_again(self) -> None:
+        if self.file is None:
+            return
+        self._seen = stamp(self.file)
+        try:
+            self._pending = self.read()
+        except CrosstieError as error:
+            sentence = f"fleet file refused, the old one goes on: {error}"
+            self._notice(told("fleet_refused", "error", sentence, why=str(error)))
+            return
+        self._tell(READ_AGAIN)
+
+    def _listen(self, worker: _Worker) -> None:
+        if worker.line is None:
+            return
+        with contextlib.suppress(OSError):
+            while piece := worker.line.recv(65536):
+                worker.heard += piece
+        *lines, worker.heard = worker.heard.split(b"\n")
+        for line in lines:
+            try:
+                said = msgspec.json.decode(line, type=Said)
+            except msgspec.DecodeError:
+                # A worker in trouble must not be the end of those that are not.
+                said = Said("notice", f"worker {worker.row}: {line[:_MOST_SAID].decode(errors='replace')}")
+            self._take(worker, said)
+
+    def _take(self, worker: _Worker, said: Said) -> None:
+        if said.kind == "ready":
+            worker.ready = True
+        elif said.kind == "failed":
+            if self._announced:
+                self._notice(f"worker {worker.row} cannot start: {said.text}")
+            else:
+                self._failed = said.text
+        elif said.kind == "loaded" and self._pending is not None:
+            self._pending()
+            self._pending = None
+        elif said.kind == "notice":
+            self._pass_on(worker.row, said)
+
+    def _pass_on(self, row: int, said: Said) -> None:
+        """What one worker finds the others find too: it is said as often as the one says it who says it most."""
+        now = time.monotonic()
+        if len(self._spoken) > _MOST_LINES:
+            self._spoken = {text: one for text, one in self._spoken.items() if now - one.last < _SAME_S}
+        one = self._spoken.get(said.text)
+        if one is None or now - one.last > _SAME_S:
+            one = self._spoken[said.text] = _Spoken()
+        one.last = now
+        one.times[row] += 1
+        if one.times[row] > one.told:
+            one.told += 1
+            self._notice(told(said.event, said.level, said.text, **said.fields) if said.event else said.text)

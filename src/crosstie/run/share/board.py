@@ -1,0 +1,288 @@
+"""Numbers that the processes of one machine share: each writes its own row of a place and reads everybody's.
+
+It is anonymous memory, made before they are forked. Every number is eight aligned bytes that are written at once, so
+nobody reads half of one, and no lock is on the way of a request. The one lock there is, for giving out places, is the
+kernel's and falls with whoever held it. A last row beyond the processes' own is for what other machines have.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+import tempfile
+from collections.abc import Iterator
+from hashlib import blake2b
+from math import exp
+from time import monotonic
+
+from crosstie.route.neighbours import RATE_S
+
+# Places for replicas and for keys: memory that nobody has written to costs nothing.
+REPLICAS, KEYS = 4096, 32768
+# Of a place for a replica: its name, then what all write (the latest counts), then each field's rows.
+_NAME, _COMMON = 0, 1
+COMMON = ("probed_at", "health", "reported_at", "running", "waiting", "kv_used", "busy_until", "open_until")
+_BUSY = COMMON.index("busy_until")
+OWN = (
+    "changed", "used", "in_flight", "waiting", "waiting_tokens", "held_tokens", "decoding_tokens", "prompt_rate",
+    "rate_at", "ttft_urgency", "tpot_urgency",
+)  # fmt: skip
+_IN_FLIGHT, _RATE = OWN.index("in_flight"), OWN.index("prompt_rate")
+# Clients that a process may have more than another and still take the next; and more than any has.
+_MORE, _MANY = 2, 10**9
+# How long what other machines have is believed without a sign of life from whoever brings it.
+SILENT_S = 3.0
+
+
+def name_of(text: str) -> int:
+    """Eight bytes for a name of any length, never 0, which is nobody's."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") | 1
+
+
+def _rounded(size: int) -> int:
+    return -(-size // 8) * 8
+
+
+class Board:
+    def __init__(self, workers: int, replicas: int = REPLICAS, keys: int = KEYS):
+        self.workers, self.rows = workers, workers + 1
+        self.replicas, self.keys = replicas, keys
+        # By row, how many requests wait there for room, how many clients are connected, and when its loop last turned;
+        # when other machines were last heard of.
+        self._queued_at, self._clients_at, self._turned_at, self._heard_at = (n * self.rows for n in range(4))
+        self._replicas_at = self._heard_at + 1
+        self.stride = _COMMON + len(COMMON) + len(OWN) * self.rows
+        self.keys_at = self._replicas_at + replicas * self.stride
+        # Of a key: its name, then for each row two minutes, each with its number, requests and tokens.
+        self.key_stride = 1 + 6 * self.rows
+        # A byte for each replica and each key: set by whoever changed it, cleared by whoever tells other machines.
+        self._marks_at = 8 * (self.keys_at + keys * self.key_stride)
+        self.memory = mmap.mmap(-1, _rounded(self._marks_at + replicas + keys))
+        whole = memoryview(self.memory)
+        self.numbers: memoryview[float] = whole.cast("d")
+        self.words: memoryview[int] = whole.cast("Q")
+        self._lock = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this is)
+        # By row, what wakes that process: somebody has made room that it may be waiting for.
+        self.bells = [os.pipe() for _ in range(workers)]
+        for ends in self.bells:
+            for end in ends:
+                os.set_blocking(end, False)
+        for row in range(self.rows):
+            # Until it serves, nobody waits for it at the door.
+            self.clients(row, _MANY)
+        # The same for all processes of this machine, and for whoever takes the place of one.
+        self.identity = os.urandom(8).hex()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        fcntl.lockf(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._lock, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        for end in (end for ends in self.bells for end in ends):
+            os.close(end)
+        self._lock.close()
+
+    # Replicas
+
+    def cells(self, keys: list[str], row: int) -> "dict[str, Cell]":
+        """A place for each of these replicas, which this row uses, and for no others; none where all are taken."""
+        found: dict[str, Cell] = {}
+        with self.locked():
+            places = [self._replicas_at + n * self.stride for n in range(self.replicas)]
+            taken = {self.words[at + _NAME]: at for at in places if self.words[at + _NAME]}
+            wanted = {name_of(key): key for key in keys}
+            for name, at in taken.items():
+                if name not in wanted:
+                    self.numbers[self._own(at, "used") + row] = 0.0
+            kept = {name: at for name, at in taken.items() if name in wanted}
+            staying = set(kept.values())
+            free = (at for at in places if not self.words[at + _NAME] or (at not in staying and self._unused(at)))
+            for name, key in wanted.items():
+                at = kept.get(name) or next(free, 0)
+                if not at:
+                    continue
+                if self.words[at + _NAME] != name:
+                    self.memory[8 * at : 8 * (at + self.stride)] = bytes(8 * self.stride)
+                    self.words[at + _NAME] = name
+                self.numbers[self._own(at, "used") + row] = 1.0
+                found[key] = Cell(self, at, row)
+        return found
+
+    def _own(self, at: int, field: str) -> int:
+        return at + _COMMON + len(COMMON) + OWN.index(field) * self.rows
+
+    def _unused(self, at: int) -> bool:
+        fields = (self._own(at, "used"), self._own(at, "in_flight"))
+        return not any(self.numbers[first + row] for first in fields for row in range(self.rows))
+
+    def clear(self, row: int) -> None:
+        """A process has ended, however: nothing of it is in flight or waits. What its keys have used stays used."""
+        self.numbers[self._queued_at + row] = 0.0
+        self.clients(row, _MANY)
+        for at in range(self._replicas_at, self.keys_at, self.stride):
+            if self.words[at + _NAME]:
+                for field in OWN:
+                    self.numbers[self._own(at, field) + row] = 0.0
+                # Whoever takes the row over counts upwards from its own start.
+                self.numbers[self._own(at, "changed") + row] = -monotonic()
+
+    # Clients, and who waits
+
+    def turned(self, row: int) -> None:
+        self.numbers[self._turned_at + row] = monotonic()
+
+    def turned_at(self, row: int) -> float:
+        return self.numbers[self._turned_at + row]
+
+    def clients(self, row: int, connected: int) -> None:
+        self.numbers[self._clients_at + row] = float(connected)
+
+    def goes_first(self, row: int, connected: int) -> bool:
+        """Whether a process with so many clients is the one to take the next: none has many fewer."""
+        self.numbers[self._clients_at + row] = float(connected)
+        fewest: float = min(self.numbers[self._clients_at : self._clients_at + self.workers].tolist())
+        return connected < fewest + _MORE
+
+    def queue(self, row: int, waiting: int) -> None:
+        self.numbers[self._queued_at + row] = float(waiting)
+
+    def ring(self, row: int) -> None:
+        """Wakes those others who have requests waiting for room."""
+        for other, waiting in enumerate(self.numbers[self._queued_at : self._queued_at + self.workers].tolist()):
+            if waiting and other != row:
+                with contextlib.suppress(BlockingIOError):
+                    # Full of rings that nobody has heard yet: one more would say nothing new.
+                    os.write(self.bells[other][1], b"!")
+
+    # Other machines
+
+    def mark_of_replica(self, at: int) -> int:
+        return self._marks_at + (at - self._replicas_at) // self.stride
+
+    def mark_of_key(self, at: int) -> int:
+        return self._marks_at + self.replicas + (at - self.keys_at) // self.key_stride
+
+    def changed_replicas(self) -> list[int]:
+        """Where something has changed since this was last asked."""
+        return [self._replicas_at + n * self.stride for n in self._marked(0, self.replicas)]
+
+    def changed_keys(self) -> list[int]:
+        return [self.keys_at + n * self.key_stride for n in self._marked(self.replicas, self.keys)]
+
+    def _marked(self, first: int, number: int) -> list[int]:
+        start = at = self._marks_at + first
+        found = []
+        while (at := self.memory.find(b"\1", at, start + number)) >= 0:
+            # Before it is read: what changes from now on is marked again.
+            self.memory[at] = 0
+            found.append(at - start)
+        return found
+
+    def heard(self) -> None:
+        self.numbers[self._heard_at] = monotonic()
+
+    @property
+    def hears(self) -> bool:
+        """Whether what other machines have is known."""
+        at = self.numbers[self._heard_at]
+        return at > 0.0 and monotonic() - at < SILENT_S
+
+
+class Cell:
+    """One replica, as one process writes of it and reads what the others wrote."""
+
+    __slots__ = (
+        "_board", "_common", "_count", "_first", "_first_byte", "_in_flight_byte", "_mark", "_memory", "_numbers",
+        "_others", "_row", "_row_of", "_rows", "_rows_of", "_seen", "at",
+    )  # fmt: skip
+
+    def __init__(self, board: Board, at: int, row: int):
+        self._board, self._memory, self._numbers = board, board.memory, board.numbers
+        self._row, self._rows = row, board.rows
+        # What came from other machines is not told to them again.
+        self._mark = board.mark_of_replica(at) if row < board.workers else 0
+        self.at = at
+        self._common = at + _COMMON
+        self._first = self._common + len(COMMON)
+        self._first_byte = 8 * self._first
+        self._in_flight_byte = 8 * (self._first + _IN_FLIGHT * board.rows)
+        # A field of all rows, and all fields of all rows.
+        self._row_of, self._rows_of = struct.Struct(f"={board.rows}d"), struct.Struct(f"={len(OWN) * board.rows}d")
+        self._others = [other for other in range(board.rows) if other != row]
+        self._count = monotonic()
+        self._seen: tuple[float, ...] = ()
+
+    def write(
+        self, in_flight: int, waiting: int, waiting_tokens: float, held_tokens: float, decoding_tokens: float,
+        prompt_rate: float, rate_at: float, ttft_urgency: float, tpot_urgency: float,
+    ) -> None:  # fmt: skip
+        numbers, rows = self._numbers, self._rows
+        at = self._first + _IN_FLIGHT * rows + self._row
+        numbers[at] = in_flight
+        numbers[at := at + rows] = waiting
+        numbers[at := at + rows] = waiting_tokens
+        numbers[at := at + rows] = held_tokens
+        numbers[at := at + rows] = decoding_tokens
+        numbers[at := at + rows] = prompt_rate
+        numbers[at := at + rows] = rate_at
+        numbers[at := at + rows] = ttft_urgency
+        numbers[at + rows] = tpot_urgency
+        self._stamp()
+
+    def _stamp(self) -> None:
+        # After the numbers: who sees the stamp sees them too.
+        self._count += 1.0
+        self._numbers[self._first + self._row] = self._count
+        if self._mark:
+            self._memory[self._mark] = 1
+
+    @property
+    def changed(self) -> bool:
+        """Whether anyone else has written since `read`."""
+        return self._stamps() != self._seen
+
+    def _stamps(self) -> tuple[float, ...]:
+        stamps, row = self._row_of.unpack_from(self._memory, self._first_byte), self._row
+        return (*stamps[:row], *stamps[row + 1 :], self._board.hears)
+
+    def in_flight_elsewhere(self) -> int:
+        values = self._row_of.unpack_from(self._memory, self._in_flight_byte)
+        found: float = sum(values) - values[self._row]
+        return int(found if self._board.hears else found - values[-1])
+
+    def read(self) -> list[tuple[float, ...]]:
+        """Of each other row that has something in flight or has had lately: the numbers that `write` was given."""
+        self._seen = self._stamps()
+        rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
+        found = []
+        for row in self._others if self._board.hears else self._others[:-1]:
+            if values[_IN_FLIGHT * rows + row] or values[_RATE * rows + row]:
+                found.append(values[_IN_FLIGHT * rows + row :: rows])
+        return found
+
+    def of_this_machine(self, now: float) -> tuple[float, ...]:
+        """The sum of all processes, rates as of now, as other machines are told it."""
+        rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
+        own = [values[_IN_FLIGHT * rows + row :: rows] for row in range(rows - 1)]
+        counts = [sum(one[field] for one in own) for field in range(5)]
+        rate = sum(one[5] * exp(-max(now - one[6], 0.0) / RATE_S) for one in own)
+        return (*counts, rate, max(one[7] for one in own), max(one[8] for one in own))
+
+    # What holds for all
+
+    def tell(self, **common: float) -> None:
+        for name, value in common.items():
+            self._numbers[self._common + COMMON.index(name)] = value
+        self._stamp()
+
+    @property
+    def busy_until(self) -> float:
+        return self._numbers[self._common + _BUSY]
+
+    def told(self) -> dict[str, float]:
+        return dict(zip(COMMON, self._numbers[self._common : self._common + len(COMMON)].tolist(), strict=True))

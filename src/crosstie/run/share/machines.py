@@ -1,0 +1,181 @@
+"""What other machines have told of themselves, kept by machine, and on the board as one sum.
+
+Everything that is told is a total, never a difference: what comes twice, late or again after a pause is counted once.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+
+from crosstie.run.share.board import SILENT_S, Board, Cell
+from crosstie.run.share.tally import BoardTally
+
+# What is beyond these is no number of a gateway's.
+_Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Sum = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+# Of one replica: in flight, waiting, tokens waiting, held and decoding, prompt tokens a second, and how urgent.
+Load = tuple[_Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount]
+_NOTHING: Load = (0.0,) * 8
+# Of one key: its minute, requests and tokens.
+Used = tuple[_Count, _Sum, _Sum]
+
+
+class Told(msgspec.Struct, array_like=True):
+    """What one machine tells the others: what has changed, or, now and then, all of it."""
+
+    machine: str
+    whole: bool
+    load: dict[str, Load]
+    # By key, for those who have the same store.
+    store: str
+    used: list[tuple[_Count, Used]]
+    leaving: bool = False
+
+
+class _Machine:
+    def __init__(self) -> None:
+        self.heard_at = 0.0
+        self.load: dict[str, Load] = {}
+
+
+class Machines:
+    """`now` is the clock that rates on the board go by, `clock` the one that silence is measured with."""
+
+    def __init__(self, board: Board, store: str, now: Callable[[], float], clock: Callable[[], float]):
+        self.board, self.store, self._now, self._clock = board, store, now, clock
+        self.tally = BoardTally(board, 0)
+        self._others: dict[str, _Machine] = {}
+        # By name: where its load is summed up for all to read, and where this machine's own stands.
+        self._far: dict[str, Cell] = {}
+        self._near: dict[str, Cell] = {}
+        self._name_at: dict[int, str] = {}
+        # By minute and key, what each other machine has used.
+        self._used: dict[tuple[int, int], dict[str, tuple[int, int]]] = {}
+        self._changed: set[str] = set()
+        # Keys of which there is news, and the minute in which there last was.
+        self._keys: dict[int, None] = {}
+        self._keys_lately: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return sum(bool(one.heard_at) for one in self._others.values())
+
+    def replicas(self, urls: Iterable[str]) -> None:
+        """Those that are served here."""
+        names = {url: known_as(url) for url in urls}
+        far, near = (self.board.cells(list(names), row) for row in (self.board.workers, 0))
+        self._far = {names[url]: cell for url, cell in far.items()}
+        self._near = {names[url]: cell for url, cell in near.items()}
+        self._name_at = {cell.at: name for name, cell in self._near.items()}
+        for name in self._far:
+            self._write(name)
+
+    # What is told
+
+    def news(self, whole: bool, minute: int) -> Told | None:
+        """What has changed since it was last asked; `whole`: all that is not nothing, and what was used lately."""
+        self._changed |= {self._name_at[at] for at in self.board.changed_replicas() if at in self._name_at}
+        for at in self.board.changed_keys():
+            key_id = self.board.words[at] - 1
+            self._keys[key_id], self._keys_lately[key_id] = None, minute
+        if not whole and not self._changed and not self._keys:
+            return None
+        now = self._now()
+        names = self._near if whole else [name for name in self._changed if name in self._near]
+        load = {name: self._near[name].of_this_machine(now) for name in names}
+        self._changed = set()
+        used: list[tuple[int, Used]] = []
+        for key_id in self._keys:
+            for one in (minute - 1, minute):
+                requests, tokens = self.tally.own(key_id, one)
+                if requests or tokens:
+                    used.append((key_id, (one, requests, tokens)))
+        self._keys = {}
+        return Told(self.board.identity, whole, load, self.store, used)  # type: ignore[arg-type]
+
+    def untold(self, told: Told) -> None:
+        """It may not have reached anyone."""
+        self._changed |= set(told.load)
+        self._keys.update((key_id, None) for key_id, _ in told.used)
+
+    def all_is_news(self, minute: int) -> None:
+        """Whoever carries it may have forgotten all of it."""
+        self.forget_silent(minute)
+        self._keys.update(dict.fromkeys(self._keys_lately))
+
+    # What is heard
+
+    def hear(self, told: Told) -> None:
+        if told.machine == self.board.identity:
+            # One's own voice: what carries it works.
+            self.board.heard()
+            return
+        one = self._others.setdefault(told.machine, _Machine())
+        one.heard_at = self._clock()
+        before = one.load
+        one.load = told.load if told.whole else {**before, **told.load}
+        if told.leaving:
+            one.load, one.heard_at = {}, 0.0
+        for name in {*told.load, *(before if told.whole or told.leaving else ())}:
+            self._write(name)
+        if told.store == self.store:
+            for key_id, (minute, requests, tokens) in told.used:
+                self.hear_used(told.machine, key_id, minute, requests, tokens)
+        if told.load:
+            self.board.ring(-1)
+
+    def hear_used(self, machine: str, key_id: int, minute: int, requests: int, tokens: int) -> None:
+        if machine == self.board.identity:
+            return
+        by_machine = self._used.setdefault((minute, key_id), {})
+        by_machine[machine] = (requests, tokens)
+        self.tally.others(key_id, minute, *(sum(one[n] for one in by_machine.values()) for n in (0, 1)))
+
+    def forget_silent(self, minute: int) -> None:
+        """Machines that have not been heard of for a while have nothing in flight, as far as anyone knows."""
+        for machine in [name for name, one in self._others.items() if self._clock() - one.heard_at > SILENT_S]:
+            for name in self._others.pop(machine).load:
+                self._write(name)
+        if self._used or self._keys_lately:
+            self._keys_lately = {key_id: last for key_id, last in self._keys_lately.items() if last >= minute - 1}
+            self._used = {at: used for at, used in self._used.items() if at[0] >= minute - 2}
+
+    def _write(self, name: str) -> None:
+        cell = self._far.get(name)
+        if cell is None:
+            return
+        loads = [load for one in self._others.values() if (load := one.load.get(name)) is not None]
+        counts = [sum(load[field] for load in loads) for field in range(6)] if loads else list(_NOTHING[:6])
+        urgency = [max((load[field] for load in loads), default=0.0) for field in (6, 7)]
+        cell.write(int(counts[0]), int(counts[1]), counts[2], counts[3], counts[4], counts[5], self._now(), *urgency)
+
+
+def this_machine() -> str:
+    """One network of loopback addresses: a host, or a container on it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}/{boot}"
+
+
+def known_as(url: str) -> str:
+    """A replica's name among all machines: an address that every machine has for itself is not the same to all."""
+    host = urlsplit(url).hostname or ""
+    loopback = host == "localhost" or host.startswith("127.") or host == "::1"
+    return f"{url} at {this_machine()}" if loopback else url
+
+
+def store_name(place: str | None) -> str:
+    """Keys have the same numbers only where they are kept in the same store; empty: there are none."""
+    if place is None:
+        return ""
+    if "://" in place and not place.startswith("sqlite://"):
+        # Not its host: machines may reach it by different ones.
+        return f"postgresql/{urlsplit(place).path.strip('/')}"
+    return f"{os.path.realpath(place.removeprefix('sqlite://'))} at {this_machine()}"

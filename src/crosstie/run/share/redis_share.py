@@ -1,0 +1,196 @@
+"""Carries what machines tell each other over Redis. Nobody waits for it: without it each goes by what it knows itself.
+
+What has changed is published within some 20 ms, all of it every second. What keys have used is also kept there for
+some minutes, so that a gateway that comes later knows.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from random import random
+from time import time
+from typing import Any
+
+import msgspec
+
+from crosstie.core.errors import BadInput
+from crosstie.run.share.machines import Machines, Told
+
+_TELL_S, _WHOLE_S = 0.02, 1.0
+# What Redis may take to answer; and how long one's own words may take to come back before it counts as lost.
+_PATIENCE_S, _DEAF_S = 1.0, 2.5
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
+# How long used minutes are kept there.
+_KEPT_S = 180
+_CHANNEL = "crosstie:load"
+# No number of a gateway's is larger.
+_MOST = 2**53
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Told).decode
+
+
+def connected(address: str) -> Any:
+    """A client of Redis that has not said anything yet. Raises BadInput."""
+    try:
+        from redis.asyncio import Redis
+    except ImportError:
+        raise BadInput("state.redis needs a library: pip install 'crosstie[redis]'") from None
+    try:
+        return Redis.from_url(
+            address, socket_timeout=_PATIENCE_S, socket_connect_timeout=_PATIENCE_S, client_name="crosstie",
+            max_connections=4,
+        )  # fmt: skip
+    except ValueError:
+        # Not repeated: it may hold a password.
+        raise BadInput("state.redis: is no address such as redis://127.0.0.1:6379/0") from None
+
+
+class RedisShare:
+    """`told` is called with why it was lost, and with None when it is back, each once."""
+
+    def __init__(self, client: Any, machines: Machines, told: Callable[[str | None], None]):
+        self._client, self._machines, self._told = client, machines, told
+        self.up = False
+        self.lost = 0
+        self._failing = False
+        self._heard_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self.up:
+            # So that nobody waits three seconds to find out.
+            bye = Told(self._machines.board.identity, True, {}, "", [], leaving=True)
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._client.publish(_CHANNEL, _encode(bye)), _PATIENCE_S)
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._client.aclose(), _PATIENCE_S)
+
+    async def _run(self) -> None:
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                await self._talk()
+            except Exception as error:  # noqa: BLE001 (whatever it was: it is told, and tried again)
+                if self.up:
+                    wait_s = _FIRST_WAIT_S
+                self._lose(error)
+            # Not all gateways at once.
+            await asyncio.sleep(wait_s * (0.5 + random()))
+            wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
+            self._machines.forget_silent(_minute())
+
+    def _lose(self, error: BaseException) -> None:
+        self.lost += self.up
+        self.up = False
+        if not self._failing:
+            self._failing = True
+            self._told(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+
+    async def _talk(self) -> None:
+        """Until it goes wrong."""
+        async with asyncio.timeout(2 * _PATIENCE_S):
+            await self._client.ping()
+            hearing = self._client.pubsub(ignore_subscribe_messages=True)
+            await hearing.subscribe(_CHANNEL)
+            await self._read_used()
+        try:
+            self._heard_at = asyncio.get_running_loop().time()
+            both = [asyncio.create_task(one) for one in (self._speak(), self._hear(hearing))]
+            try:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in both:
+                    task.cancel()
+                ends = await asyncio.gather(*both, return_exceptions=True)
+            for end in ends:
+                if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
+                    raise end
+        finally:
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(hearing.aclose(), _PATIENCE_S)
+            with contextlib.suppress(Exception):
+                # What was cut off may have left half an answer behind.
+                await asyncio.wait_for(self._client.connection_pool.disconnect(), _PATIENCE_S)
+
+    async def _read_used(self) -> None:
+        if not self._machines.store:
+            return
+        for minute in (_minute() - 1, _minute()):
+            for field, value in (await self._client.hgetall(self._used_at(minute))).items():
+                with contextlib.suppress(ValueError):
+                    machine, key_id = field.decode().split("/")
+                    requests, tokens = map(int, value.split())
+                    if not 0 <= int(key_id) <= _MOST or max(abs(requests), abs(tokens)) > _MOST:
+                        continue
+                    self._machines.hear_used(machine, int(key_id), minute, requests, tokens)
+
+    def _used_at(self, minute: int) -> str:
+        return f"crosstie:used:{self._machines.store}:{minute}"
+
+    async def _speak(self) -> None:
+        whole_at, loop = 0.0, asyncio.get_running_loop()
+        self._machines.all_is_news(_minute())
+        while True:
+            now = loop.time()
+            whole = now >= whole_at
+            told = self._machines.news(whole, _minute())
+            if told is not None:
+                try:
+                    async with asyncio.timeout(_PATIENCE_S):
+                        await self._tell(told)
+                except TimeoutError:
+                    self._machines.untold(told)
+                    raise TimeoutError(f"no answer within {_PATIENCE_S:g} s") from None
+                except BaseException:
+                    self._machines.untold(told)
+                    raise
+            if whole:
+                whole_at = now + _WHOLE_S
+                self._machines.forget_silent(_minute())
+            if now - self._heard_at > _DEAF_S:
+                raise TimeoutError("nothing comes back")
+            await asyncio.sleep(_TELL_S)
+
+    async def _tell(self, told: Told) -> None:
+        pipe = self._client.pipeline(transaction=False)
+        minutes: dict[int, dict[str, str]] = {}
+        for key_id, (minute, requests, tokens) in told.used:
+            minutes.setdefault(minute, {})[f"{told.machine}/{key_id}"] = f"{requests} {tokens}"
+        for minute, fields in minutes.items():
+            pipe.hset(self._used_at(minute), mapping=fields)
+            pipe.expire(self._used_at(minute), _KEPT_S)
+        pipe.publish(_CHANNEL, _encode(told))
+        await pipe.execute()
+
+    async def _hear(self, hearing: Any) -> None:
+        while True:
+            message = await hearing.get_message(timeout=_PATIENCE_S)
+            if message is None:
+                continue
+            try:
+                told = _decode(message["data"])
+            except msgspec.MsgspecError:
+                # Of another version, or of no gateway at all.
+                continue
+            self._machines.hear(told)
+            if told.machine == self._machines.board.identity:
+                self._heard_at = asyncio.get_running_loop().time()
+                self._is_up()
+
+    def _is_up(self) -> None:
+        if not self.up:
+            self.up = True
+            if self._failing:
+                self._failing = False
+                self._told(None)
+
+
+def _minute() -> int:
+    return int(time() // 60.0)

@@ -1,0 +1,320 @@
+"""The client's side of HTTP/1.1: connections to one origin, kept alive, that tell a listener what arrives.
+
+No coroutine runs per request: a connection is a Protocol, and whoever sent the request is called back.
+"""
+
+import asyncio
+import select
+import socket
+from collections.abc import Callable
+from ssl import SSLContext
+from typing import Any, Protocol, cast
+
+import httptools
+
+from crosstie.run.wire.address import Address
+
+Headers = list[tuple[bytes, bytes]]
+# Engines close idle connections after five seconds (uvicorn's default); one that old may be gone on arrival.
+IDLE_S = 4.0
+_MOST_IDLE = 512
+_DISTRUST_S = 60.0
+# Bytes that may come of an answer before its body: its head, and the interim answers before it.
+_MOST_HEAD = 64 * 1024
+_POLLS = hasattr(select, "poll")
+
+
+class Listener(Protocol):
+    """Whoever sent a request. After `ended` or `lost` nothing more comes."""
+
+    def head(self, status: int, headers: Headers) -> None: ...
+
+    def body(self, data: bytes) -> None: ...
+
+    def ended(self) -> None: ...
+
+    def lost(self, error: Exception | None) -> None: ...
+
+
+class Connection:
+    """One connection, a request at a time. An asyncio protocol by its methods, not its base, so that it compiles."""
+
+    def __init__(self, origin: "Origin"):
+        self.origin = origin
+        self.transport = cast(asyncio.Transport, None)
+        self.listener: Listener | None = None
+        self.uses = 0
+        # Whether any byte of the present answer has come.
+        self.answered = self.closed = False
+        self.idle_since = 0.0
+        # Asks the kernel whether anything has come that the loop has not told of yet.
+        self._unread: Any = None
+        self._reset()
+        self._parser = httptools.HttpResponseParser(self)
+
+    def _reset(self) -> None:
+        self._headers: Headers = []
+        self._head_bytes = self._before_head = 0
+        self._pieces: list[bytes] = []
+        self._complete = self._keep = False
+        self._headed = self._paused = False
+        # The end of an answer without a length is the end of its connection.
+        self._until_close = True
+
+    # asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        no_delay(self.transport)
+        raw = transport.get_extra_info("socket")
+        if raw is not None and _POLLS:
+            self._unread = select.poll()
+            self._unread.register(raw.fileno(), select.POLLIN)
+
+    def data_received(self, data: bytes) -> None:
+        listener = self.listener
+        if listener is None:
+            # Nobody asked: what comes after an answer cannot be trusted.
+            self.origin.distrust()
+            self.abort()
+            return
+        self.answered = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            # After the whole answer it is no answer's fault, but the connection's end.
+            self._keep = False
+            if self._complete:
+                self.origin.distrust()
+            else:
+                switched = isinstance(error, httptools.HttpParserUpgrade)
+                why = "it changes the protocol" if switched else error.__context__ or error
+                self._lose(ConnectionError(f"answer is no HTTP: {why}"))
+                return
+        if self.listener is not listener:
+            return
+        if not self._headed:
+            # A line without an end, of which the parser says nothing, or interim answers without one.
+            self._before_head += len(data)
+            if self._before_head > _MOST_HEAD:
+                self._lose(ConnectionError(f"answer has more than {_MOST_HEAD} bytes before its body"))
+                return
+        if self._pieces:
+            pieces, self._pieces = self._pieces, []
+            listener.body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if self._complete and self.listener is listener:
+            self._finish(self._keep)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self.origin.forget(self)
+        if self.listener is None:
+            return
+        if exc is None and self._headed and self._until_close:
+            self._finish(keep=False)
+        else:
+            self._lose(exc)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        """The request is held whole by its sender anyway, so there is nothing to hold back."""
+
+    def resume_writing(self) -> None:
+        pass
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            # A second answer to one request: whoever asked must not get both.
+            raise ValueError("more than was asked for")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > _MOST_HEAD:
+            raise ValueError("headers too large")
+        if self._headed:
+            # After the body: nobody waits for it any more, and whoever has the headers must not see them change.
+            return
+        name = name.lower()
+        if name == b"content-length":
+            self._until_close = False
+        elif name == b"transfer-encoding":
+            if value.strip().lower() != b"chunked":
+                raise ValueError("transfer-encoding is not chunked")
+            self._until_close = False
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if not 100 <= status < 600 or self._parser.get_http_version() not in ("1.1", "1.0"):
+            raise ValueError("no status or version of HTTP/1.1")
+        if status < 200:
+            self._headers = []
+            self._until_close = True
+            return
+        self._headed = True
+        if self.listener:
+            self.listener.head(status, self._headers)
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        self._complete = self._headed
+        self._keep = self._parser.should_keep_alive()
+
+    # The sender's side
+
+    def send(self, data: bytes, listener: Listener) -> None:
+        self.listener = listener
+        self.answered = False
+        self.uses += 1
+        self._reset()
+        self.transport.write(data)
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has come since the last answer: neither its server's end nor words that nobody asked for."""
+        return self._unread is None or not self._unread.poll(0)
+
+    def pause(self) -> None:
+        self._paused = True
+        self.transport.pause_reading()
+
+    def resume(self) -> None:
+        self._paused = False
+        self.transport.resume_reading()
+
+    def abort(self) -> None:
+        """Drops the connection; its listener hears nothing more."""
+        self.listener = None
+        self.closed = True
+        self.origin.forget(self)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _finish(self, keep: bool) -> None:
+        listener, self.listener = self.listener, None
+        if self._paused:
+            # Its client was slow; whoever uses it next must hear its answer.
+            self.resume()
+        # Where the request has not left yet nobody will read the rest of it, nor a next one.
+        if keep and not self.closed and not self.transport.get_write_buffer_size():
+            self.origin.keep(self)
+        else:
+            self.abort()
+        if listener:
+            listener.ended()
+
+    def _lose(self, error: Exception | None) -> None:
+        listener = self.listener
+        self.abort()
+        if listener:
+            listener.lost(error)
+
+
+class Origin:
+    """A server and the connections to it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address):
+        self.loop, self.address = loop, address
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
+        self._tls: SSLContext | None = address.tls()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._retired = False
+        self._distrusted_until = 0.0
+
+    @property
+    def connections(self) -> int:
+        return len(self._open)
+
+    def take(self) -> Connection | None:
+        """The connection that was used last, if one is idle, fresh and silent: what comes on it now would be taken
+        for the answer to the next request."""
+        while self._idle:
+            connection = self._idle.pop()
+            fresh = self.loop.time() - connection.idle_since < IDLE_S and not connection.closed
+            if fresh and connection.silent:
+                return connection
+            connection.abort()
+        return None
+
+    def connect(self, timeout_s: float, then: Callable[[Connection | Exception], None]) -> "asyncio.Task[None]":
+        """Opens a connection and calls `then` with it, or with what went wrong. Cancelled, it calls nobody."""
+        task = self.loop.create_task(self._connect(timeout_s, then))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+        return task
+
+    async def _connect(self, timeout_s: float, then: Callable[[Connection | Exception], None]) -> None:
+        result: Connection | Exception
+        try:
+            result = await self.open(timeout_s)
+        except OSError as error:
+            result = error
+        then(result)
+
+    async def open(self, timeout_s: float) -> Connection:
+        at = self.address
+        try:
+            async with asyncio.timeout(timeout_s):
+                made: Any = lambda: Connection(self)  # noqa: E731
+                _, found = await self.loop.create_connection(made, at.host, at.port, ssl=self._tls)
+        except TimeoutError:
+            raise ConnectionError(f"no connection within {timeout_s:g} s") from None
+        except UnicodeError as error:
+            # A name that no DNS can have.
+            raise ConnectionError(f"'{at.host}' is no host: {error}") from None
+        connection: Connection = found
+        if connection.closed:
+            raise ConnectionError("closed as soon as it was open")
+        self._open.add(connection)
+        return connection
+
+    def keep(self, connection: Connection) -> None:
+        connection.idle_since = self.loop.time()
+        if len(self._idle) < _MOST_IDLE and not self._retired and connection.idle_since >= self._distrusted_until:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    def forget(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def distrust(self) -> None:
+        """It has said more than it was asked: had that come a little later, the next client would have got it. For a
+        while every request has a connection of its own."""
+        self._distrusted_until = self.loop.time() + _DISTRUST_S
+        for connection in list(self._idle):
+            connection.abort()
+
+    def prune(self) -> None:
+        """Closes connections that have been idle for too long to be trusted."""
+        now = self.loop.time()
+        for connection in [c for c in self._idle if now - c.idle_since >= IDLE_S]:
+            connection.abort()
+
+    def retire(self) -> None:
+        """Connections go as they fall idle: nobody will prune them any more."""
+        self._retired = True
+        for connection in list(self._idle):
+            connection.abort()
+
+    def close(self) -> None:
+        for task in self._connecting:
+            task.cancel()
+        for connection in list(self._open):
+            connection.abort()
+
+
+def no_delay(transport: asyncio.BaseTransport) -> None:
+    """Small writes leave at once; without this a chunk can wait 40 ms for the other side's acknowledgement."""
+    raw = transport.get_extra_info("socket")
+    if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

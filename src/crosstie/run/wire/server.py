@@ -1,0 +1,388 @@
+"""The server's side of HTTP/1.1: bytes in, whole requests out to a handler, its reply back as it comes.
+
+A handler is a plain function of a request and its reply. It may answer at once or keep the reply and answer
+later, from any callback; nothing is awaited, so a request costs no task.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from crosstie.run.wire.client import no_delay
+from crosstie.run.wire.listener import Listener, was_reset
+from crosstie.run.wire.parser import RequestParser
+from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.request import Limits, Refused, Request
+from crosstie.run.wire.shared_listener import SharedListener
+
+# How long a client that was refused may go on sending.
+_LINGER_S = 2.0
+# How long a client whose connection was being made when the server closed may take to complete it.
+_HANDSHAKE_S = 0.2
+# How soon a client that has gone shows it, once something is sent to it.
+_PROBE_S = 0.05
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+Handler = Callable[[Request, Reply], None]
+
+
+class ServerConnection:
+    """One client. An asyncio protocol by its methods, not by its base, so that it can be compiled."""
+
+    def __init__(self, server: "Server"):
+        self.server = server
+        self.transport = cast(asyncio.Transport, None)
+        self.address = ""
+        self.closed = self.slow = False
+        self.keep_alive = self.http11 = True
+        self.head_only = False
+        # Whether nothing has been asked on it yet.
+        self.fresh = True
+        # When the request that is arriving began; None between requests.
+        self.arriving_since: float | None = None
+        self.idle_since = server.clock
+        self.current: Reply | None = None
+        self._parser = RequestParser(server.limits)
+        # Whether it is refused, has sent its last byte, or more than is read before its turn.
+        self._refused = self._ended = self._held_back = False
+        # Whether it goes on to the next request in a moment.
+        self._goes_on = False
+        # Until when what it still sends is thrown away.
+        self._lingers_until: float | None = None
+        # Bytes that it had not read, and those of its body that had arrived, when that was last looked at.
+        self._unsent = self._arrived = 0
+
+    # asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        no_delay(transport)
+        if not self.server.lets_in(self):
+            self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        parser = self._parser
+        parser.feed(data)
+        if self.current is None and not self._goes_on:
+            self._go_on()
+        elif parser.pending > self.server.limits.pipelined_bytes:
+            self._hold_back()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self.server.lets_go(self)
+        self._account(0)
+        self._parser.drop()
+        reply, self.current = self.current, None
+        if reply is not None and reply.watcher is not None:
+            watcher, reply.watcher = reply.watcher, None
+            watcher.client_gone()
+
+    def eof_received(self) -> bool:
+        """It sends no more: it has gone, or waits for its answer and has shut down its side, which look the same."""
+        self._ended = True
+        reply = self.current
+        if reply is None:
+            if not self._parser.begun:
+                return False
+            # What it had sent before comes to its turn; if that is half a request, there it ends.
+            self._go_on_soon()
+        elif not reply.started:
+            if not self.http11:
+                return False
+            # Who has gone answers this with a reset, before an engine has done much for nobody.
+            self.transport.write(_CONTINUE)
+            self.server.loop.call_later(_PROBE_S, self._look_whether_gone)
+        return True
+
+    def pause_writing(self) -> None:
+        self.slow = True
+        if self.current and self.current.watcher:
+            self.current.watcher.client_slow()
+
+    def resume_writing(self) -> None:
+        self.slow = False
+        if self.current and self.current.watcher:
+            self.current.watcher.client_ready()
+        elif self.current is None and (self._parser.begun or self._ended):
+            self._go_on_soon()
+
+    # Requests
+
+    def _go_on(self) -> None:
+        """To the next request, if all of it has come."""
+        self._goes_on = False
+        if self.current is not None or self._refused or self.closed or self.transport.is_closing():
+            return
+        if self.slow:
+            # Who asks on and on and reads no answer would have them all kept for it here.
+            self._hold_back()
+            return
+        parser = self._parser
+        try:
+            request = parser.next()
+        except Refused as refused:
+            self._refuse(refused.status, refused.why)
+            return
+        if self._held_back and (request is None or parser.pending <= self.server.limits.pipelined_bytes):
+            self._held_back = False
+            self.transport.resume_reading()
+        if request is not None:
+            if self._arrived:
+                self._account(0)
+            self.arriving_since = None
+            self.fresh = False
+            self._answer(request)
+        elif self._ended:
+            self._hang_up()
+        elif parser.begun:
+            self._wait_for_rest()
+
+    def _go_on_soon(self) -> None:
+        """Not from within the last answer: a thousand pipelined requests must not be a thousand frames deep."""
+        self._goes_on = True
+        self.server.loop.call_soon(self._go_on)
+
+    def _hold_back(self) -> None:
+        if not self._held_back:
+            self._held_back = True
+            self.transport.pause_reading()
+
+    def _wait_for_rest(self) -> None:
+        parser, limits = self._parser, self.server.limits
+        if self.arriving_since is None:
+            self.arriving_since = self.server.clock
+            self.fresh = False
+        if parser.wants_continue:
+            parser.wants_continue = False
+            self.transport.write(_CONTINUE)
+        self._account(parser.held)
+        if self.server.arriving > limits.arriving_bytes:
+            self._refuse(503, "more is arriving than there is room for; try again later")
+
+    def _account(self, held: int) -> None:
+        self.server.arriving += held - self._arrived
+        self._arrived = held
+
+    def _answer(self, request: Request) -> None:
+        parser = self._parser
+        self.http11, self.keep_alive = parser.http11, parser.keep_alive
+        self.head_only = request.method == "HEAD"
+        self.current = reply = Reply(self)
+        try:
+            self.server.handler(request, reply)
+        except Exception as error:  # noqa: BLE001 (one request's failure is not the connection's, nor the server's)
+            self.server.loop.call_exception_handler({"message": f"{request.path}: handler failed", "exception": error})
+            if reply.started:
+                reply.cut()
+            else:
+                reply.send(500, self.server.refusal(500, "internal error"))
+
+    # Answers
+
+    def closing_line(self) -> bytes:
+        if (self.server.closing or self._ended) and not self._parser.begun:
+            # Those that have come are answered; the last of them says that there are no more.
+            self.keep_alive = False
+        if self.keep_alive:
+            return b"" if self.http11 else b"connection: keep-alive\r\n"
+        return b"connection: close\r\n"
+
+    def write(self, data: bytes, more: bytes = b"") -> None:
+        if not self.closed:
+            self.transport.write(data + more if len(more) < 65536 else data)
+            if len(more) >= 65536:
+                self.transport.write(more)
+
+    def next_request(self) -> None:
+        self.current = None
+        self.idle_since = self.server.clock
+        if self.closed:
+            return
+        if not self.keep_alive:
+            self._hang_up()
+        elif self._parser.begun or self._ended:
+            self._go_on_soon()
+
+    def _refuse(self, status: int, why: str) -> None:
+        """Answers what cannot be read, and closes: what follows on this connection cannot be told apart."""
+        self._refused = True
+        self.arriving_since = None
+        self._account(0)
+        self._parser.drop()
+        self.server.count(f"http_{status}")
+        self.keep_alive = self.head_only = False
+        self.current = reply = Reply(self)
+        reply.send(status, self.server.refusal(status, why))
+
+    def _hang_up(self) -> None:
+        """Closes. Whoever may still be sending is listened to for a moment: closing at once would reset the
+        connection, and the answer with it."""
+        sends_on = (self._refused or self._parser.begun) and not self._ended
+        if sends_on and self._lingers_until is None and self.transport.can_write_eof():
+            self._refused = True
+            self._parser.drop()
+            self._lingers_until = self.server.loop.time() + _LINGER_S
+            self.transport.write_eof()
+            self.transport.resume_reading()
+        else:
+            self.transport.close()
+
+    def abort(self, after_written: bool = False) -> None:
+        if self.transport is not None:
+            (self.transport.close if after_written else self.transport.abort)()
+
+    # The clock
+
+    def check(self, now: float) -> None:
+        """Ends a connection whose request arrives too slowly, or that has been idle for too long."""
+        limits = self.server.limits
+        if self.arriving_since is not None:
+            allowed = min(limits.head_s, limits.request_s)
+            if not self._parser.in_head:
+                allowed = limits.request_s + self._parser.held / limits.body_bytes_per_s
+            if now - self.arriving_since > allowed:
+                self._refuse(408, f"the request did not arrive within {allowed:.3g} s")
+        elif self._lingers_until is not None and now > self._lingers_until:
+            self.transport.close()
+        elif self._ended:
+            self._look_whether_gone()
+        unsent = self.transport.get_write_buffer_size()
+        if unsent and unsent != self._unsent:
+            # It reads, be it slowly.
+            self.idle_since = now
+        self._unsent = unsent
+        waits_for_it = self.idle or (self.slow and self.current is None)
+        if waits_for_it and now - self.idle_since > limits.idle_s:
+            # A close would wait for what it does not read.
+            self.abort(after_written=not unsent)
+        elif self.idle and self.server.closing:
+            self.transport.close()
+
+    def _look_whether_gone(self) -> None:
+        if not self.closed and was_reset(self.transport):
+            self.transport.abort()
+
+    @property
+    def idle(self) -> bool:
+        return self.current is None and not self._parser.begun
+
+
+class Server:
+    """Listens, and keeps its connections within their limits."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        handler: Handler,
+        limits: Limits | None = None,
+        refusal: Callable[[int, str], bytes] = lambda status, why: why.encode(),
+        turns_away: Callable[[], bool] | None = None,
+        refused: dict[str, int] | None = None,
+    ):
+        self.loop, self.handler, self.limits, self.refusal = loop, handler, limits or Limits(), refusal
+        # Asked for each new connection, which is closed at once if so.
+        self.turns_away = turns_away
+        self.connections: set[ServerConnection] = set()
+        # By address, where their number is limited.
+        self._of_address: dict[str, int] = {}
+        # What was refused here and how often: requests by `http_` and their status, and `connections` too many.
+        self.refused: dict[str, int] = {} if refused is None else refused
+        # Bytes of bodies that have arrived in part.
+        self.arriving = 0
+        self.closing = False
+        # Requests that were being answered when it closed.
+        self.cut_off = 0
+        # The loop's time as of the last sweep: patience with clients needs no better.
+        self.clock = loop.time()
+        self._listener: Listener | SharedListener | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+
+    async def listen(self, host: str, port: int) -> int:
+        """Port 0 takes a free one; returns the port. Raises OSError."""
+        self._listener = listener = Listener(self.loop, self.accept)
+        found = await listener.open(host, port)
+        self._sweep = self.loop.call_later(1.0, self._check)
+        return found
+
+    def join(self, sockets: Sequence[socket.socket], goes_first: Callable[[], bool]) -> int:
+        """Accepts from sockets that other processes accept from as well; returns the port."""
+        self._listener = SharedListener(self.loop, self.accept, sockets, goes_first)
+        self._sweep = self.loop.call_later(1.0, self._check)
+        return self._listener.open()
+
+    def accept(self) -> ServerConnection:
+        """What a new connection is served by."""
+        return ServerConnection(self)
+
+    def lets_in(self, connection: ServerConnection) -> bool:
+        self.connections.add(connection)
+        limits = self.limits
+        full = len(self.connections) > limits.connections
+        if limits.connections_per_address:
+            peer = connection.transport.get_extra_info("peername")
+            connection.address = str(peer[0]) if isinstance(peer, tuple) else ""
+            count = self._of_address.get(connection.address, 0) + 1
+            self._of_address[connection.address] = count
+            full = full or count > limits.connections_per_address
+        if full:
+            self.count("connections")
+        return not full and not (self.turns_away is not None and self.turns_away())
+
+    def count(self, refused: str) -> None:
+        self.refused[refused] = self.refused.get(refused, 0) + 1
+
+    def lets_go(self, connection: ServerConnection) -> None:
+        self.connections.discard(connection)
+        left = self._of_address.get(connection.address, 0) - 1
+        if left > 0:
+            self._of_address[connection.address] = left
+        else:
+            self._of_address.pop(connection.address, None)
+
+    def _check(self) -> None:
+        self._sweep = self.loop.call_later(1.0, self._check)
+        self.clock = now = self.loop.time()
+        for connection in list(self.connections):
+            connection.check(now)
+
+    async def drain(self, within_s: float, grace_s: float = 0.3, give_up: Callable[[], None] = lambda: None) -> bool:
+        """Answers what has come and what is on its way, then closes; whether all of it was answered in time.
+
+        `give_up` is called when it was not: the last chance to say so to those who wait.
+        """
+        self.closing = True
+        # Requests that raced with the signal: connections in the backlog, bytes under way.
+        await asyncio.sleep(grace := min(grace_s, within_s))
+        if self._listener is not None:
+            await self._listener.close_after_queue(min(grace, _HANDSHAKE_S))
+        patience = self.loop.time() + grace
+        await self._all_gone(self.loop.time() + within_s, patience)
+        if self.connections:
+            self.cut_off += sum(connection.current is not None for connection in self.connections)
+            give_up()
+            await self._all_gone(self.loop.time() + grace_s, patience)
+        self.close()
+        return not self.cut_off
+
+    async def _all_gone(self, deadline: float, patience: float) -> None:
+        """Closes what is idle until nothing is left, or the time is over."""
+        while self.connections and (now := self.loop.time()) < deadline:
+            for connection in [c for c in self.connections if c.idle]:
+                # Who was let in last has yet to say what it wants.
+                if not (now < patience and connection.fresh):
+                    connection.transport.close()
+            await asyncio.sleep(0.02)
+
+    def close(self) -> None:
+        self.closing = True
+        if self._listener is not None:
+            self._listener.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in list(self.connections):
+            self.cut_off += connection.current is not None
+            connection.abort()

@@ -1,0 +1,59 @@
+"""Limits that cost money, fleets that are simple, and stacks that are chosen early: each against doing without."""
+
+import numpy as np
+import pytest
+from tests.decide.plan.workloads import CHAT, one_class, workload
+
+from crosstie.catalog.library import Catalog
+from crosstie.decide.plan.capacity import Leaning
+from crosstie.decide.plan.optimise import simplest
+from crosstie.decide.plan.plan import make_plan
+from crosstie.decide.plan.programme import Solution
+from crosstie.decide.plan.survey import of_one_stack, offers, one_stack, surveys
+
+DOCUMENTS = one_class("documents", 4.0, {"median": 6000, "p95": 30_000}, 300, ttft=(10.0, 0.9), tpot=(0.08, 0.9))
+ALLOWED = ("mi300x", "h200", "b200")
+
+
+def test_a_limit_that_binds_is_named_with_what_it_costs() -> None:
+    catalog = Catalog([])
+    free = make_plan(catalog, workload(CHAT, DOCUMENTS, accelerators=ALLOWED))
+    assert free.fleet is not None
+    assert free.binding == []
+    most = {name: max(count // 2, 1) for name, count in list(free.fleet.gpus.items())[:1]}
+    bound = make_plan(catalog, workload(CHAT, DOCUMENTS, accelerators=ALLOWED, at_most=most))
+    assert bound.fleet is not None
+    (name,) = most
+    (one,) = bound.binding
+    assert one.key == f"at_most.{name}"
+    assert one.instead.gpus[name] > most[name]
+    assert one.saves_usd_per_hour == pytest.approx(bound.fleet.usd_per_hour - one.instead.usd_per_hour)
+    assert one.saves_usd_per_hour > 0
+    loose = make_plan(catalog, workload(CHAT, DOCUMENTS, accelerators=ALLOWED, at_most={name: 10_000}))
+    assert loose.binding == []
+
+
+def fleet(usd: float, replicas: list[int], gpus: list[float]) -> Solution:
+    shares = np.zeros((len(replicas), 1))
+    return Solution(np.array(replicas), shares, usd, usd, np.array(gpus), np.array(gpus), 0.0)
+
+
+def test_of_nearly_equal_fleets_the_simplest_is_taken_unless_a_vendor_undercuts_it() -> None:
+    rich = fleet(100.0, [1, 1, 1], [1.0, 1.0, 1.0])
+    plain = fleet(100.9, [3, 0, 0], [3.0, 0.0, 0.0])
+    far = fleet(102.0, [1, 0, 0], [1.0, 0.0, 0.0])
+    fleets = {"a": rich, "b": plain, "c": far, "d": None}
+    assert simplest(fleets, 0.01, ()) == (rich, plain)
+    assert simplest(fleets, 0.0, ()) == (rich, rich)
+    assert simplest(fleets, 0.01, [fleet(100.5, [1], [1.0]), None]) == (rich, rich)
+
+
+@pytest.mark.parametrize("sizing", [Leaning.none, lambda ds: Leaning.at(ds, -1.28)], ids=["likely", "safe"])
+def test_the_stack_of_an_accelerator_can_be_chosen_before_all_tiers_are_evaluated(sizing: object) -> None:
+    catalog = Catalog([])
+    work = workload(CHAT, DOCUMENTS, accelerators=("mi300x", "mi355x", "h200", "b200"))
+    surveyed = surveys(catalog, work, [catalog.accelerator(name) for name in work.constraints.accelerators])
+    late = {id(column.deployment) for column in one_stack(offers(surveyed, sizing)).columns}  # type: ignore[arg-type]
+    early = {id(d) for one in of_one_stack(surveyed, sizing) for d in one.deployments}  # type: ignore[arg-type]
+    assert early == late
+    assert len(early) < sum(len(one.deployments) for one in surveyed)

@@ -1,0 +1,157 @@
+import random
+import re
+
+import pytest
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Parallelism
+from crosstie.core.errors import BadInput
+from crosstie.decide.plan.compare import Load, Scorecard, compare
+
+
+def card(catalog: Catalog, model: str, names: str, load: Load, **choices: object) -> Scorecard:
+    return compare(catalog, catalog.model(model), [catalog.accelerator(n) for n in names.split()], load, **choices)  # type: ignore[arg-type]
+
+
+def test_each_pair_gets_a_sentence_that_names_the_winner(catalog: Catalog) -> None:
+    got = card(catalog, "llama-3.1-70b", "mi300x h200 h100-sxm", Load(64, 4096, 1024))
+    assert len(got.verdicts) == 3
+    rates = {e.accelerator.id: e.estimate.output_tokens_per_s_per_gpu for e in got.entries if e.estimate}
+    for sentence in got.verdicts:
+        names = [name for name in rates if name in sentence.split(":")[0]]
+        best = max(names, key=lambda n: rates[n])
+        assert sentence.startswith(best)
+        ratio = rates[best] / min(rates[n] for n in names)
+        assert f"{ratio:.2f}x" in sentence or (ratio < 1.03 and "within 3%" in sentence)
+
+
+def test_without_a_layout_the_fewest_gpus_that_hold_the_load_are_taken(catalog: Catalog) -> None:
+    few, many = (card(catalog, "llama-3.1-70b", "mi300x", Load(c, 4096, 1024)).entries[0] for c in (8, 64))
+    assert few.deployment
+    assert many.deployment
+    assert few.deployment.parallelism == Parallelism(tp=1)
+    assert many.deployment.parallelism == Parallelism(tp=2)
+
+
+def test_memory_is_named_where_it_decides(catalog: Catalog) -> None:
+    got = card(catalog, "llama-3.1-70b", "mi300x h100-sxm", Load(27, 4096, 1024), parallelism=None)
+    assert "hold model and load on" in got.verdicts[0]
+    full = card(catalog, "llama-3.1-70b", "h200 h100-sxm", Load(64, 4096, 1024), parallelism=Parallelism(tp=2))
+    assert "h100-sxm has room for 4 of the 64 requests" in full.verdicts[0]
+    assert full.entries[1].estimate
+    assert full.entries[1].estimate.decode_bound == "memory capacity"
+
+
+def test_links_are_named_where_they_decide(catalog: Catalog) -> None:
+    got = card(catalog, "llama-3.1-70b", "mi300x h200", Load(64, 4096, 128), parallelism=Parallelism(tp=2))
+    assert "prefill communication" in got.verdicts[0]
+    assert "against 64 over the mesh" in got.verdicts[0]
+
+
+def test_sentences_are_true_over_many_pairs(catalog: Catalog) -> None:
+    """Each reason must favour the winner, and what is said of room and peaks must be so."""
+    draw = random.Random(7)
+    checked = 0
+    for _ in range(150):
+        model = draw.choice(sorted(catalog.models))
+        names = draw.sample(sorted(catalog.accelerators), 2)
+        longest = min(catalog.models[model].max_context or 4000, 4000) - 90
+        load = Load(draw.choice([1, 8, 64, 400, 2000]), draw.choice([16, 512, longest]), draw.choice([4, 64, 90]))
+        got = card(catalog, model, " ".join(names), load, precision=draw.choice(["native", "fp8", "q4_k_m"]))
+        by_name = {e.accelerator.id: e for e in got.entries}
+        for sentence in got.verdicts:
+            checked += 1
+            if "within 3%" in sentence:
+                continue
+            first = by_name[sentence.split(" ")[0]].estimate
+            second = next(e.estimate for n, e in by_name.items() if n != sentence.split(" ")[0])
+            assert first
+            assert second
+            assert first.output_tokens_per_s_per_gpu > second.output_tokens_per_s_per_gpu
+            if "has room for" in sentence:
+                assert first.concurrency_that_fits > second.concurrency_that_fits
+            if "model and load" in sentence:
+                assert first.concurrency_that_fits >= load.concurrency
+            for clause in sentence.rstrip(".").split("; "):
+                numbers = re.search(r"takes ([\d.e+-]+) against ([\d.e+-]+) GPU-ms", clause)
+                if numbers:
+                    assert (float(numbers[1]) <= float(numbers[2])) != ("even though" in clause), sentence
+                    peaks = re.search(r"\(([\d,.e+-]+) against ([\d,.e+-]+) ", clause)
+                    if peaks:
+                        a, b = (float(p.replace(",", "")) for p in peaks.groups())
+                        assert (a > b) != ("even though" in clause), sentence
+    assert checked > 80
+
+
+def test_what_cannot_run_is_kept_with_its_reason(catalog: Catalog) -> None:
+    got = card(catalog, "llama-3.1-70b", "mi300x h100-sxm", Load(1, 128, 128), parallelism=Parallelism(tp=1))
+    assert [bool(e.estimate) for e in got.entries] == [True, False]
+    assert got.entries[1].problem == "1 GPU cannot hold it"
+    assert got.verdicts == []
+
+
+def test_emulation_is_said(catalog: Catalog) -> None:
+    got = card(catalog, "llama-3.1-70b", "mi300x mi355x h200", Load(8, 128, 128), precision="mxfp4")
+    assert got.entries[0].emulated == ("mxfp4 runs as bf16, written out first",)
+    assert got.entries[1].emulated == ()
+    assert got.entries[2].emulated == ("mxfp4 runs as bf16, unpacked in the kernel",)
+
+
+def test_equals_are_called_equal(catalog: Catalog) -> None:
+    got = card(catalog, "llama-3.1-8b", "mi350x mi355x", Load(1, 128, 512))
+    assert "within 3%" in got.verdicts[0]
+
+
+def test_estimates_say_what_they_rest_on(catalog: Catalog) -> None:
+    for entry in card(catalog, "llama-3.1-8b", "mi300x h200", Load(1, 128, 128)).entries:
+        assert entry.estimate
+        assert "uncalibrated" in entry.estimate.basis
+        assert entry.estimate.interval is None
+        assert entry.estimate.extrapolated
+
+
+def test_calibrated_estimates_have_intervals_that_widen_with_distance() -> None:
+    shipped = Catalog([])
+    entries = card(shipped, "llama-3.1-70b", "h200 mi325x rtx-4090", Load(4, 512, 128), precision="fp8").entries
+    widths = []
+    for entry in entries:
+        assert entry.estimate
+        interval = entry.estimate.interval
+        assert interval is not None
+        assert interval.level == 0.8
+        low, high = interval.tpot_s
+        assert low < entry.estimate.tpot_s < high
+        widths.append(high / low)
+    measured, other_models, nothing = (entry.estimate for entry in entries)
+    assert measured
+    assert other_models
+    assert nothing
+    assert not measured.extrapolated
+    assert "measured points of this model in 8-bit weights on h200" in measured.basis
+    assert "extrapolated to this model" in other_models.basis
+    assert "extrapolated" in nothing.basis
+    assert widths[0] < widths[1]
+    assert widths[0] < widths[2]
+
+
+def test_a_verdict_whose_intervals_overlap_says_so() -> None:
+    shipped = Catalog([])
+    near, far = (
+        card(shipped, "llama-3.1-70b", names, Load(64, 4096, 1024), precision="fp8").verdicts[0]
+        for names in ("h200 mi325x", "b200 l40s")
+    )
+    assert near.endswith("overlap.")
+    assert "overlap" not in far
+
+
+@pytest.mark.parametrize(
+    ("load", "reason"), [((0, 1, 1), "concurrency 0"), ((1, -5, 1), "input -5"), ((1, 1, 0), "output 0")]
+)
+def test_loads_are_checked(load: tuple[int, int, int], reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        Load(*load)
+
+
+def test_context_is_checked(catalog: Catalog) -> None:
+    with pytest.raises(BadInput, match="beyond the 40960"):
+        card(catalog, "qwen3-8b", "h200", Load(1, 40000, 1000))

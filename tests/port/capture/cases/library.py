@@ -1,0 +1,564 @@
+"""Graph-capture cases: library calls that may sync inside: linear algebra, sorting, FFT, losses, recurrent cells."""
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from tests.port.capture.cases.setting import B, D, H, S, State, inputs, registry
+
+__all__ = ["CASES", "State", "inputs"]
+CASES, case = registry()
+
+
+def positive(x):
+    """A positive definite matrix that follows the input."""
+    row = x[0, 0]
+    return row.transpose(-1, -2) @ row / S + torch.eye(D, device=x.device)
+
+
+@case
+def linalg_inv(s, q, k, v, lens, score):
+    return q @ torch.linalg.inv(positive(k))
+
+
+@case
+def linalg_inv_ex(s, q, k, v, lens, score):
+    return q @ torch.linalg.inv_ex(positive(k)).inverse
+
+
+@case
+def linalg_solve(s, q, k, v, lens, score):
+    return torch.linalg.solve(positive(k), k[0, 0].t())
+
+
+@case
+def linalg_solve_ex(s, q, k, v, lens, score):
+    return torch.linalg.solve_ex(positive(k), k[0, 0].t()).result
+
+
+@case
+def linalg_cholesky(s, q, k, v, lens, score):
+    return torch.linalg.cholesky(positive(k))
+
+
+@case
+def linalg_cholesky_ex(s, q, k, v, lens, score):
+    return torch.linalg.cholesky_ex(positive(k)).L
+
+
+@case
+def linalg_qr(s, q, k, v, lens, score):
+    a, b = torch.linalg.qr(k[0, 0])
+    return a @ b
+
+
+@case
+def linalg_svdvals(s, q, k, v, lens, score):
+    return torch.linalg.svdvals(k[0, 0])
+
+
+@case
+def linalg_eigvalsh(s, q, k, v, lens, score):
+    return torch.linalg.eigvalsh(positive(k))
+
+
+@case
+def linalg_det(s, q, k, v, lens, score):
+    return torch.linalg.det(positive(k))
+
+
+@case
+def linalg_slogdet(s, q, k, v, lens, score):
+    return torch.linalg.slogdet(positive(k)).logabsdet
+
+
+@case
+def linalg_norms(s, q, k, v, lens, score):
+    return torch.linalg.vector_norm(k, dim=-1) + torch.linalg.matrix_norm(k)[..., None]
+
+
+@case
+def linalg_matrix_power(s, q, k, v, lens, score):
+    return torch.linalg.matrix_power(positive(k) / D, 3)
+
+
+@case
+def linalg_solve_triangular(s, q, k, v, lens, score):
+    return torch.linalg.solve_triangular(positive(k).tril(), k[0, 0].t(), upper=False)
+
+
+@case
+def linalg_lstsq(s, q, k, v, lens, score):
+    return torch.linalg.lstsq(k[0, 0], v[0, 0]).solution
+
+
+@case
+def linalg_lu(s, q, k, v, lens, score):
+    p, lower, upper = torch.linalg.lu(positive(k))
+    return p @ lower @ upper
+
+
+@case
+def matrix_exp(s, q, k, v, lens, score):
+    return torch.linalg.matrix_exp(positive(k) / D)
+
+
+@case
+def fft_of_rows(s, q, k, v, lens, score):
+    return torch.fft.rfft(score).abs()
+
+
+@case
+def fft_convolution(s, q, k, v, lens, score):
+    return torch.fft.irfft(torch.fft.rfft(score) * torch.fft.rfft(score.flip(-1)))
+
+
+@case
+def sort_stable(s, q, k, v, lens, score):
+    return torch.sort(score, dim=-1, stable=True).values
+
+
+@case
+def sort_large_flat(s, q, k, v, lens, score):
+    return k.flatten().sort().values[:100]
+
+
+@case
+def argsort_descending(s, q, k, v, lens, score):
+    return score.argsort(-1, descending=True)
+
+
+@case
+def topk_values(s, q, k, v, lens, score):
+    return score.topk(8).values
+
+
+@case
+def topk_large(s, q, k, v, lens, score):
+    return k.flatten().topk(2000).values
+
+
+@case
+def kthvalue_of_rows(s, q, k, v, lens, score):
+    return score.kthvalue(5, -1).values
+
+
+@case
+def median_of_rows(s, q, k, v, lens, score):
+    return score.median(-1).values
+
+
+@case
+def median_of_all(s, q, k, v, lens, score):
+    return q * score.median()
+
+
+@case
+def nanmedian_of_all(s, q, k, v, lens, score):
+    return q * score.nanmedian()
+
+
+@case
+def quantile_number(s, q, k, v, lens, score):
+    return torch.quantile(score, 0.5, dim=-1)
+
+
+@case
+def quantile_device_tensor(s, q, k, v, lens, score):
+    return torch.quantile(score, torch.full((1,), 0.5, device=q.device), dim=-1)
+
+
+@case
+def mode_of_rows(s, q, k, v, lens, score):
+    return (score * 2).round().mode(-1).values
+
+
+@case
+def cummax_of_rows(s, q, k, v, lens, score):
+    return score.cummax(-1).values
+
+
+@case
+def logcumsumexp_of_rows(s, q, k, v, lens, score):
+    return score.logcumsumexp(-1)
+
+
+@case
+def aminmax_of_all(s, q, k, v, lens, score):
+    low, high = torch.aminmax(score)
+    return (q - low) / (high - low)
+
+
+@case
+def std_var_mean(s, q, k, v, lens, score):
+    var, mean = torch.var_mean(score, -1)
+    return var + mean + score.std(-1)
+
+
+@case
+def conv1d_causal(s, q, k, v, lens, score):
+    weight = s.w[:4, :4].reshape(4, 1, 4)
+    return F.conv1d(F.pad(score.view(B, 4, 16), (3, 0)), weight, groups=4)
+
+
+@case
+def conv2d_patch(s, q, k, v, lens, score):
+    return F.conv2d(k, s.w.reshape(8, 4, 4, 8)[:, :, :, :4], stride=4)
+
+
+@case
+def interpolate_positions(s, q, k, v, lens, score):
+    return F.interpolate(score[:, None], scale_factor=2.0, mode="linear")
+
+
+@case
+def sdpa_plain(s, q, k, v, lens, score):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+@case
+def sdpa_causal(s, q, k, v, lens, score):
+    return F.scaled_dot_product_attention(k, k, v, is_causal=True)
+
+
+@case
+def sdpa_float_mask(s, q, k, v, lens, score):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=score.view(B, 1, 1, S))
+
+
+@case
+def sdpa_half(s, q, k, v, lens, score):
+    return F.scaled_dot_product_attention(k.half(), k.half(), v.half(), is_causal=True)
+
+
+@case
+def sdpa_gqa(s, q, k, v, lens, score):
+    return F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True)
+
+
+@case
+def sdpa_math_backend(s, q, k, v, lens, score):
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+@case
+def cross_entropy_plain(s, q, k, v, lens, score):
+    return q * F.cross_entropy(score, lens)
+
+
+@case
+def cross_entropy_ignore_index(s, q, k, v, lens, score):
+    return q * F.cross_entropy(score, lens, ignore_index=24)
+
+
+@case
+def kl_divergence(s, q, k, v, lens, score):
+    return q * F.kl_div(score.log_softmax(-1), score.flip(-1).softmax(-1), reduction="batchmean")
+
+
+@case
+def ctc_loss_device_lengths(s, q, k, v, lens, score):
+    logits = k[:, 0].transpose(0, 1).log_softmax(-1)
+    targets = (lens.view(B, 1) % 7 + 1).expand(B, 4)
+    return q * F.ctc_loss(logits, targets, torch.full_like(lens, S), torch.full_like(lens, 4))
+
+
+@case
+def embedding_lookup(s, q, k, v, lens, score):
+    return F.embedding(lens, s.emb)
+
+
+@case
+def embedding_max_norm(s, q, k, v, lens, score):
+    return F.embedding(lens, s.emb, max_norm=1.0)
+
+
+@case
+def embedding_bag_offsets(s, q, k, v, lens, score):
+    return F.embedding_bag(lens.repeat(4), s.emb, torch.arange(0, 8, 4, device=q.device))
+
+
+@case
+def embedding_bag_two_dim(s, q, k, v, lens, score):
+    return F.embedding_bag(lens.view(B, 1).repeat(1, 3), s.emb, mode="mean")
+
+
+@case
+def gru_layer(s, q, k, v, lens, score):
+    if s.cache is None:
+        torch.manual_seed(0)
+        s.cache = torch.nn.GRU(D, D, batch_first=True).to(q.device)
+    with torch.no_grad():
+        return s.cache(k[:, 0])[0]
+
+
+@case
+def lstm_packed(s, q, k, v, lens, score):
+    if s.cache is None:
+        torch.manual_seed(0)
+        s.cache = torch.nn.LSTM(D, D, batch_first=True).to(q.device)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(k[:, 0], lens.cpu(), batch_first=True, enforce_sorted=False)
+    with torch.no_grad():
+        return q * s.cache(packed)[0].data.sum()
+
+
+@case
+def pack_host_lengths(s, q, k, v, lens, score):
+    lengths = torch.tensor([64, 32])
+    return torch.nn.utils.rnn.pack_padded_sequence(k[:, 0], lengths, batch_first=True).data * 2
+
+
+@case
+def bmm_out(s, q, k, v, lens, score):
+    out = torch.empty(B * H, 1, S, device=q.device)
+    torch.bmm(q.view(B * H, 1, D), k.view(B * H, S, D).transpose(1, 2), out=out)
+    return out
+
+
+@case
+def baddbmm_scaled(s, q, k, v, lens, score):
+    base = torch.zeros(B * H, 1, S, device=q.device)
+    return torch.baddbmm(base, q.view(B * H, 1, D), k.view(B * H, S, D).transpose(1, 2), beta=0, alpha=0.1)
+
+
+@case
+def addmm_bias(s, q, k, v, lens, score):
+    return torch.addmm(s.emb[0], k[0, 0], s.w)
+
+
+@case
+def einsum_attention(s, q, k, v, lens, score):
+    return torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1)
+
+
+@case
+def tensordot_heads(s, q, k, v, lens, score):
+    return torch.tensordot(q, s.w, dims=1)
+
+
+@case
+def half_matmul(s, q, k, v, lens, score):
+    return (k.bfloat16() @ s.w.bfloat16()).float()
+
+
+@case
+def int_matmul_emulated(s, q, k, v, lens, score):
+    scale = k.abs().amax(-1, keepdim=True) / 127
+    return torch.round(k / scale).clamp(-128, 127).to(torch.int8).float() @ s.w * scale
+
+
+@case
+def fp8_quantise_dynamic(s, q, k, v, lens, score):
+    scale = k.abs().amax() / 448
+    return (k / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+@case
+def fp8_quantise_item_scale(s, q, k, v, lens, score):
+    scale = (k.abs().amax() / 448).item()
+    return (k / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+@case
+def fake_quantise_device_scale(s, q, k, v, lens, score):
+    scale, zero = score.abs().amax().view(1)[0] / 127, torch.zeros((), dtype=torch.int32, device=q.device)
+    return torch.fake_quantize_per_tensor_affine(q, scale, zero, -128, 127)
+
+
+@case
+def quantize_per_tensor_number(s, q, k, v, lens, score):
+    return torch.fake_quantize_per_tensor_affine(q, 0.1, 0, -128, 127)
+
+
+@case
+def cdist_rows(s, q, k, v, lens, score):
+    return torch.cdist(q[:, :, 0], k[:, 0, :8])
+
+
+@case
+def vander_and_polyval(s, q, k, v, lens, score):
+    return torch.vander(score[0, :4], N=3)
+
+
+@case
+def trapezoid_rule(s, q, k, v, lens, score):
+    return torch.trapezoid(score, dx=0.5)
+
+
+@case
+def grid_sample_rows(s, q, k, v, lens, score):
+    grid = k[:, :1, :8, :2].reshape(B, 1, 8, 2).tanh()
+    return F.grid_sample(k, grid, align_corners=False)
+
+
+@case
+def backward_inside(s, q, k, v, lens, score):
+    x = q.detach().clone().requires_grad_()
+    ((x @ s.w) ** 2).sum().backward()
+    return x.grad
+
+
+@case
+def autograd_grad_inside(s, q, k, v, lens, score):
+    x = q.detach().requires_grad_()
+    return torch.autograd.grad((x.tanh() @ s.w).sum(), x)[0]
+
+
+@case
+def backward_into_kept_grad(s, q, k, v, lens, score):
+    if s.cache is None:
+        s.cache = torch.ones(D, device=q.device, requires_grad=True)
+    (q * s.cache).sum().backward()
+    return s.cache.grad * 1
+
+
+@case
+def checkpointed(s, q, k, v, lens, score):
+    x = q.detach().requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(lambda t: (t @ s.w).tanh(), x, use_reentrant=False)
+    return torch.autograd.grad(y.sum(), x)[0]
+
+
+@case
+def checkpointed_without_rng(s, q, k, v, lens, score):
+    x = q.detach().requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(lambda t: (t @ s.w).tanh(), x, use_reentrant=False, preserve_rng_state=False)
+    return torch.autograd.grad(y.sum(), x)[0]
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+@case
+def custom_function(s, q, k, v, lens, score):
+    return Straight.apply(q) * 2
+
+
+@case
+def no_grad_scope(s, q, k, v, lens, score):
+    with torch.no_grad():
+        return q @ s.w
+
+
+@case
+def inference_mode_scope(s, q, k, v, lens, score):
+    with torch.inference_mode():
+        return (q @ s.w) * 2
+
+
+@case
+def autocast_scope(s, q, k, v, lens, score):
+    with torch.autocast(q.device.type, torch.bfloat16):
+        return (q @ s.w).float()
+
+
+@case
+def clip_grad_norm(s, q, k, v, lens, score):
+    x = q.detach().clone().requires_grad_()
+    (x**2).sum().backward()
+    torch.nn.utils.clip_grad_norm_([x], 1.0)
+    return x.grad * 1
+
+
+@case
+def clip_grad_norm_error_check(s, q, k, v, lens, score):
+    x = q.detach().clone().requires_grad_()
+    (x**2).sum().backward()
+    torch.nn.utils.clip_grad_norm_([x], 1.0, error_if_nonfinite=True)
+    return x.grad * 1
+
+
+@case
+def foreach_ops(s, q, k, v, lens, score):
+    a, b = torch._foreach_mul([q, score], 2.0)
+    return a * b.sum()
+
+
+@case
+def vmap_rows(s, q, k, v, lens, score):
+    return torch.vmap(lambda row: row.softmax(-1))(score)
+
+
+@case
+def corrcoef_rows(s, q, k, v, lens, score):
+    return torch.corrcoef(score)
+
+
+@case
+def cov_rows(s, q, k, v, lens, score):
+    return torch.cov(score[:, :8])
+
+
+@case
+def histogram_by_buckets(s, q, k, v, lens, score):
+    edges = torch.linspace(-3, 3, 9, device=q.device)
+    bucket = torch.bucketize(score, edges)
+    return (
+        q
+        * (
+            torch.zeros(10, device=q.device).scatter_add_(0, bucket.flatten(), torch.ones(B * S, device=q.device)) ** 2
+        ).sum()
+    )
+
+
+@case
+def multi_head_attention_module(s, q, k, v, lens, score):
+    if s.cache is None:
+        torch.manual_seed(0)
+        s.cache = torch.nn.MultiheadAttention(D, 4, batch_first=True).to(q.device).eval()
+    with torch.no_grad():
+        return s.cache(q[:, 0], k[:, 0], v[:, 0])[0]
+
+
+@case
+def encoder_layer_padding_mask(s, q, k, v, lens, score):
+    if s.cache is None:
+        torch.manual_seed(0)
+        s.cache = torch.nn.TransformerEncoderLayer(D, 4, 64, batch_first=True).to(q.device).eval()
+    pad = torch.arange(S, device=q.device) >= lens.view(B, 1)
+    with torch.no_grad():
+        return s.cache(k[:, 0], src_key_padding_mask=pad).sum(-1)
+
+
+@case
+def encoder_layer_plain(s, q, k, v, lens, score):
+    if s.cache is None:
+        torch.manual_seed(0)
+        s.cache = torch.nn.TransformerEncoderLayer(D, 4, 64, batch_first=True).to(q.device).eval()
+    with torch.no_grad():
+        return s.cache(k[:, 0])
+
+
+@case
+def module_built_inside(s, q, k, v, lens, score):
+    layer = torch.nn.Linear(D, D, device=q.device)
+    torch.nn.init.eye_(layer.weight)
+    torch.nn.init.zeros_(layer.bias)
+    return layer(q).detach()
+
+
+@case
+def module_moved_inside(s, q, k, v, lens, score):
+    layer = torch.nn.LayerNorm(D).to(q.device)
+    return layer(q).detach()
+
+
+@case
+def load_state_dict_inside(s, q, k, v, lens, score):
+    layer = torch.nn.Linear(D, D, bias=False, device=q.device)
+    layer.load_state_dict({"weight": s.w})
+    return layer(q).detach()
+
+
+@case
+def complex_rope(s, q, k, v, lens, score):
+    angle = lens.view(B, 1, 1, 1) * torch.linspace(0, 1, D // 2, device=q.device)
+    turned = torch.view_as_complex(q.view(B, H, 1, D // 2, 2)) * torch.polar(torch.ones_like(angle), angle)
+    return torch.view_as_real(turned).flatten(-2)

@@ -1,0 +1,433 @@
+"""Graph-capture cases: host syncs, said plainly or hidden in Python's own operators."""
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+
+import contextlib
+import math
+import sys
+import time
+import warnings
+
+import torch
+from tests.port.capture.cases.setting import State, inputs, registry
+
+__all__ = ["CASES", "State", "inputs"]
+CASES, case = registry()
+
+
+@case
+def item_of_max(s, q, k, v, lens, score):
+    return k[:, :, : lens.max().item()].sum(2)
+
+
+@case
+def max_kept_on_device(s, q, k, v, lens, score):
+    return q * lens.max()
+
+
+@case
+def float_of_scale(s, q, k, v, lens, score):
+    scale = float(score.abs().max())
+    return q / scale
+
+
+@case
+def scale_kept_on_device(s, q, k, v, lens, score):
+    return q / score.abs().max()
+
+
+@case
+def bool_of_flag(s, q, k, v, lens, score):
+    return q + 1 if bool((lens > 30).any()) else q
+
+
+@case
+def flag_multiplied(s, q, k, v, lens, score):
+    return q + (lens > 30).any()
+
+
+@case
+def tolist_of_lens(s, q, k, v, lens, score):
+    return q * sum(lens.tolist())
+
+
+@case
+def tolist_of_shape(s, q, k, v, lens, score):
+    return q * sum(list(score.shape))
+
+
+@case
+def numpy_of_score(s, q, k, v, lens, score):
+    return q * float(score.detach().cpu().numpy().mean())
+
+
+@case
+def cpu_of_lens(s, q, k, v, lens, score):
+    lens.cpu()
+    return q * 2
+
+
+@case
+def to_cpu_non_blocking(s, q, k, v, lens, score):
+    lens.to("cpu", non_blocking=True)
+    return q * 2
+
+
+@case
+def len_of_tensor(s, q, k, v, lens, score):
+    return q * len(score)
+
+
+@case
+def numel_and_size(s, q, k, v, lens, score):
+    return q * score.numel() / score.size(-1)
+
+
+@case
+def iterate_rows(s, q, k, v, lens, score):
+    return q * sum(row.sum() for row in score)
+
+
+@case
+def iterate_and_compare(s, q, k, v, lens, score):
+    total = q
+    for n in lens:
+        if n > 30:
+            total = total + 1
+    return total
+
+
+@case
+def unpack_two(s, q, k, v, lens, score):
+    first, second = lens
+    return q * first + second
+
+
+@case
+def builtin_max(s, q, k, v, lens, score):
+    return q * max(lens)
+
+
+@case
+def builtin_sum(s, q, k, v, lens, score):
+    return q * sum(lens)
+
+
+@case
+def builtin_sorted(s, q, k, v, lens, score):
+    return q * sorted(lens)[0]
+
+
+@case
+def torch_sort_instead(s, q, k, v, lens, score):
+    return q * lens.sort().values[0]
+
+
+@case
+def builtin_abs(s, q, k, v, lens, score):
+    return abs(q)
+
+
+@case
+def builtin_any(s, q, k, v, lens, score):
+    return q * 2 if any(lens > 30) else q
+
+
+@case
+def tensor_in_tensor(s, q, k, v, lens, score):
+    return q * 2 if 24 in lens else q
+
+
+@case
+def eos_while(s, q, k, v, lens, score):
+    n = lens.clone()
+    while (n > 20).all():
+        n = n - 10
+    return q * n.sum()
+
+
+@case
+def for_range_fixed(s, q, k, v, lens, score):
+    n = lens.clone()
+    for _ in range(3):
+        n = torch.where(n > 20, n - 10, n)
+    return q * n.sum()
+
+
+@case
+def short_circuit_and(s, q, k, v, lens, score):
+    keep = (score.sum() > 0) and (lens.sum() > 0)
+    return q * keep
+
+
+@case
+def bitwise_and(s, q, k, v, lens, score):
+    return q * ((score.sum() > 0) & (lens.sum() > 0))
+
+
+@case
+def python_not(s, q, k, v, lens, score):
+    return q * (1 if not (lens > 100).any() else 2)
+
+
+@case
+def logical_not(s, q, k, v, lens, score):
+    return q * (~(lens > 100)).sum()
+
+
+@case
+def chained_compare(s, q, k, v, lens, score):
+    return q if 0 < lens[0] < 30 else -q
+
+
+@case
+def none_check(s, q, k, v, lens, score):
+    return q * 2 if score is not None else q
+
+
+@case
+def shape_check(s, q, k, v, lens, score):
+    if score.shape[0] != q.shape[0]:
+        raise ValueError("batch")
+    return q * 2
+
+
+@case
+def assert_shape(s, q, k, v, lens, score):
+    assert k.shape == v.shape
+    return q * 2
+
+
+@case
+def assert_max_len(s, q, k, v, lens, score):
+    assert lens.max() <= k.shape[2], "too long"
+    return q * 2
+
+
+@case
+def fstring_of_tensor(s, q, k, v, lens, score):
+    len(f"scores {score[0, :2]}")
+    return q * 2
+
+
+@case
+def fstring_of_shape(s, q, k, v, lens, score):
+    len(f"scores {tuple(score.shape)} {score.dtype} {score.device}")
+    return q * 2
+
+
+@case
+def repr_of_tensor(s, q, k, v, lens, score):
+    repr(lens)
+    return q * 2
+
+
+@case
+def print_value(s, q, k, v, lens, score):
+    print(lens.sum(), file=sys.stderr)
+    return q * 2
+
+
+@case
+def print_shape(s, q, k, v, lens, score):
+    print(lens.shape, file=sys.stderr)
+    return q * 2
+
+
+@case
+def format_spec(s, q, k, v, lens, score):
+    len(f"{score.mean():.3f}")
+    return q * 2
+
+
+@case
+def warn_on_nan(s, q, k, v, lens, score):
+    if not torch.isfinite(q).all():
+        warnings.warn("not finite", stacklevel=2)
+    return q * 2
+
+
+@case
+def nan_to_num_instead(s, q, k, v, lens, score):
+    return torch.nan_to_num(q)
+
+
+@case
+def is_nonzero(s, q, k, v, lens, score):
+    return q * 2 if torch.is_nonzero(lens[0]) else q
+
+
+@case
+def equal_of_two(s, q, k, v, lens, score):
+    return q * (2 if torch.equal(k, v) else 3)
+
+
+@case
+def equal_shapes_differ(s, q, k, v, lens, score):
+    return q * (2 if torch.equal(k, q) else 3)
+
+
+@case
+def isclose_kept(s, q, k, v, lens, score):
+    return q * torch.isclose(k, v).sum()
+
+
+@case
+def eq_all_kept(s, q, k, v, lens, score):
+    return q * (k == v).all()
+
+
+@case
+def math_sqrt_of_tensor(s, q, k, v, lens, score):
+    return q / math.sqrt(lens.sum())
+
+
+@case
+def math_sqrt_of_size(s, q, k, v, lens, score):
+    return q / math.sqrt(q.size(-1))
+
+
+@case
+def try_around_item(s, q, k, v, lens, score):
+    try:
+        n = lens[0].item()
+    except RuntimeError:
+        n = 1
+    return q * n
+
+
+@case
+def suppress_around_cpu(s, q, k, v, lens, score):
+    with contextlib.suppress(RuntimeError):
+        lens.cpu()
+    return q * 2
+
+
+@case
+def synchronize(s, q, k, v, lens, score):
+    r = q * 2
+    torch.cuda.synchronize()
+    return r
+
+
+@case
+def stream_synchronize(s, q, k, v, lens, score):
+    r = q * 2
+    torch.cuda.current_stream().synchronize()
+    return r
+
+
+@case
+def stream_query(s, q, k, v, lens, score):
+    r = q * 2
+    torch.cuda.current_stream().query()
+    return r
+
+
+@case
+def current_stream_only(s, q, k, v, lens, score):
+    torch.cuda.current_stream()
+    return q * 2
+
+
+@case
+def event_record(s, q, k, v, lens, score):
+    event = torch.cuda.Event()
+    r = q * 2
+    event.record()
+    return r
+
+
+@case
+def event_synchronize(s, q, k, v, lens, score):
+    event = torch.cuda.Event()
+    r = q * 2
+    event.record()
+    event.synchronize()
+    return r
+
+
+@case
+def event_timing(s, q, k, v, lens, score):
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    r = q * 2
+    end.record()
+    end.synchronize()
+    start.elapsed_time(end)
+    return r
+
+
+@case
+def side_stream_joined(s, q, k, v, lens, score):
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        r = q * 2
+    main.wait_stream(side)
+    return r + 1
+
+
+@case
+def side_stream_not_joined(s, q, k, v, lens, score):
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        score * 2
+    return q * 2
+
+
+@case
+def side_stream_not_forked(s, q, k, v, lens, score):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        k * 2
+    return q * 2
+
+
+@case
+def empty_cache(s, q, k, v, lens, score):
+    r = q * 2
+    torch.cuda.empty_cache()
+    return r
+
+
+@case
+def memory_allocated(s, q, k, v, lens, score):
+    torch.cuda.memory_allocated()
+    return q * 2
+
+
+@case
+def mem_get_info(s, q, k, v, lens, score):
+    torch.cuda.mem_get_info()
+    return q * 2
+
+
+@case
+def device_properties(s, q, k, v, lens, score):
+    torch.cuda.get_device_properties(0)
+    return q * torch.cuda.device_count()
+
+
+@case
+def is_capturing_branch(s, q, k, v, lens, score):
+    if not torch.cuda.is_current_stream_capturing():
+        lens.max().item()
+    return q * 2
+
+
+@case
+def clock_without_use(s, q, k, v, lens, score):
+    time.perf_counter()
+    return q * 2
+
+
+@case
+def record_function_scope(s, q, k, v, lens, score):
+    with torch.profiler.record_function("attention"):
+        return q * 2
+
+
+@case
+def nvtx_range(s, q, k, v, lens, score):
+    with torch.cuda.nvtx.range("attention"):
+        return q * 2

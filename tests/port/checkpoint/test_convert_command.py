@@ -1,0 +1,76 @@
+"""`crosstie convert` as a user meets it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+from tests.port.checkpoint import samples
+from tests.port.checkpoint.samples import write_model
+from tests.port.checkpoint.test_convert import contents, corrupt_truncated
+
+from crosstie.cli.main import crosstie
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(crosstie, ["convert", *map(str, arguments)])
+
+
+def test_it_says_what_was_done(tmp_path: Path) -> None:
+    source = write_model(
+        tmp_path / "model", samples.modelopt_mixed(), {**samples.MODELOPT, "quant_algo": "MIXED_PRECISION"}
+    )
+    answer = invoke(source, "-o", tmp_path / "out", "--to", "e4m3fnuz")
+    assert answer.exit_code == 0
+    assert "modelopt, fp8-tensor, e4m3fn; converted to e4m3fnuz" in answer.output
+    assert "1 weights recoded, 4 scales doubled, 6 tensors as they were" in answer.output
+    assert "1 left alone: block scales of NVFP4 weights" in answer.output
+    assert "were 0x80, minus zero" in answer.output
+    assert "all of it read back and compared" in answer.output
+    again = invoke(source, "-o", tmp_path / "out", "--to", "e4m3fnuz")
+    assert again.exit_code == 0
+    assert "nothing was left to do: an earlier run has finished it" in again.output
+
+
+def test_as_json(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
+    answer = json.loads(invoke(source, "-o", tmp_path / "out", "--to", "e4m3fnuz", "--json").output)
+    assert (answer["from"], answer["to"], answer["method"], answer["shards"]) == ("e4m3fn", "e4m3fnuz", "modelopt", 2)
+    assert answer["recoded"] == ["model.layers.0.self_attn.k_proj.weight"]
+    assert answer["converted"]["codes"]["total"] == 64 * 128
+    assert answer["converted"]["resumed"] == 0
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
+    before = contents(tmp_path)
+    answer = invoke(source, "-o", tmp_path / "out", "--to", "e4m3fnuz", "--dry-run")
+    assert "would be converted to e4m3fnuz" in answer.output
+    said = json.loads(invoke(source, "-o", tmp_path / "out", "--to", "e4m3fnuz", "--dry-run", "--json").output)
+    assert said["converted"] is None
+    assert contents(tmp_path) == before
+
+
+def test_a_refusal_is_one_line_and_status_2(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model", samples.deepseek_block(), samples.BLOCK_FP8)
+    command = [
+        sys.executable,
+        "-m",
+        "crosstie",
+        "convert",
+        str(source),
+        "-o",
+        str(tmp_path / "out"),
+        "--to",
+        "e4m3fnuz",
+    ]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.count("\n") == 1
+    assert "fp8 with fp8-block weights: vLLM and SGLang convert it themselves" in refused.stderr
+    corrupt_truncated(source)
+    broken = subprocess.run([*command, "--even-if-normalised"], capture_output=True, text=True, check=False)
+    assert (broken.returncode, broken.stderr.count("\n")) == (2, 1)
+    assert "cut short" in broken.stderr
+    assert not (tmp_path / "out").exists()

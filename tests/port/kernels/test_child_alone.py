@@ -1,0 +1,33 @@
+"""What runs in the child needs the standard library, Triton and (where a launcher has it) torch: nothing of Crosstie's."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.rooms.test_rooms import imports
+
+import crosstie.port.kernels
+
+FOLDER = Path(crosstie.port.kernels.__path__[0])
+CHILD = (
+    "child", "compile_errors", "compiling", "fake_device", "found", "jobs", "machine_code", "shadow", "spec",
+)  # fmt: skip
+OWN = {f"crosstie.port.kernels.{name}" for name in CHILD} | {"crosstie.core.errors"}
+
+
+@pytest.mark.parametrize("name", CHILD)
+def test_imports_of_a_module(name: str) -> None:
+    for imported in imports((FOLDER / f"{name}.py").read_text()):
+        top = imported.split(".")[0]
+        assert imported in OWN or top in sys.stdlib_module_names or top in ("triton", "torch"), imported
+
+
+def test_the_child_is_whole() -> None:
+    """Everything that it imports is among the modules above."""
+    code = (
+        "import sys, triton, crosstie.port.kernels.child, crosstie.port.kernels.shadow, crosstie.port.kernels.compiling\n"
+        "print(*(name for name in sys.modules if name.startswith('crosstie.') and name.count('.') == 2))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(ran.stdout.split()) <= OWN

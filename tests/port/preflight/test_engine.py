@@ -1,0 +1,69 @@
+"""Engines and their releases, and the architectures that they know."""
+
+import pytest
+from packaging.version import Version
+
+from crosstie.catalog.config import Config
+from crosstie.core.errors import BadInput
+from crosstie.port.preflight import engine as engines
+from crosstie.port.preflight.engine import Support, engine_from
+from crosstie.port.preflight.support import architecture_findings, feature_operations
+
+
+def test_a_release_may_be_named_or_not() -> None:
+    assert engine_from("vllm").version == engine_from("vllm").newest
+    assert engine_from("vllm==0.28.0").version == Version("0.28.0")
+    assert engine_from("llama.cpp==b6000").version == Version("6000")
+
+
+@pytest.mark.parametrize(("said", "reason"), [("tgi", "unknown engine 'tgi'"), ("vllm==new", "'new' is no release")])
+def test_what_is_no_engine_or_release(said: str, reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        engine_from(said)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {
+        "LlamaForCausalLM": Support(since=Version("0.5"), until=Version("0.30"), source="registry"),
+        "OldForCausalLM": Support(since=Version("0.3"), until=None, source="registry"),
+    }
+    monkeypatch.setattr("crosstie.port.preflight.support.architectures", lambda engine: rows)
+
+
+@pytest.mark.usefixtures("known")
+@pytest.mark.parametrize(
+    ("release", "severity"), [("0.28.0", "note"), ("0.4.0", "error"), ("0.31.0", "error"), ("0.2.0", "unknown")]
+)
+def test_an_architecture_in_some_releases(release: str, severity: str) -> None:
+    config = Config({"architectures": ["LlamaForCausalLM"]}, "config.json")
+    (finding,) = architecture_findings(config, engine_from(f"vllm=={release}"))
+    assert finding.severity == severity
+    assert severity == "note" or "use vllm" in finding.remedy
+
+
+@pytest.mark.usefixtures("known")
+def test_an_architecture_that_nobody_read_is_unknown_and_its_code_is_named() -> None:
+    config = Config({"architectures": ["NovelForCausalLM"], "auto_map": {"AutoModel": "x.Y"}}, "config.json")
+    found = architecture_findings(config, engine_from("vllm"))
+    assert [(one.check, one.severity) for one in found] == [("architecture", "unknown"), ("remote-code", "setting")]
+
+
+@pytest.mark.parametrize("raw", [{}, {"architectures": []}, {"architectures": [3]}, {"architectures": "Llama"}])
+def test_a_config_without_an_architecture_is_unknown(raw: dict[str, object]) -> None:
+    (finding,) = architecture_findings(Config(raw, "config.json"), engine_from("vllm"))
+    assert finding.severity == "unknown"
+
+
+def test_features_always_on_asked_for_and_needed() -> None:
+    config = Config({"vision_config": {}, "architectures": ["X"]}, "config.json")
+    names = [one.facts["name"] for one in feature_operations(config, ["lora", "prefix-caching"])]
+    assert len(names) == len(set(names))
+    assert {"lora", "multimodal", "graph-capture"} <= set(names)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp"])
+def test_shipped_architectures_can_be_read(engine: str) -> None:
+    found = engines.architectures(engine)
+    assert len(found) > 50
+    assert all(row.until is None or row.since <= row.until for row in found.values())

@@ -1,0 +1,43 @@
+"""Conditions on NVIDIA's macros, and what a build for ROCm makes of them."""
+
+import pytest
+from tests.port.source.snippets import findings
+
+
+def severities(text: str) -> list[str]:
+    return [one.severity for one in findings(text) if one.check == "architecture-macro"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("#if __CUDA_ARCH__ >= 800\nfast();\n#endif", "error"),
+        ("#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900\nfast();\n#else\nslow();\n#endif", "unknown"),
+        ("#if __CUDA_ARCH__ >= 800\nfast();\n#else\nassert(false);\n#endif", "error"),
+        ("#ifdef __CUDA_ARCH__\ndevice();\n#else\nhost();\n#endif", "error"),
+        ("#ifndef __CUDA_ARCH__\nhost();\n#else\ndevice();\n#endif", "error"),
+        # An undefined macro counts as 0.
+        ("#if __CUDA_ARCH__ < 700\nold();\n#else\nnow();\n#endif", "error"),
+        ("#if CUDART_VERSION >= 12000\nnewer();\n#else\nolder();\n#endif", "note"),
+        ("#if CUDART_VERSION >= 12000\nnewer();\n#endif", "unknown"),
+        ("#ifdef SOMETHING\n#if __CUDA_ARCH__ >= 800\nfast();\n#endif\n#endif", "error"),
+    ],
+)
+def test_sides(text: str, expected: str) -> None:
+    assert severities(text) == [expected]
+    assert all(one.remedy for one in findings(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700\nold();\n#else\nnow();\n#endif", "#if __CUDA_ARCH__ == 750\nturing();\n#endif",
+        "#if __CUDA_ARCH__ >= 800 || defined(USE_ROCM)\nfast();\n#endif", "#ifndef USE_ROCM\n#if __CUDA_ARCH__ >= 800\nfast();\n#endif\n#endif",
+        "#ifdef USE_ROCM\nours();\n#elif __CUDA_ARCH__ >= 800\nfast();\n#else\nassert(0);\n#endif", "// #if __CUDA_ARCH__ >= 800", "#if __CUDA_ARCH__ >= 800\n// nothing\n#endif", "#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 600\nf();\n#endif",
+        "#if __CUDA_ARCH__ >= 900\nasm volatile(\"griddepcontrol.wait;\");\n#endif",
+        "#define __CUDA_ARCH__ 800\n#if __CUDA_ARCH__ >= 800\nfast();\n#endif",
+        "#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)\ndevice();\n#else\nhost();\n#endif",
+    ],
+)  # fmt: skip
+def test_sides_that_are_right(text: str) -> None:
+    assert severities(text) == []

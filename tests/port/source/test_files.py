@@ -1,0 +1,124 @@
+"""What of a tree is read: encodings, binaries, links, sizes; and build files."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from crosstie.core.errors import BadInput
+from crosstie.port.source import files
+from crosstie.port.source.building import build_hazards, hip_builds
+from crosstie.port.source.files import decoded, read_files
+
+ASM = 'void f() { asm volatile("bar.sync 0;"); }\n'
+
+
+def test_kinds(tmp_path: Path) -> None:
+    for name in (
+        "a.cu",
+        "b.cuh",
+        "c.hpp",
+        "d.inl",
+        "e.py",
+        "CMakeLists.txt",
+        "f.cmake",
+        "Makefile",
+        "g.md",
+        "h.cu.in",
+        "i.txt.in",
+        "j.CU",
+    ):
+        (tmp_path / name).write_text("x\n")
+    (tmp_path / "k.cubin").write_bytes(b"\x7fELF\0")
+    found = read_files(tmp_path)
+    assert sorted(found.cpp) == ["a.cu", "b.cuh", "c.hpp", "d.inl", "h.cu.in", "j.CU"]
+    assert sorted(found.python) == ["e.py"]
+    assert sorted(found.build) == ["CMakeLists.txt", "Makefile", "f.cmake"]
+    assert [(one.check, one.file, one.severity) for one in found.hazards] == [("device-binary", "k.cubin", "error")]
+
+
+def test_folders_that_are_passed_over(tmp_path: Path) -> None:
+    for folder in (".git", "__pycache__", "env", "src/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.cu").write_text(ASM)
+    (tmp_path / "env" / "pyvenv.cfg").write_text("")
+    assert list(read_files(tmp_path).cpp) == ["src/deep/a.cu"]
+
+
+def test_a_single_file_whatever_its_name(tmp_path: Path) -> None:
+    (tmp_path / "kernel.txt").write_text(ASM)
+    assert list(read_files(tmp_path / "kernel.txt").cpp) == ["kernel.txt"]
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="nothing to read"):
+        read_files(tmp_path)
+    (tmp_path / "notes.md").write_text("x")
+    with pytest.raises(BadInput, match="nothing to read"):
+        read_files(tmp_path)
+    with pytest.raises(BadInput, match="does not exist"):
+        read_files(tmp_path / "missing")
+
+
+def test_links_that_go_round(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text(ASM)
+    (tmp_path / "loop").symlink_to(tmp_path, target_is_directory=True)
+    (tmp_path / "self.cu").symlink_to(tmp_path / "self.cu")
+    found = read_files(tmp_path)
+    assert list(found.cpp) == ["a.cu"]
+    assert [(one.check, one.file) for one in found.hazards] == [("unread", "self.cu")]
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "binary.h").write_bytes(b"\0\1\2" * 100)
+    (tmp_path / "large.cu").write_text("x" * 200)
+    os.mkfifo(tmp_path / "pipe.cu")
+    monkeypatch.setattr(files, "MOST_BYTES", 150)
+    found = read_files(tmp_path)
+    assert found.cpp == {}
+    assert {(one.file, one.severity) for one in found.hazards} == {
+        ("binary.h", "unknown"),
+        ("large.cu", "unknown"),
+        ("pipe.cu", "unknown"),
+    }
+    assert all(one.evidence and one.remedy for one in found.hazards)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"a\r\nb\rc", "a\nb\nc"), ("é".encode("latin-1"), "é"), ("é".encode(), "é"), (b"\xef\xbb\xbfa", "a"), ("a".encode("utf-16"), "a"), (b"a\0b", None), (b"", ""),
+    ],
+)  # fmt: skip
+def test_encodings(data: bytes, text: str | None) -> None:
+    assert decoded(data) == text
+
+
+@pytest.mark.parametrize(
+    ("line", "check"),
+    [
+        ("project(a LANGUAGES CXX CUDA)", "cuda-build"), ("enable_language(CUDA)", "cuda-build"), ("find_package(CUDAToolkit REQUIRED)", "cuda-build"),
+        ('set(CMAKE_CUDA_ARCHITECTURES "80;90")', "cuda-build"), ("NVFLAGS = -gencode arch=compute_90,code=sm_90", "nvcc-flag"), ("\tnvcc -o a a.cu", "cuda-build"),
+        ("add_compile_options(--expt-relaxed-constexpr)", "nvcc-flag"), ("target_link_libraries(a CUDA::cudart)", "cuda-library"),
+    ],
+)  # fmt: skip
+def test_build_files(line: str, check: str) -> None:
+    found = list(build_hazards("CMakeLists.txt", f"\n{line}\n"))
+    assert check in {one.check for one in found}
+    assert all(one.line == 2 and one.severity == "error" for one in found)
+    # A comment says nothing; a file with a side for ROCm may do this on the other.
+    assert list(build_hazards("CMakeLists.txt", f"# {line}\n")) == []
+    assert {
+        one.severity
+        for one in build_hazards("CMakeLists.txt", f"if(USE_ROCM)\nenable_language(HIP)\nendif()\n{line}\n")
+    } == {"note"}
+    assert list(build_hazards("CMakeLists.txt", "project(a LANGUAGES CXX)\nadd_library(a a.cpp)\n")) == []
+
+
+def test_build_files_beside_one_for_hip() -> None:
+    cuda = "project(x LANGUAGES CXX CUDA)\n"
+    hip = "enable_language(HIP)\n"
+    assert hip_builds({"CMakeLists.txt": cuda, "hip/CMakeLists.txt": hip}) == ["hip/CMakeLists.txt"]
+    assert hip_builds({"third_party/x/CMakeLists.txt": hip, "a.cmake": "# enable_language(HIP)\n"}) == []
+    assert {one.severity for one in build_hazards("CMakeLists.txt", cuda, ["hip/CMakeLists.txt"])} == {"note"}
+    assert {one.severity for one in build_hazards("CMakeLists.txt", cuda + "# not for HIP\n")} == {"error"}

@@ -1,0 +1,80 @@
+"""Which side of a condition is read: only what a build for ROCm certainly leaves out is left out."""
+
+import pytest
+from tests.port.source.snippets import kernel, names
+
+HAZARD = 'asm volatile("bar.sync 1, 64;");'
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "#if 0", "#ifndef USE_ROCM", "#if !defined(USE_ROCM)", "#ifdef __NVCC__", "#if defined(__HIP_PLATFORM_NVIDIA__)",
+        "#if !defined(__HIP_PLATFORM_AMD__)", "#ifndef __HIPCC__", "#if !defined(GGML_USE_HIP) && __CUDA_ARCH__ >= 800",
+        "#ifndef PADDLE_WITH_HIP", "#if !TORCH_HIP_VERSION_MAJOR && !defined(ENABLE_ROCM)", "#if defined(USE_ROCM) && 0", "#if __CUDA_ARCH__ >= 900", "#ifdef __CUDA_ARCH__", "#ifndef MYLIB_USE_ROCM",
+    ],
+)  # fmt: skip
+def test_left_out(condition: str) -> None:
+    assert "inline-ptx" not in names(kernel(f"{condition}\n{HAZARD}\n#endif"))
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "#ifndef HIP_LAUNCH_CHECKS", "#ifndef AMD_EPYC_TUNING", "#ifndef SHIP_IT", "#ifndef USE_HIP_GRAPHS", "#if 1", "#ifdef USE_ROCM", "#ifdef __CUDACC__", "#ifdef USE_CUDA", "#ifdef SOMETHING", "#ifndef SOMETHING",
+        "#if SOMETHING > 3", "#if CUDA_VERSION >= 11000", "#if defined(__HIP_PLATFORM_AMD__)",
+        "#ifdef MYLIB_NO_ROCM", "#if defined(SOMETHING) || !defined(USE_ROCM)", "#if", "#if )(", "#ifdef __gfx942__",
+    ],
+)  # fmt: skip
+def test_read(condition: str) -> None:
+    assert "inline-ptx" in names(kernel(f"{condition}\n{HAZARD}\n#endif"))
+
+
+def test_else_and_elif() -> None:
+    def reads(*sides: str) -> bool:
+        return "inline-ptx" in names(kernel("\n".join(sides) + "\n#endif"))
+
+    assert not reads("#ifdef USE_ROCM", "f();", "#else", HAZARD)
+    assert reads("#ifndef USE_ROCM", "f();", "#else", HAZARD)
+    assert reads("#ifdef SOMETHING", "f();", "#elif defined(USE_ROCM)", HAZARD)
+    assert not reads("#ifdef USE_ROCM", "f();", "#elif defined(SOMETHING)", HAZARD)
+    assert not reads("#if 0", "f();", "#elif 0", HAZARD)
+
+
+def test_nested_conditions() -> None:
+    assert "inline-ptx" not in names(kernel(f"#ifndef USE_ROCM\n#ifdef A\n{HAZARD}\n#endif\n{HAZARD}\n#endif"))
+    assert "inline-ptx" in names(kernel(f"#ifndef USE_ROCM\n#ifdef A\n#endif\n#endif\n{HAZARD}"))
+
+
+def test_macros_of_the_project_decide() -> None:
+    sets = "#ifndef USE_ROCM\n#define HAS_PTX 1\n#endif\n"
+    assert "inline-ptx" not in names(sets + kernel(f"#ifdef HAS_PTX\n{HAZARD}\n#endif"))
+    assert "inline-ptx" in names("#define HAS_PTX 1\n" + kernel(f"#if HAS_PTX\n{HAZARD}\n#endif"))
+    assert "inline-ptx" not in names("#define HAS_PTX 0\n" + kernel(f"#if HAS_PTX\n{HAZARD}\n#endif"))
+    # In another file: the same where only NVIDIA's side sets it, but a plain macro elsewhere does not count here.
+    body = kernel(f"#ifdef HAS_PTX\n{HAZARD}\n#endif")
+    assert "inline-ptx" not in names(body, config_h=sets)
+    negated = kernel(f"#ifndef HAS_PTX\n{HAZARD}\n#endif")
+    assert "inline-ptx" in names(negated, config_h="#define HAS_PTX 1\n")
+    assert "inline-ptx" not in names('#include "config.h"\n' + negated, config_h="#define HAS_PTX 1\n")
+
+
+def test_an_include_guard_hides_nothing() -> None:
+    guarded = f"#ifndef A_H\n#define A_H\n{kernel(HAZARD)}\n#endif\n"
+    assert "inline-ptx" in names(guarded, name="a.h")
+
+
+def test_a_header_that_only_the_side_for_nvidia_includes() -> None:
+    user = '#ifdef USE_ROCM\n#include "amd.h"\n#else\n#include "nvidia.h"\n#endif\n'
+    assert "inline-ptx" not in names(kernel(HAZARD), name="nvidia.h", user_cu=user)
+    assert "inline-ptx" in names(kernel(HAZARD), name="nvidia.h", user_cu='#include "nvidia.h"\n')
+
+
+def test_names_that_the_project_provides_for_rocm() -> None:
+    call = kernel("float v = __shfl_xor_sync(0xffffffff, out[0], 4);")
+    shim = "#ifdef USE_ROCM\n#define __shfl_xor_sync(mask, v, lane) __shfl_xor(v, lane)\n#endif\n"
+    assert "mask-32-bit" in names(call)
+    assert "mask-32-bit" not in names(shim + call)
+    assert "mask-32-bit" not in names('#include "compat.h"\n' + call, compat_h=shim)
+    # One that this file does not include is of no help to it.
+    assert "mask-32-bit" in names(call, compat_h=shim)

@@ -1,0 +1,169 @@
+"""32-lane assumptions, each with a twin that is right on 64 lanes."""
+
+import pytest
+from tests.port.source.snippets import checks, findings, kernel, names
+
+SHUFFLE = "float v = __shfl_xor(out[0], 1, 32);"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#define WARP_SIZE 32", "#define WARP_SIZE (1 << 5)", "constexpr int kWarpSize = 32;", "static const int warp_size = 32;",
+        "enum { THREADS_PER_WARP = 32 };", "#define LOG_WARP_SIZE 5", "constexpr int warp_size() { return 32; }",
+        "template <int WARP_SIZE = 32> void f();",
+    ],
+)  # fmt: skip
+def test_sizes(line: str) -> None:
+    found = findings(line + "\n" + kernel(SHUFFLE))
+    assert [(one.check, one.where.line, one.severity) for one in found] == [("warp-size", 1, "error")]
+    assert found[0].remedy
+    assert line.strip() in found[0].evidence
+    assert checks(line + "\n" + kernel(SHUFFLE), on="rx-7900-xtx") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#define WARP_SIZE 64", "// #define WARP_SIZE 32", 'const char* s = "WARP_SIZE = 32";', "constexpr int kWarpTileSize = 32;",
+        "#ifdef USE_ROCM\n#define WARP_SIZE 64\n#else\n#define WARP_SIZE 32\n#endif", "constexpr int kRows = 32;", "#define WARP_SIZE warpSize",
+    ],
+)  # fmt: skip
+def test_sizes_that_are_right(line: str) -> None:
+    assert "warp-size" not in names(line + "\n" + kernel(SHUFFLE))
+
+
+def test_a_size_without_lanes_that_talk_is_not_known() -> None:
+    assert [one.severity for one in findings("#define WARP_SIZE 32\n")] == ["unknown"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "int lane = threadIdx.x % 32;", "int lane = threadIdx.x & 31;", "int lane = threadIdx.x & 0x1f;", "int lane = threadIdx.x & (32 - 1);", "constexpr int W = 32; int w = threadIdx.x / W;", "float w = blockDim.x / 32.f;", "int warp = threadIdx.x >> 5;",
+        "int warp = threadIdx.x / 32;", "int w = (threadIdx.x + threadIdx.y * blockDim.x) / 32;", "int t = threadIdx.x; int w = t / 32;",
+        "int nwarps = blockDim.x / 32;", "int nwarps = (blockDim.x + 31) / 32;", "if (threadIdx.x < 32) out[0] = 1;",
+        "int const tid = threadIdx.x; out[tid >> 5] = v;", "const int num_warps = NUM_THREADS / 32;",
+    ],
+)  # fmt: skip
+def test_arithmetic(line: str) -> None:
+    with_lanes = [one for one in findings(kernel(f"{SHUFFLE}\n{line}")) if one.check == "lane-arithmetic"]
+    assert [(one.where.line, one.severity) for one in with_lanes] == [(3, "error")]
+    alone = [one for one in findings(kernel(line)) if one.check == "lane-arithmetic"]
+    assert [one.severity for one in alone] == ["unknown"]
+    assert "lane-arithmetic" not in names(kernel(line), on="rx-7900-xtx")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "int lane = threadIdx.x % warpSize;", "int lane = threadIdx.x & 63;", "constexpr int W = 64; int w = threadIdx.x / W;", "int w = threadIdx.x / width;", "constexpr int kColsPerRow = 32; int c = threadIdx.x % kColsPerRow;", "int warp = threadIdx.x >> 6;", "int half = n / 32;",
+        "int block = n >> 5;", "int x = bits & 31;", "// int lane = threadIdx.x % 32;", "int row = threadIdx.x / 16;",
+        "#ifndef USE_ROCM\nint lane = threadIdx.x % 32;\n#endif", "int words = (n + 31) / 32;", "if (threadIdx.x < 64) out[0] = 1;",
+        'printf("threadIdx.x % 32");', "bool upper = lane_id >= 32;",
+    ],
+)  # fmt: skip
+def test_arithmetic_that_is_right(line: str) -> None:
+    assert "lane-arithmetic" not in names(kernel(f"{SHUFFLE}\n{line}"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for (int o = 16; o > 0; o >>= 1) v += __shfl_down(v, o);",
+        "for (int o = 16; o > 0; o /= 2) { v += __shfl_xor_sync(m, v, o); }",
+        "constexpr int W = 32; for (int o = W / 2; o; o >>= 1) v += __shfl_xor(v, o);",
+        "for (int o = 32 / 2; o; o = o / 2) v += __shfl_xor(v, o);",
+        "for (int o = 1; o < 32; o <<= 1) { v += __shfl_up(v, o); }",
+        "for (int o = 1; o <= 16; o *= 2) { v += __shfl_xor(v, o); }",
+        "v += __shfl_xor(v, 16);\nv += __shfl_xor(v, 8);",
+        "v = __shfl_sync(m, v, 31);",
+    ],
+)
+def test_reductions(body: str) -> None:
+    text = kernel("unsigned long long m = ~0ull;\nfloat v = out[0];\n" + body)
+    assert ("warp-reduction", 4) in checks(text)
+    assert "warp-reduction" not in names(text, on="rx-7900-xtx")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for (int o = warpSize / 2; o > 0; o >>= 1) v += __shfl_down(v, o);",
+        "for (int o = 32; o > 0; o >>= 1) v += __shfl_down(v, o);",
+        "for (int o = 16; o > 0; o >>= 1) v += __shfl_down(v, o, 32);",
+        "for (int o = 16; o > 0; o >>= 1) v += out[o];",
+        "v += __shfl_xor(v, 32);\nv += __shfl_xor(v, 16);",
+        "v += __shfl_xor(v, 16, 32);",
+        "for (int o = 1; o < 64; o <<= 1) { v += __shfl_up(v, o); }",
+        "v = __shfl(v, 63);",
+    ],
+)
+def test_reductions_that_are_right(body: str) -> None:
+    assert "warp-reduction" not in names(kernel("float v = out[0];\n" + body))
+
+
+def test_warp_size_as_a_constant() -> None:
+    assert ("warp-size-constant", 2) in checks(kernel("constexpr int warps = 256 / warpSize;"))
+    assert ("warp-size-constant", 2) in checks(kernel("__shared__ float s[warpSize];"))
+    assert ("warp-size-constant", 2) in checks(kernel("__shared__ float s[1024 / warpSize];"))
+    assert "warp-size-constant" not in names(kernel("out[n / warpSize] = 1;"))
+    assert "warp-size-constant" not in names(kernel("int warps = 256 / warpSize;\nfloat x = s[warpSize];"))
+    assert "warp-size-constant" not in names("int f(hipDeviceProp_t p) { constexpr int a = 1; return p.warpSize; }")
+
+
+def severities(text: str, check: str, **others: str) -> set[str]:
+    return {one.severity for one in findings(text, **others) if one.check == check}
+
+
+def test_code_for_amd_knows_its_lanes() -> None:
+    guarded = kernel(f"{SHUFFLE}\n#ifdef USE_ROCM\nint upper = threadIdx.x / 32;\n#endif")
+    assert "lane-arithmetic" not in names(guarded)
+    own = kernel(f"{SHUFFLE}\n#ifdef AMD_MFMA_AVAILABLE\nint upper = threadIdx.x / 32;\n#endif")
+    assert "lane-arithmetic" not in names(own)
+
+
+def test_converted_code_has_the_lanes_of_cuda() -> None:
+    text = "#include <hip/hip_runtime.h>\n" + kernel(SHUFFLE + "\nint upper = threadIdx.x / 32;")
+    assert severities(text, "lane-arithmetic") == {"unknown"}
+    aware = text.replace("__global__", "#if defined(__GFX9__)\n#endif\n__global__", 1)
+    assert "lane-arithmetic" not in names(aware)
+    commented = text.replace("__global__", "// __GFX9__\n__global__", 1)
+    assert severities(commented, "lane-arithmetic") == {"unknown"}
+
+
+SIZE = "constexpr int warp_size = 32;\n"
+KNOWS = "#ifdef __GFX9__\nconstexpr int physical = 64;\n#else\nconstexpr int physical = 32;\n#endif\n"
+
+
+def test_groups_of_32_lanes_that_are_meant_are_notes() -> None:
+    assert severities(KNOWS + SIZE + kernel(SHUFFLE), "warp-size") == {"note"}
+    assert severities(SIZE + kernel(SHUFFLE), "warp-size") == {"error"}
+    # A header that knows of both widths speaks for code that leaves the exchange to it, not for other exchanges.
+    included = '#include "common.h"\n' + SIZE
+    assert severities(included + kernel("out[0] = warp_reduce(out[1]);"), "warp-size", common_h=KNOWS) == {"unknown"}
+    assert severities(included + kernel("out[0] = __shfl_xor(out[1], 1);"), "warp-size", common_h=KNOWS) == {"error"}
+    half = kernel("for (int o = 16; o > 0; o >>= 1) out[0] += __shfl_xor(out[0], o);")
+    assert severities(half, "warp-reduction") == {"error"}
+    assert severities(KNOWS + half, "warp-reduction") == {"unknown"}
+
+
+def test_the_other_side_of_gfx9_is_not_for_64_lanes() -> None:
+    text = kernel("#ifdef __GFX9__\n{}\n#else\n{}\n#endif")
+    narrow, wide = "unsigned m = __ballot(n);", "unsigned long long m = __ballot(n);"
+    assert "ballot-truncated" not in names(text.replace("{}", wide, 1).replace("{}", narrow, 1))
+    assert "ballot-truncated" in names(text.replace("{}", narrow, 1).replace("{}", wide, 1))
+
+
+def test_a_reduction_in_a_while_loop() -> None:
+    loop = "int o = {};\nwhile (o > 0) {{ out[0] += __shfl_down(out[0], o{}); o >>= 1; }}"
+    assert ("warp-reduction", 3) in checks(kernel(loop.format("16", "")))
+    assert "warp-reduction" not in names(kernel(loop.format("warpSize / 2", "")))
+    assert "warp-reduction" not in names(kernel(loop.format("16", ", 32")))
+    assert "warp-reduction" not in names(kernel("int o = 16;\nwhile (o > 0) { out[o] = 1; o >>= 1; }"))
+
+
+def test_warp_synchronous_code() -> None:
+    steps = "s[t] += s[t + 32];\n{}s[t] += s[t + 16];"
+    assert "warp-synchronous" in names(kernel(steps.format("")))
+    assert "warp-synchronous" not in names(kernel(steps.format("__syncthreads();\n")))

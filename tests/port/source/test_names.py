@@ -1,0 +1,109 @@
+"""Rows of names.toml: each fires on a use, and not on a comment, a string, guarded code or a name of the project."""
+
+from pathlib import Path
+
+import pytest
+from tests.port.source.snippets import checks, findings, kernel, names
+
+from crosstie.core.errors import BadData
+from crosstie.port.source.names import rules
+
+USES = [
+    ("cutlass", "#include <cutlass/gemm/device/gemm.h>"), ("cutlass", "cute::Tensor<int> t;"), ("fp8-types", "#include <cuda_fp8.h>"),
+    ("fp8-types", "__nv_fp8_e4m3 x;"), ("fp8-dialect", "void cuda(at::Tensor t) { t.to(at::kFloat8_e4m3fn); }"),
+    ("fp8-range", "float fp8_max = 448.0f;"), ("fp4-types", "__nv_fp4_e2m1 x;"), ("wmma", "#include <mma.h>"),
+    ("wmma", "nvcuda::wmma::fragment<int> f;"), ("tensor-map", "CUtensorMap map;"), ("cluster-launch", "cudaLaunchConfig_t config;"),
+    ("cluster-launch", "__cluster_dims__(2, 1, 1) void k();"), ("libcudacxx", "#include <cuda/barrier>"), ("libcudacxx", "cuda::atomic_ref<int> a(x);"),
+    ("async-copy", "__pipeline_commit();"), ("async-copy", "cg::memcpy_async(block, a, b, n);"), ("cooperative-groups", "#include <cooperative_groups/reduce.h>"),
+    ("tiled-partition", "auto tile = cg::tiled_partition<32>(block);"), ("grid-sync", "cg::this_grid().sync();"), ("missing-intrinsic", "__nanosleep(40);"),
+    ("missing-intrinsic", "int c = __dp4a(a, b, c);"), ("missing-intrinsic", "x = __vadd4(a, b);"), ("cache-hint", "__stcs(p, v);"),
+    ("texture", "float v = tex2D<float>(t, x, y);"), ("cudnn", "#include <cudnn.h>"), ("cudnn", "cudnnHandle_t handle;"), ("nvml", "nvmlInit();"),
+    ("nvshmem", "nvshmem_barrier_all();"), ("nccl", "#include <nccl.h>"), ("multicast", "cuMulticastCreate(&h, &p);"), ("device-binary", "cuModuleLoadData(&m, ptx);"),
+    ("managed-memory", "cudaMallocManaged(&p, n);"), ("graphs", "cudaStreamBeginCapture(s, m);"), ("cublaslt", "cublasLtMatmul(h);"),
+    ("tensorrt", "#include <NvInfer.h>"), ("tensorrt", "#include <flashinfer/norm.cuh>"), ("clock", "long long t = clock64();"),
+    ("shared-memory-query", "int n = prop.sharedMemPerBlockOptin;"), ("cub", "cub::WarpReduce<float> r;"), ("thrust", "#include <thrust/sort.h>"),
+    ("compute-capability", "cudaDeviceGetAttribute(&v, cudaDevAttrComputeCapabilityMajor, 0);"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("check", "line"), USES)
+def test_uses(check: str, line: str) -> None:
+    assert (check, 2) in checks("\n" + line + "\n")
+    # A comment, a string, code for NVIDIA, and a target of NVIDIA's.
+    quoted = line.replace("\\", "\\\\").replace('"', '\\"')
+    for twin in (f"// {line}", f"/*\n{line}\n*/", f'const char* s = "{quoted}";', f"#ifndef USE_ROCM\n{line}\n#endif"):
+        assert check not in names(twin + "\n"), twin
+    assert check not in names(line, on="h200")
+
+
+def test_every_row_has_a_use_here() -> None:
+    assert {rule.id for rule in rules()} == {check for check, _ in USES}
+
+
+def test_the_target_decides() -> None:
+    text = "__nv_fp8_e4m3 x;\n"
+    assert {(one.target, "half as much" in one.what) for one in findings(text, on="mi300x,mi355x")} == {
+        ("mi300x", True),
+        ("mi355x", False),
+    }
+    assert "no FP8 arithmetic" in findings(text, on="rx-7900-xtx")[0].what
+    for check, line in (
+        ("texture", "tex2D<float>(t, x, y);"),
+        ("cub", "cub::WarpReduce<float> r;"),
+        ("fp8-range", "float fp8 = 448.f;"),
+    ):
+        assert check not in names(line, on="rx-7900-xtx")
+    assert "fp8-dialect" not in names("void cuda() { f(at::kFloat8_e4m3fn); }", on="mi355x")
+
+
+def test_files_that_know_the_other_dialect() -> None:
+    assert "fp8-dialect" not in names("void cuda() { f(at::kFloat8_e4m3fn, at::kFloat8_e4m3fnuz); }")
+    assert "fp8-range" not in names("float m = is_fnuz ? 224.f : 448.f; // fp8")
+    assert "fp8-range" not in names("float hidden = 448.0f;")
+
+
+def test_names_of_the_project_are_its_own() -> None:
+    assert "missing-intrinsic" not in names("#define __dp4a(a, b, c) dot4(a, b, c)\nint x = __dp4a(1, 2, 3);")
+    own = "#ifdef USE_ROCM\nstatic __device__ int __vsub4(int a, int b) {\n  return a;\n}\n#endif\n"
+    assert "missing-intrinsic" not in names(own + kernel("n = __vsub4(n, n);"))
+    assert "libcudacxx" not in names("at::cuda::pipeline x; c10::cuda::device();")
+    assert "cutlass" not in names("int cutlass = 1; cutlass = 2;")
+    assert "wmma" not in names('#include "mma.h"\n', mma_h="int x;\n")
+
+
+def test_one_finding_a_file_with_the_other_lines() -> None:
+    found = findings("cute::A a;\ncute::B b;\n\ncute::C c;\n")
+    assert len(found) == 1
+    assert found[0].where.line == 1
+    assert "2, 4" in found[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("row", "key"),
+    [
+        ('severity = "bad"', "severity"), ('on = "moon"', "on"), ('unless = "("', "unless"), ("extra = 1", "extra"), ('remedy = ""', "remedy"), ('source = "nowhere"', "a"),
+    ],
+)  # fmt: skip
+def test_bad_rows_are_refused(tmp_path: Path, row: str, key: str) -> None:
+    lines = {"id": '"a"', "severity": '"error"', "names": '["x"]', "says": '"s"', "remedy": '"r"', "source": '"s"'}
+    name, _, value = row.partition(" = ")
+    lines[name] = value
+    body = "\n".join(f"{one} = {text}" for one, text in lines.items())
+    file = tmp_path / "names.toml"
+    file.write_text(f'[sources]\ns = {{ ref = "somewhere", date = "2026-11" }}\n[[rule]]\n{body}\n')
+    with pytest.raises(BadData, match=key):
+        rules(file)
+
+
+def test_launches() -> None:
+    assert "launch-bounds" in names("__global__ void __launch_bounds__(256, 2) k() {}")
+    assert "launch-bounds" not in names(
+        "__global__ void __launch_bounds__(256) k() {}\n__global__ void __launch_bounds__(256, 1) j() {}"
+    )
+    assert "nested-launch" in names("__global__ void k() { child<<<1, 32>>>(); }")
+    assert "nested-launch" not in names("void f() { child<<<1, 32>>>(); }")
+    assert "compute-capability" in names("bool f(cudaDeviceProp p) { return p.major >= 9; }")
+    assert "compute-capability" not in names("bool f(cudaDeviceProp p) { return p.major >= 9; }", on="rx-7900-xtx")
+    assert "compute-capability" not in names(
+        "#ifndef USE_ROCM\nbool f(cudaDeviceProp p) { return p.major >= 9; }\n#endif\nint major = 3;"
+    )

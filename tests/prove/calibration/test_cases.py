@@ -1,0 +1,273 @@
+"""Rows as cases: names, layouts, precisions, lengths and loads; what cannot be one says why."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.conftest import Command
+from tests.prove.calibration.rows import point, row, written
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.protocols import Dataset, Protocols
+from crosstie.core.deployment import Parallelism
+from crosstie.core.errors import BadData
+from crosstie.prove.calibration.cases import Case, Cases
+from crosstie.prove.calibration.columns import NotPredicted, fleet_parts
+from crosstie.prove.calibration.results import read_results
+from crosstie.prove.calibration.validate import validate
+
+
+@pytest.fixture(scope="module")
+def resolve(catalog: Catalog) -> Cases:
+    return Cases(catalog)
+
+
+def one(resolve: Cases, **changes: str) -> Case:
+    (case,) = resolve.of(point(**changes))
+    return case
+
+
+REFUSED = {
+    "accelerator": ({"accelerator": "tpu-v9"}, "accelerator 'tpu-v9' is not in the catalog"),
+    "no accelerator": ({"accelerator": ""}, "accelerator '' is not in the catalog"),
+    "model": ({"model": "gpt-9"}, "model 'gpt-9' is not in the catalog"),
+    "no model": ({"model": ""}, "the name of the model is empty"),
+    "engine": ({"engine": "mystery"}, "stack 'mystery' is not in the catalog"),
+    "engine of another vendor": ({"engine": "tensorrt-llm", "accelerator": "mi300x"}, "does not run on mi300x"),
+    "precision": ({"precision": "fp7"}, "precision 'fp7' is not in the catalog"),
+    "weights that an engine does not read": ({"precision": "q4_k_m"}, "does not read"),
+    "cache": ({"kv_format": "fp3"}, "unknown KV format 'fp3'"),
+    "tp beyond the GPUs": ({"parallelism": "tp8", "num_accelerators": "4"}, "TP8 needs 8 GPUs and the row has 4"),
+    "tp that divides no heads": ({"tp": "3", "num_accelerators": "3"}, "tp 3 does not divide"),
+    "tp of nothing": ({"parallelism": "tp0"}, "tp 0: must be at least 1"),
+    "tp in words": ({"tp": "two"}, "tp 'two' is no positive whole number"),
+    "half a GPU": ({"num_accelerators": "0.5"}, "num_accelerators '0.5' is no positive whole number"),
+    "no GPU": ({"num_accelerators": "0"}, "num_accelerators '0' is no positive whole number"),
+    "GPUs without end": ({"num_accelerators": "inf"}, "is no positive whole number"),
+    "a layout of five thousand digits": ({"parallelism": "tp" + "9" * 5000}, "GPUs and the row has 1"),
+    "no input": ({"input_len": ""}, "input_len is missing"),
+    "input in words": ({"input_len": "long"}, "input_len is no number"),
+    "input that is no number": ({"input_len": "nan"}, "input_len is no number"),
+    "negative input": ({"input_len": "-7"}, "input_len -7 is less than one token"),
+    "a mean of dots": ({"input_len": "ShareGPT mean 1.2.3"}, "input_len is no number"),
+    "no output": ({"output_len": ""}, "output_len is missing"),
+    "output of nothing": ({"output_len": "0"}, "output_len 0 is less than one token"),
+    "beyond the context": ({"input_len": "131072"}, "beyond the 131072 that llama-3.1-8b supports"),
+    "no clients": ({"concurrency": "0"}, "concurrency 0 is less than one client"),
+    "negative clients": ({"concurrency": "-4"}, "concurrency -4 is less than one client"),
+    "clients missing": ({"concurrency": ""}, "concurrency is missing"),
+    "clients in words": ({"concurrency": "many"}, "concurrency is no number"),
+    "a rate of dots": ({"concurrency": "rate .. req/s"}, "concurrency is no number"),
+    "limits not known": ({"concurrency": "", "scenario": "Server", "model": "qwen3-8b"}, "the latency limits are not known"),
+    "limits of dots": (
+        {"concurrency": "", "scenario": "Server", "model": "qwen3-8b", "notes": "p99 limits TTFT . ms TPOT . ms"},
+        "the latency limits are not known",
+    ),
+    "speculation": ({"spec_decode": "mtp"}, "speculative decoding is not modelled"),
+    "disaggregated": ({"disagg": "true"}, "disaggregated prefill and decode are not modelled"),
+    "too large": ({"model": "llama-3.1-405b"}, "the weights leave no room"),
+    "experts of a dense model": ({"parallelism": "DEP2", "num_accelerators": "2"}, "has no experts to spread"),
+    "a fleet with a hole": ({"accelerator": "8xH200+"}, "accelerator '' is no name"),
+    "a fleet that does not divide": ({"accelerator": "H200+MI300X", "num_accelerators": "3"}, "do not divide over 2"),
+    "nobody of a fleet": ({"accelerator": "0xH200+8xMI300X", "tp": "1"}, "needs 1 GPUs and the row has 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_predicted_is_counted_with_its_reason(crosstie: Command, tmp_path: Path, case: str) -> None:
+    changes, reason = REFUSED[case]
+    target = tmp_path / "out.csv"
+    got = crosstie(
+        "validate", str(written(tmp_path / "a.csv", row(**changes), row(input_len="64"))), "--json",
+        "--predictions", str(target),
+    )  # fmt: skip
+    assert got.status == 0
+    assert got.err == ""
+    found = json.loads(got.out)
+    assert (found["rows"], found["covered"]) == (2, 1)
+    ((said, count),) = found["uncovered"].items()
+    assert count == 1
+    assert reason in said
+    assert len(target.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "written_as", "wanted"),
+    [
+        ("qwen3-30b-a3b", 4, "gpus4 tp2 attention_dp2 ep4", Parallelism(tp=2, dp=2, ep=4)),
+        ("qwen3-30b-a3b", 8, "TP8EP1", Parallelism(tp=8)),
+        ("qwen3-30b-a3b", 4, "DEP4", Parallelism(dp=4, ep=4)),
+        ("qwen3-30b-a3b", 4, "DEP2,PP2", Parallelism(dp=2, ep=2, pp=2)),
+        ("qwen3-30b-a3b", 8, "TEP8", Parallelism(tp=8, ep=8)),
+        ("qwen3-30b-a3b", 8, "TEP4,PP2", Parallelism(tp=4, ep=4, pp=2)),
+        ("qwen3-30b-a3b", 4, "tp=4 ep=2", Parallelism(tp=4, ep=2)),
+        ("llama-3.1-8b", 2, "tp1 pp2", Parallelism(pp=2)),
+        # Replicas of a dense model share nothing: two replicas of two GPUs.
+        ("llama-3.1-8b", 4, "tp2 dp2 ep1", Parallelism(tp=2)),
+        ("llama-3.1-8b", 1, "", Parallelism()),
+    ],
+)
+def test_layouts(resolve: Cases, model: str, gpus: int, written_as: str, wanted: Parallelism) -> None:
+    case = one(resolve, model=model, num_accelerators=str(gpus), parallelism=written_as)
+    assert case.deployment.parallelism == wanted
+    assert case.replicas == gpus / wanted.gpus
+    assert case.gpus == gpus
+    assert "layout" not in case.assumed
+
+
+def test_a_layout_that_nobody_wrote_is_assumed_and_said(resolve: Cases) -> None:
+    case = one(resolve, model="llama-3.1-70b", num_accelerators="8")
+    assert "layout" in case.assumed
+    assert case.gpus == 8
+
+
+def test_replicas_by_the_name_of_the_machine(resolve: Cases) -> None:
+    assert one(resolve, num_accelerators="8", accelerator_raw="8xH200 2FP8").deployment.parallelism.tp == 4
+    # No replicas, nonsense as it is, is no crash.
+    assert one(resolve, num_accelerators="8", accelerator_raw="8xH200 0FP8").deployment.parallelism.tp == 8
+
+
+def test_mlperf_layouts_are_those_published(resolve: Cases) -> None:
+    case = one(resolve, accelerator="MI350X", model="Llama-2-70B", scenario="Offline", precision="fp4", input_len="",
+               output_len="", concurrency="", num_accelerators="8", engine="vllm")  # fmt: skip
+    assert case.deployment.parallelism == Parallelism()
+    assert case.way == "full"
+    assert case.replicas == 8
+    # Lengths of the data set, and the word that they are guessed or measured.
+    assert case.input_tokens == 290
+    assert case.output_tokens == pytest.approx(294.45)
+    assert any("input length of the data set" in said for said in case.assumed)
+    limited = one(resolve, accelerator="MI350X", model="Llama-2-70B", scenario="Interactive", precision="fp4",
+                  input_len="", output_len="", concurrency="", num_accelerators="8", source_id="mlperf_v6.0")  # fmt: skip
+    assert limited.way == "limits"
+    assert (limited.ttft_limit_s, limited.tpot_limit_s) == (0.45, 0.04)
+
+
+def test_limits_are_those_of_the_round(catalog: Catalog) -> None:
+    rules = Protocols()
+    limits = {("v1", "server"): (1.0, 0.1), ("v2", "server"): (2.0, 0.2), ("v3", "server"): (3.0, 0.3)}
+    rules.__dict__["datasets"] = {"qwen3-8b": Dataset(input_mean=100, output_mean=50, basis="spec", limits=limits)}
+    resolve = Cases(catalog, rules)
+    for source, wanted in (("mlperf_v1", 1.0), ("mlperf_v2", 2.0), ("of my own", 3.0)):
+        case = one(resolve, model="qwen3-8b", scenario="Server", concurrency="", source_id=source)
+        assert (case.ttft_limit_s, case.tpot_limit_s) == (wanted, wanted / 10)
+    assert one(resolve, model="qwen3-8b", scenario="Server", concurrency="", input_len="").input_tokens == 100
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "model", "name", "wanted"),
+    [
+        ("mi355x", "llama-3.1-70b", "fp4", "mxfp4"),
+        ("b200", "llama-3.1-70b", "fp4", "nvfp4"),
+        ("b200", "llama-3.1-70b", "NVFP4", "nvfp4"),
+        ("b200", "gpt-oss-120b", "fp4", "native"),
+        ("mi355x", "gpt-oss-120b", "mxfp4", "native"),
+        ("h200", "gpt-oss-120b", "fp8", "native"),
+        ("mi355x", "deepseek-v3", "fp8", "native"),
+        ("h200", "llama-3.1-8b", "fp8", "fp8"),
+        ("h200", "llama-3.1-8b", "BFloat16", "bf16"),
+        ("h200", "llama-3.1-8b", "float16", "fp16"),
+        ("h200", "llama-3.1-8b", "", "native"),
+    ],
+)
+def test_precisions(resolve: Cases, catalog: Catalog, accelerator: str, model: str, name: str, wanted: str) -> None:
+    case = one(resolve, accelerator=accelerator, model=model, precision=name, tp="8", num_accelerators="8")
+    assert case.deployment.precision == catalog.precision(catalog.model(model), wanted)
+
+
+def test_loads(resolve: Cases) -> None:
+    assert one(resolve).way == "loop"
+    assert one(resolve).requests == 160
+    assert one(resolve, num_prompts="40").requests == 40
+    batch = one(resolve, scenario="fixed batch latency")
+    assert (batch.way, batch.clients, batch.requests) == ("batch", 16, 16)
+    queue = one(resolve, concurrency="max_num_seqs 256", num_prompts="1000")
+    assert (queue.way, queue.clients) == ("batch", 1000)
+    rate = one(resolve, concurrency="rate 2.5 req/s", num_prompts="100")
+    assert (rate.way, rate.requests_per_s, rate.requests) == ("rate", 2.5, 100)
+    assert one(resolve, concurrency="max load").way == "full"
+    limits = one(resolve, concurrency="", scenario="Server", notes="p99 limits TTFT 1500 ms TPOT 30 ms")
+    assert (limits.way, limits.ttft_limit_s, limits.tpot_limit_s) == ("limits", 1.5, 0.03)
+    alone = one(resolve, metric="decode_step_ms", unit="ms", engine="nobody knows", output_len="")
+    assert (alone.way, alone.deployment.stack.id, alone.output_tokens) == ("alone", "pytorch", 1)
+
+
+def test_the_row_wins_over_the_rules(resolve: Cases) -> None:
+    ruled = one(resolve, source_id="rocm_vllm_devdocker", accelerator="mi300x")
+    assert ruled.deployment.kv_format == "fp8"
+    assert ruled.deployment.stack.chunk_tokens.value == 65536
+    assert ruled.deployment.stack.chunk_tokens.note == "set by the benchmark"
+    own = one(resolve, source_id="rocm_vllm_devdocker", accelerator="mi300x", kv_format="bf16", chunk_tokens="4096")
+    assert own.deployment.kv_format == "bf16"
+    assert own.deployment.stack.chunk_tokens.value == 4096
+    assert one(resolve, notes="random lengths 80-100% of these").shortest == 0.8
+    assert one(resolve, max_sequences="5").deployment.stack.max_sequences.value == 5
+
+
+def test_an_engine_that_nobody_wrote_is_assumed_and_said(resolve: Cases) -> None:
+    case = one(resolve, engine="")
+    assert case.deployment.stack.id == "vllm"
+    assert "engine" in case.assumed
+
+
+def test_settings_of_one_row_do_not_leak_into_the_next(resolve: Cases) -> None:
+    before = one(resolve).deployment
+    one(resolve, chunk_tokens="256", max_sequences="3", kv_format="fp8")
+    assert one(resolve).deployment == before
+
+
+def test_fleets() -> None:
+    assert fleet_parts(["8 x H200", "4xMI350X"], 1) == [("H200", 8), ("MI350X", 4)]
+    assert fleet_parts(["H200", "MI350X"], 16) == [("H200", 8), ("MI350X", 8)]
+    with pytest.raises(NotPredicted, match="do not divide"):
+        fleet_parts(["H200", "MI350X"], 15)
+
+
+def test_an_error_of_the_catalog_itself_is_no_row_s_fault(tmp_path: Path) -> None:
+    """A calibration that cannot be read ends the command, instead of counting every row as unpredictable."""
+    (tmp_path / "calibration.json").write_text("{}")
+    with pytest.raises(BadData, match=r"calibration\.json"):
+        Cases(Catalog([tmp_path])).of(point())
+
+
+@pytest.mark.parametrize("changes", [{"model": "./none"}, {"model": "x.json"}, {"accelerator": "bad.toml"}])
+def test_a_row_that_names_a_file_costs_only_itself(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.toml").write_text("x = 1\n")
+    found = validate(catalog, read_results(written(tmp_path / "a.csv", row(**changes), row())))
+    assert (found.rows, len(found.outcomes), len(found.missed)) == (2, 1, 1)
+
+
+def test_there_is_no_half_replica(resolve: Cases) -> None:
+    with pytest.raises(NotPredicted):
+        one(resolve, parallelism="tp4", num_accelerators="6")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_prompts": "plenty"},
+        {"num_prompts": "-5"},
+        {"chunk_tokens": "big"},
+        {"max_sequences": "-1"},
+        {"metric": "decode_step_ms", "unit": "ms", "concurrency": "many"},
+        {"accelerator": "8xH200+8xMI350X", "num_accelerators": "99", "concurrency": "", "scenario": "Offline"},
+        {"concurrency": "rate 0 req/s"},
+    ],
+)
+def test_what_a_row_says_is_not_dropped_in_silence(resolve: Cases, changes: dict[str, str]) -> None:
+    with pytest.raises(NotPredicted):
+        resolve.of(point(**changes))
+
+
+def test_the_precision_of_the_row_is_kept_or_said(resolve: Cases) -> None:
+    case = one(resolve, accelerator="H200", model="Llama-2-70B", scenario="Offline", precision="bf16", concurrency="",
+               num_accelerators="8", input_len="290", output_len="294")  # fmt: skip
+    assert case.deployment.precision.id == "bf16" or any("precision" in said for said in case.assumed)
+
+
+@pytest.mark.parametrize(("metric", "unit"), [("batch_e2e_latency_s", "s"), ("mean_step_ms_derived", "ms")])
+def test_a_latency_of_a_batch_is_of_a_batch(resolve: Cases, metric: str, unit: str) -> None:
+    assert one(resolve, metric=metric, unit=unit).way == "batch"

@@ -1,0 +1,84 @@
+"""The shipped calibration against the shipped measurements, and the page about it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.correction import CONSTANTS
+from crosstie.core.errors import BadInput
+from crosstie.prove.calibration.calibrate import Fit, gather
+from crosstie.prove.calibration.learn import SHIPPED_RESULTS, read_inputs
+from crosstie.prove.calibration.report import fill, tables
+from crosstie.prove.calibration.results import read_results
+from crosstie.prove.calibration.validate import document, validate
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "accuracy.md"
+PEER = ROOT / "benchmarks" / "results" / "aiconfigurator-0.12-predictions.csv"
+
+
+def test_it_was_made_from_the_shipped_files(catalog: Catalog) -> None:
+    inputs = read_inputs(catalog, SHIPPED_RESULTS)
+    assert inputs.files == catalog.calibration.results
+
+
+def test_one_more_round_of_the_fit_leaves_its_predictions_where_they_are(catalog: Catalog) -> None:
+    """It is what `calibrate` makes of these files, up to rounding: `make calibration` does the twelve rounds."""
+    inputs = read_inputs(catalog, SHIPPED_RESULTS)
+    fit = Fit(catalog, gather(catalog, inputs.cases, inputs.kernels))
+    assert set(catalog.calibration.scopes) <= set(fit.scopes)
+    parts = np.zeros((len(fit.scopes), len(CONSTANTS)))
+    for scope, index in fit.scopes.items():
+        parts[index] = catalog.calibration.scopes.get(scope, np.zeros(len(CONSTANTS)))
+    again = fit.solve(np.ones(len(fit.evidence.logs), dtype=bool), start=parts, rounds=1)
+    change = np.abs(fit.predict(fit.corrections(again)) - fit.predict(fit.corrections(parts)))
+    assert float(np.median(change)) < 0.01
+    assert float(np.quantile(change, 0.95)) < 0.05
+
+
+def test_it_predicts_what_it_has_seen(catalog: Catalog) -> None:
+    found = document(validate(catalog, read_results(SHIPPED_RESULTS[0])))
+    not_modelled = sum(count for reason, count in found["uncovered"].items() if "not modelled" in reason)
+    assert found["covered"] > 0.99 * (found["rows"] - not_modelled)
+    sample = found["by_source"]["aic_silicon_sample"]
+    assert sample["tpot"]["median_ape"] < 0.05
+    assert sample["ttft"]["median_ape"] < 0.13
+    assert found["metrics"]["throughput"]["median_ape"] < 0.05
+    for accelerator in ("mi300x", "mi325x", "mi355x"):
+        assert found["by_accelerator"][accelerator]["throughput"]["median_ape"] < 0.12
+    assert found["rank"]["correct"] > 0.96 * found["rank"]["pairs"]
+
+
+@pytest.mark.parametrize(("left_out", "tpot", "throughput"), [("points left out", 0.06, 0.06)])
+def test_its_cross_validated_errors_are_what_is_claimed(
+    catalog: Catalog, left_out: str, tpot: float, throughput: float
+) -> None:
+    errors = catalog.calibration.errors[left_out]
+    assert errors["tpot"]["median_ape"] < tpot
+    assert errors["tpot"]["p90_ape"] < 0.22
+    assert errors["ttft"]["median_ape"] < 0.18
+    assert errors["throughput"]["median_ape"] < throughput
+    for accelerator in ("mi300x", "mi325x", "mi355x"):
+        own = catalog.calibration.errors[f"{left_out}: {accelerator}"]
+        assert own["tpot"]["median_ape"] < 0.10
+        assert own["throughput"]["median_ape"] < 0.12
+
+
+def test_its_intervals_hold_what_they_say_near_and_far(catalog: Catalog) -> None:
+    held = catalog.calibration.coverage
+    for group in ("model", "stack", "model / AMD", "model / NVIDIA", "stack / AMD", "stack / NVIDIA"):
+        assert 0.75 <= held[group] <= 0.85, group
+
+
+def test_the_accuracy_page_is_what_the_code_renders(catalog: Catalog) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert fill(page, tables(catalog, PEER)) == page
+
+
+def test_a_place_without_a_table_is_a_fault(catalog: Catalog) -> None:
+    with pytest.raises(BadInput, match="nonsense"):
+        fill("<!-- nonsense -->\n<!-- end -->", {})
+    with pytest.raises(BadInput, match="alone"):
+        fill("no places", {"alone": lambda: ""})

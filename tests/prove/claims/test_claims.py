@@ -1,0 +1,316 @@
+"""Claims: what the well-known ones must come out as, that verdicts follow the catalog, and users' mistakes."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.conftest import Command
+
+from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.core.errors import BadData, BadInput
+from crosstie.prove.claims.check import Checked, check_claims, contradictions, summarise
+from crosstie.prove.claims.evidence import Evidence, read_public_facts
+from crosstie.prove.claims.page import page
+from crosstie.prove.claims.reading import COLUMNS, Claim, Span, read_claims, select, spans_of
+from crosstie.prove.claims.software import decode_e4m3
+from crosstie.prove.claims.specs import export_score
+from crosstie.prove.claims.verdicts import (
+    CHECKS,
+    CONDITIONAL,
+    CONTRADICTED,
+    HOLDS,
+    UNCHECKABLE,
+    VERDICTS,
+    WRONG,
+    check,
+    verdict_of,
+)
+
+ROOT = Path(__file__).parents[3]
+HEADER = ",".join(COLUMNS)
+
+
+@pytest.fixture(scope="module")
+def found(catalog: Catalog) -> dict[str, Checked]:
+    return {one.claim.id: one for one in check_claims(catalog)}
+
+
+def verdict_in(catalog: Catalog, name: str) -> str:
+    claims = tuple(claim for claim in read_claims() if claim.id == name)
+    return check_claims(catalog, claims)[0].finding.verdict
+
+
+def overriding(folder: Path, part: str, *changes: tuple[str, str], without: tuple[str, ...] = ()) -> Catalog:
+    """The shipped catalog with one accelerator's file changed, as a user would override it."""
+    text = (SHIPPED / "accelerators" / f"{part}.toml").read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    for section in without:
+        text = re.sub(rf"^\[{section}\]\n(?:.+\n)*", "", text, flags=re.MULTILINE)
+    # A source that nothing cites any more would be refused.
+    for key in re.findall(r"^([\w-]+) = \{ ref", text, re.MULTILINE):
+        if f'source = "{key}"' not in text:
+            text = re.sub(rf"^{key} = .*\n", "", text, flags=re.MULTILINE)
+    (folder / "accelerators").mkdir(parents=True, exist_ok=True)
+    (folder / "accelerators" / f"{part}.toml").write_text(text)
+    return Catalog([folder])
+
+
+def test_every_claim_has_a_verdict_a_reason_and_something_it_rests_on(found: dict[str, Checked]) -> None:
+    assert len(found) == 72
+    assert set(CHECKS) == set(found)
+    for one in found.values():
+        assert one.finding.verdict in VERDICTS
+        assert one.finding.computed.strip()
+        assert one.finding.reason.strip()
+        assert one.finding.rests, one.claim.id
+        for rest in one.finding.rests:
+            assert rest.kind in ("catalog", "model", "measured", "arithmetic", "source")
+            assert rest.what.strip()
+            if rest.kind in ("catalog", "measured", "source"):
+                assert rest.source, one.claim.id
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "computed"),
+    [
+        ("c01", HOLDS, "192 GB"),
+        ("c02", WRONG, "2.40"),  # 192 / 80
+        ("c06", WRONG, "1,979"),  # 3,958 with 2:4 sparsity
+        ("c07", WRONG, "0.76"),  # 1979 / 2614.9
+        ("c09", WRONG, "6 TB/s"),
+        ("c10", HOLDS, "4.8"),
+        ("c16", WRONG, "1,000 W"),
+        ("c14", UNCHECKABLE, "no price"),
+        ("c18", CONDITIONAL, "37.1% or 22.3%"),  # 1 - 22 / 35; 0.6 times that
+        ("c19", WRONG, "26% to 27%"),  # 1.68 of 40.13 million are 4.2 points
+        ("c20", CONDITIONAL, "30% to 33%"),
+        ("c22", UNCHECKABLE, "no figure"),
+        ("c27", WRONG, "no: 20,919"),  # 2614.9 * 8
+        ("c34", HOLDS, "2.40 and 1.58"),
+        ("c35", HOLDS, "141.1"),  # 70.55e9 * 2
+        ("c41", CONDITIONAL, "+25% against v4.1"),  # 103182 / (32 * 2585.93)
+        ("c43", WRONG, "163.4"),
+        ("c44", WRONG, "989.4 / 1,979"),
+        ("c45", CONDITIONAL, "38.1 and 24.1"),
+        ("c50", WRONG, "10.7 GB"),  # 2 * 8 * 128 * 80 * 2 * 32768
+        ("c51", HOLDS, "93.4"),
+        ("c53", WRONG, "64 KB"),
+        ("c57", WRONG, "11.0.0"),
+        ("c60", CONDITIONAL, "180"),
+        ("c61", CONDITIONAL, "147 GB"),  # 288 - 141.1
+        ("c62", WRONG, "1,000 W"),
+        ("c69", HOLDS, "2 x"),
+    ],
+)
+def test_well_known_claims(found: dict[str, Checked], name: str, verdict: str, computed: str) -> None:
+    assert found[name].finding.verdict == verdict, found[name].finding.reason
+    assert computed in found[name].finding.computed
+
+
+def test_reasons_name_what_was_mixed_up(found: dict[str, Checked]) -> None:
+    assert "2:4 sparsity" in found["c06"].finding.reason
+    assert "MI300X" in found["c09"].finding.reason
+    assert "TF32 rate is 653.7" in found["c43"].finding.reason
+    assert "2 and 4 GPUs in int4" in found["c37"].finding.computed
+    assert found["c02"].finding.contradicted_by == ("c34",)
+    assert "c58" in found["c04"].finding.contradicted_by
+
+
+def test_what_holds_under_conditions_names_one_under_which_it_does_not(found: dict[str, Checked]) -> None:
+    for one in found.values():
+        if one.finding.verdict == CONDITIONAL:
+            assert re.search(r"\bnot\b|\balone\b|held back", one.finding.reason), one.claim.id
+
+
+def test_memory_of_mi300x_decides_c01_and_c02(tmp_path: Path) -> None:
+    smaller = overriding(
+        tmp_path,
+        "mi300x",
+        ("capacity = { value = 192", "capacity = { value = 120"),
+        ("usable = { value = 206141652992", "usable = { value = 128849018880"),
+    )
+    assert verdict_in(smaller, "c01") == WRONG
+    assert verdict_in(smaller, "c02") == HOLDS
+    assert verdict_in(smaller, "c34") == WRONG
+    assert verdict_in(smaller, "c36") == WRONG
+
+
+def test_other_facts_of_the_catalog_decide_their_claims(tmp_path: Path) -> None:
+    slow = overriding(
+        tmp_path / "a",
+        "mi325x",
+        ("bandwidth = { value = 6,", "bandwidth = { value = 5.3,"),
+        ("value = 1000", "value = 750"),
+    )
+    assert verdict_in(slow, "c09") == HOLDS
+    assert verdict_in(slow, "c16") == HOLDS
+    # 290 x 16 and 580 x 8 stay below 4,800; what is sparse or measured is left out, as it would exceed the peaks.
+    peaks = [("value = 1307.4", "value = 290"), ("value = 2614.9", "value = 580")]
+    small = overriding(tmp_path / "b", "mi300x", *peaks, without=("sparse", "measured"))
+    assert verdict_in(small, "c27") == HOLDS
+    assert verdict_in(small, "c43") == WRONG
+    lds = overriding(tmp_path / "c", "mi300x", ("lds = { value = 64", "lds = { value = 32"))
+    assert verdict_in(lds, "c53") == HOLDS
+
+
+def test_a_catalog_that_lacks_what_a_check_needs_is_no_traceback(tmp_path: Path) -> None:
+    tiny = overriding(tmp_path / "a", "mi350x", ("capacity = { value = 288", "capacity = { value = 24"))
+    one = check_claims(tiny, select(read_claims(), ("c63",)))[0]
+    # c21 is still there to say otherwise.
+    assert one.finding.verdict == CONTRADICTED
+    assert "does not fit" in one.finding.reason
+    assert all(one.finding.reason for one in check_claims(tiny))
+    bare = overriding(tmp_path / "b", "h100-sxm", without=("sparse", "measured"))
+    assert verdict_in(bare, "c07") == UNCHECKABLE
+    assert verdict_in(bare, "c06") == WRONG
+
+
+def test_the_export_score_is_dense_rate_times_bits(catalog: Catalog) -> None:
+    assert export_score(Evidence(catalog), "mi300x") == pytest.approx(2614.9 * 8)
+    assert export_score(Evidence(catalog), "a100-80gb") == pytest.approx(312 * 16)
+
+
+def test_fp8_dialects_by_hand() -> None:
+    codes = np.array([0x00, 0x08, 0x38, 0x77, 0x7F, 0x80], dtype=np.uint8)
+    ocp, fnuz = decode_e4m3(codes, 7, fnuz=False), decode_e4m3(codes, 8, fnuz=True)
+    assert ocp[:4].tolist() == [0.0, 2.0**-6, 1.0, 240.0]
+    assert fnuz[:5].tolist() == [0.0, 2.0**-7, 0.5, 120.0, 240.0]
+    assert np.isnan(ocp[4])
+    assert np.isnan(fnuz[5])
+    assert ocp[5] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        ("192", [(192, 192)]),
+        ("18-22", [(18, 22)]),
+        ("2 and 4-6", [(2, 2), (4, 6)]),
+        ("1307 / 655 / 2614", [(1307, 1307), (655, 655), (2614, 2614)]),
+        ("±20", [(20, 20)]),
+        ("11.0.0", []),
+        ("MI325X", []),
+        ("yes", []),
+    ],
+)
+def test_values_are_read_as_spans(text: str, spans: list[tuple[float, float]]) -> None:
+    assert [(span.low, span.high) for span in spans_of(text)] == spans
+
+
+def test_a_span_holds_within_its_tolerance() -> None:
+    assert Span(18, 22).holds(22.4, 0.02)
+    assert not Span(18, 22).holds(22.5, 0.02)
+    assert verdict_of([True, True]) == HOLDS
+    assert verdict_of([True, False]) == CONDITIONAL
+    assert verdict_of([False]) == WRONG
+
+
+def test_contradictions_are_found_among_claims() -> None:
+    against = contradictions(read_claims())
+    assert set(against["c65"]) == {"c30"}
+    assert "14" in against["c23"]["c18"]
+    changed = tuple(
+        Claim("c02", c.article, c.kind, c.subject, c.text, "2.4", c.unit) if c.id == "c02" else c for c in read_claims()
+    )
+    assert "c02" not in contradictions(changed)
+
+
+def test_a_claim_has_one_check() -> None:
+    with pytest.raises(ValueError, match="c01 has two checks"):
+        check("c01")(CHECKS["c01"])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("id,article,kind,subject,claim,value,units\n", "line 1: unknown column 'units'; did you mean unit"),
+        ("id,article,kind,subject,claim,value\n", "line 1: columns must be"),
+        (f"{HEADER}\nc01,A,spec,x,y,1,GB\nc01,A,spec,x,y,1,GB\n", "line 3: id 'c01' is there twice"),
+        (f"{HEADER}\nc01,A,specs,x,y,1,GB\n", "line 2: kind 'specs' is not one of spec,"),
+        (f"{HEADER}\nx1,A,spec,x,y,1,GB\n", "line 2: id 'x1'"),
+        (f"{HEADER}\nc01,A,spec,x,y,,GB\n", "line 2: value is empty"),
+        (f"{HEADER}\nc01,A,spec,x,y,maybe,bool\n", "line 2: value 'maybe' must be yes or no"),
+        (f"{HEADER}\nc01,A,spec,x\n", "line 2: must have 7 fields"),
+    ],
+)
+def test_a_bad_claims_file_is_refused_with_its_line(tmp_path: Path, body: str, message: str) -> None:
+    file = tmp_path / "claims.csv"
+    file.write_text(body)
+    with pytest.raises(BadData, match=re.escape(message)):
+        read_claims(file)
+
+
+def test_a_fact_without_a_source_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "claim_sources.toml"
+    file.write_text('[sources]\na = { ref = "a", date = "2026-01" }\n[facts.x]\nvalue = 1\nsays = "one"\n')
+    with pytest.raises(BadData, match="every number needs a source"):
+        read_public_facts(file)
+    assert all(fact.source and fact.date for fact in read_public_facts().values())
+
+
+def test_claims_are_chosen_by_id_text_and_article() -> None:
+    claims = read_claims()
+    assert [c.id for c in select(claims, ("C27",))] == ["c27"]
+    assert {c.article for c in select(claims, (), "e")} == {"E"}
+    assert all("mi325x" in c.words.casefold() for c in select(claims, ("mi325x",)))
+    with pytest.raises(BadInput, match="unknown article 'Z'"):
+        select(claims, (), "Z")
+
+
+def test_the_command_lists_and_filters(crosstie: Command) -> None:
+    got = crosstie("claims", "--verdict", "wrong", "--article", "D")
+    assert got.status == 0
+    assert "c62" in got.out
+    assert "c59" not in got.out
+    full = crosstie("claims", "c53")
+    assert "64 KB" in full.out
+    assert "gpu-arch-specs" in full.out
+    assert "nothing on AMD" in full.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("c99",), "Did you mean c"),
+        (("hipfy",), "Did you mean hipify"),
+        (("nonsense-that-no-claim-mentions",), "lists them all"),
+        (("--verdict", "wrng"), "Did you mean wrong"),
+        (("--article", "Q"), "known: A, B, C, D, E"),
+        (("--markdown", "c01"), "goes with nothing else"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(crosstie: Command, arguments: tuple[str, ...], hint: str) -> None:
+    got = crosstie("claims", *arguments)
+    assert got.status == 2
+    assert hint in got.err
+    assert got.err.count("\n") == 1
+
+
+def test_json_shape(crosstie: Command) -> None:
+    got = crosstie("claims", "c02", "c27", "--json")
+    answer = json.loads(got.out)
+    assert set(answer) == {"summary", "claims"}
+    assert answer["summary"]["counts"]["wrong"] == 2
+    first = answer["claims"][0]
+    assert first["id"] == "c02"
+    assert first["contradicted_by"] == ["c34"]
+    assert {"verdict", "computed", "reason", "claim", "value", "unit", "rests_on"} <= set(first)
+    assert set(first["rests_on"][0]) == {"kind", "what", "source", "date"}
+
+
+def test_the_page_is_what_the_command_prints(crosstie: Command, found: dict[str, Checked]) -> None:
+    printed = crosstie("claims", "--markdown").out
+    assert (ROOT / "docs" / "claims.md").read_text(encoding="utf-8") == printed, "run `make claims`"
+    assert printed == page(list(found.values()))
+    assert not re.search(r"\de\+\d", printed)
+
+
+def test_counts_add_up(found: dict[str, Checked]) -> None:
+    summary = summarise(list(found.values()))
+    assert sum(summary.counts.values()) == 72
+    assert sum(total for total, _, _ in summary.articles.values()) == 72
+    assert summary.best[0] == "B"

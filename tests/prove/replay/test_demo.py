@@ -1,0 +1,78 @@
+"""The demo in small, and its processes: none is left behind, however the parent ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.conftest import Command
+from tests.run.emulate.running import fleet, pool
+
+from crosstie.catalog.fleet_text import fleet_text
+from crosstie.catalog.traces import shipped_traces
+from crosstie.prove.replay.demo import CREDITS, TRACES
+
+_STARTS_ONE_AND_WAITS = """
+import sys, time
+from pathlib import Path
+from crosstie.prove.replay.gateway_child import start_gateway
+with start_gateway(Path(sys.argv[1]), speed=20.0) as child:
+    pids = Path(f"/proc/{child.process.pid}/task/{child.process.pid}/children").read_text()
+    print(child.process.pid, pids, flush=True)
+    time.sleep(60)
+"""
+
+
+def _lives(pid: int) -> bool:
+    try:
+        # A zombie has ended; nobody has asked how.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(fleet_text(fleet(pool())))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _STARTS_ONE_AND_WAITS, str(file)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(map(_lives, pids))
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 20.0
+    while any(map(_lives, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_lives, pids))
+
+
+def test_the_demo_in_small(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crosstie.prove.replay.demo._SIMULATED", 200)
+    seen = crosstie("demo", "--seconds", "10", "--speed", "10", "--json")
+    assert seen.status == 0
+    said = json.loads(seen.out)
+    assert "no AMD or NVIDIA GPU ran" in said["emulated"]
+    accelerators = {one["accelerator"] for one in said["fleet"]["pools"]}
+    assert accelerators == {"mi300x", "h200"}
+    own, rival = said["runs"].values()
+    assert list(said["runs"]) == ["cheapest-meeting-target", "round-robin"]
+    for run in (own, rival):
+        assert (run["requests"], run["failed"]) == (said["requests"], 0)
+        assert sum(one["requests"] for one in run["pools"]) == said["requests"]
+        assert run["attributed_usd_per_million_tokens"] > 0
+        assert run["fleet_usd_per_million_tokens_within_target"] > run["attributed_usd_per_million_tokens"]
+    # What the gateway predicted came along with its answers.
+    assert own["classes"][0]["seen"]["predicted_ttft_s"]["p50"] > 0
+
+
+def test_every_trace_is_credited() -> None:
+    assert set(TRACES.values()) <= set(CREDITS)
+    assert set(CREDITS) <= set(shipped_traces())

@@ -1,0 +1,299 @@
+"""Replays against emulated replicas on loopback: every request ends once, in the replica's own time."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.run.emulate.running import CATALOG, LARGE, SMALL, fleet, pool
+
+from crosstie.catalog.traces import Trace, find_trace, read_trace
+from crosstie.core.errors import BadInput
+from crosstie.core.workload import Target
+from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, spent_so_far
+from crosstie.prove.replay.outcomes import Targets, kept_targets, result_of
+from crosstie.prove.replay.replay import Outcome, Replay
+from crosstie.prove.replay.traffic import BYTES_PER_TOKEN, TimedRequest, from_trace, merged, prompt
+from crosstie.run.emulate.faults import Fault
+from crosstie.run.emulate.fleet import EmulatedFleet, start
+from crosstie.run.wire.loops import run_on_loop
+from crosstie.sim.arrivals import Request, simulate
+
+
+def requests(count: int, gap_s: float = 0.05, tokens: tuple[int, int] = (200, 20)) -> list[TimedRequest]:
+    return [TimedRequest(index * gap_s, *tokens) for index in range(count)]
+
+
+def replay(
+    asked: Sequence[TimedRequest], fault: Fault | None = None, *, model: str = SMALL, speed: float = 20.0, **more: Any
+) -> list[Outcome]:
+    """Against one emulated replica, which may have a fault."""
+
+    async def run() -> list[Outcome]:
+        running: EmulatedFleet = await start(CATALOG, fleet(pool(model=model)), speed=speed)
+        try:
+            if fault is not None:
+                running.replicas[0].inject(fault)
+            url = running.fleet.pools[0].backends[0]
+            return await Replay(asyncio.get_running_loop(), url, model, speed=speed, **more).run(asked)
+        finally:
+            await running.close()
+
+    return run_on_loop(run())
+
+
+# Requests
+
+
+def trace(name: str) -> Trace:
+    return read_trace(find_trace(name, Path()))
+
+
+def test_a_part_of_a_trace_at_its_own_pace() -> None:
+    conversation = trace("azure-2023-conversation")
+    assert conversation.arrival_s is not None
+    part = from_trace(conversation, class_name="chat", requests=100, start=50)
+    assert len(part) == 100
+    assert part[0].arrival_s == 0.0
+    assert part[-1].arrival_s == pytest.approx(conversation.arrival_s[149] - conversation.arrival_s[50])
+    assert [one.input_tokens for one in part] == conversation.input_tokens[50:150].tolist()
+    assert {one.class_name for one in part} == {"chat"}
+    short = from_trace(conversation, seconds=30.0)
+    assert len(short) == int((conversation.arrival_s < 30.0).sum())
+
+
+def test_a_rate_stretches_every_gap_alike() -> None:
+    conversation = trace("azure-2023-conversation")
+    usual, slow = from_trace(conversation, requests=200), from_trace(conversation, requests=200, requests_per_s=2.0)
+    assert slow[-1].arrival_s == pytest.approx(199 / 2.0)
+    factor = slow[-1].arrival_s / usual[-1].arrival_s
+    assert [one.arrival_s for one in slow] == pytest.approx([one.arrival_s * factor for one in usual])
+    assert len(from_trace(conversation, seconds=30.0, requests_per_s=2.0)) == 60
+
+
+def test_times_in_steps_are_spread_within_them() -> None:
+    documents, conversation = trace("mooncake-conversation"), trace("azure-2023-conversation")
+    assert documents.arrival_s is not None
+    assert conversation.arrival_s is not None
+    part = from_trace(documents, requests=1000)
+    assert len({one.arrival_s for one in part}) == 1000
+    assert [one.arrival_s for one in part] == sorted(one.arrival_s for one in part)
+    # Nobody is moved by more than a step of three seconds, and a trace with a fine clock stays as it is.
+    moved = [one.arrival_s - at for one, at in zip(part, documents.arrival_s, strict=False)]
+    assert max(map(abs, moved)) < 3.1
+    assert [one.arrival_s for one in from_trace(conversation, requests=50)] == conversation.arrival_s[:50].tolist()
+
+
+def test_random_times_have_the_rate_and_no_bursts() -> None:
+    part = from_trace(trace("azure-2023-code"), requests=2000, requests_per_s=2.0, own_times=False)
+    counts = np.bincount([int(one.arrival_s // 10) for one in part])[:-1]
+    assert counts.mean() == pytest.approx(20, rel=0.05)
+    assert counts.var() < 2 * counts.mean()
+
+
+def test_what_no_replica_takes_is_left_out() -> None:
+    documents = trace("mooncake-conversation")
+    part = from_trace(documents, requests=500, longest=8000)
+    assert max(one.input_tokens + one.output_tokens for one in part) <= 8000
+    with pytest.raises(BadInput, match="more than 10 tokens"):
+        from_trace(documents, longest=10)
+    with pytest.raises(BadInput, match="none from"):
+        from_trace(documents, start=10**6)
+
+
+def test_lengths_without_times_need_a_rate(tmp_path: Path) -> None:
+    file = tmp_path / "lengths.csv"
+    file.write_text("input_tokens,output_tokens\n10,1\n20,2\n30,3\n")
+    with pytest.raises(BadInput, match="rate must be given"):
+        from_trace(read_trace(file))
+    part = from_trace(read_trace(file), requests_per_s=4.0)
+    assert [one.input_tokens for one in part] == [10, 20, 30]
+    assert part[-1].arrival_s == pytest.approx(0.5)
+
+
+def test_streams_of_requests_merge_by_the_clock() -> None:
+    both = merged([TimedRequest(0.0, 1, 1, "a"), TimedRequest(2.0, 1, 1, "a")], [TimedRequest(1.0, 1, 1, "b")])
+    assert [one.class_name for one in both] == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 100, 600_000])
+@pytest.mark.parametrize("blocks", [(), (3,), (3, 4)])
+def test_a_prompt_has_four_bytes_a_token(tokens: int, blocks: tuple[int, ...]) -> None:
+    assert len(prompt(TimedRequest(0.0, tokens, 1, None, blocks), 5)) == tokens * BYTES_PER_TOKEN
+
+
+def test_prompts_share_what_the_trace_says_and_nothing_else() -> None:
+    first, second = (prompt(TimedRequest(0.0, 1500, 1, None, (1, 2, last)), 7) for last in (3, 4))
+    assert first[: 1024 * BYTES_PER_TOKEN] == second[: 1024 * BYTES_PER_TOKEN]
+    assert first[1024 * BYTES_PER_TOKEN :] != second[1024 * BYTES_PER_TOKEN :]
+    alone, other = (prompt(TimedRequest(0.0, 100, 1), number) for number in (7, 8))
+    assert alone[:8] != other[:8]
+
+
+# Replays
+
+
+def test_every_request_ends_once_with_its_tokens() -> None:
+    ends: list[tuple[int, int]] = []
+    asked = requests(60)
+    outcomes = replay(asked, progress=lambda done, failed: ends.append((done, failed)))
+    assert [one.request for one in outcomes] == asked
+    assert {(one.status, one.error) for one in outcomes} == {(200, "")}
+    assert {(one.input_tokens, one.output_tokens) for one in outcomes} == {(200, 20)}
+    assert all(one.ttft_s > 0 and one.tpot_s >= 0 for one in outcomes)
+    assert ends[-1] == (60, 0)
+    assert ends == sorted(ends)
+
+
+def test_times_are_those_of_the_emulated_engine() -> None:
+    """Seconds of the clock would be ten times less."""
+    asked = [TimedRequest(0.0, 2000, 400)]
+    found, = replay(asked, model=LARGE, speed=10.0)  # fmt: skip
+    deployment = CATALOG.deployment(
+        CATALOG.model(LARGE), CATALOG.accelerator("mi300x"), pool().parallelism, "fp8", "bf16", "vllm"
+    )
+    simulated = simulate(deployment, [Request(*asked[0][:3])])
+    assert found.tpot_s == pytest.approx(float(simulated.tpot_s[0]), rel=0.25)
+    assert 0.8 * simulated.ttft_s[0] < found.ttft_s < 3.0 * simulated.ttft_s[0]
+
+
+def test_one_token_has_no_time_between_tokens() -> None:
+    found, = replay([TimedRequest(0.0, 50, 1)])  # fmt: skip
+    assert found.served
+    assert math.isnan(found.tpot_s)
+
+
+def test_whoever_waits_in_the_client_has_waited_all_the_same() -> None:
+    """Both are due at once and only one may be under way: the second counts from when it was due."""
+    first, second = replay([TimedRequest(0.0, 200, 300), TimedRequest(0.0, 200, 300)], most_in_flight=1)
+    assert second.late_s > 250 * first.tpot_s
+    assert second.ttft_s > second.late_s
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "said"),
+    [
+        (Fault(kind="error", share=0.5, status=500), 500, "status 500"),
+        (Fault(kind="reject", share=0.5), 503, "status 503"),
+        (Fault(kind="cut", share=0.5, after_tokens=2, mid_event=True), 200, ""),
+        (Fault(kind="cut", share=0.5, after_tokens=2, mid_event=False), 200, ""),
+    ],
+)
+def test_failures_are_counted(fault: Fault, status: int, said: str) -> None:
+    outcomes = replay(requests(20), fault)
+    failed = [one for one in outcomes if not one.served]
+    assert len(outcomes) == 20
+    assert len(failed) == 10
+    assert {one.status for one in failed} == {status}
+    assert all(said in one.error and one.error for one in failed)
+    assert all(math.isnan(one.ttft_s) and math.isnan(one.tpot_s) for one in failed)
+
+
+def test_silence_is_given_up() -> None:
+    outcomes = replay(requests(3), Fault(kind="hang"), silence_s=0.3)
+    assert ["silent" in one.error for one in outcomes] == [True] * 3
+
+
+def test_nobody_there() -> None:
+    async def run() -> list[Outcome]:
+        return await Replay(asyncio.get_running_loop(), "http://127.0.0.1:9", SMALL).run(requests(3))
+
+    outcomes = run_on_loop(run())
+    assert ["no connection" in one.error for one in outcomes] == [True] * 3
+    assert {one.status for one in outcomes} == {0}
+
+
+def test_no_requests_are_no_trouble() -> None:
+    assert replay([]) == []
+
+
+@pytest.mark.parametrize("bad", [{"speed": 0.0}, {"most_in_flight": 0}, {"silence_s": 0.0}])
+def test_nonsense_is_refused(bad: dict[str, Any]) -> None:
+    loop = asyncio.new_event_loop()
+    with pytest.raises(BadInput, match="above zero"):
+        Replay(loop, "http://127.0.0.1:9", SMALL, **bad)
+    loop.close()
+
+
+def test_a_class_that_no_header_can_carry_is_refused() -> None:
+    with pytest.raises(BadInput, match="header"):
+        replay([TimedRequest(0.0, 1, 1, "a\r\nb: c")])
+
+
+# What it comes to
+
+CHAT = Targets(Target(seconds=1.0, percentile=0.5), Target(seconds=0.05, percentile=0.9))
+
+
+def outcome(ttft_s: float, tpot_s: float, error: str = "", pool: str = "a", at: float = 0.0) -> Outcome:
+    asked = TimedRequest(at, 90, 10, "chat")
+    tokens = (0, 0) if error else (90, 10)
+    return Outcome(
+        asked, pool=pool, status=200, error=error, ttft_s=ttft_s, tpot_s=tpot_s, input_tokens=tokens[0],
+        output_tokens=tokens[1],
+    )  # fmt: skip
+
+
+def test_shares_within_targets() -> None:
+    seen = [
+        outcome(0.5, 0.04),
+        outcome(0.5, 0.06, pool="b", at=10.0),
+        outcome(2.0, math.nan),
+        outcome(math.nan, math.nan, error="cut"),
+    ]
+    assert [kept_targets(one, CHAT) for one in seen] == [(True, True), (True, False), (False, True), (False, False)]
+    result = result_of(seen, {"chat": CHAT})
+    chat, = result.classes  # fmt: skip
+    assert (chat.ttft_kept, chat.tpot_kept, chat.kept) == (0.5, 0.5, 0.25)
+    assert not chat.holds
+    assert (result.requests, result.failed, result.seconds, result.kept) == (4, 1, 10.0, 0.25)
+    assert (result.tokens, result.good_tokens) == (300, 100)
+    assert {one.name: one.requests for one in result.pools} == {"a": 3, "b": 1}
+    assert result.faults == [("cut", 1)]
+    assert chat.seen.ttft_s.p50 == 0.5
+    assert not result.disturbed
+
+
+def test_a_client_that_stood_still_says_so() -> None:
+    late = outcome(0.5, 0.04)
+    late.late_s = 0.7
+    assert result_of([outcome(0.5, 0.04)] * 200 + [late], {"chat": CHAT}).disturbed
+
+
+def test_without_targets_all_that_was_served_is_kept() -> None:
+    result = result_of([outcome(9.0, 9.0), outcome(math.nan, math.nan, error="cut")], {})
+    assert (result.kept, result.classes[0].ttft_kept) == (0.5, None)
+
+
+def test_what_was_spent() -> None:
+    page = "\n".join((
+        "# TYPE crosstie_usd_total counter",
+        'crosstie_usd_total{pool="a"} 0.5',
+        'crosstie_usd_total{pool="b"} 1.5',
+        'crosstie_tokens_total{pool="a",kind="input"} 1000000',
+        'crosstie_tokens_total{pool="a",kind="output"} 3000000',
+        'crosstie_in_flight{pool="a",backend="x"} 3',
+    ))  # fmt: skip
+    spent = Spent.read(page)
+    assert (spent.usd, spent.tokens) == ({"a": 0.5, "b": 1.5}, {"a": 4e6})
+    assert spent.usd_per_million == pytest.approx(0.5)
+    assert spent.since(Spent({"a": 0.5}, {"a": 2e6})).usd_per_million == pytest.approx(0.75)
+    assert math.isnan(Spent.read("").usd_per_million)
+
+
+def test_the_fleets_bill_over_good_tokens() -> None:
+    served = fleet(pool(replicas=2))
+    result = result_of([outcome(0.5, 0.01), outcome(0.5, 0.01, at=3600.0)], {"chat": CHAT})
+    # Two GPUs at $1.30 for an hour, over 200 tokens.
+    assert fleet_usd_per_good_million(served, result) == pytest.approx(2.6 / 200 * 1e6)
+    assert fleet_usd_per_good_million(served, result_of([outcome(5.0, 0.01)], {"chat": CHAT})) == math.inf
+
+
+def test_a_server_without_accounts_has_spent_nothing() -> None:
+    async def run() -> Spent:
+        return await spent_so_far(asyncio.get_running_loop(), "http://127.0.0.1:9")
+
+    assert run_on_loop(run()) == Spent({}, {})

@@ -1,0 +1,296 @@
+"""Backends that misbehave on request, a gateway over them, and a client that reads what comes, all on one loop."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Parallelism
+from crosstie.core.fleet import Fleet, Pool, ServedClass, Serving
+from crosstie.run.service.process import Serve
+from crosstie.run.wire.address import Address
+from crosstie.run.wire.client import Origin
+from crosstie.run.wire.fetch import Answer, fetch
+from crosstie.run.wire.loops import run_on_loop
+from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.request import Request
+from crosstie.run.wire.server import Server
+
+MODEL = "llama-3.1-8b"
+CATALOG = Catalog()
+# Quick to notice, quick to give up: tests do not want to wait.
+HASTY = Serving(
+    connect_timeout_s=0.5, first_byte_timeout_s=0.5, idle_timeout_s=0.5, total_timeout_s=5.0, queue_s=0.5,
+    health_every_s=0.2, metrics_every_s=0.1, slow_start_s=0.0, drain_s=3.0,
+)  # fmt: skip
+
+
+class Fake:
+    """An OpenAI-compatible server. `mode` says how it takes the next requests; `hit` is what it was sent."""
+
+    def __init__(self, name: str = "fake", tokens: int = 5):
+        self.name, self.tokens = name, tokens
+        self.mode = "ok"
+        self.healthy = True
+        self.hit: list[tuple[Request, dict[str, Any]]] = []
+        self.gone = 0
+        self.pause_s = 0.0
+        self.metrics = b""
+        self.held: list[Reply] = []
+
+    async def start(self, port: int = 0) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.server = Server(self.loop, self._handle)
+        self.port = await self.server.listen("127.0.0.1", port)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def crash(self) -> None:
+        self.server.close()
+
+    def client_gone(self) -> None:
+        self.gone += 1
+
+    def client_slow(self) -> None:
+        pass
+
+    def client_ready(self) -> None:
+        pass
+
+    def _handle(self, request: Request, reply: Reply) -> None:
+        if request.path == "/health":
+            reply.send(200 if self.healthy else 500, b"{}")
+        elif request.path == "/metrics":
+            reply.send(200 if self.metrics else 404, self.metrics, content_type=b"text/plain")
+        elif request.path == "/v1/models":
+            reply.send(200, b'{"object":"list","data":[]}')
+        else:
+            body = json.loads(request.body)
+            self.hit.append((request, body))
+            reply.watcher = self
+            answer: Callable[[dict[str, Any], Reply], None] = getattr(self, f"_{self.mode.replace('-', '_')}")
+            answer(body, reply)
+
+    def _ok(self, body: dict[str, Any], reply: Reply) -> None:
+        if body.get("stream"):
+            self._stream(body, reply, self.tokens)
+        else:
+            said = {"id": "x", "served_by": self.name, "choices": [{"message": {"content": "hi"}}], "usage": self.usage}
+            self.loop.call_later(self.pause_s, reply.send, 200, json.dumps(said).encode())
+
+    @property
+    def usage(self) -> dict[str, int]:
+        return {"prompt_tokens": 7, "completion_tokens": self.tokens, "total_tokens": 7 + self.tokens}
+
+    def _stream(self, body: dict[str, Any], reply: Reply, until: int, *, at: int = 0) -> None:
+        """One event at a time, so that a test may come between them."""
+        if not reply.started:
+            reply.start(200, b"content-type: text/event-stream\r\nx-engine: fake\r\n", None)
+        if at < until:
+            said = {"choices": [{"index": 0, "delta": {"content": f"w{at} "}, "finish_reason": None}]}
+            reply.write(b"data: " + json.dumps(said).encode() + b"\n\n")
+            self.loop.call_later(self.pause_s, lambda: self._stream(body, reply, until, at=at + 1))
+            return
+        if until < self.tokens:
+            return
+        last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+        reply.write(b"data: " + json.dumps(last).encode() + b"\n\n")
+        if (body.get("stream_options") or {}).get("include_usage"):
+            reply.write(
+                b"data: " + json.dumps({"choices": [], "usage": self.usage}, separators=(",", ":")).encode() + b"\n\n"
+            )
+        reply.write(b"data: [DONE]\n\n")
+        reply.end()
+
+    def _error(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.send(500, b'{"error":{"message":"engine broke"}}')
+
+    def _full(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.send(503, b'{"error":{"message":"queue is full"}}')
+
+    def _unable(self, body: dict[str, Any], reply: Reply) -> None:
+        """As llama.cpp answers to embeddings of a model that was not started for them."""
+        reply.send(501, b'{"error":{"message":"no embeddings here"}}')
+
+    def _bad(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.send(400, b'{"error":{"message":"temperature must be positive"}}')
+
+    def _hang(self, body: dict[str, Any], reply: Reply) -> None:
+        self.held.append(reply)
+
+    def _cut(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.cut()
+
+    def _head_then_cut(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.start(200, b"content-type: text/event-stream\r\n", None)
+        reply.write(b"data: {")
+        self.loop.call_later(0.02, reply.cut)
+
+    def _cut_mid_event(self, body: dict[str, Any], reply: Reply) -> None:
+        self._stream(body, reply, 2)
+        self.loop.call_later(0.1, reply.write, b'data: {"choices": [{"del')
+        self.loop.call_later(0.15, reply.cut)
+
+    def _polite_cut(self, body: dict[str, Any], reply: Reply) -> None:
+        """As vLLM ends on SIGTERM: a proper end of the connection's stream, in the middle of the answer."""
+        self._stream(body, reply, 2)
+        self.loop.call_later(0.1, reply.end)
+
+    def _aborted(self, body: dict[str, Any], reply: Reply) -> None:
+        """As vLLM's engine ends: what runs is said to be aborted, with usage and all."""
+        self._stream(body, reply, 2)
+        last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]}
+        self.loop.call_later(0.1, reply.write, b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n")
+        self.loop.call_later(0.15, reply.end)
+
+    def _empty_success(self, body: dict[str, Any], reply: Reply) -> None:
+        """And to what waits it gives an opening, no token, usage and a proper end."""
+        opening = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+        reply.start(200, b"content-type: text/event-stream\r\n", None)
+        reply.write(b"data: " + json.dumps(opening).encode() + b"\n\n")
+        usage = json.dumps(
+            {"choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": 0}}, separators=(",", ":")
+        )
+        self.loop.call_later(0.02, reply.write, b"data: " + usage.encode() + b"\n\ndata: [DONE]\n\n")
+        self.loop.call_later(0.04, reply.end)
+
+    def _error_first(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.start(200, b"content-type: text/event-stream\r\n", None)
+        reply.write(b'data: {"error": {"message": "engine died", "code": 500}}\n\ndata: [DONE]\n\n')
+        reply.end()
+
+    def _error_after_opening(self, body: dict[str, Any], reply: Reply) -> None:
+        opening = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+        reply.start(200, b"content-type: text/event-stream\r\n", None)
+        reply.write(b"data: " + json.dumps(opening).encode() + b"\n\n")
+        said = b'data: {"error": {"message": "engine died", "code": 500}}\n\n'
+        self.loop.call_later(0.05, reply.write, said)
+        self.loop.call_later(0.1, reply.write, b"data: [DONE]\n\n")
+        self.loop.call_later(0.15, reply.end)
+
+    def _talks_of_errors(self, body: dict[str, Any], reply: Reply) -> None:
+        """An answer about server-sent events."""
+        words = {"choices": [{"index": 0, "delta": {"content": "then send event: error"}, "finish_reason": "stop"}]}
+        reply.start(200, b"content-type: text/event-stream\r\n", None)
+        reply.write(b"data: " + json.dumps(words).encode() + b"\n\ndata: [DONE]\n\n")
+        reply.end()
+
+    def _error_later(self, body: dict[str, Any], reply: Reply) -> None:
+        self._stream(body, reply, 2)
+        self.loop.call_later(0.1, reply.write, b'data: {"error": {"message": "engine died", "code": 500}}\n\n')
+        self.loop.call_later(0.15, reply.end)
+
+    def _half_then_silent(self, body: dict[str, Any], reply: Reply) -> None:
+        self._stream(body, reply, 2)
+
+    def _half_body(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.start(200, b"content-type: application/json\r\n", 100)
+        reply.write(b'{"half')
+        self.loop.call_later(0.02, reply.cut)
+
+    def _flood(self, body: dict[str, Any], reply: Reply) -> None:
+        """As many bytes as the connection takes, and some more whenever it takes more."""
+        if not reply.started:
+            reply.start(200, b"content-type: text/event-stream\r\n", None)
+        self.flooded = getattr(self, "flooded", 0)
+        if reply.gone:
+            return
+        if not reply.slow:
+            reply.write(b"data: " + b"x" * 65536 + b"\n\n")
+            self.flooded += 65536
+        self.loop.call_later(0.0005, self._flood, body, reply)
+
+
+def pool_of(name: str, *backends: str, **changes: Any) -> Pool:
+    """A pool of which only the address is known, unless told otherwise."""
+    values: dict[str, Any] = {
+        "name": name, "model": MODEL, "accelerator": None, "parallelism": Parallelism(), "precision": None,
+        "kv_format": "bf16", "stack": None, "replicas": len(backends), "usd_per_gpu_hour": 1.0, "max_in_flight": 64,
+        "max_context": 8192, "backends": backends,
+    }  # fmt: skip
+    return Pool(**{**values, **changes})
+
+
+def fleet_of(*pools: Pool, classes: tuple[ServedClass, ...] = (), serving: Serving = HASTY, **changes: Any) -> Fleet:
+    made = Fleet(
+        name="test", planned="", policy="cheapest-meeting-target", pools=pools, classes=classes, serving=serving
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+class Running:
+    def __init__(self, serve: Serve, notices: list[str]):
+        self.serve, self.notices = serve, notices
+        self.gateway = serve.gateway
+        self.port = serve.port
+        self.origin = Origin(asyncio.get_running_loop(), Address(f"http://127.0.0.1:{serve.port}/v1"))
+
+    async def ask(
+        self, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None, **body: Any
+    ) -> Answer:
+        said = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], **body}
+        lines = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        lines.append((b"content-type", b"application/json"))
+        return await fetch(self.origin, "POST", path, headers=lines, body=json.dumps(said).encode(), timeout_s=10)
+
+    async def get(self, path: str) -> Answer:
+        return await fetch(self.origin, "GET", path)
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples of that name that have these labels."""
+        total = 0.0
+        for line in (await self.get("/metrics")).body.decode().splitlines():
+            if line.split("{")[0].split(" ")[0] == name and all(f'{k}="{v}"' in line for k, v in labels.items()):
+                total += float(line.rsplit(" ", 1)[1])
+        return total
+
+
+@asynccontextmanager
+async def running(fleet: Fleet, **settings: Any) -> AsyncIterator[Running]:
+    notices: list[str] = []
+    serve = Serve(CATALOG, fleet, notice=notices.append, **settings)
+    await serve.start("127.0.0.1", 0)
+    made = Running(serve, notices)
+    try:
+        yield made
+        made.origin.close()
+        # Nothing may be left behind: not a request, not a place on a replica.
+        await until(lambda: not serve.gateway.exchanges and not any(r.in_flight for r in serve.gateway.live.replicas()))
+    finally:
+        made.origin.close()
+        serve.server.close()
+        serve.gateway.close()
+
+
+@asynccontextmanager
+async def fakes(count: int = 1, **settings: Any) -> AsyncIterator[list[Fake]]:
+    made = [Fake(f"fake-{i}", **settings) for i in range(count)]
+    for fake in made:
+        await fake.start()
+    try:
+        yield made
+    finally:
+        for fake in made:
+            fake.crash()
+
+
+async def until(true: Callable[[], object], within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def in_folder(test: Callable[[Path], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
+    """A test on a loop that has a folder of its own."""
+
+    def runs(tmp_path: Path) -> None:
+        run_on_loop(test(tmp_path))
+
+    return runs

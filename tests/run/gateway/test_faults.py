@@ -1,0 +1,341 @@
+"""Backends that fail in every way that real ones do, and clients that leave: each made to happen."""
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+from tests.run.gateway.fakes import HASTY, MODEL, fakes, fleet_of, pool_of, running, until
+from tests.run.wire.test_server import on_loop
+
+from crosstie.run.wire.fetch import Answer
+from crosstie.run.wire.loops import run_on_loop
+from crosstie.run.wire.sse import payloads
+
+STREAM = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
+    % (len(body := json.dumps({"model": MODEL, "stream": True, "messages": []}).encode()), body)
+)  # fmt: skip
+
+
+def error_in(answer: Answer) -> dict[str, str]:
+    """What the last event of a stream says went wrong."""
+    found: dict[str, str] = json.loads(payloads(answer.body)[-1])["error"]
+    return found
+
+
+@pytest.mark.parametrize("mode", ["error", "cut", "head-then-cut", "hang", "full", "half-body"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_as_long_as_nothing_was_sent_another_backend_tries(mode: str, stream: bool) -> None:
+    async def test() -> None:
+        async with fakes(2) as [bad, good]:
+            bad.mode = mode
+            # The bad one is the cheaper: it is asked first.
+            fleet = fleet_of(pool_of("bad", bad.url, usd_per_gpu_hour=0.1), pool_of("good", good.url))
+            async with running(fleet) as at:
+                answer = await at.ask(stream=stream, max_tokens=2)
+                assert answer.status == 200
+                assert answer.header(b"x-crosstie-pool") == b"good"
+                # A kept connection that is cut at once may just have been old: it gets a new one.
+                assert len(bad.hit) in ((1, 2) if mode == "cut" else (1,))
+                assert len(good.hit) == 1
+                assert await at.metric("crosstie_retries_total", pool="bad") == 1
+                faults = await at.metric("crosstie_backend_faults_total", pool="bad")
+                assert faults == (0 if mode == "full" else 1)
+
+    run_on_loop(test())
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["usage asked for", "no usage"])
+@pytest.mark.parametrize("mode", ["empty-success", "error-first", "error-after-opening"])
+def test_a_stream_without_a_single_token_is_tried_elsewhere(mode: str, counted: bool) -> None:
+    async def test() -> None:
+        async with fakes(2) as [bad, good]:
+            bad.mode = mode
+            fleet = fleet_of(pool_of("bad", bad.url, usd_per_gpu_hour=0.1), pool_of("good", good.url))
+            async with running(fleet) as at:
+                answer = await at.ask(stream=True, stream_options={"include_usage": counted})
+                assert answer.header(b"x-crosstie-pool") == b"good"
+                assert payloads(answer.body)[-1] == b"[DONE]"
+                assert b"error" not in answer.body
+
+    run_on_loop(test())
+
+
+@on_loop
+async def test_an_engine_that_tells_of_its_error_in_a_stream_is_not_talked_over() -> None:
+    async with fakes() as [fake]:
+        fake.mode = "error-later"
+        async with running(fleet_of(pool_of("one", fake.url))) as at:
+            answer = await at.ask(stream=True)
+            assert error_in(answer)["message"] == "engine died"
+            assert answer.body.count(b"error") == 1
+            assert await at.metric("crosstie_backend_faults_total") == 1
+
+
+@on_loop
+async def test_an_answer_may_speak_of_errors() -> None:
+    async with fakes() as [fake]:
+        fake.mode = "talks-of-errors"
+        async with running(fleet_of(pool_of("one", fake.url))) as at:
+            assert b"upstream_cut" not in (await at.ask(stream=True)).body
+            assert await at.metric("crosstie_backend_faults_total") == 0
+            assert await at.metric("crosstie_requests_total", outcome="served") == 1
+
+
+@on_loop
+async def test_what_an_engine_does_not_do_is_no_fault_of_it() -> None:
+    async with fakes(2) as [unable, able]:
+        unable.mode = "unable"
+        alone = pool_of("unable", unable.url, usd_per_gpu_hour=0.1)
+        async with running(fleet_of(alone)) as at:
+            # More than open a breaker.
+            for _ in range(6):
+                answer = await at.ask("/v1/embeddings", input="hello")
+                assert (answer.status, answer.body) == (501, b'{"error":{"message":"no embeddings here"}}')
+            assert await at.metric("crosstie_backend_faults_total") == 0
+            assert await at.metric("crosstie_backend_up") == 1
+        async with running(fleet_of(alone, pool_of("able", able.url))) as at:
+            assert (await at.ask("/v1/embeddings", input="hello")).header(b"x-crosstie-pool") == b"able"
+
+
+@on_loop
+async def test_a_backend_that_goes_down_and_comes_back_is_told_of_however_that_was_found() -> None:
+    """By a request that it refused, by the breaker, or by its health check."""
+    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url))) as at:
+        fake.mode = "error"
+        for _ in range(5):
+            await at.ask()
+        assert at.notices == [f"pool one: {fake.url} is down: its circuit breaker is open"]
+        fake.mode = "ok"
+        await until(lambda: len(at.notices) == 2)
+        assert at.notices[1] == f"pool one: {fake.url} is up"
+        fake.crash()
+        await at.ask()
+        await until(lambda: len(at.notices) == 3)
+        assert at.notices[2].startswith(f"pool one: {fake.url} is down: ")
+
+
+@on_loop
+async def test_a_backend_that_is_no_longer_in_the_fleet_keeps_no_connection() -> None:
+    async with fakes(2) as [old, new], running(fleet_of(pool_of("old", old.url))) as at:
+        old.pause_s = 0.1
+        flying = asyncio.create_task(at.ask(stream=True))
+        await until(lambda: old.hit)
+        await at.get("/health")
+        at.gateway.load(fleet_of(pool_of("new", new.url)))
+        answer = await flying
+        assert payloads(answer.body)[-1] == b"[DONE]"
+        await until(lambda: not old.server.connections, within_s=2.0)
+        assert (await at.ask()).header(b"x-crosstie-pool") == b"new"
+
+
+@on_loop
+async def test_a_refused_connection_is_retried_and_marks_the_backend_down_at_once() -> None:
+    async with fakes(2) as [bad, good]:
+        fleet = fleet_of(
+            pool_of("bad", bad.url, usd_per_gpu_hour=0.1), pool_of("good", good.url),
+            serving=msgspec.structs.replace(HASTY, health_every_s=30.0),
+        )  # fmt: skip
+        async with running(fleet) as at:
+            bad.crash()
+            await asyncio.sleep(0.05)
+            assert (await at.ask()).status == 200
+            assert not at.gateway.backends[bad.url].replica.up
+
+
+@on_loop
+async def test_a_request_that_breaks_engines_is_not_carried_through_the_fleet() -> None:
+    async with fakes(5) as made:
+        for fake in made:
+            fake.mode = "error"
+        fleet = fleet_of(
+            *(pool_of(f"p{i}", fake.url) for i, fake in enumerate(made)),
+            serving=msgspec.structs.replace(HASTY, retries=4),
+        )
+        async with running(fleet) as at:
+            answer = await at.ask()
+            assert answer.status == 500
+            assert b"engine broke" in answer.body
+            assert sum(len(fake.hit) for fake in made) == 2
+
+
+@pytest.mark.parametrize("mode", ["cut-mid-event", "polite-cut", "half-then-silent", "aborted"])
+def test_a_stream_that_breaks_off_ends_in_an_error_that_clients_understand(mode: str) -> None:
+    async def test() -> None:
+        async with fakes(2) as [bad, other]:
+            bad.mode = mode
+            fleet = fleet_of(pool_of("bad", bad.url, usd_per_gpu_hour=0.1), pool_of("other", other.url))
+            async with running(fleet) as at:
+                answer = await at.ask(stream=True)
+                assert answer.status == 200
+                sent = [one for one in payloads(answer.body)[:-1] if one != b"[DONE]"]
+                words = [json.loads(one)["choices"][0]["delta"].get("content") for one in sent]
+                assert words[:2] == ["w0 ", "w1 "]
+                assert error_in(answer)["code"] == "upstream_cut"
+                # Half an answer was sent: nobody else may begin it again.
+                assert not other.hit
+                assert await at.metric("crosstie_requests_total", outcome="cut") == 1
+
+    run_on_loop(test())
+
+
+@on_loop
+async def test_the_error_event_of_a_responses_stream_is_its_own_kind() -> None:
+    async with fakes() as [bad]:
+        bad.mode = "polite-cut"
+        async with running(fleet_of(pool_of("bad", bad.url))) as at:
+            answer = await at.ask("/v1/responses", stream=True, input="x")
+            assert b"event: error\n" in answer.body
+            assert json.loads(payloads(answer.body)[-1])["type"] == "error"
+
+
+@on_loop
+async def test_a_client_s_mistakes_open_no_breaker() -> None:
+    async with fakes() as [fake]:
+        fake.mode = "bad"
+        async with running(fleet_of(pool_of("one", fake.url))) as at:
+            for _ in range(30):
+                answer = await at.ask()
+                assert answer.status == 400
+                assert b"temperature must be positive" in answer.body
+            fake.mode = "ok"
+            assert (await at.ask()).status == 200
+            assert len(fake.hit) == 31
+            assert await at.metric("crosstie_backend_faults_total") == 0
+
+
+@on_loop
+async def test_a_backend_that_keeps_failing_is_left_alone_and_taken_back() -> None:
+    async with fakes(2) as [bad, good]:
+        bad.mode = "error"
+        fleet = fleet_of(pool_of("bad", bad.url, usd_per_gpu_hour=0.1), pool_of("good", good.url))
+        async with running(fleet) as at:
+            for _ in range(20):
+                assert (await at.ask()).status == 200
+            assert len(bad.hit) == 5
+            assert await at.metric("crosstie_breaker_open", pool="bad") == 1
+            bad.mode = "ok"
+            await until(lambda: at.gateway.backends[bad.url].replica.up)
+            await at.ask(headers={"x-crosstie-pool": "bad"})
+            assert at.gateway.backends[bad.url].breaker.state == "closed"
+
+
+@on_loop
+async def test_an_unhealthy_backend_is_avoided_and_taken_back_when_it_is_well() -> None:
+    async with fakes(2) as [sick, well]:
+        fleet = fleet_of(pool_of("sick", sick.url, usd_per_gpu_hour=0.1), pool_of("well", well.url))
+        async with running(fleet) as at:
+            sick.healthy = False
+            await until(lambda: not at.gateway.backends[sick.url].replica.up)
+            for _ in range(3):
+                await at.ask()
+            assert not sick.hit
+            sick.healthy = True
+            await until(lambda: at.gateway.backends[sick.url].replica.up)
+            assert any("is down: its health check answered 500" in line for line in at.notices)
+            assert any("is up" in line for line in at.notices)
+
+
+@on_loop
+async def test_nobody_left_is_said_with_a_time_to_come_back() -> None:
+    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url))) as at:
+        fake.crash()
+        await until(lambda: not at.gateway.ready)
+        answer = await at.ask()
+        assert answer.status == 503
+        assert answer.header(b"retry-after")
+
+
+@on_loop
+async def test_a_client_that_leaves_is_taken_off_the_engine() -> None:
+    async with fakes() as [fake]:
+        fake.pause_s = 0.05
+        fake.tokens = 1000
+        async with running(fleet_of(pool_of("one", fake.url))) as at:
+            for early in (True, False):
+                fake.gone = 0
+                _, writer = await asyncio.open_connection("127.0.0.1", at.port)
+                writer.write(STREAM)
+                await asyncio.sleep(0.02 if early else 0.3)
+                writer.transport.abort()
+                await until(lambda: fake.gone == 1)
+            assert await at.metric("crosstie_requests_total", outcome="client gone") == 2
+            assert await at.metric("crosstie_backend_faults_total") == 0
+
+
+@on_loop
+async def test_a_client_that_leaves_the_queue_is_forgotten() -> None:
+    async with fakes() as [fake]:
+        fake.mode = "hang"
+        fleet = fleet_of(
+            pool_of("one", fake.url, max_in_flight=1),
+            serving=msgspec.structs.replace(HASTY, queue_s=30.0, first_byte_timeout_s=30.0),
+        )
+        async with running(fleet) as at:
+            writers = []
+            for _ in range(3):
+                _, writer = await asyncio.open_connection("127.0.0.1", at.port)
+                writer.write(STREAM)
+                writers.append(writer)
+            await until(lambda: len(at.gateway.waiting) == 2)
+            writers[1].transport.abort()
+            await until(lambda: len(at.gateway.waiting) == 1)
+            for writer in writers:
+                writer.transport.abort()
+
+
+@on_loop
+async def test_a_slow_reader_slows_its_engine_and_memory_stays_small() -> None:
+    async with fakes() as [fake]:
+        fake.mode = "flood"
+        fleet = fleet_of(pool_of("one", fake.url), serving=msgspec.structs.replace(HASTY, idle_timeout_s=30.0))
+        async with running(fleet) as at:
+            reader, writer = await asyncio.open_connection("127.0.0.1", at.port, limit=65536)
+            writer.write(STREAM)
+            await asyncio.sleep(1.0)
+            before = fake.flooded
+            await asyncio.sleep(0.5)
+            # Nobody reads, so after what the sockets hold nothing more is made.
+            assert fake.flooded == before
+            assert before < 32 * 2**20
+            for _ in range(200):
+                await reader.read(65536)
+            await until(lambda: fake.flooded > before)
+            writer.transport.abort()
+
+
+@on_loop
+async def test_a_client_that_reads_nothing_is_cut_off_in_the_end() -> None:
+    async with fakes() as [fake]:
+        fake.mode = "flood"
+        async with running(fleet_of(pool_of("one", fake.url))) as at:
+            _, writer = await asyncio.open_connection("127.0.0.1", at.port, limit=65536)
+            writer.write(STREAM)
+            await until(lambda: at.gateway.exchanges)
+            await until(lambda: not at.gateway.exchanges)
+            assert await at.metric("crosstie_requests_total", outcome="client stalled") == 1
+            writer.transport.abort()
+
+
+@on_loop
+async def test_the_whole_may_take_no_longer_than_it_may() -> None:
+    async with fakes() as [fake]:
+        fake.pause_s, fake.tokens = 0.1, 1000
+        fleet = fleet_of(pool_of("one", fake.url), serving=msgspec.structs.replace(HASTY, total_timeout_s=0.5))
+        async with running(fleet) as at:
+            assert "within 0.5 s" in error_in(await at.ask(stream=True))["message"]
+
+
+@on_loop
+async def test_sigterm_s_drain_loses_no_request() -> None:
+    async with fakes() as [fake]:
+        fake.pause_s, fake.tokens = 0.05, 20
+        async with running(fleet_of(pool_of("one", fake.url))) as at:
+            asked = [asyncio.create_task(at.ask(stream=True)) for _ in range(10)]
+            await until(lambda: len(fake.hit) == 10)
+            assert await at.serve.stop()
+            answers = [await one for one in asked]
+            assert all(payloads(answer.body)[-1] == b"[DONE]" for answer in answers)
+            with pytest.raises(OSError, match=r"."):
+                await at.ask()

@@ -1,0 +1,158 @@
+"""The gateway's parts by themselves: what it reads of a body, its breaker, engines' metrics, how answers are relayed."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crosstie.core.errors import BadInput
+from crosstie.run.gateway.body import read_body, usage_of, wishing_usage, with_model
+from crosstie.run.gateway.breaker import IN_A_ROW, Breaker
+from crosstie.run.gateway.scrape import engine_load
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}).encode()
+
+
+def test_what_is_read_of_a_body() -> None:
+    said = body(stream=True, max_tokens=9, user="u", tools=[{"x": 1}], unknown={"deep": [1]})
+    asked = read_body(said)
+    assert (asked.model, asked.stream, asked.most_output, asked.session) == ("m", True, 9, "u")
+    assert asked.options_absent
+    assert not asked.wants_usage
+    assert asked.prompt_bytes == len(b'[{"x": 1}]"hi"')
+    assert said[asked.prompt_at :].startswith(b'"messages": [{"role"')
+    assert read_body(body(max_tokens=5, max_completion_tokens=7)).most_output == 7
+    assert read_body(body(stream_options={"include_usage": True})).wants_usage
+    assert not read_body(body(stream_options=None)).options_absent
+
+
+@pytest.mark.parametrize("said", [b"", b"{", b"[1]", b'"text"', b'{"model": 3}', b"\xff\xfe{}"])
+def test_a_body_that_is_none(said: bytes) -> None:
+    with pytest.raises(BadInput):
+        read_body(said)
+
+
+def test_a_field_of_the_wrong_kind_is_left_to_the_engine() -> None:
+    assert read_body(body(max_tokens="many")).model == "m"
+    assert read_body(body(stream="yes")).model == "m"
+
+
+def test_token_ids_are_counted_and_text_is_not_taken_for_them() -> None:
+    assert read_body(json.dumps({"model": "m", "prompt": [5] * 77}).encode()).token_ids == 77
+    assert read_body(json.dumps({"model": "m", "prompt": [[5, 6], [7]]}).encode()).token_ids == 3
+    assert read_body(json.dumps({"model": "m", "prompt": ["1, 2", "3"]}).encode()).token_ids is None
+    assert read_body(body()).token_ids is None
+
+
+def test_pictures_are_seen_and_their_bytes_are_no_text() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 5000}}
+    asked = read_body(
+        body(messages=[{"role": "user", "content": [{"type": "text", "text": "what?"}, picture, picture]}])
+    )
+    assert asked.attached.kinds == {"image"}
+    assert asked.attached.number == 2
+    assert asked.prompt_bytes - asked.attached.size < 400
+    sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    assert read_body(body(messages=[{"role": "user", "content": [sound]}])).attached.kinds == {"audio"}
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.text(max_size=8)
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=6), JSON, max_size=5), st.booleans())
+def test_what_the_gateway_changes_changes_nothing_else(fields: dict[str, object], spaced: bool) -> None:
+    fields = {**fields, "model": "mine"}
+    fields.pop("stream_options", None)
+    said = json.dumps(fields, indent=2 if spaced else None).encode()
+    assert json.loads(with_model(said, "theirs")) == {**fields, "model": "theirs"}
+    wished = wishing_usage(said, True)
+    assert json.loads(wished) == {**fields, "stream_options": {"include_usage": True}}
+    # Byte for byte: nothing but the wish is new.
+    assert wished.endswith(said[said.index(b"{") + 1 :])
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"other": 1}])
+def test_a_wish_is_added_to_what_the_client_said_of_its_stream(options: dict[str, object] | None) -> None:
+    said = body(stream=True, stream_options=options)
+    wished = json.loads(wishing_usage(said, read_body(said).options_absent))
+    assert wished["stream_options"] == {**(options or {}), "include_usage": True}
+
+
+def test_an_empty_object_can_be_wished_for_too() -> None:
+    assert json.loads(wishing_usage(b" { } ", True)) == {"stream_options": {"include_usage": True}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "usage"),
+    [
+        (b'{"usage": {"prompt_tokens": 3, "completion_tokens": 4}}', (3, 4)),
+        (b'{"usage": {"input_tokens": 3, "output_tokens": 4}}', (3, 4)),
+        (b'{"type": "response.completed", "response": {"usage": {"input_tokens": 3, "output_tokens": 4}}}', (3, 4)),
+        (b'{"usage": {"prompt_tokens": 3, "total_tokens": 3}}', (3, 0)),
+        (b'{"usage": null}', None),
+        (b'{"usage": {"prompt_tokens": "three"}}', None),
+        (b"not json", None),
+    ],
+)
+def test_usage_as_engines_write_it(answer: bytes, usage: tuple[int, int] | None) -> None:
+    assert usage_of(answer) == usage
+
+
+def test_a_breaker_opens_after_faults_in_a_row_and_lets_one_try_again() -> None:
+    breaker = Breaker()
+    opened = [breaker.failed(0.0) for _ in range(IN_A_ROW)]
+    assert opened == [False] * (IN_A_ROW - 1) + [True]
+    assert not breaker.check(0.5)
+    assert breaker.check(1.0)
+    assert breaker.state == "trying"
+    assert breaker.failed(1.0)
+    # Twice as long the second time.
+    assert not breaker.check(2.5)
+    assert breaker.check(3.0)
+    breaker.succeeded()
+    assert breaker.state == "closed"
+
+
+def test_a_breaker_opens_when_every_other_request_fails_and_not_for_one_in_four() -> None:
+    bad, fair = Breaker(), Breaker()
+    for i in range(40):
+        for breaker, every in ((bad, 2), (fair, 4)):
+            if i % every == 0:
+                breaker.failed(0.0)
+            else:
+                breaker.succeeded()
+    assert bad.state == "open"
+    assert fair.state == "closed"
+
+
+def test_the_load_that_engines_report() -> None:
+    vllm = b"""# HELP vllm:num_requests_running x
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 4.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.5
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.1
+"""
+    load = engine_load(vllm)
+    assert load is not None
+    assert load[:2] == (5.0, 4.0)
+    assert load.kv_used_fraction == pytest.approx(0.3)
+    assert engine_load(b"llamacpp:requests_processing 1\nllamacpp:requests_deferred 2\n") == (1.0, 2.0, None)
+    assert engine_load(b'sglang:num_running_reqs{x="y"} 7\nsglang:num_queue_reqs 1\nsglang:token_usage 0.25\n') == (
+        7.0,
+        1.0,
+        0.25,
+    )
+    assert engine_load(b"nothing_known 1\n") is None

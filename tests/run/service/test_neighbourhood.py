@@ -1,0 +1,300 @@
+"""Two workers on one loop, each at a door of its own: what the one has, finds and counts, the other knows."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import pytest
+from tests.run.gateway.fakes import CATALOG, HASTY, Fake, Running, fakes, fleet_of, pool_of, until
+
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet
+from crosstie.run.gateway.breaker import IN_A_ROW
+from crosstie.run.gateway.health import probe
+from crosstie.run.service.neighbourhood import Neighbourhood
+from crosstie.run.service.process import Serve
+from crosstie.run.service.siblings import Siblings
+from crosstie.run.service.summing import counters, summed
+from crosstie.run.service.workers import Place
+from crosstie.run.share.board import Board
+from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.request import Request
+from crosstie.run.wire.shared_listener import listening
+
+# Nobody finds out anything by itself within a test.
+SLOW = msgspec.structs.replace(
+    HASTY, health_every_s=600.0, metrics_every_s=600.0, queue_s=30.0, first_byte_timeout_s=60
+)
+
+
+class Worker(Running):
+    def __init__(self, serve: Serve, notices: list[str], near: Neighbourhood):
+        super().__init__(serve, notices)
+        self.near = near
+        (self.backend,) = serve.gateway.backends.values()
+
+
+@contextlib.asynccontextmanager
+async def workers(fleet: Fleet, number: int = 2) -> AsyncIterator[list[Worker]]:
+    made: list[Worker] = []
+    lines: list[socket.socket] = []
+    with TemporaryDirectory(prefix="ct-") as folder, contextlib.closing(Board(number)) as board:
+        try:
+            for row in range(number):
+                ours, theirs = socket.socketpair()
+                lines += [ours, theirs]
+                theirs.setblocking(False)
+                place = Place(row, number, board, Path(folder), listening("127.0.0.1", 0), theirs)
+                near, notices = Neighbourhood(place), list[str]()
+                serve = Serve(
+                    CATALOG, fleet, notice=notices.append, parts=[near], board=board, row=row, sockets=place.sockets
+                )
+                await serve.start("127.0.0.1", 0)
+                made.append(Worker(serve, notices, near))
+            yield made
+            await until(lambda: not any(one.gateway.exchanges for one in made))
+        finally:
+            for one in made:
+                one.origin.close()
+                await one.serve.stop()
+            for line in lines:
+                line.close()
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scenario())
+
+
+async def dropped(worker: Worker) -> str | None:
+    said = await worker.ask("/crosstie/explain")
+    found: str | None = json.loads(said.body)["considered"][0]["dropped"]
+    return found
+
+
+async def knows(worker: Worker, in_flight: int) -> None:
+    """Once it decides, what the others have is at most some milliseconds old."""
+    async with asyncio.timeout(20):
+        while worker.backend.replica.neighbours.in_flight != in_flight:
+            await dropped(worker)
+
+
+def release(fake: Fake) -> None:
+    fake.held.pop(0).send(200, json.dumps({"choices": [], "usage": fake.usage}).encode())
+
+
+def test_a_limit_is_everybody_s_and_room_wakes_those_who_wait_elsewhere() -> None:
+    async def scenario() -> None:
+        async with fakes() as (fake,), workers(fleet_of(pool_of("p", fake.url, max_in_flight=2), serving=SLOW)) as pair:
+            one, two = pair
+            fake.mode = "hang"
+            asking = [asyncio.create_task(one.ask()) for _ in range(2)]
+            await until(lambda: len(fake.held) == 2)
+            assert await dropped(two) == "room: 2 in flight of 2"
+            waiting = asyncio.create_task(two.ask())
+            await until(lambda: len(two.gateway.waiting) == 1)
+            assert len(fake.hit) == 2
+            release(fake)
+            await until(lambda: len(fake.held) == 2)
+            assert one.backend.replica.in_flight == two.backend.replica.in_flight == 1
+            assert one.backend.replica.neighbours.in_flight <= 1
+            release(fake)
+            release(fake)
+            assert [answer.status for answer in await asyncio.gather(*asking, waiting)] == [200] * 3
+
+    run(scenario)
+
+
+def test_load_elsewhere_is_in_predictions_and_not_taken_for_strangers() -> None:
+    async def scenario() -> None:
+        async with fakes() as (fake,), workers(fleet_of(pool_of("p", fake.url), serving=SLOW)) as (one, two):
+            fake.mode = "hang"
+            asking = [asyncio.create_task(one.ask()) for _ in range(3)]
+            await until(lambda: len(fake.held) == 3)
+            far = two.backend.replica
+            await knows(two, 3)
+            assert far.neighbours.held_tokens == one.backend.replica.held_tokens > 0
+            far.report(3.0, 0.0, None, two.gateway.now())
+            assert (far.others_running, far.others_waiting) == (0.0, 0.0)
+            far.report(3.0, 2.0, None, two.gateway.now())
+            assert far.others_running + far.others_waiting == 2.0
+            for _ in range(3):
+                release(fake)
+            await asyncio.gather(*asking)
+            await knows(two, 0)
+
+    run(scenario)
+
+
+def test_a_backend_that_one_finds_down_is_down_for_all() -> None:
+    async def scenario() -> None:
+        async with fakes() as (fake,), workers(fleet_of(pool_of("p", fake.url), serving=SLOW)) as (one, two):
+            assert (await two.ask()).status == 200
+            fake.crash()
+            assert (await one.ask()).status in (502, 503)
+            await until(lambda: not two.backend.replica.up)
+            assert any("is down: it refuses connections" in line for line in two.notices)
+            # And up for all as soon as anyone finds it up.
+            await fake.start(fake.port)
+            await probe(two.gateway, two.backend)
+            await until(lambda: one.backend.replica.up)
+            assert (await one.ask()).status == 200
+
+    run(scenario)
+
+
+def test_a_backend_is_asked_by_one_for_all() -> None:
+    class Counting(Fake):
+        probes = 0
+
+        def _handle(self, request: Request, reply: Reply) -> None:
+            self.probes += request.path == "/health"
+            super()._handle(request, reply)
+
+    async def scenario() -> None:
+        fake = Counting()
+        await fake.start()
+        fake.metrics = b"vllm:num_requests_running 4\nvllm:num_requests_waiting 1\n"
+        began = asyncio.get_running_loop().time()
+        async with workers(fleet_of(pool_of("p", fake.url)), 4) as four:
+            await until(lambda: fake.probes >= 20, 60)
+            # The more slowly all of this runs, the fewer there are in the time.
+            elapsed = asyncio.get_running_loop().time() - began
+            assert fake.probes <= 8 + 2 * elapsed / HASTY.health_every_s
+            for one in four:
+                assert one.backend.replica.reported is not None
+                assert one.backend.replica.reported[:3] == (4.0, 1.0, None)
+        fake.crash()
+
+    run(scenario)
+
+
+def test_a_full_engine_and_an_open_breaker_are_known_to_all() -> None:
+    async def scenario() -> None:
+        async with fakes() as (fake,), workers(fleet_of(pool_of("p", fake.url), serving=SLOW)) as (one, two):
+            fake.mode = "full"
+            assert (await one.ask()).status == 503
+            assert str(await dropped(two)).startswith("busy: its engine is full")
+            await until(lambda: one.gateway.now() > one.backend.replica.busy_until)
+            fake.mode = "error"
+            for _ in range(IN_A_ROW):
+                assert (await one.ask()).status == 500
+            assert one.backend.breaker.state == "open"
+            await until(lambda: two.backend.breaker.state == "open")
+            assert await dropped(two) == "up: its circuit breaker is open"
+
+    run(scenario)
+
+
+def test_siblings_answer_or_are_left_out() -> None:
+    async def scenario() -> None:
+        async with fakes() as (fake,), workers(fleet_of(pool_of("p", fake.url), serving=SLOW), 3) as (one, two, three):
+
+            def refuses(what: dict[str, Any]) -> dict[str, Any]:
+                raise BadInput("not today")
+
+            for row, worker in enumerate((one, two, three)):
+                worker.serve.verbs["who"] = lambda what, row=row: {"row": row, "asked": what["by"]}  # type: ignore[misc]
+            assert await two.serve.everywhere("who", {"by": 2}) == [{"row": n, "asked": 2} for n in (1, 0, 2)]
+            large = {"by": "x" * 300_000}
+            assert [len(one["asked"]) for one in await two.serve.everywhere("who", large)] == [300_000] * 3
+            three.serve.verbs["who"] = refuses
+            del one.serve.verbs["who"]
+            siblings = two.serve.siblings
+            assert siblings is not None
+            assert await siblings.ask("who", {"by": 2}) == [{"error": "no who here"}, {"error": "not today"}]
+            assert isinstance(three.serve.siblings, Siblings)
+            three.serve.siblings.close()
+            assert await siblings.ask("who", {"by": 2}) == [{"error": "no who here"}]
+
+    run(scenario)
+
+
+def test_what_one_shows_is_the_sum_and_never_shrinks() -> None:
+    async def scenario() -> None:
+        async with fakes() as (fake,), workers(fleet_of(pool_of("p", fake.url), serving=SLOW)) as (one, two):
+            for worker in (one, one, two):
+                assert (await worker.ask()).status == 200
+            assert [await worker.metric("crosstie_requests_total") for worker in (one, two)] == [3, 3]
+            assert await one.metric("crosstie_workers") == 2
+            # One that does not answer, as after a crash: what it had shown still counts.
+            assert isinstance(two.serve.siblings, Siblings)
+            two.serve.siblings.close()
+            assert await one.metric("crosstie_requests_total") == 3
+            assert await one.metric("crosstie_workers") == 1
+            assert (await one.ask()).status == 200
+            assert await one.metric("crosstie_requests_total") == 4
+
+    run(scenario)
+
+
+def test_queues_are_divided() -> None:
+    async def scenario() -> None:
+        serving = msgspec.structs.replace(SLOW, max_queued=5)
+        async with fakes() as (fake,), workers(fleet_of(pool_of("p", fake.url), serving=serving)) as pair:
+            assert [one.gateway.waiting.most for one in pair] == [3, 3]
+
+    run(scenario)
+
+
+# Pages
+
+
+def page(requests: int, up: int, busy: int) -> str:
+    return (
+        "# HELP crosstie_requests_total Requests.\n# TYPE crosstie_requests_total counter\n"
+        f'crosstie_requests_total{{pool="a b",status="200"}} {requests}\n'
+        "# HELP crosstie_ttft_seconds Times.\n# TYPE crosstie_ttft_seconds histogram\n"
+        f'crosstie_ttft_seconds_bucket{{pool="a",le="+Inf"}} {requests}\ncrosstie_ttft_seconds_sum{{pool="a"}} 0.25\n'
+        f"# HELP crosstie_backend_up Up.\n# TYPE crosstie_backend_up gauge\ncrosstie_backend_up {up}\n"
+        f"# HELP crosstie_queued Waiting.\n# TYPE crosstie_queued gauge\ncrosstie_queued {busy}\n"
+        f'# HELP crosstie_ttft_correction C.\n# TYPE crosstie_ttft_correction gauge\ncrosstie_ttft_correction{{b="x"}} 1.5\n'
+    )
+
+
+def test_pages_are_added_up() -> None:
+    lines = summed([(1, page(2, 1, 3)), (0, page(5, 0, 4))]).splitlines()
+    assert 'crosstie_requests_total{pool="a b",status="200"} 7' in lines
+    assert 'crosstie_ttft_seconds_bucket{pool="a",le="+Inf"} 7' in lines
+    assert 'crosstie_ttft_seconds_sum{pool="a"} 0.5' in lines
+    assert "crosstie_backend_up 0" in lines
+    assert "crosstie_queued 7" in lines
+    assert 'crosstie_ttft_correction{b="x",worker="0"} 1.5' in lines
+    assert 'crosstie_ttft_correction{b="x",worker="1"} 1.5' in lines
+    assert len([line for line in lines if line.startswith("# TYPE")]) == 5
+    # Adding up what was added up changes no label again.
+    again = summed([(0, "\n".join(lines))])
+    assert again.splitlines() == lines
+
+
+def test_of_a_page_only_what_grows_is_kept() -> None:
+    kept = counters(page(2, 1, 3))
+    assert "crosstie_requests_total" in kept
+    assert "crosstie_ttft_seconds_sum" in kept
+    assert "gauge" not in kept
+    assert "crosstie_queued" not in kept
+    assert counters("# HELP a b\n# TYPE a gauge\na 1\n") == ""
+
+
+@pytest.mark.parametrize("said", [b"", b"\0\0\0\5", b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\2xx", b"\0\0\0\2{}"])
+def test_nonsense_at_a_sibling_s_door_is_ignored(said: bytes) -> None:
+    async def scenario() -> None:
+        broke: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: broke.append(context))
+        with TemporaryDirectory(prefix="ct-") as folder:
+            siblings = Siblings(Path(folder), 0, 2, {})
+            await siblings.open()
+            reader, writer = await asyncio.open_unix_connection(f"{folder}/worker-0")
+            writer.write(said)
+            writer.write_eof()
+            await reader.read()
+            writer.close()
+            siblings.close()
+        assert broke == []
+
+    run(scenario)

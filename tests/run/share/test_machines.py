@@ -1,0 +1,173 @@
+"""What machines tell each other, without anything that carries it: totals that may come twice, late, or not at all."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+
+from crosstie.run.share import machines as module
+from crosstie.run.share.board import Board
+from crosstie.run.share.machines import Machines, known_as, store_name
+from crosstie.run.share.tally import BoardTally
+
+A, B = "http://a:1/v1", "http://b:1/v1"
+
+
+class Site:
+    """One machine with two processes."""
+
+    def __init__(self, stack: ExitStack, clock: list[float], store: str = "s"):
+        self.board = stack.enter_context(closing(Board(2)))
+        self.machines = Machines(self.board, store, lambda: clock[0], lambda: clock[0])
+        self.machines.replicas([A, B])
+        self.cells = [self.board.cells([A, B], row) for row in (0, 1)]
+        self.tallies = [BoardTally(self.board, row) for row in (0, 1)]
+        self.machines.news(True, 0)
+        self.board.heard()
+
+    def load(self, row: int, in_flight: int, url: str = A) -> None:
+        self.cells[row][url].write(in_flight, 0, 0.0, 10.0 * in_flight, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+    def sees(self, url: str = A) -> int:
+        """What others have there, as its second process reads it."""
+        own = self.cells[0][url].in_flight_elsewhere()
+        return own - int(self.board.numbers[self.board._own(self.cells[1][url].at, "in_flight") + 1])
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr("crosstie.run.share.board.monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def sites(clock: list[float]) -> Iterator[list[Site]]:
+    with ExitStack() as stack:
+        yield [Site(stack, clock) for _ in range(3)]
+
+
+def tell(sites: list[Site], teller: int, whole: bool = False, minute: int = 10) -> bool:
+    told = sites[teller].machines.news(whole, minute)
+    if told is None:
+        return False
+    for site in sites:
+        site.machines.hear(told)
+    return True
+
+
+def test_load_of_all_processes_is_told_once(sites: list[Site]) -> None:
+    one, two, three = sites
+    assert not tell(sites, 0)
+    one.load(0, 2)
+    one.load(1, 3)
+    assert tell(sites, 0)
+    assert (one.sees(), two.sees(), three.sees()) == (0, 5, 5)
+    assert two.sees(B) == 0
+    # What was heard is not told again, or two machines would never fall silent.
+    assert not tell(sites, 0)
+    assert not tell(sites, 1)
+    two.load(1, 1)
+    tell(sites, 1)
+    assert (one.sees(), two.sees(), three.sees()) == (1, 5, 6)
+    one.load(0, 0)
+    one.load(1, 0)
+    tell(sites, 0)
+    assert (one.sees(), two.sees(), three.sees()) == (1, 0, 1)
+
+
+def test_what_comes_twice_counts_once(sites: list[Site]) -> None:
+    one, two, _ = sites
+    one.load(0, 4)
+    told = one.machines.news(False, 10)
+    assert told is not None
+    for _ in range(3):
+        two.machines.hear(told)
+    assert two.sees() == 4
+    # What did not get through is told with the next.
+    one.machines.untold(told)
+    assert tell(sites, 0)
+    assert two.sees() == 4
+
+
+def test_the_silent_and_those_who_leave_have_nothing(sites: list[Site], clock: list[float]) -> None:
+    one, two, three = sites
+    one.load(0, 4)
+    three.load(0, 1)
+    tell(sites, 0)
+    tell(sites, 2)
+    assert len(two.machines) == 2
+    clock[0] += 2.0
+    two.board.heard()
+    tell(sites, 2, whole=True)
+    clock[0] += 1.5
+    two.board.heard()
+    two.machines.forget_silent(10)
+    assert two.sees() == 1
+    assert len(two.machines) == 1
+    told = three.machines.news(True, 10)
+    assert told is not None
+    told.leaving, told.load = True, {}
+    two.machines.hear(told)
+    assert two.sees() == 0
+    assert len(two.machines) == 0
+    # Heard of again, it counts again.
+    tell(sites, 0, whole=True)
+    assert two.sees() == 4
+
+
+def test_without_a_voice_of_one_s_own_nothing_is_believed(sites: list[Site], clock: list[float]) -> None:
+    one, two, _ = sites
+    one.load(0, 4)
+    tell(sites, 0)
+    assert two.sees() == 4
+    clock[0] += 3.1
+    assert two.sees() == 0
+    # One's own words come back: what carries them works.
+    tell(sites, 1, whole=True)
+    assert two.sees() == 4
+
+
+def test_limits_are_totals_by_machine(sites: list[Site]) -> None:
+    one, two, three = sites
+    one.tallies[0].add(7, 10, 1, 100)
+    one.tallies[1].add(7, 10, 2, 50)
+    tell(sites, 0)
+    assert two.tallies[1].total(7, 10) == (3, 150)
+    assert one.tallies[1].total(7, 10) == (3, 150)
+    two.tallies[0].add(7, 10, 1, 1)
+    two.tallies[0].add(7, 9, 5, 5)
+    told = two.machines.news(False, 10)
+    assert told is not None
+    for _ in range(2):
+        for site in sites:
+            site.machines.hear(told)
+    assert [site.tallies[0].total(7, 10) for site in sites] == [(4, 151)] * 3
+    assert three.tallies[0].total(7, 9) == (5, 5)
+    # What was estimated too high is taken back everywhere.
+    one.tallies[0].add(7, 10, 0, -100)
+    tell(sites, 0)
+    assert [site.tallies[0].total(7, 10) for site in sites] == [(4, 51)] * 3
+
+
+def test_keys_of_another_store_are_other_keys(clock: list[float]) -> None:
+    with ExitStack() as stack:
+        sites = [Site(stack, clock, store) for store in ("s", "t")]
+        sites[0].tallies[0].add(7, 10, 1, 100)
+        tell(sites, 0)
+        assert sites[1].tallies[0].total(7, 10) == (0, 0)
+
+
+def test_names_that_mean_the_same_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert known_as("http://10.0.0.1:8000/v1") == "http://10.0.0.1:8000/v1"
+    for url in ("http://127.0.0.1:1/v1", "http://localhost:1/v1", "http://[::1]:1/v1"):
+        here = known_as(url)
+        assert here != url
+        monkeypatch.setattr(module, "this_machine", lambda: "elsewhere")
+        assert known_as(url) not in (url, here)
+        monkeypatch.undo()
+    assert store_name(None) == ""
+    near, far = "postgresql://u:secret@db/crosstie", "postgresql://u@10.0.0.9:5432/crosstie"
+    assert store_name(near) == store_name(far) == "postgresql/crosstie"
+    assert "secret" not in store_name(near)
+    assert store_name("a.db") == store_name("sqlite://a.db") == store_name("./a.db") != store_name("b.db")

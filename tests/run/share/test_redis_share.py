@@ -1,0 +1,219 @@
+"""Two machines' boards in one process and a real Redis between them, which is killed, hung, locked and filled."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from math import inf, nan
+from pathlib import Path
+from time import monotonic, time
+
+import msgspec
+import pytest
+from tests.run.gateway.fakes import until
+from tests.run.share.redis_server import RedisServer, redis_server
+
+from crosstie.core.errors import BadInput
+from crosstie.run.share.board import Board
+from crosstie.run.share.machines import Machines, Told
+from crosstie.run.share.redis_share import RedisShare, connected
+from crosstie.run.share.tally import BoardTally
+
+A = "http://a:1/v1"
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path) as made:
+        yield made
+
+
+class Site:
+    def __init__(self, address: str, store: str = "s"):
+        self.board = Board(1)
+        self.machines = Machines(self.board, store, monotonic, monotonic)
+        self.machines.replicas([A])
+        self.cell = self.board.cells([A], 0)[A]
+        self.tally = BoardTally(self.board, 0)
+        self.told: list[str | None] = []
+        self.share = RedisShare(connected(address), self.machines, self.told.append)
+        self.share.start()
+
+    def load(self, in_flight: int) -> None:
+        self.cell.write(in_flight, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@contextlib.asynccontextmanager
+async def sites(*addresses: str) -> AsyncIterator[list[Site]]:
+    made = [Site(address) for address in addresses]
+    try:
+        yield made
+    finally:
+        for one in made:
+            await one.share.stop()
+            one.board.close()
+
+
+def total(site: Site, minute: int) -> int:
+    return site.tally.total(7, minute)[0]
+
+
+def test_load_and_limits_reach_the_other(server: RedisServer) -> None:
+    async def scenario() -> None:
+        minute = int(time() // 60)
+        async with sites(server.url, server.url) as (one, two):
+            one.load(3)
+            one.tally.add(7, minute, 2, 10)
+            await until(lambda: two.cell.in_flight_elsewhere() == 3, PATIENCE_S)
+            await until(lambda: two.tally.total(7, minute) == (2, 10), PATIENCE_S)
+            two.load(1)
+            two.tally.add(7, minute, 1, 1)
+            await until(lambda: one.cell.in_flight_elsewhere() == 1, PATIENCE_S)
+            await until(lambda: one.tally.total(7, minute) == two.tally.total(7, minute) == (3, 11), PATIENCE_S)
+            assert one.share.up
+            assert len(one.machines) == 1
+            # One that ends says so.
+            await two.share.stop()
+            await until(lambda: one.cell.in_flight_elsewhere() == 0, PATIENCE_S)
+            assert one.told == []
+
+    asyncio.run(scenario())
+
+
+def test_who_comes_later_knows_what_was_used(server: RedisServer) -> None:
+    async def scenario() -> None:
+        minute = int(time() // 60)
+        async with sites(server.url) as (one,):
+            one.tally.add(7, minute, 2, 10)
+            await until(lambda: one.share.up, PATIENCE_S)
+            # Told a second time before it counts as settled: the first may have been under way.
+            one.tally.add(7, minute, 1, 1)
+            client = connected(server.url)
+            key = f"crosstie:used:s:{minute}"
+            field = f"{one.board.identity}/7"
+            async with asyncio.timeout(PATIENCE_S):
+                while await client.hget(key, field) != b"3 11":
+                    await asyncio.sleep(0.01)
+            assert 0 < await client.ttl(key) <= 180
+            await client.aclose()
+        # The first has gone, what its keys used has not.
+        async with sites(server.url) as (two,):
+            await until(lambda: two.tally.total(7, minute) == (3, 11), PATIENCE_S)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["killed", "hung"])
+def test_redis_lost_and_found(server: RedisServer, how: str) -> None:
+    async def scenario() -> None:
+        minute = int(time() // 60)
+        async with sites(server.url, server.url) as (one, two):
+            one.load(3)
+            one.tally.add(7, minute, 1, 1)
+            await until(lambda: two.cell.in_flight_elsewhere() == 3 and total(two, minute) == 1, PATIENCE_S)
+            await until(lambda: one.share.up and two.share.up, PATIENCE_S)
+            if how == "killed":
+                server.kill()
+            else:
+                server.send(signal.SIGSTOP)
+            await until(lambda: not one.share.up and not two.share.up, PATIENCE_S)
+            # Load is this machine's own; what is known to be used stays used.
+            await until(lambda: two.cell.in_flight_elsewhere() == 0, PATIENCE_S)
+            assert total(two, minute) == 1
+            one.load(4)
+            one.tally.add(7, minute, 1, 1)
+            two.tally.add(7, minute, 1, 1)
+            assert (total(one, minute), total(two, minute)) == (2, 2)
+            if how == "killed":
+                server.start()
+            else:
+                server.send(signal.SIGCONT)
+            await until(lambda: two.cell.in_flight_elsewhere() == 4, PATIENCE_S)
+            await until(lambda: total(one, minute) == total(two, minute) == 3, PATIENCE_S)
+            await until(lambda: one.share.up and two.share.up, PATIENCE_S)
+            # Also to one who comes now, though a Redis that was killed had forgotten it.
+            async with sites(server.url) as (late,):
+                await until(lambda: total(late, minute) == 3, PATIENCE_S)
+            for site in (one, two):
+                assert len(site.told) == 2
+                assert site.told[0]
+                assert site.told[1] is None
+                assert site.share.lost == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_wrong_password_is_told_without_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with redis_server(tmp_path, "--requirepass", "right-one") as server:
+            wrong = server.url.replace("redis://", "redis://:not-this-one@")
+            right = server.url.replace("redis://", "redis://:right-one@")
+            async with sites(wrong, right) as (one, two):
+                await until(lambda: one.told and two.share.up, PATIENCE_S)
+                assert not one.share.up
+                assert one.told[0] is not None
+                assert "AuthenticationError" in one.told[0]
+                assert "not-this-one" not in one.told[0]
+                assert two.told == []
+
+    asyncio.run(scenario())
+
+
+def test_a_redis_that_is_full_counts_as_lost(server: RedisServer) -> None:
+    async def scenario() -> None:
+        minute = int(time() // 60)
+        async with sites(server.url) as (one,):
+            await until(lambda: one.share.up, PATIENCE_S)
+            client = connected(server.url)
+            await client.config_set("maxmemory", "1")
+            one.tally.add(7, minute, 1, 1)
+            await until(lambda: one.told, PATIENCE_S)
+            assert one.told[0] is not None
+            assert "OutOfMemory" in one.told[0] or "OOM" in one.told[0]
+            assert total(one, minute) == 1
+            await client.config_set("maxmemory", "0")
+            await until(lambda: one.share.up, PATIENCE_S)
+            async with asyncio.timeout(PATIENCE_S):
+                while await client.hget(f"crosstie:used:s:{minute}", f"{one.board.identity}/7") != b"1 1":
+                    await asyncio.sleep(0.01)
+            await client.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_strangers_on_the_channel_are_not_understood(server: RedisServer) -> None:
+    async def scenario() -> None:
+        minute = int(time() // 60)
+        async with sites(server.url, server.url) as (one, two):
+            await until(lambda: one.share.up and two.share.up, PATIENCE_S)
+            client = connected(server.url)
+            nonsense = [
+                Told("m", True, {A: (amount,) * 8}, "s", [(key_id, (minute, 1, 1))])
+                for amount, key_id in ((-1.0, 1), (nan, 1), (inf, 1), (1e300, 1), (1.0, -5), (1.0, 2**60))
+            ]
+            for said in (b"", b"hello", b"\xff" * 100, b"\x91\x01", b"{}", *map(msgspec.msgpack.encode, nonsense)):
+                await client.publish("crosstie:load", said)
+            used = {"what": "ever", "a/b": "1 2", "a/1": "", "a/-7": "1 1", f"a/{2**70}": "1 1", "a/2": f"{10**30} 1"}
+            await client.hset(f"crosstie:used:s:{minute}", mapping=used)
+            await client.aclose()
+            one.load(2)
+            await until(lambda: two.cell.in_flight_elsewhere() == 2, PATIENCE_S)
+            assert one.told == two.told == []
+            assert one.cell.in_flight_elsewhere() == 0
+            # Nor in what is found at the start.
+            async with sites(server.url) as (late,):
+                await until(lambda: late.share.up, PATIENCE_S)
+                assert late.told == []
+                assert late.tally.total(2, minute) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_no_library_and_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput, match=r"state.redis: is no address"):
+        connected("http://user:secret@x")
+    monkeypatch.setitem(sys.modules, "redis.asyncio", None)
+    with pytest.raises(BadInput, match=r"pip install 'crosstie\[redis\]'"):
+        connected("redis://127.0.0.1")
