@@ -43,7 +43,7 @@ def measure(catalog: crosstie.Catalog, name: str, precision: str) -> dict[str, o
     clock, cpu = [], []
     for _ in range(3):
         wall, used = time.perf_counter(), time.process_time()
-        steady = crosstie.serve(hardware, concurrency, inputs, outputs)
+        steady = crosstie.steady_state(hardware, concurrency, inputs, outputs)
         clock.append(time.perf_counter() - wall)
         cpu.append(time.process_time() - used)
     size = int(np.asarray(steady.tpot_s).size)

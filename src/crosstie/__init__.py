@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from crosstie.perf.fit import Fit, Placement, fit, smallest_layout
     from crosstie.perf.hardware import Hardware
     from crosstie.perf.memory import MemoryPlan, memory_plan, sequences_that_fit, weight_bytes
-    from crosstie.perf.serving import Steady, serve, single_stream_ceiling
+    from crosstie.perf.steady_state import SteadyState, single_stream_ceiling, steady_state
     from crosstie.perf.step import Shape, StepCost, shape, step
 
 _HOMES = {
@@ -62,7 +62,7 @@ _HOMES = {
     "crosstie.perf.fit": ("Fit", "Placement", "fit", "smallest_layout"),
     "crosstie.perf.hardware": ("Hardware",),
     "crosstie.perf.memory": ("MemoryPlan", "memory_plan", "sequences_that_fit", "weight_bytes"),
-    "crosstie.perf.serving": ("Steady", "serve", "single_stream_ceiling"),
+    "crosstie.perf.steady_state": ("SteadyState", "single_stream_ceiling", "steady_state"),
     "crosstie.perf.step": ("Shape", "StepCost", "shape", "step"),
     "crosstie.decide.plan.check": ("check",),
     "crosstie.decide.plan.compare": ("Entry", "Load", "Scorecard", "compare"),
@@ -103,7 +103,7 @@ __all__ = [
     "Shape",
     "Stack",
     "State",
-    "Steady",
+    "SteadyState",
     "StepCost",
     "Target",
     "Tensor",
@@ -121,10 +121,10 @@ __all__ = [
     "read_fleet",
     "read_workload",
     "sequences_that_fit",
-    "serve",
     "shape",
     "single_stream_ceiling",
     "smallest_layout",
+    "steady_state",
     "step",
     "weight_bytes",
 ]

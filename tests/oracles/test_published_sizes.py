@@ -5,7 +5,7 @@ import pytest
 from crosstie.catalog.library import Catalog
 from crosstie.perf.fit import fit
 from crosstie.perf.memory import weight_bytes
-from crosstie.perf.serving import single_stream_ceiling
+from crosstie.perf.steady_state import single_stream_ceiling
 
 # Element counts of the published checkpoints without their draft (MTP) layers and vision towers.
 PARAMETERS = {

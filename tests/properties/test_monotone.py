@@ -11,7 +11,7 @@ from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Hardware
 from crosstie.perf.memory import memory_plan
-from crosstie.perf.serving import serve
+from crosstie.perf.steady_state import steady_state
 from crosstie.perf.step import StepCost, shape, step
 
 CATALOG = Catalog([])
@@ -104,7 +104,7 @@ def test_the_steady_state_is_finite_and_ordered(
     one = CATALOG.deployment(found, CATALOG.accelerator("mi355x"), Parallelism(tp=2**power), stack=stack)
     if not memory_plan(one).fits:
         return
-    got = serve(Hardware([one]), clients, inputs, outputs)
+    got = steady_state(Hardware([one]), clients, inputs, outputs)
     assert float(got.decoding[0, 0]) <= clients + 1e-9
     assert float(got.ttft_s[0, 0]) > 0
     assert np.isfinite(got.tpot_s).all()
@@ -157,7 +157,7 @@ def test_more_clients_never_mean_less_throughput_or_a_faster_answer(
     if not memory_plan(one).fits:
         return
     clients = np.unique(np.geomspace(1, 500, 40).round())
-    got = serve(Hardware([one]), clients, inputs, outputs)
+    got = steady_state(Hardware([one]), clients, inputs, outputs)
     inside = got.concurrency_that_fits[0] >= clients
     whole = got.ttft_s + (outputs - 1) * got.tpot_s
     for rising in (got.output_tokens_per_s, got.tpot_s, whole):

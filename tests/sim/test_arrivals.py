@@ -1,4 +1,4 @@
-"""Open traffic on one replica, against queueing theory and against the means of `perf.serving`."""
+"""Open traffic on one replica, against queueing theory and against the means of `perf.steady_state`."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from crosstie.core.errors import BadInput
 from crosstie.decide.plan.capacity import wait_s
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import cache_sequences
-from crosstie.perf.serving import serve
+from crosstie.perf.steady_state import steady_state
 from crosstie.perf.step import shape, step_s
 from crosstie.perf.tabulated import StepTimes
 from crosstie.sim.arrivals import Request, simulate
@@ -69,7 +69,7 @@ def tokens_of(deployment: Deployment, requests: list[Request]) -> tuple[Array, A
 @pytest.mark.parametrize(("inputs", "outputs"), [(100, 200), (2000, 50), (7000, 300), (15_000, 100)])
 def test_a_request_alone_sees_what_the_closed_form_says(deployment: Deployment, inputs: int, outputs: int) -> None:
     alone = simulate(deployment, [Request(3.0, inputs, outputs)])
-    steady = serve(Hardware([deployment]), 1, inputs, outputs)
+    steady = steady_state(Hardware([deployment]), 1, inputs, outputs)
     # A prompt of one chunk and a bit: the closed form has a fraction of a step where the engine has a short one.
     tolerance = 0.02 if inputs <= chunk_of(deployment) else 0.12
     assert alone.ttft_s[0] == pytest.approx(steady.ttft_s[0, 0], rel=tolerance)

@@ -11,7 +11,7 @@ from crosstie.catalog.calibration import empty
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.perf.hardware import Array, Hardware
-from crosstie.perf.serving import serve
+from crosstie.perf.steady_state import steady_state
 from crosstie.perf.step import Shape, step_s
 from crosstie.sim import schedule as module
 from crosstie.sim.schedule import Loop, Schedule, schedule
@@ -313,7 +313,7 @@ def test_the_closed_form_agrees_with_the_schedule(
     )
     seconds = step_s(hardware, Shape(*(values[None, :] for values in at)))[0]
     run = float(found.run @ seconds) + 20 * float(hardware.host_request_s[0, 0])
-    closed = serve(hardware, clients, inputs, outputs)
+    closed = steady_state(hardware, clients, inputs, outputs)
     assert float(closed.output_tokens_per_s[0, 0]) == pytest.approx(found.output_tokens / run, rel=0.06)
     assert float(closed.tpot_s[0, 0]) == pytest.approx(float(found.tpot @ seconds), rel=0.04)
 
@@ -332,6 +332,6 @@ def test_rates_agree_even_in_lock_step(stack: str, clients: int, inputs: int, ou
     )
     seconds = step_s(hardware, Shape(*(values[None, :] for values in at)))[0]
     run = float(found.run @ seconds) + 20 * float(hardware.host_request_s[0, 0])
-    closed = serve(hardware, clients, inputs, outputs)
+    closed = steady_state(hardware, clients, inputs, outputs)
     assert float(closed.output_tokens_per_s[0, 0]) == pytest.approx(found.output_tokens / run, rel=0.15)
     assert float(closed.tpot_s[0, 0]) == pytest.approx(float(found.tpot @ seconds), rel=0.2)

@@ -1,4 +1,4 @@
-"""Estimates of replicas: the arrays of `serving`, with what binds and how sure they are, as nouns."""
+"""Estimates of replicas: the arrays of `steady_state`, with what binds and how sure they are, as nouns."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from crosstie.core.estimate import Estimate, Interval
 from crosstie.core.fact import Fact
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import memory_plan
-from crosstie.perf.serving import Steady, prefill_alone, serve, single_stream_ceiling
+from crosstie.perf.steady_state import SteadyState, prefill_alone, single_stream_ceiling, steady_state
 from crosstie.perf.step import StepCost, shape, step
 
 
@@ -26,7 +26,7 @@ def estimates(
     """One estimate a deployment of the same model at the same load."""
     hardware = Hardware(deployments)
     check_lengths(hardware, input_tokens, output_tokens)
-    steady = serve(hardware, concurrency, input_tokens, output_tokens)
+    steady = steady_state(hardware, concurrency, input_tokens, output_tokens)
     prefill = prefill_alone(hardware, input_tokens)
     alone = step(hardware, shape(1.0, input_tokens + output_tokens / 2))
     found = []
@@ -60,13 +60,13 @@ def estimates(
     return found
 
 
-def decode_bound(steady: Steady, row: int) -> str:
+def decode_bound(steady: SteadyState, row: int) -> str:
     if steady.capacity_binds[row, 0]:
         return "memory capacity"
     return "engine limit" if steady.engine_binds[row, 0] else bound(steady.decode, row)
 
 
-def spending(hardware: Hardware, steady: Steady, row: int, output_tokens: int) -> dict[str, float]:
+def spending(hardware: Hardware, steady: SteadyState, row: int, output_tokens: int) -> dict[str, float]:
     """GPU-seconds per output token: what a prompt adds to the steps that carry it, and a decode step's share."""
     split = hardware.deployments[row].parallelism
     sequences = max(float(steady.decoding[row, 0]) / split.pp, 1.0)

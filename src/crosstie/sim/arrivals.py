@@ -1,6 +1,6 @@
 """One replica under open traffic: requests arrive by the clock, and wait, prefill and decode in steps.
 
-Where `perf.serving` gives means in closed form, this gives percentiles; the engine is that of `sim.engine`.
+Where `perf.steady_state` gives means in closed form, this gives percentiles; the engine is that of `sim.engine`.
 """
 
 import math

@@ -30,7 +30,7 @@ from crosstie.decide.plan.capacity import (
     with_headroom,
 )
 from crosstie.perf.hardware import Array, Hardware
-from crosstie.perf.serving import serve
+from crosstie.perf.steady_state import steady_state
 
 CATALOG = Catalog([], calibration=empty())
 REPLICAS = (
@@ -156,7 +156,9 @@ def test_what_a_replica_takes_is_within_what_it_can() -> None:
     got = able(one)
     for index, _ in enumerate(ALL):
         if got.requests_per_s[index] > 0:
-            most = serve(HARDWARE, max(got.most_in_flight[index], 1.0) + 1, 1000, 200, in_step=False).requests_per_s
+            most = steady_state(
+                HARDWARE, max(got.most_in_flight[index], 1.0) + 1, 1000, 200, in_step=False
+            ).requests_per_s
             assert got.requests_per_s[index] <= most[index, 0] * 1.01
             assert got.in_flight[index] <= got.most_in_flight[index]
             assert got.tpot_s[index] <= 0.040 * 1.05
@@ -174,7 +176,7 @@ def test_limits_are_named_after_what_binds() -> None:
 
 def test_open_traffic_reaches_attention_replicas_one_by_one() -> None:
     """A closed loop makes prompts of attention replicas coincide; open traffic stalls decode more often."""
-    waves = serve(HARDWARE, 65, 4000, 200).tpot_s
+    waves = steady_state(HARDWARE, 65, 4000, 200).tpot_s
     (curve,) = curves(HARDWARE, [part(4000, 200).slice])
     opened = curve.tpot_s[:, list(GRID).index(64.0)]
     assert opened[3] > 1.2 * waves[3, 0]

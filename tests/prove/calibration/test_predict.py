@@ -10,7 +10,7 @@ from crosstie.catalog.calibration import empty
 from crosstie.catalog.library import Catalog
 from crosstie.core.correction import CONSTANTS
 from crosstie.perf.hardware import Hardware
-from crosstie.perf.serving import serve
+from crosstie.perf.steady_state import steady_state
 from crosstie.perf.step import gpu_s, shape
 from crosstie.prove.calibration import predict
 from crosstie.prove.calibration.cases import Case, Cases
@@ -38,7 +38,7 @@ def test_one_client_has_a_step_a_token(resolve: Cases) -> None:
     case = one(resolve, concurrency="1")
     got = predicted(case)
     hardware = Hardware([case.deployment])
-    alone = serve(hardware, 1, 1024, 128)
+    alone = steady_state(hardware, 1, 1024, 128)
     assert got["tpot"][0] == pytest.approx(float(alone.tpot_s[0, 0]), rel=0.02)
     assert got["ttft_p50"][0] == pytest.approx(float(alone.ttft_s[0, 0]), rel=0.02)
     assert got["ttft_mean"][0] == pytest.approx(got["ttft_p99"][0])
@@ -65,7 +65,7 @@ def test_a_pipeline_serves_the_clients_that_it_has(resolve: Cases) -> None:
     few, many = (one(resolve, concurrency=n, parallelism="tp1 pp2", num_accelerators="2") for n in ("1", "64"))
     got = predicted(few, many)
     for case, rate, tpot in zip((few, many), got["output_tokens_per_s"], got["tpot"], strict=True):
-        steady = serve(Hardware([case.deployment]), case.clients, 1024, 128)
+        steady = steady_state(Hardware([case.deployment]), case.clients, 1024, 128)
         assert rate == pytest.approx(float(steady.output_tokens_per_s[0, 0]))
         assert tpot == pytest.approx(float(steady.tpot_s[0, 0]))
     assert got["output_tokens_per_s"][1] > 10 * got["output_tokens_per_s"][0]

@@ -12,7 +12,7 @@ from tests.conftest import Command
 
 from crosstie.catalog.library import Catalog
 from crosstie.perf.hardware import Hardware
-from crosstie.perf.serving import serve
+from crosstie.perf.steady_state import steady_state
 from crosstie.perf.step import shape, step
 from crosstie.prove.calibration.cases import Cases
 from crosstie.prove.calibration.predict import Predictor, _most_clients
@@ -109,7 +109,7 @@ def test_a_full_load_by_its_formula(catalog: Catalog, tmp_path: Path) -> None:
     (point,) = read_results(results(tmp_path, row)).points
     (case,) = Cases(catalog).of(point)
     hardware = Hardware([case.deployment])
-    steady = serve(hardware, _most_clients(case), 1000, 100)
+    steady = steady_state(hardware, _most_clients(case), 1000, 100)
     chunk = float(hardware.chunk_tokens[0, 0])
     prefill = step(hardware, shape(prefill_tokens=chunk, prefill_span=1000.0)).ideal_s[0, 0] * 1000 / chunk
     decode = steady.decode.ideal_s[0, 0] / steady.decoding[0, 0]

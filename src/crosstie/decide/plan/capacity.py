@@ -32,7 +32,7 @@ from crosstie.core.deployment import Deployment
 from crosstie.core.workload import RequestClass, Slice, Target
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import cache_sequences
-from crosstie.perf.serving import prefill_alone, serve
+from crosstie.perf.steady_state import prefill_alone, steady_state
 
 # Mean requests in flight at which replicas are evaluated; between them logarithms are interpolated.
 GRID = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0])
@@ -173,7 +173,7 @@ def curves(hardware: Hardware, slices: Sequence[Slice]) -> list[Curve]:
     count = len(clients)
     inputs = np.repeat([s.input_tokens for s in slices], count)
     outputs = np.repeat([s.output_tokens for s in slices], count)
-    got = serve(hardware, np.tile(clients, len(slices)), inputs, outputs, in_step=False)
+    got = steady_state(hardware, np.tile(clients, len(slices)), inputs, outputs, in_step=False)
     means = np.array([s.input_tokens for s in slices])
     longest = np.array([float(s.longest_input) for s in slices])
     extra = np.maximum(_prefill_s(hardware, longest) - _prefill_s(hardware, means), 0.0)

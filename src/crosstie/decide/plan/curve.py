@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from crosstie.core.deployment import Deployment
 from crosstie.decide.plan.compare import Scorecard
 from crosstie.perf.hardware import Hardware
-from crosstie.perf.serving import serve
+from crosstie.perf.steady_state import steady_state
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ def curves(card: Scorecard) -> list[Curve]:
 
 def curve(deployment: Deployment, input_tokens: int, output_tokens: int) -> Curve:
     hardware = Hardware([deployment])
-    room = serve(hardware, 1, input_tokens, output_tokens).concurrency_that_fits[0, 0]
+    room = steady_state(hardware, 1, input_tokens, output_tokens).concurrency_that_fits[0, 0]
     clients = doublings(int(room))
-    got = serve(hardware, clients, input_tokens, output_tokens)
+    got = steady_state(hardware, clients, input_tokens, output_tokens)
     return Curve(
         label=deployment.label,
         accelerator=deployment.accelerator.id,

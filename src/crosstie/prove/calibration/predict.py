@@ -11,7 +11,7 @@ import numpy as np
 
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import cache_sequences
-from crosstie.perf.serving import Steady, serve
+from crosstie.perf.steady_state import SteadyState, steady_state
 from crosstie.perf.step import Shape, gpu_s, shape, step, step_s
 from crosstie.prove.calibration.cases import Case
 from crosstie.prove.calibration.results import Metric
@@ -108,9 +108,9 @@ class _Steady:
         self.rate = column("requests_per_s") / self.replicas[:, None]
         self.requests = column("requests")[:, 0] / self.replicas
 
-    def _settled(self) -> tuple[Steady, Array]:
+    def _settled(self) -> tuple[SteadyState, Array]:
         """Every load that is tried, and which of them it is."""
-        steady = serve(self.hardware, self.clients, self.inputs, self.outputs)
+        steady = steady_state(self.hardware, self.clients, self.inputs, self.outputs)
         # How far each load is from what decides, falling through zero: then the load is between two of them.
         over_limits = np.minimum(
             np.log(self.tpot_limit.clip(1e-9) / (steady.tpot_s * _TPOT_TAIL)),

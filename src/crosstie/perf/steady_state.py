@@ -35,7 +35,7 @@ _WORTH_SPLITTING = 20_000
 _FEWEST = 1e-3
 
 
-class Steady(NamedTuple):
+class SteadyState(NamedTuple):
     """Arrays of shape (deployments, points)."""
 
     ttft_s: Array
@@ -58,14 +58,14 @@ class Steady(NamedTuple):
     engine_binds: Mask
 
 
-def serve(
+def steady_state(
     hardware: Hardware,
     concurrency: ArrayLike,
     input_tokens: ArrayLike,
     output_tokens: ArrayLike,
     *,
     in_step: bool = True,
-) -> Steady:
+) -> SteadyState:
     """What `concurrency` closed-loop clients get; arguments broadcast against (deployments, points).
 
     `in_step`: whether the prompts of attention replicas come in waves, as clients who wait for each other's steps
@@ -80,12 +80,14 @@ def serve(
     size = np.broadcast_shapes(hardware.tp.shape, clients.shape, inputs.shape, outputs.shape)
     loads = [np.broadcast_to(values, (*values.shape[:-1], size[-1])) for values in (clients, inputs, outputs)]
     if size[0] * size[-1] < _WORTH_SPLITTING or size[-1] < 2:
-        return _serve(hardware, *loads, in_step=in_step)
+        return _steady_state(hardware, *loads, in_step=in_step)
     # numpy lets go of the interpreter in large array operations, so two threads use two cores.
     halves = slice(None, size[-1] // 2), slice(size[-1] // 2, None)
     with ThreadPoolExecutor(2) as pool:
-        left, right = pool.map(lambda half: _serve(hardware, *(v[..., half] for v in loads), in_step=in_step), halves)
-    return Steady(*(_joined(a, b) for a, b in zip(left, right, strict=True)))
+        left, right = pool.map(
+            lambda half: _steady_state(hardware, *(v[..., half] for v in loads), in_step=in_step), halves
+        )
+    return SteadyState(*(_joined(a, b) for a, b in zip(left, right, strict=True)))
 
 
 def _joined(left: Any, right: Any) -> Any:
@@ -97,7 +99,7 @@ def _joined(left: Any, right: Any) -> Any:
     return StepCost(host_overlapped=left.host_overlapped, **parts)
 
 
-def _serve(hardware: Hardware, clients: Array, inputs: Array, outputs: Array, *, in_step: bool) -> Steady:
+def _steady_state(hardware: Hardware, clients: Array, inputs: Array, outputs: Array, *, in_step: bool) -> SteadyState:
     later = outputs - 1.0
     context = inputs + outputs / 2.0
     room = held_sequences(hardware, inputs + hardware.held_share * outputs)
@@ -111,7 +113,7 @@ def _serve(hardware: Hardware, clients: Array, inputs: Array, outputs: Array, *,
     # Clients that memory keeps out wait before their prefill.
     outside = (clients - load.admitted) / rate
     burst = hardware.host_request_s + cycle.own_s + cycle.service_s * 0.5 * (load.admitted - 1.0) + outside
-    return Steady(
+    return SteadyState(
         ttft_s=cycle.ttft_s + outside,
         ttft_burst_s=burst,
         tpot_s=cycle.tpot_s,
@@ -130,7 +132,7 @@ def _serve(hardware: Hardware, clients: Array, inputs: Array, outputs: Array, *,
 
 
 class _Load(NamedTuple):
-    """Clients that memory admits, prompt tokens, tokens after the first, the mean context; `in_step` of `serve`."""
+    """Clients that memory admits, prompt tokens, tokens after the first, the mean context."""
 
     admitted: Array
     inputs: Array

@@ -6,10 +6,10 @@ import pytest
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
-from crosstie.perf import serving
+from crosstie.perf import steady_state as module
 from crosstie.perf.estimate import estimate, estimates
 from crosstie.perf.hardware import Hardware
-from crosstie.perf.serving import serve, single_stream_ceiling
+from crosstie.perf.steady_state import single_stream_ceiling, steady_state
 from crosstie.perf.step import shape, step
 
 
@@ -22,7 +22,7 @@ def hardware(
 
 def test_one_client_gets_a_step_a_token_and_its_own_prefill(catalog: Catalog) -> None:
     machine = hardware(catalog)
-    alone = serve(machine, 1, 1000, 500)
+    alone = steady_state(machine, 1, 1000, 500)
     decode = step(machine, shape(1, 1250)).total_s
     prefill = step(machine, shape(prefill_tokens=1000)).total_s
     assert float(alone.tpot_s[0, 0]) == pytest.approx(float(decode[0, 0]), rel=0.02)
@@ -34,7 +34,7 @@ def test_a_long_prompt_is_prefilled_in_chunks(catalog: Catalog) -> None:
     chunks = [
         float(step(machine, shape(prefill_tokens=8192, prefill_start=s)).total_s[0, 0]) for s in range(0, 65536, 8192)
     ]
-    got = float(serve(machine, 1, 65536, 2).ttft_s[0, 0])
+    got = float(steady_state(machine, 1, 65536, 2).ttft_s[0, 0])
     assert got == pytest.approx(0.030 + sum(chunks), rel=0.05)
 
 
@@ -52,11 +52,11 @@ def test_the_number_that_decode_reproduces_itself(catalog: Catalog) -> None:
     ):
         one = catalog.deployment(catalog.model("qwen3-30b-a3b"), catalog.accelerator("h200"), split, stack=stack)
         machine = Hardware([one])
-        load = serving._Load(clients.astype(float), inputs, outputs - 1, inputs + outputs / 2)
-        assumed = serving._settle(machine, load)
-        at = serving._shapes(machine, assumed, load)
+        load = module._Load(clients.astype(float), inputs, outputs - 1, inputs + outputs / 2)
+        assumed = module._settle(machine, load)
+        at = module._shapes(machine, assumed, load)
         times = [step(machine, shapes).total_s for shapes in (at.decode, at.mixed, at.full)]
-        follows = serving._cycle(machine, assumed, times[0], times[1], times[2], load).decoding
+        follows = module._cycle(machine, assumed, times[0], times[1], times[2], load).decoding
         miss = np.abs(follows / assumed - 1)
         assert float(np.median(miss)) < 0.005
         assert float(np.quantile(miss, 0.99)) < worst
@@ -65,13 +65,13 @@ def test_the_number_that_decode_reproduces_itself(catalog: Catalog) -> None:
 def test_throughput_and_latency_grow_with_clients(catalog: Catalog) -> None:
     clients = np.arange(1, 200)
     for inputs, outputs in ((4096, 1024), (128, 2000), (20000, 4)):
-        got = serve(hardware(catalog, "llama-3.1-8b", "mi300x"), clients, inputs, outputs)
+        got = steady_state(hardware(catalog, "llama-3.1-8b", "mi300x"), clients, inputs, outputs)
         for rising in (got.output_tokens_per_s, got.tpot_s, got.ttft_s):
             assert float((np.diff(rising[0]) / rising[0][:-1]).min()) > -1e-3
 
 
 def test_more_clients_than_memory_wait_in_front(catalog: Catalog) -> None:
-    got = serve(hardware(catalog, "llama-3.1-70b", "mi300x"), np.array([10, 100]), 8000, 192)
+    got = steady_state(hardware(catalog, "llama-3.1-70b", "mi300x"), np.array([10, 100]), 8000, 192)
     assert got.capacity_binds.tolist() == [[False, True]]
     room = float(got.concurrency_that_fits[0, 0])
     # 41.2 GB of cache at 320 KiB a token and a mean length of 8,096.
@@ -82,7 +82,7 @@ def test_more_clients_than_memory_wait_in_front(catalog: Catalog) -> None:
 
 def test_engines_that_prefill_first_stall_decode(catalog: Catalog) -> None:
     mixed, first = (
-        serve(hardware(catalog, "llama-3.1-70b", "mi355x", stack=s), 64, 4096, 256) for s in ("vllm", "sglang")
+        steady_state(hardware(catalog, "llama-3.1-70b", "mi355x", stack=s), 64, 4096, 256) for s in ("vllm", "sglang")
     )
     assert float(first.tpot_s[0, 0]) > 1.02 * float(mixed.tpot_s[0, 0])
 
@@ -90,15 +90,15 @@ def test_engines_that_prefill_first_stall_decode(catalog: Catalog) -> None:
 def test_saturated_prefill_sets_the_rate(catalog: Catalog) -> None:
     """Long prompts and two tokens: throughput is what prefill alone can do."""
     machine = hardware(catalog)
-    got = serve(machine, 200, 8192, 2)
+    got = steady_state(machine, 200, 8192, 2)
     prefill = float(step(machine, shape(prefill_tokens=8192)).total_s[0, 0])
     assert float(got.requests_per_s[0, 0]) == pytest.approx(1 / prefill, rel=0.15)
     assert float(got.ttft_s[0, 0]) > 100 * prefill
 
 
 def test_a_pipeline_adds_throughput_and_not_speed(catalog: Catalog) -> None:
-    one = serve(hardware(catalog, "llama-3.1-70b", "mi300x", tp=4), np.array([1, 256]), 512, 512)
-    two = serve(hardware(catalog, "llama-3.1-70b", "mi300x", tp=4, pp=2), np.array([1, 256]), 512, 512)
+    one = steady_state(hardware(catalog, "llama-3.1-70b", "mi300x", tp=4), np.array([1, 256]), 512, 512)
+    two = steady_state(hardware(catalog, "llama-3.1-70b", "mi300x", tp=4, pp=2), np.array([1, 256]), 512, 512)
     assert float(two.tpot_s[0, 0]) >= float(one.tpot_s[0, 0])
     assert float(two.output_tokens_per_s[0, 1]) > 1.2 * float(one.output_tokens_per_s[0, 1])
 
@@ -106,9 +106,9 @@ def test_a_pipeline_adds_throughput_and_not_speed(catalog: Catalog) -> None:
 def test_arrays_and_single_points_agree(catalog: Catalog) -> None:
     machine = hardware(catalog, "deepseek-v3", "mi355x", tp=8)
     concurrency, inputs = np.array([1, 16, 300]), np.array([100, 5000, 900])
-    together = serve(machine, concurrency, inputs, 64)
+    together = steady_state(machine, concurrency, inputs, 64)
     for i in range(3):
-        alone = serve(machine, concurrency[i], inputs[i], 64)
+        alone = steady_state(machine, concurrency[i], inputs[i], 64)
         assert float(alone.tpot_s[0, 0]) == pytest.approx(float(together.tpot_s[0, i]))
         assert float(alone.ttft_s[0, 0]) == pytest.approx(float(together.ttft_s[0, i]))
 
@@ -119,7 +119,7 @@ def test_arrays_and_single_points_agree(catalog: Catalog) -> None:
 )
 def test_nonsense_is_refused(catalog: Catalog, concurrency: float, inputs: float, outputs: float, name: str) -> None:
     with pytest.raises(BadInput, match=name):
-        serve(hardware(catalog), concurrency, inputs, outputs)
+        steady_state(hardware(catalog), concurrency, inputs, outputs)
 
 
 def test_estimates_refuse_what_cannot_run(catalog: Catalog) -> None:
@@ -186,7 +186,7 @@ def test_the_closed_form_agrees_with_a_simulation(
     (model, split, *load), (ttft, tpot, rate) = case, SIMULATED[case]
     machine = Hardware([catalog.deployment(catalog.model(model), catalog.accelerator("h200"), split)])
     machine.host_request_s = machine.host_request_s * 0
-    got = serve(machine, *load)
+    got = steady_state(machine, *load)
     assert float(got.output_tokens_per_s[0, 0]) == pytest.approx(rate, rel=0.12)
     assert float(got.tpot_s[0, 0]) == pytest.approx(tpot, rel=0.15)
     assert float(got.ttft_s[0, 0]) == pytest.approx(ttft, rel=0.5)
@@ -196,9 +196,9 @@ def test_many_points_are_the_same_as_few(catalog: Catalog, monkeypatch: pytest.M
     """Large calls are split over two threads."""
     machine = hardware(catalog, "deepseek-v3", "mi355x", tp=8)
     clients = np.arange(1, 300)
-    whole = serve(machine, clients, 2000, 100)
-    monkeypatch.setattr(serving, "_WORTH_SPLITTING", 10)
-    split = serve(machine, clients, 2000, 100)
+    whole = steady_state(machine, clients, 2000, 100)
+    monkeypatch.setattr(module, "_WORTH_SPLITTING", 10)
+    split = steady_state(machine, clients, 2000, 100)
     for name in (
         "ttft_s",
         "ttft_burst_s",
@@ -216,9 +216,9 @@ def test_many_points_are_the_same_as_few(catalog: Catalog, monkeypatch: pytest.M
 def test_points_broadcast_against_deployments(catalog: Catalog) -> None:
     model = catalog.model("llama-3.1-8b")
     machine = Hardware([catalog.deployment(model, catalog.accelerator(name)) for name in ("h200", "mi300x")])
-    each = serve(machine, 1000, np.array([[1000.0], [20000.0]]), 100)
+    each = steady_state(machine, 1000, np.array([[1000.0], [20000.0]]), 100)
     assert each.tpot_s.shape == (2, 1)
-    grid = serve(machine, 1000, np.array([1000.0, 20000.0]), 100)
+    grid = steady_state(machine, 1000, np.array([1000.0, 20000.0]), 100)
     assert grid.tpot_s.shape == (2, 2)
     assert float(each.concurrency_that_fits[1, 0]) == pytest.approx(float(grid.concurrency_that_fits[1, 1]))
 
@@ -230,7 +230,7 @@ def test_a_prompt_is_not_split_over_attention_replicas(catalog: Catalog) -> None
     )
     alone = shape(1, 32768)
     assert float(step(dp, alone).memory_s[0, 0]) > float(step(tp, alone).memory_s[0, 0])
-    assert float(serve(dp, 1, 8192, 2).ttft_s[0, 0]) > float(serve(tp, 1, 8192, 2).ttft_s[0, 0])
+    assert float(steady_state(dp, 1, 8192, 2).ttft_s[0, 0]) > float(steady_state(tp, 1, 8192, 2).ttft_s[0, 0])
     # Enough sequences for all replicas are shared out.
     one, eight = (float(step(dp, shape(n, 32768)).total_s[0, 0]) for n in (1, 8))
     assert eight < 3 * one
@@ -239,7 +239,8 @@ def test_a_prompt_is_not_split_over_attention_replicas(catalog: Catalog) -> None
 def test_stages_overlap_prompts_but_not_one_prompt(catalog: Catalog) -> None:
     """Short prompts: twice the stages, twice the prompts a second, and no sooner an answer."""
     one, two = (
-        serve(hardware(catalog, "llama-3.1-70b", "mi355x", tp=2, pp=n), np.array([1, 300]), 512, 1) for n in (1, 2)
+        steady_state(hardware(catalog, "llama-3.1-70b", "mi355x", tp=2, pp=n), np.array([1, 300]), 512, 1)
+        for n in (1, 2)
     )
     assert float(two.ttft_s[0, 0]) >= float(one.ttft_s[0, 0])
     assert float(two.requests_per_s[0, 1]) == pytest.approx(2 * float(one.requests_per_s[0, 1]), rel=0.15)
