@@ -1,6 +1,6 @@
 """`crosstie convert`: an FP8 checkpoint from one dialect to the other, exactly."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from crosstie.cli.show import bandwidth, console, gigabytes, json_option, print_json, seconds
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.port.checkpoint.conversion import Conversion, plan_conversion
 from crosstie.port.checkpoint.convert import Converted, convert, default_jobs
 from crosstie.port.checkpoint.fp8 import DTYPES, OTHER, Dialect
@@ -54,8 +55,8 @@ def command(
     )
     done = None
     if not dry_run:
-        with _bar(plan.nbytes) as advance:
-            done = convert(plan, out, jobs=jobs or default_jobs(), sync=fsync, progress=advance)
+        with _bar() as advance:
+            done = convert(plan, out, jobs=jobs or default_jobs(), sync=fsync, on_progress=advance)
     if as_json:
         print_json(_document(plan, out, done))
     else:
@@ -64,16 +65,16 @@ def command(
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Callable[[int], None]]:
+def _bar() -> Iterator[OnProgress]:
     """On a terminal's error stream only."""
     stream = Console(stderr=True)
     if not stream.is_terminal:
-        yield lambda _: None
+        yield no_progress
         return
     columns = (TextColumn("converting"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stream, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda nbytes: bar.advance(task, nbytes)
+        task = bar.add_task("")
+        yield lambda done, total, _: bar.update(task, completed=done, total=total)
 
 
 def _document(plan: Conversion, out: Path, done: Converted | None) -> dict[str, object]:

@@ -7,7 +7,7 @@ from importlib import import_module
 import click
 
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.show import spinner
+from crosstie.cli.show import progress
 from crosstie.core.errors import BadInput
 from crosstie.core.finding import Finding
 
@@ -52,9 +52,8 @@ def command(
     found: list[Finding] = []
     verdicts: dict[str, str] = {}
     # What the user's code prints must not mix with the report.
-    with spinner() as say, redirect_stdout(sys.stderr):
-        for label, result in survey.survey(target, inputs, state, every):
-            say(f"{label}: {result.verdict}")
+    with progress() as on_progress, redirect_stdout(sys.stderr):
+        for label, result in survey.survey(target, inputs, state, every, on_progress):
             verdicts[label] = result.verdict
             found += [*survey.findings(label, result), *survey.notes(label, result)]
     if not verdicts:

@@ -9,7 +9,7 @@ import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.show import console, names, number, print_table, spinner, table
+from crosstie.cli.show import console, names, number, print_table, progress, table
 from crosstie.core.errors import BadInput
 from crosstie.port.kernels.findings import find, verdicts
 from crosstie.port.kernels.rows import Row, row_json, rows_of
@@ -93,8 +93,8 @@ def command(
         cache=None if no_cache else _cache(),
         python=python,
     )
-    with spinner() as progress:
-        answers = ask(asked, targets, progress)
+    with progress() as on_progress:
+        answers = ask(asked, targets, on_progress)
     _check_found(asked.what, answers)
     findings = find(answers)
     rows = rows_of(answers, findings)

@@ -6,7 +6,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.cli.assignments import assigned
 from crosstie.cli.findings_show import report, report_options
 from crosstie.cli.options import accelerators_from
-from crosstie.cli.show import names, spinner
+from crosstie.cli.show import names, progress
 from crosstie.core.errors import BadInput
 from crosstie.port.preflight.engine import engine_from
 from crosstie.port.preflight.model import Question, Report, preflight
@@ -75,9 +75,9 @@ def command(
         environment=assigned("--env", environment, str), flags=assigned("--flag", flags, str), scan=scan,
     )  # fmt: skip
     chosen = accelerators_from(catalog, accelerators, None)
-    with spinner() as progress:
+    with progress() as on_progress:
         stored = read_stored(catalog, model)
-        found = preflight(catalog, stored, chosen, question, progress)
+        found = preflight(catalog, stored, chosen, question, on_progress)
     verdicts = {f"{name} ({found.layouts[name]})": _said(found, name) for name in found.verdicts}
     return report(
         f"{found.name} on {found.engine}: {stored.words}", found.findings, found.verdicts if as_json else verdicts,

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from crosstie.core.progress import OnProgress
+
 PLAIN_WIDTH = 160
 # Columns of prose, which may take several lines.
 FOLDING = ("source", "title", "layers", "name", "stores linear layers as", "why", "claim", "computed")
@@ -67,6 +69,13 @@ def spinner() -> Iterator[Callable[[str], None]]:
         return
     with progress.status("") as status:
         yield status.update
+
+
+@contextmanager
+def progress() -> Iterator[OnProgress]:
+    """The same for calls that count: takes what they report as `on_progress`."""
+    with spinner() as say:
+        yield lambda done, total, what: say(f"{what}: {done:,} of {total:,}" if total else what)
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:

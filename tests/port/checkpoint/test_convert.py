@@ -71,6 +71,16 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_progress_counts_the_bytes_of_all_tensors(tmp_path: Path) -> None:
+    make, quantisation, *_ = CONVERTIBLE[next(iter(CONVERTIBLE))]
+    checkpoint = open_checkpoint(write_model(tmp_path / "model", make(), quantisation))
+    seen: list[tuple[int, int, str]] = []
+    plan = plan_conversion(checkpoint, "e4m3fnuz", even_if_normalised=True)
+    convert(plan, tmp_path / "out", jobs=1, on_progress=lambda *now: seen.append(now))
+    total = sum(info.nbytes for info in checkpoint.tensors.values())
+    assert seen[-1] == (total, total, "converting")
+
+
 @pytest.mark.parametrize("name", CONVERTIBLE)
 def test_every_format_keeps_its_values_there_and_back(tmp_path: Path, name: str) -> None:
     make, quantisation, recoded, rescaled = CONVERTIBLE[name]

@@ -58,6 +58,6 @@ def check(
     written = f"\nCROSSTIE_KERNELS = {spec!r}\n" if spec else ""
     file.write_text(HEADER + textwrap.dedent(source) + written)
     catalog = Catalog([])
-    answers = ask(Asked(what=str(file), **asked), [target(catalog, name) for name in on], lambda _: None)
+    answers = ask(Asked(what=str(file), **asked), [target(catalog, name) for name in on])
     findings = find(answers)
     return Checked(findings, verdicts(answers, findings), answers)

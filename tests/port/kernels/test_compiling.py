@@ -1,9 +1,14 @@
 """Compilers that hang, crash or speak to nobody; results on disk; autotuners."""
 
 import os
+import textwrap
 from pathlib import Path
 
-from tests.port.kernels.running_kernels import check
+from tests.port.kernels.running_kernels import HEADER, check
+
+from crosstie.catalog.library import Catalog
+from crosstie.port.kernels.running import Asked, ask
+from crosstie.port.kernels.targets import target
 
 COPY = """
     @triton.jit
@@ -127,3 +132,12 @@ def test_an_autotuner_with_nothing_left_fails(tmp_path: Path) -> None:
     first = check(tmp_path, source, ["gfx942"], [{"name": "tuned", "signature": TYPES, "max_configs": 1}])
     assert len(first.answers[0].compilations) == 1
     assert [f.severity for f in first.findings if f.check == "configurations-left-out"] == ["unknown"]
+
+
+def test_progress_counts_compilations(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.py"
+    file.write_text(HEADER + textwrap.dedent(COPY) + f"\nCROSSTIE_KERNELS = {[entry('copy')]!r}\n")
+    seen: list[tuple[int, int, str]] = []
+    ask(Asked(what=str(file)), [target(Catalog([]), "gfx942")], lambda *now: seen.append(now))
+    assert seen[0][:2] == (0, 0)
+    assert seen[1:] == [(0, 1, "compilations"), (1, 1, "compilations")]

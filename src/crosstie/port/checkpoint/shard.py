@@ -62,6 +62,10 @@ class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
     def size(self) -> int:
         return self.identity[0] + self.shift
 
+    @property
+    def data_bytes(self) -> int:
+        return self.identity[0] - self.data_start
+
     def unchanged(self) -> bool:
         return identity_of(self.source) == self.identity
 

@@ -5,8 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import msgspec
 
 import crosstie
 from crosstie.core.errors import BadData, BadInput
+from crosstie.core.progress import OnProgress, Progress, no_progress
 from crosstie.port.kernels.compilation import Compilation
 from crosstie.port.kernels.targets import Target
 
@@ -60,17 +60,18 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
 
 
-def ask(asked: Asked, targets: Sequence[Target], progress: Callable[[str], None]) -> list[Answer]:
+def ask(asked: Asked, targets: Sequence[Target], on_progress: OnProgress = no_progress) -> list[Answer]:
     """In the order of the targets. Those of one instruction set share their compilations."""
     one_each = {target.isa: target for target in reversed(targets)}
     together = min(len(one_each), asked.jobs)
-    counts = _Counts(progress)
+    on_progress(0, 0, f"importing and launching {asked.what}")
+    progress = Progress(on_progress, "compilations")
     children: list[subprocess.Popen[bytes]] = []
     try:
         with ThreadPoolExecutor(together) as pool:
             try:
                 waiting = {
-                    isa: pool.submit(_child, asked, target, max(1, asked.jobs // together), counts, children)
+                    isa: pool.submit(_child, asked, target, max(1, asked.jobs // together), progress, children)
                     for isa, target in one_each.items()
                 }
                 answers = {isa: future.result() for isa, future in waiting.items()}
@@ -98,22 +99,8 @@ def _concerning(target: Target, told: dict[str, Any]) -> Answer:
     )
 
 
-class _Counts:
-    """How far all children are, in one line."""
-
-    def __init__(self, progress: Callable[[str], None]):
-        self._progress, self._lock = progress, threading.Lock()
-        self._total = self._done = 0
-
-    def add(self, *, total: int = 0, done: int = 0) -> None:
-        with self._lock:
-            self._total += total
-            self._done += done
-            self._progress(f"{self._done} of {self._total} compilations")
-
-
 def _child(
-    asked: Asked, target: Target, jobs: int, counts: _Counts, children: list[subprocess.Popen[bytes]]
+    asked: Asked, target: Target, jobs: int, progress: Progress, children: list[subprocess.Popen[bytes]]
 ) -> dict[str, Any]:  # fmt: skip
     request = {
         "what": asked.what,
@@ -136,14 +123,14 @@ def _child(
         except OSError as error:
             raise BadInput(f"--python {asked.python}: {error.strerror}") from None
         children.append(child)
-        told = _told(child, request, counts)
+        told = _told(child, request, progress)
         if told is None:
             printed.seek(0)
             raise BadInput(_why(asked.what, target, child.wait(), printed.read().decode(errors="replace")))
     return told
 
 
-def _told(child: subprocess.Popen[bytes], request: dict[str, Any], counts: _Counts) -> dict[str, Any] | None:
+def _told(child: subprocess.Popen[bytes], request: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
     """All that it says; None if it ends before it is done."""
     if child.stdin is None or child.stdout is None:
         return None
@@ -160,10 +147,10 @@ def _told(child: subprocess.Popen[bytes], request: dict[str, Any], counts: _Coun
             raise BadData(bad["file"], bad["key"], bad["reason"]) if "file" in bad else BadInput(bad["reason"])
         if "jobs" in said:
             told = {**said, "results": {}}
-            counts.add(total=len(said["jobs"]))
+            progress.add(total=len(said["jobs"]))
         elif "number" in said:
             told["results"][said["number"]] = said["result"]
-            counts.add(done=1)
+            progress.add(1)
         elif "done" in said:
             return told
     return None

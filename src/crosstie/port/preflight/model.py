@@ -10,11 +10,12 @@ from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.finding import Finding, Place, rank, verdict
 from crosstie.core.model import Model
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.fit import Placement
 from crosstie.port.preflight.choices import choice, settings_facts
 from crosstie.port.preflight.engine import Engine
 from crosstie.port.preflight.memory import memory_finding, placement_on, ranks_finding, uncounted
-from crosstie.port.preflight.numbers import Progress, stored_findings
+from crosstie.port.preflight.numbers import stored_findings
 from crosstie.port.preflight.operations import Layout, Operation, operations
 from crosstie.port.preflight.settings import Settings, best_settings, words
 from crosstie.port.preflight.support import architecture_findings, draft_findings, feature_operations
@@ -48,13 +49,17 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preflight(
-    catalog: Catalog, stored: Stored, accelerators: Sequence[Accelerator], question: Question, progress: Progress
+    catalog: Catalog,
+    stored: Stored,
+    accelerators: Sequence[Accelerator],
+    question: Question,
+    on_progress: OnProgress = no_progress,
 ) -> Report:
     model, unread = _model(catalog, stored)
     if model and question.context:
         model.check_context(question.context, "--context")
     everywhere = [
-        *stored_findings(stored, accelerators, question.scan, progress),
+        *stored_findings(stored, accelerators, question.scan, on_progress),
         *architecture_findings(stored.config, question.engine),
         *draft_findings(stored.config, stored.checkpoint.tensors if stored.checkpoint else None, question.features),
     ]
@@ -62,8 +67,8 @@ def preflight(
     findings = list(everywhere)
     layouts: dict[str, str] = {}
     settings: dict[str, list[str]] = {}
-    for accelerator in accelerators:
-        progress(f"{accelerator.name}: memory and kernels")
+    for number, accelerator in enumerate(accelerators, 1):
+        on_progress(number, len(accelerators), f"{accelerator.name}: memory and kernels")
         placement, about_memory = _memory(catalog, model, accelerator, question, stored)
         tp = question.tp or (placement.deployment.parallelism.tp if placement else 1)
         layouts[accelerator.id] = str(placement.deployment.parallelism) if placement else f"TP{tp}"

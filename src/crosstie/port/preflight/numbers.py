@@ -1,18 +1,18 @@
 """What the stored numbers show: faults of the checkpoint, bytes on which the FP8 dialects differ, and scales."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.finding import Finding, Place
+from crosstie.core.progress import OnProgress
 from crosstie.port.checkpoint.fp8 import Codes, Dialect, Recoder
 from crosstie.port.checkpoint.index import Checkpoint
 from crosstie.port.checkpoint.scales import scale_values
 from crosstie.port.preflight.weights import Stored
 
-Progress = Callable[[str], None]
 # A sample reads this much of a checkpoint's FP8 weights at most, a piece of each tensor.
 _SAMPLE_BYTES = 256 << 20
 _LEAST_PIECE = 1 << 12
@@ -21,7 +21,7 @@ _REMAKE = "make the checkpoint again with its quantiser, or take it from its sou
 
 
 def stored_findings(
-    stored: Stored, accelerators: Sequence[Accelerator], scan: str, progress: Progress
+    stored: Stored, accelerators: Sequence[Accelerator], scan: str, on_progress: OnProgress
 ) -> list[Finding]:
     """Faults that concern every accelerator, and counts that explain what a dialect would do to these weights."""
     if stored.unseen:
@@ -39,7 +39,7 @@ def stored_findings(
     found += _depth_findings(stored, stored.checkpoint)
     found += _scale_findings(stored.checkpoint, _scales(stored))
     if scan != "none" and any(True for _ in stored.scheme.fp8_weights):
-        found += _code_findings(stored, accelerators, scan, progress)
+        found += _code_findings(stored, accelerators, scan, on_progress)
     return found
 
 
@@ -97,13 +97,13 @@ def _scale_findings(checkpoint: Checkpoint, names: Iterator[str]) -> Iterator[Fi
 
 
 def _code_findings(
-    stored: Stored, accelerators: Sequence[Accelerator], scan: str, progress: Progress
+    stored: Stored, accelerators: Sequence[Accelerator], scan: str, on_progress: OnProgress
 ) -> Iterator[Finding]:
     assert stored.checkpoint
     assert stored.scheme
     dialect: Dialect = "e4m3fnuz" if stored.dialect == "fnuz" else "e4m3fn"
     names = [weight.name for weight in stored.scheme.fp8_weights]
-    counted, first_nan = _count(stored.checkpoint, names, dialect, scan, progress)
+    counted, first_nan = _count(stored.checkpoint, names, dialect, scan, on_progress)
     file, extent = str(stored.config.file), _extent(stored.checkpoint, names, counted)
     if first_nan:
         yield Finding(
@@ -127,14 +127,14 @@ def _code_findings(
 
 
 def _count(
-    checkpoint: Checkpoint, names: Sequence[str], dialect: Dialect, scan: str, progress: Progress
+    checkpoint: Checkpoint, names: Sequence[str], dialect: Dialect, scan: str, on_progress: OnProgress
 ) -> tuple[Codes, str]:
     """What the bytes are, and the first tensor with a NaN."""
     recoder, total, first_nan = Recoder(dialect), Codes(), ""
     piece = max(_LEAST_PIECE, _SAMPLE_BYTES // len(names))
     for number, name in enumerate(names, 1):
         if number % 64 == 1:
-            progress(f"FP8 weights: tensor {number:,} of {len(names):,}")
+            on_progress(number, len(names), "FP8 tensors")
         chunks = checkpoint.chunks(name) if scan == "all" else iter([checkpoint.read(name, piece)])
         for chunk in chunks:
             codes = recoder.count(np.frombuffer(chunk, np.uint8))

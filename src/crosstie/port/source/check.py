@@ -1,12 +1,13 @@
 """A tree of CUDA and Python sources in, what a port to each accelerator trips over out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.finding import Finding, Place, worst
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.port.source.building import build_hazards, hip_builds
 from crosstie.port.source.clang import Compiler, Opinion, find_compiler, second_opinion
 from crosstie.port.source.code import streams
@@ -26,7 +27,6 @@ VERDICTS = {
     "error": "needs changes",
 }
 NOTHING_TO_PORT = "nothing to port"
-Tell = Callable[[str], None]
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_source(
-    root: Path, accelerators: Sequence[Accelerator], request: Request, tell: Tell = lambda _: None
+    root: Path, accelerators: Sequence[Accelerator], request: Request, on_progress: OnProgress = no_progress
 ) -> SourceReport:
     files = read_files(root)
     targets = [target_of(one) for one in accelerators]
@@ -65,7 +65,7 @@ def check_source(
     if any(target.is_amd for target in targets):
         hazards = list(files.hazards)
         compiler = find_compiler(request.clang, targets) if request.use_clang and request.hipify else None
-        converted, opinion = _look(files, hazards, request, compiler, tell)
+        converted, opinion = _look(files, hazards, request, compiler, on_progress)
         if opinion is not None:
             hazards = [*_merged(hazards, opinion), _second(root, opinion, targets)]
     findings = findings_of(hazards, targets) + [_nothing(root, one) for one in targets if not one.is_amd]
@@ -81,34 +81,34 @@ def check_source(
 
 
 def _look(
-    files: Files, hazards: list[Hazard], request: Request, compiler: Compiler | None, tell: Tell
+    files: Files, hazards: list[Hazard], request: Request, compiler: Compiler | None, on_progress: OnProgress
 ) -> tuple[Converted | None, Opinion | None]:
-    tell("reading preprocessor lines")
+    on_progress(0, len(files.cpp), "reading preprocessor lines")
     project = Project(files.cpp)
     names = empty_names()
     for number, path in enumerate(files.cpp, 1):
-        tell(f"reading {number}/{len(files.cpp)} {path}")
+        on_progress(number, len(files.cpp), f"reading {path}")
         codes = streams(path, project)
         hazards += hazards_in(path, codes)
         collect(path, codes, names)
-    for path, text in files.python.items():
-        tell(f"reading {path}")
+    for number, (path, text) in enumerate(files.python.items(), 1):
+        on_progress(number, len(files.python), f"reading {path}")
         hazards += python_hazards(path, text)
     for_hip = hip_builds(files.build)
     for path, text in files.build.items():
         hazards += build_hazards(path, text, for_hip)
     if not request.hipify or not files.cpp:
         return None, None
-    tell("loading HIPIFY")
+    on_progress(0, len(files.cpp), "loading HIPIFY")
     module = hipify_module()
     if module is None:
         hazards.append(_without_hipify(names))
         return None, None
-    with hipified(module, files.cpp, tell) as result:
+    with hipified(module, files.cpp, on_progress) as result:
         converted = _leftovers(project, names, result, hazards)
         if compiler is None:
             return converted, None
-        return converted, second_opinion(compiler, result, files.cpp, request.jobs, tell)
+        return converted, second_opinion(compiler, result, files.cpp, request.jobs, on_progress)
 
 
 def _merged(hazards: list[Hazard], opinion: Opinion) -> list[Hazard]:

@@ -8,13 +8,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from crosstie.core.errors import BadInput
+from crosstie.core.progress import OnProgress
 from crosstie.port.source.code import shorten
 from crosstie.port.source.hazard import Hazard, Target
 from crosstie.port.source.hipify import Hipified
@@ -85,7 +86,7 @@ def find_compiler(asked: str | None, targets: Sequence[Target]) -> Compiler | No
 
 
 def second_opinion(
-    compiler: Compiler, result: Hipified, texts: Mapping[str, str], jobs: int, tell: Callable[[str], None]
+    compiler: Compiler, result: Hipified, texts: Mapping[str, str], jobs: int, on_progress: OnProgress
 ) -> Opinion:
     not_judged: dict[str, str] = {}
     units: list[str] = []
@@ -106,7 +107,7 @@ def second_opinion(
         path, isa = task
         said = _run(compiler.path, result.paths[path], isa, folders)
         done += 1
-        tell(f"clang {done}/{len(work)} {path}")
+        on_progress(done, len(work), f"clang {path}")
         return said
 
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:

@@ -5,12 +5,14 @@ import io
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
+
+from crosstie.core.progress import OnProgress
 
 _EXTENSIONS = (".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".hh", ".inl", ".in", ".inc", ".ipp")
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -60,13 +62,13 @@ def hipify_module() -> Any | None:
 
 
 @contextmanager
-def hipified(module: Any, texts: Mapping[str, str], tell: Callable[[str], None]) -> Iterator[Hipified]:
+def hipified(module: Any, texts: Mapping[str, str], on_progress: OnProgress) -> Iterator[Hipified]:
     """The user's own files are never written to: all of it happens in a folder that goes away."""
     with tempfile.TemporaryDirectory(prefix="crosstie-hipify-") as folder:
-        yield _convert(module, texts, Path(folder).resolve(), tell)
+        yield _convert(module, texts, Path(folder).resolve(), on_progress)
 
 
-def _convert(module: Any, texts: Mapping[str, str], folder: Path, tell: Callable[[str], None]) -> Hipified:
+def _convert(module: Any, texts: Mapping[str, str], folder: Path, on_progress: OnProgress) -> Hipified:
     originals: dict[str, Path] = {}
     for path, text in texts.items():
         if PurePosixPath(path).suffix.lower() in _EXTENSIONS:
@@ -83,7 +85,7 @@ def _convert(module: Any, texts: Mapping[str, str], folder: Path, tell: Callable
     cleaner = module.GeneratedFileCleaner(keep_intermediates=True)
     said = io.StringIO()
     for number, (path, copy) in enumerate(originals.items(), 1):
-        tell(f"HIPIFY {number}/{len(originals)} {path}")
+        on_progress(number, len(originals), f"HIPIFY {path}")
         try:
             with redirect_stdout(said), redirect_stderr(said):
                 module.preprocess_file_and_save_result(
