@@ -12,9 +12,8 @@ from crosstie.cli.show import console, dollars, json_option, print_json, print_t
 from crosstie.cli.store import moment, opened, span, store_options
 from crosstie.core.errors import BadInput
 from crosstie.run.ledger.keys import Key
-from crosstie.run.ledger.periods import hour_of
 from crosstie.run.ledger.store import Store, unknown_key
-from crosstie.run.ledger.usage import BYS, By, Used, total
+from crosstie.run.ledger.usage import BYS, By, Used, hour_of, total
 
 _NUMBERS = ("requests", "refused", "failed", "input_tokens", "output_tokens", "usd")
 _TIMES = ("hour", "day", "month")

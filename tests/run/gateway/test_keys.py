@@ -19,10 +19,9 @@ from crosstie.core.errors import BadInput, CrosstieError, StoreFailed
 from crosstie.core.fleet import ServedClass, State
 from crosstie.core.workload import Target
 from crosstie.run.ledger.keys import Key, digest, new_public_id, new_secret, shown
-from crosstie.run.ledger.periods import day_end, hour_of
 from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.store import Store
-from crosstie.run.ledger.usage import Batch, Counts, Used, total
+from crosstie.run.ledger.usage import Batch, Counts, Used, day_end, hour_of, total
 from crosstie.run.service import ledger as ledger_module
 from crosstie.run.service.ledger import Ledger
 from crosstie.run.service.process import Serve

@@ -12,9 +12,8 @@ from tests.conftest import Command
 from tests.run.ledger.test_store import at, batch, line, one
 
 from crosstie.run.ledger.keys import digest
-from crosstie.run.ledger.periods import hour_of
 from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.usage import Counts
+from crosstie.run.ledger.usage import Counts, hour_of
 
 TOKEN = re.compile(r"ct-([0-9a-f]{12})-([A-Za-z0-9]{43})")
 

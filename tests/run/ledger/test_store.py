@@ -10,8 +10,9 @@ import pytest
 
 from crosstie.core.errors import BadInput, StoreFailed
 from crosstie.run.ledger.keys import Key
-from crosstie.run.ledger.store import SCHEMA, Store
-from crosstie.run.ledger.usage import Batch, Counts, Line, total
+from crosstie.run.ledger.schema import SCHEMA
+from crosstie.run.ledger.store import News, Store
+from crosstie.run.ledger.usage import Batch, Counts, Line, Used, total
 
 Opens = Callable[[], Store]
 
@@ -110,7 +111,7 @@ def test_a_batch_is_counted_once_however_often_it_is_tried(store: Store, opens: 
     # One that comes late is an old one that was tried again.
     assert not store.write(batch(1, (line(), one())))
     assert store.write(batch(1, (line(), one()), process="q"))
-    assert total(store.used(["key"])) == ((), 3, 0, 0, 30, 15, 0.75)
+    assert total(store.used(["key"])) == Used((), 3, 0, 0, 30, 15, 0.75)
 
 
 def test_a_batch_that_fails_half_way_has_left_nothing(store: Store) -> None:
@@ -138,7 +139,7 @@ def test_many_writers_lose_and_invent_nothing(store: Store, opens: Opens) -> Non
             own.write(made)
 
     _all_at_once(write, opens)
-    assert total(store.used(["pool"])) == ((), 270, 0, 0, 2700, 1350, 135.0)
+    assert total(store.used(["pool"])) == Used((), 270, 0, 0, 2700, 1350, 135.0)
     assert {row.requests for row in store.used(["pool"])} == {45}
 
 
@@ -185,7 +186,7 @@ def test_news_are_of_budgets_and_of_keys_that_changed(store: Store) -> None:
     told = store.news(-1, NOON)
     assert (told.keys, told.spent) == (made, {1: (1.0, 1.0)})
     again = store.news(told.version, NOON)
-    assert again == (told.version, None, {1: (1.0, 1.0)})
+    assert again == News(told.version, None, {1: (1.0, 1.0)})
     store.change_key("free", lambda old: msgspec.structs.replace(old, usd_per_day=5.0))
     changed = store.news(told.version, NOON)
     assert changed.keys is not None

@@ -18,8 +18,8 @@ from crosstie.run.gateway.ended import Ended
 from crosstie.run.gateway.errors import Refused
 from crosstie.run.gateway.limits import Window, rate_headers
 from crosstie.run.ledger.keys import Key
-from crosstie.run.ledger.periods import day_end, month_end
 from crosstie.run.ledger.tally import LocalTally, Tally
+from crosstie.run.ledger.usage import day_end, month_end
 from crosstie.run.wire.request import Request
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crosstie.core.errors import BadInput
-from crosstie.run.ledger.store import Session, Store, failed
+from crosstie.run.ledger.schema import Session
+from crosstie.run.ledger.store import Store, failed
 
 if TYPE_CHECKING:
     import psycopg
@@ -19,6 +20,8 @@ _PATIENCE: dict[str, Any] = {
     "tcp_user_timeout": 10_000, "application_name": "crosstie",
 }  # fmt: skip
 _STATEMENT_MS = 10_000
+# A step of a migration may go through all usage that there is.
+_MIGRATION_MS = 600_000
 # Any number that others are unlikely to lock: two who find no tables must not both make them.
 _LOCK = 6_303_117
 
@@ -50,6 +53,9 @@ class PostgresStore(Store):
         except BaseException:
             self.close()
             raise
+
+    def be_patient(self, session: Session) -> None:
+        session.change(f"SET LOCAL statement_timeout = {_MIGRATION_MS}")
 
     @contextlib.contextmanager
     def session(self, *, writes: bool) -> Iterator[Session]:

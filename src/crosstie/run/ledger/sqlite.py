@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from crosstie.core.errors import BadData, StoreFailed
-from crosstie.run.ledger.store import Session, Store, failed
+from crosstie.run.ledger.schema import Session
+from crosstie.run.ledger.store import Store, failed
 
 _BUSY_S = 5.0
 

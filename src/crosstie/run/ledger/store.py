@@ -1,4 +1,4 @@
-"""Where keys and usage are kept: the tables, and all that is asked of them. `sqlite` and `postgres` say how they are
+"""Where keys and usage are kept: all that is asked of the tables of `schema`. `sqlite` and `postgres` say how they are
 reached; the SQL is the same.
 
 Several processes, on several machines, write at the same time. Whatever is written is one transaction, and may be
@@ -6,18 +6,17 @@ tried again after a failure: a batch of usage is counted once.
 """
 
 import json
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from time import time
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from crosstie.core.errors import BadInput, StoreFailed, near_names
 from crosstie.run.ledger.keys import Key, check
-from crosstie.run.ledger.periods import DAY_S, day_name, month_name
-from crosstie.run.ledger.usage import Batch, By, Used, total
+from crosstie.run.ledger.schema import SCHEMA, Session, behind, create, meta, migrate, new_number
+from crosstie.run.ledger.usage import DAY_S, Batch, By, Used, day_name, month_name, total
 
-SCHEMA = 1
 # For so long the last batch of a process that is no more is remembered, in case it was only away.
 _REMEMBERED_S = 30 * DAY_S
 _COLUMNS = (
@@ -25,26 +24,6 @@ _COLUMNS = (
     "usd_per_day", "usd_per_month", "created_at", "expires_at", "revoked_at",
 )  # fmt: skip
 _LISTS = ("models", "classes")
-_TABLES = (
-    "CREATE TABLE crosstie_meta (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
-    """CREATE TABLE crosstie_keys (
-        id {identity}, public_id TEXT NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE, digest TEXT NOT NULL,
-        old_digest TEXT, old_until DOUBLE PRECISION, models TEXT NOT NULL, classes TEXT NOT NULL,
-        priority TEXT NOT NULL, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION, usd_per_month DOUBLE PRECISION,
-        created_at DOUBLE PRECISION NOT NULL, expires_at DOUBLE PRECISION, revoked_at DOUBLE PRECISION)""",
-    """CREATE TABLE crosstie_usage (
-        hour BIGINT NOT NULL, key_id BIGINT NOT NULL, model TEXT NOT NULL, class TEXT NOT NULL, pool TEXT NOT NULL,
-        outcome TEXT NOT NULL, code TEXT NOT NULL, requests BIGINT NOT NULL, counted BIGINT NOT NULL,
-        input_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, usd DOUBLE PRECISION NOT NULL,
-        PRIMARY KEY (hour, key_id, model, class, pool, outcome, code))""",
-    # What budgets are compared with; the same dollars as in the usage, by day and by month, so that nobody has to
-    # add up a month each second.
-    """CREATE TABLE crosstie_spent (
-        period TEXT NOT NULL, key_id BIGINT NOT NULL, usd DOUBLE PRECISION NOT NULL, PRIMARY KEY (period, key_id))""",
-    # The last batch of each process that was counted.
-    """CREATE TABLE crosstie_batches (
-        process TEXT PRIMARY KEY, sequence BIGINT NOT NULL, written_at DOUBLE PRECISION NOT NULL)""",
-)
 _ADD_USAGE = """INSERT INTO crosstie_usage AS kept VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (hour, key_id, model, class, pool, outcome, code) DO UPDATE SET
     requests = kept.requests + excluded.requests, counted = kept.counted + excluded.counted,
@@ -60,22 +39,14 @@ _GROUPS: dict[By, str] = {
 }  # fmt: skip
 
 
-class News(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a gateway hears of its store: the version of the keys, the keys if it is another, and dollars by key."""
+
     version: int
     # None: as they were.
     keys: list[Key] | None
     spent: dict[int, tuple[float, float]]
-
-
-class Session(Protocol):
-    """One transaction."""
-
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
-
-    def change(self, sql: str, values: Sequence[Any] = ()) -> int:
-        """How many rows it was that changed."""
-
-    def each(self, sql: str, values: Sequence[Sequence[Any]]) -> None: ...
 
 
 class Store:
@@ -85,7 +56,7 @@ class Store:
     identity = ""
     locked = ""
     # Which store it is that was opened: a number that was drawn when it was made.
-    _drawn = 0
+    _number = 0
 
     def session(self, *, writes: bool) -> AbstractContextManager[Session]:
         raise NotImplementedError
@@ -94,29 +65,27 @@ class Store:
         raise NotImplementedError
 
     def prepare(self, session: Session, *, made: bool) -> None:
-        """Makes the tables, unless they are there; refuses those of a later version."""
+        """Makes the tables, or brings those that are there up to the present format."""
         if not made:
-            for sql in _TABLES:
-                session.change(sql.format(identity=self.identity))
-            session.each("INSERT INTO crosstie_meta VALUES (?, ?)", [("schema", SCHEMA), ("keys", _new_version())])
-        # Stores that were made before they had one get it now.
-        drawn = ("store", secrets.randbits(53))
-        session.change("INSERT INTO crosstie_meta VALUES (?, ?) ON CONFLICT (name) DO NOTHING", drawn)
-        found = _meta(session)
-        if found["schema"] > SCHEMA:
-            raise BadInput(
-                f"the store was made by a later Crosstie: its format is {found['schema']}, this one reads {SCHEMA}"
-            )
-        self._drawn = found["store"]
+            create(session, self.identity)
+        elif steps := behind(session):
+            self.be_patient(session)
+            migrate(session, steps)
+        self._number = meta(session)["store"]
+
+    def be_patient(self, session: Session) -> None:
+        """What follows in this transaction may take long, since it goes through whole tables."""
 
     def _check_same(self, session: Session) -> dict[str, int]:
         """What the store says of itself. Raises StoreFailed where it is not the one that was opened, but one made anew
-        in its place: numbers of keys mean others there."""
-        found = _meta(session)
-        if found["store"] != self._drawn:
+        in its place (numbers of keys mean others there), or one whose tables are others by now."""
+        found = meta(session)
+        if found["store"] != self._number:
             raise StoreFailed(
                 "another store is in the place of the one that was there at the start, which takes a new start"
             )
+        if found["schema"] != SCHEMA:
+            raise StoreFailed(f"a later Crosstie has brought the store to format {found['schema']}: start that one")
         return found
 
     # Keys
@@ -128,7 +97,7 @@ class Store:
     def keys_version(self) -> int:
         """Another one after every change of a key."""
         with self.session(writes=False) as session:
-            return _meta(session)["keys"]
+            return meta(session)["keys"]
 
     def news(self, version: int, at: float) -> News:
         """What a gateway wants to hear, in one go: keys if there is another version of them, and what those with a
@@ -230,7 +199,7 @@ class Store:
             one = Used(of, int(requests), int(refused), int(failed), int(inputs), int(outputs), float(usd))
             found.setdefault(of, []).append(one)
         # Several rows are one where two of the store's values are said alike: days of a month.
-        return [total(alike)._replace(of=of) for of, alike in sorted(found.items())]
+        return [replace(total(alike), of=of) for of, alike in sorted(found.items())]
 
 
 def unknown_key(name: str, known: list[str]) -> BadInput:
@@ -266,17 +235,8 @@ def _spent(session: Session, at: float, *, with_budget: bool) -> dict[int, tuple
     return found
 
 
-def _meta(session: Session) -> dict[str, int]:
-    return dict(session.rows("SELECT name, value FROM crosstie_meta"))
-
-
 def _bump(session: Session) -> None:
-    session.change("UPDATE crosstie_meta SET value = ? WHERE name = 'keys'", (_new_version(),))
-
-
-def _new_version() -> int:
-    """At random: a store that was made anew, or put back from a backup, must not seem to be as a gateway knew it."""
-    return secrets.randbits(53)
+    session.change("UPDATE crosstie_meta SET value = ? WHERE name = 'keys'", (new_number(),))
 
 
 def _values(key: Key) -> tuple[Any, ...]:

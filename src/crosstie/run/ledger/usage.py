@@ -1,7 +1,12 @@
-"""Usage as it is kept: numbers by hour, key, model, class, pool and how requests ended."""
+"""Usage as it is kept: numbers by hour, key, model, class, pool and how requests ended. Days and months are in UTC."""
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal, get_args
+
+HOUR_S = 3600
+DAY_S = 86_400
 
 # What usage may be listed by.
 By = Literal["key", "model", "pool", "class", "outcome", "code", "hour", "day", "month"]
@@ -25,7 +30,8 @@ class Counts:
         self.input_tokens, self.output_tokens, self.usd = input_tokens, output_tokens, usd
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Batch:
     """What is written in one transaction. A store counts a (process, sequence) once, however often it is tried; the
     sequence of a process only grows."""
 
@@ -44,7 +50,8 @@ class Batch(NamedTuple):
         return found
 
 
-class Used(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Used:
     """A row of an account: the values of what it is listed by, and its sums."""
 
     of: tuple[str, ...]
@@ -68,3 +75,26 @@ def total(rows: Iterable[Used]) -> Used:
         output_tokens=sum(row.output_tokens for row in rows),
         usd=sum(row.usd for row in rows),
     )
+
+
+def hour_of(at: float) -> int:
+    """The beginning of its hour, in seconds since the epoch."""
+    return int(at // HOUR_S) * HOUR_S
+
+
+def day_name(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
+
+
+def month_name(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m")
+
+
+def day_end(at: float) -> float:
+    return (int(at // DAY_S) + 1) * float(DAY_S)
+
+
+def month_end(at: float) -> float:
+    first = datetime.fromtimestamp(at, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    # Thirty-two days on is in the next month, whichever it is.
+    return (first + timedelta(days=32)).replace(day=1).timestamp()

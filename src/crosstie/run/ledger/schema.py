@@ -1,0 +1,86 @@
+"""The tables of a store, and its format: made where there are none, brought up where they are older.
+
+A store is brought up in the transaction that opens it, one step after the other, under a lock that only one opener
+has. Whatever fails leaves it as it was; a later format than this Crosstie knows is refused.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from crosstie.core.errors import BadInput
+
+SCHEMA = 2
+_TABLES = (
+    "CREATE TABLE crosstie_meta (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
+    """CREATE TABLE crosstie_keys (
+        id {identity}, public_id TEXT NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE, digest TEXT NOT NULL,
+        old_digest TEXT, old_until DOUBLE PRECISION, models TEXT NOT NULL, classes TEXT NOT NULL,
+        priority TEXT NOT NULL, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION, usd_per_month DOUBLE PRECISION,
+        created_at DOUBLE PRECISION NOT NULL, expires_at DOUBLE PRECISION, revoked_at DOUBLE PRECISION)""",
+    """CREATE TABLE crosstie_usage (
+        hour BIGINT NOT NULL, key_id BIGINT NOT NULL, model TEXT NOT NULL, class TEXT NOT NULL, pool TEXT NOT NULL,
+        outcome TEXT NOT NULL, code TEXT NOT NULL, requests BIGINT NOT NULL, counted BIGINT NOT NULL,
+        input_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, usd DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (hour, key_id, model, class, pool, outcome, code))""",
+    # What budgets are compared with; the same dollars as in the usage, by day and by month, so that nobody has to
+    # add up a month each second.
+    """CREATE TABLE crosstie_spent (
+        period TEXT NOT NULL, key_id BIGINT NOT NULL, usd DOUBLE PRECISION NOT NULL, PRIMARY KEY (period, key_id))""",
+    # The last batch of each process that was counted.
+    """CREATE TABLE crosstie_batches (
+        process TEXT PRIMARY KEY, sequence BIGINT NOT NULL, written_at DOUBLE PRECISION NOT NULL)""",
+)
+
+
+class Session(Protocol):
+    """One transaction."""
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
+
+    def change(self, sql: str, values: Sequence[Any] = ()) -> int:
+        """How many rows it was that changed."""
+
+    def each(self, sql: str, values: Sequence[Sequence[Any]]) -> None: ...
+
+
+def meta(session: Session) -> dict[str, int]:
+    """What a store says of itself: its format, its own number and the version of its keys."""
+    return dict(session.rows("SELECT name, value FROM crosstie_meta"))
+
+
+def new_number() -> int:
+    """At random: a store that was made anew, or put back from a backup, must not seem to be as a gateway knew it."""
+    return secrets.randbits(53)
+
+
+def create(session: Session, identity: str) -> None:
+    """Tables of the present format. `identity`: how a column says that it numbers its rows."""
+    for sql in _TABLES:
+        session.change(sql.format(identity=identity))
+    numbers = [("schema", SCHEMA), ("keys", new_number()), ("store", new_number())]
+    session.each("INSERT INTO crosstie_meta VALUES (?, ?)", numbers)
+
+
+def _number_the_store(session: Session) -> None:
+    """Format 2: every store has a number of its own, by which one that was made anew in its place is told from it."""
+    session.change("INSERT INTO crosstie_meta VALUES ('store', ?) ON CONFLICT (name) DO NOTHING", (new_number(),))
+
+
+# By the format that a step leads to: from the one before. A step is never changed once it was released, and `_TABLES`
+# is what all of them lead to.
+MIGRATIONS: dict[int, Callable[[Session], None]] = {2: _number_the_store}
+
+
+def behind(session: Session) -> list[int]:
+    """The steps that a store still has before it. Raises BadInput where it is ahead of this Crosstie."""
+    found = meta(session)["schema"]
+    if found > SCHEMA:
+        raise BadInput(f"the store was made by a later Crosstie: its format is {found}, this one reads {SCHEMA}")
+    return list(range(found + 1, SCHEMA + 1))
+
+
+def migrate(session: Session, steps: Sequence[int]) -> None:
+    for step in steps:
+        MIGRATIONS[step](session)
+        session.change("UPDATE crosstie_meta SET value = ? WHERE name = 'schema'", (step,))
