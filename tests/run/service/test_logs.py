@@ -378,8 +378,8 @@ def events_of(text: str) -> set[str]:
 
 def test_every_event_is_on_the_page_that_promises_their_names() -> None:
     files = [
-        *(SOURCE / "crosstie" / "gateway").glob("*.py"),
-        *(SOURCE / "crosstie" / "service").glob("*.py"),
+        *(SOURCE / "crosstie" / "run" / "gateway").glob("*.py"),
+        *(SOURCE / "crosstie" / "run" / "service").glob("*.py"),
         *(SOURCE / "crosstie" / "cli").glob("*.py"),
     ]
     events = set().union(*(events_of(file.read_text()) for file in files))
