@@ -9,7 +9,7 @@ import pytest
 from crosstie.catalog.describe import describe
 from crosstie.catalog.library import Catalog
 from crosstie.core.fact import BASES, Fact
-from crosstie.core.units import UNITS
+from crosstie.core.units import UNITS, significant, with_unit
 
 
 def shipped_lines(catalog: Catalog) -> Iterator[tuple[str, str, str, str]]:
@@ -54,3 +54,22 @@ def test_facts_do_not_change() -> None:
     with pytest.raises(AttributeError):
         fact.value = 3.0  # type: ignore[misc]
     assert msgspec.structs.replace(fact, value=3.0).value == 3.0
+
+
+@pytest.mark.parametrize(
+    ("value", "figures", "text"),
+    [(8.7e-5, 2, "0.000087"), (2e4, 3, "20,000"), (20_460.0, 3, "20,460"), (9.996, 3, "10"), (0.0, 3, "0"), (-1.5, 3, "-1.5")],
+)  # fmt: skip
+def test_numbers_have_separators_and_no_exponent(value: float, figures: int, text: str) -> None:
+    assert significant(value, figures) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (304, "count", "304"), (206_141_652_992, "B", "191.98 GiB"), (512, "B", "512 B"), (0.9, "fraction", "0.9"),
+        (0.0723, "1/year", "7.23%/year"), (1307.4, "TFLOP/s", "1,307.4 TFLOP/s"), (5, "year", "5 years"),
+    ],
+)  # fmt: skip
+def test_quantities_are_written_as_people_do(value: float, unit: str, text: str) -> None:
+    assert with_unit(value, unit) == text

@@ -13,6 +13,7 @@ from crosstie.core.errors import UnknownName
 from crosstie.core.fact import Fact, Label
 from crosstie.core.model import Model
 from crosstie.core.stack import Efficiency, Stack
+from crosstie.core.units import with_unit
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Line:
 
     @property
     def shown(self) -> str:
-        return f"{self.value:,.10g} {self.unit}".strip() if isinstance(self.value, float | int) else self.value
+        return with_unit(self.value, self.unit) if isinstance(self.value, float | int) else self.value
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -143,7 +144,7 @@ def fact_line(key: str, fact: Fact | Label) -> Line:
     if fact.chosen_because:
         notes.append(f"chosen because {fact.chosen_because}")
     for other in fact.alternatives:
-        shown = f"{other.value:,.10g} {other.unit}" if isinstance(other.value, float) else other.value
+        shown = with_unit(other.value, other.unit) if isinstance(other.value, float) else other.value
         notes.append(f"another source says {shown} ({other.basis}; {other.source}, {other.date})")
     unit = fact.unit if isinstance(fact, Fact) else ""
     return Line(key, fact.value, unit, fact.basis, fact.date, fact.source, tuple(notes))

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from crosstie.core.progress import OnProgress
+from crosstie.core.units import significant
 
 PLAIN_WIDTH = 160
 # Columns of prose, which may take several lines.
@@ -103,7 +104,7 @@ def number(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        return significant(value, 4)
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -126,17 +127,17 @@ def seconds(value: float) -> str:
 
 
 def count(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:,.3g}"
+    return significant(value)
 
 
 def bandwidth(value: float) -> str:
     """Bytes per second."""
-    return f"{value / 1e12:,.3g} TB/s" if value >= 1e12 else f"{value / 1e9:,.3g} GB/s"
+    return f"{significant(value / 1e12)} TB/s" if value >= 1e12 else f"{significant(value / 1e9)} GB/s"
 
 
 def arithmetic(value: float) -> str:
     """Floating-point operations per second."""
-    return f"{value / 1e12:,.0f} TFLOP/s" if value >= 1e14 else f"{value / 1e12:,.3g} TFLOP/s"
+    return f"{significant(value / 1e12)} TFLOP/s"
 
 
 def share(value: float) -> str:
@@ -151,14 +152,14 @@ def usd(value: float) -> str:
     """Dollars as a bill shows them."""
     if abs(value) >= 1e6:
         return f"{value / 1e6:,.2f} M"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+    return significant(value)
 
 
 def many(value: float) -> str:
     """Counts that nobody counts."""
     if value >= 1e9:
-        return f"{value / 1e9:,.3g} billion"
-    return f"{value / 1e6:,.3g} million" if value >= 1e6 else f"{value:,.0f}"
+        return f"{significant(value / 1e9)} billion"
+    return f"{significant(value / 1e6)} million" if value >= 1e6 else f"{value:,.0f}"
 
 
 def dollars(value: float) -> str:
@@ -167,4 +168,4 @@ def dollars(value: float) -> str:
         return f"${value / 1e6:,.2f}M"
     if value >= 1e3:
         return f"${value:,.0f}"
-    return f"${value:,.2f}" if value >= 0.1 or value == 0 else f"${value:.2g}"
+    return f"${value:,.2f}" if value >= 0.1 or value == 0 else f"${significant(value, 2)}"

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from crosstie.core.units import UNITS
+from crosstie.core.units import UNITS, with_unit
 
 Basis = Literal["spec", "measured", "derived", "claimed", "assumed"]
 BASES: tuple[str, ...] = get_args(Basis)
@@ -41,8 +41,14 @@ class Fact(Sourced, frozen=True, kw_only=True):
     def si(self) -> float:
         return self.value * UNITS[self.unit].si
 
+    def __str__(self) -> str:
+        return with_unit(self.value, self.unit)
+
 
 class Label(Sourced, frozen=True, kw_only=True):
     """A sourced word, such as an instruction set or a number dialect."""
 
     value: str
+
+    def __str__(self) -> str:
+        return self.value

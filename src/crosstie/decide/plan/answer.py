@@ -7,6 +7,7 @@ import numpy as np
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.estimate import Estimate
+from crosstie.core.units import significant
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.capacity import LIMITS, Part, Tier
 from crosstie.decide.plan.market import Item
@@ -248,7 +249,7 @@ def _in_whole_replicas(problem: Programme, solution: Solution, column: int, inst
 
 
 def _usd(value: float) -> str:
-    return f"${value:,.2f}" if value >= 0.1 else f"${value:.3g}"
+    return f"${value:,.2f}" if value >= 0.1 else f"${significant(value)}"
 
 
 def _cost(pools: Sequence[PoolPlan], workload: Workload, names: Sequence[str]) -> Cost:

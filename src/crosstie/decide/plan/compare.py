@@ -11,6 +11,7 @@ from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.core.estimate import Estimate
 from crosstie.core.model import Model
+from crosstie.core.units import significant
 from crosstie.perf.estimate import estimate
 from crosstie.perf.fit import place, smallest_layout
 from crosstie.perf.hardware import Hardware, compute_format, lacks
@@ -180,14 +181,15 @@ def spending_reason(key: str, first: Entry, second: Entry) -> str:
         "interconnect": ("communication", [link_rate(e) / 1e9 for e in (first, second)], "GB/s each way"),
         "host": ("waiting for the host", [0.0, 0.0], ""),
     }[resource]  # fmt: skip
-    line = f"{phase} {what} takes {spent[0]:.3g} against {spent[1]:.3g} GPU-ms a token"
+    line = f"{phase} {what} takes {significant(spent[0])} against {significant(spent[1])} GPU-ms a token"
     explains = (spent[0] < spent[1]) == (rates[0] > rates[1]) and f"{rates[0]:.3g}" != f"{rates[1]:.3g}"
     if not explains or not all(rates):
         return line
+    mine, theirs = (significant(rate, 4) for rate in rates)
     if resource == "interconnect":
         topologies = [f" over the {e.accelerator.scale_up.topology.value}" for e in (first, second)]
-        return f"{line} ({rates[0]:,.4g} {unit}{topologies[0]} against {rates[1]:,.4g}{topologies[1]})"
-    return f"{line} ({rates[0]:,.4g} against {rates[1]:,.4g} {unit})"
+        return f"{line} ({mine} {unit}{topologies[0]} against {theirs}{topologies[1]})"
+    return f"{line} ({mine} against {theirs} {unit})"
 
 
 def link_rate(entry: Entry) -> float:
@@ -215,4 +217,4 @@ def _deployment(entry: Entry) -> Deployment:
 
 
 def memory(entry: Entry) -> str:
-    return f"{entry.accelerator.memory.capacity.value:g} {entry.accelerator.memory.capacity.unit}"
+    return str(entry.accelerator.memory.capacity)

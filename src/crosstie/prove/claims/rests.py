@@ -27,9 +27,8 @@ class Rest(NamedTuple):
 
 
 def fact_rest(owner: str, path: str, fact: Fact | Label) -> Rest:
-    value = f"{fact.value:,.10g} {fact.unit}" if isinstance(fact, Fact) else fact.value
     note = f"; {fact.note}" if fact.note else ""
-    return Rest("catalog", f"{owner} {path} {value} ({fact.basis}{note})", fact.source, fact.date)
+    return Rest("catalog", f"{owner} {path} {fact} ({fact.basis}{note})", fact.source, fact.date)
 
 
 def source_rest(evidence: Evidence, name: str) -> Rest:
