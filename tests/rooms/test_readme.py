@@ -1,10 +1,11 @@
-"""What the README shows is what the commands print."""
+"""The README is short and in order, and what it and the docs show is what the commands print."""
 
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ def tidy(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.strip().splitlines() if line.strip())
 
 
+README = (ROOT / "README.md").read_text()
 CONSOLE = blocks("console")
 PYTHON = blocks("python")
 
@@ -32,6 +34,28 @@ PYTHON = blocks("python")
 def test_there_are_snippets() -> None:
     assert len(CONSOLE) >= 3
     assert len(PYTHON) >= 1
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) <= 900
+
+
+def test_the_readme_keeps_its_order() -> None:
+    headings = re.findall(r"^## (.+)$", README, re.MULTILINE)
+    assert headings == ["Install", "Ten lines of a plan", "Four ways on", "How far to trust it", "Licence"]
+    assert re.findall(r"^- \*\*(\w+)\*\*", README, re.MULTILINE) == ["Decide", "Port", "Run", "Prove"]
+
+
+def test_the_readme_names_every_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needs = [re.split(r"[^\w.-]", each)[0] for each in project["dependencies"]]
+    (said,) = re.findall(r"It needs ([^.]*), nothing else\.", README)
+    assert re.split(r", | and ", said) == needs
+
+
+def test_the_readme_s_blocks_fit_80_columns() -> None:
+    shown = [line for body in re.findall(r"```\w+\n(.*?)```", README, re.DOTALL) for line in body.splitlines()]
+    assert [line for line in shown if len(line) > 80] == []
 
 
 @pytest.mark.parametrize(("page", "body"), CONSOLE, ids=range(len(CONSOLE)))

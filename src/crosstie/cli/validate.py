@@ -36,7 +36,7 @@ def command(files: tuple[Path, ...], target: Path | None, as_json: bool) -> int:
     crosstie validate results.csv.gz --predictions predicted.csv
 
     RESULTS are CSV files, gzipped or not, with one metric a row and at least the columns accelerator, model,
-    precision, engine, input_len, output_len, concurrency, metric, unit and value (docs/accuracy.md has all of
+    precision, engine, input_len, output_len, concurrency, metric, unit and value (docs/validate.md has all of
     them, and the metrics). Every row is predicted the way it was measured: a closed loop with its start burst, one
     batch, the most that memory or latency limits allow, or one step's GPU work. A row that cannot be predicted
     is counted with its reason.
