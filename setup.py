@@ -11,16 +11,15 @@ from setuptools import setup
 
 COMPILED = {
     "route": [
-        "admission", "ask", "cheapest", "choosing", "classes", "corrections", "decision", "estimate",
-        "filters", "learnt", "lengths", "live", "modelled", "neighbours", "plain", "prefix", "presence",
-        "together", "view",
+        "admission", "ask", "cheapest", "choosing", "corrections", "decision", "filters", "learnt", "lengths",
+        "live", "load", "modelled", "plain", "prefix", "speed", "together",
     ],
     "run/wire": [
-        "client", "fields", "parser", "reply", "request", "server", "sse",
+        "client", "fields", "parser", "request", "server", "sse",
     ],
     "run/gateway": [
-        "accounts", "asks", "attempt", "backend", "body", "breaker", "ended", "errors", "exchange", "gateway",
-        "guard", "identity", "limits", "metrics", "relay", "transcript",
+        "asks", "attempt", "backend", "body", "errors", "exchange", "gateway", "guard", "identity", "limits",
+        "metrics", "record", "relay", "transcript",
     ],
 }  # fmt: skip
 

@@ -85,7 +85,7 @@ def ask(**changes: Any) -> Ask:
 
 def told(ttft_s: float = 0.05, tpot_s: float = 0.01, cached: float = 0.0) -> Prediction:
     return Prediction(
-        ttft_s=ttft_s, tpot_s=tpot_s, usd=0.0, cached_tokens=cached, raw_ttft_s=ttft_s, raw_tpot_s=tpot_s
+        ttft_s=ttft_s, tpot_s=tpot_s, predicted_usd=0.0, cached_tokens=cached, raw_ttft_s=ttft_s, raw_tpot_s=tpot_s
     )  # fmt: skip
 
 

@@ -141,10 +141,10 @@ def test_a_busy_engine_is_asked_again_when_its_time_is_over() -> None:
 def test_a_replica_that_comes_back_is_brought_up_slowly() -> None:
     fleet = live(pool(replicas=1), slow_start_s=10.0)
     replica = fleet.replicas()[0]
-    assert replica.look(0.0).limit == 64, "a gateway that starts finds its backends warm"
+    assert replica.view_at(0.0).limit == 64, "a gateway that starts finds its backends warm"
     replica.went_down("probe failed")
     replica.came_up(100.0)
-    assert [replica.look(100.0 + after).limit for after in (0.0, 1.0, 5.0, 10.0)] == [6, 6, 32, 64]
+    assert [replica.view_at(100.0 + after).limit for after in (0.0, 1.0, 5.0, 10.0)] == [6, 6, 32, 64]
     load(replica, 32, 105.0)
     assert decide(fleet, now=105.0).outcome == "wait"
     assert "room: 32 in flight of 32, 50% of its full share" in str(decide(fleet, now=105.0).considered[0].dropped)

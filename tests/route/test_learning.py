@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from tests.route.fleets import MODEL, ask, chosen, fleet, live, pool, served, told
 
-from crosstie.route.classes import Classes
 from crosstie.route.corrections import Correction, Scatter, log_ratio
-from crosstie.route.learnt import Line
-from crosstie.route.lengths import Lengths
+from crosstie.route.learnt import FittedLine
+from crosstie.route.lengths import Classes, Lengths
 
 
 def test_a_correction_follows_what_is_delivered_and_fades() -> None:
@@ -71,7 +70,7 @@ def test_scatter_widens_the_margin_and_narrows_it_again() -> None:
 
 
 def test_a_line_is_found_and_followed() -> None:
-    line = Line(0.05, 2e-5, 1000.0)
+    line = FittedLine(0.05, 2e-5, 1000.0)
     for index in range(200):
         size = 100.0 * (index % 30 + 1)
         line.add(size, 0.2 + 1e-4 * size)
@@ -84,12 +83,12 @@ def test_a_line_is_found_and_followed() -> None:
 
 
 def test_a_line_never_falls_and_stays_above_nothing() -> None:
-    line = Line(0.005, 0.001, 8.0)
+    line = FittedLine(0.005, 0.001, 8.0)
     for index in range(100):
         line.add(float(index % 20), 0.5 - 0.02 * (index % 20))
     assert line.slope >= 0
     assert line.intercept > 0
-    same = Line(0.005, 0.001, 8.0)
+    same = FittedLine(0.005, 0.001, 8.0)
     for _ in range(100):
         same.add(16.0, 0.08)
     assert same.intercept + 16 * same.slope == pytest.approx(0.08, rel=0.02)

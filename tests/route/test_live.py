@@ -26,9 +26,9 @@ def counts(replica: Replica) -> tuple[float, ...]:
 def test_what_came_to_nothing_costs_nothing() -> None:
     """The second part of an answer whose engine broke before its first token, or an engine that counts none."""
     flight = fresh().start(ask(), told(cached=400.0), 1.0)
-    assert flight.usd(0.0, 0.0) == 0.0
-    assert flight.usd(0.0, 1.0) > 0.0
-    assert flight.usd(1.0, 0.0) > 0.0
+    assert flight.charge_usd(0.0, 0.0) == 0.0
+    assert flight.charge_usd(0.0, 1.0) > 0.0
+    assert flight.charge_usd(1.0, 0.0) > 0.0
 
 
 def test_a_request_goes_from_waiting_to_decoding_to_gone() -> None:
@@ -41,7 +41,7 @@ def test_a_request_goes_from_waiting_to_decoding_to_gone() -> None:
     assert got is not None
     assert got.ttft_s == pytest.approx(0.2)
     assert got.tpot_s == pytest.approx(0.01)
-    assert got.usd > 0
+    assert got.charged_usd > 0
     assert counts(replica) == (0,) * 7
 
 
@@ -82,7 +82,7 @@ def test_a_completed_request_teaches_corrections_and_lengths() -> None:
     assert after is not None
     assert 3 < after.tpot_s / before.tpot_s < 6
     assert 2 < after.ttft_s / before.ttft_s < 6
-    assert after.usd > 2 * before.usd, "a replica that is slower gives each request more of itself"
+    assert after.predicted_usd > 2 * before.predicted_usd, "a replica that is slower gives each request more of itself"
     assert fleet.lengths.expected_output("chat", ask().model, None) < 150
     assert fleet.lengths.bytes_per_token(ask().model) > 5
 
@@ -90,9 +90,9 @@ def test_a_completed_request_teaches_corrections_and_lengths() -> None:
 def test_one_first_token_that_nobody_saw_is_assumed() -> None:
     replica = fresh()
     flight = replica.start(ask(streams=False), told(ttft_s=0.5), 0.0)
-    replica.look(0.4)
+    replica.view_at(0.4)
     assert replica.waiting == 1
-    replica.look(0.8)
+    replica.view_at(0.8)
     assert replica.waiting == 0
     got = flight.end(2.5, output_tokens=201, input_tokens=None, completed=True)
     assert got is not None
@@ -107,15 +107,15 @@ def test_others_traffic_is_what_the_engine_reports_beyond_ours() -> None:
     load(two, 4)
     policy = make_policy("fastest")
     one.report(running=4, waiting=0, kv_used_fraction=0.01, now=0.0)
-    assert (one.others_running, one.others_waiting) == (0, 0)
+    assert (one.external_running, one.external_waiting) == (0, 0)
     one.report(running=34, waiting=10, kv_used_fraction=0.3, now=0.0)
-    assert (one.others_running, one.others_waiting) == (30, 10)
+    assert (one.external_running, one.external_waiting) == (30, 10)
     assert policy.choose(fleet, ask(), 0.0).replica is two
-    slower = one.look(0.0).step_s
+    slower = one.view_at(0.0).step_s
     # Later nobody knows whether they are still there.
-    assert one.look(10.0).step_s < slower
+    assert one.view_at(10.0).step_s < slower
     one.report(running=1, waiting=0, kv_used_fraction=None, now=11.0)
-    assert one.others_running == 0, "what has been sent counts before the engine has seen it"
+    assert one.external_running == 0, "what has been sent counts before the engine has seen it"
 
 
 def test_prefixes_are_forgotten_when_a_replica_goes_down() -> None:
@@ -157,7 +157,7 @@ def test_counts_never_go_below_nothing_and_come_back_to_it(
         if what == "start":
             flights.append(replica.start(ask(input_tokens=size, streams=which % 3 > 0), told(cached=size / 3), now))
         elif what == "look":
-            replica.look(now)
+            replica.view_at(now)
         elif what == "report":
             replica.report(which, which, min(passed, 1.0), now)
         elif flights:
@@ -167,9 +167,9 @@ def test_counts_never_go_below_nothing_and_come_back_to_it(
             else:
                 flight.end(now, output_tokens=which, input_tokens=int(size), completed=what == "end")
         assert all(count >= 0 for count in counts(replica))
-        assert replica.in_flight == sum(not flight.ended for flight in flights)
+        assert replica.in_flight == sum(not flight.released for flight in flights)
         assert replica.waiting == len(replica.queue) <= replica.in_flight
-        view = replica.look(now)
+        view = replica.view_at(now)
         assert view.step_s > 0
         assert view.full_s >= view.eighth_s >= view.none_s > 0
     for flight in flights:

@@ -20,7 +20,7 @@ def test_the_cheapest_within_target_is_taken() -> None:
     amd, nvidia = by_pool["amd"].prediction, by_pool["nvidia"].prediction
     assert amd is not None
     assert nvidia is not None
-    assert amd.usd < nvidia.usd
+    assert amd.predicted_usd < nvidia.predicted_usd
     assert amd.ttft_s > nvidia.ttft_s, "cheapest, not fastest"
     assert got.reason.startswith("cheapest within target of 2 pools: $")
     assert " of 1000 ms" in got.reason
@@ -125,7 +125,7 @@ def test_a_held_prefix_is_worth_what_it_saves() -> None:
     assert "5120 tokens held" in got.reason
     plain = policy.choose(fleet, ask(input_tokens=5500.0, ttft_s=5.0), 0.0).prediction
     assert plain is not None
-    assert got.prediction.usd < plain.usd
+    assert got.prediction.predicted_usd < plain.predicted_usd
     assert got.prediction.ttft_s < plain.ttft_s
     load(second, 30, decoding=False)
     assert policy.choose(fleet, long, 0.0).replica is first, "but not more than that"

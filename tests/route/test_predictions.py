@@ -108,7 +108,7 @@ def test_memory_makes_long_requests_cheap_where_there_is_much_of_it() -> None:
     )
 
     def ratio(held: float) -> float:
-        roomy, tight = (one.usd(100.0, held, 500.0) for one in fleet.pools)
+        roomy, tight = (one.request_usd(100.0, held, 500.0) for one in fleet.pools)
         return roomy / tight
 
     assert ratio(30_000.0) < 0.9 * ratio(500.0)
@@ -123,7 +123,7 @@ def test_the_price_is_that_of_a_full_replica() -> None:
         engine.add(index, 1000, 200, 0.0)
         engine.most = 32
     spent = engine.advance(math.inf)[-1].at
-    paid = 32 * 12 * fleet.pools[0].usd(1000.0, 0.0, 200.0)
+    paid = 32 * 12 * fleet.pools[0].request_usd(1000.0, 0.0, 200.0)
     assert paid == pytest.approx(spent * one.usd_per_gpu_hour / 3600, rel=0.2)
 
 

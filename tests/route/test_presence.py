@@ -12,8 +12,8 @@ from crosstie.route.ask import Ask
 from crosstie.route.build import live_fleet
 from crosstie.route.hosted_sizes import sizes
 from crosstie.route.live import LiveFleet
+from crosstie.route.load import become
 from crosstie.route.policy import make_policy
-from crosstie.route.presence import become
 
 A, B, C, *_ = MODELS
 

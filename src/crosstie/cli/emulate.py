@@ -18,8 +18,8 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.run.emulate.faults import Scripted, read_script
 from crosstie.run.emulate.fleet import EmulatedFleet, start
+from crosstie.run.wire.child import when_orphaned
 from crosstie.run.wire.loops import allow_many_connections, run_on_loop
-from crosstie.run.wire.parent import when_orphaned
 
 _NOTE = "emulated: the time that the performance model predicts for each accelerator, and no model behind it"
 

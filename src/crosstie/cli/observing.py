@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from crosstie.core.errors import BadInput
-from crosstie.run.gateway.notices import told
+from crosstie.run.gateway.notices import Notice
 from crosstie.run.service.logs import STYLES, Log
 from crosstie.run.service.process import Part
 from crosstie.run.service.record import Recorder
@@ -55,7 +55,7 @@ class Observers:
                 if self._otel:
                     raise
                 # The environment may be that of every program on the machine; this one serves without.
-                self.log.notice(told("telemetry_off", "warning", f"no traces are exported: {error}"))
+                self.log.notice(Notice("telemetry_off", "warning", f"no traces are exported: {error}"))
         return parts
 
 

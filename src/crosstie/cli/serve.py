@@ -18,7 +18,7 @@ from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy, Pool
 from crosstie.run.emulate.child import start_emulated
-from crosstie.run.gateway.notices import told
+from crosstie.run.gateway.notices import Notice
 from crosstie.run.ledger.places import open_store
 from crosstie.run.service.admin_door import AdminDoor
 from crosstie.run.service.far import OtherMachines
@@ -30,8 +30,8 @@ from crosstie.run.service.process import Part, Serve, check_places
 from crosstie.run.service.systemd import Systemd
 from crosstie.run.service.workers import Place, Workers
 from crosstie.run.share.board import Board
+from crosstie.run.wire.child import when_orphaned
 from crosstie.run.wire.loops import allow_many_connections, run_on_loop, settle_memory
-from crosstie.run.wire.parent import when_orphaned
 
 
 @click.command("serve")
@@ -113,7 +113,7 @@ def command(
         whole = start.alone(with_parent) if workers == 1 else start.together(workers, with_parent)
         if not whole:
             sentence = "some requests were cut off: they took longer than serve.drain_s, or it was told to end twice"
-            log.notice(told("requests_cut_off", "error", sentence))
+            log.notice(Notice("requests_cut_off", "error", sentence))
     return 0 if whole else 1
 
 

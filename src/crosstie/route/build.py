@@ -12,9 +12,9 @@ from crosstie.perf.memory import memory_plan, sequences_that_fit
 from crosstie.route.learnt import LearntSpeed
 from crosstie.route.lengths import Lengths
 from crosstie.route.live import LiveFleet, LivePool, Replica
+from crosstie.route.load import Presence
 from crosstie.route.modelled import ModelledSpeed
-from crosstie.route.presence import Presence
-from crosstie.route.view import Speed
+from crosstie.route.speed import Speed
 
 # Requests of a pool that no class is about.
 _TYPICAL_INPUT, _TYPICAL_OUTPUT = 1000.0, 250.0

@@ -12,9 +12,9 @@ from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
 from crosstie.route.choosing import Rated, RoutingPolicy, in_words
 from crosstie.route.decision import Decision, Prediction
-from crosstie.route.estimate import estimate
 from crosstie.route.filters import without_room
 from crosstie.route.live import LiveFleet, LivePool, Replica
+from crosstie.route.speed import estimate
 
 # Where nothing is asked for: what the fastest pool would take if it were idle, so many times over.
 _PATIENCE = 2.0
@@ -47,11 +47,13 @@ class Limits:
 class Best:
     """The best replica of a pool; `miss` is the larger of the two latencies over their limits, up to 1 if both hold."""
 
-    __slots__ = ("cached", "finish_s", "miss", "raw_tpot_s", "raw_ttft_s", "replica", "tpot_s", "ttft_s", "usd")
+    __slots__ = (
+        "cached", "finish_s", "miss", "predicted_usd", "raw_tpot_s", "raw_ttft_s", "replica", "tpot_s", "ttft_s",
+    )  # fmt: skip
 
     def __init__(self, replica: Replica, usd: float, finish_s: float, miss: float, cached: float):
         self.replica = replica
-        self.usd = usd
+        self.predicted_usd = usd
         self.finish_s = finish_s
         self.miss = miss
         self.cached = cached
@@ -62,7 +64,7 @@ class Best:
         return Prediction(
             ttft_s=self.ttft_s,
             tpot_s=self.tpot_s,
-            usd=self.usd,
+            predicted_usd=self.predicted_usd,
             cached_tokens=self.cached,
             raw_ttft_s=self.raw_ttft_s,
             raw_tpot_s=self.raw_tpot_s,
@@ -121,7 +123,7 @@ def best_of(
     for replica in pool.replicas:
         if not replica.up or replica.draining or replica.busy_until > now or (exclude and replica.key in exclude):
             continue
-        view = replica.view if now < replica.fresh_until else replica.look(now)
+        view = replica.view if now < replica.fresh_until else replica.view_at(now)
         if replica.in_flight >= view.limit:
             continue
         if prefix:
@@ -149,7 +151,7 @@ def best_of(
         return None
     finish_s, miss, ttft_s, tpot_s, cached, raw_ttft_s, raw_tpot_s = chosen
     if usd is None or cached:
-        usd = pool.usd(input_tokens - cached, cached, output_tokens)
+        usd = pool.request_usd(input_tokens - cached, cached, output_tokens)
     found = Best(best, usd, finish_s, miss, cached)
     found.ttft_s, found.tpot_s, found.raw_ttft_s, found.raw_tpot_s = ttft_s, tpot_s, raw_ttft_s, raw_tpot_s
     return found
@@ -184,8 +186,8 @@ class _Predicting(RoutingPolicy):
         best = best_of(fleet, pool, ask, limits, now, exclude, self._turn + 1)
         if best is None:
             return None
-        told = best.prediction
-        return Rated(self._score(best.replica, told, ask), best.replica, told, self._missed(best, pool, ask, limits))
+        predicted, missed = best.prediction, self._missed(best, pool, ask, limits)
+        return Rated(self._score(best.replica, predicted, ask), best.replica, predicted, missed)
 
     def _missed(self, best: Best, pool: LivePool, ask: Ask, limits: Limits) -> str | None:
         return None
@@ -233,7 +235,7 @@ class CheapestMeetingTarget(_Predicting):
             found = self._found(fleet, pools, ask, limits, now, exclude)
             return [one for one in found if one.miss <= 1.0], found
         new, output = ask.input_tokens, ask.output_tokens
-        priced = sorted([(pool.usd(new, 0.0, output), index) for index, pool in enumerate(pools)])
+        priced = sorted([(pool.request_usd(new, 0.0, output), index) for index, pool in enumerate(pools)])
         within, found, most_usd = [], [], inf
         for usd, index in priced:
             if usd > most_usd:
@@ -247,8 +249,8 @@ class CheapestMeetingTarget(_Predicting):
         return within, found
 
     def _cheapest(self, within: list[Best], ask: Ask, pools: int, meets: bool) -> Decision:
-        most_usd = min(one.usd for one in within) * _SAME_PRICE
-        chosen = min((one for one in within if one.usd <= most_usd), key=_finish_s)
+        most_usd = min(one.predicted_usd for one in within) * _SAME_PRICE
+        chosen = min((one for one in within if one.predicted_usd <= most_usd), key=_finish_s)
         prediction = chosen.prediction
         said = "within target" if meets else "without harm to others, its TTFT lost,"
         return Decision(
@@ -287,9 +289,9 @@ class CheapestMeetingTarget(_Predicting):
             prediction=prediction,
         )
 
-    def _score(self, replica: Replica, told: Prediction, ask: Ask) -> float:
+    def _score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """US dollars."""
-        return told.usd
+        return predicted.predicted_usd
 
 
 class Fastest(_Predicting):
@@ -312,6 +314,6 @@ class Fastest(_Predicting):
             meets=chosen.miss <= 1.0,
         )
 
-    def _score(self, replica: Replica, told: Prediction, ask: Ask) -> float:
+    def _score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """Seconds until its last token."""
-        return told.finish_s(ask.output_tokens)
+        return predicted.finish_s(ask.output_tokens)

@@ -10,9 +10,9 @@ from typing import ClassVar, NamedTuple
 from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Considered, Decision, Prediction
-from crosstie.route.estimate import estimate
 from crosstie.route.filters import available, fitting, pool_dropped, refused, replica_dropped
 from crosstie.route.live import LiveFleet, LivePool, Replica
+from crosstie.route.speed import estimate
 
 
 class RoutingPolicy(ABC):
@@ -30,7 +30,7 @@ class RoutingPolicy(ABC):
         usable = fitting(pools, ask) if pools else None
         for pool in usable or ():
             if now >= pool.slowness_until:
-                pool.look(now)
+                pool.refresh(now)
         # Before the decision, which may change whose turn it is.
         considered = self._considered(fleet, usable or [], ask, now, exclude) if explain else []
         decision = self._among(fleet, usable, ask, now, exclude) if usable else refused(fleet, ask)
@@ -43,15 +43,15 @@ class RoutingPolicy(ABC):
     ) -> Decision: ...
 
     @abstractmethod
-    def _score(self, replica: Replica, told: Prediction, ask: Ask) -> float:
+    def _score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """What replicas are compared by, smaller being better."""
 
     def _best(
         self, fleet: LiveFleet, usable: list[LivePool], pool: LivePool, ask: Ask, now: float, exclude: Collection[str]
     ) -> "Rated | None":
         """The replica that counts for a pool when a decision is explained; None: none has room."""
-        told = [(one, predict(fleet, one, ask, now)) for one in available(pool, now, exclude)]
-        rated = [Rated(self._score(one, prediction, ask), one, prediction, None) for one, prediction in told]
+        predicted = [(one, predict(fleet, one, ask, now)) for one in available(pool, now, exclude)]
+        rated = [Rated(self._score(one, prediction, ask), one, prediction, None) for one, prediction in predicted]
         return min(rated, key=lambda one: one.score, default=None)
 
     def _considered(
@@ -72,25 +72,25 @@ class RoutingPolicy(ABC):
                 Considered(
                     pool=pool.name,
                     backend=best.replica.key if best else None,
-                    prediction=best.told if best else None,
+                    prediction=best.predicted if best else None,
                     dropped=best.dropped if best else why,
                     score=best.score if best else None,
                     planned=pool.name in planned,
-                    joules=_joules(pool, best.told, ask) if best and pool.watts else None,
+                    joules=_joules(pool, best.predicted, ask) if best and pool.watts else None,
                 )
             )
         return found
 
 
-def _joules(pool: LivePool, told: Prediction, ask: Ask) -> float:
-    cached = told.cached_tokens
+def _joules(pool: LivePool, predicted: Prediction, ask: Ask) -> float:
+    cached = predicted.cached_tokens
     return pool.joules(max(ask.input_tokens - cached, 1.0), cached, ask.output_tokens)
 
 
 class Rated(NamedTuple):
     score: float
     replica: Replica
-    told: Prediction
+    predicted: Prediction
     # In words, the target that it misses, where the policy minds.
     dropped: str | None
 
@@ -105,14 +105,14 @@ def cached_tokens(fleet: LiveFleet, replica: Replica, ask: Ask) -> float:
 
 def predict(fleet: LiveFleet, replica: Replica, ask: Ask, now: float) -> Prediction:
     """What a replica would give the request at its present load."""
-    pool, view = replica.pool, replica.look(now)
+    pool, view = replica.pool, replica.view_at(now)
     cached = cached_tokens(fleet, replica, ask) if ask.prefix else 0.0
     new, output = max(ask.input_tokens - cached, 1.0), ask.output_tokens
     raw_ttft_s, raw_tpot_s = estimate(view, pool.speed, new, cached, ask.input_tokens + 0.5 * output, output)
     return Prediction(
         ttft_s=raw_ttft_s * view.ttft_factor + view.late_s,
         tpot_s=raw_tpot_s * view.tpot_factor,
-        usd=pool.usd(new, cached, output),
+        predicted_usd=pool.request_usd(new, cached, output),
         cached_tokens=cached,
         raw_ttft_s=raw_ttft_s,
         raw_tpot_s=raw_tpot_s,
@@ -124,8 +124,9 @@ def in_words(prediction: Prediction, ask: Ask) -> str:
     ttft = f" of {_whole(ask.ttft_s * 1e3)}" if ask.ttft_s is not None else ""
     tpot = f" of {_whole(ask.tpot_s * 1e3)}" if ask.tpot_s is not None else ""
     held = f", {_whole(prediction.cached_tokens)} tokens held" if prediction.cached_tokens else ""
+    usd = _whole(prediction.predicted_usd * 1e6)
     return (
-        f"${_whole(prediction.usd * 1e6)} a million such requests, TTFT {_whole(prediction.ttft_s * 1e3)}{ttft} ms, "
+        f"${usd} a million such requests, TTFT {_whole(prediction.ttft_s * 1e3)}{ttft} ms, "
         f"TPOT {_whole(prediction.tpot_s * 1e3)}{tpot} ms{held}"
     )
 

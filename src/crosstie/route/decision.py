@@ -14,21 +14,21 @@ Refusal = Literal["unknown-model", "context", "modality", "pin", "unavailable", 
 class Prediction:
     """At a replica's present load, corrected by what it has delivered; `raw`: before that correction."""
 
-    __slots__ = ("cached_tokens", "raw_tpot_s", "raw_ttft_s", "tpot_s", "ttft_s", "usd")
+    __slots__ = ("cached_tokens", "predicted_usd", "raw_tpot_s", "raw_ttft_s", "tpot_s", "ttft_s")
 
     def __init__(
         self,
         *,
         ttft_s: float,
         tpot_s: float,
-        usd: float,
+        predicted_usd: float,
         cached_tokens: float,
         raw_ttft_s: float,
         raw_tpot_s: float,
     ):
         self.ttft_s = ttft_s
         self.tpot_s = tpot_s
-        self.usd = usd
+        self.predicted_usd = predicted_usd
         # Of the prompt, what the replica is believed to hold already.
         self.cached_tokens = cached_tokens
         self.raw_ttft_s = raw_ttft_s

@@ -7,7 +7,7 @@ seen the lines are those of a quick server, so that the pool is tried; they rise
 from typing import TYPE_CHECKING
 
 from crosstie.core.fleet import Pool
-from crosstie.route.view import View
+from crosstie.route.speed import View
 
 if TYPE_CHECKING:
     from crosstie.route.live import Replica
@@ -16,7 +16,7 @@ _KEPT = 0.98
 _ENDLESS = 1e15
 
 
-class Line:
+class FittedLine:
     """y = a + b x by least squares, past points fading; b is not negative, a not below a tenth of the mean of y."""
 
     __slots__ = ("_n", "_x", "_xx", "_xy", "_y", "intercept", "slope")
@@ -54,19 +54,19 @@ class LearntSpeed:
     def __init__(self, pool: Pool):
         self.max_in_flight = pool.max_in_flight
         self.cache_tokens = _ENDLESS
-        self.ttft = Line(0.01, 1e-5, 1000.0)
-        self.tpot = Line(0.001, 0.0005, 8.0)
+        self.ttft = FittedLine(0.01, 1e-5, 1000.0)
+        self.tpot = FittedLine(0.001, 0.0005, 8.0)
         # The most requests that it was seen to serve at once.
         self._busiest = 4.0
 
-    def look(self, replica: "Replica", view: View, now: float) -> None:
-        near = replica.neighbours
+    def fill(self, view: View, replica: "Replica", now: float) -> None:
+        near = replica.elsewhere
         in_flight = float(replica.in_flight + near.in_flight)
         queued = replica.waiting_tokens + near.waiting_tokens
-        if now < replica.others_until:
-            in_flight += replica.others_running + replica.others_waiting
-            queued += replica.others_waiting * replica.pool.typical_input
-        # One segment that never ends: see `route.estimate`.
+        if now < replica.external_until:
+            in_flight += replica.external_running + replica.external_waiting
+            queued += replica.external_waiting * replica.pool.typical_input
+        # One segment that never ends: see `route.speed.estimate`.
         view.before_s = 0.0
         view.none_s, view.slope_low = self.ttft.intercept, self.ttft.slope
         view.eighth = view.room = _ENDLESS

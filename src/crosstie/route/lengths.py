@@ -1,6 +1,9 @@
-"""How long prompts and answers are, before anybody has counted them: learnt from what was served."""
+"""How long prompts and answers are, before anybody has counted them: learnt from what was served;
+and which class a request belongs to that names none."""
 
-from crosstie.core.fleet import ServedClass
+from math import log
+
+from crosstie.core.fleet import Fleet, ServedClass
 from crosstie.route.prefix import BLOCK_BYTES
 
 # Text with its JSON around it, until usage says otherwise.
@@ -95,3 +98,24 @@ class Lengths:
         self._by_class.update({name: mean for name, mean in previous._by_class.items() if name in self._by_class})
         self._by_model.update(previous._by_model)
         self._bytes.update(previous._bytes)
+
+
+class Classes:
+    """Of each model the fleet's default class, if it is of that model; else the one nearest in prompt length."""
+
+    def __init__(self, fleet: Fleet):
+        self._sizes: dict[str, list[tuple[float, ServedClass]]] = {}
+        for one in fleet.classes:
+            self._sizes.setdefault(one.model, []).append((log(max(one.input_tokens, 1.0)), one))
+        for sizes in self._sizes.values():
+            usual = [entry for entry in sizes if entry[1].name == fleet.serving.default_class]
+            sizes[:] = usual or sizes
+
+    def of(self, model: str, input_tokens: float) -> ServedClass | None:
+        sizes = self._sizes.get(model)
+        if sizes is None:
+            return None
+        if len(sizes) == 1:
+            return sizes[0][1]
+        size = log(input_tokens if input_tokens > 1.0 else 1.0)
+        return min(sizes, key=lambda entry: abs(entry[0] - size))[1]

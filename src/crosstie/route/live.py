@@ -11,14 +11,12 @@ from typing import NamedTuple
 
 from crosstie.core.fleet import Fleet, Pool, ServedClass
 from crosstie.route.ask import Ask
-from crosstie.route.classes import Classes
 from crosstie.route.corrections import Correction, Scatter, log_ratio
 from crosstie.route.decision import Prediction
-from crosstie.route.lengths import Lengths
-from crosstie.route.neighbours import RATE_S, Neighbours, Reported
+from crosstie.route.lengths import Classes, Lengths
+from crosstie.route.load import RATE_S, LoadElsewhere, Presence, Reported
 from crosstie.route.prefix import Prefixes
-from crosstie.route.presence import Presence
-from crosstie.route.view import Speed, View
+from crosstie.route.speed import Speed, View
 
 # A view is made anew after this long even if nothing happened: rates decay, and prompts move on.
 VIEW_S = 0.25
@@ -75,7 +73,7 @@ class LivePool:
     def name(self) -> str:
         return self.pool.name
 
-    def look(self, now: float) -> None:
+    def refresh(self, now: float) -> None:
         """What was learnt of its speed fades even while nobody is sent there."""
         self.slowness = self.tpot.factor(now)
         self.slowness_until = now + FACTORS_S
@@ -84,7 +82,7 @@ class LivePool:
         """A request's part of the rated power of a replica."""
         return self.watts * self.slowness * self.speed.replica_s(new_tokens, cached_tokens, output_tokens)
 
-    def usd(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
+    def request_usd(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
         """A request's part of the price of a replica."""
         return self.usd_per_s * self.slowness * self.speed.replica_s(new_tokens, cached_tokens, output_tokens)
 
@@ -121,10 +119,38 @@ class Replica:
     """One backend: what is on it, whether it may be sent more, and what it has delivered."""
 
     __slots__ = (
-        "busy_until", "decoding_tokens", "draining", "factors_until", "fresh_until", "held_tokens", "in_flight",
-        "key", "last_first_at", "neighbours", "others_held", "others_running", "others_until", "others_waiting",
-        "pool", "prefixes", "presence", "prompt_rate", "queue", "rate_at", "reported", "silent", "since",
-        "slow_start_s", "targets", "tpot", "ttft", "up", "view", "waiting", "waiting_tokens", "why_down",
+        "busy_until",
+        "decoding_tokens",
+        "draining",
+        "elsewhere",
+        "external_held",
+        "external_running",
+        "external_until",
+        "external_waiting",
+        "factors_until",
+        "fresh_until",
+        "held_tokens",
+        "in_flight",
+        "key",
+        "last_first_at",
+        "pool",
+        "prefixes",
+        "presence",
+        "prompt_rate",
+        "queue",
+        "rate_at",
+        "reported",
+        "silent",
+        "since",
+        "slow_start_s",
+        "targets",
+        "tpot",
+        "ttft",
+        "up",
+        "view",
+        "waiting",
+        "waiting_tokens",
+        "why_down",
     )  # fmt: skip
 
     def __init__(self, key: str, pool: LivePool, since: float, slow_start_s: float = 0.0, block_tokens: float = 512.0):
@@ -156,10 +182,10 @@ class Replica:
         # TTFT and TPOT targets of those in flight, and how many have each.
         self.targets: dict[tuple[float, float], int] = {}
         # Other gateways that share their load with this one; beyond them, others of whom only the engine knows.
-        self.neighbours = Neighbours()
+        self.elsewhere = LoadElsewhere()
         self.reported: Reported | None = None
-        self.others_running = self.others_waiting = self.others_held = 0.0
-        self.others_until = float("-inf")
+        self.external_running = self.external_waiting = self.external_held = 0.0
+        self.external_until = float("-inf")
         self.ttft = Correction(_REPLICA_MEMORY_S, pool.ttft)
         self.tpot = Correction(_REPLICA_MEMORY_S, pool.tpot)
         cache = pool.speed.cache_tokens
@@ -183,22 +209,22 @@ class Replica:
     def full(self, now: float, for_s: float) -> None:
         """The engine has refused a request because it has too many."""
         self.busy_until = max(self.busy_until, now + for_s)
-        self.neighbours.tell_full(now + for_s)
+        self.elsewhere.publish_full(now + for_s)
 
     def report(self, running: float, waiting: float, kv_used_fraction: float | None, now: float) -> None:
         """From the engine's own metrics: what it has beyond our own and our neighbours' requests is others' traffic."""
         self.reported = Reported(running, waiting, kv_used_fraction, now)
-        near = self.neighbours
-        near.look(now)
+        near = self.elsewhere
+        near.read(now)
         beyond = max(running + waiting - self.in_flight - near.in_flight, 0.0)
-        self.others_waiting = min(max(waiting - self.waiting - near.waiting, 0.0), beyond)
-        self.others_running = beyond - self.others_waiting
-        held = self.others_running * (self.pool.typical_input + 0.5 * self.pool.typical_output)
+        self.external_waiting = min(max(waiting - self.waiting - near.waiting, 0.0), beyond)
+        self.external_running = beyond - self.external_waiting
+        held = self.external_running * (self.pool.typical_input + 0.5 * self.pool.typical_output)
         cache = self.pool.speed.cache_tokens
         if kv_used_fraction is not None and beyond and cache < 1e12:
             held = max(kv_used_fraction * cache - self.held_tokens - near.held_tokens, 0.0)
-        self.others_held = held
-        self.others_until = now + 5.0 if beyond else float("-inf")
+        self.external_held = held
+        self.external_until = now + 5.0 if beyond else float("-inf")
         self.fresh_until = float("-inf")
 
     def start(self, ask: Ask, prediction: Prediction, now: float) -> "Flight":
@@ -218,7 +244,7 @@ class Replica:
         if not ask.streams:
             self.silent.append((now + prediction.ttft_s, flight))
         self.fresh_until = float("-inf")
-        self.neighbours.tell(self)
+        self.elsewhere.publish(self)
         return flight
 
     def prompt_rate_at(self, now: float) -> float:
@@ -236,7 +262,7 @@ class Replica:
             return next(iter(self.targets), (float("inf"), float("inf")))
         return min(ttft_s for ttft_s, _ in self.targets), min(tpot_s for _, tpot_s in self.targets)
 
-    def look(self, now: float) -> View:
+    def view_at(self, now: float) -> View:
         """The present view."""
         view = self.view
         if now < self.fresh_until:
@@ -244,13 +270,13 @@ class Replica:
         while self.silent and self.silent[0][0] <= now:
             due, flight = self.silent.popleft()
             flight.decode_from(due)
-        self.pool.speed.look(self, view, now)
+        self.pool.speed.fill(view, self, now)
         if now >= self.factors_until:
             view.ttft_factor = self.ttft.factor(now)
             view.tpot_factor = self.tpot.factor(now)
             self.factors_until = now + FACTORS_S
         share = 1.0 if self.slow_start_s <= 0.0 else self.share_at(now)
-        near = self.neighbours
+        near = self.elsewhere
         # What the neighbours have there is not left for us.
         view.limit = max(int(self.pool.pool.max_in_flight * share), 1) - near.in_flight
         view.strictest_ttft_s, view.strictest_tpot_s = near.stricter(*self.strictest())
@@ -271,14 +297,14 @@ class Served(NamedTuple):
     tpot_s: float | None
     input_tokens: float
     output_tokens: int | None
-    usd: float
+    charged_usd: float
 
 
 class Flight:
     """One request on one replica. Its counts are released exactly once, however it ends."""
 
     __slots__ = (
-        "ahead_tokens", "ask", "context", "ended", "first_at", "in_flight", "new_tokens", "prediction", "replica",
+        "ahead_tokens", "ask", "context", "first_at", "in_flight", "new_tokens", "prediction", "released", "replica",
         "seen", "started", "targets",
     )  # fmt: skip
 
@@ -291,16 +317,16 @@ class Flight:
         self.targets = (_kept(ask.ttft_s, prediction.ttft_s), _kept(ask.tpot_s, prediction.tpot_s))
         self.new_tokens = max(ask.input_tokens - prediction.cached_tokens, 1.0)
         self.context = ask.input_tokens + 0.5 * ask.output_tokens
-        self.ahead_tokens = replica.waiting_tokens + replica.neighbours.waiting_tokens + self.new_tokens
-        self.in_flight = replica.in_flight + replica.neighbours.in_flight + 1
+        self.ahead_tokens = replica.waiting_tokens + replica.elsewhere.waiting_tokens + self.new_tokens
+        self.in_flight = replica.in_flight + replica.elsewhere.in_flight + 1
         self.first_at: float | None = None
         # Whether the first token was seen, not assumed.
         self.seen = False
-        self.ended = False
+        self.released = False
 
     def decode_from(self, now: float) -> None:
         """From waiting to decoding; nothing is learnt from it."""
-        if self.ended or self.first_at is not None:
+        if self.released or self.first_at is not None:
             return
         self.first_at = now
         replica = self.replica
@@ -308,10 +334,10 @@ class Flight:
         replica.decoding_tokens += self.context
         replica.last_first_at = max(replica.last_first_at, now)
         replica.fresh_until = float("-inf")
-        replica.neighbours.tell(replica)
+        replica.elsewhere.publish(replica)
 
     def first_token(self, now: float) -> None:
-        if self.ended or self.seen:
+        if self.released or self.seen:
             return
         self.decode_from(now)
         self.first_at, self.seen = now, True
@@ -324,7 +350,7 @@ class Flight:
 
     def end(self, now: float, *, output_tokens: int | None, input_tokens: int | None, completed: bool) -> Served | None:
         """Releases the counts; a completed request teaches what it took. None: it had ended before, or failed."""
-        if self.ended:
+        if self.released:
             return None
         self._release()
         if not completed:
@@ -337,16 +363,16 @@ class Flight:
         )  # fmt: skip
         tpot_s = self._teach_tpot(now, output_tokens)
         known_input = float(input_tokens) if input_tokens else ask.input_tokens
-        usd = self.usd(known_input, float(output_tokens or ask.output_tokens))
+        charged_usd = self.charge_usd(known_input, float(output_tokens or ask.output_tokens))
         ttft_s = self.first_at - self.started if self.seen and self.first_at is not None else None
-        return Served(ttft_s, tpot_s, known_input, output_tokens, usd)
+        return Served(ttft_s, tpot_s, known_input, output_tokens, charged_usd)
 
-    def usd(self, input_tokens: float, output_tokens: float) -> float:
+    def charge_usd(self, input_tokens: float, output_tokens: float) -> float:
         """Its part of the price of its replica, at the lengths that it came to: nothing, where nothing came of it."""
         if input_tokens <= 0.0 and output_tokens <= 0.0:
             return 0.0
         cached = max(min(self.prediction.cached_tokens, input_tokens - 1.0), 0.0)
-        return self.replica.pool.usd(input_tokens - cached, cached, output_tokens)
+        return self.replica.pool.request_usd(input_tokens - cached, cached, output_tokens)
 
     def _teach_tpot(self, now: float, output_tokens: int | None) -> float | None:
         if output_tokens is None or output_tokens < 2:
@@ -359,7 +385,7 @@ class Flight:
         replica.factors_until = replica.fresh_until = float("-inf")
         replica.tpot.teach(log_ratio(tpot_s, predicted.raw_tpot_s, _TPOT_GUARD_S), now)
         replica.pool.tpot_scatter.teach(log_ratio(tpot_s, predicted.tpot_s, _TPOT_GUARD_S))
-        now_there = replica.in_flight + replica.neighbours.in_flight + 1
+        now_there = replica.in_flight + replica.elsewhere.in_flight + 1
         replica.pool.speed.saw_decode(0.5 * (self.in_flight + now_there), tpot_s)
         return tpot_s if self.seen else None
 
@@ -370,7 +396,7 @@ class Flight:
         del replica.queue[self]
 
     def _release(self) -> None:
-        self.ended = True
+        self.released = True
         replica = self.replica
         if self.first_at is None:
             self._leave_queue()
@@ -387,4 +413,4 @@ class Flight:
         else:
             del replica.targets[self.targets]
         replica.fresh_until = float("-inf")
-        replica.neighbours.tell(replica)
+        replica.elsewhere.publish(replica)

@@ -11,7 +11,7 @@ from crosstie.core.deployment import Deployment
 from crosstie.core.fleet import Pool
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.tabulated import StepTimes
-from crosstie.route.view import View
+from crosstie.route.speed import View
 
 if TYPE_CHECKING:
     from crosstie.route.live import Replica
@@ -93,13 +93,13 @@ class ModelledSpeed:
         self._idle_input_s = max(self.full_alone[0] - self.few[0], _LEAST_S) / self.room[0]
         self._idle_output_s = self.decode[1] + context * self.per_cached
 
-    def look(self, replica: "Replica", view: View, now: float) -> None:
+    def fill(self, view: View, replica: "Replica", now: float) -> None:
         """Counts of `Replica`, with the others' traffic where the engine reports any, as steps."""
         in_flight = float(replica.in_flight)
         decoding = in_flight - replica.waiting
         held, cached, queued = replica.held_tokens, replica.decoding_tokens, replica.waiting_tokens
         rate = replica.prompt_rate * exp((replica.rate_at - now) * 0.1)
-        near = replica.neighbours
+        near = replica.elsewhere
         if near.in_flight or near.prompt_rate:
             in_flight += near.in_flight
             decoding += near.in_flight - near.waiting
@@ -107,15 +107,15 @@ class ModelledSpeed:
             cached += near.decoding_tokens
             queued += near.waiting_tokens
             rate += near.prompt_rate_at(now)
-        if now < replica.others_until:
+        if now < replica.external_until:
             pool = replica.pool
-            decoding += replica.others_running
-            in_flight += replica.others_running + replica.others_waiting
-            cached += replica.others_held
-            held += replica.others_held + replica.others_waiting * pool.typical_input
-            queued += replica.others_waiting * pool.typical_input
+            decoding += replica.external_running
+            in_flight += replica.external_running + replica.external_waiting
+            cached += replica.external_held
+            held += replica.external_held + replica.external_waiting * pool.typical_input
+            queued += replica.external_waiting * pool.typical_input
             each_s = pool.typical_output * (self.decode[min(int(decoding), self.last)] + cached * self.per_cached)
-            rate += replica.others_running * pool.typical_input / each_s
+            rate += replica.external_running * pool.typical_input / each_s
         last = self.last
         n = int(decoding) if decoding < last else last
         read_s = cached * self.per_cached

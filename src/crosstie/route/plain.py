@@ -15,11 +15,9 @@ _BOUND = 1.25
 
 
 def _sent(fleet: LiveFleet, replica: Replica, ask: Ask, now: float, why: str) -> Decision:
-    told = predict(fleet, replica, ask, now)
-    meets = (ask.ttft_s is None or told.ttft_s <= ask.ttft_s) and (ask.tpot_s is None or told.tpot_s <= ask.tpot_s)
-    return Decision(
-        "send", lambda: f"{why}: {in_words(told, ask)}", replica=replica, prediction=told, meets=meets
-    )  # fmt: skip
+    said = predict(fleet, replica, ask, now)
+    meets = (ask.ttft_s is None or said.ttft_s <= ask.ttft_s) and (ask.tpot_s is None or said.tpot_s <= ask.tpot_s)
+    return Decision("send", lambda: f"{why}: {in_words(said, ask)}", replica=replica, prediction=said, meets=meets)
 
 
 class _Counting(RoutingPolicy):
@@ -41,13 +39,13 @@ class _Counting(RoutingPolicy):
         start = self._turn % len(able)
         return min(able[start:] + able[:start], key=_in_flight)
 
-    def _score(self, replica: Replica, told: Prediction, ask: Ask) -> float:
+    def _score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """Requests in flight."""
         return float(_in_flight(replica))
 
 
 def _in_flight(replica: Replica) -> float:
-    return replica.in_flight + replica.neighbours.in_flight + replica.others_running + replica.others_waiting
+    return replica.in_flight + replica.elsewhere.in_flight + replica.external_running + replica.external_waiting
 
 
 class RoundRobin(_Counting):
@@ -100,7 +98,7 @@ class Weighted(_Counting):
         self._credit[chosen] -= 1.0
         return self._least_loaded(by_pool[chosen]), f"weight {weights[chosen] / total:.0%} of {len(weights)} pools"
 
-    def _score(self, replica: Replica, told: Prediction, ask: Ask) -> float:
+    def _score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """How far the pool is from its next turn."""
         return 1.0 - self._credit.get(replica.pool.name, 0.0)
 
@@ -130,6 +128,6 @@ class HeldPrefix(_Counting):
         replica = self._least_loaded(able)
         return replica, f"no prefix held within the bound; fewest in flight of {len(able)}"
 
-    def _score(self, replica: Replica, told: Prediction, ask: Ask) -> float:
+    def _score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """Blocks that it does not hold, then requests in flight."""
         return len(ask.prefix) - replica.prefixes.match(ask.prefix) + 1e-6 * _in_flight(replica)

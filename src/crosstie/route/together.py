@@ -12,7 +12,7 @@ from crosstie.route.decision import Decision, Prediction
 from crosstie.route.live import LiveFleet, LivePool, Replica
 
 # How old what is known of the others may be when nothing depends on it.
-LOOK_S = 0.005
+READ_S = 0.005
 # Replicas that others may fill while one decision is made.
 _TRIES = 8
 
@@ -21,58 +21,58 @@ class Together(RoutingPolicy):
     def __init__(self, inner: RoutingPolicy, speed: float = 1.0):
         super().__init__()
         self.inner = inner
-        self._every_s = LOOK_S * speed
-        self._looked_at = float("-inf")
+        self._every_s = READ_S * speed
+        self._read_at = float("-inf")
 
     def choose(
         self, fleet: LiveFleet, ask: Ask, now: float, *, exclude: Collection[str] = (), explain: bool = False
     ) -> Decision:
-        if now - self._looked_at >= self._every_s:
-            self.look(fleet, now)
+        if now - self._read_at >= self._every_s:
+            self.refresh(fleet, now)
         for _ in range(_TRIES):
             decision = self.inner.choose(fleet, ask, now, exclude=exclude, explain=explain)
             replica = decision.replica
             if replica is not None:
                 if not self._crowded(replica, now):
                     return decision
-            elif not self.look(fleet, now):
+            elif not self.refresh(fleet, now):
                 return decision
         return Decision("wait", "other gateways took every place while this was decided")
 
-    def look(self, fleet: LiveFleet, now: float) -> bool:
+    def refresh(self, fleet: LiveFleet, now: float) -> bool:
         """Whether anything has changed."""
-        self._looked_at = now
+        self._read_at = now
         found = False
         for pool in fleet.pools:
             for replica in pool.replicas:
-                cell = replica.neighbours.cell
+                cell = replica.elsewhere.cell
                 if cell is not None and cell.changed:
                     found = self._read(replica, now) or found
         return found
 
     def _crowded(self, replica: Replica, now: float) -> bool:
-        cell = replica.neighbours.cell
+        cell = replica.elsewhere.cell
         if cell is None:
             return False
-        elsewhere: int = cell.in_flight_elsewhere()
+        count: int = cell.in_flight_elsewhere()
         left = replica.view.limit - replica.in_flight
-        if elsewhere - replica.neighbours.in_flight < left:
+        if count - replica.elsewhere.in_flight < left:
             return False
         self._read(replica, now)
-        return replica.in_flight >= replica.look(now).limit
+        return replica.in_flight >= replica.view_at(now).limit
 
     def _read(self, replica: Replica, now: float) -> bool:
-        neighbours = replica.neighbours
-        before = (neighbours.in_flight, neighbours.waiting, neighbours.held_tokens, replica.busy_until)
-        neighbours.look(now)
-        replica.busy_until = max(replica.busy_until, neighbours.busy_until)
+        elsewhere = replica.elsewhere
+        before = (elsewhere.in_flight, elsewhere.waiting, elsewhere.held_tokens, replica.busy_until)
+        elsewhere.read(now)
+        replica.busy_until = max(replica.busy_until, elsewhere.busy_until)
         replica.fresh_until = float("-inf")
-        return before != (neighbours.in_flight, neighbours.waiting, neighbours.held_tokens, replica.busy_until)
+        return before != (elsewhere.in_flight, elsewhere.waiting, elsewhere.held_tokens, replica.busy_until)
 
     def _among(
         self, fleet: LiveFleet, pools: list[LivePool], ask: Ask, now: float, exclude: Collection[str]
     ) -> Decision:
         return self.inner._among(fleet, pools, ask, now, exclude)
 
-    def _score(self, replica: Replica, told: Prediction, ask: Ask) -> float:
-        return self.inner._score(replica, told, ask)
+    def _score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
+        return self.inner._score(replica, predicted, ask)

@@ -231,7 +231,7 @@ class FleetSimulator:
                 flight.first_at - asked.arrival_s,
                 served.tpot_s or 0.0,
                 at - asked.arrival_s,
-                served.usd,
+                served.charged_usd,
                 sent.decision.meets,
                 prediction.ttft_s + waited,
                 prediction.tpot_s,

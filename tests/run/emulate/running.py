@@ -60,17 +60,17 @@ class _Reader:
         self.headed = asyncio.Event()
         self.pieces: list[tuple[float, bytes]] = []
 
-    def head(self, status: int, headers: Headers) -> None:
+    def on_head(self, status: int, headers: Headers) -> None:
         self.status = status
         self.headed.set()
 
-    def body(self, data: bytes) -> None:
+    def on_body(self, data: bytes) -> None:
         self.pieces.append((self.loop.time(), data))
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         self.done.set_result(True)
 
-    def lost(self, error: Exception | None) -> None:
+    def on_lost(self, error: Exception | None) -> None:
         if not self.done.done():
             self.done.set_result(False)
 

@@ -17,9 +17,8 @@ from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
 from crosstie.run.wire.fetch import Answer, fetch
 from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Server
+from crosstie.run.wire.server import Reply, Server
 
 MODEL = "llama-3.1-8b"
 CATALOG = Catalog()
@@ -55,13 +54,13 @@ class Fake:
     def crash(self) -> None:
         self.server.close()
 
-    def client_gone(self) -> None:
+    def on_client_gone(self) -> None:
         self.gone += 1
 
-    def client_slow(self) -> None:
+    def on_client_slow(self) -> None:
         pass
 
-    def client_ready(self) -> None:
+    def on_client_ready(self) -> None:
         pass
 
     def _handle(self, request: Request, reply: Reply) -> None:

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstie.core.errors import BadInput
-from crosstie.run.gateway.body import read_body, usage_of, wishing_usage, with_model
+from crosstie.run.gateway.backend import engine_load
+from crosstie.run.gateway.body import read_body, usage_of, with_model, with_usage_requested
 from crosstie.run.gateway.relay import StreamRelay
-from crosstie.run.gateway.scrape import engine_load
-from crosstie.run.wire.reply import Reply
-from crosstie.run.wire.server import Server, ServerConnection
+from crosstie.run.wire.server import Reply, Server, ServerConnection
 from crosstie.run.wire.sse import Events, payloads
 
 PIECES = st.sampled_from(
@@ -49,7 +48,7 @@ def test_whatever_is_read_of_a_body_can_be_changed_as_well(body: bytes) -> None:
         assert json.loads(with_model(body, "other")) == {**said, "model": "other"}
     with_model(body, "other")
     if asked.stream and not asked.wants_usage:
-        assert read_body(wishing_usage(body, asked.options_absent)).wants_usage
+        assert read_body(with_usage_requested(body, asked.options_absent)).wants_usage
 
 
 @pytest.mark.parametrize("deep", [b'{"model":"m","x":', b'{"model":"m","messages":[{"content":', b""])
@@ -153,7 +152,7 @@ def test_a_stream_is_relayed_byte_for_byte_but_for_the_usage_however_it_is_cut(
         # Never half an event.
         assert not written.data or written.data.endswith((b"\n\n", b"\r\n\r\n"))
     assert relay.complete
-    assert not relay.told_error
+    assert not relay.has_error
     relay.end()
     wanted = [event for index, event in enumerate(events) if not (hide and index == at)]
     assert written.data == b"".join(wanted)

@@ -17,7 +17,7 @@ from crosstie.run.gateway.body import read_body
 from crosstie.run.gateway.exchange import Exchange
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.server import Reply
 from crosstie.run.wire.sse import payloads
 
 

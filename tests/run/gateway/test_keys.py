@@ -27,7 +27,7 @@ from crosstie.run.service.ledger import Ledger
 from crosstie.run.service.process import Serve
 from crosstie.run.wire.fetch import Answer, fetch
 from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.server import Reply
 
 OTHER = "qwen3-8b"
 # For requests that have to be in flight while something else happens.

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosstie.core.errors import BadInput
-from crosstie.run.gateway.body import read_body, usage_of, wishing_usage, with_model
-from crosstie.run.gateway.breaker import IN_A_ROW, Breaker
-from crosstie.run.gateway.scrape import engine_load
+from crosstie.run.gateway.backend import IN_A_ROW, Breaker, engine_load
+from crosstie.run.gateway.body import read_body, usage_of, with_model, with_usage_requested
 
 
 def body(**fields: object) -> bytes:
@@ -76,7 +75,7 @@ def test_what_the_gateway_changes_changes_nothing_else(fields: dict[str, object]
     fields.pop("stream_options", None)
     said = json.dumps(fields, indent=2 if spaced else None).encode()
     assert json.loads(with_model(said, "theirs")) == {**fields, "model": "theirs"}
-    wished = wishing_usage(said, True)
+    wished = with_usage_requested(said, True)
     assert json.loads(wished) == {**fields, "stream_options": {"include_usage": True}}
     # Byte for byte: nothing but the wish is new.
     assert wished.endswith(said[said.index(b"{") + 1 :])
@@ -85,12 +84,12 @@ def test_what_the_gateway_changes_changes_nothing_else(fields: dict[str, object]
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"other": 1}])
 def test_a_wish_is_added_to_what_the_client_said_of_its_stream(options: dict[str, object] | None) -> None:
     said = body(stream=True, stream_options=options)
-    wished = json.loads(wishing_usage(said, read_body(said).options_absent))
+    wished = json.loads(with_usage_requested(said, read_body(said).options_absent))
     assert wished["stream_options"] == {**(options or {}), "include_usage": True}
 
 
 def test_an_empty_object_can_be_wished_for_too() -> None:
-    assert json.loads(wishing_usage(b" { } ", True)) == {"stream_options": {"include_usage": True}}
+    assert json.loads(with_usage_requested(b" { } ", True)) == {"stream_options": {"include_usage": True}}
 
 
 @pytest.mark.parametrize(

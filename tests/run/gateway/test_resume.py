@@ -13,7 +13,7 @@ from tests.run.gateway.fakes import HASTY, MODEL, Running, fleet_of, pool_of, ru
 from tests.run.gateway.tellers import PROMPT_TOKENS, STORY, WORDS, Heard, Teller, tellers
 
 from crosstie.core.fleet import Fleet, Serving
-from crosstie.run.gateway.ended import Ended
+from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.loops import run_on_loop
 
@@ -49,7 +49,7 @@ async def heard(at: Running, path: str = CHAT, headers: dict[str, str] | None = 
 
 
 def over_two(
-    test: Callable[[Running, Teller, Teller, list[Ended]], Awaitable[None]], *, mode: str = "cut-mid-event",
+    test: Callable[[Running, Teller, Teller, list[RequestRecord]], Awaitable[None]], *, mode: str = "cut-mid-event",
     story: list[str] | None = None, **changes: Any,
 ) -> None:  # fmt: skip
     """Two tellers, of which the first breaks off, and the gateway over them."""
@@ -59,9 +59,9 @@ def over_two(
             bad.mode = mode
             async with running(fleet_over(bad, good, **changes)) as at:
                 await identified(at)
-                ended: list[Ended] = []
-                at.gateway.listeners.append(ended.append)
-                await test(at, bad, good, ended)
+                records: list[RequestRecord] = []
+                at.gateway.listeners.append(records.append)
+                await test(at, bad, good, records)
 
     run_on_loop(main())
 
@@ -69,7 +69,7 @@ def over_two(
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 @pytest.mark.parametrize("mode", CUTS)
 def test_a_stream_that_breaks_off_goes_on_elsewhere_as_one(mode: str, path: str) -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         one = await heard(at, path, stream_options=COUNTED)
         assert one.text == STORY
         assert one.errors == []
@@ -84,7 +84,7 @@ def test_a_stream_that_breaks_off_goes_on_elsewhere_as_one(mode: str, path: str)
         assert await at.metric("crosstie_resumed_total", pool="t1") == 1
         assert await at.metric("crosstie_resume_failed_total") == 0
         assert await at.metric("crosstie_requests_total", outcome="served", pool="t1") == 1
-        [told] = ended
+        [told] = records
         assert (told.how, told.resumed, told.attempts, told.status) == ("served", 1, 2, 200)
         assert (told.input_tokens, told.output_tokens, told.counted) == (PROMPT_TOKENS, 8, True)
         assert (told.pool, told.code) == ("t1", "")
@@ -93,19 +93,19 @@ def test_a_stream_that_breaks_off_goes_on_elsewhere_as_one(mode: str, path: str)
 
 
 def test_a_client_that_did_not_ask_for_usage_gets_none() -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         one = await heard(at)
         assert (one.text, one.usages) == (STORY, [])
         assert b"usage" not in one.body
         # The gateway did, and has counted.
         assert bad.hit[0][1]["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
-        assert (ended[0].input_tokens, ended[0].output_tokens) == (PROMPT_TOKENS, 8)
+        assert (records[0].input_tokens, records[0].output_tokens) == (PROMPT_TOKENS, 8)
 
     over_two(test)
 
 
 def test_a_client_that_wants_to_be_counted_to_is_so_across_the_seam() -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         one = await heard(at, stream_options={**COUNTED, "continuous_usage_stats": True})
         made = [usage["completion_tokens"] for usage in one.usages]
         assert made == sorted(made)
@@ -116,12 +116,12 @@ def test_a_client_that_wants_to_be_counted_to_is_so_across_the_seam() -> None:
 
 
 def test_an_engine_that_does_not_count_all_along_is_counted_by_its_events() -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         one = await heard(at, COMPLETION, stream_options=COUNTED)
         assert bad.hit[0][1]["stream_options"] == COUNTED
         # What the second one read beyond the first one's words was the prompt.
         assert one.usages == [{"prompt_tokens": PROMPT_TOKENS, "total_tokens": 15, "completion_tokens": 8}]
-        assert (ended[0].input_tokens, ended[0].output_tokens) == (PROMPT_TOKENS, 8)
+        assert (records[0].input_tokens, records[0].output_tokens) == (PROMPT_TOKENS, 8)
 
     Teller.owner = "somebody"
     try:
@@ -131,7 +131,7 @@ def test_an_engine_that_does_not_count_all_along_is_counted_by_its_events() -> N
 
 
 def test_what_was_made_counts_towards_the_limit() -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         for key in ("max_tokens", "max_completion_tokens"):
             limits: dict[str, Any] = {key: 5, "min_tokens": 4}
             one = await heard(at, **limits)
@@ -144,25 +144,25 @@ def test_what_was_made_counts_towards_the_limit() -> None:
 
 
 def test_an_answer_that_has_reached_its_limit_is_ended_without_asking_anybody() -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         one = await heard(at, max_tokens=3, stream_options=COUNTED)
         assert (one.text, one.finishes, one.done) == ("".join(WORDS[:3]), ["length"], 1)
         assert one.usages == [{"prompt_tokens": PROMPT_TOKENS, "completion_tokens": 3, "total_tokens": 10}]
         assert len(one.names) == 1
         assert not good.hit
-        assert (ended[0].how, ended[0].output_tokens) == ("served", 3)
+        assert (records[0].how, records[0].output_tokens) == ("served", 3)
 
     over_two(test)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_an_answer_of_which_only_the_end_of_its_connection_is_missing_ends_once(path: str) -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         asked: dict[str, Any] = {"prompt": "once"} if path == COMPLETION else {}
         answer = await at.ask(path, stream=True, **asked)
         assert Heard(answer).text == STORY
         assert answer.body.count(b"[DONE]") == 1
         assert not good.hit
-        assert [one.how for one in ended] == ["served"]
+        assert [one.how for one in records] == ["served"]
 
     over_two(test, mode="loses-its-connection")

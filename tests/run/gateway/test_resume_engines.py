@@ -21,7 +21,7 @@ from tests.run.wire.test_server import on_loop
 from crosstie.core.fleet import Serving
 from crosstie.run.emulate.faults import Fault
 from crosstie.run.emulate.fleet import start
-from crosstie.run.gateway.ended import Ended
+from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.local import LocalEngine, start_local
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.loops import run_on_loop
@@ -76,8 +76,8 @@ async def kill_while_answering(at: Running, engines: dict[str, LocalEngine], eve
 def test_an_engine_that_is_killed_costs_nothing_of_a_greedy_answer(name: str, after: int) -> None:
     async def main() -> None:
         async with two_engines() as (at, engines):
-            ended: list[Ended] = []
-            at.gateway.listeners.append(ended.append)
+            records: list[RequestRecord] = []
+            at.gateway.listeners.append(records.append)
             undisturbed = await heard(at, QUESTIONS[name], max_tokens=44)
             assert undisturbed.comments == []
             asked = asyncio.create_task(heard(at, QUESTIONS[name], max_tokens=44))
@@ -94,8 +94,11 @@ def test_an_engine_that_is_killed_costs_nothing_of_a_greedy_answer(name: str, af
             assert [[usage[key] for key in counts] for usage in one.usages] == [
                 [usage[key] for key in counts] for usage in undisturbed.usages
             ]
-            assert [(told.how, told.resumed) for told in ended] == [("served", 0), ("served", 1)]
-            assert (ended[0].input_tokens, ended[0].output_tokens) == (ended[1].input_tokens, ended[1].output_tokens)
+            assert [(told.how, told.resumed) for told in records] == [("served", 0), ("served", 1)]
+            assert (records[0].input_tokens, records[0].output_tokens) == (
+                records[1].input_tokens,
+                records[1].output_tokens,
+            )
 
     run_on_loop(main())
 
@@ -143,8 +146,8 @@ def test_emulated_replicas_go_on_where_others_were_cut(path: str, after: int) ->
         )
         try:
             async with running(emulated.fleet, speed=50.0) as at:
-                ended: list[Ended] = []
-                at.gateway.listeners.append(ended.append)
+                records: list[RequestRecord] = []
+                at.gateway.listeners.append(records.append)
                 asked: dict[str, Any] = {"model": pools[0].model, "max_tokens": 80}
                 said = "tell me more"
                 asked.update({"messages": [{"role": "user", "content": said}]} if path == CHAT else {"prompt": said})
@@ -156,7 +159,7 @@ def test_emulated_replicas_go_on_where_others_were_cut(path: str, after: int) ->
                 assert (one.finishes, one.errors, one.done) == (undisturbed.finishes, [], 1)
                 counts = ("prompt_tokens", "completion_tokens")
                 assert [one.usages[-1][key] for key in counts] == [undisturbed.usages[-1][key] for key in counts]
-                first, second = ended
+                first, second = records
                 assert (first.input_tokens, first.output_tokens) == (second.input_tokens, second.output_tokens)
                 length = undisturbed.usages[-1]["completion_tokens"]
                 # Whoever has said all that was asked for needs nobody to go on.

@@ -12,9 +12,9 @@ from tests.run.gateway.tellers import PROMPT_TOKENS, STORY, WORDS, Teller
 from tests.run.gateway.test_resume import CHAT, COMPLETION, COUNTED, heard, over_two
 from tests.run.wire.test_server import on_loop
 
-from crosstie.run.gateway.ended import Ended
 from crosstie.run.gateway.handover import Handover
-from crosstie.run.wire.reply import Reply
+from crosstie.run.gateway.record import RequestRecord
+from crosstie.run.wire.server import Reply
 
 LONG = [f"word{at} " for at in range(40)]
 TOKENS = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": 8, "total_tokens": 15}
@@ -42,11 +42,11 @@ def breaking_after(*deltas: dict[str, Any], done: bool = False) -> Callable[[Tel
 def test_an_answer_is_ended_once_though_its_connection_breaks_after_its_last_word(
     options: dict[str, bool] | None, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         one = await heard(at, path, stream_options=options)
         assert (one.text, one.finishes, one.done, one.errors) == (STORY, ["stop"], 1, [])
         assert one.usages == ([] if options is None else [TOKENS])
-        assert (ended[0].how, ended[0].output_tokens) == ("served", 8)
+        assert (records[0].how, records[0].output_tokens) == ("served", 8)
         # It has been served, so it is among what was.
         assert await at.metric("crosstie_tokens_total", pool="t0", kind="output") == 8
         assert not good.hit
@@ -66,11 +66,11 @@ def test_an_answer_is_ended_once_though_its_connection_breaks_after_its_last_wor
 def test_what_nobody_could_go_on_with_can_still_be_ended(
     delta: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         one = await heard(at, stream_options=COUNTED)
         assert (one.finishes, one.done, one.errors) == (["stop"], 1, [])
         assert [usage["completion_tokens"] for usage in one.usages] == [2]
-        assert (ended[0].how, ended[0].output_tokens) == ("served", 2)
+        assert (records[0].how, records[0].output_tokens) == ("served", 2)
 
     monkeypatch.setattr(Teller, "_whole", breaking_after(delta, {"content": "x"}), raising=False)
     over_two(test, mode="whole")
@@ -84,10 +84,10 @@ def test_one_of_several_answers_that_has_ended_is_not_the_end_of_all(monkeypatch
             teller._write(reply, {**teller._about(body), "choices": [choice]})
         teller.loop.call_later(0.05, reply.cut)
 
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         one = await heard(at, n=2)
         assert [error["code"] for error in one.errors] == ["upstream_cut"]
-        assert ended[0].how == "cut"
+        assert records[0].how == "cut"
 
     monkeypatch.setattr(Teller, "_several", answer, raising=False)
     over_two(test, mode="several")
@@ -106,14 +106,14 @@ def test_one_of_several_answers_that_has_ended_is_not_the_end_of_all(monkeypatch
     ],
 )
 def test_what_an_engine_took_for_something_is_not_guessed_at(body: dict[str, Any], reason: str) -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         bad.begun = lambda body: 0  # type: ignore[method-assign]
         one = await heard(at, **body)
         assert one.text == "".join(WORDS[:3])
         assert [error["code"] for error in one.errors] == ["upstream_cut"]
         assert await at.metric("crosstie_resume_failed_total", reason=reason) == 1
         assert not good.hit
-        assert [one.how for one in ended] == ["cut"]
+        assert [one.how for one in records] == ["cut"]
 
     over_two(test)
 
@@ -123,7 +123,7 @@ def test_what_an_engine_took_for_something_is_not_guessed_at(body: dict[str, Any
 def test_a_completion_without_a_limit_gets_no_longer_than_its_engine_makes_them(
     owner: str, limit: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         one = await heard(at, COMPLETION, **limit)
         assert good.hit[0][1]["max_tokens"] == 13
         assert (one.text, one.finishes) == ("".join(LONG[:16]), ["length"])
@@ -133,7 +133,7 @@ def test_a_completion_without_a_limit_gets_no_longer_than_its_engine_makes_them(
 
 
 def test_a_completion_that_is_longer_than_they_usually_get_has_another_limit() -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         bad.cut_after = 20
         one = await heard(at, COMPLETION)
         assert "max_tokens" not in good.hit[0][1]
@@ -143,7 +143,7 @@ def test_a_completion_that_is_longer_than_they_usually_get_has_another_limit() -
 
 
 def test_llama_cpp_s_own_limit_is_one() -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         one = await heard(at, n_predict=3)
         assert (one.text, one.finishes, one.done) == ("".join(WORDS[:3]), ["length"], 1)
         assert not good.hit
@@ -152,7 +152,7 @@ def test_llama_cpp_s_own_limit_is_one() -> None:
 
 
 def test_an_answer_that_the_client_has_begun_with_nothing_has_one_beginning() -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         bad.begun = good.begun = lambda body: 0  # type: ignore[method-assign]
         begun = [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]
         await heard(at, messages=begun, continue_final_message=True, add_generation_prompt=False)
@@ -171,7 +171,7 @@ def test_ids_whose_text_may_be_held_back_are_not_gone_on_from(monkeypatch: pytes
             teller._write(reply, {**teller._about(body), "choices": [choice]})
         teller.loop.call_later(0.05, reply.cut)
 
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         one = await heard(at, COMPLETION, prompt=[5, 6], stop=["##"], return_token_ids=True)
         assert good.hit[0][1]["prompt"] == [5, 6, 0, 1]
         assert one.text == STORY
@@ -186,7 +186,7 @@ def test_nonsense_of_the_next_engine_is_passed_over(monkeypatch: pytest.MonkeyPa
         reply.write(b'data: {"choices":[null]}\n\ndata: {"choices":[5]}\n\n')
         teller._stream(body, reply, 0)
 
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         monkeypatch.setattr(good, "_ok", lambda body, reply: answer(body, reply, good))
         one = await heard(at)
         assert (one.text, one.errors) == (STORY, [])
@@ -195,10 +195,10 @@ def test_nonsense_of_the_next_engine_is_passed_over(monkeypatch: pytest.MonkeyPa
 
 
 def test_who_was_to_go_on_and_did_not_has_no_part_in_it() -> None:
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         good.mode = "error"
         await heard(at)
-        assert (ended[0].how, ended[0].pool, ended[0].backend) == ("cut", "t0", bad.url)
+        assert (records[0].how, records[0].pool, records[0].backend) == ("cut", "t0", bad.url)
         assert await at.metric("crosstie_requests_total", pool="t0", outcome="cut") == 1
 
     over_two(test)
@@ -210,13 +210,13 @@ async def test_each_worker_finds_out_which_engine_a_backend_is() -> None:
     async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url))) as at:
         backend = at.gateway.backends[fake.url]
         await until(lambda: backend.identified)
-        at.gateway.neighbourhood = SimpleNamespace(  # type: ignore[assignment]
+        at.gateway.workers = SimpleNamespace(  # type: ignore[assignment]
             knows_health=lambda backend: True, knows_load=lambda backend: True,
             probed=lambda *told, **more: None, changed=lambda backend: None,
         )  # fmt: skip
         backend.identified = False
         await until(lambda: backend.identified)
-        at.gateway.neighbourhood = None
+        at.gateway.workers = None
 
 
 def test_a_stream_that_breaks_the_clock_is_ended_and_costs_nobody_else_their_patience(
@@ -225,7 +225,7 @@ def test_a_stream_that_breaks_the_clock_is_ended_and_costs_nobody_else_their_pat
     def breaking(self: Handover) -> bool:
         raise TypeError("no")
 
-    async def test(at: Running, bad: Teller, good: Teller, ended: list[Ended]) -> None:
+    async def test(at: Running, bad: Teller, good: Teller, records: list[RequestRecord]) -> None:
         told: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
         good.mode = "hang"
@@ -237,7 +237,7 @@ def test_a_stream_that_breaks_the_clock_is_ended_and_costs_nobody_else_their_pat
         with pytest.raises(ConnectionError):
             await stream
         assert [type(context["exception"]) for context in told] == [TypeError]
-        assert sorted(one.how for one in ended) == ["failed", "failed"]
+        assert sorted(one.how for one in records) == ["failed", "failed"]
 
     # Compiled modules cannot be changed from outside, and this one is not.
     monkeypatch.setattr(Handover, "would_succeed", breaking)

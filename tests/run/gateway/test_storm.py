@@ -18,8 +18,8 @@ from tests.run.gateway.fakes import HASTY, MODEL, Fake, Running, fleet_of, pool_
 
 from crosstie.core.fleet import Fleet
 from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Request
+from crosstie.run.wire.server import Reply
 from crosstie.run.wire.sse import payloads
 
 STORM_S = float(os.environ.get("CROSSTIE_STORM_S", "5"))

@@ -13,8 +13,8 @@ from tests.run.service.shared import PATIENT
 from crosstie.core.fleet import HostedModel, Pool
 from crosstie.run.service.hook import HookFailed, run_hook
 from crosstie.run.service.hosting import Hosting
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Request
+from crosstie.run.wire.server import Reply
 
 GIVEN = {"ACTION": "load", "MODEL": "m; touch x", "POOL": "p", "BACKEND": "http://a/v1", "REPLICA": "0"}
 

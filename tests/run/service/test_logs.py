@@ -21,9 +21,9 @@ from tests.run.wire.test_server import on_loop
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.route.ask import Ask
-from crosstie.run.gateway.hosts import Hosts
 from crosstie.run.gateway.identity import is_id, is_tracestate, trace_context
-from crosstie.run.gateway.notices import told
+from crosstie.run.gateway.interfaces import HostedModels
+from crosstie.run.gateway.notices import Notice
 from crosstie.run.service import logs
 from crosstie.run.service.logs import Log
 from crosstie.run.service.systemd import watchdog_s
@@ -100,7 +100,7 @@ async def test_prompts_are_logged_where_that_was_asked_for_and_loudly(tmp_path: 
 async def test_notices_are_events_with_names_levels_and_fields(tmp_path: Path) -> None:
     with logged(tmp_path) as (log, path):
         async with fakes(2) as [one, other], running(fleet_of(pool_of("one", one.url, other.url)), parts=[log]) as at:
-            at.serve.gateway.notice = log.notice
+            at.serve.gateway.notify = log.notice
             one.crash()
             await until(lambda: "backend_down" in path.read_text())
         log.notice("said by somebody who knows of no events\nand in two lines")
@@ -118,7 +118,7 @@ HOSTILE = 'a"b\\c\r\nlevel=info event=request forged \x1b[2J\x00\x7f\x85\u2028\u
 @pytest.mark.parametrize("style", ["text", "json"])
 def test_nothing_that_a_client_sends_begins_a_second_line_or_moves_a_cursor(style: logs.Style, tmp_path: Path) -> None:
     with logged(tmp_path, style) as (log, path):
-        log.notice(told("fleet_refused", "error", f"refused: {HOSTILE}", why=HOSTILE))
+        log.notice(Notice("fleet_refused", "error", f"refused: {HOSTILE}", why=HOSTILE))
         log.notice(HOSTILE)
     text = path.read_bytes()
     assert text.count(b"\n") == 2
@@ -138,7 +138,7 @@ async def test_text_for_people_has_the_same_in_one_line(tmp_path: Path) -> None:
     assert " status=200 outcome=served " in line
 
 
-class Breaks(Hosts):
+class Breaks(HostedModels):
     def asked(self, ask: Ask) -> tuple[str, float] | None:
         raise KeyError(PROMPT)
 
@@ -147,7 +147,7 @@ class Breaks(Hosts):
 async def test_a_fault_of_the_gateway_s_own_is_an_event_that_tells_where_and_no_text(tmp_path: Path) -> None:
     with logged(tmp_path, requests=True) as (log, path):
         async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), parts=[log]) as at:
-            at.gateway.hosts = Breaks()
+            at.gateway.hosted = Breaks()
             assert (await at.ask()).status == 500
             await until(lambda: "internal_error" in path.read_text())
         found = [one for one in documents(path) if one["event"] == "internal_error"]
@@ -366,10 +366,13 @@ def test_a_watchdog_of_another_process_is_not_ours(monkeypatch: pytest.MonkeyPat
 
 
 def events_of(text: str) -> set[str]:
-    """First arguments of `told` and of what passes them on, both sides of a choice included."""
+    """First arguments of `Notice` and of what passes them on, both sides of a choice included."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in ("told", "_tell"):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in (
+            "Notice",
+            "_tell",
+        ):
             for first in node.args[:1]:
                 sides = (first.body, first.orelse) if isinstance(first, ast.IfExp) else (first,)
                 found |= {one.value for one in sides if isinstance(one, ast.Constant) and isinstance(one.value, str)}

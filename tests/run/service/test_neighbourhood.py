@@ -15,7 +15,7 @@ from tests.run.gateway.fakes import CATALOG, HASTY, Fake, Running, fakes, fleet_
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
-from crosstie.run.gateway.breaker import IN_A_ROW
+from crosstie.run.gateway.backend import IN_A_ROW
 from crosstie.run.gateway.health import probe
 from crosstie.run.service.neighbourhood import Neighbourhood
 from crosstie.run.service.process import Serve
@@ -23,9 +23,9 @@ from crosstie.run.service.siblings import Siblings
 from crosstie.run.service.summing import counters, summed
 from crosstie.run.service.workers import Place
 from crosstie.run.share.board import Board
-from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.listener import listening
 from crosstie.run.wire.request import Request
-from crosstie.run.wire.shared_listener import listening
+from crosstie.run.wire.server import Reply
 
 # Nobody finds out anything by itself within a test.
 SLOW = msgspec.structs.replace(
@@ -80,7 +80,7 @@ async def dropped(worker: Worker) -> str | None:
 async def knows(worker: Worker, in_flight: int) -> None:
     """Once it decides, what the others have is at most some milliseconds old."""
     async with asyncio.timeout(20):
-        while worker.backend.replica.neighbours.in_flight != in_flight:
+        while worker.backend.replica.elsewhere.in_flight != in_flight:
             await dropped(worker)
 
 
@@ -102,7 +102,7 @@ def test_a_limit_is_everybody_s_and_room_wakes_those_who_wait_elsewhere() -> Non
             release(fake)
             await until(lambda: len(fake.held) == 2)
             assert one.backend.replica.in_flight == two.backend.replica.in_flight == 1
-            assert one.backend.replica.neighbours.in_flight <= 1
+            assert one.backend.replica.elsewhere.in_flight <= 1
             release(fake)
             release(fake)
             assert [answer.status for answer in await asyncio.gather(*asking, waiting)] == [200] * 3
@@ -118,11 +118,11 @@ def test_load_elsewhere_is_in_predictions_and_not_taken_for_strangers() -> None:
             await until(lambda: len(fake.held) == 3)
             far = two.backend.replica
             await knows(two, 3)
-            assert far.neighbours.held_tokens == one.backend.replica.held_tokens > 0
+            assert far.elsewhere.held_tokens == one.backend.replica.held_tokens > 0
             far.report(3.0, 0.0, None, two.gateway.now())
-            assert (far.others_running, far.others_waiting) == (0.0, 0.0)
+            assert (far.external_running, far.external_waiting) == (0.0, 0.0)
             far.report(3.0, 2.0, None, two.gateway.now())
-            assert far.others_running + far.others_waiting == 2.0
+            assert far.external_running + far.external_waiting == 2.0
             for _ in range(3):
                 release(fake)
             await asyncio.gather(*asking)

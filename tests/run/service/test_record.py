@@ -31,7 +31,7 @@ from crosstie.run.service.blocks import BLOCK_TOKENS, block_ids, prompt_of
 from crosstie.run.service.record import Recorder
 from crosstie.run.service.trace_file import TraceFile
 from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.server import Reply
 
 ROOT = Path(__file__).parents[3]
 SECRET = "sk-live-4242424242"
@@ -305,7 +305,7 @@ async def test_a_folder_that_goes_stops_the_recording_and_nothing_else(tmp_path:
         shutil.rmtree(folder)
         for _ in range(3):
             assert (await at.ask()).status == 200
-            await until(lambda: not recorder._ended)
+            await until(lambda: not recorder._records)
         await until(lambda: recorder.why)
         assert await at.metric("crosstie_record_failed") == 1
         failures = [one for one in at.notices if "NOT RECORDING" in one]

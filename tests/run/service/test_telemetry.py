@@ -218,7 +218,7 @@ def test_a_collector_that_is_gone_stalls_nobody_and_fills_no_memory(
             assert await at.metric("crosstie_telemetry_failed") == 1
             for _ in range(30):
                 assert (await at.ask()).status == 200
-                assert len(part._ended) <= 4
+                assert len(part._records) <= 4
             assert sum("cannot be exported" in one for one in at.notices) == 1
             collector.status = 200
 

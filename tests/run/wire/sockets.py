@@ -6,9 +6,8 @@ from contextlib import asynccontextmanager
 
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Limits, Request
-from crosstie.run.wire.server import Server
+from crosstie.run.wire.server import Reply, Server
 
 
 @asynccontextmanager

@@ -10,8 +10,8 @@ from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Headers
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Request
+from crosstie.run.wire.server import Reply
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 
@@ -23,17 +23,17 @@ class Heard:
         self.told: list[object] = []
         self.over = asyncio.Event()
 
-    def head(self, status: int, headers: Headers) -> None:
+    def on_head(self, status: int, headers: Headers) -> None:
         self.told.append(status)
 
-    def body(self, data: bytes) -> None:
+    def on_body(self, data: bytes) -> None:
         self.told.append(data)
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         self.told.append("ended")
         self.over.set()
 
-    def lost(self, error: Exception | None) -> None:
+    def on_lost(self, error: Exception | None) -> None:
         self.told.append("lost")
         self.over.set()
 
@@ -192,7 +192,7 @@ async def test_giving_up_in_the_moment_of_an_answer_harms_nobody_else() -> None:
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        assert connection.listener is other
+        assert connection.handler is other
         replies[0].send(200, b"yo")
         await asyncio.wait_for(other.over.wait(), 5)
         assert other.told == [200, b"yo", "ended"]

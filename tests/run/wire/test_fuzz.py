@@ -15,9 +15,8 @@ from tests.run.wire import oracle
 from tests.run.wire.sockets import serving
 
 from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Limits, Request
-from crosstie.run.wire.server import Server, ServerConnection
+from crosstie.run.wire.server import Reply, Server, ServerConnection
 
 CL = b"content-length"
 TE = b"transfer-encoding"

@@ -15,8 +15,8 @@ from crosstie.run.wire.address import Address
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.parser import RequestParser
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Limits, Request
+from crosstie.run.wire.server import Reply
 
 GET = b"GET /%b HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -34,8 +34,8 @@ def test_a_connection_that_was_paused_when_its_answer_ended_is_heard_again() -> 
             connection = await origin.open(1.0)
 
             class Slow(Heard):
-                def body(self, data: bytes) -> None:
-                    super().body(data)
+                def on_body(self, data: bytes) -> None:
+                    super().on_body(data)
                     connection.pause()
 
             listener = Slow()

@@ -12,8 +12,8 @@ from tests.run.wire.test_server import Watcher, echo, on_loop
 
 from crosstie.run.wire.listener import hear_no_more
 from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Limits, Request
+from crosstie.run.wire.server import Reply
 
 ASK = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
 
@@ -170,7 +170,7 @@ async def test_a_stream_ends_for_who_waits_and_is_dropped_for_who_has_gone() -> 
         writer.write(ASK)
         await reader.readuntil(b"one\r\n")
         writer.write_eof()
-        await until(lambda: any(one._ended for one in server.connections))
+        await until(lambda: any(one._eof for one in server.connections))
         replies[0].write(b"two")
         replies[0].end()
         assert (await reader.read(-1)).endswith(b"two\r\n0\r\n\r\n")

@@ -8,8 +8,8 @@ import pytest
 from tests.run.wire.sockets import said, serving
 
 from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Limits, Request
+from crosstie.run.wire.server import Reply
 
 
 def echo(request: Request, reply: Reply) -> None:
@@ -133,13 +133,13 @@ class Watcher:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def client_gone(self) -> None:
+    def on_client_gone(self) -> None:
         self.told.append("gone")
 
-    def client_slow(self) -> None:
+    def on_client_slow(self) -> None:
         self.told.append("slow")
 
-    def client_ready(self) -> None:
+    def on_client_ready(self) -> None:
         self.told.append("ready")
 
 

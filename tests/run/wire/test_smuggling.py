@@ -5,8 +5,8 @@ from tests.run.wire.sockets import said, serving
 from tests.run.wire.test_server import echo, on_loop
 
 from crosstie.run.wire.parser import RequestParser
-from crosstie.run.wire.reply import Reply
-from crosstie.run.wire.request import Limits, Refused, Request
+from crosstie.run.wire.request import BadRequest, Limits, Request
+from crosstie.run.wire.server import Reply
 
 INNER = b"GET /inner HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\n%b\r\n"
@@ -142,12 +142,12 @@ def test_it_is_refused_whole_and_in_pieces_and_nothing_behind_it_is_heard(what: 
     data, status = REFUSED[what]
     for pieces in ([data + INNER], [data[i : i + 1] for i in range(len(data))]):
         parser, seen = RequestParser(Limits()), list[str]()
-        with pytest.raises(Refused) as refused:  # noqa: PT012 (which piece it is refused at is no matter)
+        with pytest.raises(BadRequest) as refused:  # noqa: PT012 (which piece it is refused at is no matter)
             for piece in pieces:
                 parser.feed(piece)
                 while (request := parser.next()) is not None:
                     seen.append(request.path)
-            raise Refused(0, "it waits for more")
+            raise BadRequest(0, "it waits for more")
         assert (refused.value.status, seen) == (status, [])
         assert not set(refused.value.why) & {"\r", "\n", "\0"}
 
@@ -189,7 +189,7 @@ def test_a_name_that_was_met_before_needs_its_colon_too() -> None:
     """Names are remembered; the rest of their line is not."""
     assert seen_of(GET % b"Met-Before: a\r\n")
     for line in (b"Met-Before\r\n", b"Met-Before \r\n", b"Met-Before : a\r\n", b"Met-Before\t: a\r\n"):
-        with pytest.raises(Refused):
+        with pytest.raises(BadRequest):
             seen_of(GET % line)
 
 
@@ -247,7 +247,7 @@ async def test_a_body_behind_an_offer_to_upgrade_is_a_body() -> None:
 def test_each_limit_holds_and_it_is_the_limit_that_refuses(limits: Limits, data: bytes, status: int) -> None:
     parser = RequestParser(limits)
     parser.feed(data)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(BadRequest) as refused:
         parser.next()
     assert refused.value.status == status
     generous = RequestParser(Limits())

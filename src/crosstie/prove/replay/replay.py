@@ -102,7 +102,7 @@ class _Call:
 
     # What the connection tells
 
-    def head(self, status: int, headers: Headers) -> None:
+    def on_head(self, status: int, headers: Headers) -> None:
         outcome = self.outcome
         outcome.status = status
         for name, value in headers:
@@ -113,7 +113,7 @@ class _Call:
                 if found:
                     outcome.predicted_ttft_s, outcome.predicted_tpot_s = float(found[1]) * 1e-3, float(found[2]) * 1e-3
 
-    def body(self, data: bytes) -> None:
+    def on_body(self, data: bytes) -> None:
         self.heard_at = now = perf_counter()
         if self.outcome.status >= 300:
             self._error += data[:_MOST_ERROR]
@@ -130,11 +130,11 @@ class _Call:
         if b"[DONE]" in data:
             self._done = True
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         self._connection = None
         self._end(self._fault() or self._measured())
 
-    def lost(self, error: Exception | None) -> None:
+    def on_lost(self, error: Exception | None) -> None:
         connection, self._connection = self._connection, None
         if connection is not None and connection.uses > 1 and not connection.answered:
             # Kept open, and closed by the server just then: once more, on a new one.

@@ -16,8 +16,8 @@ from crosstie.run.emulate.asked import Refused
 from crosstie.run.emulate.faults import Fault
 from crosstie.run.emulate.replica import Replica, Sequence
 from crosstie.run.emulate.server import EmulatedServer
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Request
+from crosstie.run.wire.server import Reply
 
 # How often a server that is to sleep looks whether its requests have ended.
 _LOOK_S = 0.005

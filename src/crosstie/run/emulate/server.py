@@ -24,9 +24,8 @@ from crosstie.run.emulate.asked import Asked, ChatBody, CompletionBody, Embeddin
 from crosstie.run.emulate.faults import KINDS, Fault, Faults, Kind, read_fault
 from crosstie.run.emulate.replica import Replica, Sequence
 from crosstie.run.emulate.tokens import filler
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Server
+from crosstie.run.wire.server import Reply, Server
 
 _STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 _MOST_DIMENSIONS = 8192
@@ -104,13 +103,13 @@ class Generating:
     def cut_off(self) -> None:
         self.reply.cut()
 
-    def client_gone(self) -> None:
+    def on_client_gone(self) -> None:
         self.replica.cancel(self.sequence)
 
-    def client_slow(self) -> None:
+    def on_client_slow(self) -> None:
         """The replica asks before it tells."""
 
-    def client_ready(self) -> None:
+    def on_client_ready(self) -> None:
         pass
 
 
@@ -137,13 +136,13 @@ class Embedding:
     def cut_off(self) -> None:
         self.reply.cut()
 
-    def client_gone(self) -> None:
+    def on_client_gone(self) -> None:
         self.server.replica.cancel(self.sequence)
 
-    def client_slow(self) -> None:
+    def on_client_slow(self) -> None:
         pass
 
-    def client_ready(self) -> None:
+    def on_client_ready(self) -> None:
         pass
 
 

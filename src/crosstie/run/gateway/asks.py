@@ -7,7 +7,7 @@ from crosstie.core.errors import BadInput, UnknownModel
 from crosstie.route.ask import Ask
 from crosstie.route.live import LiveFleet
 from crosstie.route.prefix import prefix_hashes
-from crosstie.run.gateway.body import TOKENS_PER_ATTACHMENT, Asked
+from crosstie.run.gateway.body import TOKENS_PER_ATTACHMENT, RequestBody
 from crosstie.run.wire.request import Request
 
 _HINTS = frozenset(
@@ -18,7 +18,7 @@ _LEAST_MS = 1e-3
 PRIORITIES = {"low": 0, "normal": 1, "high": 2}
 
 
-def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: Asked) -> Ask:
+def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: RequestBody) -> Ask:
     """`names`: what clients may call a model, and what the pools call it."""
     if asked.model is None:
         raise BadInput("the body names no model")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from crosstie.route.decision import Decision, Prediction
 from crosstie.route.live import Flight, Replica
 from crosstie.run.gateway.backend import Backend
-from crosstie.run.gateway.body import wishing_usage, with_model
+from crosstie.run.gateway.body import with_model, with_usage_requested
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.wire.client import Connection, Headers
 
@@ -91,7 +91,7 @@ class Attempt:
         if asked.stream and path.endswith("/completions"):
             self.counting = backend.engine in _COUNTING and not asked.wants_continuous
             if self.counting or not asked.wants_usage:
-                body = wishing_usage(body, asked.options_absent, self.counting)
+                body = with_usage_requested(body, asked.options_absent, self.counting)
         target = path[3:] if not request.query else f"{path[3:]}?{request.query}"
         lines = [b"POST %b%b HTTP/1.1\r\n" % (backend.base, target.encode("latin-1")), backend.host_line]
         for name, value in request.headers.items():
@@ -111,7 +111,7 @@ class Attempt:
 
     # What the upstream connection tells
 
-    def head(self, status: int, headers: Headers) -> None:
+    def on_head(self, status: int, headers: Headers) -> None:
         self.status = status
         self.last_at = self.exchange.gateway.clock
         streamed, kept = False, []
@@ -134,7 +134,7 @@ class Attempt:
             self.relay = WholeRelay(reply, status, lines)
 
     def own_headers(self) -> bytes:
-        grant, reason, ask = self.exchange.ended.grant, self.decision.reason, self.exchange.ask
+        grant, reason, ask = self.exchange.record.grant, self.decision.reason, self.exchange.ask
         if self.flight.replica.presence is not None:
             # Of a model that shares its replica.
             reason += f"; waited {ask.waited_s:.1f} s for a load" if ask.cold else "; loaded"
@@ -145,7 +145,7 @@ class Attempt:
             b"" if grant is None else grant.headers,
         )
 
-    def body(self, data: bytes) -> None:
+    def on_body(self, data: bytes) -> None:
         relay, gateway = self.relay, self.exchange.gateway
         if relay is None:
             return
@@ -157,15 +157,15 @@ class Attempt:
         if self.exchange.reply.slow and self.connection is not None:
             self.connection.pause()
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         self.connection = None
         relay, status = self.relay, self.status
         if isinstance(relay, WholeRelay):
             relay.whole = True
         if self._lost_its_model():
             gateway = self.exchange.gateway
-            if gateway.hosts is not None:
-                gateway.hosts.doubted(self.backend.replica, surely=True)
+            if gateway.hosted is not None:
+                gateway.hosted.doubted(self.backend.replica, surely=True)
             self.exchange.failed(self, f"{self.who} no longer has the model", 503, fault=False)
         elif status in (429, 503):
             # Full, not broken: somebody else may have room.
@@ -178,9 +178,9 @@ class Attempt:
         elif 300 <= status < 400:
             # Clients follow it, with the prompt: to where a backend says, around the gateway and its accounts.
             self.exchange.failed(self, f"{self.who} would send the client elsewhere ({status})", 502)
-        elif isinstance(relay, StreamRelay) and relay.client_s_error:
+        elif isinstance(relay, StreamRelay) and relay.client_error_status:
             # Told inside a stream, but a 4xx all the same.
-            self.status = relay.client_s_error
+            self.status = relay.client_error_status
             relay.end()
             self.exchange.served(self)
         elif relay is None:
@@ -199,7 +199,7 @@ class Attempt:
             return False
         return _NOT_LOADED in relay.content.replace(b": ", b":")
 
-    def lost(self, error: Exception | None) -> None:
+    def on_lost(self, error: Exception | None) -> None:
         connection, self.connection = self.connection, None
         soon = self.exchange.gateway.now() - self.flight.started < _STALE_S * self.exchange.gateway.speed
         if connection is not None and connection.uses > 1 and not connection.answered and soon:

@@ -1,15 +1,88 @@
-"""A backend as the gateway holds it: its connections, its health, its breaker, and what `route` knows of it."""
+"""A backend as the gateway holds it: its connections, health, breaker and load, and what `route` knows of it."""
 
 import os
+import re
+from collections import deque
+from typing import NamedTuple
 
 from crosstie.core.fleet import Pool
 from crosstie.route.live import Replica
-from crosstie.run.gateway.breaker import Breaker
 from crosstie.run.wire.client import Origin
 
 # Engines whose ways of going on with an answer are known, by what their /v1/models says of its owner. An emulated
 # replica does as vLLM does, but sets no limit of its own to completions.
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "crosstie-emulated": "emulated"}
+# So many faults in a row open it, or this share of the latest outcomes.
+IN_A_ROW = 5
+SHARE = 0.5
+_LATEST = 20
+_FIRST_OPEN_S = 1.0
+_LONGEST_OPEN_S = 30.0
+# Of an engine's metrics page, the lines that are wanted: it has hundreds, and comes from every replica every second.
+_RUNNING = (b"vllm:num_requests_running", b"sglang:num_running_reqs", b"llamacpp:requests_processing",
+            b"tgi_batch_current_size")  # fmt: skip
+_WAITING = (b"vllm:num_requests_waiting", b"sglang:num_queue_reqs", b"llamacpp:requests_deferred",
+            b"tgi_queue_size")  # fmt: skip
+# No engine has more requests; what is not below it, infinity above all, is no load to reckon with.
+_MOST = 1e6
+_CACHE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc", b"sglang:token_usage")
+
+
+class Breaker:
+    """Counts a backend's own faults, never a client's mistakes.
+
+    closed: all goes through. open: nothing, for a while that doubles. trying: one fault opens it again.
+    """
+
+    __slots__ = ("_in_a_row", "_latest", "_open_s", "_until", "state")
+
+    def __init__(self) -> None:
+        self.state = "closed"
+        self._in_a_row = 0
+        self._latest: deque[bool] = deque(maxlen=_LATEST)
+        self._until = 0.0
+        self._open_s = _FIRST_OPEN_S
+
+    def succeeded(self) -> None:
+        self._in_a_row = 0
+        self._latest.append(True)
+        if self.state == "trying":
+            self.state = "closed"
+            self._latest.clear()
+            self._open_s = _FIRST_OPEN_S
+
+    def failed(self, now: float) -> bool:
+        """Whether this fault opened it."""
+        self._in_a_row += 1
+        self._latest.append(False)
+        if self.state == "open":
+            return False
+        faults = self._latest.count(False)
+        often = len(self._latest) >= _LATEST // 2 and faults >= SHARE * len(self._latest)
+        if self.state == "trying" or self._in_a_row >= IN_A_ROW or often:
+            self.state = "open"
+            self._until = now + self._open_s
+            self._open_s = min(2.0 * self._open_s, _LONGEST_OPEN_S)
+            return True
+        return False
+
+    @property
+    def until(self) -> float:
+        """When it lets requests through again, where it is open."""
+        return self._until
+
+    def open_too(self, until: float) -> None:
+        """Another gateway's breaker for the same backend has opened until then."""
+        self.state, self._until = "open", until
+
+    def check(self, now: float) -> bool:
+        """Whether it has just begun to let requests through again, on trial."""
+        if self.state != "open" or now < self._until:
+            return False
+        self.state = "trying"
+        self._in_a_row = 0
+        self._latest.clear()
+        return True
 
 
 class Backend:
@@ -74,3 +147,37 @@ class Backend:
             if refused or self.fails >= 2 or self.healthy is None:
                 self.healthy, self.why = False, fault
         self.judge(now)
+
+
+class EngineLoad(NamedTuple):
+    running: float
+    waiting: float
+    # None where the engine does not say.
+    kv_used_fraction: float | None
+
+
+def _pattern(names: tuple[bytes, ...]) -> re.Pattern[bytes]:
+    return re.compile(rb"^(?:" + b"|".join(map(re.escape, names)) + rb")(?:\{[^\n]*\})? ([0-9.eE+-]+)", re.MULTILINE)
+
+
+_RUNNING_LINES, _WAITING_LINES, _CACHE_LINES = map(_pattern, (_RUNNING, _WAITING, _CACHE))
+
+
+def engine_load(page: bytes) -> EngineLoad | None:
+    """Over all of a server's engines (DP ranks have a line each); None where no known engine wrote the page."""
+    running, waiting, cache = (_values(lines, page) for lines in (_RUNNING_LINES, _WAITING_LINES, _CACHE_LINES))
+    if not running and not waiting:
+        return None
+    return EngineLoad(sum(running), sum(waiting), sum(cache) / len(cache) if cache else None)
+
+
+def _values(lines: re.Pattern[bytes], page: bytes) -> list[float]:
+    found = []
+    for match in lines.finditer(page):
+        try:
+            value = float(match[1])
+        except ValueError:
+            continue
+        if 0.0 <= value <= _MOST:
+            found.append(value)
+    return found

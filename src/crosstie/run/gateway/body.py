@@ -55,7 +55,7 @@ class Attached(NamedTuple):
 _NOTHING = Attached(0, 0, frozenset())
 
 
-class Asked:
+class RequestBody:
     __slots__ = (
         "attached", "copies", "model", "most_output", "options_absent", "prompt_at", "prompt_bytes", "session",
         "stream", "token_ids", "wants_continuous", "wants_usage",
@@ -101,16 +101,16 @@ class Asked:
         self.attached = _attached(b"".join(parts)) if parts else _NOTHING
 
 
-def read_body(body: bytes) -> Asked:
+def read_body(body: bytes) -> RequestBody:
     try:
         if not body.isascii():
             # What is skipped here is not looked at, and would be stumbled over where the model's name is changed.
             body.decode()
-        return Asked(decode(body), body)
+        return RequestBody(decode(body), body)
     except msgspec.ValidationError:
         # A field of the wrong kind is for the engine to refuse, in its own words, or to take for what it may mean.
         try:
-            return Asked(_leniently(body), body)
+            return RequestBody(_leniently(body), body)
         except (msgspec.DecodeError, RecursionError) as error:
             raise BadInput(f"the body is not as expected: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -199,7 +199,7 @@ def with_model(body: bytes, model: str) -> bytes:
     return _encode(parts)
 
 
-def wishing_usage(body: bytes, options_absent: bool, continuous: bool = False) -> bytes:
+def with_usage_requested(body: bytes, options_absent: bool, continuous: bool = False) -> bytes:
     """The same body asking for the usage at the end of its stream, or all along; the engine alone can count."""
     if options_absent:
         # Everything else stays byte for byte where it was.

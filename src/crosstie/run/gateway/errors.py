@@ -18,7 +18,7 @@ _TYPES = {
 }
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     """A request that is answered with an error before anything is decided for it."""
 
     def __init__(self, status: int, why: str, code: str, retry_after_s: float = 0.0, headers: bytes = b""):

@@ -12,16 +12,16 @@ from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight
 from crosstie.run.gateway.attempt import Attempt
-from crosstie.run.gateway.body import Asked
-from crosstie.run.gateway.ended import Ended
+from crosstie.run.gateway.body import RequestBody
 from crosstie.run.gateway.errors import error_body, error_event, retry_after
 from crosstie.run.gateway.handover import MOST_BROKEN, Handover
 from crosstie.run.gateway.identity import context_of
+from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.gateway.seam import Seam
 from crosstie.run.gateway.transcript import Transcript
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Request
+from crosstie.run.wire.server import Reply
 
 if TYPE_CHECKING:
     from crosstie.run.gateway.gateway import Gateway
@@ -33,22 +33,29 @@ _CODES = {504: "upstream_timeout", 503: "upstream_full", 429: "upstream_full"}
 class Exchange:
     __slots__ = (
         "arrived", "ask", "asked", "attempt", "attempts", "began", "body", "broke", "closed", "code", "context",
-        "ended", "gateway", "given", "handover", "legs", "path", "reply", "request", "request_id", "seam", "status",
+        "gateway", "given", "handover", "legs", "path", "record", "reply", "request", "request_id", "seam", "status",
         "ticket", "transcript", "tried", "unsent",
     )  # fmt: skip
 
     def __init__(
-        self, gateway: "Gateway", request: Request, reply: Reply, asked: Asked, ask: Ask, request_id: bytes, key_id: int
+        self,
+        gateway: "Gateway",
+        request: Request,
+        reply: Reply,
+        asked: RequestBody,
+        ask: Ask,
+        request_id: bytes,
+        key_id: int,
     ):
         self.gateway, self.request, self.reply, self.asked, self.ask = gateway, request, reply, asked, ask
         self.request_id = request_id
         # What will be told of it when it has ended.
-        self.ended = Ended(request_id, request.path, time(), "", 0)
-        self.ended.key_id = key_id
+        self.record = RequestRecord(request_id, request.path, time(), "", 0)
+        self.record.key_id = key_id
         # The lines of trace context that backends get.
-        self.ended.traceparent, self.context = context_of(request)
+        self.record.traceparent, self.context = context_of(request)
         if gateway.tracing is not None:
-            self.ended.trace = gateway.tracing.begin(self.ended, self.context)
+            self.record.trace = gateway.tracing.begin(request.path, self.context)
         self.code = ""
         self.began = gateway.clock
         self.arrived = gateway.now()
@@ -76,18 +83,18 @@ class Exchange:
         replica, prediction = decision.replica, decision.prediction
         if replica is None or prediction is None:
             raise ValueError(f"decided to {decision.outcome}, not to send")
-        if self.gateway.decided is not None:
-            self.gateway.decided(self, decision)
+        if self.gateway.on_decision is not None:
+            self.gateway.on_decision(self, decision)
         if self.handover is not None and self.handover.continuation is not None:
             self.handover.send(decision)
             return
         if not self.attempts:
-            self.ended.waited_s = (self.gateway.now() - self.arrived) / self.gateway.speed
+            self.record.waited_s = (self.gateway.now() - self.arrived) / self.gateway.speed
         self.attempts += 1
         self.tried += (replica.key,)
         self.attempt = Attempt(self, decision, replica, prediction)
-        if self.ended.trace is not None:
-            self.context = self.ended.trace.attempt(self.attempt.backend.pool.name, replica.key)
+        if self.record.trace is not None:
+            self.context = self.record.trace.attempt(self.attempt.backend.pool.name, replica.key)
         self.attempt.start()
 
     # What an attempt tells
@@ -103,12 +110,12 @@ class Exchange:
         """The client has got something of this attempt."""
         gateway, first_at = self.gateway, attempt.flight.first_at
         if self.seam is not None:
-            self.ended.resumed += 1
+            self.record.resumed += 1
             gateway.metrics.resumed[attempt.backend.pool.name] += 1
         elif first_at is not None:
-            self.ended.ttft_s = (first_at - self.arrived) / gateway.speed
-            if self.ended.trace is not None:
-                self.ended.trace.first_token()
+            self.record.ttft_s = (first_at - self.arrived) / gateway.speed
+            if self.record.trace is not None:
+                self.record.trace.first_token()
 
     def served(self, attempt: Attempt) -> None:
         self.status = attempt.status
@@ -120,16 +127,16 @@ class Exchange:
         gateway, pool, relay = self.gateway, attempt.backend.pool.name, attempt.relay
         now = gateway.now()
         self._release(completed=False)
-        if self.ended.trace is not None:
-            self.ended.trace.failed(why, attempt.status or status)
+        if self.record.trace is not None:
+            self.record.trace.failed(why, attempt.status or status)
         if fault:
             was = attempt.backend.replica.up
             attempt.backend.failed(why, now, refused=refused)
             if attempt.backend.replica.up != was:
                 gateway.changed(attempt.backend)
             gateway.metrics.faults[pool] += 1
-            if gateway.hosts is not None and attempt.flight.replica.presence is not None:
-                gateway.hosts.doubted(attempt.flight.replica)
+            if gateway.hosted is not None and attempt.flight.replica.presence is not None:
+                gateway.hosted.doubted(attempt.flight.replica)
             # Who ends in order, as on a restart, was not broken by this request.
             self.broke += not refused and not (isinstance(relay, StreamRelay) and relay.aborted)
         if self.reply.started:
@@ -172,7 +179,7 @@ class Exchange:
         self.code = code
         if isinstance(relay, StreamRelay) or self.transcript is not None:
             said = relay.error if isinstance(relay, StreamRelay) else b""
-            if not (isinstance(relay, StreamRelay) and relay.told_error):
+            if not (isinstance(relay, StreamRelay) and relay.has_error):
                 # In the engine's own words, if it had any.
                 path = self.request.path
                 self.reply.write(said or error_event(path, 502, f"{why}; the answer is incomplete", code))
@@ -200,23 +207,23 @@ class Exchange:
 
     # What the client's connection tells
 
-    def client_gone(self) -> None:
+    def on_client_gone(self) -> None:
         if self.attempt is not None:
             self.attempt.drop()
         self._close("client gone")
 
-    def client_slow(self) -> None:
+    def on_client_slow(self) -> None:
         if self.attempt is not None:
             self.attempt.pause()
 
-    def client_ready(self) -> None:
+    def on_client_ready(self) -> None:
         if self.attempt is not None:
             self.attempt.resume()
 
     # The clock
 
     def check(self, now: float) -> None:
-        """Asked a few times a second: is anything overdue?"""
+        """RequestBody a few times a second: is anything overdue?"""
         attempt, patience = self.attempt, self.gateway.serving
         if self.closed or attempt is None:
             return
@@ -315,17 +322,17 @@ class Exchange:
 
         The prompt once, whoever had to read it again, and each part of the answer at the price of who made it.
         """
-        ended, relay, transcript = self.ended, attempt.relay, self.transcript
+        record, relay, transcript = self.record, attempt.relay, self.transcript
         if not self.legs:
-            ended.pool, ended.backend = attempt.backend.pool.name, attempt.backend.replica.key
+            record.pool, record.backend = attempt.backend.pool.name, attempt.backend.replica.key
         if not self.reply.started or relay is None or attempt.status >= 400:
             return
         usage = relay.counted if isinstance(relay, StreamRelay) else relay.usage
-        ended.counted = usage is not None
+        record.counted = usage is not None
         if usage is not None:
             given, made = usage
         else:
-            given, made = self.given, ended.output_tokens
+            given, made = self.given, record.output_tokens
             if transcript is not None:
                 transcript.read()
                 given = given if transcript.given is None else transcript.given
@@ -333,15 +340,15 @@ class Exchange:
                 made = transcript.tokens
             elif isinstance(relay, StreamRelay):
                 made += relay.events
-        part = max(made - ended.output_tokens, 0)
+        part = max(made - record.output_tokens, 0)
         self.legs.append((attempt.flight, part))
         if part:
             # Who was to go on and did not has no part in it.
-            ended.pool, ended.backend = attempt.backend.pool.name, attempt.backend.replica.key
-        ended.input_tokens, ended.output_tokens = given, made
-        ended.usd = 0.0
+            record.pool, record.backend = attempt.backend.pool.name, attempt.backend.replica.key
+        record.input_tokens, record.output_tokens = given, made
+        record.charged_usd = 0.0
         for index, (flight, tokens) in enumerate(self.legs):
-            ended.usd += flight.usd(0.0 if index else float(given), float(tokens))
+            record.charged_usd += flight.charge_usd(0.0 if index else float(given), float(tokens))
 
     def _close(self, how: str) -> None:
         if self.closed:
@@ -357,14 +364,14 @@ class Exchange:
         if how == "served" and not observed:
             # Of several backends, or ended by the gateway itself.
             for index, (flight, tokens) in enumerate(self.legs):
-                self.gateway.metrics.part(flight, 0 if index else self.ended.input_tokens, tokens)
-        self.gateway.ended(self, how)
+                self.gateway.metrics.part(flight, 0 if index else self.record.input_tokens, tokens)
+        self.gateway.finished(self, how)
         self.ticket = None
 
     def _fill(self, how: str) -> None:
-        ended, ask, gateway = self.ended, self.ask, self.gateway
-        ended.how, ended.status = how, self.status
-        ended.code = "" if how == "served" else self.code
-        ended.model, ended.class_name, ended.prefix = ask.model, ask.class_name or "", ask.prefix
-        ended.streamed, ended.attempts = self.asked.stream, self.attempts
-        ended.seconds = (gateway.now() - self.arrived) / gateway.speed
+        record, ask, gateway = self.record, self.ask, self.gateway
+        record.how, record.status = how, self.status
+        record.code = "" if how == "served" else self.code
+        record.model, record.class_name, record.prefix = ask.model, ask.class_name or "", ask.prefix
+        record.streamed, record.attempts = self.asked.stream, self.attempts
+        record.seconds = (gateway.now() - self.arrived) / gateway.speed

@@ -21,22 +21,20 @@ from crosstie.route.live import LiveFleet
 from crosstie.route.policy import make_policy
 from crosstie.run.gateway.asks import PRIORITIES, ask_of
 from crosstie.run.gateway.backend import Backend
-from crosstie.run.gateway.body import Asked, read_body
-from crosstie.run.gateway.ended import Ended
-from crosstie.run.gateway.errors import Refused, error_body, retry_after
+from crosstie.run.gateway.body import RequestBody, read_body
+from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.exchange import Exchange
 from crosstie.run.gateway.guard import Grant, Guard
 from crosstie.run.gateway.health import probe, watch
-from crosstie.run.gateway.hosts import Hosts
 from crosstie.run.gateway.identity import context_of, is_id
+from crosstie.run.gateway.interfaces import HostedModels, OtherWorkers, Tracing
 from crosstie.run.gateway.metrics import Metrics
-from crosstie.run.gateway.neighbours import Neighbours
-from crosstie.run.gateway.notices import told
-from crosstie.run.gateway.tracing import Tracing
+from crosstie.run.gateway.notices import Notice
+from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Request
+from crosstie.run.wire.server import Reply
 
 # How often timeouts, the queue's deadlines and idle connections are looked at.
 _TICK_S = 0.1
@@ -60,9 +58,9 @@ class Gateway:
         fleet: Fleet,
         *,
         speed: float = 1.0,
-        notice: Callable[[str], None] = lambda line: None,
+        notify: Callable[[str], None] = lambda line: None,
     ):
-        self.loop, self.catalog, self.speed, self.notice = loop, catalog, speed, notice
+        self.loop, self.catalog, self.speed, self.notify = loop, catalog, speed, notify
         self.backends: dict[str, Backend] = {}
         self.exchanges: set[Exchange] = set()
         self.metrics = Metrics()
@@ -72,12 +70,12 @@ class Gateway:
         self.guard: Guard | None = None
         self.tracing: Tracing | None = None
         # Who loads the models of shared pools; None: there are no such pools.
-        self.hosts: Hosts | None = None
-        self.listeners: list[Callable[[Ended], None]] = []
+        self.hosted: HostedModels | None = None
+        self.listeners: list[Callable[[RequestRecord], None]] = []
         # Other workers of this gateway, who find out what this one does; None: there are none.
-        self.neighbourhood: Neighbours | None = None
+        self.workers: OtherWorkers | None = None
         # Whoever follows decisions is called with each; `explaining`: the pools that were not chosen come with it.
-        self.decided: Callable[[Exchange, Decision], None] | None = None
+        self.on_decision: Callable[[Exchange, Decision], None] | None = None
         self.explaining = False
         self.draining = self._halted = False
         # The loop's time as of the last tick: patience needs no better, and streams ask at every event.
@@ -142,7 +140,7 @@ class Gateway:
             task.cancel()
         self.backends[key].origin.retire()
 
-    async def first_look(self) -> None:
+    async def probe_all(self) -> None:
         """Asks all backends once, so that the first request does not have to find out."""
         await asyncio.gather(*(probe(self, backend) for backend in self.backends.values()))
 
@@ -151,13 +149,13 @@ class Gateway:
         at = backend.origin.address.url
         pool, why = backend.pool.name, backend.replica.why_down
         if backend.replica.up:
-            self.notice(told("backend_up", "info", f"pool {pool}: {at} is up", pool=pool, backend=at))
+            self.notify(Notice("backend_up", "info", f"pool {pool}: {at} is up", pool=pool, backend=at))
         else:
-            self.notice(
-                told("backend_down", "warning", f"pool {pool}: {at} is down: {why}", pool=pool, backend=at, why=why)
+            self.notify(
+                Notice("backend_down", "warning", f"pool {pool}: {at} is down: {why}", pool=pool, backend=at, why=why)
             )
-        if self.neighbourhood is not None:
-            self.neighbourhood.changed(backend)
+        if self.workers is not None:
+            self.workers.changed(backend)
         self._admit()
 
     def room_made(self) -> None:
@@ -183,13 +181,13 @@ class Gateway:
             asked, ask = self.read(request, key_id)
             if guard is not None:
                 grant = guard.admit(key_id, ask)
-        except Refused as refused:
+        except RequestRejected as refused:
             self._refuse_early(request, reply, refused, request_id, key_id)
             return
         self._begin(request, reply, asked, ask, request_id, key_id, grant)
 
-    def read(self, request: Request, key_id: int = 0) -> tuple[Asked, Ask]:
-        """What a request asks for, and what that means to the router. Raises Refused."""
+    def read(self, request: Request, key_id: int = 0) -> tuple[RequestBody, Ask]:
+        """What a request asks for, and what that means to the router. Raises RequestRejected."""
         guard, model = self.guard, None
         names = self.names if guard is None else guard.names_for(key_id, request)
         try:
@@ -199,9 +197,9 @@ class Gateway:
         except UnknownModel as error:
             if guard is not None and names is not self.names:
                 raise guard.not_allowed(key_id, model) from None
-            raise Refused(404, str(error), "model_not_found") from None
+            raise RequestRejected(404, str(error), "model_not_found") from None
         except BadInput as error:
-            raise Refused(400, str(error), "bad_request") from None
+            raise RequestRejected(400, str(error), "bad_request") from None
         ask.patience_s = self.serving.queue_s * self.speed
         return asked, ask
 
@@ -209,18 +207,18 @@ class Gateway:
         self,
         request: Request,
         reply: Reply,
-        asked: Asked,
+        asked: RequestBody,
         ask: Ask,
         request_id: bytes,
         key_id: int,
         grant: Grant | None,
     ) -> None:
         exchange = Exchange(self, request, reply, asked, ask, request_id, key_id)
-        exchange.ended.grant = grant
+        exchange.record.grant = grant
         self.exchanges.add(exchange)
         now = self.now()
         try:
-            cold = self.hosts.asked(ask) if self.hosts is not None else None
+            cold = self.hosted.asked(ask) if self.hosted is not None else None
             if cold is not None:
                 exchange.refuse(503, cold[0], "model_not_loaded", retry_after_s=cold[1])
             elif len(self.waiting):
@@ -238,8 +236,8 @@ class Gateway:
         if decision.outcome == "send":
             exchange.send(decision)
             return
-        if self.decided is not None:
-            self.decided(exchange, decision)
+        if self.on_decision is not None:
+            self.on_decision(exchange, decision)
         if decision.outcome == "wait":
             self.queue(exchange, now)
         else:
@@ -265,7 +263,7 @@ class Gateway:
         self._turn_away(exchange, f"it waited {ask.patience_s / self.speed:.1f} s")
 
     def _turn_away(self, exchange: Exchange, why: str) -> None:
-        cold = self.hosts.absent(exchange.ask.model) if self.hosts is not None else None
+        cold = self.hosted.absent(exchange.ask.model) if self.hosted is not None else None
         if cold is not None:
             exchange.refuse(503, f"{cold[0]}; {why}", "model_not_loaded", retry_after_s=cold[1])
             return
@@ -289,32 +287,34 @@ class Gateway:
                 ticket.item.broke_down()
                 raise
 
-    def ended(self, exchange: Exchange, how: str) -> None:
+    def finished(self, exchange: Exchange, how: str) -> None:
         self.exchanges.discard(exchange)
         if exchange.ticket is not None:
             self.waiting.leave(exchange.ticket)
-        self.metrics.ended(exchange.ended.pool, exchange.ask, how, exchange.status)
-        self._tell(exchange.ended, exchange.request)
+        self.metrics.count_request(exchange.record.pool, exchange.ask, how, exchange.status)
+        self._tell(exchange.record, exchange.request)
         if len(self.waiting):
             self.loop.call_soon(self._admit)
 
-    def _refuse_early(self, request: Request, reply: Reply, refused: Refused, request_id: bytes, key_id: int) -> None:
+    def _refuse_early(
+        self, request: Request, reply: Reply, refused: RequestRejected, request_id: bytes, key_id: int
+    ) -> None:
         status, code = refused.status, refused.code
         self.metrics.refused[code] += 1
         headers = b"x-request-id: %b\r\n%b" % (request_id, refused.headers) + retry_after(refused.retry_after_s)
         reply.send(status, error_body(status, str(refused), code), headers)
-        ended = Ended(request_id, request.path, time(), "refused", status)
-        ended.code, ended.key_id = code, key_id
-        ended.traceparent, context = context_of(request)
+        record = RequestRecord(request_id, request.path, time(), "refused", status)
+        record.code, record.key_id = code, key_id
+        record.traceparent, context = context_of(request)
         if self.tracing is not None:
-            ended.trace = self.tracing.begin(ended, context)
-        self._tell(ended, request)
+            record.trace = self.tracing.begin(record.path, context)
+        self._tell(record, request)
 
-    def _tell(self, ended: Ended, request: Request) -> None:
-        ended.request = request
+    def _tell(self, record: RequestRecord, request: Request) -> None:
+        record.request = request
         for listener in self.listeners:
-            listener(ended)
-        ended.request = None
+            listener(record)
+        record.request = None
 
     def _next_id(self) -> bytes:
         self._counter += 1

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from crosstie.core.workload import Target
 from crosstie.route.ask import Ask
 from crosstie.run.gateway.asks import PRIORITIES
-from crosstie.run.gateway.ended import Ended
-from crosstie.run.gateway.errors import Refused
+from crosstie.run.gateway.errors import RequestRejected
 from crosstie.run.gateway.limits import Window, rate_headers
+from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.ledger.keys import Key
 from crosstie.run.ledger.tally import LocalTally, Tally
 from crosstie.run.ledger.usage import day_end, month_end
@@ -77,10 +77,10 @@ class Holder:
 class Grant:
     """What was let in against a key's limits, to be settled when it has ended."""
 
-    __slots__ = ("headers", "holder", "minute", "tokens", "usd")
+    __slots__ = ("headers", "holder", "minute", "reserved_usd", "tokens")
 
-    def __init__(self, holder: Holder, minute: int, tokens: int, usd: float, headers: bytes):
-        self.holder, self.minute, self.tokens, self.usd = holder, minute, tokens, usd
+    def __init__(self, holder: Holder, minute: int, tokens: int, reserved_usd: float, headers: bytes):
+        self.holder, self.minute, self.tokens, self.reserved_usd = holder, minute, tokens, reserved_usd
         # Lines for the answer that say how much is left.
         self.headers = headers
 
@@ -126,18 +126,18 @@ class Guard:
             if known is not None:
                 known.own_usd -= usd
 
-    def settle(self, ended: Ended) -> None:
+    def settle(self, record: RequestRecord) -> None:
         """A request has ended: what was estimated of it becomes what it was."""
-        holder = self._by_id.get(ended.key_id)
+        holder = self._by_id.get(record.key_id)
         if holder is not None:
-            holder.own_usd += ended.usd
-        grant = ended.grant
+            holder.own_usd += record.charged_usd
+        grant = record.grant
         if grant is None:
             return
-        ended.grant = None
-        grant.holder.reserved_usd -= grant.usd
+        record.grant = None
+        grant.holder.reserved_usd -= grant.reserved_usd
         if grant.holder.tpm:
-            more = ended.input_tokens + ended.output_tokens - grant.tokens
+            more = record.input_tokens + record.output_tokens - grant.tokens
             # What was too much is taken back where it was counted; what is new counts now.
             minute = grant.minute if more < 0 else int(time() // 60.0)
             self.tally.add(grant.holder.id, minute, 0, more)
@@ -146,7 +146,7 @@ class Guard:
 
     def known(self, request: Request) -> int:
         """The id of the key that a request comes with, and which it then no longer carries: backends do not get to
-        see it. Raises Refused."""
+        see it. Raises RequestRejected."""
         headers = request.headers
         given = headers.pop(b"authorization", None)
         named, also = headers.pop(b"api-key", None), headers.pop(b"x-api-key", None)
@@ -171,8 +171,8 @@ class Guard:
         return holder.id
 
     def names_for(self, key_id: int, request: Request) -> dict[str, str]:
-        """What names of models mean in a request of this key. Raises Refused where it hints at what the key may not
-        have: before that is looked up, since what a key may not use it is not told of either."""
+        """What names of models mean in a request of this key. Raises RequestRejected where it hints at what the key
+        may not have: before that is looked up, since what a key may not use it is not told of either."""
         holder = self._by_id.get(key_id)
         if holder is not None and holder.restricted:
             self._check_hints(holder, request.headers)
@@ -209,13 +209,13 @@ class Guard:
         models = self.names(key_id).values()
         return any(one.name == pool for model in models for one in self.gateway.live.by_model.get(model, ()))
 
-    def not_allowed(self, key_id: int, model: str | None) -> Refused:
+    def not_allowed(self, key_id: int, model: str | None) -> RequestRejected:
         """For a model that is not among a key's, whether or not there is one of that name."""
         may = _listed(self.names(key_id)) or "none that is served now"
         return self._refuse(403, f"this key may not use '{model}'; it may use {may}", "model_not_allowed")
 
     def place(self, key_id: int, ask: Ask) -> None:
-        """The class and the priority that a request of this key has where it named none. Raises Refused."""
+        """The class and the priority that a request of this key has where it named none. Raises RequestRejected."""
         holder = self._by_id.get(key_id)
         if holder is None or not holder.restricted:
             return
@@ -241,7 +241,7 @@ class Guard:
         ask.output_tokens = live.lengths.expected_output(chosen.name, ask.model, ask.most_output)
 
     def admit(self, key_id: int, ask: Ask) -> Grant | None:
-        """Whether that key may have this, now; None where it has no limits to settle with. Raises Refused."""
+        """Whether that key may have this, now; None where it has no limits to settle with. Raises RequestRejected."""
         self.place(key_id, ask)
         holder = self._by_id.get(key_id)
         if holder is None or not holder.limited:
@@ -283,13 +283,13 @@ class Guard:
             self._next_day(now)
         usd = 0.0
         for pool in self.gateway.live.by_model.get(ask.model, ()):
-            usd = max(usd, pool.usd(ask.input_tokens, 0.0, ask.copies * ask.output_tokens))
+            usd = max(usd, pool.request_usd(ask.input_tokens, 0.0, ask.copies * ask.output_tokens))
         # The longer wait first.
-        for budget, told, ends, period in (
+        for budget, recorded, ends, period in (
             (holder.usd_per_month, holder.month_usd, self._month_ends, "month"),
             (holder.usd_per_day, holder.today_usd, self._day_ends, "day"),
         ):
-            spent = told + holder.own_usd
+            spent = recorded + holder.own_usd
             if not budget or (spent < budget and spent + holder.reserved_usd + usd <= budget):
                 continue
             if spent < budget and spent + usd <= budget:
@@ -308,9 +308,11 @@ class Guard:
                 holder.month_usd = 0.0
         self._day_ends, self._month_ends = day_end(now), month_end(now)
 
-    def _refuse(self, status: int, why: str, code: str, retry_after_s: float = 0.0, headers: bytes = b"") -> Refused:
+    def _refuse(
+        self, status: int, why: str, code: str, retry_after_s: float = 0.0, headers: bytes = b""
+    ) -> RequestRejected:
         self.refused[code] += 1
-        return Refused(status, why, code, retry_after_s, _CHALLENGE if status == 401 else headers)
+        return RequestRejected(status, why, code, retry_after_s, _CHALLENGE if status == 401 else headers)
 
 
 def _seconds(target: Target | None) -> float | None:

@@ -3,9 +3,8 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from crosstie.run.gateway.backend import ENGINES, Backend
+from crosstie.run.gateway.backend import ENGINES, Backend, engine_load
 from crosstie.run.gateway.body import owner_of_models
-from crosstie.run.gateway.scrape import engine_load
 from crosstie.run.wire.fetch import Answer, fetch
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ async def watch(gateway: "Gateway", backend: Backend) -> None:
     while True:
         serving = gateway.serving
         now = gateway.loop.time()
-        near = gateway.neighbourhood
+        near = gateway.workers
         if now >= due:
             if near is None or not near.knows_health(backend):
                 await probe(gateway, backend)
@@ -55,8 +54,8 @@ async def probe(gateway: "Gateway", backend: Backend) -> None:
         fault = f"its health check failed: {error}"
     was = backend.replica.up
     backend.probed(fault, gateway.now(), refused=refused)
-    if gateway.neighbourhood is not None:
-        gateway.neighbourhood.probed(backend, fault, refused=refused)
+    if gateway.workers is not None:
+        gateway.workers.probed(backend, fault, refused=refused)
     if backend.replica.up != was:
         gateway.changed(backend)
 
@@ -82,8 +81,8 @@ async def _read_load(gateway: "Gateway", backend: Backend) -> None:
     load = engine_load(answer.body) if answer is not None and answer.status == 200 else None
     if load is not None:
         backend.replica.report(load.running, load.waiting, load.kv_used_fraction, gateway.now())
-        if gateway.neighbourhood is not None:
-            gateway.neighbourhood.reported(backend, load)
+        if gateway.workers is not None:
+            gateway.workers.reported(backend, load)
 
 
 async def _get(gateway: "Gateway", backend: Backend, path: str) -> Answer | None:

@@ -42,11 +42,11 @@ class Histogram:
 
 
 class _PoolCounts:
-    __slots__ = ("input_tokens", "output_tokens", "tpot", "ttft", "usd")
+    __slots__ = ("charged_usd", "input_tokens", "output_tokens", "tpot", "ttft")
 
     def __init__(self) -> None:
         self.input_tokens = self.output_tokens = 0
-        self.usd = 0.0
+        self.charged_usd = 0.0
         self.ttft, self.tpot = Histogram(_TTFT_S), Histogram(_TPOT_S)
 
 
@@ -71,7 +71,7 @@ class Metrics:
         counts = self._of(flight.replica.pool.name)
         counts.input_tokens += input_tokens
         counts.output_tokens += output_tokens
-        counts.usd += flight.usd(float(input_tokens), float(output_tokens))
+        counts.charged_usd += flight.charge_usd(float(input_tokens), float(output_tokens))
 
     def _of(self, pool: str) -> _PoolCounts:
         counts = self.pools.get(pool)
@@ -83,7 +83,7 @@ class Metrics:
         counts = self._of(pool)
         counts.input_tokens += round(served.input_tokens)
         counts.output_tokens += served.output_tokens or 0
-        counts.usd += served.usd
+        counts.charged_usd += served.charged_usd
         name = ask.class_name or ""
         if served.ttft_s is not None:
             ttft_s = waited_s + served.ttft_s
@@ -95,7 +95,7 @@ class Metrics:
             if ask.tpot_s is not None:
                 self.targets[name, "tpot", served.tpot_s <= ask.tpot_s] += 1
 
-    def ended(self, pool: str, ask: Ask, how: str, status: int) -> None:
+    def count_request(self, pool: str, ask: Ask, how: str, status: int) -> None:
         self.requests[pool, ask.model, ask.class_name or "", how, status] += 1
 
     def page(self, gateway: "Gateway") -> str:
@@ -140,7 +140,7 @@ class Metrics:
             lines, "crosstie_usd_total", "counter", "What served requests cost at their pools' prices and design loads."
         )
         for pool, counts in self.pools.items():
-            _sample(lines, "crosstie_usd_total", {"pool": pool}, counts.usd)
+            _sample(lines, "crosstie_usd_total", {"pool": pool}, counts.charged_usd)
         for field, (name, what, bounds) in HISTOGRAMS.items():
             _family(lines, name, "histogram", what)
             for pool, counts in self.pools.items():

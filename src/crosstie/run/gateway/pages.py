@@ -6,10 +6,10 @@ import msgspec
 
 from crosstie.route.decision import Considered
 from crosstie.route.live import Replica
-from crosstie.run.gateway.errors import Refused, error_body, retry_after
+from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.gateway import Gateway
-from crosstie.run.wire.reply import Reply
 from crosstie.run.wire.request import Request
+from crosstie.run.wire.server import Reply
 
 # Those that are answered by backends.
 SERVED = frozenset(f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "responses"))
@@ -27,12 +27,12 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
             else:
                 reply.send(405, error_body(405, f"{path} takes POST", "method_not_allowed"), b"allow: POST\r\n")
             return
-        if path == "/metrics" and request.method == "GET" and gateway.neighbourhood is not None:
-            gateway.neighbourhood.metrics_to(lambda page: reply.send(200, page.encode(), content_type=_TEXT))
+        if path == "/metrics" and request.method == "GET" and gateway.workers is not None:
+            gateway.workers.metrics_to(lambda page: reply.send(200, page.encode(), content_type=_TEXT))
             return
         try:
             status, body, kind = _page(gateway, request)
-        except Refused as refused:
+        except RequestRejected as refused:
             status, lines = refused.status, refused.headers + retry_after(refused.retry_after_s)
             reply.send(status, error_body(status, str(refused), refused.code), lines)
         else:
@@ -55,7 +55,7 @@ def _page(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
 
 
 def _key_id(gateway: Gateway, request: Request) -> int:
-    """Whose a page is that shows to each key its own models. Raises Refused."""
+    """Whose a page is that shows to each key its own models. Raises RequestRejected."""
     return gateway.guard.known(request) if gateway.guard is not None else 0
 
 
@@ -159,7 +159,7 @@ def _considered(one: Considered) -> dict[str, object]:
         else {
             "ttft_s": seen.ttft_s,
             "tpot_s": seen.tpot_s,
-            "usd": seen.usd,
+            "usd": seen.predicted_usd,
             "cached_tokens": seen.cached_tokens,
             "joules": one.joules,
         },

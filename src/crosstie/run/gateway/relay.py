@@ -8,7 +8,7 @@ from typing import Protocol
 
 from crosstie.run.gateway.body import Usage, usage_of
 from crosstie.run.gateway.transcript import DONE, Transcript
-from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.server import Reply
 from crosstie.run.wire.sse import Events, payloads
 
 _USAGE = b'"usage":'
@@ -21,7 +21,7 @@ _ERROR = re.compile(rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?error)
 # The usage inside an event that has more to say; its details are objects of their own.
 _USAGE_FIELD = re.compile(rb',"usage":\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
 # An error that the engine lays at the client's door; 408 and 429 are its own.
-_CLIENT_S = re.compile(rb'"code" ?: ?"?(4(?!08|29)\d\d)\b')
+_CLIENT_ERROR = re.compile(rb'"code" ?: ?"?(4(?!08|29)\d\d)\b')
 _MOST_ERROR = 2**20
 # Beyond that it is a stream of openings without an end, for which there is no room here.
 _MOST_OPENING = 2**16
@@ -64,9 +64,9 @@ class StreamRelay:
         # Those that were sent on: about as many as tokens, where nobody counts these any more.
         self.events = 0
         # Whether the engine has told of an error itself.
-        self.told_error = False
+        self.has_error = False
         # Its status, where the error was the client's and came in the place of an answer.
-        self.client_s_error = 0
+        self.client_error_status = 0
         self._events = Events()
         self._opening = b""
         # The latest pieces: the end of an answer is spread over a few.
@@ -93,11 +93,11 @@ class StreamRelay:
         self._before_that, self._before, self._last = self._before, self._last, data
         if not reply.started:
             data = self._opening + data
-            if self.told_error or _ERROR.search(data):
-                self.told_error = True
+            if self.has_error or _ERROR.search(data):
+                self.has_error = True
                 self._opening = data[:_MOST_ERROR]
-                found = _CLIENT_S.search(data)
-                self.client_s_error = int(found[1]) if found else 0
+                found = _CLIENT_ERROR.search(data)
+                self.client_error_status = int(found[1]) if found else 0
                 return False
             if _ABORTED.search(data):
                 # Its first token and its end at once: somebody else may have more time.
@@ -173,7 +173,7 @@ class StreamRelay:
         if self.unsaid:
             return False
         if _ERROR.search(latest):
-            self.told_error = True
+            self.has_error = True
             return False
         if _ABORTED.search(latest):
             return False

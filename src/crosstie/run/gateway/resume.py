@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from crosstie.run.gateway.body import Asked
+from crosstie.run.gateway.body import RequestBody
 from crosstie.run.gateway.fields import decode_parts
 from crosstie.run.gateway.transcript import Transcript
 from crosstie.run.wire.fetch import fetch
@@ -74,7 +74,7 @@ class Continuation:
     """A request and what its client has of the answer, and the engine that began it. Raises CannotResume where that is
     no beginning."""
 
-    def __init__(self, path: str, body: bytes, asked: Asked, transcript: Transcript, began_on: str = ""):
+    def __init__(self, path: str, body: bytes, asked: RequestBody, transcript: Transcript, began_on: str = ""):
         transcript.read()
         if transcript.why_not:
             raise CannotResume(transcript.why_not)

@@ -125,8 +125,8 @@ def _names(first: ChunkFields | None) -> Json:
     """What all events of an answer say of themselves, in the first one's bytes."""
     if first is None:
         return {}
-    told = {key: getattr(first, key) for key in _NAMES}
-    return {key: raw for key, raw in told.items() if bytes(raw)}
+    given = {key: getattr(first, key) for key in _NAMES}
+    return {key: raw for key, raw in given.items() if bytes(raw)}
 
 
 def ending(first: ChunkFields | None, chat: bool, finish: str, usage: Usage | None) -> bytes:

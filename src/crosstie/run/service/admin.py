@@ -19,7 +19,7 @@ from crosstie.catalog.pools import read_pool
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Pool
 from crosstie.run.gateway.metrics import Family
-from crosstie.run.gateway.notices import Level, told
+from crosstie.run.gateway.notices import Level, Notice
 from crosstie.run.service.overlay import Change, Laid, laid_over, pool_named, pool_of, with_change
 from crosstie.run.service.process import Serve
 from crosstie.run.service.recent import Recent
@@ -76,7 +76,7 @@ class Administration:
             self._drained, self.changes, self.left_out = laid.drained, laid.kept, laid.left_out
             for change, why in laid.left_out:
                 sentence = f"admin: dropped: {change.words}: {_one_line(why)}"
-                self.serve.notice(told("admin_dropped", "warning", sentence, change=change.words))
+                self.serve.notice(Notice("admin_dropped", "warning", sentence, change=change.words))
         for pool in self.gateway.live.pools:
             pool.draining = pool.name in self._drained
             for replica in pool.replicas:
@@ -132,7 +132,7 @@ class Administration:
         sentence = f"admin: key {who}: {_one_line(words)}: {_one_line(result)} [{number}]"
         level: Level = "warning" if refused else "info"
         self.serve.notice(
-            told("admin_change", level, sentence, key=who, action=action, result="refused" if refused else "done")
+            Notice("admin_change", level, sentence, key=who, action=action, result="refused" if refused else "done")
         )
 
     def _families(self) -> list[Family]:

@@ -22,17 +22,16 @@ import msgspec
 
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet
-from crosstie.run.gateway.errors import Refused, error_body
-from crosstie.run.gateway.notices import told
+from crosstie.run.gateway.errors import RequestRejected, error_body
+from crosstie.run.gateway.notices import Notice
 from crosstie.run.service.admin import ACTIONS, Administration
 from crosstie.run.service.admin_view import pools_here, together
 from crosstie.run.service.process import Serve
 from crosstie.run.service.recent import MOST
 from crosstie.run.wire.address import is_loopback
-from crosstie.run.wire.reply import Reply
+from crosstie.run.wire.listener import listening
 from crosstie.run.wire.request import Limits, Request
-from crosstie.run.wire.server import Server
-from crosstie.run.wire.shared_listener import listening
+from crosstie.run.wire.server import Reply, Server
 
 PREFIX = "/admin/v1/"
 KEY_VARIABLE = "CROSSTIE_ADMIN_KEY"
@@ -129,7 +128,7 @@ class AdminDoor:
             raise self._cannot_listen(error) from None
         where = f"its key is in {self.key.file}" if self.key.file else f"its key is that of {KEY_VARIABLE}"
         sentence = f"admin: listens on {self.url}; {where}, fingerprint {self.key.fingerprint}"
-        serve.notice(told("admin_listens", "info", sentence, url=self.url))
+        serve.notice(Notice("admin_listens", "info", sentence, url=self.url))
 
     def reloaded(self, fleet: Fleet) -> None:
         self.admin.reloaded()
@@ -156,7 +155,7 @@ class AdminDoor:
                 self._follow(reply, alternatives=_flag(request, "alternatives"))
                 return
             body = _json_object(request) if request.method == "POST" else {}
-        except Refused as refused:
+        except RequestRejected as refused:
             _refuse(reply, refused.status, str(refused), refused.code)
             return
         task = self._loop.create_task(self._answer(reply, name, request, body))
@@ -164,22 +163,24 @@ class AdminDoor:
         task.add_done_callback(self._tasks.discard)
 
     def _check_visitor(self, request: Request) -> None:
-        """Raises Refused for whoever has not come here by own will, or has no key."""
+        """Raises RequestRejected for whoever has not come here by own will, or has no key."""
         headers = request.headers
         try:
             host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
             if not self._answers_to(host):
-                raise Refused(403, "the Host of this request is not this door's", "wrong_host")
+                raise RequestRejected(403, "the Host of this request is not this door's", "wrong_host")
             origin = headers.get(b"origin")
             if origin is not None and not is_loopback(urlsplit(origin.decode("latin-1")).hostname or ""):
-                raise Refused(403, "pages of other origins may not ask here", "wrong_origin")
+                raise RequestRejected(403, "pages of other origins may not ask here", "wrong_origin")
             if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
-                raise Refused(403, "pages of other origins may not ask here", "wrong_origin")
+                raise RequestRejected(403, "pages of other origins may not ask here", "wrong_origin")
             if not self.key.opens(headers.get(b"authorization", b"")):
-                raise Refused(401, "this takes the administrator's key, as Authorization: Bearer KEY", "wrong_key")
+                raise RequestRejected(
+                    401, "this takes the administrator's key, as Authorization: Bearer KEY", "wrong_key"
+                )
         except ValueError:
-            raise Refused(400, "the Host or Origin of this request is malformed", "wrong_host") from None
-        except Refused as refused:
+            raise RequestRejected(400, "the Host or Origin of this request is malformed", "wrong_host") from None
+        except RequestRejected as refused:
             self._complain(refused.code)
             raise
 
@@ -200,7 +201,7 @@ class AdminDoor:
         now = self._loop.time()
         if now - self._complained_at >= _COMPLAIN_S:
             sentence = f"admin: {self._unwelcome} requests turned away at the door, the last for {code}"
-            self.serve.notice(told("admin_turned_away", "warning", sentence, requests=self._unwelcome, code=code))
+            self.serve.notice(Notice("admin_turned_away", "warning", sentence, requests=self._unwelcome, code=code))
             self._complained_at, self._unwelcome = now, 0
 
     def _named(self, request: Request) -> str:
@@ -208,9 +209,11 @@ class AdminDoor:
         wanted = "POST" if name in ACTIONS else "GET" if name in ("pools", "config", "decisions") else None
         if wanted is None or name == request.path:
             known = ", ".join(("pools", "config", "decisions", *ACTIONS))
-            raise Refused(404, f"there is nothing here of that name; under {PREFIX} there are {known}", "not_found")
+            raise RequestRejected(
+                404, f"there is nothing here of that name; under {PREFIX} there are {known}", "not_found"
+            )
         if request.method != wanted:
-            raise Refused(405, f"{PREFIX}{name} takes {wanted}", "method_not_allowed")
+            raise RequestRejected(405, f"{PREFIX}{name} takes {wanted}", "method_not_allowed")
         return name
 
     async def _answer(self, reply: Reply, name: str, request: Request, body: dict[str, Any]) -> None:
@@ -226,7 +229,7 @@ class AdminDoor:
                 said = await self.admin.act(self.key.fingerprint, name, body)
         except CrosstieError as error:
             _refuse(reply, 400, str(error), "refused")
-        except Refused as refused:
+        except RequestRejected as refused:
             _refuse(reply, refused.status, str(refused), refused.code)
         except Exception as error:  # noqa: BLE001 (the administrator must hear of it, and so must the log)
             self._loop.call_exception_handler({"message": f"admin: {name} failed", "exception": error})
@@ -273,7 +276,7 @@ class AdminDoor:
 
     def _follow(self, reply: Reply, *, alternatives: bool) -> None:
         if len(self._followers) >= _MOST_FOLLOWERS:
-            raise Refused(503, f"{_MOST_FOLLOWERS} are following already", "too_many_followers")
+            raise RequestRejected(503, f"{_MOST_FOLLOWERS} are following already", "too_many_followers")
         reply.start(200, _STREAM, None)
         reply.flush()
         task = self._loop.create_task(self._following(reply, alternatives))
@@ -319,13 +322,13 @@ class _Follower:
     def __init__(self, task: "asyncio.Task[None]"):
         self._task = task
 
-    def client_gone(self) -> None:
+    def on_client_gone(self) -> None:
         self._task.cancel()
 
-    def client_slow(self) -> None:
+    def on_client_slow(self) -> None:
         """The stream asks before it writes."""
 
-    def client_ready(self) -> None:
+    def on_client_ready(self) -> None:
         pass
 
 
@@ -337,13 +340,13 @@ def _refuse(reply: Reply, status: int, why: str, code: str) -> None:
 def _json_object(request: Request) -> dict[str, Any]:
     kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json":
-        raise Refused(415, "the body must be sent as content-type: application/json", "not_json")
+        raise RequestRejected(415, "the body must be sent as content-type: application/json", "not_json")
     try:
         body = msgspec.json.decode(request.body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, f"the body is no JSON: {error}", "not_json") from None
+        raise RequestRejected(400, f"the body is no JSON: {error}", "not_json") from None
     if not isinstance(body, dict):
-        raise Refused(400, "the body must be a JSON object", "not_json")
+        raise RequestRejected(400, "the body must be a JSON object", "not_json")
     return body
 
 
@@ -354,5 +357,5 @@ def _flag(request: Request, name: str) -> bool:
 def _last(request: Request) -> int:
     given = parse_qs(request.query).get("last", ["20"])[-1]
     if not (given.isascii() and given.isdigit() and 1 <= len(given) <= 4 and 1 <= int(given) <= MOST):
-        raise Refused(400, f"last: must be from 1 to {MOST}", "bad_request")
+        raise RequestRejected(400, f"last: must be from 1 to {MOST}", "bad_request")
     return int(given)

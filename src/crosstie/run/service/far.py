@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from crosstie.core.fleet import Fleet
 from crosstie.run.gateway.metrics import Family
-from crosstie.run.gateway.notices import told
+from crosstie.run.gateway.notices import Notice
 from crosstie.run.ledger.places import filled
 from crosstie.run.share.board import Board
 from crosstie.run.share.machines import Machines, store_name
@@ -41,10 +41,10 @@ class OtherMachines:
     def _tell(self, why: str | None) -> None:
         if why is None:
             sentence = "Redis is back: load and limits are shared with other machines again"
-            self._gateway.notice(told("share_back", "info", sentence))
+            self._gateway.notify(Notice("share_back", "info", sentence))
         else:
             sentence = f"Redis is lost, load and limits are this machine's own until it is back: {why}"
-            self._gateway.notice(told("share_lost", "error", sentence, why=why))
+            self._gateway.notify(Notice("share_lost", "error", sentence, why=why))
 
     def _figures(self) -> list[Family]:
         share = self._share

@@ -15,8 +15,8 @@ from crosstie.core.fleet import Fleet
 from crosstie.host.residency import Settings
 from crosstie.route.ask import Ask
 from crosstie.route.live import Replica
-from crosstie.route.presence import become
-from crosstie.run.gateway.hosts import Hosts
+from crosstie.route.load import become
+from crosstie.run.gateway.interfaces import HostedModels
 from crosstie.run.service.hosting_metrics import families
 from crosstie.run.service.process import Serve
 from crosstie.run.service.shared_pool import SharedPool
@@ -28,7 +28,7 @@ _EVERY_S, _VERIFY_S = 0.1, 5.0
 _SILENT_S = 3.0
 
 
-class Hosting(Hosts):
+class Hosting(HostedModels):
     def __init__(
         self,
         *,
@@ -62,7 +62,7 @@ class Hosting(Hosts):
         self._serve, self.gateway = serve, serve.gateway
         serve.verbs[_VERB] = self._answer
         self._build(serve.fleet)
-        self.gateway.hosts = self
+        self.gateway.hosted = self
         self.gateway.metrics.sources.append(lambda: families(self.pools.values()) if self.leads else [])
         self._lead()
         if self.leads:
@@ -75,7 +75,7 @@ class Hosting(Hosts):
         self._again.set()
 
     async def stop(self) -> None:
-        self.gateway.hosts = None
+        self.gateway.hosted = None
         for pool in self.pools.values():
             self._ending += pool.close()
         if self._task is not None:
@@ -187,7 +187,7 @@ class Hosting(Hosts):
                 # Whatever went wrong once, models are loaded for as long as this serves.
                 if self._fault != repr(error):
                     self._fault = repr(error)
-                    self.gateway.notice(f"shared pools: {self._fault}")
+                    self.gateway.notify(f"shared pools: {self._fault}")
                 await asyncio.sleep(self._every_s)
 
     async def _lead_on(self, all_of_them: bool) -> None:

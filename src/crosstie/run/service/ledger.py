@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from crosstie.core.errors import StoreFailed
 from crosstie.core.fleet import Fleet
-from crosstie.run.gateway.accounts import Accounts
-from crosstie.run.gateway.ended import Ended
 from crosstie.run.gateway.guard import Guard
 from crosstie.run.gateway.metrics import Family
-from crosstie.run.gateway.notices import told
+from crosstie.run.gateway.notices import Notice
+from crosstie.run.gateway.record import Accounts, RequestRecord
 from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.store import News, Store
 from crosstie.run.ledger.usage import Batch
@@ -100,8 +99,8 @@ class Ledger:
         self._heed(serve.fleet)
         if gateway.guard is not None and not self._guard.keys:
             line = "keys are required and there are none yet: `crosstie keys create NAME` makes one"
-            serve.notice(told("no_keys", "warning", line))
-        gateway.listeners.append(self._ended)
+            serve.notice(Notice("no_keys", "warning", line))
+        gateway.listeners.append(self._on_record)
         gateway.metrics.sources.append(self._families)
         self._thread = threading.Thread(target=self._work, args=(store,), name="ledger", daemon=True)
         self._thread.start()
@@ -119,9 +118,9 @@ class Ledger:
         """Requests that have ended and are not in the store yet."""
         return self.accounts.requests + (self._batch.requests if self._batch is not None else 0)
 
-    def _ended(self, ended: Ended) -> None:
-        self._guard.settle(ended)
-        self.accounts.add(ended)
+    def _on_record(self, record: RequestRecord) -> None:
+        self._guard.settle(record)
+        self.accounts.add(record)
 
     # The loop's side
 
@@ -162,14 +161,14 @@ class Ledger:
         elif self._failing:
             self._failing, self._back_off_s = False, 0.0
             line = "keys and usage: the store answers again, and nothing was lost"
-            self._serve.notice(told("ledger_recovered", "info", line))
+            self._serve.notice(Notice("ledger_recovered", "info", line))
 
     def _fail(self, why: str) -> None:
         self.failures += 1
         if not self._failing:
             self._failing = True
             line = f"keys and usage cannot be kept in step with their store, which is tried again: {why}"
-            self._serve.notice(told("ledger_failing", "error", line, why=why))
+            self._serve.notice(Notice("ledger_failing", "error", line, why=why))
 
     # The thread's side
 
@@ -194,7 +193,7 @@ class Ledger:
             await asyncio.sleep(0.005)
         if self.pending:
             line = f"usage of {self.pending} requests is lost: the store could not be written to"
-            self._serve.notice(told("usage_lost", "error", line, requests=self.pending))
+            self._serve.notice(Notice("usage_lost", "error", line, requests=self.pending))
         self._rounds.put(None)
         if self._running is None:
             self._thread.join()

@@ -250,7 +250,7 @@ class Hook(Loader):
         finally:
             # To the log and nowhere else: a command may say anything.
             if said:
-                self.gateway.notice(f"pool {self.pool.name}: {action} {model} on replica {index}: {said}")
+                self.gateway.notify(f"pool {self.pool.name}: {action} {model} on replica {index}: {said}")
 
     async def resident(self, index: int) -> dict[str, bool | None]:
         models = list(self.entries)

@@ -19,10 +19,10 @@ from time import time
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from crosstie.core.fleet import Fleet
-from crosstie.run.gateway.ended import Ended
 from crosstie.run.gateway.identity import trace_id
 from crosstie.run.gateway.metrics import Family
-from crosstie.run.gateway.notices import Told, told
+from crosstie.run.gateway.notices import Notice
+from crosstie.run.gateway.record import RequestRecord
 
 if TYPE_CHECKING:
     from crosstie.run.service.process import Serve
@@ -53,7 +53,7 @@ class Log:
     ):  # fmt: skip
         self._notices = notices
         self.style, self.requests, self.prompts, self.descriptor = style, requests, prompts, descriptor
-        self._entries: deque[tuple[float, str | Ended, bytes | None]] = deque()
+        self._entries: deque[tuple[float, str | RequestRecord, bytes | None]] = deque()
         # Each is added to by one thread alone: left out because the queue was full; not written; bytes put in, taken.
         self._left_out = self._unwritten = self._given = self._taken = 0
         self._told_lost = 0
@@ -79,7 +79,7 @@ class Log:
         asyncio.get_running_loop().set_exception_handler(self._broke)
         if self.prompts:
             sentence = "PROMPTS ARE WRITTEN TO THIS LOG (--log-prompts): whoever reads it reads what users ask"
-            self.notice(told("prompts_logged", "warning", sentence))
+            self.notice(Notice("prompts_logged", "warning", sentence))
         if self.requests:
             serve.gateway.listeners.append(self._hear)
 
@@ -102,11 +102,11 @@ class Log:
 
     # On the loop
 
-    def _hear(self, ended: Ended) -> None:
-        body = ended.request.body[:_MOST_PROMPT_BYTES] if self.prompts and ended.request is not None else None
-        self._put(ended, body)
+    def _hear(self, record: RequestRecord) -> None:
+        body = record.request.body[:_MOST_PROMPT_BYTES] if self.prompts and record.request is not None else None
+        self._put(record, body)
 
-    def _put(self, what: str | Ended, body: bytes | None) -> None:
+    def _put(self, what: str | RequestRecord, body: bytes | None) -> None:
         size = len(body) if body is not None else 0
         if len(self._entries) >= _MOST_LINES or self._given - self._taken + size > _MOST_WAITING_BYTES:
             self._left_out += 1
@@ -125,7 +125,7 @@ class Log:
         where = " < ".join(f"{os.path.basename(one.filename)}:{one.lineno} {one.name}" for one in reversed(frames))
         said = f": {error}" if self.prompts and error is not None else ""
         sentence = f"internal error: {context.get('message', '')}: {kind}{said}; Traceback, innermost first: {where}"
-        self.notice(told("internal_error", "error", sentence, kind=kind, where=where))
+        self.notice(Notice("internal_error", "error", sentence, kind=kind, where=where))
 
     # In the thread
 
@@ -150,11 +150,11 @@ class Log:
         if missing:
             self._told_lost += missing
             sentence = f"{missing} lines are missing here: the log was not read as fast as it grew"
-            piece += self._line(time(), told("log_dropped", "warning", sentence, lines=missing), None)
+            piece += self._line(time(), Notice("log_dropped", "warning", sentence, lines=missing), None)
         self._write(piece, lines)
 
-    def _line(self, at: float, what: str | Ended, body: bytes | None) -> bytes:
-        if isinstance(what, Ended):
+    def _line(self, at: float, what: str | RequestRecord, body: bytes | None) -> bytes:
+        if isinstance(what, RequestRecord):
             fields = request_fields(what)
             if body is not None:
                 fields["body"] = body.decode("utf-8", "replace")
@@ -165,7 +165,7 @@ class Log:
             return _document({"time": _clock(at), "level": level, "event": "request", **fields})
         if self.style == "text":
             return f"{_escaped(what)}\n".encode()
-        known = what if isinstance(what, Told) else told("notice", "info", what)
+        known = what if isinstance(what, Notice) else Notice("notice", "info", what)
         said_of_it = {"time": _clock(at), "level": known.level, "event": known.event, "message": str(what)}
         return _document({**said_of_it, **known.fields})
 
@@ -185,30 +185,30 @@ class Log:
                 return
 
 
-def request_fields(ended: Ended) -> dict[str, str | int | float | bool | None]:
+def request_fields(record: RequestRecord) -> dict[str, str | int | float | bool | None]:
     """What a log says of a request: all that is known of it but its text and its secrets."""
     return {
-        "request_id": ended.request_id.decode("ascii", "replace"),
-        "trace_id": ended.trace.id if ended.trace is not None else trace_id(ended.traceparent) or None,
-        "key": ended.key_id or None,
-        "path": ended.path,
-        "model": ended.model or None,
-        "class": ended.class_name or None,
-        "pool": ended.pool or None,
-        "backend": ended.backend or None,
-        "status": ended.status,
-        "outcome": ended.how,
-        "code": ended.code or None,
-        "input_tokens": ended.input_tokens,
-        "output_tokens": ended.output_tokens,
-        "counted": ended.counted,
-        "streamed": ended.streamed,
-        "waited_s": round(ended.waited_s, 6),
-        "ttft_s": None if ended.ttft_s is None else round(ended.ttft_s, 6),
-        "seconds": round(ended.seconds, 6),
-        "usd": round(ended.usd, 9),
-        "attempts": ended.attempts,
-        "resumed": ended.resumed,
+        "request_id": record.request_id.decode("ascii", "replace"),
+        "trace_id": record.trace.id if record.trace is not None else trace_id(record.traceparent) or None,
+        "key": record.key_id or None,
+        "path": record.path,
+        "model": record.model or None,
+        "class": record.class_name or None,
+        "pool": record.pool or None,
+        "backend": record.backend or None,
+        "status": record.status,
+        "outcome": record.how,
+        "code": record.code or None,
+        "input_tokens": record.input_tokens,
+        "output_tokens": record.output_tokens,
+        "counted": record.counted,
+        "streamed": record.streamed,
+        "waited_s": round(record.waited_s, 6),
+        "ttft_s": None if record.ttft_s is None else round(record.ttft_s, 6),
+        "seconds": round(record.seconds, 6),
+        "usd": round(record.charged_usd, 9),
+        "attempts": record.attempts,
+        "resumed": record.resumed,
     }
 
 

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from crosstie.core.fleet import Fleet
 from crosstie.route.together import Together
-from crosstie.run.gateway.backend import Backend
+from crosstie.run.gateway.backend import Backend, EngineLoad
+from crosstie.run.gateway.interfaces import OtherWorkers
 from crosstie.run.gateway.metrics import Family
-from crosstie.run.gateway.neighbours import Neighbours
-from crosstie.run.gateway.scrape import EngineLoad
 from crosstie.run.service.siblings import Siblings
 from crosstie.run.service.summing import counters, summed
 from crosstie.run.service.workers import READ_AGAIN, STOP, STOP_NOW, Place
@@ -44,7 +43,7 @@ class SharedLoad:
 
     async def start(self, serve: "Serve") -> None:
         self._serve, self._gateway = serve, serve.gateway
-        self._gateway.listeners.append(lambda ended: self._board.ring(self._row))
+        self._gateway.listeners.append(lambda record: self._board.ring(self._row))
         self._settle()
         self._bell = self._board.bells[self._row][0]
         asyncio.get_running_loop().add_reader(self._bell, self._rung)
@@ -61,13 +60,13 @@ class SharedLoad:
         live = gateway.live
         self._cells = self._board.cells([replica.key for replica in live.replicas()], self._row)
         for replica in live.leaving:
-            replica.neighbours.cell = None
+            replica.elsewhere.cell = None
         for replica in live.replicas():
-            replica.neighbours.cell = self._cells.get(replica.key)
-            replica.neighbours.tell(replica)
+            replica.elsewhere.cell = self._cells.get(replica.key)
+            replica.elsewhere.publish(replica)
         if len(self._cells) < len(gateway.backends):
             missing = len(gateway.backends) - len(self._cells)
-            gateway.notice(f"{missing} backends are more than can be shared: each process counts its own on them")
+            gateway.notify(f"{missing} backends are more than can be shared: each process counts its own on them")
         gateway.policy = Together(gateway.policy, gateway.speed)
 
     def _rung(self) -> None:
@@ -76,7 +75,7 @@ class SharedLoad:
         self._gateway.room_made()
 
 
-class Neighbourhood(SharedLoad, Neighbours):
+class Neighbourhood(SharedLoad, OtherWorkers):
     def __init__(self, place: Place):
         super().__init__(place.board, place.row)
         self.place = place
@@ -102,7 +101,7 @@ class Neighbourhood(SharedLoad, Neighbours):
         with contextlib.suppress(FileNotFoundError):
             self._inherited = self._kept_at(self._row).read_text()
         self._gateway.metrics.sources.append(self._figures)
-        self._gateway.neighbourhood = self
+        self._gateway.workers = self
         loop.add_reader(self.place.line.fileno(), self._commanded)
         # A worker that is killed before anyone has asked has been started all the same.
         self._own_page()

@@ -14,14 +14,14 @@ from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet
 from crosstie.run.gateway.errors import error_body
 from crosstie.run.gateway.gateway import Gateway
-from crosstie.run.gateway.notices import told
+from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.pages import handler
 from crosstie.run.service.follow import stamp
 from crosstie.run.share.board import Board
 from crosstie.run.wire.request import Limits
 from crosstie.run.wire.server import Server
 
-Notice = Callable[[str], None]
+Notify = Callable[[str], None]
 # What one gateway process may be asked by another, or by an administrator: plain data in, plain data out.
 Verb = Callable[[dict[str, Any]], dict[str, Any]]
 _LOOK_AT_FILE_S = 1.0
@@ -72,7 +72,7 @@ class Serve:
 
     def __init__(
         self, catalog: Catalog, fleet: Fleet, *, file: Path | None = None, speed: float = 1.0,
-        notice: Notice = lambda line: None, prepared: Callable[[Fleet], Fleet] = lambda fleet: fleet,
+        notice: Notify = lambda line: None, prepared: Callable[[Fleet], Fleet] = lambda fleet: fleet,
         parts: Sequence[Part] = (), board: Board | None = None, row: int = 0, sockets: Sequence[socket.socket] = (),
     ):  # fmt: skip
         self.parts, self._started = parts, list[Part]()
@@ -90,7 +90,7 @@ class Serve:
 
     async def start(self, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
-        self.gateway = Gateway(loop, self.catalog, self.fleet, speed=self.speed, notice=self.notice)
+        self.gateway = Gateway(loop, self.catalog, self.fleet, speed=self.speed, notify=self.notice)
         self.server = Server(
             loop, handler(self.gateway), self._limits, lambda status, why: error_body(status, why),
             refused=self.gateway.metrics.refused,
@@ -103,7 +103,7 @@ class Serve:
         except BaseException:
             await self._close()
             raise
-        await self.gateway.first_look()
+        await self.gateway.probe_all()
         try:
             self.port = await self._listen(host, port)
         except OSError as error:
@@ -142,7 +142,7 @@ class Serve:
         self.gateway.draining = True
         busy = len(self.gateway.exchanges)
         if busy:
-            self.notice(told("draining", "info", f"draining: {busy} requests are being answered", requests=busy))
+            self.notice(Notice("draining", "info", f"draining: {busy} requests are being answered", requests=busy))
         whole = await self.server.drain(self.gateway.serving.drain_s, give_up=self.gateway.give_up)
         await self._close()
         return whole
@@ -177,7 +177,7 @@ class Serve:
             # Where it was the file's reader who refused, it has named the file itself.
             named = "" if str(error).startswith(f"{self.file}: ") else f"{self.file}: "
             sentence = f"fleet file refused, the old one goes on: {named}{error}"
-            self.notice(told("fleet_refused", "error", sentence, why=str(error)))
+            self.notice(Notice("fleet_refused", "error", sentence, why=str(error)))
             return False
 
     def read_again(self, file: Path) -> None:
@@ -187,7 +187,7 @@ class Serve:
         self.load(fleet)
         pools, backends = len(fleet.pools), len(self.gateway.backends)
         sentence = f"fleet file read again: {pools} pools, {backends} backends"
-        self.notice(told("fleet_reloaded", "info", sentence, pools=pools, backends=backends))
+        self.notice(Notice("fleet_reloaded", "info", sentence, pools=pools, backends=backends))
 
     def load(self, fleet: Fleet) -> None:
         """Serves this fleet from now on. Raises CrosstieError before anything has changed."""

@@ -25,7 +25,7 @@ class Recent:
         # Of all that were ever taken, those from `taken - len` to `taken` are kept.
         self.taken = 0
         self._kept: deque[tuple[float, bytes, int, Ask, Decision]] = deque(maxlen=MOST)
-        gateway.decided = self._decided
+        gateway.on_decision = self._decided
 
     def _decided(self, exchange: Exchange, decision: Decision) -> None:
         self.taken += 1
@@ -55,7 +55,12 @@ def _row(at: float, request_id: bytes, attempts: int, ask: Ask, decision: Decisi
         "pool": replica.pool.name if replica else None,
         "backend": replica.key if replica else None,
         "predicted": told
-        and {"ttft_s": told.ttft_s, "tpot_s": told.tpot_s, "usd": told.usd, "cached_tokens": told.cached_tokens},
+        and {
+            "ttft_s": told.ttft_s,
+            "tpot_s": told.tpot_s,
+            "usd": told.predicted_usd,
+            "cached_tokens": told.cached_tokens,
+        },
         "meets_target": decision.meets,
         "reason": decision.reason,
         "considered": [_considered(one) for one in decision.considered],

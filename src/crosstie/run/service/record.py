@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from crosstie.core.fleet import Fleet
-from crosstie.run.gateway.ended import Ended
 from crosstie.run.gateway.metrics import Family
-from crosstie.run.gateway.notices import told
+from crosstie.run.gateway.notices import Notice
+from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.blocks import BLOCK_TOKENS, block_ids, bytes_per_token, prompt_of
 from crosstie.run.service.trace_file import TraceFile
 
@@ -44,7 +44,7 @@ class Recorder:
         self.why = ""
         self._again_at = 0.0
         # Those that have ended with their bodies, and bytes of them: handed over by the loop, taken by the thread.
-        self._ended: deque[tuple[Ended, bytes]] = deque()
+        self._records: deque[tuple[RequestRecord, bytes]] = deque()
         self._given = self._taken = 0
         self._missed_before = 0
         self._wake = threading.Event()
@@ -88,16 +88,16 @@ class Recorder:
 
     # On the loop
 
-    def _hear(self, ended: Ended) -> None:
-        request = ended.request
-        if ended.how != "served" or ended.path not in _RECORDED or request is None:
+    def _hear(self, record: RequestRecord) -> None:
+        request = record.request
+        if record.how != "served" or record.path not in _RECORDED or request is None:
             return
         size = len(request.body)
         if self._given - self._taken + size > _MOST_WAITING:
             self._turned_away += 1
             return
         self._given += size
-        self._ended.append((ended, request.body))
+        self._records.append((record, request.body))
 
     # In the thread
 
@@ -115,16 +115,16 @@ class Recorder:
         if self.why and monotonic() < self._again_at and not self._stopping:
             self._drop()
             return
-        while self._ended:
+        while self._records:
             batch: list[tuple[int, bytes]] = []
             size = popped = 0
             try:
                 self.file.ready()
-                while self._ended and size < _MOST_BATCH:
-                    ended, body = self._ended.popleft()
+                while self._records and size < _MOST_BATCH:
+                    record, body = self._records.popleft()
                     self._taken += len(body)
                     popped += 1
-                    batch.append(self._line(ended, body))
+                    batch.append(self._line(record, body))
                     size += len(batch[-1][1])
                 batch.sort(key=lambda one: one[0])
                 lines = b"".join(line for _, line in batch)
@@ -134,23 +134,23 @@ class Recorder:
             if not self._try(lines, len(batch)):
                 return
 
-    def _line(self, ended: Ended, body: bytes) -> tuple[int, bytes]:
+    def _line(self, record: RequestRecord, body: bytes) -> tuple[int, bytes]:
         """Raises OSError."""
-        file, tokens, prompt = self.file, max(ended.input_tokens, 1), prompt_of(body)
-        arrival_ms = max(int((ended.arrived_at - file.began) * 1e3 * self._gateway.speed), 0)
-        measure = file.measures.get(ended.model, 0.0)
+        file, tokens, prompt = self.file, max(record.input_tokens, 1), prompt_of(body)
+        arrival_ms = max(int((record.arrived_at - file.began) * 1e3 * self._gateway.speed), 0)
+        measure = file.measures.get(record.model, 0.0)
         if not measure and tokens > BLOCK_TOKENS:
-            learnt = self._gateway.live.lengths.bytes_per_token(ended.model)
-            measure = file.measure(ended.model, bytes_per_token(prompt, tokens, learnt))
+            learnt = self._gateway.live.lengths.bytes_per_token(record.model)
+            measure = file.measure(record.model, bytes_per_token(prompt, tokens, learnt))
         line: dict[str, Any] = {
             "timestamp": arrival_ms,
             "input_length": tokens,
-            "output_length": ended.output_tokens,
-            "hash_ids": block_ids(file.key, ended.model, prompt, tokens, measure),
-            "model": ended.model,
+            "output_length": record.output_tokens,
+            "hash_ids": block_ids(file.key, record.model, prompt, tokens, measure),
+            "model": record.model,
         }
-        if ended.class_name:
-            line["class"] = ended.class_name
+        if record.class_name:
+            line["class"] = record.class_name
         return arrival_ms, _encode(line) + b"\n"
 
     def _try(self, lines: bytes, requests: int = 0) -> bool:
@@ -181,12 +181,12 @@ class Recorder:
         self.file.release()
 
     def _drop(self) -> None:
-        while self._ended:
-            _, body = self._ended.popleft()
+        while self._records:
+            _, body = self._records.popleft()
             self._taken += len(body)
             self._lost += 1
 
     def _tell(self, event: str, level: Any, sentence: str, **fields: Any) -> None:
         # At the very end the loop may be gone, and nobody listens any more.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._gateway.notice, told(event, level, sentence, **fields))
+            self._loop.call_soon_threadsafe(self._gateway.notify, Notice(event, level, sentence, **fields))

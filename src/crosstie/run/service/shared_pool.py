@@ -12,7 +12,7 @@ from crosstie.core.fleet import Pool
 from crosstie.host.residency import Hosted, Move, Residency, Settings, Slot
 from crosstie.route.hosted_sizes import sizes
 from crosstie.route.live import Replica
-from crosstie.route.presence import State, become
+from crosstie.route.load import State, become
 from crosstie.run.gateway.health import probe
 from crosstie.run.service.loaders import LoadFailed, loader_of
 
@@ -94,7 +94,7 @@ class SharedPool:
                         await self._emptied(index, [model])
                         await self.loader.unload(index, model, self._patience_s(self.residency.hosted[model]))
                     except LoadFailed as error:
-                        self.gateway.notice(f"pool {self.pool.name}: {model} is not put away: {error}")
+                        self.gateway.notify(f"pool {self.pool.name}: {model} is not put away: {error}")
 
     def follow(self, before: asyncio.Task[None]) -> None:
         """Nothing is loaded before `before` has ended."""
@@ -185,7 +185,7 @@ class SharedPool:
         except LoadFailed as error:
             if self._fault != str(error):
                 self._fault = str(error)
-                self.gateway.notice(f"pool {self.pool.name}: {error}")
+                self.gateway.notify(f"pool {self.pool.name}: {error}")
             return
         if index in self._moves:
             return
@@ -254,7 +254,7 @@ class SharedPool:
         if any(self._able(other, model, now) for other in range(len(self.slots)) if other != index):
             # Another replica need not wait for this one.
             self.residency.retry(model)
-        self.gateway.notice(f"pool {self.pool.name}: {model} could not be loaded on replica {index}: {why}")
+        self.gateway.notify(f"pool {self.pool.name}: {model} could not be loaded on replica {index}: {why}")
 
     async def _emptied(self, index: int, models: Iterable[str]) -> None:
         """Nothing is put away while somebody has requests there, be it another process that has not heard yet."""

@@ -23,7 +23,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from crosstie.run.gateway.ended import Ended
+from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.telemetry import RequestTrace, Tried, drawn
 
 _OPERATIONS = {
@@ -65,55 +65,55 @@ class Spans:
         decision = self._sampler.should_sample(parent, trace_id, f"POST {path}", SpanKind.SERVER)
         return decision.decision is Decision.RECORD_AND_SAMPLE
 
-    def export(self, batch: list[Ended]) -> bool:
+    def export(self, batch: list[RequestRecord]) -> bool:
         """Whether the collector took them; returns when it has, or after the exporter's patience."""
-        spans = [span for ended in batch for span in self.of(ended)]
+        spans = [span for record in batch for span in self.of(record)]
         return self._exporter.export(spans) is SpanExportResult.SUCCESS
 
     def close(self) -> None:
         # Which says nothing of its types.
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def of(self, ended: Ended) -> list[ReadableSpan]:
-        trace = ended.trace
+    def of(self, record: RequestRecord) -> list[ReadableSpan]:
+        trace = record.trace
         if not isinstance(trace, RequestTrace):
             return []
-        began_ns = int(ended.arrived_at * 1e9)
-        found = [self._request(ended, trace, began_ns)]
-        if ended.waited_s >= _LEAST_WAIT_S:
+        began_ns = int(record.arrived_at * 1e9)
+        found = [self._request(record, trace, began_ns)]
+        if record.waited_s >= _LEAST_WAIT_S:
             sent_ns = trace.attempts[0].began_ns if trace.attempts else trace.ended_ns
             found.append(self._span(trace, "queue", drawn(64), trace.span_id, began_ns, sent_ns))
-        found += [self._attempt(ended, trace, tried) for tried in trace.attempts]
+        found += [self._attempt(record, trace, tried) for tried in trace.attempts]
         return found
 
-    def _request(self, ended: Ended, trace: RequestTrace, began_ns: int) -> ReadableSpan:
+    def _request(self, record: RequestRecord, trace: RequestTrace, began_ns: int) -> ReadableSpan:
         attributes: Attributes = {
             "http.request.method": "POST",
-            "url.path": ended.path,
-            "http.response.status_code": ended.status,
-            "crosstie.request_id": ended.request_id.decode("ascii", "replace"),
-            "crosstie.outcome": ended.how,
-            "crosstie.attempts": ended.attempts,
-            "crosstie.resumed": ended.resumed,
-            "crosstie.usd": ended.usd,
-            **_of_the_model(ended),
+            "url.path": record.path,
+            "http.response.status_code": record.status,
+            "crosstie.request_id": record.request_id.decode("ascii", "replace"),
+            "crosstie.outcome": record.how,
+            "crosstie.attempts": record.attempts,
+            "crosstie.resumed": record.resumed,
+            "crosstie.usd": record.charged_usd,
+            **_model_attributes(record),
         }
         for name, value in (
-            ("crosstie.class", ended.class_name),
-            ("crosstie.pool", ended.pool),
-            ("crosstie.key", ended.key_id),
-            ("error.type", ended.code),
+            ("crosstie.class", record.class_name),
+            ("crosstie.pool", record.pool),
+            ("crosstie.key", record.key_id),
+            ("error.type", record.code),
         ):
             if value:
                 attributes[name] = value
-        broken = ended.how in _BROKEN or ended.status >= 500
-        status = Status(StatusCode.ERROR, ended.code or ended.how) if broken else Status(StatusCode.UNSET)
+        broken = record.how in _BROKEN or record.status >= 500
+        status = Status(StatusCode.ERROR, record.code or record.how) if broken else Status(StatusCode.UNSET)
         return self._span(
-            trace, f"POST {ended.path}", trace.span_id, trace.parent_id, began_ns, trace.ended_ns,
+            trace, f"POST {record.path}", trace.span_id, trace.parent_id, began_ns, trace.ended_ns,
             kind=SpanKind.SERVER, attributes=attributes, status=status,
         )  # fmt: skip
 
-    def _attempt(self, ended: Ended, trace: RequestTrace, tried: Tried) -> ReadableSpan:
+    def _attempt(self, record: RequestRecord, trace: RequestTrace, tried: Tried) -> ReadableSpan:
         at = urlsplit(tried.backend)
         last = tried is trace.attempts[-1]
         attributes: Attributes = {
@@ -121,7 +121,7 @@ class Spans:
             "server.port": at.port or (443 if at.scheme == "https" else 80),
             "crosstie.pool": tried.pool,
             "crosstie.backend": tried.backend,
-            **(_of_the_model(ended) if last else _of_the_wish(ended)),
+            **(_model_attributes(record) if last else _request_attributes(record)),
         }
         status = Status(StatusCode.UNSET)
         if tried.why:
@@ -130,7 +130,7 @@ class Spans:
         ended_ns = tried.ended_ns or trace.ended_ns
         events = [Event("first_token", {}, tried.first_ns)] if tried.first_ns else []
         return self._span(
-            trace, f"{_OPERATIONS.get(ended.path, 'chat')} {ended.model}", tried.span_id, trace.span_id,
+            trace, f"{_OPERATIONS.get(record.path, 'chat')} {record.model}", tried.span_id, trace.span_id,
             tried.began_ns, ended_ns,
             kind=SpanKind.CLIENT, attributes=attributes, status=status, events=events,
         )  # fmt: skip
@@ -159,22 +159,22 @@ class Spans:
         )
 
 
-def _of_the_wish(ended: Ended) -> Attributes:
+def _request_attributes(record: RequestRecord) -> Attributes:
     found: Attributes = {
-        "gen_ai.operation.name": _OPERATIONS.get(ended.path, "chat"),
+        "gen_ai.operation.name": _OPERATIONS.get(record.path, "chat"),
         "gen_ai.provider.name": "crosstie",
-        "gen_ai.request.stream": ended.streamed,
+        "gen_ai.request.stream": record.streamed,
     }
-    if ended.model:
-        found["gen_ai.request.model"] = ended.model
+    if record.model:
+        found["gen_ai.request.model"] = record.model
     return found
 
 
-def _of_the_model(ended: Ended) -> Attributes:
-    found = _of_the_wish(ended)
-    if ended.input_tokens:
-        found["gen_ai.usage.input_tokens"] = ended.input_tokens
-        found["gen_ai.usage.output_tokens"] = ended.output_tokens
-    if ended.ttft_s is not None:
-        found["gen_ai.response.time_to_first_chunk"] = ended.ttft_s
+def _model_attributes(record: RequestRecord) -> Attributes:
+    found = _request_attributes(record)
+    if record.input_tokens:
+        found["gen_ai.usage.input_tokens"] = record.input_tokens
+        found["gen_ai.usage.output_tokens"] = record.output_tokens
+    if record.ttft_s is not None:
+        found["gen_ai.response.time_to_first_chunk"] = record.ttft_s
     return found

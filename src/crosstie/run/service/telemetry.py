@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
-from crosstie.run.gateway.ended import Ended
+from crosstie.run.gateway.interfaces import Trace, Tracing
 from crosstie.run.gateway.metrics import Family
-from crosstie.run.gateway.notices import told
-from crosstie.run.gateway.tracing import Trace, Tracing
+from crosstie.run.gateway.notices import Notice
+from crosstie.run.gateway.record import RequestRecord
 
 if TYPE_CHECKING:
     from crosstie.run.service.process import Serve
@@ -89,7 +89,7 @@ class Telemetry(Tracing):
             raise BadInput(f"of the OTEL_ variables: {error}") from None
         self.exported = self._unsent = self._left_out = 0
         self.failing = False
-        self._ended: deque[Ended] = deque()
+        self._records: deque[RequestRecord] = deque()
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
@@ -128,25 +128,25 @@ class Telemetry(Tracing):
 
     # On the loop
 
-    def begin(self, ended: Ended, given: bytes) -> RequestTrace:
+    def begin(self, path: str, given: bytes) -> RequestTrace:
         number, parent_id, flags, state = drawn(128), 0, None, b""
         if given:
             parent, _, rest = given.partition(b"\r\n")
             _, trace_id, span_id, said = parent.removeprefix(b"traceparent: ").split(b"-")[:4]
             number, parent_id, flags = int(trace_id, 16), int(span_id, 16), int(said, 16)
             state = rest.removeprefix(b"tracestate: ").removesuffix(b"\r\n")
-        sampled = self.spans.sampled(ended.path, number, parent_id, flags)
+        sampled = self.spans.sampled(path, number, parent_id, flags)
         return RequestTrace(number, drawn(64), parent_id, state, sampled)
 
-    def _hear(self, ended: Ended) -> None:
-        trace = ended.trace
+    def _hear(self, record: RequestRecord) -> None:
+        trace = record.trace
         if not isinstance(trace, RequestTrace) or not trace.sampled:
             return
-        if len(self._ended) >= _MOST_WAITING:
+        if len(self._records) >= _MOST_WAITING:
             self._left_out += 1
             return
         trace.ended_ns = time_ns()
-        self._ended.append(ended)
+        self._records.append(record)
 
     # In the thread
 
@@ -157,8 +157,8 @@ class Telemetry(Tracing):
         self._export()
 
     def _export(self) -> None:
-        while self._ended:
-            batch = [self._ended.popleft() for _ in range(min(len(self._ended), _MOST_TOGETHER))]
+        while self._records:
+            batch = [self._records.popleft() for _ in range(min(len(self._records), _MOST_TOGETHER))]
             went = self.spans.export(batch)
             self.exported += len(batch) if went else 0
             self._unsent += 0 if went else len(batch)
@@ -170,10 +170,12 @@ class Telemetry(Tracing):
 
     def _tell(self, went: bool) -> None:
         sentence = "traces are exported again" if went else f"traces cannot be exported to {self.spans.where}"
-        notice: Any = told("telemetry_resumed" if went else "telemetry_failed", "info" if went else "warning", sentence)
+        notice: Any = Notice(
+            "telemetry_resumed" if went else "telemetry_failed", "info" if went else "warning", sentence
+        )
         # At the very end the loop may be gone, and nobody listens any more.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._gateway.notice, notice)
+            self._loop.call_soon_threadsafe(self._gateway.notify, notice)
 
 
 def drawn(bits: int) -> int:

@@ -23,11 +23,11 @@ from typing import NoReturn
 import msgspec
 
 from crosstie.core.errors import BadInput, CrosstieError
-from crosstie.run.gateway.notices import Field, Level, Told, told
+from crosstie.run.gateway.notices import Field, Level, Notice
 from crosstie.run.service.follow import stamp
 from crosstie.run.service.systemd import say, watchdog_s
 from crosstie.run.share.board import Board
-from crosstie.run.wire.shared_listener import listening
+from crosstie.run.wire.listener import listening
 
 # A worker that dies is replaced at once, one that dies soon after its start after a while that doubles.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _SOON_S = 0.1, 30.0, 10.0
@@ -67,7 +67,7 @@ class Place:
 
     def notice(self, line: str) -> None:
         said = Said("notice", line[:_MOST_SAID])
-        if isinstance(line, Told):
+        if isinstance(line, Notice):
             said.event, said.level, said.fields = line.event, line.level, line.fields
         self._send(said)
 
@@ -246,13 +246,13 @@ class Workers:
         worker.due = now + worker.wait_s
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         sentence = f"worker {worker.row} (process {pid}) {how}; another takes its place in {worker.wait_s:g} s"
-        self._notice(told("worker_ended", "error", sentence, worker=worker.row, status=code))
+        self._notice(Notice("worker_ended", "error", sentence, worker=worker.row, status=code))
 
     def _end_the_hung(self, now: float) -> None:
         for worker in self.workers:
             if worker.pid and worker.ready and now - max(self.board.turned_at(worker.row), worker.began) > _HUNG_S:
                 sentence = f"worker {worker.row} (process {worker.pid}) has stood still for {_HUNG_S:g} s and is ended"
-                self._notice(told("worker_hung", "error", sentence, worker=worker.row))
+                self._notice(Notice("worker_hung", "error", sentence, worker=worker.row))
                 os.kill(worker.pid, signal.SIGKILL)
 
     def _tell(self, what: bytes) -> None:
@@ -317,7 +317,7 @@ class Workers:
             self._pending = self.read()
         except CrosstieError as error:
             sentence = f"fleet file refused, the old one goes on: {error}"
-            self._notice(told("fleet_refused", "error", sentence, why=str(error)))
+            self._notice(Notice("fleet_refused", "error", sentence, why=str(error)))
             return
         self._tell(READ_AGAIN)
 
@@ -362,4 +362,4 @@ class Workers:
         one.times[row] += 1
         if one.times[row] > one.told:
             one.told += 1
-            self._notice(told(said.event, said.level, said.text, **said.fields) if said.event else said.text)
+            self._notice(Notice(said.event, said.level, said.text, **said.fields) if said.event else said.text)

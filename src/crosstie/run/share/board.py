@@ -16,7 +16,7 @@ from hashlib import blake2b
 from math import exp
 from time import monotonic
 
-from crosstie.route.neighbours import RATE_S
+from crosstie.route.load import RATE_S
 
 # Places for replicas and for keys: memory that nobody has written to costs nothing.
 REPLICAS, KEYS = 4096, 32768

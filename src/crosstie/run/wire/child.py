@@ -1,5 +1,9 @@
-"""A `crosstie` command as a child process: it says where it answers, and ends when its input closes (`parent`)."""
+"""A `crosstie` command as a child process: it says where it answers, and ends when its input closes.
 
+A pipe that the parent holds open closes when the parent ends, however it ends, so no child outlives it.
+"""
+
+import asyncio
 import contextlib
 import json
 import os
@@ -7,8 +11,9 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -80,3 +85,15 @@ def _announced(process: subprocess.Popen[bytes]) -> dict[str, Any] | None:
         with contextlib.suppress(json.JSONDecodeError):
             found: dict[str, Any] = json.loads(said)
             return found
+
+
+def when_orphaned(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Calls once standard input has closed, which whoever started this process holds open as long as it lives."""
+    threading.Thread(target=_wait, args=(loop, call), daemon=True).start()
+
+
+def _wait(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    # Not through Python's own buffer: who ends for another reason would find it held by this thread, and abort.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    loop.call_soon_threadsafe(call)

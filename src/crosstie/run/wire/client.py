@@ -1,4 +1,4 @@
-"""The client's side of HTTP/1.1: connections to one origin, kept alive, that tell a listener what arrives.
+"""The client's side of HTTP/1.1: connections to one origin, kept alive, that tell a handler what arrives.
 
 No coroutine runs per request: a connection is a Protocol, and whoever sent the request is called back.
 """
@@ -24,16 +24,16 @@ _MOST_HEAD = 64 * 1024
 _POLLS = hasattr(select, "poll")
 
 
-class Listener(Protocol):
-    """Whoever sent a request. After `ended` or `lost` nothing more comes."""
+class ResponseHandler(Protocol):
+    """Whoever sent a request. After `on_end` or `on_lost` nothing more comes."""
 
-    def head(self, status: int, headers: Headers) -> None: ...
+    def on_head(self, status: int, headers: Headers) -> None: ...
 
-    def body(self, data: bytes) -> None: ...
+    def on_body(self, data: bytes) -> None: ...
 
-    def ended(self) -> None: ...
+    def on_end(self) -> None: ...
 
-    def lost(self, error: Exception | None) -> None: ...
+    def on_lost(self, error: Exception | None) -> None: ...
 
 
 class Connection:
@@ -42,7 +42,7 @@ class Connection:
     def __init__(self, origin: "Origin"):
         self.origin = origin
         self.transport = cast(asyncio.Transport, None)
-        self.listener: Listener | None = None
+        self.handler: ResponseHandler | None = None
         self.uses = 0
         # Whether any byte of the present answer has come.
         self.answered = self.closed = False
@@ -72,8 +72,8 @@ class Connection:
             self._unread.register(raw.fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        listener = self.listener
-        if listener is None:
+        handler = self.handler
+        if handler is None:
             # Nobody asked: what comes after an answer cannot be trusted.
             self.origin.distrust()
             self.abort()
@@ -91,7 +91,7 @@ class Connection:
                 why = "it changes the protocol" if switched else error.__context__ or error
                 self._lose(ConnectionError(f"answer is no HTTP: {why}"))
                 return
-        if self.listener is not listener:
+        if self.handler is not handler:
             return
         if not self._headed:
             # A line without an end, of which the parser says nothing, or interim answers without one.
@@ -101,14 +101,14 @@ class Connection:
                 return
         if self._pieces:
             pieces, self._pieces = self._pieces, []
-            listener.body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-        if self._complete and self.listener is listener:
+            handler.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if self._complete and self.handler is handler:
             self._finish(self._keep)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self.origin.forget(self)
-        if self.listener is None:
+        if self.handler is None:
             return
         if exc is None and self._headed and self._until_close:
             self._finish(keep=False)
@@ -156,8 +156,8 @@ class Connection:
             self._until_close = True
             return
         self._headed = True
-        if self.listener:
-            self.listener.head(status, self._headers)
+        if self.handler:
+            self.handler.on_head(status, self._headers)
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
@@ -168,8 +168,8 @@ class Connection:
 
     # The sender's side
 
-    def send(self, data: bytes, listener: Listener) -> None:
-        self.listener = listener
+    def send(self, data: bytes, handler: ResponseHandler) -> None:
+        self.handler = handler
         self.answered = False
         self.uses += 1
         self._reset()
@@ -189,15 +189,15 @@ class Connection:
         self.transport.resume_reading()
 
     def abort(self) -> None:
-        """Drops the connection; its listener hears nothing more."""
-        self.listener = None
+        """Drops the connection; its handler hears nothing more."""
+        self.handler = None
         self.closed = True
         self.origin.forget(self)
         if self.transport is not None:
             self.transport.abort()
 
     def _finish(self, keep: bool) -> None:
-        listener, self.listener = self.listener, None
+        handler, self.handler = self.handler, None
         if self._paused:
             # Its client was slow; whoever uses it next must hear its answer.
             self.resume()
@@ -206,14 +206,14 @@ class Connection:
             self.origin.keep(self)
         else:
             self.abort()
-        if listener:
-            listener.ended()
+        if handler:
+            handler.on_end()
 
     def _lose(self, error: Exception | None) -> None:
-        listener = self.listener
+        handler = self.handler
         self.abort()
-        if listener:
-            listener.lost(error)
+        if handler:
+            handler.on_lost(error)
 
 
 class Origin:

@@ -22,20 +22,20 @@ class _Collector:
         self.pieces: list[bytes] = []
         self.size = 0
 
-    def head(self, status: int, headers: Headers) -> None:
+    def on_head(self, status: int, headers: Headers) -> None:
         self.status, self.headers = status, headers
 
-    def body(self, data: bytes) -> None:
+    def on_body(self, data: bytes) -> None:
         self.size += len(data)
         if self.size > self.most_bytes:
             self._fail(ConnectionError(f"answer of more than {self.most_bytes} bytes"))
         self.pieces.append(data)
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         if not self.future.done():
             self.future.set_result(Answer(self.status, self.headers, b"".join(self.pieces)))
 
-    def lost(self, error: Exception | None) -> None:
+    def on_lost(self, error: Exception | None) -> None:
         self._fail(ConnectionError(f"connection lost: {error or 'closed before the answer ended'}"))
 
     def _fail(self, error: Exception) -> None:
@@ -87,7 +87,7 @@ async def fetch(
             return await future
     except BaseException as error:
         # Unless the answer has come in the same moment: then the connection may be another's already.
-        if connection is not None and connection.listener is asking:
+        if connection is not None and connection.handler is asking:
             connection.abort()
         if isinstance(error, TimeoutError):
             raise ConnectionError(f"no answer within {timeout_s:g} s") from None

@@ -6,7 +6,7 @@ What two readers could take for two different things is refused here, whatever t
 import re
 from typing import NoReturn
 
-from crosstie.run.wire.request import Limits, Refused
+from crosstie.run.wire.request import BadRequest, Limits
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _PATH = rb"[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+(?:%[0-9A-Fa-f]{2}[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+)*+"
@@ -36,7 +36,7 @@ _OWN = b"x-crosstie-"
 _NOT_TRAILERS = _ONCE | {b"connection", b"te", b"trailer", b"upgrade", b"expect"}
 
 
-class Line:
+class RequestLine:
     """The first line: `host` is what an absolute target says, None for the usual kind."""
 
     __slots__ = ("end", "host", "http11", "method", "target")
@@ -45,53 +45,53 @@ class Line:
         self.method, self.target, self.http11, self.end, self.host = method, target, http11, end, host
 
 
-def first_line(head: bytes, limits: Limits) -> Line:
-    """Of a head, or of as much of one as has come if its first line is whole. Raises Refused."""
+def first_line(head: bytes, limits: Limits) -> RequestLine:
+    """Of a head, or of as much of one as has come if its first line is whole. Raises BadRequest."""
     usual = _USUAL_LINE.match(head)
     if usual is not None:
         method, target, minor = usual.groups()
         if len(target) > limits.target_bytes:
             _target_too_long(limits)
-        return Line(method, target, minor == b"1", usual.end())
+        return RequestLine(method, target, minor == b"1", usual.end())
     return _other_line(head, limits)
 
 
-def _other_line(head: bytes, limits: Limits) -> Line:
+def _other_line(head: bytes, limits: Limits) -> RequestLine:
     found = _ANY_LINE.match(head)
     if found is None:
         if head.find(b"\r\n") > limits.target_bytes:
             _target_too_long(limits)
-        raise Refused(400, "the first line is not a method, a target and a version")
+        raise BadRequest(400, "the first line is not a method, a target and a version")
     method, target, version = found.groups()
     if len(target) > limits.target_bytes:
         _target_too_long(limits)
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
-        raise Refused(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+        raise BadRequest(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
     http11 = version == b"HTTP/1.1"
     if method == b"CONNECT":
-        raise Refused(501, "this is no proxy")
+        raise BadRequest(501, "this is no proxy")
     if method not in _METHODS:
-        raise Refused(501, "no such method")
+        raise BadRequest(501, "no such method")
     if target == b"*" and method == b"OPTIONS":
-        return Line(method, target, http11, found.end())
+        return RequestLine(method, target, http11, found.end())
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None:
-        raise Refused(400, "the target is no path of this server")
+        raise BadRequest(400, "the target is no path of this server")
     host, path = absolute.groups()
-    return Line(method, path if path.startswith(b"/") else b"/" + path, http11, found.end(), host)
+    return RequestLine(method, path if path.startswith(b"/") else b"/" + path, http11, found.end(), host)
 
 
 def _target_too_long(limits: Limits) -> NoReturn:
-    raise Refused(414, f"a target of more than {limits.target_bytes} bytes")
+    raise BadRequest(414, f"a target of more than {limits.target_bytes} bytes")
 
 
 def unfinished_head(part: bytes, seen: int, limits: Limits) -> None:
     """What can be said of a head before its end has come; `seen` bytes of it were looked at before."""
     first = part[0]
     if not (65 <= first <= 90 or 97 <= first <= 122 or first == 13):
-        raise Refused(400, "this is no HTTP request; perhaps it is TLS, which is not spoken here")
+        raise BadRequest(400, "this is no HTTP request; perhaps it is TLS, which is not spoken here")
     if _BARE_LF.search(part, seen):
-        raise Refused(400, "a line ends without a carriage return")
+        raise BadRequest(400, "a line ends without a carriage return")
     end = part.find(b"\n")
     if end >= 0:
         if end >= seen:
@@ -103,21 +103,21 @@ def unfinished_head(part: bytes, seen: int, limits: Limits) -> None:
 
 
 def _head_too_long(limits: Limits) -> NoReturn:
-    raise Refused(431, f"a head of more than {limits.head_bytes} bytes")
+    raise BadRequest(431, f"a head of more than {limits.head_bytes} bytes")
 
 
-def header_fields(head: bytes, line: Line, limits: Limits) -> dict[bytes, bytes]:
-    """Names in lower case, values without the space around them. Raises Refused."""
+def header_fields(head: bytes, line: RequestLine, limits: Limits) -> dict[bytes, bytes]:
+    """Names in lower case, values without the space around them. Raises BadRequest."""
     if len(head) > limits.head_bytes:
         _head_too_long(limits)
     if len(head) > limits.header_bytes and max(map(len, head.split(b"\r\n")[1:])) > limits.header_bytes:
-        raise Refused(431, f"a header of more than {limits.header_bytes} bytes")
+        raise BadRequest(431, f"a header of more than {limits.header_bytes} bytes")
     lines = head[line.end : -2].split(b"\r\n") if len(head) > line.end else []
     count = len(lines)
     if count > limits.headers:
-        raise Refused(431, f"more than {limits.headers} headers")
+        raise BadRequest(431, f"more than {limits.headers} headers")
     if head.translate(None, _PRINTABLE) != b"\r\n" * (count + 1):
-        raise Refused(400, "a header has control characters, or a line end that is not CR LF")
+        raise BadRequest(400, "a header has control characters, or a line end that is not CR LF")
     fields: dict[bytes, bytes] = {}
     for one in lines:
         given, colon, value = one.partition(b":")
@@ -129,11 +129,11 @@ def header_fields(head: bytes, line: Line, limits: Limits) -> dict[bytes, bytes]
     host = fields.get(b"host")
     if host is None:
         if line.http11:
-            raise Refused(400, "no host")
+            raise BadRequest(400, "no host")
     elif _HOST.fullmatch(host) is None:
-        raise Refused(400, "the host is no host")
+        raise BadRequest(400, "the host is no host")
     if line.host is not None and (not line.host or line.host.lower() != (host or b"").lower()):
-        raise Refused(400, "the target names another host than the host header")
+        raise BadRequest(400, "the target names another host than the host header")
     return fields
 
 
@@ -141,7 +141,7 @@ def _name(line: bytes) -> bytes:
     """Of a header that was not met before."""
     found = _FIELD_NAME.match(line)
     if found is None:
-        raise Refused(400, "a header is not NAME: VALUE on one line")
+        raise BadRequest(400, "a header is not NAME: VALUE on one line")
     name = bytes(found[1]).lower()
     if len(_NAMES) < _MOST_NAMES:
         _NAMES[found[1]] = name
@@ -156,7 +156,7 @@ def _joined(lines: list[bytes]) -> dict[bytes, bytes]:
         name, value = given.lower(), value.strip()
         if name in fields:
             if name in _ONCE or name.startswith(_OWN):
-                raise Refused(400, f"two headers {name.decode('ascii')}")
+                raise BadRequest(400, f"two headers {name.decode('ascii')}")
             value = fields[name] + (b"; " if name == b"cookie" else b", ") + value
         fields[name] = value
     return fields
@@ -165,22 +165,22 @@ def _joined(lines: list[bytes]) -> dict[bytes, bytes]:
 def check_trailers(lines: bytes) -> None:
     """Lines after the last chunk: well formed, and nothing that would change what came before them."""
     if _FIELDS.fullmatch(lines) is None:
-        raise Refused(400, "a trailer is not NAME: VALUE, on one line that ends with CR LF")
+        raise BadRequest(400, "a trailer is not NAME: VALUE, on one line that ends with CR LF")
     for one in lines.split(b"\r\n")[:-1]:
         name = one.partition(b":")[0].lower()
         if name in _NOT_TRAILERS or name.startswith(_OWN):
-            raise Refused(400, f"{name.decode('ascii')} cannot come after the body")
+            raise BadRequest(400, f"{name.decode('ascii')} cannot come after the body")
 
 
 def body_length(fields: dict[bytes, bytes], http11: bool, limits: Limits) -> int:
-    """Of what follows the head; -1 where it comes in chunks. Raises Refused."""
+    """Of what follows the head; -1 where it comes in chunks. Raises BadRequest."""
     length, coding = fields.get(b"content-length"), fields.get(b"transfer-encoding")
     if coding is not None:
         return _in_chunks(coding.lower(), length, http11)
     if length is None:
         return 0
     if not length.isdigit():
-        raise Refused(400, "content-length is no number")
+        raise BadRequest(400, "content-length is no number")
     digits = length.lstrip(b"0") or b"0"
     # More digits than that are more bytes than any limit, and slow to turn into a number.
     if len(digits) > 18 or int(digits) > limits.body_bytes:
@@ -190,19 +190,19 @@ def body_length(fields: dict[bytes, bytes], http11: bool, limits: Limits) -> int
 
 def _in_chunks(coding: bytes, length: bytes | None, http11: bool) -> int:
     if length is not None:
-        raise Refused(400, "both content-length and transfer-encoding")
+        raise BadRequest(400, "both content-length and transfer-encoding")
     if not http11:
-        raise Refused(400, "HTTP/1.0 has no transfer-encoding")
+        raise BadRequest(400, "HTTP/1.0 has no transfer-encoding")
     if coding == b"chunked":
         return -1
     codings = [one.strip(b" \t") for one in coding.split(b",")]
     if codings[-1] == b"chunked" and codings.count(b"chunked") == 1 and all(codings):
-        raise Refused(501, "of transfer-encodings only chunked is understood")
-    raise Refused(400, "transfer-encoding is not chunked")
+        raise BadRequest(501, "of transfer-encodings only chunked is understood")
+    raise BadRequest(400, "transfer-encoding is not chunked")
 
 
 def body_too_large(limits: Limits) -> NoReturn:
-    raise Refused(413, f"a body of more than {limits.body_bytes} bytes")
+    raise BadRequest(413, f"a body of more than {limits.body_bytes} bytes")
 
 
 def keeps_alive(fields: dict[bytes, bytes], http11: bool) -> bool:

@@ -14,7 +14,7 @@ from crosstie.run.wire.fields import (
     keeps_alive,
     unfinished_head,
 )
-from crosstie.run.wire.request import Limits, Refused, Request
+from crosstie.run.wire.request import BadRequest, Limits, Request
 
 # The size of a chunk and its extensions: names, and values that are tokens or in quotes.
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
@@ -81,7 +81,7 @@ class RequestParser:
         self._state = _HEAD
 
     def next(self) -> Request | None:
-        """The next request, once all of it has come. Raises Refused, after which nothing more may be asked."""
+        """The next request, once all of it has come. Raises BadRequest, after which nothing more may be asked."""
         if self._state == _HEAD and not self._read_head():
             return None
         if self._state == _BODY:
@@ -161,16 +161,16 @@ class RequestParser:
             elif state == _CHUNK_END:
                 if len(data) - at < 2:
                     if at < len(data) and data[at] != 13:
-                        raise Refused(400, "a chunk is longer than its size")
+                        raise BadRequest(400, "a chunk is longer than its size")
                     return False
                 if not data.startswith(b"\r\n", at):
-                    raise Refused(400, "a chunk is longer than its size")
+                    raise BadRequest(400, "a chunk is longer than its size")
                 self._at = at + 2
                 self._state = _SIZE
             elif state == _SIZE:
                 end = data.find(b"\n", at)
                 if (end if end >= 0 else len(data)) - at > limits.chunk_line_bytes:
-                    raise Refused(400, f"the line of a chunk has more than {limits.chunk_line_bytes} bytes")
+                    raise BadRequest(400, f"the line of a chunk has more than {limits.chunk_line_bytes} bytes")
                 if end < 0:
                     return False
                 self._begin_chunk(data[at : end + 1])
@@ -182,12 +182,12 @@ class RequestParser:
         limits = self._limits
         found = _CHUNK.match(line)
         if found is None or line[found.end() :] != b"\r\n":
-            raise Refused(400, "a chunk does not begin with its size")
+            raise BadRequest(400, "a chunk does not begin with its size")
         size = int(found[1], 16)
         # Its line and the line end behind it.
         self._framing += len(line) + 2
         if self._framing > limits.framing_bytes + self.held:
-            raise Refused(400, "more bytes frame the chunks than are in them")
+            raise BadRequest(400, "more bytes frame the chunks than are in them")
         if self.held + size > limits.body_bytes:
             body_too_large(limits)
         self._left = size
@@ -200,7 +200,7 @@ class RequestParser:
             return True
         end = data.find(b"\r\n\r\n", at)
         if (end if end >= 0 else len(data)) - at > limits.trailer_bytes:
-            raise Refused(431, f"trailers of more than {limits.trailer_bytes} bytes")
+            raise BadRequest(431, f"trailers of more than {limits.trailer_bytes} bytes")
         if end < 0:
             return False
         check_trailers(data[at : end + 2])

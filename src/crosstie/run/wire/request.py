@@ -8,7 +8,7 @@ class Request:
         self.method, self.path, self.query, self.headers, self.body = method, path, query, headers, body
 
 
-class Refused(Exception):
+class BadRequest(Exception):
     """A request that is not taken: the status and the reason, which quotes nothing of what was sent."""
 
     def __init__(self, status: int, why: str):

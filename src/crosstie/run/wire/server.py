@@ -7,14 +7,13 @@ later, from any callback; nothing is awaited, so a request costs no task.
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from typing import cast
+from http import HTTPStatus
+from typing import Protocol, cast
 
 from crosstie.run.wire.client import no_delay
-from crosstie.run.wire.listener import Listener, was_reset
+from crosstie.run.wire.listener import Listener, SharedListener, was_reset
 from crosstie.run.wire.parser import RequestParser
-from crosstie.run.wire.reply import Reply
-from crosstie.run.wire.request import Limits, Refused, Request
-from crosstie.run.wire.shared_listener import SharedListener
+from crosstie.run.wire.request import BadRequest, Limits, Request
 
 # How long a client that was refused may go on sending.
 _LINGER_S = 2.0
@@ -23,6 +22,117 @@ _HANDSHAKE_S = 0.2
 # How soon a client that has gone shows it, once something is sent to it.
 _PROBE_S = 0.05
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_REASONS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+# The first lines of chunks up to this long, made once: a stream is made of them.
+_MOST_SIZES = 4096
+_SIZES = tuple(b"%x\r\n" % size for size in range(_MOST_SIZES))
+
+
+class Watcher(Protocol):
+    """Who answers a request later: told when its client goes, or reads more slowly than is written."""
+
+    def on_client_gone(self) -> None: ...
+
+    def on_client_slow(self) -> None: ...
+
+    def on_client_ready(self) -> None: ...
+
+
+class Reply:
+    """The answer to one request. What is written after its client has gone is dropped."""
+
+    __slots__ = ("_chunked", "_connection", "_head", "done", "started", "watcher")
+
+    def __init__(self, connection: "ServerConnection"):
+        self._connection = connection
+        self._head = b""
+        self._chunked = False
+        # Whether a byte of it may have left, and whether all of it has.
+        self.started = self.done = False
+        self.watcher: Watcher | None = None
+
+    @property
+    def gone(self) -> bool:
+        return self._connection.closed
+
+    @property
+    def slow(self) -> bool:
+        """Whether the client has more to read than it should."""
+        return self._connection.slow
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that its client has not taken yet."""
+        return self._connection.transport.get_write_buffer_size()
+
+    def send(self, status: int, body: bytes, headers: bytes = b"", content_type: bytes = b"application/json") -> None:
+        """A whole answer; `headers` are lines with their ends."""
+        if self.done:
+            return
+        connection = self._connection
+        self.started = True
+        connection.write(
+            b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n"
+            % (_reason(status), content_type, len(body), headers, connection.closing_line()),
+            b"" if connection.head_only else body,
+        )
+        self.end_message()
+
+    def start(self, status: int, headers: bytes, length: int | None) -> None:
+        """The head of an answer whose body follows in pieces; it leaves with the first of them."""
+        connection = self._connection
+        self.started = True
+        if length is None:
+            self._chunked = connection.http11
+            framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
+            if not self._chunked:
+                connection.keep_alive = False
+        else:
+            framing = b"content-length: %d\r\n" % length
+        self._head = b"%b%b%b%b\r\n" % (_reason(status), headers, framing, connection.closing_line())
+
+    def write(self, data: bytes) -> None:
+        if not data or self.done:
+            return
+        if self._chunked:
+            size = len(data)
+            data = (_SIZES[size] if size < _MOST_SIZES else b"%x\r\n" % size) + data + b"\r\n"
+        if self._head:
+            data, self._head = self._head + data, b""
+        self._connection.write(data)
+
+    def flush(self) -> None:
+        """Sends the head before there is anything to follow it, as engines do whose first token takes a while."""
+        if self._head and not self.done:
+            head, self._head = self._head, b""
+            self._connection.write(head)
+
+    def end(self) -> None:
+        if self.done:
+            return
+        last = self._head + (b"0\r\n\r\n" if self._chunked else b"")
+        if last:
+            self._head = b""
+            self._connection.write(last)
+        self.end_message()
+
+    def cut(self, *, after_written: bool = False) -> None:
+        """Ends an answer that cannot be completed, so that its client sees that it was not; what was written
+        may be lost, or leaves first."""
+        self.done = True
+        self.watcher = None
+        self._connection.abort(after_written)
+
+    def end_message(self) -> None:
+        self.done = True
+        self.watcher = None
+        self._connection.next_request()
+
+
+def _reason(status: int) -> bytes:
+    return _REASONS.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
+
 
 Handler = Callable[[Request, Reply], None]
 
@@ -45,7 +155,7 @@ class ServerConnection:
         self.current: Reply | None = None
         self._parser = RequestParser(server.limits)
         # Whether it is refused, has sent its last byte, or more than is read before its turn.
-        self._refused = self._ended = self._held_back = False
+        self._refused = self._eof = self._held_back = False
         # Whether it goes on to the next request in a moment.
         self._goes_on = False
         # Until when what it still sends is thrown away.
@@ -79,11 +189,11 @@ class ServerConnection:
         reply, self.current = self.current, None
         if reply is not None and reply.watcher is not None:
             watcher, reply.watcher = reply.watcher, None
-            watcher.client_gone()
+            watcher.on_client_gone()
 
     def eof_received(self) -> bool:
         """It sends no more: it has gone, or waits for its answer and has shut down its side, which look the same."""
-        self._ended = True
+        self._eof = True
         reply = self.current
         if reply is None:
             if not self._parser.begun:
@@ -95,19 +205,19 @@ class ServerConnection:
                 return False
             # Who has gone answers this with a reset, before an engine has done much for nobody.
             self.transport.write(_CONTINUE)
-            self.server.loop.call_later(_PROBE_S, self._look_whether_gone)
+            self.server.loop.call_later(_PROBE_S, self._abort_if_gone)
         return True
 
     def pause_writing(self) -> None:
         self.slow = True
         if self.current and self.current.watcher:
-            self.current.watcher.client_slow()
+            self.current.watcher.on_client_slow()
 
     def resume_writing(self) -> None:
         self.slow = False
         if self.current and self.current.watcher:
-            self.current.watcher.client_ready()
-        elif self.current is None and (self._parser.begun or self._ended):
+            self.current.watcher.on_client_ready()
+        elif self.current is None and (self._parser.begun or self._eof):
             self._go_on_soon()
 
     # Requests
@@ -124,7 +234,7 @@ class ServerConnection:
         parser = self._parser
         try:
             request = parser.next()
-        except Refused as refused:
+        except BadRequest as refused:
             self._refuse(refused.status, refused.why)
             return
         if self._held_back and (request is None or parser.pending <= self.server.limits.pipelined_bytes):
@@ -136,7 +246,7 @@ class ServerConnection:
             self.arriving_since = None
             self.fresh = False
             self._answer(request)
-        elif self._ended:
+        elif self._eof:
             self._hang_up()
         elif parser.begun:
             self._wait_for_rest()
@@ -184,7 +294,7 @@ class ServerConnection:
     # Answers
 
     def closing_line(self) -> bytes:
-        if (self.server.closing or self._ended) and not self._parser.begun:
+        if (self.server.closing or self._eof) and not self._parser.begun:
             # Those that have come are answered; the last of them says that there are no more.
             self.keep_alive = False
         if self.keep_alive:
@@ -204,7 +314,7 @@ class ServerConnection:
             return
         if not self.keep_alive:
             self._hang_up()
-        elif self._parser.begun or self._ended:
+        elif self._parser.begun or self._eof:
             self._go_on_soon()
 
     def _refuse(self, status: int, why: str) -> None:
@@ -221,7 +331,7 @@ class ServerConnection:
     def _hang_up(self) -> None:
         """Closes. Whoever may still be sending is listened to for a moment: closing at once would reset the
         connection, and the answer with it."""
-        sends_on = (self._refused or self._parser.begun) and not self._ended
+        sends_on = (self._refused or self._parser.begun) and not self._eof
         if sends_on and self._lingers_until is None and self.transport.can_write_eof():
             self._refused = True
             self._parser.drop()
@@ -248,8 +358,8 @@ class ServerConnection:
                 self._refuse(408, f"the request did not arrive within {allowed:.3g} s")
         elif self._lingers_until is not None and now > self._lingers_until:
             self.transport.close()
-        elif self._ended:
-            self._look_whether_gone()
+        elif self._eof:
+            self._abort_if_gone()
         unsent = self.transport.get_write_buffer_size()
         if unsent and unsent != self._unsent:
             # It reads, be it slowly.
@@ -262,7 +372,7 @@ class ServerConnection:
         elif self.idle and self.server.closing:
             self.transport.close()
 
-    def _look_whether_gone(self) -> None:
+    def _abort_if_gone(self) -> None:
         if not self.closed and was_reset(self.transport):
             self.transport.abort()
 

@@ -1,7 +1,7 @@
 """What others have on a replica: other gateways, who tell it exactly, and whoever else an engine reports."""
 
 from math import exp
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from crosstie.route.live import Replica
@@ -9,6 +9,15 @@ if TYPE_CHECKING:
 
 # Over how long the rate of prompt tokens is taken.
 RATE_S = 10.0
+
+State = Literal["resident", "loading", "leaving", "asleep", "failed"]
+_WORDS = {
+    "resident": "it is loaded",
+    "loading": "it is being loaded",
+    "leaving": "it finishes its requests and makes room for another model",
+    "asleep": "it is not loaded",
+    "failed": "loading it failed",
+}
 
 
 class Cell(Protocol):
@@ -41,8 +50,8 @@ class Reported(NamedTuple):
     at: float
 
 
-class Neighbours:
-    """Sums over the others as they were last read; nothing where there are none. Each tells its own by `tell`."""
+class LoadElsewhere:
+    """Sums over other workers and peers as they were last read; nothing where there are none."""
 
     __slots__ = (
         "busy_until", "cell", "decoding_tokens", "held_tokens", "in_flight", "prompt_rate", "rate_at",
@@ -60,7 +69,7 @@ class Neighbours:
         self.prompt_rate = self.rate_at = self.busy_until = 0.0
         self.strictest_ttft_s = self.strictest_tpot_s = float("inf")
 
-    def tell(self, replica: "Replica") -> None:
+    def publish(self, replica: "Replica") -> None:
         """What this gateway has there now."""
         cell = self.cell
         if cell is None:
@@ -71,12 +80,12 @@ class Neighbours:
             replica.prompt_rate, replica.rate_at, 1.0 / max(ttft_s, 1e-9), 1.0 / max(tpot_s, 1e-9),
         )  # fmt: skip
 
-    def tell_full(self, until: float) -> None:
+    def publish_full(self, until: float) -> None:
         """The engine has refused a request because it has too many."""
         if self.cell is not None:
             self.cell.tell(busy_until=until)
 
-    def look(self, now: float) -> None:
+    def read(self, now: float) -> None:
         """Reads what the others have told."""
         cell = self.cell
         if cell is None:
@@ -104,3 +113,44 @@ class Neighbours:
     def stricter(self, ttft_s: float, tpot_s: float) -> tuple[float, float]:
         """Of these targets and those of the others' requests."""
         return min(ttft_s, self.strictest_ttft_s), min(tpot_s, self.strictest_tpot_s)
+
+
+class Presence:
+    """Of one model on one replica. What is not resident is sent nothing, as though its engine had no room."""
+
+    __slots__ = ("beside", "state", "why")
+
+    def __init__(self) -> None:
+        # Nobody has asked the engine yet.
+        self.state: State = "asleep"
+        self.why = ""
+        # The other models of the same machine.
+        self.beside: list[Replica] = []
+
+    @property
+    def there(self) -> bool:
+        return self.state == "resident"
+
+    @property
+    def words(self) -> str:
+        return f"{self.state}: {_WORDS[self.state]}{f' ({self.why})' if self.why else ''}"
+
+    def crowd(self) -> float:
+        """How many models share the machine's time just now, with one more request of this one."""
+        busy = 1.0
+        for one in self.beside:
+            if one.in_flight or one.elsewhere.in_flight:
+                busy += 1.0
+        return busy
+
+
+def become(replica: "Replica", state: State, why: str = "") -> None:
+    presence = replica.presence
+    if presence is None:
+        raise ValueError(f"{replica.key} is no replica of a pool that hosts several models")
+    was, presence.state, presence.why = presence.there, state, why
+    if presence.there and not was:
+        replica.busy_until = float("-inf")
+    elif not presence.there:
+        # Until it is loaded; whoever chooses passes it by like one that is full, and those who wait for it wait on.
+        replica.busy_until = float("inf")

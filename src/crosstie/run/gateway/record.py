@@ -2,20 +2,24 @@
 
 from typing import TYPE_CHECKING
 
-from crosstie.run.gateway.tracing import Trace
+from crosstie.run.gateway.interfaces import Trace
+from crosstie.run.ledger.usage import Counts, Line
 from crosstie.run.wire.request import Request
 
 if TYPE_CHECKING:
     from crosstie.run.gateway.guard import Grant
 
+# With a store that cannot be written to for days: more lines than this lose their details, and no number is lost.
+_MOST_LINES = 100_000
 
-class Ended:
+
+class RequestRecord:
     """A plain class, since one is made for every request."""
 
     __slots__ = (
-        "arrived_at", "attempts", "backend", "class_name", "code", "counted", "grant", "how", "input_tokens", "key_id",
-        "model", "output_tokens", "path", "pool", "prefix", "request", "request_id", "resumed", "seconds", "status",
-        "streamed", "trace", "traceparent", "ttft_s", "usd", "waited_s",
+        "arrived_at", "attempts", "backend", "charged_usd", "class_name", "code", "counted", "grant", "how",
+        "input_tokens", "key_id", "model", "output_tokens", "path", "pool", "prefix", "request", "request_id",
+        "resumed", "seconds", "status", "streamed", "trace", "traceparent", "ttft_s", "waited_s",
     )  # fmt: skip
 
     def __init__(self, request_id: bytes, path: str, arrived_at: float, how: str, status: int):
@@ -33,7 +37,7 @@ class Ended:
         # As the engine counted them, or, where it could not say so any more, as far as they were seen to pass.
         self.input_tokens = self.output_tokens = 0
         self.counted = False
-        self.usd = 0.0
+        self.charged_usd = 0.0
         # From its arrival to its end, to its first token (None: not seen), and until it was first sent anywhere.
         self.seconds = self.waited_s = 0.0
         self.ttft_s: float | None = None
@@ -45,3 +49,33 @@ class Ended:
         self.request: Request | None = None
         # Of growing prefixes of its prompt; see `route.prefix`.
         self.prefix: tuple[int, ...] = ()
+
+
+class Accounts:
+    """What has been used since it was last written down: a few numbers for each kind of request that there was."""
+
+    def __init__(self) -> None:
+        self.lines: dict[Line, Counts] = {}
+        self.requests = 0
+
+    def add(self, record: RequestRecord) -> None:
+        """Counted in the hour of its end."""
+        hour = int((record.arrived_at + record.seconds) // 3600.0) * 3600
+        line: Line = (hour, record.key_id, record.model, record.class_name, record.pool, record.how, record.code)
+        counts = self.lines.get(line)
+        if counts is None:
+            if len(self.lines) >= _MOST_LINES:
+                line = (hour, record.key_id, "", "", "", record.how, "")
+                counts = self.lines.get(line)
+            if counts is None:
+                counts = self.lines[line] = Counts()
+        counts.requests += 1
+        counts.counted += record.counted
+        counts.input_tokens += record.input_tokens
+        counts.output_tokens += record.output_tokens
+        counts.usd += record.charged_usd
+        self.requests += 1
+
+    def take(self) -> dict[Line, Counts]:
+        lines, self.lines, self.requests = self.lines, {}, 0
+        return lines

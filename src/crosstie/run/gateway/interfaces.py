@@ -1,0 +1,79 @@
+"""What the gateway asks of the service around it: of who loads models, of its other workers, of who traces requests.
+
+Each is None where there is no such thing. The service derives from these classes, so they are not compiled.
+"""
+
+from collections.abc import Callable
+
+from crosstie.route.ask import Ask
+from crosstie.route.live import Replica
+from crosstie.run.gateway.backend import Backend, EngineLoad
+
+
+class HostedModels:
+    """Who loads and puts away the models of shared pools."""
+
+    def asked(self, ask: Ask) -> tuple[str, float] | None:
+        """A request is about to be decided on: why, where its model cannot be there in time, and when to ask again."""
+        raise NotImplementedError
+
+    def absent(self, model: str) -> tuple[str, float] | None:
+        """Why a hosted model is loaded nowhere, and after how many seconds to ask again; None where it is loaded."""
+        raise NotImplementedError
+
+    def doubted(self, replica: Replica, *, surely: bool = False) -> None:
+        """Something went wrong on it, so that it may have lost its model; `surely`: its engine has said so."""
+        raise NotImplementedError
+
+
+class OtherWorkers:
+    """The other workers of this gateway on its machine; see `service.neighbourhood`."""
+
+    def changed(self, backend: Backend) -> None:
+        """This worker has found a backend up or down."""
+        raise NotImplementedError
+
+    def probed(self, backend: Backend, fault: str | None, *, refused: bool) -> None:
+        """It has asked after a backend's health; None: it is well."""
+        raise NotImplementedError
+
+    def knows_health(self, backend: Backend) -> bool:
+        """Whether someone has asked the backend lately."""
+        raise NotImplementedError
+
+    def reported(self, backend: Backend, load: EngineLoad) -> None:
+        """It has read a backend's metrics."""
+        raise NotImplementedError
+
+    def knows_load(self, backend: Backend) -> bool:
+        """Whether someone has read its metrics lately; then they are this worker's as well."""
+        raise NotImplementedError
+
+    def metrics_to(self, send: Callable[[str], None]) -> None:
+        """Sends the page of all workers, once they have told theirs."""
+        raise NotImplementedError
+
+
+class Trace:
+    """One request, as it goes on. Its end is told to the gateway's listeners, with `RequestRecord.trace`."""
+
+    # Of the trace: 32 digits.
+    id = ""
+
+    def attempt(self, pool: str, backend: str) -> bytes:
+        """It is sent to a backend: the header lines that tell the backend so."""
+        raise NotImplementedError
+
+    def first_token(self) -> None:
+        """The answer has begun, in its present attempt."""
+        raise NotImplementedError
+
+    def failed(self, why: str, status: int) -> None:
+        """Its present attempt has come to nothing."""
+        raise NotImplementedError
+
+
+class Tracing:
+    def begin(self, path: str, given: bytes) -> Trace:
+        """A request has come; `given` are its own valid lines of trace context, if it has any."""
+        raise NotImplementedError
