@@ -44,10 +44,10 @@ from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
 from crosstie.core.workload import Sharing
 from crosstie.host.expected import expect
-from crosstie.host.hosted import Hosted, Settings
+from crosstie.host.hosted import Hosted, ResidencySettings
 from crosstie.host.sizes import hosted_model, load_path, room_bytes
 from crosstie.perf.memory import gpu_weight_bytes
-from crosstie.sim.hosting import Hosting, Traffic, host
+from crosstie.sim.hosting import HostingResult, Traffic, host
 
 ACCELERATORS = ("mi350x", "b200")
 GPUS = (3, 4, 5, 6, 8)
@@ -93,22 +93,22 @@ SMALL: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-LRU = Settings(worth="recency", min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0)
-POLICIES = {"crosstie": Settings(), "lru": LRU}
+LRU = ResidencySettings(worth="recency", min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0)
+POLICIES = {"crosstie": ResidencySettings(), "lru": LRU}
 # The residency, and loads that nobody waits for, as `crosstie serve` makes them.
 AHEAD = "loads ahead of demand"
 STUDIED = {
     **POLICIES,
-    "greedy-dual-size-frequency": Settings(
+    "greedy-dual-size-frequency": ResidencySettings(
         worth="frequency", min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0
     ),
-    "no residence, no patience": Settings(min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0),
-    "no patience": Settings(patience_loads=0.0),
-    "patience for short loads too": Settings(short_load_s=0.0),
-    "patience of three loads": Settings(patience_loads=3.0),
-    "margin 1.5": Settings(margin=1.5),
-    "demand forgotten over ten minutes": Settings(demand_memory_s=600.0),
-    AHEAD: Settings(),
+    "no residence, no patience": ResidencySettings(min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0),
+    "no patience": ResidencySettings(patience_loads=0.0),
+    "patience for short loads too": ResidencySettings(short_load_s=0.0),
+    "patience of three loads": ResidencySettings(patience_loads=3.0),
+    "margin 1.5": ResidencySettings(margin=1.5),
+    "demand forgotten over ten minutes": ResidencySettings(demand_memory_s=600.0),
+    AHEAD: ResidencySettings(),
 }
 
 
@@ -173,7 +173,7 @@ def shifting(count: int, seed: int, hours: float = HOURS, requests_per_s: float 
     return Traffic(at, wanted, chance.lognormal(math.log(6.0), 0.7, len(at)))
 
 
-def row(found: list[Hosting]) -> dict[str, Any]:
+def row(found: list[HostingResult]) -> dict[str, Any]:
     """Means over the seeds, with the half-width of their 95% interval."""
     measured = {
         "evictions_per_hour": [float(one.evictions_per_hour) for one in found],
@@ -205,7 +205,11 @@ def study(catalog: Catalog, seeds: range, quick: bool) -> dict[str, Any]:
 
 
 def simulated(
-    catalog: Catalog, grid: list[tuple[str, str, int, dict[str, Settings]]], seeds: range, hours: float, warm_up: float
+    catalog: Catalog,
+    grid: list[tuple[str, str, int, dict[str, ResidencySettings]]],
+    seeds: range,
+    hours: float,
+    warm_up: float,
 ) -> dict[str, Any]:
     traffic = [shifting(30, seed, hours) for seed in seeds]
     rows = []

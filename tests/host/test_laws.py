@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstie.host.residency import Hosted, Move, Residency, Settings, Slot
+from crosstie.host.hosted import Hosted, Move, ResidencySettings, Slot
+from crosstie.host.residency import Residency
 
 STEP_S = 0.5
 LONGEST_REQUEST_S = 4.0
@@ -13,7 +14,7 @@ LONGEST_LOAD_S = 6.0
 class Driver:
     """A pool served in steps of half a second; every move is checked when it begins."""
 
-    def __init__(self, hosted: list[Hosted], rooms: list[float], settings: Settings) -> None:
+    def __init__(self, hosted: list[Hosted], rooms: list[float], settings: ResidencySettings) -> None:
         self.slots = [Slot(f"s{n}", room) for n, room in enumerate(rooms)]
         self.residency = Residency(hosted, self.slots, 0.0, settings)
         self.settings = settings
@@ -84,7 +85,7 @@ def models(sizes: list[int], loads: list[float], pinned: bool) -> list[Hosted]:
 SIZES = st.lists(st.integers(1, 10), min_size=2, max_size=6)
 LOADS = st.lists(st.floats(0.1, LONGEST_LOAD_S), min_size=6, max_size=6)
 SETTINGS = st.builds(
-    Settings,
+    ResidencySettings,
     min_residence_s=st.floats(0.0, 10.0),
     residence_loads=st.floats(0.0, 4.0),
     margin=st.floats(0.1, 3.0),
@@ -96,7 +97,7 @@ SETTINGS = st.builds(
 ASKED = st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=5, max_size=60)
 
 
-def bound_s(hosted: list[Hosted], settings: Settings) -> float:
+def bound_s(hosted: list[Hosted], settings: ResidencySettings) -> float:
     """Everybody else's turn before one's own, each with its residence, requests and load."""
     turn = LONGEST_REQUEST_S + LONGEST_LOAD_S + 4 * STEP_S
     turn += max(settings.residence_s(one) for one in hosted) + max(settings.waits_s(one) for one in hosted)
@@ -108,7 +109,7 @@ def test_memory_busy_and_pinned_models_are_respected_and_everybody_is_served_in_
     sizes: list[int],
     loads: list[float],
     pinned: bool,
-    settings: Settings,
+    settings: ResidencySettings,
     asked: list[list[int]],
     takes_s: float,
     slots: int,
@@ -132,7 +133,7 @@ def test_memory_busy_and_pinned_models_are_respected_and_everybody_is_served_in_
 
 @given(SIZES, LOADS, SETTINGS, ASKED, st.lists(st.booleans(), min_size=8, max_size=8))
 def test_failing_loads_and_replicas_that_go_away_break_nothing(
-    sizes: list[int], loads: list[float], settings: Settings, asked: list[list[int]], chance: list[bool]
+    sizes: list[int], loads: list[float], settings: ResidencySettings, asked: list[list[int]], chance: list[bool]
 ) -> None:
     hosted = models(sizes, loads, pinned=False)
     driver = Driver(hosted, [12.0, 12.0], settings)
@@ -157,7 +158,7 @@ def test_failing_loads_and_replicas_that_go_away_break_nothing(
 def test_the_driver_would_notice_a_starved_model() -> None:
     """With residence without end nobody gets the replica of another."""
     hosted = models([10, 10], [1.0] * 6, pinned=False)
-    driver = Driver(hosted, [10.0], Settings(min_residence_s=1e9))
+    driver = Driver(hosted, [10.0], ResidencySettings(min_residence_s=1e9))
     for _ in range(400):
         driver.step(["m0", "m1"], 1.0, fails=False)
     assert list(driver.waiting) == ["m1"]

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from crosstie.core.errors import BadInput
-from crosstie.host.residency import Hosted, Move, Residency, Settings, Slot
+from crosstie.host.hosted import Hosted, Move, ResidencySettings, Slot
+from crosstie.host.residency import Residency
 
 GB = 1e9
 
@@ -18,7 +19,7 @@ def busy_with(*pairs: tuple[str, str]) -> Callable[[str, str], int]:
     return lambda slot, model: int((slot, model) in pairs)
 
 
-def pool(*sizes: float, room: float = 100.0, slots: int = 1, settings: Settings | None = None) -> Residency:
+def pool(*sizes: float, room: float = 100.0, slots: int = 1, settings: ResidencySettings | None = None) -> Residency:
     """Models a, b, c, ... of so many GB that load in 10 s."""
     hosted = [Hosted(name, size * GB, 10.0) for name, size in zip("abcdefgh", sizes, strict=False)]
     return Residency(hosted, [Slot(f"s{n}", room * GB) for n in range(slots)], 0.0, settings)
@@ -69,7 +70,7 @@ def test_no_more_is_evicted_than_is_needed() -> None:
 
 
 def test_what_was_just_loaded_stays_for_its_least_residence() -> None:
-    residency = pool(80, 80, settings=Settings(min_residence_s=30.0, residence_loads=0.0))
+    residency = pool(80, 80, settings=ResidencySettings(min_residence_s=30.0, residence_loads=0.0))
     load(residency, "a", 0.0)
     residency.asked("b", 11.0)
     assert residency.wanted("b", 11.0, idle) is None
@@ -107,7 +108,7 @@ def test_a_hot_model_is_not_evicted_only_because_the_cold_one_beside_it_has_just
 
 
 def test_who_has_gone_holds_up_nobody_and_keeps_its_place() -> None:
-    residency = pool(80, 80, 80, settings=Settings(min_residence_s=30.0, patience_loads=0.0))
+    residency = pool(80, 80, 80, settings=ResidencySettings(min_residence_s=30.0, patience_loads=0.0))
     load(residency, "a", 0.0)
     assert residency.wanted("b", 11.0, idle) is None
     assert residency.slots[0].claimed_by == "b"
@@ -124,7 +125,7 @@ def test_who_has_gone_holds_up_nobody_and_keeps_its_place() -> None:
 
 
 def test_a_model_that_is_asked_for_stays_for_some_loads() -> None:
-    residency = pool(80, 80, settings=Settings(min_residence_s=0.0, residence_loads=3.0, patience_loads=0.0))
+    residency = pool(80, 80, settings=ResidencySettings(min_residence_s=0.0, residence_loads=3.0, patience_loads=0.0))
     load(residency, "a", 0.0)
     for now in range(10, 60):
         residency.asked("a", float(now))
@@ -134,7 +135,7 @@ def test_a_model_that_is_asked_for_stays_for_some_loads() -> None:
 
 
 def test_the_worthless_newcomer_waits_its_patience_and_then_gets_its_turn() -> None:
-    residency = pool(80, 80, settings=Settings(min_residence_s=0.0, residence_loads=0.0, patience_loads=2.0))
+    residency = pool(80, 80, settings=ResidencySettings(min_residence_s=0.0, residence_loads=0.0, patience_loads=2.0))
     load(residency, "a", 0.0)
     for now in range(10, 100):
         residency.asked("a", float(now))
@@ -150,7 +151,7 @@ def test_the_worthless_newcomer_waits_its_patience_and_then_gets_its_turn() -> N
 def test_short_loads_are_not_waited_for() -> None:
     for load_s, waits in ((3.0, False), (3.5, True)):
         hosted = [Hosted(name, 80 * GB, load_s) for name in "ab"]
-        settings = Settings(min_residence_s=0.0, residence_loads=0.0)
+        settings = ResidencySettings(min_residence_s=0.0, residence_loads=0.0)
         residency = Residency(hosted, [Slot("s0", 100 * GB)], 0.0, settings)
         load(residency, "a", 0.0)
         for now in range(10, 100):
@@ -160,7 +161,7 @@ def test_short_loads_are_not_waited_for() -> None:
 
 
 def test_a_worthy_newcomer_does_not_wait() -> None:
-    residency = pool(80, 80, settings=Settings(min_residence_s=0.0, residence_loads=0.0, patience_loads=2.0))
+    residency = pool(80, 80, settings=ResidencySettings(min_residence_s=0.0, residence_loads=0.0, patience_loads=2.0))
     load(residency, "a", 0.0)
     for now in range(50, 60):
         residency.asked("b", float(now))
@@ -170,7 +171,7 @@ def test_a_worthy_newcomer_does_not_wait() -> None:
 
 
 def test_the_busy_finish_and_take_no_new_requests() -> None:
-    residency = pool(80, 80, settings=Settings(min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0))
+    residency = pool(80, 80, settings=ResidencySettings(min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0))
     load(residency, "a", 0.0)
     residency.asked("b", 50.0)
     working = busy_with(("s0", "a"))
@@ -183,7 +184,7 @@ def test_the_busy_finish_and_take_no_new_requests() -> None:
 
 
 def test_who_leaves_for_nothing_serves_again() -> None:
-    residency = pool(80, 80, settings=Settings(min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0))
+    residency = pool(80, 80, settings=ResidencySettings(min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0))
     load(residency, "a", 0.0)
     residency.asked("b", 50.0)
     assert residency.wanted("b", 50.0, busy_with(("s0", "a"))) is None
@@ -192,7 +193,9 @@ def test_who_leaves_for_nothing_serves_again() -> None:
 
 
 def test_a_waiting_model_that_nobody_asks_for_any_more_is_forgotten() -> None:
-    residency = pool(80, 80, 10, settings=Settings(min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0))
+    residency = pool(
+        80, 80, 10, settings=ResidencySettings(min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0)
+    )
     load(residency, "a", 0.0)
     assert residency.wanted("b", 50.0, busy_with(("s0", "a"))) is None
     assert residency.resident("a") == []
@@ -201,7 +204,7 @@ def test_a_waiting_model_that_nobody_asks_for_any_more_is_forgotten() -> None:
 
 
 def test_who_has_waited_longest_goes_first() -> None:
-    settings = Settings(min_residence_s=0.0, residence_loads=0.0, patience_loads=1.0)
+    settings = ResidencySettings(min_residence_s=0.0, residence_loads=0.0, patience_loads=1.0)
     residency = pool(80, 80, 80, settings=settings)
     load(residency, "a", 0.0)
     for now in range(10, 100):
@@ -222,7 +225,9 @@ def test_who_has_waited_longest_goes_first() -> None:
 
 def test_pinned_models_stay_and_are_loaded_ahead() -> None:
     hosted = [Hosted("a", 60 * GB, 1.0, pinned=True), Hosted("b", 40 * GB, 1.0), Hosted("c", 40 * GB, 1.0)]
-    residency = Residency(hosted, [Slot("s0", 100 * GB)], 0.0, Settings(min_residence_s=0.0, residence_loads=0.0))
+    residency = Residency(
+        hosted, [Slot("s0", 100 * GB)], 0.0, ResidencySettings(min_residence_s=0.0, residence_loads=0.0)
+    )
     move = residency.ahead(0.0, idle)
     assert move is not None
     assert (move.load.model, move.why) == ("a", "pinned")
@@ -233,7 +238,7 @@ def test_pinned_models_stay_and_are_loaded_ahead() -> None:
 
 
 def test_a_crowded_model_gets_another_copy_where_nobody_needs_the_room_more() -> None:
-    residency = pool(50, 50, slots=2, settings=Settings(copy_at_in_flight=4.0))
+    residency = pool(50, 50, slots=2, settings=ResidencySettings(copy_at_in_flight=4.0))
     load(residency, "a", 0.0)
     assert residency.ahead(20.0, lambda slot, model: 3) is None
     move = residency.ahead(20.0, lambda slot, model: 4 if (slot, model) == ("s0", "a") else 0)
@@ -339,4 +344,4 @@ def test_what_can_never_be_served_is_refused() -> None:
     with pytest.raises(BadInput, match="same key"):
         Residency([Hosted("a", 1.0, 1.0)], [Slot("s0", 10.0), Slot("s0", 10.0)], 0.0)
     with pytest.raises(BadInput, match="is not one of demand"):
-        pool(10, settings=Settings(worth="luck"))
+        pool(10, settings=ResidencySettings(worth="luck"))

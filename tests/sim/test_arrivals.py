@@ -13,7 +13,7 @@ from crosstie.perf.memory import cache_sequences
 from crosstie.perf.steady_state import steady_state
 from crosstie.perf.step import shape, step_s
 from crosstie.perf.tabulated import StepTimes
-from crosstie.sim.arrivals import Request, simulate
+from crosstie.sim.arrivals import Arrival, simulate
 
 CATALOG = Catalog([], calibration=empty())
 
@@ -39,16 +39,16 @@ def chunk_of(deployment: Deployment) -> int:
     return int(Hardware([deployment]).chunk_tokens[0, 0])
 
 
-def poisson(rate: float, count: int, inputs: int, outputs: int, seed: int = 5) -> list[Request]:
+def poisson(rate: float, count: int, inputs: int, outputs: int, seed: int = 5) -> list[Arrival]:
     at = np.cumsum(np.random.default_rng(seed).exponential(1.0 / rate, count))
-    return [Request(float(t), inputs, outputs) for t in at]
+    return [Arrival(float(t), inputs, outputs) for t in at]
 
 
-def traffic(rate: float, count: int = 300, seed: int = 3, longest: int = 6000) -> list[Request]:
+def traffic(rate: float, count: int = 300, seed: int = 3, longest: int = 6000) -> list[Arrival]:
     chance = np.random.default_rng(seed)
     at = np.cumsum(chance.exponential(1.0 / rate, count))
     lengths = zip(chance.integers(1, longest, count), chance.integers(1, 120, count), strict=True)
-    return [Request(float(t), int(i), int(o)) for t, (i, o) in zip(at, lengths, strict=True)]
+    return [Arrival(float(t), int(i), int(o)) for t, (i, o) in zip(at, lengths, strict=True)]
 
 
 def at_once(first: Array, last: Array) -> int:
@@ -57,7 +57,7 @@ def at_once(first: Array, last: Array) -> int:
     return int(np.max(np.cumsum([change for _, change in moments])))
 
 
-def tokens_of(deployment: Deployment, requests: list[Request]) -> tuple[Array, Array]:
+def tokens_of(deployment: Deployment, requests: list[Arrival]) -> tuple[Array, Array]:
     """Moments of the first and the last token of each request."""
     got = simulate(deployment, requests)
     first = np.array([r.arrival_s for r in requests]) + got.ttft_s
@@ -68,7 +68,7 @@ def tokens_of(deployment: Deployment, requests: list[Request]) -> tuple[Array, A
 @pytest.mark.parametrize("deployment", ALL, ids=name)
 @pytest.mark.parametrize(("inputs", "outputs"), [(100, 200), (2000, 50), (7000, 300), (15_000, 100)])
 def test_a_request_alone_sees_what_the_closed_form_says(deployment: Deployment, inputs: int, outputs: int) -> None:
-    alone = simulate(deployment, [Request(3.0, inputs, outputs)])
+    alone = simulate(deployment, [Arrival(3.0, inputs, outputs)])
     steady = steady_state(Hardware([deployment]), 1, inputs, outputs)
     # A prompt of one chunk and a bit: the closed form has a fraction of a step where the engine has a short one.
     tolerance = 0.02 if inputs <= chunk_of(deployment) else 0.12
@@ -108,7 +108,7 @@ def test_times_of_steps_are_those_of_perf(deployment: Deployment) -> None:
 def test_prompts_alone_wait_as_in_a_queue_with_one_server(load: float, count: int) -> None:
     """Prompts that fill a step and ask for one token: M/D/1, whose mean wait is rho S / 2 (1 - rho)."""
     chunk = chunk_of(SMALL)
-    alone = simulate(SMALL, [Request(0.0, chunk, 1)]).ttft_s[0]
+    alone = simulate(SMALL, [Arrival(0.0, chunk, 1)]).ttft_s[0]
     request_s = float(Hardware([SMALL]).host_request_s[0, 0])
     service = alone - request_s
     got = simulate(SMALL, poisson(load / service, count, chunk, 1))
@@ -124,7 +124,7 @@ def test_prompts_alone_wait_as_in_a_queue_with_one_server(load: float, count: in
 def test_prompts_that_share_steps_wait_for_those_that_came_meanwhile(quantile: float) -> None:
     """Four fit into a step and end together: a wait grows by no more than the load, as `plan.capacity` counts on."""
     quarter, load = chunk_of(SMALL) // 4, 0.8
-    alone = simulate(SMALL, [Request(0.0, quarter, 1)]).ttft_s[0]
+    alone = simulate(SMALL, [Arrival(0.0, quarter, 1)]).ttft_s[0]
     service = alone - float(Hardware([SMALL]).host_request_s[0, 0])
     got = simulate(SMALL, poisson(load / service, 20_000, quarter, 1))
     one_by_one = float(wait_s(np.array([load]), np.array([0.5 * service]), quantile)[0])
@@ -170,7 +170,7 @@ def test_it_is_the_same_every_time_and_in_any_order() -> None:
 
 def test_memory_keeps_requests_out() -> None:
     """Requests of equal length, all at once: no more run than the cache holds, and some must wait for that."""
-    requests = [Request(0.0, 2000, 400)] * 60
+    requests = [Arrival(0.0, 2000, 400)] * 60
     first, last = tokens_of(WHOLE, requests)
     holds = int(cache_sequences(WHOLE, 2400.0))
     assert 1 <= holds < 60
@@ -182,19 +182,19 @@ def test_memory_keeps_requests_out() -> None:
 
 def test_a_request_too_long_for_the_cache_is_served_alone() -> None:
     longer = int(float(cache_sequences(WHOLE, 1000.0)) * 1000) + 5000
-    first, last = tokens_of(WHOLE, [Request(0.0, longer, 20)] * 3)
+    first, last = tokens_of(WHOLE, [Arrival(0.0, longer, 20)] * 3)
     assert at_once(first, last) == 1
 
 
 def test_the_engines_own_limit_keeps_requests_out() -> None:
-    requests = [Request(0.0, 10, 300)] * 700
+    requests = [Arrival(0.0, 10, 300)] * 700
     first, last = tokens_of(TINY, requests)
     assert at_once(first, last) == int(Hardware([TINY]).max_sequences[0, 0]) == 256
 
 
 def test_attention_replicas_take_prompts_side_by_side() -> None:
     chunk = chunk_of(RANKS)
-    one, four, eight = (simulate(RANKS, [Request(0.0, chunk, 1)] * n).ttft_s for n in (1, 4, 8))
+    one, four, eight = (simulate(RANKS, [Arrival(0.0, chunk, 1)] * n).ttft_s for n in (1, 4, 8))
     assert four.max() < 2.0 * one.max(), "one prompt for each replica goes in one step"
     assert eight.max() > 1.5 * four.max(), "a second one waits for the next"
     assert eight.min() == pytest.approx(four.min())
@@ -205,4 +205,4 @@ def test_nothing_to_simulate_and_pipelines_are_refused() -> None:
         simulate(SMALL, [])
     staged = replica("llama-3.3-70b", "mi300x", "vllm", Parallelism(tp=2, pp=2))
     with pytest.raises(BadInput, match="pipelines are not simulated"):
-        simulate(staged, [Request(0.0, 10, 10)])
+        simulate(staged, [Arrival(0.0, 10, 10)])

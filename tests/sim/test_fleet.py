@@ -17,10 +17,10 @@ from crosstie.core.fleet import Fleet, Policy, Pool
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import make_plan
-from crosstie.sim.fleet import Answered, Asked, FleetSimulator, closed_loop, score
+from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest, closed_loop, score
 
 FAST, SLOW = "http://fast", "http://slow"
-REQUEST = Asked(0.0, MODEL, 1000, 150)
+REQUEST = SimulatedRequest(0.0, MODEL, 1000, 150)
 SPAN_S = 30.0
 
 
@@ -100,7 +100,7 @@ def test_a_replica_that_recovers_is_used_again() -> None:
     assert slow < 1.6 * fast
 
 
-def traffic(rate: float, span_s: float = 20.0, seed: int = 1, **changes: Any) -> list[Asked]:
+def traffic(rate: float, span_s: float = 20.0, seed: int = 1, **changes: Any) -> list[SimulatedRequest]:
     chance = np.random.default_rng(seed)
     at = np.cumsum(chance.exponential(1.0 / rate, int(rate * span_s)))
     return [REQUEST._replace(arrival_s=float(t), class_name="chat", **changes) for t in at]
@@ -182,7 +182,7 @@ def planned(rate: float = 20.0) -> tuple[Workload, Fleet]:
     return asked, msgspec.structs.replace(made, pools=pools)
 
 
-def recorded(workload: Workload, load: float, span_s: float, seed: int = 0) -> list[Asked]:
+def recorded(workload: Workload, load: float, span_s: float, seed: int = 0) -> list[SimulatedRequest]:
     """Arrivals and lengths as recorded, at the workload's rates; what nobody recorded comes at random."""
     chance = np.random.default_rng(seed)
     found = []
@@ -204,13 +204,13 @@ def recorded(workload: Workload, load: float, span_s: float, seed: int = 0) -> l
             lengths = [sample[int(chance.integers(len(sample)))] for sample in samples]
         longest = max(piece.longest_input for piece in one.slices)
         found += [
-            Asked(float(t), one.model, min(inputs, longest), outputs, one.name)
+            SimulatedRequest(float(t), one.model, min(inputs, longest), outputs, one.name)
             for t, (inputs, outputs) in zip(at, lengths, strict=True)
         ]
     return sorted(found)
 
 
-def served_by(policy: Policy, load: float, span_s: float = 100.0) -> tuple[FleetSimulator, list[Answered]]:
+def served_by(policy: Policy, load: float, span_s: float = 100.0) -> tuple[FleetSimulator, list[SimulatedAnswer]]:
     workload, made = planned()
     simulator = FleetSimulator(CATALOG, made, policy)
     got = simulator.run(recorded(workload, load, span_s))

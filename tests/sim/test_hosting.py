@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from crosstie.host.hosted import Hosted, Settings
-from crosstie.sim.hosting import Hosting, Traffic, host
+from crosstie.host.hosted import Hosted, ResidencySettings
+from crosstie.sim.hosting import HostingResult, Traffic, host
 
-LRU = Settings(worth="recency", min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0)
+LRU = ResidencySettings(worth="recency", min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0)
 
 
 def traffic(*requests: tuple[float, int, float]) -> Traffic:
@@ -83,15 +83,15 @@ def test_larger_memory_means_fewer_evictions() -> None:
 
 
 def test_demand_by_byte_evicts_less_than_plain_lru() -> None:
-    ours, lru = (_total(settings) for settings in (Settings(), LRU))
+    ours, lru = (_total(settings) for settings in (ResidencySettings(), LRU))
     assert ours < 0.95 * lru
 
 
-def _total(settings: Settings) -> int:
+def _total(settings: ResidencySettings) -> int:
     return sum(_run(settings, seed).evictions for seed in (1, 2, 3))
 
 
-def _run(settings: Settings, seed: int) -> Hosting:
+def _run(settings: ResidencySettings, seed: int) -> HostingResult:
     return host(shelf(), [120.0] * 2, popular(15, 0.2, 10_000.0, seed), settings, ahead=False)
 
 

@@ -5,7 +5,7 @@ from rich.text import Text
 from crosstie.cli.show import Output, count, dollars, gigabytes, print_table, say, seconds, share, table
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.decide.plan.plan import Plan
-from crosstie.decide.plan.shared import SharedPlan, SharedPool
+from crosstie.decide.plan.shared import SharedPlan, SharedPoolPlan
 
 _FROM = {
     "host": "the host's memory, where engines sleep (vLLM's sleep, level 1)",
@@ -34,7 +34,7 @@ def show_shared(out: Output, plan: Plan, shared: SharedPlan) -> None:
         say(out, f"  not {name}: {reason}", "dim")
 
 
-def _expected(pool: SharedPool) -> str:
+def _expected(pool: SharedPoolPlan) -> str:
     found = pool.expected
     if not found.loads_per_s:
         return "every model stays resident, nobody waits for a load"
@@ -55,7 +55,7 @@ def _show_simulated(out: Output, shared: SharedPlan) -> None:
         )
 
 
-def _show_pools(out: Output, shared: SharedPlan, answer: SharedPool) -> None:
+def _show_pools(out: Output, shared: SharedPlan, answer: SharedPoolPlan) -> None:
     columns = [
         ("accelerator", "left"), ("replicas", "right"), ("each", "left"), ("$/h", "right"), ("busy", "right"),
         ("for models", "right"), ("evictions/h", "right"), ("cold", "right"), ("wait", "right"),
@@ -64,7 +64,7 @@ def _show_pools(out: Output, shared: SharedPlan, answer: SharedPool) -> None:
     print_table(out, table("", columns, [_row(pool) for pool in shared.pools]))
 
 
-def _row(pool: SharedPool) -> list[str]:
+def _row(pool: SharedPoolPlan) -> list[str]:
     found, beside = pool.expected, pool.beside
     return [
         pool.accelerator, f"{pool.replicas:,}", f"{pool.replica.parallelism.gpus} x {pool.replica.parallelism}",
@@ -74,7 +74,7 @@ def _row(pool: SharedPool) -> list[str]:
     ]  # fmt: skip
 
 
-def _show_grounds(out: Output, pool: SharedPool, load_from: str) -> None:
+def _show_grounds(out: Output, pool: SharedPoolPlan, load_from: str) -> None:
     longest = max(pool.replica.hosted, key=lambda one: one.load_s)
     say(
         out, f"  models come from {_FROM[load_from]}; the slowest, {longest.model}, in {seconds(longest.load_s)}", "dim"

@@ -8,8 +8,8 @@ from crosstie.cli.hosting_show import show_shared
 from crosstie.cli.show import Output, console, count, dollars, print_table, say, seconds, share, table
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
-from crosstie.decide.plan.answer import Aside, Carried, FleetPlan, PoolPlan
-from crosstie.decide.plan.check import Seen
+from crosstie.decide.plan.answer import Alternative, Carried, FleetPlan, PoolPlan
+from crosstie.decide.plan.check import SimulatedClass
 from crosstie.decide.plan.flips import Flip
 from crosstie.decide.plan.market import Item
 from crosstie.decide.plan.plan import Plan
@@ -171,7 +171,7 @@ def _show_simulated(out: Output, plan: Plan) -> None:
         say(out, f"- {one.name}: {_seen(one)}")
 
 
-def _seen(one: Seen) -> str:
+def _seen(one: SimulatedClass) -> str:
     if not one.requests:
         return "not simulated (pipelines are not)"
     found = []
@@ -201,7 +201,7 @@ def _show_rivals(out: Output, plan: Plan, fleet: FleetPlan) -> None:
         say(out, f"- the second vendor saves {month} a month, which is what running its stack may cost")
 
 
-def _beside(one: Aside | None) -> str:
+def _beside(one: Alternative | None) -> str:
     if one is None:
         return "no fleet will do"
     return f"{one.label}, {dollars(one.usd_per_hour)} an hour ({one.dearer:+.1%})"

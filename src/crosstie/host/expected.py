@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from crosstie.host.hosted import Hosted, Settings
+from crosstie.host.hosted import Hosted, ResidencySettings
 
 # Halvings of the logarithm of the worth at which models are evicted.
 _BISECTIONS = 60
@@ -56,9 +56,9 @@ def expect(
     hosted: Sequence[Hosted],
     requests_per_s: Sequence[float],
     capacity_bytes: Sequence[float],
-    settings: Settings | None = None,
+    settings: ResidencySettings | None = None,
 ) -> Expectation:
-    chosen = settings or Settings()
+    chosen = settings or ResidencySettings()
     # Whom nobody asks for is never loaded, unless it is pinned.
     pairs = [(one, rate) for one, rate in zip(hosted, requests_per_s, strict=True) if rate > 0 or one.pinned]
     total = sum(one.taken_bytes for one, _ in pairs)
@@ -113,18 +113,18 @@ def _left_out(hosted: Sequence[Hosted], capacity_bytes: Sequence[float]) -> floa
     return absent
 
 
-def _ends(pairs: Sequence[tuple[Hosted, float]], settings: Settings) -> tuple[float, float]:
+def _ends(pairs: Sequence[tuple[Hosted, float]], settings: ResidencySettings) -> tuple[float, float]:
     """A worth at which nobody is evicted, and one at which nobody stays."""
     worths = [_worth(one, rate, settings) for one, rate in pairs] or [1.0]
     return min(worths) * 1e-30, max(worths) * 1e3
 
 
-def _worth(one: Hosted, rate: float, settings: Settings) -> float:
+def _worth(one: Hosted, rate: float, settings: ResidencySettings) -> float:
     """What its demand is remembered as right after a request, for each byte."""
     return (rate + 1.0 / settings.demand_memory_s) * one.load_s / max(one.taken_bytes, 1.0)
 
 
-def _gone(one: Hosted, rate: float, floor: float, settings: Settings) -> float:
+def _gone(one: Hosted, rate: float, floor: float, settings: ResidencySettings) -> float:
     """The chance that it is evicted before it is asked for again."""
     if one.pinned:
         return 0.0
@@ -132,7 +132,7 @@ def _gone(one: Hosted, rate: float, floor: float, settings: Settings) -> float:
     return math.exp(-rate * max(lives_s, settings.min_residence_s))
 
 
-def _filled(pairs: Sequence[tuple[Hosted, float]], floor: float, settings: Settings) -> float:
+def _filled(pairs: Sequence[tuple[Hosted, float]], floor: float, settings: ResidencySettings) -> float:
     filled = 0.0
     for one, rate in pairs:
         gone = _gone(one, rate, floor, settings)

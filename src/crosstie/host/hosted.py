@@ -81,7 +81,7 @@ class Wait:
         self.retry_s = retry_s
 
 
-class Waiting:
+class WaitingModel:
     """A model that was asked for where it is not: since when, and what its clients were told."""
 
     __slots__ = ("asked_at", "counted", "since", "there", "told")
@@ -95,7 +95,7 @@ class Waiting:
         self.there = True
 
 
-class Settings:
+class ResidencySettings:
     """How much is kept, and for how long; docs/hosting.md has what each was chosen by."""
 
     __slots__ = (
@@ -166,7 +166,7 @@ class Histogram:
         self.total_s += seconds
 
 
-class Tally:
+class ModelCounts:
     """What happened to one model, or to all of them."""
 
     __slots__ = ("asked", "cold_waits", "evictions", "failed", "load_s", "loads", "refused_thrash", "wait_s")
@@ -185,11 +185,11 @@ class Tally:
         self.wait_s = Histogram()
 
 
-class Counts(Tally):
+class PoolCounts(ModelCounts):
     """Of the whole pool, and by model."""
 
     __slots__ = ("by_model",)
 
     def __init__(self, models: Sequence[str]) -> None:
         super().__init__()
-        self.by_model = {model: Tally() for model in models}
+        self.by_model = {model: ModelCounts() for model in models}

@@ -16,10 +16,16 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from crosstie.core.errors import BadInput
-from crosstie.host.hosted import BUCKETS_S, Counts, Histogram, Hosted, Move, Settings, Slot, Tally, Wait, Waiting
+from crosstie.host.hosted import (
+    Hosted,
+    Move,
+    PoolCounts,
+    ResidencySettings,
+    Slot,
+    Wait,
+    WaitingModel,
+)
 from crosstie.host.worth import Worth
-
-__all__ = ["BUCKETS_S", "Counts", "Histogram", "Hosted", "Move", "Residency", "Settings", "Slot", "Tally", "Wait"]
 
 # Requests in flight of a model on a replica: busy(slot key, model).
 Busy = Callable[[str, str], int]
@@ -52,9 +58,9 @@ class _Option:
 
 class Residency:
     def __init__(
-        self, hosted: Sequence[Hosted], slots: Sequence[Slot], now: float, settings: Settings | None = None
+        self, hosted: Sequence[Hosted], slots: Sequence[Slot], now: float, settings: ResidencySettings | None = None
     ) -> None:
-        self._settings = settings or Settings()
+        self._settings = settings or ResidencySettings()
         self.hosted = {one.model: one for one in hosted}
         self.slots = list(slots)
         if len(self.hosted) < len(hosted):
@@ -64,10 +70,10 @@ class Residency:
         # Where each pinned model stays.
         self._home = self._homes()
         self._worth = Worth(hosted, self._settings, now)
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, WaitingModel] = {}
         self._failures = dict.fromkeys(self.hosted, 0)
         self._not_before = dict.fromkeys(self.hosted, -math.inf)
-        self.counts = Counts(list(self.hosted))
+        self.counts = PoolCounts(list(self.hosted))
 
     def _homes(self) -> dict[str, Slot]:
         """The largest pinned models first, each where most is left; refuses what could never be served."""
@@ -120,7 +126,7 @@ class Residency:
         if self.resident(model):
             self.forget(model)
             return None
-        waiting = self._waiting.setdefault(model, Waiting(now))
+        waiting = self._waiting.setdefault(model, WaitingModel(now))
         waiting.asked_at, waiting.there = now, True
         for slot in self.slots:
             if slot.loading == model:
@@ -135,7 +141,7 @@ class Residency:
             return Move(option.slot, one, (), "fits in free memory")
         return self._turn(one, option, waiting, now)
 
-    def _turn(self, one: Hosted, option: _Option, waiting: Waiting, now: float) -> Move | None:
+    def _turn(self, one: Hosted, option: _Option, waiting: WaitingModel, now: float) -> Move | None:
         """Whether the newcomer may evict by now; if so, it goes or claims the replica."""
         patient_until = waiting.since + self._settings.waits_s(one)
         worthy = self._worth.deserves(one.model, option.loss, self._settings.margin, now)
@@ -158,7 +164,7 @@ class Residency:
         why = "worth more than what it evicts" if deserved else "its turn after waiting"
         return Move(option.slot, one, option.evict, why)
 
-    def _is_before(self, model: str, waiting: Waiting, now: float) -> bool:
+    def _is_before(self, model: str, waiting: WaitingModel, now: float) -> bool:
         """Whether another whose patience has ended came before this one, and has no replica promised to it."""
         promised = {slot.claimed_by for slot in self.slots}
         return any(
@@ -387,7 +393,7 @@ class Residency:
         for model in gone:
             self.forget(model)
 
-    def _told(self, waiting: Waiting, why: str, retry_s: float) -> Move | None:
+    def _told(self, waiting: WaitingModel, why: str, retry_s: float) -> Move | None:
         """No move, and the reason is kept for whoever asks."""
         waiting.told = Wait(why, max(retry_s, 0.01))
         return None

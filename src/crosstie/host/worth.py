@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 
 from crosstie.core.errors import BadInput
-from crosstie.host.hosted import Hosted, Settings
+from crosstie.host.hosted import Hosted, ResidencySettings
 
 KINDS = ("demand", "recency", "frequency")
 
@@ -20,7 +20,7 @@ KINDS = ("demand", "recency", "frequency")
 class Worth:
     __slots__ = ("_at", "_count", "_floor", "_hosted", "_kind", "_memory_s", "_score")
 
-    def __init__(self, hosted: Iterable[Hosted], settings: Settings, now: float) -> None:
+    def __init__(self, hosted: Iterable[Hosted], settings: ResidencySettings, now: float) -> None:
         if settings.worth not in KINDS:
             raise BadInput(f"worth '{settings.worth}' is not one of {', '.join(KINDS)}")
         self._kind = settings.worth

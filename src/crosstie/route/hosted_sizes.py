@@ -6,7 +6,8 @@ from crosstie.catalog.loading import shipped_loading
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import HostedModel, Pool
 from crosstie.core.workload import Sharing
-from crosstie.host.residency import Hosted, Residency, Slot
+from crosstie.host.hosted import Hosted, Slot
+from crosstie.host.residency import Residency
 from crosstie.host.sizes import hosted_model, load_path, room_bytes
 from crosstie.route.build import deployment_of
 

@@ -16,14 +16,14 @@ from crosstie.perf.hardware import Array
 from crosstie.sim.engine import Engine
 
 
-class Request(NamedTuple):
+class Arrival(NamedTuple):
     arrival_s: float
     input_tokens: int
     output_tokens: int
 
 
 @dataclass(frozen=True)
-class Served:
+class Latencies:
     """By request, in the order of arrival; TPOT is not a number where there is one token."""
 
     ttft_s: Array
@@ -32,7 +32,7 @@ class Served:
     busy: float
 
 
-def simulate(deployment: Deployment, requests: Sequence[Request], slower: float = 1.0) -> Served:
+def simulate(deployment: Deployment, requests: Sequence[Arrival], slower: float = 1.0) -> Latencies:
     """All requests on one replica; `slower` stretches every step."""
     if deployment.parallelism.pp > 1:
         raise BadInput(f"{deployment.label}: pipelines are not simulated")
@@ -53,4 +53,4 @@ def simulate(deployment: Deployment, requests: Sequence[Request], slower: float 
     tpot = np.divide(last - first, later, out=np.full(len(ordered), np.nan), where=later > 0)
     arrivals = np.array([r.arrival_s for r in ordered])
     span = max(engine.clock - float(arrivals[0]) - engine.request_s, 1e-9)
-    return Served(first - arrivals, tpot, engine.busy_s / span)
+    return Latencies(first - arrivals, tpot, engine.busy_s / span)

@@ -24,7 +24,7 @@ from crosstie.route.policy import make_policy
 from crosstie.sim.engine import Engine
 
 
-class Asked(NamedTuple):
+class SimulatedRequest(NamedTuple):
     """A request as it will turn out; `prefix` and the rest as in `route.ask`."""
 
     arrival_s: float
@@ -37,10 +37,10 @@ class Asked(NamedTuple):
     priority: int = 1
 
 
-class Answered(NamedTuple):
+class SimulatedAnswer(NamedTuple):
     """How a request was served; times from its arrival at the gateway. No pool: it was turned away."""
 
-    asked: Asked
+    asked: SimulatedRequest
     pool: str | None
     backend: str | None
     ttft_s: float
@@ -55,7 +55,7 @@ class Answered(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    asked: Asked
+    asked: SimulatedRequest
     flight: Flight
     decision: Decision
     engine: Engine
@@ -84,7 +84,7 @@ class FleetSimulator:
         self.room = WaitingRoom(fleet.serving.max_queued)
         self.report_every_s = report_every_s
         self.now = 0.0
-        self.answered: list[Answered] = []
+        self.answered: list[SimulatedAnswer] = []
         self.engines: dict[str, Engine] = {}
         self._sent: dict[int, _Sent] = {}
         self._numbers = 0
@@ -109,7 +109,7 @@ class FleetSimulator:
                     deployment, context, (slower or {}).get(replica.key, 1.0), times=table
                 )
 
-    def run(self, requests: Iterable[Asked]) -> list[Answered]:
+    def run(self, requests: Iterable[SimulatedRequest]) -> list[SimulatedAnswer]:
         """Open traffic: every request arrives by the clock. Answers in the order in which they ended."""
         for asked in sorted(requests):
             self.advance(asked.arrival_s)
@@ -117,7 +117,7 @@ class FleetSimulator:
         self.advance(inf)
         return self.answered
 
-    def send(self, asked: Asked) -> None:
+    def send(self, asked: SimulatedRequest) -> None:
         """A request arrives now."""
         ask = self._ask(asked)
         decision = self.policy.choose(self.live, ask, self.now)
@@ -130,7 +130,7 @@ class FleetSimulator:
         else:
             self._turn_away(asked)
 
-    def _ask(self, asked: Asked) -> Ask:
+    def _ask(self, asked: SimulatedRequest) -> Ask:
         served = self.live.classes.get(asked.class_name or "")
         return Ask(
             model=asked.model,
@@ -145,10 +145,10 @@ class FleetSimulator:
             session=asked.session,
         )
 
-    def _turn_away(self, asked: Asked) -> None:
-        self.answered.append(Answered(asked, None, None, inf, inf, inf, 0.0))
+    def _turn_away(self, asked: SimulatedRequest) -> None:
+        self.answered.append(SimulatedAnswer(asked, None, None, inf, inf, inf, 0.0))
 
-    def _start(self, asked: Asked, ask: Ask, decision: Decision) -> None:
+    def _start(self, asked: SimulatedRequest, ask: Ask, decision: Decision) -> None:
         replica, prediction = decision.replica, decision.prediction
         assert replica is not None
         assert prediction is not None
@@ -224,7 +224,7 @@ class FleetSimulator:
         assert flight.first_at is not None
         waited = flight.started - asked.arrival_s
         self.answered.append(
-            Answered(
+            SimulatedAnswer(
                 asked,
                 flight.replica.pool.name,
                 flight.replica.key,
@@ -272,7 +272,7 @@ class FleetSimulator:
                 self._turn_away(ticket.item)
 
 
-def closed_loop(simulator: FleetSimulator, clients: int, template: Asked, until_s: float) -> float:
+def closed_loop(simulator: FleetSimulator, clients: int, template: SimulatedRequest, until_s: float) -> float:
     """So many clients, each of whom sends its next request when the last one ends; answers a second in the later half.
 
     Clients start one after the other, so that they do not run in step.
@@ -311,7 +311,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_thousand: float
 
 
-def score(live: LiveFleet, answered: Iterable[Answered]) -> Score:
+def score(live: LiveFleet, answered: Iterable[SimulatedAnswer]) -> Score:
     every = list(answered)
     if not every:
         raise BadInput("no answer to score")
@@ -327,7 +327,7 @@ def score(live: LiveFleet, answered: Iterable[Answered]) -> Score:
     )
 
 
-def _kept(live: LiveFleet, one: Answered) -> bool:
+def _kept(live: LiveFleet, one: SimulatedAnswer) -> bool:
     if one.pool is None:
         return False
     served = live.classes.get(one.asked.class_name or "")

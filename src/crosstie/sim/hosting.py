@@ -12,7 +12,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.host.hosted import Counts, Hosted, Move, Settings, Slot
+from crosstie.host.hosted import Hosted, Move, PoolCounts, ResidencySettings, Slot
 from crosstie.host.residency import Residency
 
 Array = NDArray[np.float64]
@@ -37,7 +37,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Hosting:
+class HostingResult:
     """What came of it, after the warm-up."""
 
     requests: int
@@ -50,7 +50,7 @@ class Hosting:
     # The fullest that any replica was, as a share of its memory.
     fullest: float
     # From the first moment on.
-    counts: Counts
+    counts: PoolCounts
 
     @property
     def cold_share(self) -> float:
@@ -68,11 +68,11 @@ def host(
     hosted: Sequence[Hosted],
     capacity_bytes: Sequence[float],
     traffic: Traffic,
-    settings: Settings | None = None,
+    settings: ResidencySettings | None = None,
     *,
     warm_up_s: float = 0.0,
     ahead: bool = True,
-) -> Hosting:
+) -> HostingResult:
     """`ahead`: whether models are also loaded that nobody waits for."""
     return _Run(hosted, capacity_bytes, traffic, settings, warm_up_s, ahead).result()
 
@@ -83,7 +83,7 @@ class _Run:
         hosted: Sequence[Hosted],
         capacity_bytes: Sequence[float],
         traffic: Traffic,
-        settings: Settings | None,
+        settings: ResidencySettings | None,
         warm_up_s: float,
         ahead: bool,
     ) -> None:
@@ -109,7 +109,7 @@ class _Run:
     def later(self, at: float, kind: str, what: object) -> None:
         heapq.heappush(self.events, (at, next(self.order), kind, what))
 
-    def result(self) -> Hosting:
+    def result(self) -> HostingResult:
         arrivals = self.traffic.at_s
         if self.ahead:
             self.later(_AHEAD_EVERY_S, "ahead", None)
@@ -123,7 +123,7 @@ class _Run:
             now, _, kind, what = heapq.heappop(self.events)
             self._happen(now, kind, what)
         counted = arrivals >= self.warm_up_s
-        return Hosting(
+        return HostingResult(
             requests=int(counted.sum()),
             cold=int((self.was_cold & counted).sum()),
             cold_wait_s=self.wait_s[self.was_cold & counted],

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from crosstie.decide.plan.answer import Aside
+from crosstie.decide.plan.answer import Alternative
 from crosstie.decide.plan.plan import Plan
 from crosstie.web.chart import check_ending, colours, new_figure, save
 
@@ -32,7 +32,7 @@ def draw_plan(plan: Plan, target: Path) -> None:
 def _costs(axes: Any, plan: Plan) -> None:
     """One bar a fleet, stacked by accelerator."""
     assert plan.fleet is not None
-    fleets: list[tuple[str, Aside]] = [("this plan", Aside(plan.fleet.gpus, plan.fleet.usd_per_hour, 0.0))]
+    fleets: list[tuple[str, Alternative]] = [("this plan", Alternative(plan.fleet.gpus, plan.fleet.usd_per_hour, 0.0))]
     fleets += [(f"{vendor} alone", one) for vendor, one in plan.single_vendor.items() if one]
     if plan.runner_up:
         fleets.append((f"without {plan.runner_up.without}", plan.runner_up.fleet))

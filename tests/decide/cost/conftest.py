@@ -12,7 +12,7 @@ from crosstie.catalog.prices import COLUMNS
 from crosstie.core.fact import Fact
 from crosstie.decide.cost.ownership import Option
 from crosstie.decide.cost.prices import given
-from crosstie.decide.cost.ranges import Span, exactly
+from crosstie.decide.cost.ranges import ValueRange, exactly
 
 Priced = Callable[..., None]
 # A copy of a shipped file under another name may not keep the names that belong to the first.
@@ -64,7 +64,7 @@ def h200_fleet(catalog: Catalog) -> Option:
 def mi300x_fleet(catalog: Catalog) -> Option:
     return Option(
         accelerator=catalog.accelerator("mi300x"), gpus=10, price=given("mi300x", 8_000.0), discount=0.1,
-        engineers=1.0, output_tokens_per_s_per_gpu=Span(90.0, 120.0, 150.0, interval=True),
+        engineers=1.0, output_tokens_per_s_per_gpu=ValueRange(90.0, 120.0, 150.0, interval=True),
     )  # fmt: skip
 
 

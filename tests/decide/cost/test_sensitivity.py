@@ -14,7 +14,7 @@ from crosstie.core.errors import BadInput
 from crosstie.decide.cost.assessment import assess, service_gap
 from crosstie.decide.cost.ownership import Option, own
 from crosstie.decide.cost.prices import Quote, given
-from crosstie.decide.cost.ranges import Span, exactly
+from crosstie.decide.cost.ranges import ValueRange, exactly
 from crosstie.decide.cost.sensitivity import break_even, contest, monte_carlo, saving, tornado
 
 Costs = dict[str, Ranged]
@@ -28,18 +28,18 @@ def cost(option: Option, costs: Costs) -> float:
 
 def test_a_span_needs_its_middle_inside() -> None:
     with pytest.raises(BadInput, match="not between"):
-        Span(1.0, 3.0, 2.0)
+        ValueRange(1.0, 3.0, 2.0)
 
 
 def test_triangular_draws_by_hand() -> None:
     """Between 0 and 4 with the top at 1: a quarter lies below 1, and the middle where half of the area is."""
-    drawn = Span(0.0, 1.0, 4.0).draw(np.array([0.0, 0.25, 0.5, 1.0]))
+    drawn = ValueRange(0.0, 1.0, 4.0).draw(np.array([0.0, 0.25, 0.5, 1.0]))
     # Above the top, 1 - F(x) = (4 - x)^2 / (4 * 3), so F(x) = 0.5 at 4 - sqrt(6).
     assert drawn == pytest.approx([0.0, 1.0, 4.0 - np.sqrt(6.0), 4.0])
 
 
 def test_interval_draws_keep_their_ends() -> None:
-    drawn = Span(50.0, 100.0, 120.0, interval=True).draw(np.array([0.1, 0.5, 0.9]))
+    drawn = ValueRange(50.0, 100.0, 120.0, interval=True).draw(np.array([0.1, 0.5, 0.9]))
     assert drawn == pytest.approx([50.0, 100.0, 120.0], rel=1e-4)
 
 
@@ -213,7 +213,7 @@ def test_verdicts_name_winner_and_doubt(h200_fleet: Option, mi300x_fleet: Option
     assert "fairly sure" in told[0]
     assert any("No single input" in text for text in told)
     # The other way round when the H200 needs nobody either and the MI300X is slow.
-    slow = dataclasses.replace(lean, output_tokens_per_s_per_gpu=Span(30.0, 40.0, 50.0, interval=True))
+    slow = dataclasses.replace(lean, output_tokens_per_s_per_gpu=ValueRange(30.0, 40.0, 50.0, interval=True))
     nobody = dataclasses.replace(h200_fleet, engineers=0.0)
     assert assess([nobody, slow], wide_costs, 3.0).ranking == ["h200", "mi300x"]
 

@@ -5,7 +5,7 @@ import pytest
 from tests.decide.plan.workloads import CHAT, one_class, workload
 
 from crosstie.catalog.library import Catalog
-from crosstie.decide.plan.capacity import Leaning
+from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.optimise import simplest
 from crosstie.decide.plan.plan import make_plan
 from crosstie.decide.plan.programme import Solution
@@ -48,7 +48,7 @@ def test_of_nearly_equal_fleets_the_simplest_is_taken_unless_a_vendor_undercuts_
     assert simplest(fleets, 0.01, [fleet(100.5, [1], [1.0]), None]) == (rich, rich)
 
 
-@pytest.mark.parametrize("sizing", [Leaning.none, lambda ds: Leaning.at(ds, -1.28)], ids=["likely", "safe"])
+@pytest.mark.parametrize("sizing", [EstimateScale.none, lambda ds: EstimateScale.at(ds, -1.28)], ids=["likely", "safe"])
 def test_the_stack_of_an_accelerator_can_be_chosen_before_all_tiers_are_evaluated(sizing: object) -> None:
     catalog = Catalog([])
     work = workload(CHAT, DOCUMENTS, accelerators=("mi300x", "mi355x", "h200", "b200"))

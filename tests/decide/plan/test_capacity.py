@@ -17,9 +17,9 @@ from crosstie.decide.plan.capacity import (
     GRID,
     LIMITS,
     Capacity,
-    Leaning,
-    Part,
+    EstimateScale,
     Promise,
+    TrafficPart,
     at,
     busy_share,
     capacity,
@@ -58,19 +58,19 @@ def target(milliseconds: float | None, percentile: float = 0.9) -> Target | None
     return None if milliseconds is None else Target(seconds=milliseconds / 1e3, percentile=percentile)
 
 
-def part(inputs: int = 1000, outputs: int = 200, ttft: Target | None = None, tpot: Target | None = None) -> Part:
+def part(inputs: int = 1000, outputs: int = 200, ttft: Target | None = None, tpot: Target | None = None) -> TrafficPart:
     piece = Slice(
         share=1.0, input_tokens=float(inputs), output_tokens=float(outputs), longest_input=inputs, longest_output=outputs,
         sample=((inputs, outputs),),
     )  # fmt: skip
     one = RequestClass(name="x", model="gpt-oss-20b", requests_per_s=1.0, slices=(piece,), ttft=ttft, tpot=tpot)
-    return Part(one, piece, 0)
+    return TrafficPart(one, piece, 0)
 
 
-def able(one: Part, promise: Promise | None = None, leaning: Leaning | None = None) -> Capacity:
+def able(one: TrafficPart, promise: Promise | None = None, leaning: EstimateScale | None = None) -> Capacity:
     (curve,) = curves(HARDWARE, [one.slice])
     return capacity(
-        curve, one, tier_of(one.request_class), promise or Promise.none(ALL), leaning or Leaning.none(ALL)
+        curve, one, tier_of(one.request_class), promise or Promise.none(ALL), leaning or EstimateScale.none(ALL)
     )  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def test_faster_replicas_never_take_less(
     size: tuple[int, int], ttft: float | None, tpot: float | None, factor: float
 ) -> None:
     one, ones = part(*size, target(ttft), target(tpot)), np.ones(len(ALL))
-    faster = able(one, leaning=Leaning(ones / factor, ones / factor, ones * factor))
+    faster = able(one, leaning=EstimateScale(ones / factor, ones / factor, ones * factor))
     assert_no_more(able(one).requests_per_s, faster.requests_per_s)
 
 
@@ -166,7 +166,7 @@ def test_what_a_replica_takes_is_within_what_it_can() -> None:
 
 
 def test_limits_are_named_after_what_binds() -> None:
-    def named(one: Part) -> list[str]:
+    def named(one: TrafficPart) -> list[str]:
         return [LIMITS[int(index)] for index in able(one).limit]
 
     assert named(part(tpot=target(15)))[0] == "TPOT target"
@@ -245,14 +245,14 @@ def test_leaning_is_exact_at_the_ends_of_the_intervals(catalog: Catalog) -> None
     one = calibrated.calibrated(calibrated.deployment(model, gpu, Parallelism(tp=1), "fp8", "bf16", "vllm"))
     spread = one.correction.spread
     end = NormalDist().inv_cdf(0.9)
-    slow, fast, middle = (Leaning.at([one], z) for z in (-end, end, 0.0))
+    slow, fast, middle = (EstimateScale.at([one], z) for z in (-end, end, 0.0))
     assert slow.tpot == pytest.approx([np.exp(max(spread["tpot"].high, 0.0))])
     assert fast.ttft == pytest.approx([np.exp(min(spread["ttft"].low, 0.0))])
     assert slow.rate == pytest.approx([np.exp(min(spread["throughput"].low, 0.0))])
     assert all(factor == [1.0] for factor in (middle.ttft, middle.tpot, middle.rate))
     # Without calibration nothing is known, and nothing leans.
     bare = catalog.deployment(model, gpu, Parallelism(tp=1), "fp8", "bf16", "vllm")
-    assert Leaning.at([bare], -end).tpot == [1.0]
+    assert EstimateScale.at([bare], -end).tpot == [1.0]
 
 
 def test_exempt_slices_answer_to_the_others_alone() -> None:

@@ -8,7 +8,7 @@ from tests.decide.plan.workloads import one_class, workload
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.workload import RequestClass, Target
-from crosstie.decide.plan.check import Seen, _quantile, check
+from crosstie.decide.plan.check import SimulatedClass, _quantile, check
 from crosstie.decide.plan.plan import make_plan
 
 # Closed forms against a simulation: none of these misses by more.
@@ -60,10 +60,10 @@ def test_half_the_replicas_miss(catalog: Catalog) -> None:
 
 def test_holds_is_about_both_targets() -> None:
     target = Target(seconds=1.0, percentile=0.9)
-    assert Seen("x", 10, 0.9, 1.0, target, target).holds
-    assert not Seen("x", 10, 1.1, 0.5, target, target).holds
-    assert not Seen("x", 10, 0.5, 1.1, target, target).holds
-    assert Seen("x", 10, None, None, None, None).holds
+    assert SimulatedClass("x", 10, 0.9, 1.0, target, target).holds
+    assert not SimulatedClass("x", 10, 1.1, 0.5, target, target).holds
+    assert not SimulatedClass("x", 10, 0.5, 1.1, target, target).holds
+    assert SimulatedClass("x", 10, None, None, None, None).holds
 
 
 def test_quantiles_are_weighed() -> None:

@@ -15,7 +15,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import RequestClass, Workload
 from crosstie.decide.plan.answer import FleetPlan
-from crosstie.decide.plan.capacity import Leaning
+from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.market import market
 from crosstie.decide.plan.optimise import Choice, choice
 from crosstie.decide.plan.plan import Plan, make_plan
@@ -56,7 +56,7 @@ def cost(plan: Plan) -> float:
 def asked_of(work: Workload) -> Choice:
     priced = market(CATALOG, work)
     surveyed = surveys(CATALOG, work, [item.accelerator for item in priced.items])
-    return choice(offers(surveyed, Leaning.none), priced, work)
+    return choice(offers(surveyed, EstimateScale.none), priced, work)
 
 
 def some_prices(count: int, seed: int = 11) -> list[dict[str, float]]:

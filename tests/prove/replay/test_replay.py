@@ -20,7 +20,7 @@ from crosstie.prove.replay.traffic import BYTES_PER_TOKEN, TimedRequest, from_tr
 from crosstie.run.emulate.faults import Fault
 from crosstie.run.emulate.fleet import EmulatedFleet, start
 from crosstie.run.wire.loops import run_on_loop
-from crosstie.sim.arrivals import Request, simulate
+from crosstie.sim.arrivals import Arrival, simulate
 
 
 def requests(count: int, gap_s: float = 0.05, tokens: tuple[int, int] = (200, 20)) -> list[TimedRequest]:
@@ -155,7 +155,7 @@ def test_times_are_those_of_the_emulated_engine() -> None:
     deployment = CATALOG.deployment(
         CATALOG.model(LARGE), CATALOG.accelerator("mi300x"), pool().parallelism, "fp8", "bf16", "vllm"
     )
-    simulated = simulate(deployment, [Request(*asked[0][:3])])
+    simulated = simulate(deployment, [Arrival(*asked[0][:3])])
     assert found.tpot_s == pytest.approx(float(simulated.tpot_s[0]), rel=0.25)
     assert 0.8 * simulated.ttft_s[0] < found.ttft_s < 3.0 * simulated.ttft_s[0]
 

@@ -11,7 +11,7 @@ from tests.run.gateway.fakes import until
 from tests.run.service.shared import MODELS, PATIENT, SPEED, Hosted, hosted, shared_pool, with_hosts
 
 from crosstie.core.errors import BadInput
-from crosstie.host.residency import Hosted as Size
+from crosstie.host.hosted import Hosted as Size
 from crosstie.run.emulate.faults import Fault, read_fault
 
 A, B, C, D, *_ = MODELS

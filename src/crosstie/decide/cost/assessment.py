@@ -11,7 +11,7 @@ from crosstie.decide.cost.sensitivity import (
     BreakEven,
     Contest,
     Risk,
-    Spread,
+    SampledCost,
     break_even,
     contest,
     monte_carlo,
@@ -90,11 +90,11 @@ def sentences(
     return found + _drivers(bars, first, second)
 
 
-def _alone(price: float, spread: Spread) -> str:
+def _alone(price: float, spread: SampledCost) -> str:
     return f"{spread.option} costs {price:.3g} USD per million output tokens; 80% of samples give {_between(spread)}."
 
 
-def _winner(prices: dict[str, float], first: str, second: str, spread: Spread, risk: Risk) -> str:
+def _winner(prices: dict[str, float], first: str, second: str, spread: SampledCost, risk: Risk) -> str:
     saved = saving(prices[first], prices[second])
     against = f"{prices[first]:.3g} against {prices[second]:.3g} USD per million output tokens"
     odds = f"{first} is the cheapest in {spread.cheapest:.0%} of {risk.samples:,} samples"
@@ -199,7 +199,7 @@ def _less(share: float) -> str:
     return f"{share:.0%} less" if share >= 0 else f"{-share:.0%} more"
 
 
-def _between(spread: Spread) -> str:
+def _between(spread: SampledCost) -> str:
     return f"{spread.low:.3g} to {spread.high:.3g}"
 
 

@@ -15,7 +15,7 @@ from crosstie.core.errors import BadInput, near_names
 from crosstie.core.estimate import Estimate
 from crosstie.core.units import HOURS_PER_YEAR, MONTHS_PER_YEAR, SECONDS_PER_HOUR, UNITS
 from crosstie.decide.cost.prices import Quote, given
-from crosstie.decide.cost.ranges import Span, exactly, likely
+from crosstie.decide.cost.ranges import ValueRange, exactly, likely
 from crosstie.perf.hardware import Array
 
 Costs = Mapping[str, Ranged]
@@ -68,7 +68,7 @@ class Option:
     # What one accelerator costs to buy, before the discount.
     price: Quote
     # Output tokens/s of one GPU at the operating point, and its interval where there is one; None: not asked.
-    output_tokens_per_s_per_gpu: Span | None = None
+    output_tokens_per_s_per_gpu: ValueRange | None = None
     discount: float = 0.0
     # Engineers that this option needs beyond what the others need.
     engineers: float = 0.0
@@ -181,7 +181,7 @@ def usd_per_mtok(values: Mapping[str, Array]) -> Array:
     return np.asarray(total_usd(values) / tokens * 1e6)
 
 
-def inputs(option: Option, costs: Costs, years: float) -> dict[str, Span]:
+def inputs(option: Option, costs: Costs, years: float) -> dict[str, ValueRange]:
     """Everything that an option's bill depends on, with its span."""
     if not 0.0 < years <= 20.0:
         raise BadInput(f"a horizon of {years:g} years: must be above 0 and at most 20")
@@ -199,20 +199,20 @@ def inputs(option: Option, costs: Costs, years: float) -> dict[str, Span]:
     return found
 
 
-def price_span(price: Quote) -> Span:
+def price_span(price: Quote) -> ValueRange:
     """What the user gave is exact; a lone source of the catalog gets a range of our own."""
     if price.is_given or price.low < price.high:
-        return Span(price.low, price.usd, price.high)
+        return ValueRange(price.low, price.usd, price.high)
     return exactly(price.usd).scaled(ONE_SOURCE_SHARE)
 
 
-def _assumed(ranged: Ranged, override: float | None) -> Span:
+def _assumed(ranged: Ranged, override: float | None) -> ValueRange:
     if override is not None:
         return exactly(override)
-    return Span(ranged.low.value, ranged.likely.value, ranged.high.value)
+    return ValueRange(ranged.low.value, ranged.likely.value, ranged.high.value)
 
 
-def throughput(estimate: Estimate, gpus_per_replica: int, gpus: int | None = None) -> Span:
+def throughput(estimate: Estimate, gpus_per_replica: int, gpus: int | None = None) -> ValueRange:
     """Output tokens/s of one GPU as an estimate has it; exact where no calibration says how wrong it is.
 
     `gpus`: those of the fleet. What is left over beside whole replicas is paid for and gives no tokens.
@@ -225,7 +225,7 @@ def throughput(estimate: Estimate, gpus_per_replica: int, gpus: int | None = Non
     if estimate.interval is None:
         return exactly(rate)
     low, high = (end * busy for end in estimate.interval.per_gpu(gpus_per_replica))
-    return Span(min(low, rate), rate, max(high, rate), interval=True)
+    return ValueRange(min(low, rate), rate, max(high, rate), interval=True)
 
 
 def check_assumption(key: str, value: float) -> None:

@@ -13,7 +13,7 @@ from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import DoesNotFit
 from crosstie.decide.cost.ownership import Option, Ownership, own, throughput
 from crosstie.decide.cost.prices import given
-from crosstie.decide.cost.ranges import Span
+from crosstie.decide.cost.ranges import ValueRange
 from crosstie.decide.cost.sensitivity import Contest, contest, monte_carlo, saving, tornado
 from crosstie.perf.estimate import estimate
 from crosstie.perf.fit import smallest_layout
@@ -28,7 +28,7 @@ CLAIMED_SAVING, CLAIMED_AFTER_ENGINEERS, CLAIMED_VARIATION = 0.31, 0.19, 0.20
 
 
 @dataclass(frozen=True)
-class Point:
+class ServingPoint:
     """How the model is served on each: the article does not say, so there are several."""
 
     precision: str
@@ -40,11 +40,11 @@ class Point:
 
 # The first is what the figures of `Modelled` stand for.
 POINTS = {
-    "fp8, fewest GPUs, 64 in flight a replica": Point("fp8", {"mi325x": 64, "h200": 64}),
-    "fp8, fewest GPUs, 32 in flight a GPU": Point("fp8", {"mi325x": 32, "h200": 64}),
-    "fp8, TP2 on both, 64 in flight": Point("fp8", {"mi325x": 64, "h200": 64}, Parallelism(tp=2)),
-    "fp8, TP8 on both, 256 in flight": Point("fp8", {"mi325x": 256, "h200": 256}, Parallelism(tp=8)),
-    "bf16, fewest GPUs, 64 in flight a replica": Point("bf16", {"mi325x": 64, "h200": 64}),
+    "fp8, fewest GPUs, 64 in flight a replica": ServingPoint("fp8", {"mi325x": 64, "h200": 64}),
+    "fp8, fewest GPUs, 32 in flight a GPU": ServingPoint("fp8", {"mi325x": 32, "h200": 64}),
+    "fp8, TP2 on both, 64 in flight": ServingPoint("fp8", {"mi325x": 64, "h200": 64}, Parallelism(tp=2)),
+    "fp8, TP8 on both, 256 in flight": ServingPoint("fp8", {"mi325x": 256, "h200": 256}, Parallelism(tp=8)),
+    "bf16, fewest GPUs, 64 in flight a replica": ServingPoint("bf16", {"mi325x": 64, "h200": 64}),
 }
 
 
@@ -169,11 +169,11 @@ def _modelled(catalog: Catalog) -> Modelled:
     )
 
 
-def _saving_at(catalog: Catalog, point: Point) -> float:
+def _saving_at(catalog: Catalog, point: ServingPoint) -> float:
     return _saving(contest([_option(catalog, name, point) for name in PRICES_USD], catalog.costs, YEARS))
 
 
-def _option(catalog: Catalog, name: str, point: Point) -> Option:
+def _option(catalog: Catalog, name: str, point: ServingPoint) -> Option:
     """800 of them at the article's price, serving a 70B model."""
     deployment = _deployment(catalog, name, point)
     found = estimate(
@@ -186,7 +186,7 @@ def _option(catalog: Catalog, name: str, point: Point) -> Option:
     )  # fmt: skip
 
 
-def _deployment(catalog: Catalog, name: str, point: Point) -> Deployment:
+def _deployment(catalog: Catalog, name: str, point: ServingPoint) -> Deployment:
     model, accelerator = catalog.model(MODEL), catalog.accelerator(name)
     if point.parallelism is not None:
         return catalog.deployment(model, accelerator, point.parallelism, point.precision)
@@ -199,7 +199,7 @@ def _deployment(catalog: Catalog, name: str, point: Point) -> Deployment:
     return placed.deployment
 
 
-def _rate(option: Option) -> Span:
+def _rate(option: Option) -> ValueRange:
     assert option.output_tokens_per_s_per_gpu is not None
     return option.output_tokens_per_s_per_gpu
 

@@ -13,7 +13,7 @@ _Z80 = 1.2815515655446004
 
 
 @dataclass(frozen=True)
-class Span:
+class ValueRange:
     """`interval`: the ends hold 80% of what may come, as an estimate's do; else they are the least and the most."""
 
     low: float
@@ -47,17 +47,17 @@ class Span:
         z = _normal_quantile(uniform)
         return np.asarray(self.likely * np.exp(np.where(z < 0.0, z * down, z * up)))
 
-    def scaled(self, share: float) -> "Span":
+    def scaled(self, share: float) -> "ValueRange":
         """The same number with ends `share` of it below and above."""
         ends = sorted((self.likely * (1.0 - share), self.likely * (1.0 + share)))
-        return Span(ends[0], self.likely, ends[1])
+        return ValueRange(ends[0], self.likely, ends[1])
 
 
-def exactly(value: float) -> Span:
-    return Span(value, value, value)
+def exactly(value: float) -> ValueRange:
+    return ValueRange(value, value, value)
 
 
-def likely(spans: Mapping[str, Span]) -> dict[str, Array]:
+def likely(spans: Mapping[str, ValueRange]) -> dict[str, Array]:
     """Every input at its likely value."""
     return {name: np.asarray(span.likely) for name, span in spans.items()}
 

@@ -12,10 +12,10 @@ import numpy as np
 from crosstie.catalog.costs import COSTS
 from crosstie.core.errors import BadInput
 from crosstie.decide.cost.ownership import Costs, Option, inputs, usd_per_mtok
-from crosstie.decide.cost.ranges import Span, likely
+from crosstie.decide.cost.ranges import ValueRange, likely
 from crosstie.perf.hardware import Array
 
-Inputs = Mapping[str, Span]
+Inputs = Mapping[str, ValueRange]
 # Ends of the intervals that samples are summed up by: 80% lie between.
 _ENDS = (0.1, 0.9)
 
@@ -24,7 +24,7 @@ _ENDS = (0.1, 0.9)
 class Contest:
     """Options that are held against each other, by name, with every input's span."""
 
-    inputs: dict[str, dict[str, Span]]
+    inputs: dict[str, dict[str, ValueRange]]
 
     @property
     def names(self) -> list[str]:
@@ -48,17 +48,17 @@ class Contest:
             raise BadInput(f"a variation of {share:.0%}: must be from 0% to below 100%")
         changed = {}
         for name, spans in self.inputs.items():
-            exact = {key: Span(span.likely, span.likely, span.likely) for key, span in spans.items()}
+            exact = {key: ValueRange(span.likely, span.likely, span.likely) for key, span in spans.items()}
             changed[name] = exact | {key: bounded(key, spans[key].scaled(share)) for key in COSTS}
         return Contest(changed)
 
 
-def bounded(key: str, span: Span) -> Span:
+def bounded(key: str, span: ValueRange) -> ValueRange:
     """Ends that an assumption cannot pass: a site draws at least what its servers draw, and no share exceeds 1."""
     low, high = {"pue": (1.0, np.inf), "mean_power_fraction": (0.0, 1.0), "utilisation": (0.0, 1.0)}.get(
         key, (0.0, np.inf)
     )
-    return Span(max(span.low, low), span.likely, min(span.high, high))
+    return ValueRange(max(span.low, low), span.likely, min(span.high, high))
 
 
 def contest(options: Sequence[Option], costs: Costs, years: float) -> Contest:
@@ -157,7 +157,7 @@ def _movable(contest: Contest, names: Sequence[str]) -> list[tuple[str, str | No
 
 
 @dataclass(frozen=True)
-class Spread:
+class SampledCost:
     """What samples say of one option."""
 
     option: str
@@ -173,7 +173,7 @@ class Spread:
 class Risk:
     samples: int
     seed: int
-    spreads: list[Spread]
+    spreads: list[SampledCost]
     # Saving of the likely cheapest against the likely second: its 80% interval; None for a single option.
     saving: tuple[float, float] | None
 
@@ -190,7 +190,7 @@ def monte_carlo(contest: Contest, samples: int = 10_000, seed: int = 0) -> Risk:
     spreads = []
     for name, won in zip(contest.names, wins, strict=True):
         low, middle, high = np.quantile(costs[name], (_ENDS[0], 0.5, _ENDS[1]))
-        spreads.append(Spread(name, float(low), float(middle), float(high), float(won)))
+        spreads.append(SampledCost(name, float(low), float(middle), float(high), float(won)))
     order = contest.ranking()
     saved = None
     if len(order) > 1:

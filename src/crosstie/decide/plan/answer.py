@@ -9,7 +9,7 @@ from crosstie.core.deployment import Deployment
 from crosstie.core.estimate import Estimate
 from crosstie.core.units import significant
 from crosstie.core.workload import Workload
-from crosstie.decide.plan.capacity import LIMITS, Part, Tier
+from crosstie.decide.plan.capacity import LIMITS, Tier, TrafficPart
 from crosstie.decide.plan.market import Item
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Array, Programme, Solution
@@ -23,7 +23,7 @@ _SECONDS_PER_HOUR = 3600.0
 class Carried:
     """What a pool takes of one slice of a class."""
 
-    part: Part
+    part: TrafficPart
     # Of the slice.
     share: float
     requests_per_s: float
@@ -85,7 +85,7 @@ class FleetPlan:
 
 
 @dataclass(frozen=True)
-class Aside:
+class Alternative:
     """A fleet beside the answer: what it is made of and what it costs."""
 
     gpus: dict[str, int]
@@ -98,10 +98,10 @@ class Aside:
         return ", ".join(f"{count} {name}" for name, count in self.gpus.items())
 
 
-def aside(asked: Choice, solution: Solution | None, answer: float) -> Aside | None:
+def alternative(asked: Choice, solution: Solution | None, answer: float) -> Alternative | None:
     if solution is None:
         return None
-    return Aside(
+    return Alternative(
         gpus_of(asked, solution), solution.usd_per_hour, solution.usd_per_hour / answer - 1.0 if answer else 0.0
     )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from crosstie.core.workload import Workload
-from crosstie.decide.plan.answer import Aside, aside
+from crosstie.decide.plan.answer import Alternative, alternative
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Programme, Solution
 from crosstie.decide.plan.solver import solve
@@ -21,7 +21,7 @@ class Binding:
     key: str
     now: str
     saves_usd_per_hour: float
-    instead: Aside
+    instead: Alternative
 
 
 def bindings(asked: Choice, answer: Solution, workload: Workload) -> list[Binding]:
@@ -29,7 +29,7 @@ def bindings(asked: Choice, answer: Solution, workload: Workload) -> list[Bindin
     found = []
     for key, now, freed in _lifted(asked, workload):
         other = solve(freed)
-        instead = aside(asked, other, answer.usd_per_hour)
+        instead = alternative(asked, other, answer.usd_per_hour)
         if other is None or instead is None:
             continue
         saved = answer.usd_per_hour - other.usd_per_hour

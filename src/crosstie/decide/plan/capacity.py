@@ -66,7 +66,7 @@ def tier_of(one: RequestClass) -> Tier:
 
 
 @dataclass(frozen=True)
-class Part:
+class TrafficPart:
     """A slice with the class it belongs to, at today's peak."""
 
     request_class: RequestClass
@@ -89,7 +89,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Leaning:
+class EstimateScale:
     """Factors on what the model says, one a deployment: times and rates of a hopeful or a wary reading."""
 
     ttft: Array
@@ -97,12 +97,12 @@ class Leaning:
     rate: Array
 
     @classmethod
-    def none(cls, deployments: Sequence[Deployment]) -> "Leaning":
+    def none(cls, deployments: Sequence[Deployment]) -> "EstimateScale":
         one = np.ones(len(deployments))
         return cls(one, one, one)
 
     @classmethod
-    def at(cls, deployments: Sequence[Deployment], deviations: ArrayLike) -> "Leaning":
+    def at(cls, deployments: Sequence[Deployment], deviations: ArrayLike) -> "EstimateScale":
         """As if replicas were so many standard deviations faster than estimated, one number or one a deployment.
 
         Intervals hold four fifths of what was measured; their ends are 1.28 deviations away, and between and
@@ -135,7 +135,7 @@ class Promise(NamedTuple):
         return cls(np.full(count, np.inf), np.full(count, 0.5), np.zeros(count))
 
 
-class Curve(NamedTuple):
+class LoadCurve(NamedTuple):
     """One slice on every deployment: arrays (deployments, GRID) under load, and what a request alone sees."""
 
     tpot_s: Array
@@ -167,7 +167,7 @@ class Capacity(NamedTuple):
     prompt_share: Array
 
 
-def curves(hardware: Hardware, slices: Sequence[Slice]) -> list[Curve]:
+def curves(hardware: Hardware, slices: Sequence[Slice]) -> list[LoadCurve]:
     """All slices of a model on deployments of one precision, in one call of `serve`."""
     clients = np.concatenate(([1.0], GRID + 1.0))
     count = len(clients)
@@ -185,7 +185,7 @@ def curves(hardware: Hardware, slices: Sequence[Slice]) -> list[Curve]:
         alone, loaded = k * count, slice(k * count + 1, (k + 1) * count)
         tpot = got.tpot_s if one.output_tokens > 1 else np.zeros_like(got.tpot_s)
         found.append(
-            Curve(
+            LoadCurve(
                 tpot_s=tpot[:, loaded],
                 found_room_s=got.found_room_s[:, loaded],
                 service_s=got.service_s[:, loaded],
@@ -209,12 +209,12 @@ def _prefill_s(hardware: Hardware, tokens: Array) -> Array:
     return np.asarray(chunks * prefill_alone(hardware, tokens).total_s)
 
 
-def own_ttft_s(curve: Curve, leaning: Leaning) -> Array:
+def own_ttft_s(curve: LoadCurve, leaning: EstimateScale) -> Array:
     """TTFT of the slice's longest prompt on a replica that is otherwise idle; a row a deployment."""
     return (curve.alone_ttft_s + curve.longest_extra_s) * leaning.ttft
 
 
-def capacity(curve: Curve, part: Part, tier: Tier, promise: Promise, leaning: Leaning) -> Capacity:
+def capacity(curve: LoadCurve, part: TrafficPart, tier: Tier, promise: Promise, leaning: EstimateScale) -> Capacity:
     """What each deployment takes of a slice as a member of a tier.
 
     Rows may be the same deployments in several tiers; then the tier's fields are arrays of as many rows.
@@ -293,7 +293,7 @@ def _busy_with_mates(wait: Array, residual: Array, mates_s: Array, quantile: flo
     return busy_share(np.maximum(wait / (1.0 + alone), wait - mates_s) / residual, quantile)
 
 
-def _wait_quantile(part: Part) -> float:
+def _wait_quantile(part: TrafficPart) -> float:
     target = part.request_class.ttft
     return target.load_quantile if target else 0.5
 

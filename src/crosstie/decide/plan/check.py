@@ -13,7 +13,7 @@ import numpy as np
 
 from crosstie.core.workload import RequestClass, Target
 from crosstie.decide.plan.answer import FleetPlan, PoolPlan
-from crosstie.sim.arrivals import Request, simulate
+from crosstie.sim.arrivals import Arrival, simulate
 
 # Requests that a replica of each pool is sent; the first part only fills it. Long prompts come rarely and are felt
 # for long: with a thousand requests their percentiles scatter by half.
@@ -23,7 +23,7 @@ _LONGEST_RUN_TOKENS = 1_500_000
 
 
 @dataclass(frozen=True)
-class Seen:
+class SimulatedClass:
     """A class as simulated: its latencies at the percentiles of its targets, None where it has none."""
 
     name: str
@@ -39,7 +39,7 @@ class Seen:
         return all(seen <= target.seconds for seen, target in pairs if seen is not None and target is not None)
 
 
-def check(fleet: FleetPlan, classes: tuple[RequestClass, ...], requests: int = _REQUESTS) -> list[Seen]:
+def check(fleet: FleetPlan, classes: tuple[RequestClass, ...], requests: int = _REQUESTS) -> list[SimulatedClass]:
     """Every pool by one of its replicas; requests of a class are weighed by the traffic that a pool takes of it."""
     ttfts: dict[str, list[tuple[float, float]]] = {one.name: [] for one in classes}
     tpots: dict[str, list[tuple[float, float]]] = {one.name: [] for one in classes}
@@ -48,7 +48,7 @@ def check(fleet: FleetPlan, classes: tuple[RequestClass, ...], requests: int = _
             continue
         _simulate_pool(pool, requests, ttfts, tpots)
     return [
-        Seen(
+        SimulatedClass(
             name=one.name,
             requests=len(ttfts[one.name]),
             ttft_s=_quantile(ttfts[one.name], one.ttft),
@@ -72,7 +72,7 @@ def _simulate_pool(
     kinds = chance.choice(len(rates), count, p=rates / rates.sum())
     samples = [one.part.slice.sample for one in pool.carried]
     drawn = [samples[kind][int(u * len(samples[kind]))] for kind, u in zip(kinds, chance.random(count), strict=True)]
-    sent = [Request(float(at), *lengths) for at, lengths in zip(arrivals, drawn, strict=True)]
+    sent = [Arrival(float(at), *lengths) for at, lengths in zip(arrivals, drawn, strict=True)]
     served = simulate(pool.deployment, sent)
     started = int(count * _WARM_UP)
     seen = np.bincount(kinds[started:], minlength=len(rates))

@@ -9,7 +9,7 @@ from crosstie.core.units import UNITS
 from crosstie.core.workload import RequestClass, Workload
 from crosstie.decide.plan.answer import PoolPlan
 from crosstie.decide.plan.plan import Plan
-from crosstie.decide.plan.shared import SharedPool, longest_context
+from crosstie.decide.plan.shared import SharedPoolPlan, longest_context
 from crosstie.perf.memory import sequences_that_fit
 
 # Stands for the command that loads and unloads, until somebody writes it: docs/hosting.md.
@@ -35,7 +35,7 @@ def fleet_of(plan: Plan) -> Fleet:
     )
 
 
-def _shared_name(pool: SharedPool, taken: set[str]) -> str:
+def _shared_name(pool: SharedPoolPlan, taken: set[str]) -> str:
     name = stem = f"shared-{pool.accelerator}"
     number = 1
     while name in taken:
@@ -44,7 +44,7 @@ def _shared_name(pool: SharedPool, taken: set[str]) -> str:
     return name
 
 
-def _shared(name: str, pool: SharedPool, workload: Workload) -> Pool:
+def _shared(name: str, pool: SharedPoolPlan, workload: Workload) -> Pool:
     replica = pool.replica
     first = next(iter(replica.deployments.values()))
     assert workload.sharing is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crosstie.decide.plan.answer import Aside, aside, gpus_of, item_of
+from crosstie.decide.plan.answer import Alternative, alternative, gpus_of, item_of
 from crosstie.decide.plan.market import Item
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Mask, Solution
@@ -32,7 +32,7 @@ class Flip:
     accelerator: str
     usd_per_gpu_hour: float
     at_usd_per_gpu_hour: float
-    becomes: Aside
+    becomes: Alternative
     # What sources say it costs, from the least to the most.
     low_usd: float
     high_usd: float
@@ -55,7 +55,7 @@ class Flip:
         return self.usd_per_gpu_hour / self.at_usd_per_gpu_hour - 1.0
 
 
-def _flip(kind: str, item: Item, usd: float, becomes: Aside) -> Flip:
+def _flip(kind: str, item: Item, usd: float, becomes: Alternative) -> Flip:
     quote = item.quote
     return Flip(kind, item.id, quote.usd, float(usd), becomes, quote.low, quote.high)
 
@@ -66,7 +66,7 @@ def leaving(asked: Choice, answer: Solution, without: dict[str, Solution | None]
     for name, other in without.items():
         item = item_of(asked, name)
         paid = answer.bought[asked.market.items.index(item)]
-        becomes = aside(asked, other, answer.usd_per_hour)
+        becomes = alternative(asked, other, answer.usd_per_hour)
         if other is None or becomes is None or paid <= 0:
             continue
         rise = max(other.usd_per_hour - answer.usd_per_hour, 0.0) / paid
@@ -89,13 +89,13 @@ def entering(asked: Choice, answer: Solution, known: Mask) -> list[Flip]:
     return found
 
 
-def _at_price(asked: Choice, name: str, usd: float, answer: Solution, known: Mask) -> Aside | None:
+def _at_price(asked: Choice, name: str, usd: float, answer: Solution, known: Mask) -> Alternative | None:
     """The fleet at another price of one accelerator, if it has it and is cheaper than the answer."""
     other = asked.priced({name: usd})
     solution = solve(other.problem, known | other.allowing(lambda item: item.id == name), quickly=True)
     if solution is None or solution.usd_per_hour >= answer.usd_per_hour * (1.0 - 1e-6):
         return None
-    return aside(other, solution, answer.usd_per_hour) if name in gpus_of(other, solution) else None
+    return alternative(other, solution, answer.usd_per_hour) if name in gpus_of(other, solution) else None
 
 
 def _entry_prices(asked: Choice, answer: Solution) -> dict[str, float]:

@@ -10,7 +10,7 @@ import numpy as np
 from crosstie.core.deployment import Deployment
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import RequestClass, Slice, Target, Workload
-from crosstie.decide.plan.capacity import Leaning, own_ttft_s
+from crosstie.decide.plan.capacity import EstimateScale, own_ttft_s
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Array, Mask, Programme
 from crosstie.decide.plan.solver import solve
@@ -123,7 +123,7 @@ def _target(
     )
 
 
-def _alone(one: Survey, kind: RequestClass, lean: Leaning) -> dict[str, tuple[float, int, int]]:
+def _alone(one: Survey, kind: RequestClass, lean: EstimateScale) -> dict[str, tuple[float, int, int]]:
     """By target, for the slice that takes longest: the seconds of one request alone, the replica that is fastest
     at it, and the longest prompt. No target below can be kept.
     """

@@ -7,10 +7,10 @@ import numpy as np
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.workload import Workload
-from crosstie.decide.plan.answer import Aside, FleetPlan, aside, fleet_plan
+from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan
 from crosstie.decide.plan.binding import Binding, bindings
-from crosstie.decide.plan.capacity import Leaning
-from crosstie.decide.plan.check import Seen
+from crosstie.decide.plan.capacity import EstimateScale
+from crosstie.decide.plan.check import SimulatedClass
 from crosstie.decide.plan.flips import Flip, entering, leaving
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
 from crosstie.decide.plan.market import Market, market
@@ -36,17 +36,17 @@ _LENGTHS = (2.0,)
 
 
 @dataclass(frozen=True)
-class Runner:
+class RunnerUp:
     """The best fleet that does without some accelerator of the answer."""
 
     without: str
-    fleet: Aside
+    fleet: Alternative
 
 
 @dataclass(frozen=True)
-class Length:
+class PromptLength:
     factor: float
-    fleet: Aside | None
+    fleet: Alternative | None
     # Whether its accelerators are those of the answer.
     holds: bool
 
@@ -57,7 +57,7 @@ class Year:
 
     year: int
     requests_per_s: float
-    fleet: Aside | None
+    fleet: Alternative | None
 
 
 @dataclass(frozen=True)
@@ -69,19 +69,19 @@ class Plan:
     fleet: FleetPlan | None
     obstacles: list[Obstacle]
     replicas_considered: int
-    single_vendor: dict[str, Aside | None] = field(default_factory=dict)
-    runner_up: Runner | None = None
+    single_vendor: dict[str, Alternative | None] = field(default_factory=dict)
+    runner_up: RunnerUp | None = None
     # A fleet that is cheaper by less than its further accelerators and pools are worth.
-    cheaper: Aside | None = None
+    cheaper: Alternative | None = None
     # What the same pools may turn out to cost, given how wrong such estimates are; None without calibration.
     uncertainty: Uncertainty | None = None
     flips: list[Flip] = field(default_factory=list)
-    lengths: list[Length] = field(default_factory=list)
+    lengths: list[PromptLength] = field(default_factory=list)
     years: list[Year] = field(default_factory=list)
     # The cheapest fleet by the estimates themselves, where the plan is by their slow end.
-    by_estimates: Aside | None = None
+    by_estimates: Alternative | None = None
     # The classes as simulated, where that was asked for.
-    simulated: list[Seen] = field(default_factory=list)
+    simulated: list[SimulatedClass] = field(default_factory=list)
     # Limits of the workload that make it dearer.
     binding: list[Binding] = field(default_factory=list)
     # The replicas that models share, beside the fleet of the others; None where none do.
@@ -164,9 +164,9 @@ def _with_rivals(surveyed: list[Survey], asked: Choice, answer: Solution, plan: 
     return replace(
         plan,
         fleet=fleet_plan(asked, answer, workload),
-        single_vendor={vendor: aside(asked, one, cost) for vendor, one in alone.items()},
+        single_vendor={vendor: alternative(asked, one, cost) for vendor, one in alone.items()},
         runner_up=_runner_up(asked, without, cost),
-        cheaper=aside(asked, cheapest, cost) if cheapest.usd_per_hour < cost * (1.0 - 1e-6) else None,
+        cheaper=alternative(asked, cheapest, cost) if cheapest.usd_per_hour < cost * (1.0 - 1e-6) else None,
         uncertainty=uncertainty(surveyed, asked, answer),
         flips=[*leaving(asked, answer, without), *entering(asked, answer, known)],
         lengths=[_length(surveyed, asked, answer, workload, known, factor) for factor in _LENGTHS],
@@ -176,30 +176,30 @@ def _with_rivals(surveyed: list[Survey], asked: Choice, answer: Solution, plan: 
     )
 
 
-def _runner_up(asked: Choice, without: dict[str, Solution | None], cost: float) -> Runner | None:
+def _runner_up(asked: Choice, without: dict[str, Solution | None], cost: float) -> RunnerUp | None:
     """Fleets that are cheaper for having more kinds and pools are not what it competes with."""
-    rivals = [(name, aside(asked, other, cost)) for name, other in without.items()]
+    rivals = [(name, alternative(asked, other, cost)) for name, other in without.items()]
     dearer = [(name, one) for name, one in rivals if one and one.usd_per_hour >= cost * (1.0 - 1e-9)]
     best = min(dearer, key=lambda pair: pair[1].usd_per_hour, default=None)
-    return Runner(*best) if best else None
+    return RunnerUp(*best) if best else None
 
 
-def _by_estimates(surveyed: list[Survey], asked: Choice, answer: Solution) -> Aside | None:
-    offered = undominated(offers(surveyed, Leaning.none))
+def _by_estimates(surveyed: list[Survey], asked: Choice, answer: Solution) -> Alternative | None:
+    offered = undominated(offers(surveyed, EstimateScale.none))
     read = asked.with_offers(offered)
-    return aside(read, solve(read.problem, quickly=True), answer.usd_per_hour)
+    return alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
 
 
 def _length(
     surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload, known: Mask, factor: float
-) -> Length:
+) -> PromptLength:
     """The fleet if prompts were so many times as long, of the replicas of the fleets known by then."""
     worth = {id(asked.offers.columns[i].deployment) for i in np.flatnonzero(known)}
     again = [survey([d for d in one.deployments if id(d) in worth], longer(one, factor)) for one in surveyed]
     offered = undominated(offers(again, reading_of(workload)))
     read = asked.with_offers(offered)
-    fleet = aside(read, solve(read.problem, quickly=True), answer.usd_per_hour)
-    return Length(factor, fleet, holds=fleet is not None and set(fleet.gpus) == set(asked.names(answer)))
+    fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
+    return PromptLength(factor, fleet, holds=fleet is not None and set(fleet.gpus) == set(asked.names(answer)))
 
 
 def _years(asked: Choice, answer: Solution, workload: Workload, known: Mask) -> list[Year]:
@@ -211,6 +211,6 @@ def _years(asked: Choice, answer: Solution, workload: Workload, known: Mask) -> 
         times = growth ** (year - 1)
         bigger = replace(asked.problem, demand=asked.problem.demand * times)
         solution = answer if times == 1.0 else solve(bigger, known, quickly=True)
-        fleet = aside(asked, solution, answer.usd_per_hour)
+        fleet = alternative(asked, solution, answer.usd_per_hour)
         found.append(Year(year, today * max(growth, 1.0) * times, fleet))
     return found

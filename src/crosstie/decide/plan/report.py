@@ -13,7 +13,7 @@ from crosstie.core.errors import BadData
 from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 from crosstie.core.workload import Workload
 from crosstie.decide.cost.prices import Quote
-from crosstie.decide.plan.answer import Aside, Carried, FleetPlan, PoolPlan
+from crosstie.decide.plan.answer import Alternative, Carried, FleetPlan, PoolPlan
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.shared_report import shared_document
 
@@ -35,11 +35,13 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "obstacles": [asdict(one) for one in plan.obstacles],
         "fleet": _fleet(plan, plan.fleet) if plan.fleet else None,
         "shared": shared_document(plan.shared) if plan.shared else None,
-        "single_vendor": {vendor: _aside(one) for vendor, one in plan.single_vendor.items()},
+        "single_vendor": {vendor: _alternative(one) for vendor, one in plan.single_vendor.items()},
         "runner_up": (
-            {"without": plan.runner_up.without, **(_aside(plan.runner_up.fleet) or {})} if plan.runner_up else None
+            {"without": plan.runner_up.without, **(_alternative(plan.runner_up.fleet) or {})}
+            if plan.runner_up
+            else None
         ),
-        "cheaper_but_less_simple": _aside(plan.cheaper),
+        "cheaper_but_less_simple": _alternative(plan.cheaper),
         "flips": [
             {
                 "kind": flip.kind,
@@ -48,17 +50,19 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
                 "at_usd_per_gpu_hour": flip.at_usd_per_gpu_hour,
                 "change": flip.change,
                 "software_efficiency_change": flip.software,
-                "becomes": _aside(flip.becomes),
+                "becomes": _alternative(flip.becomes),
                 "sources_usd_per_gpu_hour": [flip.low_usd, flip.high_usd],
                 "within_sources": flip.within_sources,
             }
             for flip in plan.flips
         ],
         "prompt_lengths": [
-            {"factor": one.factor, "fleet": _aside(one.fleet), "decision_holds": one.holds} for one in plan.lengths
+            {"factor": one.factor, "fleet": _alternative(one.fleet), "decision_holds": one.holds}
+            for one in plan.lengths
         ],
         "years": [
-            {"year": one.year, "requests_per_s": one.requests_per_s, "fleet": _aside(one.fleet)} for one in plan.years
+            {"year": one.year, "requests_per_s": one.requests_per_s, "fleet": _alternative(one.fleet)}
+            for one in plan.years
         ],
         "simulated": [
             {
@@ -71,13 +75,13 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
             }
             for one in plan.simulated
         ],
-        "by_estimates": _aside(plan.by_estimates),
+        "by_estimates": _alternative(plan.by_estimates),
         "binding_limits": [
             {
                 "key": one.key,
                 "now": one.now,
                 "saves_usd_per_hour": one.saves_usd_per_hour,
-                "without_it": _aside(one.instead),
+                "without_it": _alternative(one.instead),
             }
             for one in plan.binding
         ],
@@ -153,7 +157,7 @@ def _carried(one: Carried) -> dict[str, Any]:
     }
 
 
-def _aside(one: Aside | None) -> dict[str, Any] | None:
+def _alternative(one: Alternative | None) -> dict[str, Any] | None:
     return None if one is None else {"gpus": one.gpus, "usd_per_hour": one.usd_per_hour, "dearer": one.dearer}
 
 

@@ -18,7 +18,7 @@ from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import RequestClass, Sharing, Workload
-from crosstie.decide.plan.capacity import Part
+from crosstie.decide.plan.capacity import TrafficPart
 from crosstie.decide.plan.market import Item, Market
 from crosstie.decide.plan.survey import offers, parts_of, reading_of, survey
 from crosstie.host.expected import Expectation, expect
@@ -36,7 +36,7 @@ _USUAL_STACK = "vllm"
 
 
 @dataclass(frozen=True)
-class SharedReplica:
+class SharedLayout:
     """One kind of replica: every model on it, what each takes, and the memory there is for them."""
 
     item: Item
@@ -52,8 +52,8 @@ class SharedReplica:
 
 
 @dataclass(frozen=True)
-class SharedPool:
-    replica: SharedReplica
+class SharedPoolPlan:
+    replica: SharedLayout
     replicas: int
     gpus: int
     usd_per_hour: float
@@ -75,7 +75,7 @@ class SharedPool:
 
 
 @dataclass(frozen=True)
-class SharedSeen:
+class SimulatedSharing:
     """The same by simulation."""
 
     requests: int
@@ -88,13 +88,13 @@ class SharedSeen:
 @dataclass(frozen=True)
 class SharedPlan:
     # The cheapest first; empty where none will do.
-    pools: list[SharedPool]
+    pools: list[SharedPoolPlan]
     # Accelerators that will not do, with the reason.
     left_out: dict[str, str]
-    simulated: SharedSeen | None = None
+    simulated: SimulatedSharing | None = None
 
     @property
-    def answer(self) -> SharedPool | None:
+    def answer(self) -> SharedPoolPlan | None:
         return self.pools[0] if self.pools else None
 
 
@@ -125,7 +125,7 @@ def shared_plan(
             workload.file, "constraints.vendor_share", "cannot go with [hosting]: a shared pool is of one kind"
         )
     parts = [part for part in parts_of(workload) if part.request_class.model in sharing.models]
-    replicas: list[SharedReplica] = []
+    replicas: list[SharedLayout] = []
     left_out: dict[str, str] = {}
     for item in market.items:
         try:
@@ -134,7 +134,7 @@ def shared_plan(
             left_out[item.id] = str(reason)
     tell(f"{len(replicas)} kinds of replicas that {len(sharing.models)} models could share")
     loads = _loads(replicas, workload, parts)
-    best: dict[str, SharedPool] = {}
+    best: dict[str, SharedPoolPlan] = {}
     for replica, load in zip(replicas, loads, strict=True):
         try:
             pool = _pool(replica, load, workload)
@@ -151,8 +151,8 @@ def shared_plan(
     return SharedPlan([_beside(pool, pools[0].gpus, workload) for pool in pools], left_out)
 
 
-def _replicas(catalog: Catalog, workload: Workload, item: Item) -> list[SharedReplica]:
-    found: list[SharedReplica] = []
+def _replicas(catalog: Catalog, workload: Workload, item: Item) -> list[SharedLayout]:
+    found: list[SharedLayout] = []
     reason = ""
     for width in _WIDTHS:
         if width > item.accelerator.domain or len(found) == _LAYOUTS:
@@ -166,7 +166,7 @@ def _replicas(catalog: Catalog, workload: Workload, item: Item) -> list[SharedRe
     return found
 
 
-def _replica(catalog: Catalog, workload: Workload, item: Item, width: int) -> SharedReplica:
+def _replica(catalog: Catalog, workload: Workload, item: Item, width: int) -> SharedLayout:
     sharing = _sharing(workload)
     path = load_path(shipped_loading(), item.accelerator, sharing)
     deployments = {model: _deployment(catalog, workload, item, width, model) for model in sharing.models}
@@ -189,7 +189,7 @@ def _replica(catalog: Catalog, workload: Workload, item: Item, width: int) -> Sh
         )
     asleep = sharing.load_from == "host"
     weights = sum(gpu_weight_bytes(one) * one.parallelism.gpus for one in deployments.values())
-    return SharedReplica(item, deployments, hosted, room, weights if asleep else 0.0)
+    return SharedLayout(item, deployments, hosted, room, weights if asleep else 0.0)
 
 
 def longest_context(workload: Workload, model: str) -> int:
@@ -214,7 +214,7 @@ def _deployment(catalog: Catalog, workload: Workload, item: Item, width: int, na
     return catalog.calibrated(min(found, key=gpu_weight_bytes))
 
 
-def _loads(replicas: Sequence[SharedReplica], workload: Workload, parts: Sequence[Part]) -> list[_Loads]:
+def _loads(replicas: Sequence[SharedLayout], workload: Workload, parts: Sequence[TrafficPart]) -> list[_Loads]:
     """Every model on all kinds of replicas at once, with no more cache than its least."""
     sharing = _sharing(workload)
     found = [_Loads({}, {}) for _ in replicas]
@@ -244,7 +244,7 @@ def _loads(replicas: Sequence[SharedReplica], workload: Workload, parts: Sequenc
     return found
 
 
-def _pool(replica: SharedReplica, load: _Loads, workload: Workload) -> SharedPool:
+def _pool(replica: SharedLayout, load: _Loads, workload: Workload) -> SharedPoolPlan:
     sharing = _sharing(workload)
     late = next((model for model, busy in load.busy.items() if not math.isfinite(busy)), None)
     if late is not None:
@@ -260,7 +260,7 @@ def _pool(replica: SharedReplica, load: _Loads, workload: Workload) -> SharedPoo
     usd = bought * item.quote.usd + min(gpus, item.on_hand) * item.running_usd_per_hour
     _check_limits(workload, item, gpus, bought, usd)
     expected = expect(hosted, rates, [replica.room_bytes] * replicas)
-    return SharedPool(
+    return SharedPoolPlan(
         replica=replica,
         replicas=replicas,
         gpus=gpus,
@@ -299,7 +299,7 @@ def mean_rates(workload: Workload) -> dict[str, float]:
 
 
 def _within(
-    sharing: Sharing, replica: SharedReplica, hosted: Sequence[Hosted], rates: Sequence[float], replicas: int
+    sharing: Sharing, replica: SharedLayout, hosted: Sequence[Hosted], rates: Sequence[float], replicas: int
 ) -> bool:
     try:
         Residency(hosted, [Slot(str(n), replica.room_bytes) for n in range(replicas)], 0.0)
@@ -334,7 +334,7 @@ def _check_limits(workload: Workload, item: Item, gpus: int, bought: int, usd: f
         raise _Unfit(f"takes {gpus * item.watts / 1e3:.1f} kW, more than constraints.power_kw")
 
 
-def _beside(pool: SharedPool, gpus: int, workload: Workload) -> SharedPool:
+def _beside(pool: SharedPoolPlan, gpus: int, workload: Workload) -> SharedPoolPlan:
     """With as many GPUs as the answer has, whatever that does to targets."""
     replica = pool.replica
     rates = mean_rates(workload)
@@ -375,7 +375,7 @@ def _left(limit: float | None, taken: float) -> float | None:
     return None if limit is None else max(limit - taken, 0.0)
 
 
-def seen(pool: SharedPool, workload: Workload, hours: float = 12.0, seed: int = 7) -> SharedSeen:
+def seen(pool: SharedPoolPlan, workload: Workload, hours: float = 12.0, seed: int = 7) -> SimulatedSharing:
     """Poisson traffic at the mean, through the residency that the gateway has."""
     chance = np.random.default_rng(seed)
     rates = mean_rates(workload)
@@ -388,4 +388,6 @@ def seen(pool: SharedPool, workload: Workload, hours: float = 12.0, seed: int = 
     takes = np.array([pool.takes_s[one.model] for one in hosted])
     traffic = Traffic(np.sort(chance.uniform(0.0, span_s, count)), kinds, takes[kinds])
     found = host(hosted, [pool.replica.room_bytes] * pool.replicas, traffic, warm_up_s=span_s / 4.0)
-    return SharedSeen(found.requests, found.cold_share, found.evictions_per_hour, found.wait_s(0.5), found.wait_s(0.99))
+    return SimulatedSharing(
+        found.requests, found.cold_share, found.evictions_per_hour, found.wait_s(0.5), found.wait_s(0.99)
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from crosstie.decide.plan.shared import SharedPlan, SharedPool
+from crosstie.decide.plan.shared import SharedPlan, SharedPoolPlan
 from crosstie.host.expected import Expectation
 
 
@@ -20,7 +20,7 @@ def shared_document(shared: SharedPlan) -> dict[str, Any]:
     }
 
 
-def _pool(pool: SharedPool) -> dict[str, Any]:
+def _pool(pool: SharedPoolPlan) -> dict[str, Any]:
     replica = pool.replica
     return {
         "accelerator": pool.accelerator,

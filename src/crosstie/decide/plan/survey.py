@@ -16,11 +16,11 @@ from crosstie.core.workload import RequestClass, Workload
 from crosstie.decide.plan.candidates import candidates
 from crosstie.decide.plan.capacity import (
     WARY,
-    Curve,
-    Leaning,
-    Part,
+    EstimateScale,
+    LoadCurve,
     Promise,
     Tier,
+    TrafficPart,
     capacity,
     curves,
     own_ttft_s,
@@ -41,8 +41,8 @@ class Survey:
     """One model: its deployments, and a curve for each of its parts on all of them."""
 
     deployments: list[Deployment]
-    parts: list[Part]
-    curves: list[Curve]
+    parts: list[TrafficPart]
+    curves: list[LoadCurve]
     tiers: list[Tier]
 
 
@@ -58,7 +58,7 @@ class Column:
 class Offers:
     """What every column takes of every part: arrays of shape (columns, parts)."""
 
-    parts: list[Part]
+    parts: list[TrafficPart]
     columns: list[Column]
     requests_per_s: Array
     in_flight: Array
@@ -76,9 +76,9 @@ class Offers:
 _ARRAYS = ("requests_per_s", "in_flight", "most_in_flight", "limit", "ttft_s", "tpot_s", "prompt_share")
 
 
-def parts_of(workload: Workload) -> list[Part]:
+def parts_of(workload: Workload) -> list[TrafficPart]:
     cut = [(one, piece) for one in workload.classes for piece in one.slices]
-    return [Part(one, piece, index) for index, (one, piece) in enumerate(cut)]
+    return [TrafficPart(one, piece, index) for index, (one, piece) in enumerate(cut)]
 
 
 def surveys(
@@ -101,10 +101,10 @@ def surveys(
     return found
 
 
-def survey(deployments: Sequence[Deployment], parts: list[Part]) -> Survey:
+def survey(deployments: Sequence[Deployment], parts: list[TrafficPart]) -> Survey:
     """Deployments of one precision are evaluated together."""
     ordered = sorted(deployments, key=lambda d: (d.precision.id, d.kv_format))
-    per_part: list[list[Curve]] = [[] for _ in parts]
+    per_part: list[list[LoadCurve]] = [[] for _ in parts]
     for _, group in groupby(ordered, key=lambda d: (d.precision.id, d.kv_format)):
         for held, curve in zip(per_part, curves(Hardware(list(group)), [p.slice for p in parts]), strict=True):
             held.append(curve)
@@ -112,13 +112,13 @@ def survey(deployments: Sequence[Deployment], parts: list[Part]) -> Survey:
     return Survey(list(ordered), parts, joined, tiers([part.request_class for part in parts]))
 
 
-def _joined(held: list[Curve]) -> Curve:
-    return Curve(*(np.concatenate(arrays) for arrays in zip(*held, strict=True)))
+def _joined(held: list[LoadCurve]) -> LoadCurve:
+    return LoadCurve(*(np.concatenate(arrays) for arrays in zip(*held, strict=True)))
 
 
 def rows_of(one: Survey, rows: Sequence[int]) -> Survey:
     """Some of the deployments, or one of them several times."""
-    curves = [Curve(*(values[list(rows)] for values in curve)) for curve in one.curves]
+    curves = [LoadCurve(*(values[list(rows)] for values in curve)) for curve in one.curves]
     return replace(one, deployments=[one.deployments[i] for i in rows], curves=curves)
 
 
@@ -143,16 +143,16 @@ def _apart(a: Tier, b: Tier) -> float:
     return float(sum(abs(np.log(x / y)) for x, y in pairs))
 
 
-Reading = Callable[[Sequence[Deployment]], Leaning]
+Reading = Callable[[Sequence[Deployment]], EstimateScale]
 
 
 def reading_of(workload: Workload) -> Reading:
     """By the slow end of the estimates or by the estimates, as the workload asks."""
-    return _wary if workload.sizing == "safe" else Leaning.none
+    return _wary if workload.sizing == "safe" else EstimateScale.none
 
 
-def _wary(deployments: Sequence[Deployment]) -> Leaning:
-    return Leaning.at(deployments, WARY)
+def _wary(deployments: Sequence[Deployment]) -> EstimateScale:
+    return EstimateScale.at(deployments, WARY)
 
 
 def of_one_stack(surveyed: Sequence[Survey], reading: Reading) -> list[Survey]:
@@ -184,9 +184,9 @@ def _fill(
     stacked: dict[str, Array],
     start: int,
     one: Survey,
-    part: Part,
-    curve: Curve,
-    lean: Leaning,
+    part: TrafficPart,
+    curve: LoadCurve,
+    lean: EstimateScale,
     promises: list[Promise],
     admitting: list[int],
 ) -> None:
@@ -195,18 +195,18 @@ def _fill(
     repeats = len(admitting)
     fields: Any = [np.repeat([one.tiers[index][field] for index in admitting], count) for field in (0, 1)]
     got = capacity(
-        Curve(*(np.concatenate([values] * repeats) for values in curve)),
+        LoadCurve(*(np.concatenate([values] * repeats) for values in curve)),
         part,
         Tier(*fields),
         Promise(*(np.concatenate([promises[index][field] for index in admitting]) for field in range(3))),
-        Leaning(*(np.tile(values, repeats) for values in (lean.ttft, lean.tpot, lean.rate))),
+        EstimateScale(*(np.tile(values, repeats) for values in (lean.ttft, lean.tpot, lean.rate))),
     )
     rows = np.concatenate([start + index * count + np.arange(count) for index in admitting])
     for name in _ARRAYS:
         stacked[name][rows, part.index] = getattr(got, name)
 
 
-def promise_of(one: Survey, tier: Tier, lean: Leaning) -> Promise:
+def promise_of(one: Survey, tier: Tier, lean: EstimateScale) -> Promise:
     """What the classes that a tier is named after ask of all that it admits."""
     bearable, quantile, deviations = Promise.none(one.deployments)
     for part, curve in zip(one.parts, one.curves, strict=True):
@@ -223,11 +223,11 @@ def promise_of(one: Survey, tier: Tier, lean: Leaning) -> Promise:
     return Promise(bearable, quantile, deviations)
 
 
-def longer(one: Survey, factor: float) -> list[Part]:
+def longer(one: Survey, factor: float) -> list[TrafficPart]:
     """The parts of a model with prompts so many times as long, as far as its context goes."""
     room = one.deployments[0].model.max_context or 10**8
 
-    def stretched(part: Part) -> Part:
+    def stretched(part: TrafficPart) -> TrafficPart:
         piece = part.slice
         longest = min(max(round(piece.longest_input * factor), 1), max(room - piece.longest_output, 1))
         mean = min(max(piece.input_tokens * factor, 1.0), float(longest))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.decide.plan.capacity import Leaning, capacity
+from crosstie.decide.plan.capacity import EstimateScale, capacity
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Solution
 from crosstie.decide.plan.survey import Column, Survey, promise_of, rows_of
@@ -75,7 +75,7 @@ def _rates(surveyed: Sequence[Survey], column: Column, parts: NDArray[np.int64])
     one = next(s for s in surveyed if any(d is column.deployment for d in s.deployments))
     row = next(i for i, d in enumerate(one.deployments) if d is column.deployment)
     several = rows_of(one, [row] * len(_DEVIATIONS))
-    lean = Leaning.at(several.deployments, _DEVIATIONS)
+    lean = EstimateScale.at(several.deployments, _DEVIATIONS)
     promise = promise_of(several, column.tier, lean)
     for part, curve in zip(several.parts, several.curves, strict=True):
         if part.index in parts:

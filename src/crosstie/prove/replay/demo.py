@@ -18,7 +18,7 @@ from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
-from crosstie.decide.plan.check import Seen, check
+from crosstie.decide.plan.check import SimulatedClass, check
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import Plan, make_plan
 from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, replayed
@@ -56,7 +56,7 @@ class Demo:
     plan: Plan
     fleet: Fleet
     # Classes as the plan expects them, by simulation at their targets' percentiles.
-    expected: list[Seen]
+    expected: list[SimulatedClass]
     requests: int
     seconds: float
     speed: float
@@ -64,7 +64,7 @@ class Demo:
     runs: list[Run]
 
 
-def planned(catalog: Catalog) -> tuple[Plan, Fleet, list[Seen]]:
+def planned(catalog: Catalog) -> tuple[Plan, Fleet, list[SimulatedClass]]:
     plan = make_plan(catalog, read_workload(catalog, find_workload(WORKLOAD)))
     if plan.fleet is None:
         raise BadInput("with the prices and calibration of your catalog no fleet serves the demo's workload")

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from crosstie.host.residency import Hosted
+from crosstie.host.hosted import Hosted
 from crosstie.run.emulate.answers import failure
 from crosstie.run.emulate.asked import Refused
 from crosstie.run.emulate.faults import Fault

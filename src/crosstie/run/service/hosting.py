@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any
 
 from crosstie.core.fleet import Fleet
-from crosstie.host.residency import Settings
+from crosstie.host.hosted import ResidencySettings
 from crosstie.route.ask import Ask
 from crosstie.route.live import Replica
 from crosstie.route.load import become
@@ -32,7 +32,7 @@ class Hosting(HostedModels):
     def __init__(
         self,
         *,
-        settings: Settings | None = None,
+        settings: ResidencySettings | None = None,
         load_patience_s: float | None = None,
         every_s: float = _EVERY_S,
         verify_s: float = _VERIFY_S,

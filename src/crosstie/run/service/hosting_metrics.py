@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import accumulate
 
-from crosstie.host.residency import BUCKETS_S, Tally
+from crosstie.host.hosted import BUCKETS_S, ModelCounts
 from crosstie.run.gateway.metrics import Family
 from crosstie.run.service.shared_pool import SharedPool
 
@@ -43,7 +43,7 @@ def families(pools: Iterable[SharedPool]) -> list[Family]:
     return found
 
 
-def _histogram(at: dict[str, str], tally: Tally) -> list[tuple[dict[str, str], float]]:
+def _histogram(at: dict[str, str], tally: ModelCounts) -> list[tuple[dict[str, str], float]]:
     bounds = (*map(str, BUCKETS_S), "+Inf")
     samples = [
         ({"__name__": f"{_LOAD_SECONDS}_bucket", **at, "le": bound}, float(count))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.fleet import Pool
-from crosstie.host.residency import Hosted, Move, Residency, Settings, Slot
+from crosstie.host.hosted import Hosted, Move, ResidencySettings, Slot
+from crosstie.host.residency import Residency
 from crosstie.route.hosted_sizes import sizes
 from crosstie.route.live import Replica
 from crosstie.route.load import State, become
@@ -36,7 +37,7 @@ class SharedPool:
         pool: Pool,
         elsewhere: Mapping[str, int],
         *,
-        settings: Settings | None = None,
+        settings: ResidencySettings | None = None,
         load_patience_s: float | None = None,
         before_unload: Callable[[], Awaitable[None]] | None = None,
     ):
