@@ -11,9 +11,8 @@ from crosstie.catalog.library import Catalog
 from crosstie.cli.findings_show import report, report_options
 from crosstie.cli.show import console, names, number, print_table, progress, table
 from crosstie.core.errors import BadInput
-from crosstie.port.kernels.findings import find, verdicts
-from crosstie.port.kernels.rows import Row, row_json, rows_of
-from crosstie.port.kernels.running import Answer, Asked, ask
+from crosstie.port.kernels.report import KernelRow, find, row_json, rows_of, verdicts
+from crosstie.port.kernels.running import KernelOptions, TargetResult, compile_kernels
 from crosstie.port.kernels.targets import target
 
 _COLUMNS = (
@@ -83,7 +82,7 @@ def command(
         raise BadInput("--on names no accelerator")
     if (what is None) == (example is None):
         raise BadInput("give a file or a module, or --example")
-    asked = Asked(
+    asked = KernelOptions(
         what=example_file(example) if example else _what(what or ""),
         spec=spec or _beside(what or ""),
         launch=tuple(map(_launch, launch)),
@@ -94,7 +93,7 @@ def command(
         python=python,
     )
     with progress() as on_progress:
-        answers = ask(asked, targets, on_progress)
+        answers = compile_kernels(asked, targets, on_progress)
     _check_found(asked.what, answers)
     findings = find(answers)
     rows = rows_of(answers, findings)
@@ -145,7 +144,7 @@ def _cache() -> Path | None:
         return None
 
 
-def _check_found(what: str, answers: Sequence[Answer]) -> None:
+def _check_found(what: str, answers: Sequence[TargetResult]) -> None:
     for answer in answers:
         own = [kernel["name"] for kernel in answer.found if not kernel["helper"] and not kernel["imported"]]
         if not answer.compilations and not own and not answer.failures:
@@ -154,17 +153,17 @@ def _check_found(what: str, answers: Sequence[Answer]) -> None:
             raise BadInput(f"{what}: no Triton kernel that can be launched{more}")
 
 
-def _title(name: str, answers: Sequence[Answer]) -> str:
+def _title(name: str, answers: Sequence[TargetResult]) -> str:
     count = sum(len(answer.compilations) for answer in answers)
     return f"{name}: {count} compilations with Triton {answers[0].triton}"
 
 
-def _show(rows: Sequence[Row]) -> None:
+def _show(rows: Sequence[KernelRow]) -> None:
     if rows:
         print_table(console(), table("", _COLUMNS, [_cells(row) for row in rows]))
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: KernelRow) -> list[str]:
     waves = "-" if row.waves_per_simd is None else f"{row.waves_per_simd:g}"
     return [
         row.kernel, row.target, number(row.configurations), number(row.lds_bytes), number(row.registers),

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding
-from crosstie.port.kernels.findings import find, verdicts
-from crosstie.port.kernels.running import Answer, Asked, ask
+from crosstie.port.kernels.report import find, verdicts
+from crosstie.port.kernels.running import KernelOptions, TargetResult, compile_kernels
 from crosstie.port.kernels.targets import target
 
 HEADER = "import triton\nimport triton.language as tl\n"
@@ -34,7 +34,7 @@ SIZES = dict.fromkeys(("K", "stride_a", "stride_b", "stride_c"), "i32")
 class Checked(NamedTuple):
     findings: list[Finding]
     verdicts: dict[str, str]
-    answers: list[Answer]
+    answers: list[TargetResult]
 
     def of(self, kernel: str, on: str) -> dict[str, Finding]:
         """What was said of one kernel on one target, by check."""
@@ -58,6 +58,6 @@ def check(
     written = f"\nCROSSTIE_KERNELS = {spec!r}\n" if spec else ""
     file.write_text(HEADER + textwrap.dedent(source) + written)
     catalog = Catalog([])
-    answers = ask(Asked(what=str(file), **asked), [target(catalog, name) for name in on])
+    answers = compile_kernels(KernelOptions(what=str(file), **asked), [target(catalog, name) for name in on])
     findings = find(answers)
     return Checked(findings, verdicts(answers, findings), answers)

@@ -10,9 +10,7 @@ from tests.rooms.test_rooms import imports
 import crosstie.port.kernels
 
 FOLDER = Path(crosstie.port.kernels.__path__[0])
-CHILD = (
-    "child", "compile_errors", "compiling", "fake_device", "found", "jobs", "machine_code", "shadow", "spec",
-)  # fmt: skip
+CHILD = ("child", "compiling", "jobs", "machine_code", "shadow", "spec")
 OWN = {f"crosstie.port.kernels.{name}" for name in CHILD} | {"crosstie.core.errors"}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.port.kernels.running_kernels import HEADER, check
 
 from crosstie.catalog.library import Catalog
-from crosstie.port.kernels.running import Asked, ask
+from crosstie.port.kernels.running import KernelOptions, compile_kernels
 from crosstie.port.kernels.targets import target
 
 COPY = """
@@ -138,6 +138,6 @@ def test_progress_counts_compilations(tmp_path: Path) -> None:
     file = tmp_path / "kernels.py"
     file.write_text(HEADER + textwrap.dedent(COPY) + f"\nCROSSTIE_KERNELS = {[entry('copy')]!r}\n")
     seen: list[tuple[int, int, str]] = []
-    ask(Asked(what=str(file)), [target(Catalog([]), "gfx942")], lambda *now: seen.append(now))
+    compile_kernels(KernelOptions(what=str(file)), [target(Catalog([]), "gfx942")], lambda *now: seen.append(now))
     assert seen[0][:2] == (0, 0)
     assert seen[1:] == [(0, 1, "compilations"), (1, 1, "compilations")]

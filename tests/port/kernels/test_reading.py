@@ -4,9 +4,9 @@ import pytest
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
-from crosstie.port.kernels.inline_assembly import is_foreign, mnemonics
+from crosstie.port.kernels.checks import is_foreign, mnemonics
 from crosstie.port.kernels.machine_code import read_amdgcn, read_ptx, read_ttir
-from crosstie.port.kernels.targets import ISAS, target
+from crosstie.port.kernels.targets import isas, target
 
 TTIR = """
 #loc = loc("/src/k.py":3:0)
@@ -96,7 +96,7 @@ def test_labels_and_predicates_are_no_mnemonics() -> None:
 
 def test_limits_agree_with_the_catalog(catalog: Catalog) -> None:
     for accelerator in catalog.accelerators.values():
-        limits = ISAS[accelerator.chip.isa.value]
+        limits = isas()[accelerator.chip.isa.value]
         assert limits.lds_bytes == accelerator.chip.lds.si, accelerator.id
         assert limits.wave_width == accelerator.chip.wave_width.value, accelerator.id
         assert limits.unit_lds_bytes >= limits.lds_bytes

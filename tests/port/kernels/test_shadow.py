@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.port.kernels.running_kernels import check
 
-from crosstie.port.kernels.running import Answer
+from crosstie.port.kernels.running import TargetResult
 
 KERNEL = """
     import torch
@@ -16,7 +16,7 @@ KERNEL = """
 """
 
 
-def jobs(answer: Answer) -> list[dict[str, object]]:
+def jobs(answer: TargetResult) -> list[dict[str, object]]:
     return [one.job for one in answer.compilations]
 
 

@@ -5,8 +5,8 @@ from tests.engines.vllm_server import vllm_python
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.preflight_kernels import example_file
-from crosstie.port.kernels.findings import find, verdicts
-from crosstie.port.kernels.running import Asked, ask
+from crosstie.port.kernels.report import find, verdicts
+from crosstie.port.kernels.running import KernelOptions, compile_kernels
 from crosstie.port.kernels.targets import target
 
 pytestmark = pytest.mark.vllm_cpu
@@ -29,7 +29,7 @@ def test_every_kernel_compiles_for_each_target() -> None:
     if python is None:
         pytest.skip("needs vllm-cpu in .venvs/vllm-cpu (or CROSSTIE_VLLM_PYTHON); docs/engines.md has the set-up")
     targets = [target(Catalog([]), name) for name in ("mi300x", "mi355x", "h100-sxm")]
-    answers = ask(Asked(what=example_file("vllm"), python=str(python)), targets)
+    answers = compile_kernels(KernelOptions(what=example_file("vllm"), python=str(python)), targets)
     for answer in answers:
         assert answer.failures == []
         assert {one.kernel for one in answer.compilations} == KERNELS

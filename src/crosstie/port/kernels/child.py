@@ -4,6 +4,7 @@ It reads a request as one line of JSON and answers in lines of JSON. It may run 
 own (a container's, with its Triton), so it needs the standard library and Triton alone.
 """
 
+import ast
 import contextlib
 import importlib
 import importlib.util
@@ -14,19 +15,38 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, TextIO
 
 from crosstie.core.errors import BadData, BadInput, CrosstieError
-from crosstie.port.kernels.found import Found, kernels_in
 from crosstie.port.kernels.spec import Entry, entries, read_spec_file
 
 LAUNCH_PREFIX = "crosstie_launch"
 SPEC_NAME = "CROSSTIE_KERNELS"
+_JIT = ("jit", "autotune", "heuristics")
+# Names under which a module may have triton without importing it from there, as `from vllm.triton_utils import triton`.
+_USUAL = {"triton", "gluon"}
 
 Say = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Found:
+    name: str
+    file: str
+    line: int
+    # The kernel with its autotuner and heuristics; None where it is made inside a function.
+    candidate: Any
+    # A function that kernels call, and nobody can launch.
+    helper: bool
+    # From another module.
+    imported: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "candidate"}
 
 
 def main() -> None:
@@ -57,16 +77,15 @@ def _run(request: dict[str, Any], say: Say) -> None:
         from triton.compiler import make_backend
     except ImportError:
         raise BadInput("preflight kernels needs triton: pip install 'crosstie[preflight]'") from None
-    from crosstie.port.kernels.compiling import Compiler, Settings
-    from crosstie.port.kernels.fake_device import Device, Driver, pretend
-    from crosstie.port.kernels.shadow import Recorder
+    from crosstie.port.kernels.compiling import Compiler
+    from crosstie.port.kernels.shadow import Driver, FakeGpu, Recorder, pretend
 
-    device = Device(**request["device"])
+    device = FakeGpu(**request["device"])
     target = Driver(device).get_current_target()
     backend = make_backend(target)
     usual = backend.parse_options({}).__dict__
     cache = Path(request["cache"]) if request["cache"] else None
-    compiler = Compiler(target, backend, Settings(request["jobs"], request["timeout_s"], cache))
+    compiler = Compiler(target, backend, jobs=request["jobs"], timeout_s=request["timeout_s"], cache=cache)
     pretend(device)
     # By default a signal that nobody handles: code that hangs inside a C library ends as well.
     signal.alarm(int(request["collect_timeout_s"]))
@@ -85,8 +104,8 @@ def _run(request: dict[str, Any], say: Say) -> None:
     say(
         {
             "triton": triton.__version__,
-            "jobs": [job.said(usual) for job in jobs],
-            "found": [kernel.said() for kernel in found],
+            "jobs": [job.to_json(usual) for job in jobs],
+            "found": [kernel.to_json() for kernel in found],
             "failures": failures,
             "left_out": recorder.left_out + unwanted,
         }
@@ -125,7 +144,7 @@ def load(what: str) -> tuple[ModuleType, dict[str, Any] | None]:
 
     Scripts do: their kernels are there, and what they would have launched until then has been noted.
     """
-    from crosstie.port.kernels.compile_errors import import_error
+    from crosstie.port.kernels.compiling import import_error
 
     file = Path(what)
     root, name = _in_package(file) if what.endswith(".py") else (Path.cwd(), what)
@@ -134,8 +153,8 @@ def load(what: str) -> tuple[ModuleType, dict[str, Any] | None]:
         try:
             return importlib.import_module(name), None
         except Exception as error:  # noqa: BLE001 - the author's code may raise anything
-            told = import_error(error, what)
-            raise BadInput(f"{what}: cannot be imported: {told['type']}: {told['message']}") from None
+            fault = import_error(error, what)
+            raise BadInput(f"{what}: cannot be imported: {fault['type']}: {fault['message']}") from None
     spec = importlib.util.spec_from_file_location(name, file, loader=_FromSource(name, str(file)))
     if spec is None or spec.loader is None:
         raise BadData(file, "", "is no Python file")
@@ -183,8 +202,8 @@ def _specified(
 
 
 def _launch_all(request: dict[str, Any], module: ModuleType, device: Any) -> list[dict[str, Any]]:
-    """Calls every launcher; one that stops early is told, with what it had launched until then kept."""
-    from crosstie.port.kernels.compile_errors import import_error
+    """Calls every launcher; one that stops early is reported, with what it had launched until then kept."""
+    from crosstie.port.kernels.compiling import import_error
 
     launchers = [getattr(module, name) for name in sorted(vars(module)) if name.startswith(LAUNCH_PREFIX)]
     launchers = [one for one in launchers if callable(one)] + [_launcher(one, module) for one in request["launch"]]
@@ -209,5 +228,73 @@ def _launcher(named: str, module: ModuleType) -> Any:
     return found
 
 
-if __name__ == "__main__":
-    main()
+def kernels_in(module: ModuleType) -> list[Found]:
+    from crosstie.port.kernels.jobs import def_line, jit_function
+
+    found: dict[tuple[str, int], Found] = {}
+    for name, candidate in list(vars(module).items()):
+        function = jit_function(candidate)
+        if function is None:
+            continue
+        own = function.fn.__module__ == module.__name__
+        line = def_line(function)
+        file = function.fn.__code__.co_filename
+        found.setdefault((file, line), Found(name, file, line, candidate, _returns_value(function), not own))
+    called = _called(found.values())
+    for kernel in found.values():
+        kernel.helper |= jit_function(kernel.candidate).__name__ in called
+    source = getattr(module, "__file__", None)
+    if source:
+        for name, line in _in_source(Path(source)):
+            found.setdefault((source, line), Found(name, source, line, None, False, False))
+    return sorted(found.values(), key=lambda kernel: kernel.line)
+
+
+def _returns_value(function: Any) -> bool:
+    tree = function.parse()
+    return any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(tree))
+
+
+def _called(kernels: Any) -> set[str]:
+    """Names that the kernels' own code calls: such a function is compiled with its caller."""
+    from crosstie.port.kernels.jobs import jit_function
+
+    names: set[str] = set()
+    for kernel in kernels:
+        function = jit_function(kernel.candidate)
+        calls = (node.func for node in ast.walk(function.parse()) if isinstance(node, ast.Call))
+        names |= {call.id for call in calls if isinstance(call, ast.Name)} - {function.__name__}
+    return names
+
+
+def _in_source(file: Path) -> list[tuple[str, int]]:
+    """Functions decorated with triton.jit anywhere in the file, by the line of their `def`."""
+    try:
+        tree = ast.parse(file.read_text())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    modules, names = _USUAL | _imported(tree, whole=True), _imported(tree, whole=False)
+    return [
+        (node.name, node.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and any(_is_jit(one, modules, names) for one in node.decorator_list)
+        if not any(isinstance(inner, ast.Return) and inner.value is not None for inner in ast.walk(node))
+    ]
+
+
+def _imported(tree: ast.Module, *, whole: bool) -> set[str]:
+    """What the file calls triton itself, or its decorators."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import) and whole:
+            found |= {alias.asname or alias.name for alias in node.names if alias.name == "triton"}
+        elif isinstance(node, ast.ImportFrom) and not whole and (node.module or "").split(".")[0] == "triton":
+            found |= {alias.asname or alias.name for alias in node.names if alias.name in _JIT}
+    return found
+
+
+def _is_jit(decorator: ast.expr, modules: set[str], names: set[str]) -> bool:
+    name = decorator.func if isinstance(decorator, ast.Call) else decorator
+    if isinstance(name, ast.Attribute):
+        return name.attr in _JIT and isinstance(name.value, ast.Name) and name.value.id in modules
+    return isinstance(name, ast.Name) and name.id in names

@@ -4,9 +4,11 @@ A compiler may print its errors and succeed, hang, run out of memory or crash: a
 kept on disk by content, so that a second run compiles nothing.
 """
 
+import gc
 import hashlib
 import json
 import os
+import re
 import resource
 import selectors
 import signal
@@ -15,15 +17,16 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from triton.compiler import ASTSource, compile
+from triton.compiler.errors import CompilationError
+from triton.runtime.jit import JITFunction
 
-from crosstie.port.kernels.compile_errors import explain
-from crosstie.port.kernels.jobs import Job
+from crosstie.port.kernels.jobs import Job, def_line
 from crosstie.port.kernels.machine_code import read_amdgcn, read_ptx, read_ttir
 
 # Bumped when facts change their meaning: older results on disk are then left alone.
@@ -36,16 +39,10 @@ _SWITCHES = ("TRITON_", "AMDGCN_", "LLVM_", "MLIR_", "DISABLE_", "HIP_", "PTXAS"
 Result = dict[str, Any]
 
 
-@dataclass
-class Settings:
-    jobs: int
-    timeout_s: float
-    cache: Path | None
-
-
 class Compiler:
-    def __init__(self, target: Any, backend: Any, settings: Settings):
-        self._target, self._backend, self._settings = target, backend, settings
+    def __init__(self, target: Any, backend: Any, *, jobs: int, timeout_s: float, cache: Path | None):
+        self._target, self._backend = target, backend
+        self._jobs, self._timeout_s, self._cache = jobs, timeout_s, cache
 
     def results(self, jobs: Sequence[Job], orphaned: Callable[[], bool]) -> Iterator[tuple[int, Result]]:
         """In the order in which they end. `orphaned` is asked now and then: nobody may be left to read them."""
@@ -60,9 +57,9 @@ class Compiler:
             running: dict[int, _Compilation] = {}
             try:
                 while waiting or running:
-                    while waiting and len(running) < self._settings.jobs:
+                    while waiting and len(running) < self._jobs:
                         number = waiting.pop(0)
-                        one = _Compilation(partial(self._compile, jobs[number]), self._settings.timeout_s)
+                        one = _Compilation(partial(self._compile, jobs[number]), self._timeout_s)
                         running[number] = one
                         selector.register(one.pipe, selectors.EVENT_READ, number)
                     soonest = min(one.deadline for one in running.values())
@@ -129,10 +126,10 @@ class Compiler:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def _file(self, job: Job) -> Path | None:
-        if self._settings.cache is None:
+        if self._cache is None:
             return None
         try:
-            return self._settings.cache / f"{self._key(job)}.json"
+            return self._cache / f"{self._key(job)}.json"
         except Exception:  # noqa: BLE001 - a kernel whose dependencies Triton cannot hash fails when it is compiled
             return None
 
@@ -238,7 +235,7 @@ def _in_child(work: Callable[[], Result], printed: int, writing: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-    except BaseException:  # noqa: BLE001 - told as a crash, with this as what it printed
+    except BaseException:  # noqa: BLE001 - reported as a crash, with this as what it printed
         traceback.print_exc()
         sys.stderr.flush()
     finally:
@@ -275,3 +272,49 @@ def _triton() -> str:
     import triton
 
     return str(triton.__version__)
+
+
+def explain(error: BaseException, function: Any) -> dict[str, Any]:
+    """The innermost error that has a place; a kernel that calls a helper has one at the call and one in the helper."""
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in chain:
+        chain.append(following)
+        # Not __context__: of a failed ptxas that is the failed process, which says less.
+        following = following.__cause__
+    placed = [one for one in chain if isinstance(one, CompilationError) and hasattr(one.node, "lineno")]
+    said = _message(chain[-1] if not placed else placed[-1])
+    deepest = _message(chain[-1])
+    message = said if deepest in said or not deepest else f"{said}: {deepest}"
+    file, line = function.fn.__code__.co_filename, 0
+    if placed:
+        source = placed[-1].src or ""
+        owner = _owner(source, function)
+        file = owner.fn.__code__.co_filename
+        line = def_line(owner) + placed[-1].node.lineno - 1
+    return {"type": type(chain[-1]).__name__, "message": message, "file": file, "line": line}
+
+
+def _message(error: BaseException) -> str:
+    """The message without the excerpt of the source that Triton puts before it."""
+    text = str(getattr(error, "error_message", None) or error) or type(error).__name__
+    text = re.sub(r"^at \d+:\d+:\n(?:.*\n)*?\s*\^\n?", "", text)
+    return " ".join(text.split())[:600] or type(error).__name__
+
+
+def _owner(source: str, function: Any) -> Any:
+    if function.src == source:
+        return function
+    candidates = (one for one in gc.get_objects() if isinstance(one, JITFunction))
+    return next((one for one in candidates if one.src == source), function)
+
+
+def import_error(error: BaseException, file: str) -> dict[str, Any]:
+    """The last line of the author's own file on the way to an error, and the statement that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((frame.lineno for frame in reversed(frames) if Path(frame.filename) == Path(file)), None)
+    message = " ".join(str(error).split())[:600]
+    if frames and frames[-1].line:
+        said = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}"
+        message = f"{message} ({said})" if message else said
+    return {"type": type(error).__name__, "message": message, "file": file, "line": line or 0}

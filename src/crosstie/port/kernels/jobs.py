@@ -12,7 +12,7 @@ from triton.runtime.jit import JITFunction
 from crosstie.core.errors import BadData
 from crosstie.port.kernels.spec import Entry
 
-_TOLD = ("num_warps", "num_stages")
+_ALWAYS_SHOWN = ("num_warps", "num_stages")
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Job:
     refused: str = ""
     source: Callable[..., Any] | None = None
 
-    def said(self, usual: dict[str, Any]) -> dict[str, Any]:
+    def to_json(self, usual: dict[str, Any]) -> dict[str, Any]:
         """For people and for JSON: which kernel, launched how. `usual`: options that need no mention."""
         names = self.function.arg_names
         constants = {
@@ -48,7 +48,7 @@ class Job:
             "options": {
                 name: _word(value)
                 for name, value in self.options.items()
-                if name in _TOLD or (value is not None and value != usual.get(name))
+                if name in _ALWAYS_SHOWN or (value is not None and value != usual.get(name))
             },
             "group": self.group,
             "chosen_by_tuner": self.chosen_by_tuner,

@@ -34,8 +34,8 @@ main()
 """
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is about."""
+class KernelOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is compiled, and how."""
 
     # A file's absolute path, or a module's dotted name.
     what: str
@@ -49,7 +49,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     python: str = sys.executable
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class TargetResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one target."""
 
     target: Target
@@ -60,18 +60,20 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int
 
 
-def ask(asked: Asked, targets: Sequence[Target], on_progress: OnProgress = no_progress) -> list[Answer]:
+def compile_kernels(
+    options: KernelOptions, targets: Sequence[Target], on_progress: OnProgress = no_progress
+) -> list[TargetResult]:
     """In the order of the targets. Those of one instruction set share their compilations."""
     one_each = {target.isa: target for target in reversed(targets)}
-    together = min(len(one_each), asked.jobs)
-    on_progress(0, 0, f"importing and launching {asked.what}")
+    together = min(len(one_each), options.jobs)
+    on_progress(0, 0, f"importing and launching {options.what}")
     progress = Progress(on_progress, "compilations")
     children: list[subprocess.Popen[bytes]] = []
     try:
         with ThreadPoolExecutor(together) as pool:
             try:
                 waiting = {
-                    isa: pool.submit(_child, asked, target, max(1, asked.jobs // together), progress, children)
+                    isa: pool.submit(_child, options, target, max(1, options.jobs // together), progress, children)
                     for isa, target in one_each.items()
                 }
                 answers = {isa: future.result() for isa, future in waiting.items()}
@@ -82,55 +84,55 @@ def ask(asked: Asked, targets: Sequence[Target], on_progress: OnProgress = no_pr
     finally:
         for child in children:
             _end(child)
-    return [_concerning(target, answers[target.isa]) for target in targets]
+    return [_on(target, answers[target.isa]) for target in targets]
 
 
-def _concerning(target: Target, told: dict[str, Any]) -> Answer:
-    return Answer(
+def _on(target: Target, replies: dict[str, Any]) -> TargetResult:
+    return TargetResult(
         target=target,
-        triton=told["triton"],
+        triton=replies["triton"],
         compilations=[
-            Compilation(job=job, result=told["results"][number], target=target)
-            for number, job in enumerate(told["jobs"])
+            Compilation(job=job, result=replies["results"][number], target=target)
+            for number, job in enumerate(replies["jobs"])
         ],
-        found=told["found"],
-        failures=told["failures"],
-        left_out=told["left_out"],
+        found=replies["found"],
+        failures=replies["failures"],
+        left_out=replies["left_out"],
     )
 
 
 def _child(
-    asked: Asked, target: Target, jobs: int, progress: Progress, children: list[subprocess.Popen[bytes]]
+    options: KernelOptions, target: Target, jobs: int, progress: Progress, children: list[subprocess.Popen[bytes]]
 ) -> dict[str, Any]:  # fmt: skip
     request = {
-        "what": asked.what,
-        "spec": asked.spec,
-        "launch": asked.launch,
+        "what": options.what,
+        "spec": options.spec,
+        "launch": options.launch,
         "jobs": jobs,
-        "timeout_s": asked.timeout_s,
+        "timeout_s": options.timeout_s,
         "collect_timeout_s": _COLLECT_TIMEOUT_S,
-        "max_configs": asked.max_configs,
-        "cache": str(asked.cache) if asked.cache else None,
+        "max_configs": options.max_configs,
+        "cache": str(options.cache) if options.cache else None,
         "device": target.device,
     }
     home = str(Path(crosstie.__file__).parent)
     with tempfile.TemporaryFile() as printed:
         try:
             child = subprocess.Popen(
-                [asked.python, "-c", _BOOT, home],
+                [options.python, "-c", _BOOT, home],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=printed, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise BadInput(f"--python {asked.python}: {error.strerror}") from None
+            raise BadInput(f"--python {options.python}: {error.strerror}") from None
         children.append(child)
-        told = _told(child, request, progress)
-        if told is None:
+        replies = _replies(child, request, progress)
+        if replies is None:
             printed.seek(0)
-            raise BadInput(_why(asked.what, target, child.wait(), printed.read().decode(errors="replace")))
-    return told
+            raise BadInput(_why(options.what, target, child.wait(), printed.read().decode(errors="replace")))
+    return replies
 
 
-def _told(child: subprocess.Popen[bytes], request: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
+def _replies(child: subprocess.Popen[bytes], request: dict[str, Any], progress: Progress) -> dict[str, Any] | None:
     """All that it says; None if it ends before it is done."""
     if child.stdin is None or child.stdout is None:
         return None
@@ -139,20 +141,20 @@ def _told(child: subprocess.Popen[bytes], request: dict[str, Any], progress: Pro
         child.stdin.flush()
     except BrokenPipeError:
         return None
-    told: dict[str, Any] = {}
+    replies: dict[str, Any] = {}
     for line in child.stdout:
         said = json.loads(line)
         if "bad" in said:
             bad = said["bad"]
             raise BadData(bad["file"], bad["key"], bad["reason"]) if "file" in bad else BadInput(bad["reason"])
         if "jobs" in said:
-            told = {**said, "results": {}}
+            replies = {**said, "results": {}}
             progress.add(total=len(said["jobs"]))
         elif "number" in said:
-            told["results"][said["number"]] = said["result"]
+            replies["results"][said["number"]] = said["result"]
             progress.add(1)
         elif "done" in said:
-            return told
+            return replies
     return None
 
 

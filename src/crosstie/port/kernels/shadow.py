@@ -1,11 +1,20 @@
-"""A shadow launch: a library's own code is called, and what it would have launched is written down instead.
+"""A shadow launch: a library's own code is called on a GPU that is not there, and what it would launch is recorded.
 
-Triton makes signature, constants and attributes from the arguments as ever, and calls a `compile` that notes them and
-unwinds; everything before it is Triton's own.
+Libraries ask torch and Triton which GPU they run on, at import and at each launch, and choose configurations by the
+answer. Everything here answers for the target and runs nothing. Triton makes signature, constants and attributes from
+the arguments as ever, and calls a `compile` that records them and unwinds; everything before it is Triton's own.
 """
 
+import builtins
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import itertools
-from collections.abc import Callable
+import sys
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +22,282 @@ import triton.compiler
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from crosstie.port.kernels.fake_device import as_they_are
 from crosstie.port.kernels.jobs import Job
+
+
+@dataclass(frozen=True)
+class FakeGpu:
+    """What libraries ask a GPU for."""
+
+    isa: str
+    backend: str
+    wave_width: int
+    lds_bytes: int
+    compute_units: int
+    name: str
+    memory_bytes: int
+
+    @property
+    def arch(self) -> str | int:
+        """As Triton names it: "gfx942", or 90."""
+        return self.isa if self.backend == "hip" else int(self.isa.removeprefix("sm_"))
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        if isinstance(self.arch, int):
+            return divmod(self.arch, 10)
+        digits = self.arch.removeprefix("gfx")
+        return int(digits[:-2]), int(digits[-2], 16)
+
+
+class _Utilities:
+    def __init__(self, device: FakeGpu):
+        self._device = device
+
+    def get_device_properties(self, _: int = 0) -> dict[str, Any]:
+        device = self._device
+        return {
+            "max_shared_mem": device.lds_bytes,
+            "multiprocessor_count": device.compute_units,
+            "warpSize": device.wave_width,
+            "max_num_regs": 65536,
+            "arch": device.isa,
+            "sm_clock_rate": 1_000_000,
+            "mem_clock_rate": 1_000_000,
+            "mem_bus_width": 8192,
+            "max_threads_per_sm": 2048,
+        }
+
+
+def _once(call: Callable[[], object], *_: Any, quantiles: Sequence[float] | None = None, **__: Any) -> Any:
+    """In place of a benchmark: what it would time is launched, and takes a millisecond."""
+    call()
+    return [1.0] * len(quantiles) if quantiles else 1.0
+
+
+class Driver:
+    """Triton's driver, so far as a launch asks it before it runs anything."""
+
+    def __init__(self, device: FakeGpu):
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget(device.backend, device.arch, device.wave_width)
+        self._device = device
+        self.utils = _Utilities(device)
+        self.launcher_cls = None
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def set_current_device(self, _: int) -> None:
+        pass
+
+    def get_current_stream(self, _: int = 0) -> int:
+        return 0
+
+    def get_device_capability(self, _: int = 0) -> tuple[int, int]:
+        return self._device.capability
+
+    def get_active_torch_device(self) -> Any:
+        import torch
+
+        return torch.device("cuda", 0)
+
+    def get_device_interface(self) -> Any:
+        import torch
+
+        return torch.cuda
+
+    def get_benchmarker(self) -> Callable[..., Sequence[float]]:
+        return _once
+
+    def get_empty_cache_for_benchmark(self) -> Any:
+        import torch
+
+        return torch.empty(1)
+
+    def clear_cache(self, _: Any) -> None:
+        pass
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        return kind
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+
+def pretend(device: FakeGpu) -> None:
+    """For the rest of this process. Torch is changed when somebody imports it, since many kernels do without."""
+    import triton.testing
+    from triton.backends import backends
+    from triton.runtime import driver
+
+    driver.set_active(Driver(device))
+    for one in backends.values():
+        answer = one.compiler.supports_target(driver.active.get_current_target())
+        one.driver.is_active = staticmethod(lambda answer=answer: answer)
+    triton.testing.do_bench = triton.testing.do_bench_cudagraph = _once
+    # Scripts plot benchmarks when they are imported; they are no launches that anybody asked about.
+    triton.testing.Mark.run = lambda *_, **__: None
+    if "torch" in sys.modules:
+        _pretend_torch(sys.modules["torch"], device)
+    else:
+        sys.meta_path.insert(0, _AfterTorch(device))
+
+
+class _AfterTorch(importlib.abc.MetaPathFinder):
+    def __init__(self, device: FakeGpu):
+        self._device = device
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is not None and spec.loader is not None:
+            load, device = spec.loader.exec_module, self._device
+
+            def then_pretend(module: types.ModuleType) -> None:
+                load(module)
+                _pretend_torch(module, device)
+
+            vars(spec.loader)["exec_module"] = then_pretend
+        return spec
+
+
+class _Anything:
+    """A stream, an event: whatever is called on it does nothing."""
+
+    cuda_stream = 0
+    device_index = 0
+
+    def __init__(self, *_: Any, **__: Any):
+        pass
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+    def __enter__(self) -> "_Anything":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _pretend_torch(torch: Any, device: FakeGpu) -> None:
+    hip = device.backend == "hip"
+    torch.version.hip = "7.0.0" if hip else None
+    torch.version.cuda = None if hip else "12.8"
+    properties = types.SimpleNamespace(
+        name=device.name,
+        gcnArchName=f"{device.isa}:sramecc+:xnack-" if hip else "",
+        major=device.capability[0],
+        minor=device.capability[1],
+        multi_processor_count=device.compute_units,
+        warp_size=device.wave_width,
+        shared_memory_per_block=min(device.lds_bytes, 65536 if hip else 49152),
+        shared_memory_per_block_optin=device.lds_bytes,
+        shared_memory_per_multiprocessor=device.lds_bytes,
+        total_memory=device.memory_bytes,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+        L2_cache_size=4 << 20,
+    )
+    answers: dict[str, Any] = {
+        "is_available": True,
+        "is_initialized": True,
+        "current_device": 0,
+        "device_count": 1,
+        "get_device_capability": device.capability,
+        "get_device_name": device.name,
+        "get_device_properties": properties,
+        "get_arch_list": [device.isa],
+        "synchronize": None,
+        "init": None,
+        "empty_cache": None,
+        "set_device": None,
+        "mem_get_info": (device.memory_bytes, device.memory_bytes),
+        "is_current_stream_capturing": False,
+        "is_bf16_supported": True,
+        "memory_allocated": 0,
+        "memory_reserved": 0,
+        "max_memory_allocated": 0,
+        "initial_seed": 0,
+    }
+    silent = ("manual_seed", "manual_seed_all", "seed", "seed_all", "reset_peak_memory_stats", "ipc_collect")
+    answers |= dict.fromkeys(silent)
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, lambda *_, _answer=answer, **__: _answer)
+    for name in ("device", "device_of", "stream", "Stream", "Event", "current_stream", "default_stream"):
+        setattr(torch.cuda, name, _Anything)
+    torch.cuda._lazy_init = lambda: None
+    # A default device would be asked after the mode below, which turns "cuda" into "cpu".
+    torch.set_default_device = lambda *_: None
+    # Nothing is computed, so a comparison of results has nothing to say; what comes after it may launch more.
+    torch.allclose = lambda *_, **__: True
+    torch.testing.assert_close = lambda *_, **__: None
+    torch.Generator = _host_generator(torch.Generator)
+    _looks_like_gpu(torch).__enter__()
+
+
+def _host_generator(generator: Any) -> Any:
+    class Generator(generator):
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            return generator.__new__(generator)
+
+    return Generator
+
+
+def _looks_like_gpu(torch: Any) -> Any:
+    from torch.overrides import TorchFunctionMode
+
+    tensor = torch.Tensor
+    gpu = torch.device("cuda", 0)
+    constant = {
+        tensor.is_cuda.__get__: True,
+        tensor.is_cpu.__get__: False,
+        tensor.device.__get__: gpu,
+        tensor.get_device: 0,
+        tensor.is_pinned: True,
+    }
+    same = {tensor.cuda, tensor.pin_memory}
+
+    def on_host(value: Any) -> Any:
+        if isinstance(value, torch.device) and value.type == "cuda":
+            return torch.device("cpu")
+        return "cpu" if isinstance(value, str) and value.split(":")[0] == "cuda" else value
+
+    class LooksLikeGpu(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            if func in constant:
+                # A tensor on "meta" stays there.
+                return constant[func] if tensor.device.__get__(args[0]).type == "cpu" else func(*args)
+            if func in same:
+                return args[0]
+            if func is torch.device:
+                return func(*args, **(kwargs or {}))
+            keywords = {name: on_host(value) for name, value in (kwargs or {}).items()}
+            keywords.pop("pin_memory", None)
+            return func(*builtins.map(on_host, args), **keywords)
+
+    return LooksLikeGpu()
+
+
+@contextlib.contextmanager
+def as_they_are() -> Any:
+    """Triton reads addresses and sizes of tensors itself; it needs no pretence and would be slowed by it."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+    else:
+        with torch._C.DisableTorchFunction():
+            yield
 
 
 class _NotedError(Exception):

@@ -1,21 +1,34 @@
 """What a launch may use on each instruction set, and how much of it a compute unit has."""
 
 import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 
 import msgspec
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.reading import read_rows
 from crosstie.core.accelerator import Accelerator
-from crosstie.core.errors import BadInput, UnknownName
+from crosstie.core.errors import BadData, BadInput, UnknownName
 
-_LLVM = "LLVM llvmorg-20, AMDGPUUsage and AMDGPUBaseInfo.cpp (LDS, waves and registers by processor)"
-_CUDA = "NVIDIA, CUDA C++ Programming Guide 12.8, technical specifications per compute capability"
 _ISA = re.compile(r"gfx[0-9a-f]{3,4}|sm_\d{2,3}")
 # HIP and CUDA both: a block of more threads is refused.
 MAX_THREADS = 1024
+_FILE = Path(__file__).parent / "data" / "isas.csv"
+# Columns with a whole number, and the range outside which it is a slip.
+_NUMBERS = {
+    "wave_width": (32, 64), "lds_kib": (16, 1024), "unit_lds_kib": (16, 1024), "simds": (1, 16),
+    "waves_per_simd": (1, 64), "reserved_lds_kib": (0, 64),
+}  # fmt: skip
+_COLUMNS = ("isa", *_NUMBERS, "fp8", "basis", "source", "date")
+# MLIR's names of the FP8 types, and Triton's.
+_FP8 = {"f8E4M3FN": "fp8e4nv", "f8E4M3FNUZ": "fp8e4b8", "f8E5M2": "fp8e5", "f8E5M2FNUZ": "fp8e5b16"}
 
 
 class Isa(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of data/isas.csv."""
+
     wave_width: int
     # The most that one workgroup may have, and what a compute unit (a WGP on RDNA, an SM) has for all of them.
     lds_bytes: int
@@ -24,50 +37,36 @@ class Isa(msgspec.Struct, frozen=True, kw_only=True):
     simds: int
     waves_per_simd: int
     # CUDA sets aside so much of an SM's shared memory for each block.
-    reserved_lds_bytes: int = 0
-    fp8: tuple[str, ...] = ()
-    source: str = ""
+    reserved_lds_bytes: int
+    # Triton's names of the FP8 types that its matrix units take.
+    fp8: tuple[str, ...]
+    basis: str
+    source: str
+    date: str
 
 
-def _cdna(lds_kib: int, waves: int, fp8: tuple[str, ...]) -> Isa:
-    return Isa(
-        wave_width=64, lds_bytes=lds_kib * 1024, unit_lds_bytes=lds_kib * 1024, simds=4, waves_per_simd=waves,
-        fp8=fp8, source=_LLVM,
-    )  # fmt: skip
+@cache
+def isas(file: Path = _FILE) -> dict[str, Isa]:
+    """A new instruction set is a row; one that stands there twice, or out of range, fails with its line."""
+    found: dict[str, Isa] = {}
+    for where, row in read_rows(file, _COLUMNS):
+        name, fp8 = row["isa"], tuple(row["fp8"].split())
+        if not _ISA.fullmatch(name) or name in found:
+            raise BadData(file, where, f"'{name}' is no instruction set such as gfx942 or sm_90, or stands here twice")
+        if not set(fp8) <= set(_FP8.values()):
+            raise BadData(file, where, f"fp8 '{row['fp8']}' has other words than {', '.join(_FP8.values())}")
+        numbers = {column: _whole(file, where, row, column, *limits) for column, limits in _NUMBERS.items()}
+        found[name] = Isa(
+            **{key.replace("_kib", "_bytes"): n * 1024 if key.endswith("_kib") else n for key, n in numbers.items()},
+            fp8=fp8, basis=row["basis"], source=row["source"], date=row["date"],
+        )  # fmt: skip
+    return found
 
 
-def _rdna(fp8: tuple[str, ...]) -> Isa:
-    return Isa(
-        wave_width=32, lds_bytes=64 * 1024, unit_lds_bytes=128 * 1024, simds=4, waves_per_simd=16, fp8=fp8, source=_LLVM
-    )
-
-
-def _sm(block_kib: int, unit_kib: int, warps: int, fp8: tuple[str, ...]) -> Isa:
-    return Isa(
-        wave_width=32, lds_bytes=block_kib * 1024, unit_lds_bytes=unit_kib * 1024, simds=4, waves_per_simd=warps // 4,
-        reserved_lds_bytes=1024, fp8=fp8, source=_CUDA,
-    )  # fmt: skip
-
-
-_OCP = ("fp8e4nv", "fp8e5")
-_FNUZ = ("fp8e4b8", "fp8e5b16")
-ISAS: dict[str, Isa] = {
-    "gfx90a": _cdna(64, 8, ()),
-    "gfx942": _cdna(64, 8, _FNUZ),
-    "gfx950": _cdna(160, 8, _OCP),
-    "gfx1100": _rdna(()),
-    "gfx1101": _rdna(()),
-    "gfx1151": _rdna(()),
-    "gfx1200": _rdna(_OCP),
-    "gfx1201": _rdna(_OCP),
-    "sm_80": _sm(163, 164, 64, ()),
-    "sm_86": _sm(99, 100, 48, ()),
-    "sm_89": _sm(99, 100, 48, _OCP),
-    "sm_90": _sm(227, 228, 64, _OCP),
-    "sm_100": _sm(227, 228, 64, _OCP),
-    "sm_103": _sm(227, 228, 64, _OCP),
-    "sm_120": _sm(99, 100, 48, _OCP),
-}
+def _whole(file: Path, where: str, row: Mapping[str, str], column: str, low: int, high: int) -> int:
+    if not row[column].isdecimal() or not low <= int(row[column]) <= high:
+        raise BadData(file, where, f"{column} '{row[column]}' must be a whole number from {low} to {high}")
+    return int(row[column])
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +87,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def device(self) -> dict[str, object]:
-        """As `fake_device.Device` takes it."""
+        """As `shadow.FakeGpu` takes it."""
         return {
             "isa": self.isa,
             "backend": self.backend,
@@ -107,19 +106,19 @@ def target(catalog: Catalog, name: str) -> Target:
     try:
         accelerator = catalog.accelerator(name)
     except UnknownName as error:
-        known = f"; instruction sets are known as well: {', '.join(ISAS)}"
+        known = f"; instruction sets are known as well: {', '.join(isas())}"
         raise BadInput(f"{error}{known}") from None
     return _of(accelerator, name=accelerator.id)
 
 
 def _alone(catalog: Catalog, isa: str) -> Target:
     """With the limits of the first accelerator that has it, as far as limits differ by product."""
-    if isa not in ISAS:
-        raise BadInput(f"--on {isa}: not known; known instruction sets: {', '.join(ISAS)}")
+    if isa not in isas():
+        raise BadInput(f"--on {isa}: not known; known instruction sets: {', '.join(isas())}")
     for accelerator in catalog.accelerators.values():
         if accelerator.chip.isa.value == isa:
             return _of(accelerator, name=isa)
-    limits = ISAS[isa]
+    limits = isas()[isa]
     return Target(
         name=isa, isa=isa, limits=limits, lds_bytes=limits.lds_bytes, lds_source=limits.source,
         compute_units=64, memory_bytes=16 << 30, product=isa,
@@ -128,13 +127,13 @@ def _alone(catalog: Catalog, isa: str) -> Target:
 
 def _of(accelerator: Accelerator, name: str) -> Target:
     isa = accelerator.chip.isa.value
-    if isa not in ISAS:
-        raise BadInput(f"--on {name}: Triton's limits on {isa} are not known; known: {', '.join(ISAS)}")
+    if isa not in isas():
+        raise BadInput(f"--on {name}: Triton's limits on {isa} are not known; known: {', '.join(isas())}")
     lds = accelerator.chip.lds
     return Target(
         name=name,
         isa=isa,
-        limits=ISAS[isa],
+        limits=isas()[isa],
         lds_bytes=round(lds.si),
         lds_source=lds.source,
         compute_units=round(accelerator.chip.compute_units.value),
@@ -145,9 +144,4 @@ def _of(accelerator: Accelerator, name: str) -> Target:
 
 def fp8_name(mlir: str) -> str:
     """MLIR's names of the FP8 types in Triton's words."""
-    return {
-        "f8E4M3FN": "fp8e4nv",
-        "f8E4M3FNUZ": "fp8e4b8",
-        "f8E5M2": "fp8e5",
-        "f8E5M2FNUZ": "fp8e5b16",
-    }.get(mlir, mlir)
+    return _FP8.get(mlir, mlir)

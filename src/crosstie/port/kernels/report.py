@@ -1,4 +1,4 @@
-"""Everything that was found, each thing once: by kernel, statement and target, over all configurations."""
+"""What all compilations come to: each finding once over all configurations, verdicts, and the rows of a table."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,10 +8,9 @@ from pathlib import Path
 import msgspec
 
 from crosstie.core.finding import Finding, Place, rank, verdict
-from crosstie.port.kernels.checks import CHECKS
+from crosstie.port.kernels.checks import CHECKS, failures, silent_errors
 from crosstie.port.kernels.compilation import Compilation
-from crosstie.port.kernels.failures import failures, silent_errors
-from crosstie.port.kernels.running import Answer
+from crosstie.port.kernels.running import TargetResult
 from crosstie.port.kernels.wave_hints import wave_hints
 
 # Triton's autotuner takes these for "too slow" and goes on (triton/runtime/autotuner.py, Autotuner._bench).
@@ -19,14 +18,14 @@ _PASSED_OVER = ("lds-over-limit", "threads-over-limit", "tensor-memory-over-limi
 _PASSED_OVER_ERRORS = ("CompileTimeAssertionFailure", "PTXASError")
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class _Seen(msgspec.Struct, frozen=True, kw_only=True):
     """A finding, the compilation that has it, and of how many it was said."""
 
     finding: Finding
     one: Compilation
 
 
-def find(answers: Sequence[Answer]) -> list[Finding]:
+def find(answers: Sequence[TargetResult]) -> list[Finding]:
     found: list[Finding] = []
     for answer in answers:
         found += _of_target(answer)
@@ -36,8 +35,8 @@ def find(answers: Sequence[Answer]) -> list[Finding]:
     ]
 
 
-def _of_target(answer: Answer) -> Iterator[Finding]:
-    seen = [Seen(finding=finding, one=one) for one in answer.compilations for finding in _of(one)]
+def _of_target(answer: TargetResult) -> Iterator[Finding]:
+    seen = [_Seen(finding=finding, one=one) for one in answer.compilations for finding in _of(one)]
     yield from _merged(_as_tuned(seen, answer.compilations), answer.compilations)
     yield from wave_hints(answer.compilations)
     yield from _not_compiled(answer)
@@ -61,7 +60,7 @@ def _of(one: Compilation) -> Iterator[Finding]:
         yield from silent_errors(one)
 
 
-def _as_tuned(seen: Sequence[Seen], compilations: Sequence[Compilation]) -> list[Seen]:
+def _as_tuned(seen: Sequence[_Seen], compilations: Sequence[Compilation]) -> list[_Seen]:
     """An autotuner passes over what does not fit and takes the quickest: one good configuration is enough."""
     grave = {id(entry.one) for entry in seen if rank(entry.finding.severity) >= rank("slow")}
     good = {one.job["group"] for one in compilations if one.job["chosen_by_tuner"] and id(one) not in grave}
@@ -73,7 +72,7 @@ def _as_tuned(seen: Sequence[Seen], compilations: Sequence[Compilation]) -> list
     ]
 
 
-def _is_passed_over(entry: Seen) -> bool:
+def _is_passed_over(entry: _Seen) -> bool:
     if entry.finding.severity == "error":
         kind = entry.one.result.get("error", {}).get("type", "")
         return entry.finding.check in _PASSED_OVER or kind in _PASSED_OVER_ERRORS
@@ -85,8 +84,8 @@ def _softened(finding: Finding) -> Finding:
     return msgspec.structs.replace(finding, severity="note", what=what)
 
 
-def _merged(seen: Sequence[Seen], compilations: Sequence[Compilation]) -> Iterator[Finding]:
-    def key(entry: Seen) -> tuple[str, str, str, int]:
+def _merged(seen: Sequence[_Seen], compilations: Sequence[Compilation]) -> Iterator[Finding]:
+    def key(entry: _Seen) -> tuple[str, str, str, int]:
         # Of a note, one place is enough.
         line = 0 if entry.finding.severity == "note" else entry.finding.where.line or 0
         return entry.finding.check, entry.one.kernel, entry.finding.where.file, line
@@ -104,7 +103,7 @@ def _merged(seen: Sequence[Seen], compilations: Sequence[Compilation]) -> Iterat
         yield msgspec.structs.replace(worst.finding, evidence=evidence)
 
 
-def _not_compiled(answer: Answer) -> Iterator[Finding]:
+def _not_compiled(answer: TargetResult) -> Iterator[Finding]:
     compiled = {one.key for one in answer.compilations}
     for kernel in answer.found:
         if kernel["helper"] or kernel["imported"] or (kernel["file"], kernel["line"]) in compiled:
@@ -118,7 +117,7 @@ def _not_compiled(answer: Answer) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _stopped(answer: Answer) -> Iterator[Finding]:
+def _stopped(answer: TargetResult) -> Iterator[Finding]:
     for failure in answer.failures:
         yield Finding(
             check="launch-stopped", severity="unknown",
@@ -136,8 +135,101 @@ def shown(file: str) -> str:
     return os.path.relpath(file, here) if file and Path(file).is_relative_to(here) else file
 
 
-def verdicts(answers: Iterable[Answer], findings: Sequence[Finding]) -> dict[str, str]:
+def verdicts(answers: Iterable[TargetResult], findings: Sequence[Finding]) -> dict[str, str]:
     return {
         answer.target.name: verdict(one for one in findings if one.target in ("", answer.target.name))
         for answer in answers
+    }
+
+
+class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The most of each figure over the configurations, the least of the waves."""
+
+    kernel: str
+    target: str
+    configurations: int
+    lds_bytes: int | None
+    registers: int | None
+    spills: int | None
+    waves_per_simd: float | None
+    matrix: str
+    verdict: str
+
+
+def rows_of(answers: Sequence[TargetResult], findings: Sequence[Finding]) -> list[KernelRow]:
+    rows = [
+        _row(list(group), findings)
+        for answer in answers
+        for _, group in groupby(sorted(answer.compilations, key=_by), key=_by)
+    ]
+    return sorted(rows, key=lambda row: row.kernel)
+
+
+def _by(one: Compilation) -> tuple[str, int]:
+    return one.key
+
+
+def _row(same: Sequence[Compilation], findings: Sequence[Finding]) -> KernelRow:
+    first = same[0]
+    compiled = [one for one in same if one.compiled]
+    waves = [one.waves_per_simd for one in compiled if one.waves_per_simd is not None]
+    mine = [one for one in findings if one.target == first.target.name and one.where.name == first.kernel]
+    return KernelRow(
+        kernel=first.kernel,
+        target=first.target.name,
+        configurations=len(same),
+        lds_bytes=max((one.lds_bytes for one in compiled), default=None),
+        registers=max((one.registers for one in compiled if one.registers is not None), default=None),
+        spills=max((spilled for one in compiled if (spilled := _spills(one)) is not None), default=None),
+        waves_per_simd=min(waves, default=None),
+        matrix=_matrix(compiled),
+        verdict=verdict(mine),
+    )
+
+
+def _spills(one: Compilation) -> int | None:
+    return one.result.get("vgpr_spills" if one.target.backend == "hip" else "spill_bytes")
+
+
+def _matrix(compiled: Sequence[Compilation]) -> str:
+    names = sorted({name for one in compiled for name in one.matrix})
+    if not names:
+        return "-"
+    counts = {name: sum(one.matrix.get(name, 0) for one in compiled) for name in names}
+    commonest = max(names, key=lambda name: counts[name])
+    return short(commonest) + (f" +{len(names) - 1}" if len(names) > 1 else "")
+
+
+def short(name: str) -> str:
+    """wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 as wgmma.m64n128k16.f32.f16.f16."""
+    for part in (".mma_async", ".sync", ".aligned", ".row", ".col", ".satfinite", ".cta_group::1"):
+        name = name.replace(part, "")
+    return name
+
+
+def row_json(one: Compilation) -> dict[str, object]:
+    known = one.result
+    return {
+        "kernel": one.kernel,
+        "file": shown(one.job["file"]),
+        "line": one.job["line"],
+        "target": one.target.name,
+        "isa": one.target.isa,
+        "status": known["status"],
+        "cached": bool(known.get("cached")),
+        "signature": one.job["signature"],
+        "constexprs": one.job["constexprs"],
+        "options": one.job["options"],
+        "chosen_by_tuner": one.job["chosen_by_tuner"],
+        "grid": one.job["grid"],
+        "threads": one.threads,
+        "lds_bytes": known.get("lds_bytes"),
+        "lds_limit_bytes": one.target.lds_bytes,
+        "registers": one.registers,
+        "agprs": known.get("agprs"),
+        "vgpr_spills": known.get("vgpr_spills"),
+        "spill_bytes": known.get("spill_bytes"),
+        "scratch_bytes": known.get("scratch_bytes"),
+        "waves_per_simd": one.waves_per_simd,
+        "matrix_instructions": known.get("matrix"),
     }
