@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import msgspec
 
-from crosstie.catalog.library import Catalog
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Deployment, Parallelism, kv_bytes_per_element
 from crosstie.core.errors import BadInput
+from crosstie.core.formats import Precision
 from crosstie.core.model import Model
 from crosstie.perf.memory import (
     MemoryPlan,
@@ -21,7 +22,23 @@ from crosstie.perf.memory import (
 _MOST_STAGES = 16
 
 
-@dataclass(frozen=True)
+class Deployments(Protocol):
+    """Where replicas come from: the catalog, which knows formats, stacks and what was measured."""
+
+    def precision(self, model: Model, name: str | None = None) -> Precision: ...
+    def deployment(
+        self,
+        model: Model,
+        accelerator: Accelerator,
+        parallelism: Parallelism | None = None,
+        precision: str | None = None,
+        kv_format: str = "bf16",
+        stack: str | None = None,
+    ) -> Deployment: ...
+    def calibrated(self, deployment: Deployment) -> Deployment: ...
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """One layout of a model on one kind of accelerator."""
 
@@ -48,7 +65,7 @@ class Placement:
         return sequences_that_fit(other, self.context)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """What a model takes in one precision, wherever it runs."""
 
@@ -61,7 +78,7 @@ class Sizes:
     state_bytes_per_sequence: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fit:
     model: Model
     context: int
@@ -72,7 +89,7 @@ class Fit:
 
 
 def fit(
-    catalog: Catalog,
+    catalog: Deployments,
     model: Model,
     accelerators: Sequence[Accelerator],
     *,
@@ -120,7 +137,7 @@ def fit(
     return Fit(model=model, context=context, sizes=sizes, placements=placements, problems=problems)
 
 
-def place_each(catalog: Catalog, first: Deployment, splits: Sequence[Parallelism], context: int) -> list[Placement]:
+def place_each(catalog: Deployments, first: Deployment, splits: Sequence[Parallelism], context: int) -> list[Placement]:
     """The same replica in other layouts: everything but the split is resolved once."""
     return [place(catalog.calibrated(msgspec.structs.replace(first, parallelism=split)), context) for split in splits]
 
@@ -173,7 +190,7 @@ def worth_showing(tried: list[Placement]) -> list[Placement]:
 
 
 def smallest_layout(
-    catalog: Catalog,
+    catalog: Deployments,
     model: Model,
     accelerator: Accelerator,
     *,

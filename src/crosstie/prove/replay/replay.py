@@ -9,6 +9,7 @@ the tokens after the first, as the server's usage counts them.
 """
 
 import asyncio
+import contextlib
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -18,7 +19,6 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 from crosstie.prove.replay.traffic import TimedRequest, prompt
-from crosstie.run.gateway.body import usage_of
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Connection, Headers, Origin
 from crosstie.run.wire.sse import Events, payloads
@@ -26,7 +26,7 @@ from crosstie.run.wire.sse import Events, payloads
 # Timers of event loops count whole milliseconds: what is due within half of one may as well go now.
 _TIMER_S = 0.001
 # How often progress is told and silence is noticed.
-_LOOK_S = 0.1
+_WATCH_S = 0.1
 _CONNECT_S = 10.0
 _MOST_ERROR = 300
 _TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|text)": ?"(?!")')
@@ -35,6 +35,27 @@ _PREDICTED = re.compile(rb"TTFT ([0-9.]+)(?: of [0-9.]+)? ms, TPOT ([0-9.]+)")
 
 # Requests that have ended, and how many of these failed.
 Progress = Callable[[int, int], None]
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int = 0
+
+
+class _Chunk(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+def _usage_in(events: bytes) -> _Usage | None:
+    """What a chat stream's last chunk says of its tokens."""
+    for payload in payloads(events):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            if usage := _decode_chunk(payload).usage:
+                return usage
+    return None
 
 
 class Outcome(msgspec.Struct):
@@ -154,13 +175,13 @@ class _Call:
 
     def _measured(self) -> str:
         outcome, speed = self.outcome, self._replay.speed
-        usage = next((found for one in payloads(self._usage) if (found := usage_of(one))), None)
+        usage = _usage_in(self._usage)
         if usage is None:
             return "the server did not say how many tokens it used"
-        outcome.input_tokens, outcome.output_tokens = usage
+        outcome.input_tokens, outcome.output_tokens = usage.prompt_tokens, usage.completion_tokens
         outcome.ttft_s = (self.first_at - self.due) * speed
-        if usage.output_tokens > 1:
-            outcome.tpot_s = (self.last_at - self.first_at) * speed / (usage.output_tokens - 1)
+        if usage.completion_tokens > 1:
+            outcome.tpot_s = (self.last_at - self.first_at) * speed / (usage.completion_tokens - 1)
         return ""
 
     def give_up(self, why: str) -> None:
@@ -213,13 +234,13 @@ class Replay:
         self._timer: asyncio.TimerHandle | None = None
         # A little later than now, so that the first request is no later than the others.
         self._began = perf_counter() + 0.01
-        looking = self.loop.create_task(self._look())
+        watching = self.loop.create_task(self._watch())
         try:
             self._send_due()
             if requests:
                 await self._finished
         finally:
-            looking.cancel()
+            watching.cancel()
             if self._timer is not None:
                 self._timer.cancel()
             self.origin.close()
@@ -278,10 +299,10 @@ class Replay:
             # The next one waited for room.
             self.loop.call_soon(self._send_due)
 
-    async def _look(self) -> None:
+    async def _watch(self) -> None:
         while True:
             self.progress(self._ended, self._failed)
             silent_since = perf_counter() - self.silence_s
             for call in [one for one in self._calls if one.heard_at < silent_since]:
                 call.give_up(f"silent for {self.silence_s:g} s")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_WATCH_S)
