@@ -1,22 +1,89 @@
-"""What model families leave unsaid in their config.json, by model_type; and which ones cannot be read."""
+"""What model families leave unsaid in their config.json, one row a family; and which ones cannot be read.
 
-# Families whose MLP has no gate projection.
-UNGATED = {"falcon", "gpt2", "gpt_neox", "gptj", "opt", "bloom", "gpt_bigcode", "starcoder2", "phi", "nemotron"}
-HEAD_NORM = {
-    "qwen3", "qwen3_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "gemma3", "gemma3_text", "gemma4_text",
-}  # fmt: skip
-# Families that share embedding and head unless the config says otherwise.
-TIED = {
-    "gemma", "gemma2", "gemma3", "gemma3_text", "gemma4_text", "gpt2", "gpt_bigcode", "gpt_neo", "opt", "bloom", "mpt",
-    "cohere", "cohere2", "starcoder2",
-}  # fmt: skip
-NORMS = {"gemma2": 4, "gemma3": 4, "gemma3_text": 4, "gemma4_text": 7, "falcon": 4}
-# Families whose attention output is gated, whether the config says so or not.
-GATED_OUTPUT = {"qwen3_next", "qwen3_5_moe_text", "qwen3_5_text"}
-# Families with one key-value head unless the config says otherwise.
-MULTI_QUERY = {"gpt_bigcode": True, "falcon": False}
-# Families with a learnt table of positions, and the rows that it has beyond the longest context.
-POSITIONS = {"gpt2": 0, "gpt_bigcode": 0, "opt": 2}
+A new family of decoders is a row here, by its `model_type`, where keys of its config do not say everything.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quirks:
+    """Where a family differs from a Llama and its config.json does not say so."""
+
+    # Attention.
+    qkv_bias: bool = False
+    output_bias: bool = False
+    # Queries and keys are normalised head by head; for some only where `use_qk_norm` is set.
+    head_norm: bool = False
+    may_have_head_norm: bool = False
+    sinks: bool = False
+    gated_output: bool = False
+    # One key-value head unless the config says otherwise; None: `multi_query` is no key of this family.
+    multi_query: bool | None = None
+    # Every n-th layer sees everything, the others a window.
+    full_attention_every: int | None = None
+    # Feed-forward.
+    gated_mlp: bool = True
+    # Dense layers have a key of their own, and the shared expert is as wide as a routed one.
+    dense_inner_key: str = "intermediate_size"
+    shared_expert: bool = False
+    shared_gate: bool = False
+    router_bias: bool = False
+    router_scale: bool = False
+    expert_bias: bool = False
+    # Around them: vectors of norms in a layer and after the last, and whether embedding and head are one
+    # unless the config says otherwise.
+    norms: int = 2
+    final_norms: int = 1
+    tied: bool = False
+    # Rows that a learnt table of positions has beyond the longest context; None: there is no such table.
+    positions_beyond: int | None = None
+
+
+_QWEN3_HYBRID = Quirks(head_norm=True, gated_output=True, shared_gate=True)
+_GEMMA3 = Quirks(head_norm=True, full_attention_every=6, norms=4, tied=True)
+
+# By model_type; one that ends in * stands for those that have no row of their own.
+FAMILIES = {
+    "bloom": Quirks(gated_mlp=False, tied=True),
+    "cohere": Quirks(tied=True),
+    "cohere2": Quirks(tied=True),
+    "falcon": Quirks(gated_mlp=False, multi_query=False, norms=4, final_norms=2),
+    "gemma": Quirks(tied=True),
+    "gemma2": Quirks(full_attention_every=2, norms=4, tied=True),
+    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
+    "gemma4_text": Quirks(head_norm=True, norms=7, router_scale=True, tied=True),
+    "glm4*": Quirks(may_have_head_norm=True),
+    "gpt2": Quirks(gated_mlp=False, tied=True, positions_beyond=0),
+    "gpt_bigcode": Quirks(gated_mlp=False, multi_query=True, tied=True, positions_beyond=0),
+    "gpt_neo": Quirks(tied=True),
+    "gpt_neox": Quirks(gated_mlp=False),
+    "gpt_oss": Quirks(output_bias=True, sinks=True, router_bias=True, expert_bias=True),
+    "gptj": Quirks(gated_mlp=False),
+    "kimi_linear": Quirks(gated_output=True),
+    "llama4_text": Quirks(dense_inner_key="intermediate_size_mlp", shared_expert=True),
+    "mpt": Quirks(tied=True),
+    "nemotron": Quirks(gated_mlp=False),
+    "opt": Quirks(gated_mlp=False, tied=True, positions_beyond=2),
+    "phi": Quirks(gated_mlp=False),
+    "qwen*": Quirks(shared_gate=True),
+    "qwen2": Quirks(qkv_bias=True, shared_gate=True),
+    "qwen2_moe": Quirks(qkv_bias=True, shared_gate=True),
+    "qwen3": Quirks(head_norm=True, shared_gate=True),
+    "qwen3_5_moe_text": _QWEN3_HYBRID,
+    "qwen3_5_text": _QWEN3_HYBRID,
+    "qwen3_moe": Quirks(head_norm=True, shared_gate=True),
+    "qwen3_next": _QWEN3_HYBRID,
+    "starcoder2": Quirks(gated_mlp=False, tied=True),
+}
+
+
+def quirks_of(family: str) -> Quirks:
+    relatives = (name for name in FAMILIES if name.endswith("*") and family.startswith(name[:-1]))
+    return FAMILIES.get(family) or FAMILIES.get(next(relatives, ""), Quirks())
+
+
 # Not decoder-only transformers: reading one by its keys would give numbers that mean nothing.
 FOREIGN = {
     "albert", "bamba", "bart", "bert", "camembert", "clip", "deberta", "deberta-v2", "distilbert", "electra",

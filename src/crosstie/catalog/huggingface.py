@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from crosstie.catalog import families
 from crosstie.catalog.attention import (
     Attention,
     compressed_attention,
@@ -17,6 +16,7 @@ from crosstie.catalog.attention import (
     vector,
 )
 from crosstie.catalog.config import Config
+from crosstie.catalog.families import FOREIGN, FOREIGN_HEADS, STRUCTURAL, Quirks, quirks_of
 from crosstie.catalog.feedforward import FeedForward, dense, experts
 from crosstie.catalog.quantisation import Names, native_formats
 from crosstie.core.model import Layer, Model, Tensor
@@ -38,18 +38,19 @@ def read_model(
     """The model that a config describes, and the config with what was read of it."""
     config = Config(raw, file, prefix)
     family = _family(config)
+    quirks = quirks_of(family)
     hidden = config.count("hidden_size", "n_embd", "d_model", "n_embed")
     depth = config.count("num_hidden_layers", "n_layer", "n_layers")
     if depth > 10_000:
         raise config.bad("num_hidden_layers", f"{depth:,} layers are a slip")
     heads = config.count("num_attention_heads", "n_head")
     vocabulary = config.count("vocab_size")
-    attention_of = _attention_reader(config, family, hidden, heads, depth)
-    forward_of = _forward_reader(config, family, hidden, depth)
+    attention_of = _attention_reader(config, quirks, hidden, heads, depth)
+    forward_of = _forward_reader(config, quirks, hidden, depth)
     parts = [(attention_of(i), forward_of(i)) for i in range(depth)]
-    layers = _group(parts, _per_layer(config, family, hidden))
+    layers = _group(parts, _per_layer(config, quirks, hidden))
     limit = config.maybe("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-    outer = _outer_tensors(config, family, hidden, vocabulary, limit)
+    outer = _outer_tensors(config, quirks, hidden, vocabulary, limit)
     routed = [t for layer in layers for t in layer.tensors if t.role == "experts"]
     native, native_name = native_formats(config, _names(parts))
     drafts = _draft(config, hidden, layers)
@@ -81,18 +82,20 @@ def read_model(
     return model, config
 
 
-def _outer_tensors(config: Config, family: str, hidden: int, vocabulary: int, limit: int | None) -> tuple[Tensor, ...]:
+def _outer_tensors(
+    config: Config, quirks: Quirks, hidden: int, vocabulary: int, limit: int | None
+) -> tuple[Tensor, ...]:
     """Embedding, what follows the last layer, and the head where it is not the embedding again."""
     tied = config.flag_outer("tie_word_embeddings")
     if tied is None:
-        tied = family in families.TIED
+        tied = quirks.tied
     # A tied embedding is stored once and multiplied by as the head.
     embedding = Tensor(
         name="embedding", role="embedding", rows=vocabulary, cols=hidden, shard="vocab", kernel="head" if tied else ""
     )
-    final = [vector("final_norm", hidden * (2 if family == "falcon" else 1) + _stream_mixer(config, hidden))]
-    if family in families.POSITIONS and limit:
-        final.append(vector("positions", (limit + families.POSITIONS[family]) * hidden))
+    final = [vector("final_norm", hidden * quirks.final_norms + _stream_mixer(config, hidden))]
+    if quirks.positions_beyond is not None and limit:
+        final.append(vector("positions", (limit + quirks.positions_beyond) * hidden))
     head = [] if tied else [split_out("head", vocabulary, hidden, "head", "head")]
     return (embedding, *final, *head)
 
@@ -112,11 +115,11 @@ def _family(config: Config) -> str:
     family = config.word("model_type")
     outside = config.outer.get("model_type")
     family = family or (outside if isinstance(outside, str) else "")
-    if family in families.FOREIGN:
+    if family in FOREIGN:
         raise config.bad("model_type", f"'{family}' is no decoder of the kinds that Crosstie reads")
     heads = config.outer.get("architectures")
     for head in heads if isinstance(heads, list) else ():
-        if str(head).endswith(families.FOREIGN_HEADS):
+        if str(head).endswith(FOREIGN_HEADS):
             raise config.bad("architectures", f"'{head}' does not generate text")
     if config.flag("is_encoder_decoder"):
         raise config.bad("is_encoder_decoder", "Crosstie reads decoders alone")
@@ -127,7 +130,7 @@ def _refuse_what_nobody_read(config: Config) -> None:
     for key, value in config.raw.items():
         # MiniMax-M2 lists a kind for each layer, and all of them are the usual one.
         usual = key == "attn_type_list" and isinstance(value, list) and all(kind == 1 for kind in value)
-        if key not in config.asked and value not in (None, False) and key.startswith(families.STRUCTURAL) and not usual:
+        if key not in config.asked and value not in (None, False) and key.startswith(STRUCTURAL) and not usual:
             raise config.bad(key, "changes what a layer is, and no reader of Crosstie understands it")
 
 
@@ -157,9 +160,9 @@ def _group(
     return tuple(layers)
 
 
-def _per_layer(config: Config, family: str, hidden: int) -> tuple[tuple[Tensor, ...], float]:
+def _per_layer(config: Config, quirks: Quirks, hidden: int) -> tuple[tuple[Tensor, ...], float]:
     """Tensors that a layer has beside attention and feed-forward, and elements its norms move."""
-    norms = families.NORMS.get(family, 2)
+    norms = quirks.norms
     streams = config.maybe("hc_mult") or 1
     tensors = [vector("norms", norms * hidden)]
     if streams > 1:
@@ -185,7 +188,9 @@ def _head_dim(config: Config, hidden: int, heads: int) -> int:
     return config.count("head_dim")
 
 
-def _attention_reader(config: Config, family: str, hidden: int, heads: int, depth: int) -> Callable[[int], Attention]:
+def _attention_reader(
+    config: Config, quirks: Quirks, hidden: int, heads: int, depth: int
+) -> Callable[[int], Attention]:
     if config.get("compress_ratios") is not None:
         ratios = config.counts("compress_ratios", depth) or []
         for ratio in ratios:
@@ -194,44 +199,44 @@ def _attention_reader(config: Config, family: str, hidden: int, heads: int, dept
         config.count("num_key_value_heads", default=1)
         return lambda i: compressed_attention(config, hidden=hidden, heads=heads, ratio=ratios[i])
     if config.get("kv_lora_rank") is not None:
-        latent = latent_attention(config, hidden=hidden, heads=heads, output_gate=family == "kimi_linear")
+        latent = latent_attention(config, hidden=hidden, heads=heads, output_gate=quirks.gated_output)
         hybrid = config.nested_config("linear_attn_config")
         if hybrid is None:
             return lambda i: latent
         delta = _kimi_delta(hybrid, hidden)
         full = set(hybrid.counts("full_attn_layers") or ())
         return lambda i: latent if i + 1 in full else delta
-    return _grouped_reader(config, family, hidden, heads, depth)
+    return _grouped_reader(config, quirks, hidden, heads, depth)
 
 
-def _grouped_reader(config: Config, family: str, hidden: int, heads: int, depth: int) -> Callable[[int], Attention]:
+def _grouped_reader(config: Config, quirks: Quirks, hidden: int, heads: int, depth: int) -> Callable[[int], Attention]:
     kv_heads = config.count("num_key_value_heads", "num_kv_heads", "n_head_kv", default=heads)
-    if family in families.MULTI_QUERY and not config.flag("new_decoder_architecture"):
-        kv_heads = 1 if config.flag("multi_query", families.MULTI_QUERY[family]) else kv_heads
+    if quirks.multi_query is not None and not config.flag("new_decoder_architecture"):
+        kv_heads = 1 if config.flag("multi_query", quirks.multi_query) else kv_heads
     if heads % kv_heads:
         raise config.bad("num_key_value_heads", f"{kv_heads} does not divide the {heads} attention heads")
     head_dim = _head_dim(config, hidden, heads)
-    bias = config.flag("attention_bias") or config.flag("qkv_bias") or family in {"qwen2", "qwen2_moe"}
-    norm = "head" if family in families.HEAD_NORM else "none"
+    bias = config.flag("attention_bias") or config.flag("qkv_bias") or quirks.qkv_bias
+    norm = "head" if quirks.head_norm else "none"
     if config.word("qk_norm_type") == "per_layer":
         norm = "full"
-    elif family.startswith("glm4") and config.flag("use_qk_norm"):
+    elif quirks.may_have_head_norm and config.flag("use_qk_norm"):
         norm = "head"
     common: dict[str, Any] = {
         "hidden": hidden,
         "heads": heads,
         "qk_norm": norm,
         "bias": bias,
-        "output_bias": family == "gpt_oss",
-        "sinks": family == "gpt_oss",
-        "output_gate": config.flag("attn_output_gate", family in families.GATED_OUTPUT),
+        "output_bias": quirks.output_bias,
+        "sinks": quirks.sinks,
+        "output_gate": config.flag("attn_output_gate", quirks.gated_output),
     }
     full = grouped_attention(
         kv_heads=config.count("num_global_key_value_heads", default=kv_heads),
         head_dim=config.count("global_head_dim", default=head_dim),
         key_is_value=config.flag("attention_k_eq_v"), **common,
     )  # fmt: skip
-    kinds = _layer_types(config, family, depth)
+    kinds = _layer_types(config, quirks, depth)
     local = full
     chunk, window = config.maybe("attention_chunk_size"), config.maybe("sliding_window")
     if chunk:
@@ -251,7 +256,7 @@ def _grouped_reader(config: Config, family: str, hidden: int, heads: int, depth:
     return lambda i: by_kind[kinds[i]]
 
 
-def _layer_types(config: Config, family: str, depth: int) -> list[str]:
+def _layer_types(config: Config, quirks: Quirks, depth: int) -> list[str]:
     given = config.words("layer_types", depth)
     if given:
         return given
@@ -264,8 +269,7 @@ def _layer_types(config: Config, family: str, depth: int) -> list[str]:
     if not (config.maybe("sliding_window") and _uses_window(config)):
         config.get("sliding_window_pattern", "_sliding_window_pattern", "max_window_layers")
         return ["full_attention"] * depth
-    default = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}.get(family)
-    pattern = config.maybe("sliding_window_pattern", "_sliding_window_pattern") or default
+    pattern = config.maybe("sliding_window_pattern", "_sliding_window_pattern") or quirks.full_attention_every
     if pattern:
         return ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(depth)]
     # Qwen2: the first layers see everything.
@@ -318,16 +322,16 @@ def _kimi_delta(hybrid: Config, hidden: int) -> Attention:
     )  # fmt: skip
 
 
-def _forward_reader(config: Config, family: str, hidden: int, depth: int) -> Callable[[int], FeedForward]:
+def _forward_reader(config: Config, quirks: Quirks, hidden: int, depth: int) -> Callable[[int], FeedForward]:
     count = config.maybe("n_routed_experts", "num_local_experts", "num_experts", least=0)
     if not count:
-        default = 4 * hidden if family in families.UNGATED else None
+        default = None if quirks.gated_mlp else 4 * hidden
         inner = config.count("intermediate_size", "n_inner", "ffn_dim", default=default)
-        plain_mlp = dense(hidden, inner, gated=family not in families.UNGATED, bias=config.flag("mlp_bias"))
+        plain_mlp = dense(hidden, inner, gated=quirks.gated_mlp, bias=config.flag("mlp_bias"))
         return lambda i: plain_mlp
-    routed, is_dense = _experts_reader(config, family, hidden, count, depth)
+    routed, is_dense = _experts_reader(config, quirks, hidden, count, depth)
     beside = dense(hidden, config.count("intermediate_size")) if config.flag("enable_moe_block") else None
-    dense_inner = config.maybe("intermediate_size_mlp" if family == "llama4_text" else "intermediate_size")
+    dense_inner = config.maybe(quirks.dense_inner_key)
     dense_layer = dense(hidden, dense_inner) if dense_inner else None
 
     def forward(index: int) -> FeedForward:
@@ -346,7 +350,7 @@ def _forward_reader(config: Config, family: str, hidden: int, depth: int) -> Cal
 
 
 def _experts_reader(
-    config: Config, family: str, hidden: int, count: int, depth: int
+    config: Config, quirks: Quirks, hidden: int, count: int, depth: int
 ) -> tuple[FeedForward, Callable[[int], bool]]:
     inner = config.maybe("moe_intermediate_size") or config.count("intermediate_size")
     active = config.count("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "experts_per_token")
@@ -355,7 +359,7 @@ def _experts_reader(
     shared_inner = config.maybe("shared_expert_intermediate_size", "shared_intermediate_size", least=0)
     if shared_inner is None:
         shared_inner = config.count("n_shared_experts", "num_shared_experts", default=0, least=0) * inner
-    if family == "llama4_text":
+    if quirks.shared_expert:
         shared_inner = inner
     sigmoid_bias = config.word("topk_method") == "noaux_tc" or config.flag("use_routing_bias")
     routed = experts(
@@ -364,11 +368,11 @@ def _experts_reader(
         count=count,
         active=active,
         shared_inner=shared_inner,
-        shared_gate=family.startswith("qwen") and bool(shared_inner),
-        router_bias=sigmoid_bias or family == "gpt_oss",
-        expert_bias=family == "gpt_oss",
+        shared_gate=quirks.shared_gate and bool(shared_inner),
+        router_bias=sigmoid_bias or quirks.router_bias,
+        expert_bias=quirks.expert_bias,
         latent=config.maybe("routed_expert_hidden_size"),
-        router_extra=hidden + count if family == "gemma4_text" else 0,
+        router_extra=hidden + count if quirks.router_scale else 0,
     )
     first_dense = config.count("first_k_dense_replace", default=0, least=0)
     only_mlp = set(config.counts("mlp_only_layers") or ())
