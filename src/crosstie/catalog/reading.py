@@ -16,6 +16,9 @@ from crosstie.core.fact import BASES, Alternative, Fact, Label
 from crosstie.core.units import UNITS, units_of
 
 _DATE = re.compile(r"^\d{4}-\d{2}(-\d{2})?$")
+# A source in a repository: owner/name@commit, then the path.
+_REVISION = re.compile(r"[\w.-]+/[\w.-]+@([^\s:,;)]*)")
+_COMMIT = re.compile(r"^[0-9a-f]{7,40}$")
 _PROVENANCE = {"value", "unit", "basis", "source", "note", "chosen_because", "alternatives"}
 
 
@@ -47,6 +50,11 @@ class Sources:
             entry = table(file, where, entry)
             only_keys(file, where, entry, {"ref", "date", "licence"})
             reference = text(file, f"{where}.ref", entry.get("ref"))
+            for revision in _REVISION.findall(reference):
+                if not _COMMIT.match(revision):
+                    raise BadData(
+                        file, f"{where}.ref", f"'{revision}' after @ is no commit: 7 to 40 hexadecimal digits"
+                    )
             licence = optional_text(file, f"{where}.licence", entry.get("licence"))
             self.entries[key] = (
                 f"{reference} ({licence})" if licence else reference,

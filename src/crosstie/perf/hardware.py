@@ -172,8 +172,8 @@ def compute_format(deployment: Deployment, format: Format) -> str:
     """The compute format that weights of this storage format are multiplied in: the fastest there is."""
     accelerator, constants = deployment.accelerator, deployment.efficiency.compute
     able = [name for name in format.runs_as if has_format(accelerator, format, name)]
-    if not able:
-        raise BadInput(f"{accelerator.id} has no compute format for {format.id} weights")
+    # Engines round 32-bit weights where the units lack them; every accelerator of the catalog has a 16-bit rate.
+    able = able or [name for name in ("bf16", "fp16") if name in accelerator.dense]
     return max(able, key=lambda name: accelerator.dense[name].si * constants[name].value)
 
 

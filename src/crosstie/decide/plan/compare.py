@@ -117,10 +117,11 @@ def emulated_formats(deployment: Deployment) -> tuple[str, ...]:
     """Weight formats that this silicon lacks, with what the engine does instead."""
     found = []
     for format in deployment.precision.formats_of(deployment.model.roles).values():
-        if format.element_bits < 16 and lacks(deployment, format):
+        if format.element_bits != 16 and lacks(deployment, format):
             written = deployment.stack.materialises(format.id, deployment.accelerator.vendor)
-            way = "written out first" if written else "unpacked in the kernel"
-            found.append(f"{format.id} runs as {compute_format(deployment, format)}, {way}")
+            instead = "written out first" if written else "unpacked in the kernel"
+            instead = "rounded" if format.element_bits > 16 else instead
+            found.append(f"{format.id} runs as {compute_format(deployment, format)}, {instead}")
     return tuple(found)
 
 

@@ -145,9 +145,8 @@ def wave_width(evidence: Evidence, claim: Claim) -> Finding:
     verdict = WRONG if not right or len(others) == len(amd) else CONDITIONAL if others else HOLDS
     reason = f"it holds for {len(amd) - len(others)} of {len(amd)} AMD parts of the catalog, with waves of {wave}"
     if others:
-        reason += (
-            f", and not for {', '.join(map(called, others))}, which the article discusses too: {amd[others[0]]:.0f}"
-        )
+        discussed = ", which the article discusses too" if others == ["rx-7900-xtx"] else ""
+        reason += f", and not for {', '.join(map(called, others))}{discussed}: {amd[others[0]]:.0f}"
     named = ("mi300x", "h100-sxm", *others)
     rests = tuple(fact_rest(name, "chip.wave_width", evidence.field(name, "chip.wave_width")) for name in named)
     return Finding(verdict, f"{widths['mi300x']:.0f} / {widths['h100-sxm']:.0f} threads", reason, rests)
