@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from crosstie.cli.findings_show import report
-from crosstie.core.finding import Finding, Place, Severity
+from crosstie.core.finding import Finding, Location, Severity
 
 
 def finding(number: int, severity: Severity = "error", target: str = "") -> Finding:
     return Finding(
-        check="mask", severity=severity, what=f"mask {number}", where=Place(file="a.cu", line=number),
+        check="mask", severity=severity, what=f"mask {number}", where=Location(file="a.cu", line=number),
         evidence="0xffffffff", grounds="read", remedy="64 bits" if severity != "note" else "", target=target,
     )  # fmt: skip
 

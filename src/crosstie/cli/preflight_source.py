@@ -11,7 +11,7 @@ from crosstie.cli.findings_show import report, report_options
 from crosstie.cli.options import accelerators_from
 from crosstie.cli.show import progress
 from crosstie.core.errors import BadInput
-from crosstie.port.source.check import Request, SourceReport, check_source
+from crosstie.port.source.check import SourceOptions, SourceReport, check_source
 from crosstie.port.source.clang import Opinion
 
 _MOST_NAMED = 6
@@ -48,9 +48,9 @@ def command(
     chosen = accelerators_from(Catalog(), accelerators, None)
     if clang and no_clang:
         raise BadInput("--clang and --no-clang exclude each other")
-    request = Request(hipify=hipify, clang=clang, use_clang=not no_clang, jobs=jobs or os.cpu_count() or 1)
+    options = SourceOptions(hipify=hipify, clang=clang, use_clang=not no_clang, jobs=jobs or os.cpu_count() or 1)
     with progress() as on_progress:
-        found = check_source(Path(path), chosen, request, on_progress)
+        found = check_source(Path(path), chosen, options, on_progress)
     more = {
         "files": {"cpp": found.cpp_files, "python": found.python_files, "build": found.build_files},
         "hipify": msgspec.to_builtins(found.converted),

@@ -29,7 +29,7 @@ VERDICTS: dict[str, str] = {
 }
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class Location(msgspec.Struct, frozen=True, kw_only=True):
     """A file, a line of it where there is one, and what in it: a key, a tensor, a function."""
 
     file: str
@@ -47,7 +47,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity
     # One sentence for people.
     what: str
-    where: Place
+    where: Location
     # What was seen, precisely enough to be checked by whoever doubts it.
     evidence: str
     grounds: Grounds

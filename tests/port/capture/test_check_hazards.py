@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from crosstie.port.capture.check import check
-from crosstie.port.capture.hazards import KINDS, Result
+from crosstie.port.capture.hazards import KINDS, CaptureResult
 
 Function = Callable[..., Any]
 
@@ -31,7 +31,7 @@ def inputs(device: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return x.to(device), torch.tensor([3, 1 + seed]).to(device)
 
 
-def checked(function: Function) -> Result:
+def checked(function: Function) -> CaptureResult:
     return check(function, inputs, state=State)
 
 

@@ -9,12 +9,12 @@ import torch
 from tests.port.capture.cases import tiny_transformers
 
 from crosstie.port.capture.check import check
-from crosstie.port.capture.hazards import Result
+from crosstie.port.capture.hazards import CaptureResult
 
 transformers = pytest.importorskip("transformers")
 
 
-def checked(name: str) -> Result:
+def checked(name: str) -> CaptureResult:
     return check(tiny_transformers.CASES[name], tiny_transformers.inputs, state=tiny_transformers.State)
 
 

@@ -3,7 +3,8 @@
 import pytest
 from tests.port.source.snippets import checks, findings, kernel, names
 
-from crosstie.port.source.assembly import class_of, classes, opcodes
+from crosstie.port.source.cpp import opcodes
+from crosstie.port.source.rules import ptx_rule, ptx_rules
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ from crosstie.port.source.assembly import class_of, classes, opcodes
     ],
 )
 def test_instructions(assembly: str, kind: str) -> None:
-    found = class_of(opcodes(assembly)[0])
+    found = ptx_rule(opcodes(assembly)[0])
     assert found is not None
     assert found.id == kind
     finding = findings(kernel(f'asm volatile("{assembly}" : "=r"(n));'))
@@ -41,9 +42,9 @@ def test_instructions(assembly: str, kind: str) -> None:
 
 
 def test_every_class_has_words_and_no_opcode_stands_twice() -> None:
-    every = [opcode for one in classes() for opcode in one.opcodes]
+    every = [opcode for one in ptx_rules() for opcode in one.opcodes]
     assert len(every) == len(set(every))
-    assert all(one.says and one.remedy and one.source for one in classes())
+    assert all(one.says and one.remedy and one.source for one in ptx_rules())
 
 
 @pytest.mark.parametrize(

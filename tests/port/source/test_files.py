@@ -7,8 +7,7 @@ import pytest
 
 from crosstie.core.errors import BadInput
 from crosstie.port.source import files
-from crosstie.port.source.building import build_hazards, hip_builds
-from crosstie.port.source.files import decoded, read_files
+from crosstie.port.source.files import build_hazards, decoded, hip_builds, read_files
 
 ASM = 'void f() { asm volatile("bar.sync 0;"); }\n'
 

@@ -7,14 +7,14 @@ import pytest
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding
 from crosstie.port.source import check
-from crosstie.port.source.check import Request, SourceReport, check_source
+from crosstie.port.source.check import SourceOptions, SourceReport, check_source
 
-ALONE = Request(use_clang=False)
+ALONE = SourceOptions(use_clang=False)
 
 
-def look(folder: Path, on: str = "mi300x", request: Request = ALONE) -> SourceReport:
+def checked(folder: Path, on: str = "mi300x", options: SourceOptions = ALONE) -> SourceReport:
     catalog = Catalog()
-    return check_source(folder, [catalog.accelerator(one) for one in on.split(",")], request)
+    return check_source(folder, [catalog.accelerator(one) for one in on.split(",")], options)
 
 
 def write(folder: Path, text: str, name: str = "a.cu") -> Path:
@@ -28,7 +28,7 @@ def leftovers(report: SourceReport) -> list[Finding]:
 
 def test_what_is_converted(tmp_path: Path) -> None:
     source = "#include <cuda_runtime.h>\nvoid f(void* p) { cudaMalloc(&p, 4); cudaFree(p); cudaFree(p); }\n"
-    report = look(write(tmp_path, source))
+    report = checked(write(tmp_path, source))
     assert report.converted is not None
     assert report.converted.names == {"cudaFree": 2, "cudaMalloc": 1, "cuda_runtime.h": 1}
     assert report.converted.files.keys() == {"a.cu"}
@@ -38,7 +38,7 @@ def test_what_is_converted(tmp_path: Path) -> None:
 
 def test_the_sources_are_not_touched(tmp_path: Path) -> None:
     source = "void f(void* p) { cudaMalloc(&p, 4); }\n"
-    look(write(tmp_path, source))
+    checked(write(tmp_path, source))
     assert [one.name for one in tmp_path.iterdir()] == ["a.cu"]
     assert (tmp_path / "a.cu").read_text() == source
 
@@ -51,35 +51,35 @@ def test_the_sources_are_not_touched(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_left(tmp_path: Path, line: str, name: str) -> None:
-    found = leftovers(look(write(tmp_path, f"void f() {{\n  {line}\n}}\n")))
+    found = leftovers(checked(write(tmp_path, f"void f() {{\n  {line}\n}}\n")))
     assert [(one.check, one.severity, one.where.line, one.where.name) for one in found] == [
         ("hipify-leftover", "error", 2, name)
     ]
     guarded = f"void f() {{\n#ifndef USE_ROCM\n  {line}\n#endif\n  // {line}\n}}\n"
-    assert leftovers(look(write(tmp_path, guarded))) == []
+    assert leftovers(checked(write(tmp_path, guarded))) == []
 
 
 def test_headers_that_are_left(tmp_path: Path) -> None:
-    found = leftovers(look(write(tmp_path, "#include <cuda_runtime.h>\n#include <cuda_occupancy.h>\n")))
+    found = leftovers(checked(write(tmp_path, "#include <cuda_runtime.h>\n#include <cuda_occupancy.h>\n")))
     assert [(one.check, one.where.line) for one in found] == [("hipify-header", 2)]
     (tmp_path / "cuda_own.h").write_text("int x;\n")
-    assert leftovers(look(write(tmp_path, '#include "cuda_own.h"\n'))) == []
+    assert leftovers(checked(write(tmp_path, '#include "cuda_own.h"\n'))) == []
 
 
 def test_names_of_the_project_are_its_own(tmp_path: Path) -> None:
     source = "struct cudaThing { int x; };\nint cudaHelper(int a) { return a; }\nvoid f(cudaThing t) { cudaHelper(t.cudaMember); c10::cuda::cudaOther(); }\n"
-    assert leftovers(look(write(tmp_path, source))) == []
+    assert leftovers(checked(write(tmp_path, source))) == []
 
 
 def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "hipify_module", lambda: None)
-    report = look(write(tmp_path, 'void f() { cudaMalloc(&p, 4); asm volatile("bar.sync 0;"); }\n'))
+    report = checked(write(tmp_path, 'void f() { cudaMalloc(&p, 4); asm volatile("bar.sync 0;"); }\n'))
     assert {(one.check, one.severity) for one in report.findings} == {
         ("hipify-missing", "unknown"),
         ("inline-ptx", "error"),
     }
     assert "crosstie[preflight]" in next(one.remedy for one in report.findings if one.check == "hipify-missing")
-    clean = look(write(tmp_path, "int x;\n"))
+    clean = checked(write(tmp_path, "int x;\n"))
     assert [(one.check, one.severity) for one in clean.findings] == [("hipify-missing", "note")]
     assert report.converted is None
 
@@ -91,7 +91,7 @@ def test_a_file_that_it_fails_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise KeyError("broken")
 
     monkeypatch.setattr(module, "preprocess_file_and_save_result", fail)
-    report = look(write(tmp_path, "int x;\n"))
+    report = checked(write(tmp_path, "int x;\n"))
     assert [(one.check, one.severity, one.evidence) for one in report.findings] == [
         ("hipify-failed", "unknown", "KeyError: 'broken'")
     ]
@@ -99,10 +99,10 @@ def test_a_file_that_it_fails_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_nvidia_has_nothing_to_port(tmp_path: Path) -> None:
     write(tmp_path, 'void f() { asm volatile("bar.sync 0;"); }\n')
-    report = look(tmp_path, on="h200")
+    report = checked(tmp_path, on="h200")
     assert report.verdicts == {"h200": "nothing to port"}
     assert [(one.check, one.severity) for one in report.findings] == [("nothing-to-port", "note")]
-    both = look(tmp_path, on="h200,mi300x")
+    both = checked(tmp_path, on="h200,mi300x")
     assert both.verdicts == {"h200": "nothing to port", "mi300x": "needs changes"}
     assert {one.target for one in both.findings} == {"h200", "mi300x"}
 
@@ -111,29 +111,29 @@ def test_odd_files_do_not_stop_it(tmp_path: Path) -> None:
     (tmp_path / "latin.cu").write_bytes("// é\nvoid f() { cudaFree(0); }\n".encode("latin-1"))
     (tmp_path / "empty.cu").write_text("")
     (tmp_path / "quote.cu").write_text('const char* s = "never closed\n#if\n#else\n/*')
-    report = look(tmp_path)
+    report = checked(tmp_path)
     assert report.cpp_files == 3
     assert report.converted is not None
     assert report.converted.names["cudaFree"] == 1
 
 
 def test_a_header_that_it_converts_by_half(tmp_path: Path) -> None:
-    found = leftovers(look(write(tmp_path, "#include <vector>\n#include <nvtx3/nvToolsExt.h>\n")))
+    found = leftovers(checked(write(tmp_path, "#include <vector>\n#include <nvtx3/nvToolsExt.h>\n")))
     assert [(one.check, one.where.line) for one in found] == [("hipify-header", 2)]
     assert "nvtx3/roctracer/roctx.h" in found[0].what
-    assert leftovers(look(write(tmp_path, "#include <vector>\n#include <nvToolsExt.h>\n"))) == []
+    assert leftovers(checked(write(tmp_path, "#include <vector>\n#include <nvToolsExt.h>\n"))) == []
 
 
 def test_names_that_a_macro_of_the_project_drops(tmp_path: Path) -> None:
     use = "#define cublasSetMathMode(handle, mode) {}\nint f() {{ return cublasSetMathMode(h, CUBLAS_MADE_UP); }}\n"
-    assert leftovers(look(write(tmp_path, use.format("0")))) == []
-    assert [one.where.name for one in leftovers(look(write(tmp_path, use.format("g(mode)"))))] == ["CUBLAS_MADE_UP"]
+    assert leftovers(checked(write(tmp_path, use.format("0")))) == []
+    assert [one.where.name for one in leftovers(checked(write(tmp_path, use.format("g(mode)"))))] == ["CUBLAS_MADE_UP"]
 
 
 def test_a_file_for_one_instruction_set(tmp_path: Path) -> None:
     (tmp_path / "gfx950").mkdir()
     write(tmp_path / "gfx950", '__device__ void f() { asm volatile("trap;"); }\n')
-    report = look(tmp_path, "mi300x,mi355x")
+    report = checked(tmp_path, "mi300x,mi355x")
     assert report.verdicts == {"mi300x": "no hazard found", "mi355x": "needs changes"}
 
 

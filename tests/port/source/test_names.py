@@ -6,7 +6,7 @@ import pytest
 from tests.port.source.snippets import checks, findings, kernel, names
 
 from crosstie.core.errors import BadData
-from crosstie.port.source.names import rules
+from crosstie.port.source.rules import name_rules
 
 USES = [
     ("cutlass", "#include <cutlass/gemm/device/gemm.h>"), ("cutlass", "cute::Tensor<int> t;"), ("fp8-types", "#include <cuda_fp8.h>"),
@@ -37,7 +37,7 @@ def test_uses(check: str, line: str) -> None:
 
 
 def test_every_row_has_a_use_here() -> None:
-    assert {rule.id for rule in rules()} == {check for check, _ in USES}
+    assert {rule.id for rule in name_rules()} == {check for check, _ in USES}
 
 
 def test_the_target_decides() -> None:
@@ -92,7 +92,7 @@ def test_bad_rows_are_refused(tmp_path: Path, row: str, key: str) -> None:
     file = tmp_path / "names.toml"
     file.write_text(f'[sources]\ns = {{ ref = "somewhere", date = "2026-11" }}\n[[rule]]\n{body}\n')
     with pytest.raises(BadData, match=key):
-        rules(file)
+        name_rules(file)
 
 
 def test_launches() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from tests.port.source.snippets import python_findings
 
-from crosstie.port.source.phrases import KINDS, phrases
+from crosstie.port.source.rules import KINDS, python_rules
 
 
 def found(text: str, on: str = "mi300x") -> list[tuple[str, int | None, str]]:
@@ -43,7 +43,7 @@ def test_uses(check: str, line: str) -> None:
 
 def test_every_kind_of_row_is_used() -> None:
     used = {check for check, _ in USES}
-    assert {one.id for kind in KINDS if kind != "build" for one in phrases(kind)} <= used
+    assert {one.id for kind in KINDS if kind != "build" for one in python_rules(kind)} <= used
 
 
 @pytest.mark.parametrize(

@@ -6,37 +6,202 @@ inputs in their place: a replay that gives other numbers than the twin's call is
 state hides anywhere: in globals, closures, default arguments, caches and generators.
 """
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from crosstie.core.errors import BadInput
-from crosstie.port.capture.attribution import between, stale_hazards
 from crosstie.port.capture.device import Device
 from crosstie.port.capture.device_tensor import DeviceTensor
-from crosstie.port.capture.hazards import Result, verdict_of
-from crosstie.port.capture.inputs import (
+from crosstie.port.capture.hazards import (
+    BRANCH,
+    CACHED,
+    CONSTANT,
+    GROWS,
+    NOT_FOLLOWED,
+    OUTSIDE,
+    PINNED,
+    RAISES,
+    REBOUND,
+    UNTRACED,
+    CaptureHazard,
+    CaptureResult,
+    Reason,
+    verdict_of,
+)
+from crosstie.port.capture.modes import stand_in_device
+from crosstie.port.capture.sites import Site, call_users, definition, one_line, site_of
+from crosstie.port.capture.subject import (
     Arguments,
     Source,
     all_on_host,
+    is_compiled,
     leaves,
     load,
     make,
+    on_device,
     same,
     to_device,
     to_host,
+    unknown,
     vary,
     with_device_and_seed,
 )
-from crosstie.port.capture.kernels import NotFollowed
-from crosstie.port.capture.modes import stand_in_device
-from crosstie.port.capture.outputs import Numbers, copies, device_memory, differences, numbers
-from crosstie.port.capture.reasons import NOT_FOLLOWED, RAISES
-from crosstie.port.capture.sites import call_users, definition, one_line, site_of
-from crosstie.port.capture.subject import is_compiled, on_device, unknown
+from crosstie.port.capture.tape import Entry, NotFollowed, address
 from crosstie.port.capture.twin import EndedProcess, Twin
+
+Numbers = dict[str, Any]
+_DEPTH = 6
+# Enough for another order of summation, far below what a stale value changes.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+def numbers(value: Any, name: str = "output") -> Numbers:
+    """Copies of all tensors, and all plain values."""
+    return {at: _copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for at, leaf in _leaves(value, name)}
+
+
+def copies(memory: dict[str, torch.Tensor]) -> Numbers:
+    return {at: _copy(tensor) for at, tensor in memory.items()}
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().dequantize() if tensor.is_quantized else tensor.detach()
+    return plain.clone() if plain.layout is torch.strided else plain.to_dense()
+
+
+def device_memory(value: Any, name: str) -> dict[str, torch.Tensor]:
+    """The memory of all device tensors in it, not copied."""
+    return dict(_leaves(value, name, only_device=True))
+
+
+def _leaves(value: Any, name: str, only_device: bool = False, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, DeviceTensor):
+        yield name, value.elem
+    elif isinstance(value, (torch.Tensor, bool, int, float, complex, str)):
+        if not only_device:
+            yield name, value
+    elif depth < _DEPTH:
+        for key, part in _parts(value):
+            yield from _leaves(part, f"{name}{key}", only_device, depth + 1)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, torch.nn.Module):
+        for key, tensor in [*value.named_parameters(), *value.named_buffers()]:
+            yield f".{key}", tensor
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield f"[{key!r}]", part
+    elif isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            yield f"[{index}]", part
+    elif dataclasses.is_dataclass(value) or hasattr(value, "__dict__"):
+        if isinstance(value, type) or (callable(value) and not isinstance(value, torch.nn.Module)):
+            return
+        for key, part in vars(value).items():
+            if not key.startswith("_"):
+                yield f".{key}", part
+
+
+def differences(replayed: Numbers, called: Numbers, exact: bool = False) -> list[str]:
+    """One sentence for each name whose numbers are not the same, within rounding unless `exact`."""
+    if "replay" in replayed:
+        return [replayed["replay"]]
+    found = [f"{name} is not in both" for name in sorted(replayed.keys() ^ called.keys())]
+    for name in sorted(replayed.keys() & called.keys()):
+        said = _difference(replayed[name], called[name], exact)
+        if said:
+            found.append(f"{name}: {said}")
+    return found
+
+
+def _difference(replayed: Any, called: Any, exact: bool) -> str | None:
+    if not isinstance(replayed, torch.Tensor) or not isinstance(called, torch.Tensor):
+        return None if replayed == called or replayed != replayed else f"{replayed!r} at replay, {called!r} in a call"
+    if replayed.shape != called.shape or replayed.dtype != called.dtype:
+        return f"{_kind(replayed)} at replay, {_kind(called)} in a call"
+    wide = torch.complex128 if called.is_complex() else torch.float64
+    left, right = replayed.to(wide), called.to(wide)
+    tolerance = 0.0 if exact else _TOLERANCE.get(called.dtype, 0.0)
+    unlike = ~torch.isclose(left, right, rtol=tolerance, atol=tolerance, equal_nan=True)
+    if not unlike.any():
+        return None
+    at = int(unlike.flatten().nonzero()[0])
+    one, other = left.flatten()[at].item(), right.flatten()[at].item()
+    return f"{int(unlike.sum())} of {unlike.numel()} values, such as {one:.8g} at replay and {other:.8g} in a call"
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+Found = tuple[Reason, str, Site]
+
+
+def stale_hazards(
+    device: Device, captured: list[Entry], following: list[Entry], evidence: str, at: Site
+) -> list[CaptureHazard]:
+    """At least one. `evidence`: the numbers that differ; `at`: the function, where no line can be named."""
+    found = list(between(captured, following))
+    if not found:
+        found = [*_from_earlier_calls(device, captured), *_from_pinned(device, captured)]
+    found = found or [(OUTSIDE, "not on the captured stream", site) for site in device.outside]
+    found = found or [(UNTRACED, "no single line was found", at)]
+    made: dict[tuple[Any, ...], CaptureHazard] = {}
+    for reason, seen, site in found:
+        made.setdefault((reason, site), reason.at(site, f"{seen}; {evidence}"))
+    return list(made.values())
+
+
+def between(captured: list[Entry], following: list[Entry]) -> Iterator[Found]:
+    made_before: set[int] = set()
+    made_after: set[int] = set()
+    for before, after in zip(captured, following, strict=False):
+        if before.func is not after.func or len(before.tensors) != len(after.tensors):
+            yield BRANCH, f"{before.name} in the captured call, {after.name} in the next", before.site
+            return
+        if [t.shape for t in before.tensors] != [t.shape for t in after.tensors]:
+            sizes = [
+                (list(b.shape), list(a.shape))
+                for b, a in zip(before.tensors, after.tensors, strict=True)
+                if a.shape != b.shape
+            ]
+            yield GROWS, f"{before.name} on {sizes[0][0]}, then on {sizes[0][1]}", before.site
+            return
+        if list(map(repr, before.constants)) != list(map(repr, after.constants)):
+            pairs = [(b, a) for b, a in zip(before.constants, after.constants, strict=False) if repr(b) != repr(a)]
+            if pairs:
+                yield CONSTANT, f"{before.name} with {pairs[0][0]!r}, then with {pairs[0][1]!r}", before.site
+        for old, new in zip(before.tensors, after.tensors, strict=True):
+            outer = address(old) not in made_before and address(new) not in made_after
+            if outer and address(old) != address(new):
+                yield REBOUND, f"{before.name} reads other memory in the next call", before.site
+        made_before |= {address(out) for out in before.outs}
+        made_after |= {address(out) for out in after.outs}
+    if len(captured) != len(following):
+        rest = (captured if len(captured) > len(following) else following)[min(len(captured), len(following))]
+        yield BRANCH, f"{len(captured)} operations in the captured call, {len(following)} in the next", rest.site
+
+
+def _from_earlier_calls(device: Device, captured: list[Entry]) -> Iterator[Found]:
+    made: set[int] = set()
+    for entry in captured:
+        for tensor in entry.tensors:
+            memory = device.memories.of(tensor)
+            if address(tensor) not in made and memory and memory.from_inputs and memory.call and memory.site:
+                yield CACHED, f"made in call {memory.call}, read by {entry.name} at {entry.site}", memory.site
+        made |= {address(out) for out in entry.outs}
+
+
+def _from_pinned(device: Device, captured: list[Entry]) -> Iterator[Found]:
+    for entry in captured:
+        if any(device.memories.is_pinned(tensor) for tensor in entry.tensors):
+            yield PINNED, f"{entry.name} from pinned memory", entry.site
+
 
 WARM_UP_CALLS = 3
 # The second replay has the inputs of the first: what differs then is state.
@@ -46,7 +211,7 @@ _MOVED = "the factory gives tensors of the host; they were moved to the device b
 _NO_NEW_INPUTS = "the replays had the captured inputs: reordered ones made the function fail"
 
 
-def check(fn: Any, inputs: Source, *, state: Callable[..., Any] | None = None) -> Result:
+def check(fn: Any, inputs: Source, *, state: Callable[..., Any] | None = None) -> CaptureResult:
     """Whether `fn` can be captured, and each hazard with its line and rewrite.
 
     fn      a function, a torch.nn.Module, or a class or factory of a module without arguments; called with the
@@ -60,7 +225,7 @@ def check(fn: Any, inputs: Source, *, state: Callable[..., Any] | None = None) -
         return check_on(device, fn, inputs, state=state)
 
 
-def check_on(device: Device, fn: Any, inputs: Source, *, state: Callable[..., Any] | None = None) -> Result:
+def check_on(device: Device, fn: Any, inputs: Source, *, state: Callable[..., Any] | None = None) -> CaptureResult:
     """`check` inside `stand_in_device`, for whoever imports the user's module there too."""
     if is_compiled(fn):
         return unknown(
@@ -73,12 +238,12 @@ def check_on(device: Device, fn: Any, inputs: Source, *, state: Callable[..., An
         return _checked(device, fn, inputs, state)
     except NotFollowed:
         # While inputs or state were made.
-        return Result(verdict="unknown", hazards=tuple(device.unfollowed))
+        return CaptureResult(verdict="unknown", hazards=tuple(device.unfollowed))
     finally:
         torch.set_num_threads(threads)
 
 
-def _checked(device: Device, fn: Any, inputs: Source, state: Callable[..., Any] | None) -> Result:
+def _checked(device: Device, fn: Any, inputs: Source, state: Callable[..., Any] | None) -> CaptureResult:
     """With the inputs as they are; where the host's lead nowhere, with those moved to the device."""
     try:
         result = _with_new_inputs(device, fn, inputs, state)
@@ -97,7 +262,7 @@ def _checked(device: Device, fn: Any, inputs: Source, state: Callable[..., Any] 
 
 def _with_new_inputs(
     device: Device, fn: Any, inputs: Source, state: Callable[..., Any] | None, moved: bool = False
-) -> Result:  # fmt: skip
+) -> CaptureResult:  # fmt: skip
     try:
         return _Check(device, fn, inputs, state, varied=True, moved=moved).result()
     except _FailsLater:
@@ -150,7 +315,7 @@ class _Check:
             device.memories.note(leaf.elem).from_inputs = True
         device.in_use = bool(given)
 
-    def result(self) -> Result:
+    def result(self) -> CaptureResult:
         with Twin(self._plain_calls) as twin:
             self._warm_up()
             kept = self._kept_memory()
@@ -188,9 +353,9 @@ class _Check:
         pairs = enumerate(zip(replays, calls, strict=True), 1)
         return [f"replay {number}: {said}" for number, pair in pairs for said in differences(*pair, exact)]
 
-    def _answer(self) -> Result:
+    def _answer(self) -> CaptureResult:
         found = self.device.found
-        return Result(verdict=verdict_of(found), hazards=tuple(found), notes=tuple(self.notes))
+        return CaptureResult(verdict=verdict_of(found), hazards=tuple(found), notes=tuple(self.notes))
 
     def _call(self, arguments: Arguments) -> Any:
         self.device.begin_call()

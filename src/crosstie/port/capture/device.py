@@ -2,37 +2,165 @@
 
 One idea: below autograd, every operation on a device tensor passes `Device.operation`. There it is judged by the rules
 of capture, run on the host's numbers, and written on the tape. A replay runs the tape again, and nothing else.
+Streams and events keep account of what is part of the capture, and whether all of it comes back to where it began.
 """
 
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import count
 from typing import Any, NoReturn
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from crosstie.port.capture.device_tensor import HOST, DeviceTensor, Memories, Memory
-from crosstie.port.capture.hazards import Hazard
-from crosstie.port.capture.kernels import NotFollowed, run_on_host, stays_on_host
-from crosstie.port.capture.reasons import (
+from crosstie.port.capture.device_tensor import DEVICE, HOST, DeviceTensor, Memories, Memory, plain_bytes
+from crosstie.port.capture.hazards import (
+    EVENT_QUERY,
     GENERATOR,
+    ISOLATION,
+    LEGACY,
     NOT_CAPTURED,
     NOT_FOLLOWED,
     OUTSIDE,
     SCALAR_TO_DEVICE,
     SEEDING,
+    STREAM_SYNC,
     TO_DEVICE,
     TO_HOST,
     UNJOINED,
-    Rule,
+    CaptureHazard,
+    Reason,
 )
 from crosstie.port.capture.rules import hazards_of, may_mix
 from crosstie.port.capture.sites import Site, user_site
-from crosstie.port.capture.storage import plain_bytes
-from crosstie.port.capture.streams import Streams
-from crosstie.port.capture.tape import Baked, Entry
+from crosstie.port.capture.tape import Baked, Entry, NotFollowed, run_on_host, stays_on_host
+
+
+class Streams:
+    """The current stream is a thread's own, as in CUDA: what another thread launches is not captured."""
+
+    def __init__(self, device: "Device") -> None:
+        # Classes of this device: user code calls them, and asks isinstance of them.
+        self.stream_class = type("Stream", (Stream,), {"_of": device})
+        self.event_class = type("Event", (Event,), {"_of": device})
+        self._numbers = count()
+        self.all: list[Stream] = []
+        self.default: Stream = self.stream_class()
+        self._current = threading.local()
+        self._origin: Stream | None = None
+
+    def enter(self, stream: "Stream") -> int:
+        self.all.append(stream)
+        return next(self._numbers)
+
+    @property
+    def current(self) -> "Stream":
+        return getattr(self._current, "stream", self.default)
+
+    @current.setter
+    def current(self, stream: "Stream") -> None:
+        self._current.stream = stream
+
+    def begin_capture(self) -> None:
+        self._origin = self.current = self.stream_class()
+        self.current.captured = True
+
+    def end_capture(self) -> "list[Stream]":
+        """The streams with work that never joined."""
+        unjoined = [s for s in self.all if s.captured and s is not self._origin and s.unjoined is not None]
+        for stream in self.all:
+            stream.captured = False
+        self.current = self.default
+        return unjoined
+
+
+class Stream:
+    _of: "Device"
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.device, self.priority, self.captured = DEVICE, priority, False
+        # Whether it has run operations before the capture, so that the allocator keeps memory for it.
+        self.has_memory = False
+        # Where it took on work that no other captured stream has waited for.
+        self.unjoined: Site | None = None
+        self.stream_id = self.cuda_stream = self._of.streams.enter(self) if hasattr(self._of, "streams") else 0
+        self._outer: list[Stream] = []
+
+    def wait_stream(self, stream: "Stream") -> None:
+        self._wait(stream.captured, stream, f"{self}.wait_stream({stream})")
+
+    def wait_event(self, event: "Event") -> None:
+        # An event that was never recorded is waited for by nobody.
+        if event.stream is not None:
+            self._wait(event.captured, event.stream, f"{self}.wait_event(event of {event.stream})")
+
+    def _wait(self, captured: bool, other: "Stream", said: str) -> None:
+        if other is self:
+            return
+        if captured:
+            if self is self._of.streams.default:
+                self._of.hazard(LEGACY, said)
+                return
+            # What the other has not brought back is this one's to bring back.
+            self.captured, self.unjoined = True, self.unjoined or other.unjoined
+            other.unjoined = None
+        elif self.captured:
+            self._of.met(ISOLATION, said)
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        event = event or self._of.streams.event_class()
+        event.record(self)
+        return event
+
+    def synchronize(self) -> None:
+        self._of.met(STREAM_SYNC, "stream.synchronize()")
+
+    def query(self) -> bool:
+        self._of.met(EVENT_QUERY, "stream.query()")
+        return True
+
+    def is_capturing(self) -> bool:
+        return self.captured
+
+    def __enter__(self) -> "Stream":
+        self._outer.append(self._of.streams.current)
+        self._of.streams.current = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._of.streams.current = self._outer.pop()
+
+    def __str__(self) -> str:
+        return f"stream {self.stream_id}"
+
+
+class Event:
+    _of: "Device"
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.captured, self.device = False, DEVICE
+        self.stream: Stream | None = None
+
+    def record(self, stream: "Stream | None" = None) -> None:
+        self.stream = on = stream or self._of.streams.current
+        self.captured = on.captured
+
+    def wait(self, stream: "Stream | None" = None) -> None:
+        (stream or self._of.streams.current).wait_event(self)
+
+    def synchronize(self) -> None:
+        self._of.met(STREAM_SYNC, "event.synchronize()")
+
+    def query(self) -> bool:
+        self._of.met(EVENT_QUERY, "event.query()")
+        return True
+
+    def elapsed_time(self, end: "Event") -> float:
+        self._of.met(EVENT_QUERY, "event.elapsed_time()")
+        return 1.0
+
 
 # Batch norm updates these, and its schema does not say so.
 _PYTORCHS = ("aten", "prims", "prim", "profiler")
@@ -65,13 +193,13 @@ class Device:
         # Whether what is checked has tensors on the device, or makes some.
         self.in_use = False
         self.capturing = False
-        self.hazards: list[Hazard] = []
-        self.refusals: list[tuple[RuntimeError, Hazard]] = []
+        self.hazards: list[CaptureHazard] = []
+        self.refusals: list[tuple[RuntimeError, CaptureHazard]] = []
         self.refuses = True
         # What was raised because a GPU raises it, in a plain call too.
         self.gpu_errors: list[Exception] = []
         # Kept over all calls: user code that catches the error goes another way than on a GPU.
-        self.unfollowed: list[Hazard] = []
+        self.unfollowed: list[CaptureHazard] = []
         # Where work was put on streams that are not part of the capture, and serial numbers of the memory it made.
         self.outside: list[Site] = []
         self._made_outside: set[int] = set()
@@ -82,7 +210,7 @@ class Device:
         self._lock = threading.RLock()
 
     @property
-    def found(self) -> list[Hazard]:
+    def found(self) -> list[CaptureHazard]:
         return [*self.hazards, *self.unfollowed]
 
     def begin_check(self) -> None:
@@ -117,10 +245,10 @@ class Device:
             for entry in self.tape:
                 entry.replay(self.run)
 
-    def hazard(self, rule: Rule, evidence: str, site: Site | None = None) -> None:
-        self.add(_hazard(rule, evidence, site or user_site()))
+    def hazard(self, reason: Reason, evidence: str, site: Site | None = None) -> None:
+        self.add(reason.at(site or user_site(), evidence))
 
-    def add(self, found: Hazard) -> None:
+    def add(self, found: CaptureHazard) -> None:
         if found not in self.hazards:
             self.hazards.append(found)
 
@@ -129,7 +257,7 @@ class Device:
         self.gpu_errors.append(error)
         return error
 
-    def refusal_behind(self, error: BaseException | None) -> Hazard | None:
+    def refusal_behind(self, error: BaseException | None) -> CaptureHazard | None:
         """What was refused with this error, or with what it was raised for."""
         while error is not None:
             for refusal, hazard in self.refusals:
@@ -139,7 +267,7 @@ class Device:
         return None
 
     def does_not_follow(self, what: str, site: Site | None = None) -> None:
-        found = _hazard(NOT_FOLLOWED, what, site or user_site())
+        found = NOT_FOLLOWED.at(site or user_site(), what)
         if found not in self.unfollowed:
             self.unfollowed.append(found)
 
@@ -155,15 +283,15 @@ class Device:
         elif seed != self.seed:
             self.met(SEEDING, f"seed {seed} in place of {self.seed}")
 
-    def met(self, rule: Rule, evidence: str, site: Site | None = None) -> None:
+    def met(self, reason: Reason, evidence: str, site: Site | None = None) -> None:
         """Raises where PyTorch would, and else goes on: all hazards of a call are found at once."""
         if not self.capturing:
             return
-        if not (self.refuses and self.in_capture and rule in _REFUSALS):
-            self.hazard(rule, evidence, site)
+        if not (self.refuses and self.in_capture and reason in _REFUSALS):
+            self.hazard(reason, evidence, site)
             return
-        error = RuntimeError(_REFUSALS[rule])
-        self.refusals.append((error, _hazard(rule, evidence, site or user_site())))
+        error = RuntimeError(_REFUSALS[reason])
+        self.refusals.append((error, reason.at(site or user_site(), evidence)))
         raise error
 
     @property
@@ -255,10 +383,10 @@ class Device:
         return tree_map_only(torch.Tensor, returned, out)
 
     def _judge(self, func: Any, args: Any, kwargs: dict[str, Any], site: Site) -> None:
-        for rule, evidence in hazards_of(func, args, kwargs, self.memories):
+        for reason, evidence in hazards_of(func, args, kwargs, self.memories):
             # On a stream outside the capture, what waits is refused as well: torch.cuda.graph captures "global".
-            if self.in_capture or rule is not GENERATOR:
-                self.met(rule, evidence, site)
+            if self.in_capture or reason is not GENERATOR:
+                self.met(reason, evidence, site)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return run_on_host(func, args, kwargs, self.random)
@@ -305,11 +433,6 @@ def _python_kernel(func: Any) -> Callable[..., Any] | None:
     operator = torch._library.custom_ops._maybe_get_opdef(func)
     kernels = operator._backend_fns if operator is not None else {}
     return kernels.get("cuda") or kernels.get(None)
-
-
-def _hazard(rule: Rule, evidence: str, site: Site) -> Hazard:
-    return Hazard(kind=rule.kind, what=rule.what, file=site.file, line=site.line, function=site.function,
-                  evidence=evidence, remedy=rule.remedy)  # fmt: skip
 
 
 def _for_the_host(leaves: list[Any], spec: Any) -> Any:

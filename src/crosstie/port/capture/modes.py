@@ -1,10 +1,18 @@
-"""How PyTorch's calls reach the stand-in device: all of Python's, and below autograd all operations."""
+"""How PyTorch's calls reach the stand-in device: all of Python's, and below autograd all operations.
 
+Without a CUDA device PyTorch refuses to index a tensor that says "cuda": c10 keeps one device guard per type in an
+exported array. A CPU build leaves CUDA's place empty, a CUDA build has a guard there that calls the driver. While a
+function is checked, the CPU's guard, which does nothing, stands there.
+"""
+
+import ctypes
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -14,13 +22,36 @@ import torch._dynamo  # PyTorch imports it at the first dispatch under a mode, a
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from crosstie.port.capture.backward import add_hook
+from crosstie.core.errors import BadInput
 from crosstie.port.capture.device import Device
-from crosstie.port.capture.device_tensor import DEVICE, DeviceTensor
-from crosstie.port.capture.guards import cuda_guard_does_nothing
-from crosstie.port.capture.reasons import FORMATS
-from crosstie.port.capture.stand_in import standing_in
-from crosstie.port.capture.storage import storage_of
+from crosstie.port.capture.device_tensor import DEVICE, DeviceTensor, storage_of
+from crosstie.port.capture.hazards import FORMATS
+from crosstie.port.capture.stand_in import add_hook, standing_in
+
+_ARRAY = "_ZN3c104impl26device_guard_impl_registryE"
+# c10/core/DeviceType.h: these two numbers are part of every serialised tensor and do not change.
+_CPU, _CUDA = 0, 1
+
+
+@contextmanager
+def cuda_guard_does_nothing() -> Iterator[None]:
+    guards = _guards()
+    before = guards[_CUDA]
+    guards[_CUDA] = guards[_CPU]
+    try:
+        yield
+    finally:
+        guards[_CUDA] = before
+
+
+def _guards() -> "ctypes.Array[ctypes.c_void_p]":
+    import torch
+
+    library = Path(torch.__file__).parent / "lib" / ("libc10.dylib" if sys.platform == "darwin" else "libc10.so")
+    try:
+        return (ctypes.c_void_p * (_CUDA + 1)).in_dll(ctypes.CDLL(str(library)), _ARRAY)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"preflight capture runs with PyTorch on Linux or macOS; not with {library}: {error}") from None
 
 
 @contextmanager

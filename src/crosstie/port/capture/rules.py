@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from crosstie.port.capture.device_tensor import DeviceTensor, Memories
-from crosstie.port.capture.reasons import (
+from crosstie.port.capture.hazards import (
     BLOCKING,
     COUNTS,
     GENERATOR,
@@ -28,10 +28,10 @@ from crosstie.port.capture.reasons import (
     TO_HOST,
     UNIQUE,
     VALUE,
-    Rule,
+    Reason,
 )
 
-_ALWAYS: dict[str, Rule] = {
+_ALWAYS: dict[str, Reason] = {
     "aten::_local_scalar_dense": READ,
     "aten::item": READ,
     "aten::nonzero": NONZERO,
@@ -75,13 +75,13 @@ _MIXING = {
 }  # fmt: skip
 
 
-def hazards_of(func: Any, args: Any, kwargs: dict[str, Any], memories: Memories) -> Iterator[tuple[Rule, str]]:
+def hazards_of(func: Any, args: Any, kwargs: dict[str, Any], memories: Memories) -> Iterator[tuple[Reason, str]]:
     """What capture refuses of this operation, with evidence. `args` hold the device's and the host's tensors."""
     name = str(func._schema.name)
     shown = f"{name}({', '.join(_show(value) for value in [*args, *kwargs.values()])})"
-    rule = _ALWAYS.get(name)
-    if rule is not None:
-        yield rule, shown
+    reason = _ALWAYS.get(name)
+    if reason is not None:
+        yield reason, shown
     judge = _JUDGES.get(name)
     if judge is not None:
         given = _by_name(func, args, kwargs)
@@ -113,14 +113,14 @@ def _show(value: Any) -> str:
     return repr(value)
 
 
-def _copy(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _copy(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     target, source = given["self"], given["src"]
     if not source.numel():
         return
     yield from _between(source, target, target.dtype != source.dtype, bool(given["non_blocking"]), memories)
 
 
-def _to_copy(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _to_copy(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     source, device = given["self"], given.get("device")
     if device is None or not source.numel():
         return
@@ -135,7 +135,7 @@ def _to_copy(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
 
 def _between(
     source: torch.Tensor, target: torch.Tensor | None, converted: bool, non_blocking: bool, memories: Memories
-) -> Iterator[Rule]:  # fmt: skip
+) -> Iterator[Reason]:  # fmt: skip
     """A copy between host and device; `target` None is memory made for it, laid out like the source."""
     from_device, to_device = isinstance(source, DeviceTensor), target is None or isinstance(target, DeviceTensor)
     if from_device == to_device:
@@ -158,7 +158,7 @@ def _dense(tensor: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
-def _index(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _index(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     indices = [index for index in given["indices"] if index is not None]
     if not isinstance(given["self"], DeviceTensor):
         return
@@ -177,7 +177,7 @@ def _uploads_index(indices: list[torch.Tensor]) -> bool:
     return any(not isinstance(index, DeviceTensor) and not _is_mask(index) for index in indices)
 
 
-def _index_put(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _index_put(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     indices, values = [index for index in given["indices"] if index is not None], given["values"]
     if not isinstance(given["self"], DeviceTensor):
         return
@@ -192,13 +192,13 @@ def _index_put(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
         yield TO_DEVICE
 
 
-def _where(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _where(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     # A number beside it is made on the device; a tensor of the host is copied over.
     if any(not isinstance(given[side], DeviceTensor) for side in ("self", "other")):
         yield TO_DEVICE
 
 
-def _equal(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _equal(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     left, right = given["self"], given["other"]
     if left.shape != right.shape:
         return
@@ -207,66 +207,66 @@ def _equal(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
         yield READ
 
 
-def _repeat_interleave(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _repeat_interleave(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     if given.get("output_size") is None:
         yield REPEATS
 
 
-def _value_on_device(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _value_on_device(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     if isinstance(given["value"], DeviceTensor):
         yield VALUE
 
 
-def _bounds_on_device(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _bounds_on_device(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     if any(isinstance(given.get(bound), DeviceTensor) for bound in ("start", "end", "high")):
         yield READ
 
 
-def _histc(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _histc(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     if given["min"] == given["max"]:
         yield KERNEL_READ
 
 
-def _normal(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _normal(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     if isinstance(given.get("std"), DeviceTensor):
         yield KERNEL_READ
 
 
-def _segment_reduce(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _segment_reduce(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     if not given["unsafe"]:
         yield KERNEL_READ
 
 
-def _searchsorted(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _searchsorted(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     # The bounds of a sorter are checked on the host.
     if given.get("sorter") is not None:
         yield KERNEL_READ
 
 
-def _mode(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _mode(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     # Longer rows than one block can sort go through thrust, which waits.
     if given["self"].dim() and given["self"].shape[given["dim"]] > 2048:
         yield KERNEL_READ
 
 
-def _scale_on_device(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _scale_on_device(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     if isinstance(given["scale"], DeviceTensor):
         yield READ
 
 
-def _zero_point(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _zero_point(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     # Whole zero points are checked against the range on the host.
     if not given["zero_point"].is_floating_point():
         yield KERNEL_READ
 
 
-def _grouped_mm(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _grouped_mm(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     # The grouped kernel is for bfloat16; other types take a loop over groups, whose offsets go to the host.
     if isinstance(given.get("offs"), DeviceTensor) and given["self"].dtype is not torch.bfloat16:
         yield TO_HOST
 
 
-def _isin(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
+def _isin(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     # Few test elements are compared one by one; many are sorted and made unique first.
     elements, tests = given.get("elements"), given.get("test_elements")
     if not isinstance(elements, torch.Tensor) or not isinstance(tests, torch.Tensor):
@@ -275,7 +275,7 @@ def _isin(given: dict[str, Any], memories: Memories) -> Iterator[Rule]:
         yield UNIQUE
 
 
-_JUDGES: dict[str, Callable[[dict[str, Any], Memories], Iterator[Rule]]] = {
+_JUDGES: dict[str, Callable[[dict[str, Any], Memories], Iterator[Reason]]] = {
     "aten::copy_": _copy,
     "aten::_to_copy": _to_copy,
     "aten::index": _index,

@@ -4,12 +4,14 @@ import inspect
 import sys
 import sysconfig
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 
-class Site(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Site:
     file: str
     line: int | None
     function: str

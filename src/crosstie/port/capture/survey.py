@@ -7,15 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from crosstie.core.errors import BadInput, CrosstieError
-from crosstie.core.finding import Finding, Place, Severity
+from crosstie.core.finding import Finding, Location, Severity
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.port.capture.check import check_on
 from crosstie.port.capture.device import Device
-from crosstie.port.capture.hazards import Result
-from crosstie.port.capture.inputs import Arguments, make
+from crosstie.port.capture.hazards import CaptureResult
 from crosstie.port.capture.modes import stand_in_device
-from crosstie.port.capture.subject import unknown
-from crosstie.port.capture.targets import callables, find, functions_of, load_module, split, takes
+from crosstie.port.capture.subject import (
+    Arguments,
+    callables,
+    find,
+    functions_of,
+    load_module,
+    make,
+    parse_reference,
+    takes,
+    unknown,
+)
 from crosstie.port.capture.twin import EndedProcess, Twin
 
 # The class that holds what functions keep between calls, where a module has one and no other is named.
@@ -24,11 +32,11 @@ _STATE = "State"
 
 def survey(
     target: str, inputs: str, state: str | None, every: bool, on_progress: OnProgress = no_progress
-) -> Iterator[tuple[str, Result]]:
+) -> Iterator[tuple[str, CaptureResult]]:
     """Imports the modules on the stand-in device too: what they make at import time belongs there."""
     device = Device()
     with stand_in_device(device):
-        module_name, name = split(target)
+        module_name, name = parse_reference(target)
         module = load_module(module_name)
         factory = _named(inputs, module)
         chosen = functions_of(module) if every else callables(find(module, name), name)
@@ -43,7 +51,7 @@ def survey(
                     answer = apart.result()
                 except EndedProcess as error:
                     answer = str(error)
-            if isinstance(answer, Result):
+            if isinstance(answer, CaptureResult):
                 yield label, answer
             elif len(chosen) == 1:
                 raise BadInput(f"{label} {answer}")
@@ -52,7 +60,7 @@ def survey(
                 yield label, unknown(fn, answer, "correct the function or its inputs")
 
 
-def _answer(device: Device, fn: Any, factory: Any, holder: Any) -> Result | str:
+def _answer(device: Device, fn: Any, factory: Any, holder: Any) -> CaptureResult | str:
     """In a process of its own: what one function does to globals, or dies of, is not the next one's."""
     try:
         return check_on(device, fn, factory, state=holder)
@@ -71,30 +79,30 @@ def _state_for(fn: Any, module: Any, arguments: Arguments) -> Any:
 
 def _named(reference: str, module: Any) -> Callable[..., Any]:
     """MODULE:NAME, or NAME in the module of the target."""
-    module_name, name = split(reference)
+    module_name, name = parse_reference(reference)
     found = find(load_module(module_name), name) if name else find(module, module_name)
     if not callable(found):
         raise BadInput(f"{reference} is no function")
     return found
 
 
-def findings(label: str, result: Result) -> list[Finding]:
+def findings(label: str, result: CaptureResult) -> list[Finding]:
     made = []
     for hazard in result.hazards:
         severity: Severity = "unknown" if hazard.kind == "not-followed" else "error"
         made.append(Finding(check=f"capture-{hazard.kind}", severity=severity, what=f"{label} {hazard.what}",
-                            where=Place(file=_short(hazard.file), line=hazard.line, name=hazard.function),
+                            where=Location(file=_short(hazard.file), line=hazard.line, name=hazard.function),
                             evidence=hazard.evidence, grounds="emulated", remedy=hazard.remedy))  # fmt: skip
     return made
 
 
-def notes(label: str, result: Result) -> list[Finding]:
+def notes(label: str, result: CaptureResult) -> list[Finding]:
     return [
         Finding(
             check="capture-inputs",
             severity="note",
             what=f"{label}: {note}",
-            where=Place(file=label),
+            where=Location(file=label),
             evidence=note,
             grounds="emulated",
             remedy="a factory that takes (device, seed) and gives other values for each seed",

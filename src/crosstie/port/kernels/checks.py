@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from crosstie.core.finding import Finding, Place, Severity
+from crosstie.core.finding import Finding, Location, Severity
 from crosstie.port.kernels.compilation import Compilation
 from crosstie.port.kernels.machine_code import is_fp8_instruction, is_scaled_instruction
 from crosstie.port.kernels.targets import MAX_THREADS, fp8_name
@@ -37,7 +37,13 @@ _STATEMENT_ERROR = re.compile(r"^(\S+\.py):(\d+):\d+: error: (.*)$", re.MULTILIN
 
 
 def _finding(
-    one: Compilation, check: str, severity: Severity, what: str, evidence: str, remedy: str, where: Place | None = None
+    one: Compilation,
+    check: str,
+    severity: Severity,
+    what: str,
+    evidence: str,
+    remedy: str,
+    where: Location | None = None,
 ) -> Finding:
     return Finding(
         check=check, severity=severity, what=what, where=where or one.where,
@@ -367,7 +373,7 @@ def _compile_error(one: Compilation) -> Finding:
     return _failed(one, message, place, f"{one.kernel} does not compile")
 
 
-def _failed(one: Compilation, message: str, place: Place, what: str) -> Finding:
+def _failed(one: Compilation, message: str, place: Location, what: str) -> Finding:
     if _TOOL_MISSING.search(message):
         return _finding(
             one, "tool-missing", "unknown", f"{one.kernel} was not compiled to the end: {_short(message)}", message,

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from crosstie.core.finding import Place
-from crosstie.port.kernels.targets import MAX_THREADS, Target
+from crosstie.core.finding import Location
+from crosstie.port.kernels.targets import MAX_THREADS, KernelTarget
 
 # Warps take registers in units of 256, of 65,536 an SM has (CUDA C++ Programming Guide).
 _SM_REGISTERS, _REGISTER_UNIT = 65536, 256
@@ -14,7 +14,7 @@ _SM_REGISTERS, _REGISTER_UNIT = 65536, 256
 class Compilation(msgspec.Struct, frozen=True, kw_only=True):
     job: dict[str, Any]
     result: dict[str, Any]
-    target: Target
+    target: KernelTarget
 
     @property
     def kernel(self) -> str:
@@ -25,13 +25,13 @@ class Compilation(msgspec.Struct, frozen=True, kw_only=True):
         return str(self.job["file"]), int(self.job["line"])
 
     @property
-    def where(self) -> Place:
+    def where(self) -> Location:
         return self.place()
 
-    def place(self, file: str = "", line: int = 0) -> Place:
+    def place(self, file: str = "", line: int = 0) -> Location:
         """Of a statement, or of the kernel where its line is not known."""
         known = bool(file and line)
-        return Place(
+        return Location(
             file=file if known else self.job["file"], line=line if known else self.job["line"], name=self.kernel
         )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from crosstie.core.finding import Finding, Place, rank, verdict
+from crosstie.core.finding import Finding, Location, rank, verdict
 from crosstie.port.kernels.checks import CHECKS, failures, silent_errors
 from crosstie.port.kernels.compilation import Compilation
 from crosstie.port.kernels.running import TargetResult
@@ -44,7 +44,7 @@ def _of_target(answer: TargetResult) -> Iterator[Finding]:
     if answer.left_out:
         yield Finding(
             check="configurations-left-out", severity="unknown",
-            where=Place(file=answer.compilations[0].job["file"]),
+            where=Location(file=answer.compilations[0].job["file"]),
             what=f"{answer.left_out} configurations of autotuned kernels were left out",
             evidence="max_configs takes the first of each kernel alone; an autotuner stops where one does not compile",
             grounds="compiled", remedy="a run without max_configs; what was compiled is cached",
@@ -110,7 +110,7 @@ def _not_compiled(answer: TargetResult) -> Iterator[Finding]:
             continue
         yield Finding(
             check="not-compiled", severity="unknown", what=f"{kernel['name']} was not compiled: no signature",
-            where=Place(file=kernel["file"], line=kernel["line"], name=kernel["name"]),
+            where=Location(file=kernel["file"], line=kernel["line"], name=kernel["name"]),
             evidence="the module has this kernel, and neither the spec nor a launch says how it is launched",
             remedy="a [[kernel]] in a spec beside the file, or --launch with a function that launches it",
             grounds="read", target=answer.target.name,
@@ -122,7 +122,7 @@ def _stopped(answer: TargetResult) -> Iterator[Finding]:
         yield Finding(
             check="launch-stopped", severity="unknown",
             what=f"{failure['launcher']} stopped before it had launched everything: {failure['type']}",
-            where=Place(file=failure["file"], line=failure["line"] or None, name=failure["launcher"]),
+            where=Location(file=failure["file"], line=failure["line"] or None, name=failure["launcher"]),
             evidence=f"{failure['type']}: {failure['message']}", grounds="emulated",
             remedy="a launcher that keeps to CPU tensors and to what the fake device answers; values are not computed",
             target=answer.target.name,

@@ -16,7 +16,7 @@ import crosstie
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.progress import OnProgress, Progress, no_progress
 from crosstie.port.kernels.compilation import Compilation
-from crosstie.port.kernels.targets import Target
+from crosstie.port.kernels.targets import KernelTarget
 
 # Importing a library and calling its wrappers; each compilation has a limit of its own.
 _COLLECT_TIMEOUT_S = 600
@@ -52,7 +52,7 @@ class KernelOptions(msgspec.Struct, frozen=True, kw_only=True):
 class TargetResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one target."""
 
-    target: Target
+    target: KernelTarget
     triton: str
     compilations: list[Compilation]
     found: list[dict[str, Any]]
@@ -61,7 +61,7 @@ class TargetResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compile_kernels(
-    options: KernelOptions, targets: Sequence[Target], on_progress: OnProgress = no_progress
+    options: KernelOptions, targets: Sequence[KernelTarget], on_progress: OnProgress = no_progress
 ) -> list[TargetResult]:
     """In the order of the targets. Those of one instruction set share their compilations."""
     one_each = {target.isa: target for target in reversed(targets)}
@@ -87,7 +87,7 @@ def compile_kernels(
     return [_on(target, answers[target.isa]) for target in targets]
 
 
-def _on(target: Target, replies: dict[str, Any]) -> TargetResult:
+def _on(target: KernelTarget, replies: dict[str, Any]) -> TargetResult:
     return TargetResult(
         target=target,
         triton=replies["triton"],
@@ -102,7 +102,7 @@ def _on(target: Target, replies: dict[str, Any]) -> TargetResult:
 
 
 def _child(
-    options: KernelOptions, target: Target, jobs: int, progress: Progress, children: list[subprocess.Popen[bytes]]
+    options: KernelOptions, target: KernelTarget, jobs: int, progress: Progress, children: list[subprocess.Popen[bytes]]
 ) -> dict[str, Any]:  # fmt: skip
     request = {
         "what": options.what,
@@ -158,7 +158,7 @@ def _replies(child: subprocess.Popen[bytes], request: dict[str, Any], progress: 
     return None
 
 
-def _why(what: str, target: Target, status: int, printed: str) -> str:
+def _why(what: str, target: KernelTarget, status: int, printed: str) -> str:
     if status == -signal.SIGALRM:
         return f"{what}: importing and launching it for {target.isa} took more than {_COLLECT_TIMEOUT_S} s"
     ended = signal.Signals(-status).name if status < 0 else f"exit status {status}"

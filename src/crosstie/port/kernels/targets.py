@@ -69,7 +69,7 @@ def _whole(file: Path, where: str, row: Mapping[str, str], column: str, low: int
     return int(row[column])
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class KernelTarget(msgspec.Struct, frozen=True, kw_only=True):
     """An accelerator of the catalog, or an instruction set alone."""
 
     name: str
@@ -99,7 +99,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def target(catalog: Catalog, name: str) -> Target:
+def target(catalog: Catalog, name: str) -> KernelTarget:
     """By the name of an accelerator, or of an instruction set such as gfx942 or sm_90."""
     if _ISA.fullmatch(name):
         return _alone(catalog, name)
@@ -111,7 +111,7 @@ def target(catalog: Catalog, name: str) -> Target:
     return _of(accelerator, name=accelerator.id)
 
 
-def _alone(catalog: Catalog, isa: str) -> Target:
+def _alone(catalog: Catalog, isa: str) -> KernelTarget:
     """With the limits of the first accelerator that has it, as far as limits differ by product."""
     if isa not in isas():
         raise BadInput(f"--on {isa}: not known; known instruction sets: {', '.join(isas())}")
@@ -119,18 +119,18 @@ def _alone(catalog: Catalog, isa: str) -> Target:
         if accelerator.chip.isa.value == isa:
             return _of(accelerator, name=isa)
     limits = isas()[isa]
-    return Target(
+    return KernelTarget(
         name=isa, isa=isa, limits=limits, lds_bytes=limits.lds_bytes, lds_source=limits.source,
         compute_units=64, memory_bytes=16 << 30, product=isa,
     )  # fmt: skip
 
 
-def _of(accelerator: Accelerator, name: str) -> Target:
+def _of(accelerator: Accelerator, name: str) -> KernelTarget:
     isa = accelerator.chip.isa.value
     if isa not in isas():
         raise BadInput(f"--on {name}: Triton's limits on {isa} are not known; known: {', '.join(isas())}")
     lds = accelerator.chip.lds
-    return Target(
+    return KernelTarget(
         name=name,
         isa=isa,
         limits=isas()[isa],

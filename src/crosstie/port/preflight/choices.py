@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from crosstie.core.accelerator import Accelerator
-from crosstie.core.finding import Finding, Place
+from crosstie.core.finding import Finding, Location
 from crosstie.port.preflight.engine import Engine
 from crosstie.port.preflight.operations import Operation, compute_type
 from crosstie.port.preflight.rules import Value, decide
@@ -39,7 +39,7 @@ def choice(
     """The rule that decides, or an honest "unknown" where no rule speaks of this."""
     isa = accelerator.chip.isa.value
     rule = decide(engine.name, engine.version, isa, operation.kind, {**operation.facts, **settings})
-    check, where = CHECKS[operation.kind], Place(file=file, name=operation.key)
+    check, where = CHECKS[operation.kind], Location(file=file, name=operation.key)
     if rule is None:
         return Finding(
             check=check, severity="unknown", where=where, grounds="read", target=accelerator.id,

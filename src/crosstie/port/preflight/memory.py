@@ -4,7 +4,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import CrosstieError
-from crosstie.core.finding import Finding, Place
+from crosstie.core.finding import Finding, Location
 from crosstie.core.model import Model
 from crosstie.perf.fit import Placement, candidate_layouts, place, place_each
 
@@ -31,14 +31,14 @@ def _preference(placement: Placement) -> tuple[bool, int, int]:
 def uncounted(error: CrosstieError, model: Model, accelerator: Accelerator) -> Finding:
     """A precision, cache or stack that the arithmetic does not know."""
     return Finding(
-        check="memory", severity="unknown", where=Place(file=model.file, name="weights"), grounds="computed",
+        check="memory", severity="unknown", where=Location(file=model.file, name="weights"), grounds="computed",
         what="whether it fits was not counted", evidence=str(error), target=accelerator.id,
         remedy=f"count by hand, or ask `crosstie fit` with a precision that it knows ({model.id})",
     )  # fmt: skip
 
 
 def memory_finding(placement: Placement | None, model: Model, accelerator: Accelerator, context: int) -> Finding:
-    where = Place(file=model.file, name="weights")
+    where = Location(file=model.file, name="weights")
     if placement is None:
         return Finding(
             check="memory", severity="error", where=where, grounds="computed", target=accelerator.id,
@@ -73,7 +73,7 @@ def memory_finding(placement: Placement | None, model: Model, accelerator: Accel
 
 def ranks_finding(error: CrosstieError, model: Model, accelerator: Accelerator) -> Finding:
     return Finding(
-        check="memory", severity="error", where=Place(file=model.file, name="num_attention_heads"),
+        check="memory", severity="error", where=Location(file=model.file, name="num_attention_heads"),
         what="the ranks that were asked for cannot share this model", evidence=str(error), grounds="computed",
         remedy="another --tp: one that divides the heads and stays within the domain", target=accelerator.id,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadData, BadInput, CrosstieError
-from crosstie.core.finding import Finding, Place, rank, verdict
+from crosstie.core.finding import Finding, Location, rank, verdict
 from crosstie.core.model import Model
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.fit import Placement
@@ -94,7 +94,7 @@ def _model(catalog: Catalog, stored: Stored) -> tuple[Model | None, list[Finding
 
 def _not_understood(error: BadData) -> Finding:
     return Finding(
-        check="config", severity="unknown", where=Place(file=error.file, name=error.key), grounds="computed",
+        check="config", severity="unknown", where=Location(file=error.file, name=error.key), grounds="computed",
         what="the config is not understood whole: operations may be missing here, or memory was not counted",
         evidence=error.reason, remedy="try it on one GPU, and check memory by hand",
     )  # fmt: skip

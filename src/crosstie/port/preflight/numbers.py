@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from crosstie.core.accelerator import Accelerator
-from crosstie.core.finding import Finding, Place
+from crosstie.core.finding import Finding, Location
 from crosstie.core.progress import OnProgress
 from crosstie.port.checkpoint.fp8 import Codes, Dialect, Recoder
 from crosstie.port.checkpoint.index import Checkpoint
@@ -30,7 +30,7 @@ def stored_findings(
         return []
     found = [
         Finding(
-            check="checkpoint", severity="error", where=Place(file=_path(stored, problem.file), name=problem.key),
+            check="checkpoint", severity="error", where=Location(file=_path(stored, problem.file), name=problem.key),
             what="the checkpoint contradicts itself, or has something that is not understood",
             evidence=problem.reason, grounds="computed", remedy=_REMAKE,
         )
@@ -49,7 +49,7 @@ def _depth_findings(stored: Stored, checkpoint: Checkpoint) -> Iterator[Finding]
     seen = {int(found[1]) for name in checkpoint.tensors if (found := _LAYER.search(name))}
     if isinstance(depth, int) and seen and max(seen) + 1 < depth:
         yield Finding(
-            check="checkpoint", severity="note", where=Place(file=str(stored.config.file), name="num_hidden_layers"),
+            check="checkpoint", severity="note", where=Location(file=str(stored.config.file), name="num_hidden_layers"),
             what=f"tensors of {max(seen) + 1} layers are here, and the config has {depth}: verdicts are of the whole",
             evidence=f"the last tensor's layer is {max(seen)}", grounds="computed", remedy="download the other shards",
         )  # fmt: skip
@@ -65,7 +65,7 @@ def _path(stored: Stored, name: str) -> str:
 def _unseen(stored: Stored) -> Finding:
     return Finding(
         check="checkpoint", severity="note" if stored.by_wish else "unknown", grounds="computed",
-        where=Place(file=str(stored.config.file)), evidence=stored.unseen,
+        where=Location(file=str(stored.config.file)), evidence=stored.unseen,
         what="no tensor was seen: formats are those of the config, and scales and FP8 bytes were not checked",
         remedy="give the folder with the safetensors files",
     )  # fmt: skip
@@ -91,7 +91,7 @@ def _scale_findings(checkpoint: Checkpoint, names: Iterator[str]) -> Iterator[Fi
         name, evidence = wrong[0]
         yield Finding(
             check="fp8-scale", severity="error", grounds="computed", remedy=_REMAKE,
-            where=Place(file=str(checkpoint[name].file), name=name),
+            where=Location(file=str(checkpoint[name].file), name=name),
             what=f"{len(wrong):,} scale tensors have values that are zero, negative or no numbers", evidence=evidence,
         )  # fmt: skip
 
@@ -108,7 +108,7 @@ def _code_findings(
     if first_nan:
         yield Finding(
             check="fp8-nan", severity="error", grounds="computed", remedy=_REMAKE,
-            where=Place(file=str(stored.checkpoint[first_nan].file), name=first_nan),
+            where=Location(file=str(stored.checkpoint[first_nan].file), name=first_nan),
             what=f"FP8 weights hold NaN in {dialect}, the dialect that the headers give them",
             evidence=f"{counted.nans(dialect):,} such bytes in {extent}",
         )  # fmt: skip
@@ -118,7 +118,7 @@ def _code_findings(
             continue
         yield Finding(
             check="fp8-bytes", severity="note", grounds="computed", target=accelerator.id, remedy="",
-            where=Place(file=file, name="quantization_config"),
+            where=Location(file=file, name="quantization_config"),
             what=f"stored as {dialect}, computed as {spoken}: read without conversion, weights would be "
             f"{'half' if dialect == 'e4m3fn' else 'twice'} of what they are",
             evidence=f"in {extent}: {counted.sign_only:,} bytes 0x80 (-0 in e4m3fn, NaN in e4m3fnuz)"

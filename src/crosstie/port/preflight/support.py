@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from crosstie.catalog.config import Config
-from crosstie.core.finding import Finding, Place
+from crosstie.core.finding import Finding, Location
 from crosstie.port.preflight.engine import Engine, architectures
 from crosstie.port.preflight.operations import Operation
 
@@ -32,7 +32,7 @@ _FALLBACK = {
 
 def architecture_findings(config: Config, engine: Engine) -> list[Finding]:
     named = config.outer.get("architectures")
-    where = Place(file=str(config.file), name="architectures")
+    where = Location(file=str(config.file), name="architectures")
     if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
         return [
             Finding(
@@ -45,7 +45,7 @@ def architecture_findings(config: Config, engine: Engine) -> list[Finding]:
     if config.outer.get("auto_map") is not None and found[0].severity != "note":
         found.append(
             Finding(
-                check="remote-code", severity="setting", where=Place(file=str(config.file), name="auto_map"),
+                check="remote-code", severity="setting", where=Location(file=str(config.file), name="auto_map"),
                 what="the checkpoint brings Python code of its own", grounds="read",
                 evidence="auto_map in config.json", remedy="read that code, then --trust-remote-code",
             )
@@ -53,7 +53,7 @@ def architecture_findings(config: Config, engine: Engine) -> list[Finding]:
     return found
 
 
-def _architecture(name: str, config: Config, engine: Engine, where: Place) -> Finding:
+def _architecture(name: str, config: Config, engine: Engine, where: Location) -> Finding:
     known = architectures(engine.name)
     support = known.get(name)
     if support is None:
@@ -91,7 +91,7 @@ def draft_findings(config: Config, tensors: Iterable[str] | None, asked: Sequenc
     """Multi-token prediction needs layers of the model's own, which many have not and quantisers leave out."""
     if "speculative-mtp" not in asked:
         return []
-    where = Place(file=str(config.file), name=_DRAFT_KEYS[0])
+    where = Location(file=str(config.file), name=_DRAFT_KEYS[0])
     declared = any(config.get(key) or config.outer.get(key) for key in _DRAFT_KEYS)
     if tensors is not None and not any(_is_draft(name, config.get("num_hidden_layers")) for name in tensors):
         return [

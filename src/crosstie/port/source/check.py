@@ -6,16 +6,23 @@ from pathlib import Path
 import msgspec
 
 from crosstie.core.accelerator import Accelerator
-from crosstie.core.finding import Finding, Place, worst
+from crosstie.core.finding import Finding, Location, worst
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.port.source.building import build_hazards, hip_builds
 from crosstie.port.source.clang import Compiler, Opinion, find_compiler, second_opinion
 from crosstie.port.source.code import streams
 from crosstie.port.source.cpp import hazards_in
-from crosstie.port.source.files import Files, read_files
-from crosstie.port.source.hazard import Hazard, Target, findings_of, target_of
-from crosstie.port.source.hipify import Hipified, hipified, hipify_module
-from crosstie.port.source.leftovers import CudaNames, broken_headers, collect, empty_names, leftover_hazards
+from crosstie.port.source.files import Files, build_hazards, hip_builds, read_files
+from crosstie.port.source.hazard import SourceHazard, SourceTarget, findings_of, target_of
+from crosstie.port.source.hipify import (
+    CudaNames,
+    Hipified,
+    broken_headers,
+    collect,
+    empty_names,
+    hipified,
+    hipify_module,
+    leftover_hazards,
+)
 from crosstie.port.source.project import Project
 from crosstie.port.source.python import python_hazards
 
@@ -36,7 +43,7 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
     names: dict[str, int]
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to look: with HIPIFY or without, with which clang (None: the first that there is), and how many at once."""
 
     hipify: bool = True
@@ -56,16 +63,16 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_source(
-    root: Path, accelerators: Sequence[Accelerator], request: Request, on_progress: OnProgress = no_progress
+    root: Path, accelerators: Sequence[Accelerator], options: SourceOptions, on_progress: OnProgress = no_progress
 ) -> SourceReport:
     files = read_files(root)
     targets = [target_of(one) for one in accelerators]
-    hazards: list[Hazard] = []
+    hazards: list[SourceHazard] = []
     converted, opinion = None, None
     if any(target.is_amd for target in targets):
         hazards = list(files.hazards)
-        compiler = find_compiler(request.clang, targets) if request.use_clang and request.hipify else None
-        converted, opinion = _look(files, hazards, request, compiler, on_progress)
+        compiler = find_compiler(options.clang, targets) if options.use_clang and options.hipify else None
+        converted, opinion = _hazards_of(files, hazards, options, compiler, on_progress)
         if opinion is not None:
             hazards = [*_merged(hazards, opinion), _second(root, opinion, targets)]
     findings = findings_of(hazards, targets) + [_nothing(root, one) for one in targets if not one.is_amd]
@@ -80,8 +87,12 @@ def check_source(
     )
 
 
-def _look(
-    files: Files, hazards: list[Hazard], request: Request, compiler: Compiler | None, on_progress: OnProgress
+def _hazards_of(
+    files: Files,
+    hazards: list[SourceHazard],
+    options: SourceOptions,
+    compiler: Compiler | None,
+    on_progress: OnProgress,
 ) -> tuple[Converted | None, Opinion | None]:
     on_progress(0, len(files.cpp), "reading preprocessor lines")
     project = Project(files.cpp)
@@ -97,7 +108,7 @@ def _look(
     for_hip = hip_builds(files.build)
     for path, text in files.build.items():
         hazards += build_hazards(path, text, for_hip)
-    if not request.hipify or not files.cpp:
+    if not options.hipify or not files.cpp:
         return None, None
     on_progress(0, len(files.cpp), "loading HIPIFY")
     module = hipify_module()
@@ -108,13 +119,13 @@ def _look(
         converted = _leftovers(project, names, result, hazards)
         if compiler is None:
             return converted, None
-        return converted, second_opinion(compiler, result, files.cpp, request.jobs, on_progress)
+        return converted, second_opinion(compiler, result, files.cpp, options.jobs, on_progress)
 
 
-def _merged(hazards: list[Hazard], opinion: Opinion) -> list[Hazard]:
+def _merged(hazards: list[SourceHazard], opinion: Opinion) -> list[SourceHazard]:
     """Where clang says the same of the same line, one finding that rests on both."""
     left = list(opinion.hazards)
-    merged: list[Hazard] = []
+    merged: list[SourceHazard] = []
     for hazard in hazards:
         same = next((one for one in left if _agree(hazard, one)), None)
         if same is not None:
@@ -124,21 +135,21 @@ def _merged(hazards: list[Hazard], opinion: Opinion) -> list[Hazard]:
     return merged + left
 
 
-def _agree(read: Hazard, compiled: Hazard) -> bool:
+def _agree(read: SourceHazard, compiled: SourceHazard) -> bool:
     if (read.check, read.file) != (compiled.check, compiled.file):
         return False
     # The compiler names the kernel's line for its arrays.
     return read.line == compiled.line or (read.check == "shared-memory" and f"'{read.name}(" in compiled.evidence)
 
 
-def _second(root: Path, opinion: Opinion, targets: Sequence[Target]) -> Hazard:
+def _second(root: Path, opinion: Opinion, targets: Sequence[SourceTarget]) -> SourceHazard:
     isas = dict.fromkeys(target.isa for target in targets if target.is_amd)
     lacking = [isa for isa in isas if isa not in opinion.targets]
     instead = f"; it does not know {', '.join(lacking)}" if lacking else ""
     why = next(iter(opinion.not_judged.items()), None)
     example = f", such as {why[0]}: {why[1]}" if why else ""
     total = len(opinion.judged) + len(opinion.not_judged)
-    return Hazard(
+    return SourceHazard(
         check="clang",
         severity="note",
         what=f"clang compiled {len(opinion.judged)} of {total} files for {', '.join(opinion.targets)}{instead}",
@@ -150,14 +161,16 @@ def _second(root: Path, opinion: Opinion, targets: Sequence[Target]) -> Hazard:
     )
 
 
-def _leftovers(project: Project, names: CudaNames, result: Hipified, hazards: list[Hazard]) -> Converted:
+def _leftovers(project: Project, names: CudaNames, result: Hipified, hazards: list[SourceHazard]) -> Converted:
     for path in result.outputs:
         hazards += leftover_hazards(path, project, names, result.kept(path), result.kept_headers(path))
         hazards += broken_headers(path, project, names, result.broken_headers(path, names.headers[path]))
     for path, why in result.failed.items():
         hazards.append(
-            Hazard(check="hipify-failed", severity="unknown", what="HIPIFY could not convert this file", file=path,
-                   line=None, evidence=why, remedy="convert it by hand", grounds="computed")
+            SourceHazard(
+                check="hipify-failed", severity="unknown", what="HIPIFY could not convert this file", file=path,
+                line=None, evidence=why, remedy="convert it by hand", grounds="computed",
+            )
         )  # fmt: skip
     return Converted(
         files={path: found for path, found in result.converted.items() if found},
@@ -165,11 +178,11 @@ def _leftovers(project: Project, names: CudaNames, result: Hipified, hazards: li
     )
 
 
-def _without_hipify(names: CudaNames) -> Hazard:
+def _without_hipify(names: CudaNames) -> SourceHazard:
     """Nothing is lost where the sources name nothing of CUDA; else what HIPIFY leaves is not known."""
     used = sorted({name for found in names.used.values() for name in found} - names.declared)
     path = next((path for path, found in names.used.items() if found), "")
-    return Hazard(
+    return SourceHazard(
         check="hipify-missing",
         severity="unknown" if used else "note",
         what="what HIPIFY converts was not looked at: torch is not installed",
@@ -180,12 +193,12 @@ def _without_hipify(names: CudaNames) -> Hazard:
     )
 
 
-def _nothing(root: Path, target: Target) -> Finding:
+def _nothing(root: Path, target: SourceTarget) -> Finding:
     return Finding(
         check="nothing-to-port",
         severity="note",
         what="CUDA sources are for NVIDIA GPUs: nothing to port",
-        where=Place(file=root.as_posix()),
+        where=Location(file=root.as_posix()),
         evidence=f"{target.id} is {target.isa}",
         grounds="read",
         remedy="",
@@ -193,7 +206,7 @@ def _nothing(root: Path, target: Target) -> Finding:
     )
 
 
-def _verdict(target: Target, findings: Sequence[Finding]) -> str:
+def _verdict(target: SourceTarget, findings: Sequence[Finding]) -> str:
     if not target.is_amd:
         return NOTHING_TO_PORT
     mine = [finding for finding in findings if not finding.target or target.id in finding.target.split(",")]

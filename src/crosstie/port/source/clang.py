@@ -17,7 +17,7 @@ import msgspec
 from crosstie.core.errors import BadInput
 from crosstie.core.progress import OnProgress
 from crosstie.port.source.code import shorten
-from crosstie.port.source.hazard import Hazard, Target
+from crosstie.port.source.hazard import SourceHazard, SourceTarget
 from crosstie.port.source.hipify import Hipified
 
 STUBS = Path(__file__).parent / "data" / "hip_stubs"
@@ -64,10 +64,10 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[str, ...]
     judged: tuple[str, ...]
     not_judged: dict[str, str]
-    hazards: tuple[Hazard, ...]
+    hazards: tuple[SourceHazard, ...]
 
 
-def find_compiler(asked: str | None, targets: Sequence[Target]) -> Compiler | None:
+def find_compiler(asked: str | None, targets: Sequence[SourceTarget]) -> Compiler | None:
     """The clang that was asked for, or the first that there is; one that was asked for must work."""
     path = shutil.which(asked) if asked else next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
@@ -113,7 +113,7 @@ def second_opinion(
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
         answers = list(pool.map(compiled, work))
     judged: list[str] = []
-    hazards: list[Hazard] = []
+    hazards: list[SourceHazard] = []
     for (path, isa), said in zip(work, answers, strict=True):
         found, why = _read(said, isa, origin, texts, result, compiler.version)
         hazards += found
@@ -175,9 +175,9 @@ def _run(clang: str, source: Path, isa: str, folders: Sequence[Path]) -> str:
 
 def _read(
     said: str, isa: str, origin: Mapping[Path, str], texts: Mapping[str, str], result: Hipified, version: str
-) -> tuple[list[Hazard], str]:
+) -> tuple[list[SourceHazard], str]:
     """Diagnostics in the user's own files as hazards, and why the file was not judged ("" where it was)."""
-    hazards: list[Hazard] = []
+    hazards: list[SourceHazard] = []
     why = ""
     messages = [found for line in said.splitlines() if (found := _LINE.match(line))]
     if said and not messages:
@@ -208,9 +208,9 @@ def _hazard(
     line: str,
     on: str,
     version: str,
-) -> Hazard:
+) -> SourceHazard:
     _, check, what, remedy, _ = believed
-    return Hazard(
+    return SourceHazard(
         check=check, severity="error", what=what, file=place[0], line=place[1],
         evidence=f"{shorten(line)} -- {version}: {shorten(text)}", remedy=remedy, on=on, grounds="compiled",
     )  # fmt: skip

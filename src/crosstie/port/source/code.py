@@ -7,9 +7,8 @@ from functools import cached_property
 
 import msgspec
 
-from crosstie.port.source.expressions import Value, arguments, closing, evaluate
-from crosstie.port.source.hazard import Hazard
-from crosstie.port.source.lexer import Token, lex
+from crosstie.port.source.hazard import SourceHazard
+from crosstie.port.source.lexer import Token, Value, arguments, closing, evaluate, lex
 from crosstie.port.source.project import Project
 
 LANE_CALLS = re.compile(
@@ -169,10 +168,10 @@ class Code:
         text = self.project.units[self.path].text
         return _FOR_AMD.search(text) is not None and _FOR_BOTH.search(text) is None
 
-    def hazard(self, check: str, severity: str, what: str, at: int, remedy: str, on: str = "rocm") -> Hazard:
+    def hazard(self, check: str, severity: str, what: str, at: int, remedy: str, on: str = "rocm") -> SourceHazard:
         line = self.tokens[at].line
         function = self.function(at)
-        return Hazard(
+        return SourceHazard(
             check=check,
             severity=severity,  # type: ignore[arg-type]
             what=what,

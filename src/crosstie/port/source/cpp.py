@@ -1,24 +1,360 @@
-"""Everything that is looked for in one C++ file of a project."""
+"""What one C++ file has that ROCm lacks or takes otherwise: names, PTX, launches, conditions on NVIDIA's macros.
 
-from collections.abc import Sequence
+Lanes, masks and local memory have modules of their own; `hazards_in` asks all of them.
+"""
 
-from crosstie.port.source.architecture import architecture_hazards
-from crosstie.port.source.assembly import assembly_hazards
-from crosstie.port.source.code import Code, streams
-from crosstie.port.source.hazard import Hazard
+import re
+from collections.abc import Iterator, Sequence
+
+from crosstie.port.source.code import Code, also, streams
+from crosstie.port.source.hazard import SourceHazard
 from crosstie.port.source.lanes import lane_hazards, macro_sizes
-from crosstie.port.source.launches import launch_hazards
+from crosstie.port.source.lexer import closing
 from crosstie.port.source.masks import mask_hazards
-from crosstie.port.source.names import name_hazards
-from crosstie.port.source.project import Project
+from crosstie.port.source.project import NVIDIA_ONLY, Branch, Macros, Project, holds_under, rocm_defines
+from crosstie.port.source.rules import NameRule, name_rules, ptx_rule
 from crosstie.port.source.shared import shared_hazards
 
 
-def cpp_hazards(path: str, project: Project) -> list[Hazard]:
+def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
+    project = codes[0].project
+    unit = project.units[path]
+    headers = [
+        (directive.header, directive.line)
+        for directive in unit.directives
+        if directive.header and not unit.lines.dead(directive.line)
+    ]
+    local = {other.rsplit("/", 1)[-1] for other in project.units}
+    for rule in name_rules():
+        if (rule.unless and rule.unless.search(unit.text)) or (rule.requires and not rule.requires.search(unit.text)):
+            continue
+        lines = {line: header for header, line in headers if _names_header(rule, header, local)}
+        for code in codes:
+            lines |= _places(rule, code)
+        if lines:
+            yield _name_hazard(rule, codes[0], lines)
+
+
+def _names_header(rule: NameRule, header: str, local: set[str]) -> bool:
+    """A header of that name in the project itself is the project's own; one in a folder is the library's."""
+    return any(header.startswith(wanted) and ("/" in wanted or header not in local) for wanted in rule.headers)
+
+
+def _places(rule: NameRule, code: Code) -> dict[int, str]:
+    """Lines and the name seen there."""
+    found: dict[int, str] = {}
+    tokens = code.tokens
+    for name, places in code.names.items():
+        if rule.names_it(name) and name not in code.parameters and not code.provided(name):
+            for at in places:
+                if at == 0 or tokens[at - 1].text not in (".", "->") or name.startswith(("shared", "cuda", "__")):
+                    found.setdefault(tokens[at].line, name)
+    for space in {space for space, _ in rule.qualified}:
+        for at in code.names.get(space, ()):
+            if at + 2 >= len(tokens) or tokens[at + 1].text != "::" or (at and tokens[at - 1].text == "::"):
+                continue
+            inside = tokens[at + 2].text
+            if (space, inside) in rule.qualified or (space, "*") in rule.qualified:
+                found.setdefault(tokens[at].line, f"{space}::{inside}")
+    if rule.numbers:
+        for token in tokens:
+            if token.kind == "number" and token.text.lower() in rule.numbers:
+                found.setdefault(token.line, token.text)
+    return found
+
+
+def _name_hazard(rule: NameRule, code: Code, lines: dict[int, str]) -> SourceHazard:
+    ordered = sorted(lines)
+    return SourceHazard(
+        check=rule.id,
+        severity=rule.severity,
+        what=rule.says,
+        file=code.path,
+        line=ordered[0],
+        evidence=code.line_text(ordered[0]) + also(ordered[1:]),
+        remedy=rule.remedy,
+        on=rule.on,
+        name=lines[ordered[0]],
+    )
+
+
+_WORDS = ("asm", "__asm__", "__asm")
+_BETWEEN = ("volatile", "__volatile__", "__volatile", "goto", "inline")
+_OPCODE = re.compile(r"^(?:@!?%?\w+\s+)?([a-z][a-z0-9_]*(?:(?:\.|::)[a-z0-9_]+)*)", re.IGNORECASE)
+_AMD = re.compile(r"^(?:v|s|ds|buffer|global|flat|scratch|image|tbuffer|exp)_[a-z0-9_]+$|^(?:exec|vcc)", re.IGNORECASE)
+# An instruction of PTX has a type or a state behind a dot; a register of it is named %laneid, %0 or p.
+_PTX = re.compile(
+    r"\.(?:[busf](?:8|16|32|64|128)|bf16|f16x2|b1|pred|reg|sync|global|shared|aligned|e4m3\w*|cta|gpu|sys)\b"
+)
+_SPECIAL = re.compile(r"%(laneid|warpid|smid|nsmid|globaltimer\w*|clock\w*|lanemask_\w+|gridid|ctaid|tid|ntid|nctaid"
+                      r"|cluster\w*|dynamic_smem_size|total_smem_size|envreg\d+|is_explicit_cluster)")  # fmt: skip
+# `void f() asm("symbol")` names a symbol.
+_LABEL = re.compile(r"^(?:llvm\.[\w.]+|[A-Za-z_$][\w$@]*)$")
+_LANGUAGES = (".cu", ".cuh")
+_DEVICE = re.compile(r"__device__|__global__|cuda_runtime|<cuda")
+_MOST_NAMED = 4
+
+
+def opcodes(assembly: str) -> list[str]:
+    found: list[str] = []
+    for statement in re.split(r"[;\n{}]", re.sub(r"//[^\n]*|/\*.*?\*/", " ", assembly)):
+        plain = re.sub(r"^[\w$%]+\s*:(?!:)", "", statement.strip()).strip()
+        if plain.startswith("."):
+            continue
+        opcode = _OPCODE.match(plain)
+        if opcode is not None:
+            found.append(opcode[1].lower())
+    return found
+
+
+def assembly_hazards(code: Code) -> Iterator[SourceHazard]:
+    for word in _WORDS:
+        for at in code.names.get(word, ()):
+            open_at = at + 1
+            while open_at < len(code.tokens) and code.tokens[open_at].text in _BETWEEN:
+                open_at += 1
+            if open_at < len(code.tokens) and code.tokens[open_at].text == "(":
+                found = _statement(code, at, open_at)
+                if found is not None:
+                    yield found
+
+
+def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
+    parts: list[str] = []
+    pasted = False
+    for token in code.tokens[open_at + 1 : closing(code.tokens, open_at)]:
+        if token.text in (":", "::") and token.kind == "sign":
+            break
+        if token.kind == "string":
+            parts.append(token.text)
+        elif token.kind == "name":
+            pasted = True
+    body = "".join(parts)
+    if not body.strip() and not pasted:
+        # An empty statement orders the compiler's own memory accesses, on every target.
+        return None
+    names = opcodes(body)
+    if _LABEL.match(body) and ptx_rule(body.lower()) is None:
+        return None
+    if names and all(_AMD.match(name) for name in names):
+        return None
+    known = [found for name in names if (found := ptx_rule(name)) is not None]
+    is_ptx = bool(_PTX.search(body) or _SPECIAL.search(body) or any("." in name for name in names))
+    on_device = code.path.endswith(_LANGUAGES) or _DEVICE.search(code.project.units[code.path].text)
+    if not is_ptx and not (on_device and (known or pasted or names)):
+        return None
+    shown = ", ".join(dict.fromkeys(names[:40])) if len(set(names)) <= _MOST_NAMED else _few(names)
+    special = _SPECIAL.search(body)
+    if special is not None and special[0] not in shown:
+        shown += f" {special[0]}"
+    if not known:
+        what = f"inline assembly ({shown or 'made by macros'}) that is not AMD's does not build for this target"
+        return code.hazard("inline-ptx", "error", what, at, "write it in C++ or guard it with #ifndef USE_ROCM")
+    first = next((one for one in known if one.id != "arithmetic" and one.id != "special-register"), known[0])
+    what = f"inline PTX, {first.says}: {shown}"
+    return code.hazard("inline-ptx", "error", what, at, first.remedy)
+
+
+def _few(names: list[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    return ", ".join(distinct[:_MOST_NAMED]) + f" and {len(distinct) - _MOST_NAMED} more"
+
+
+_COMPARES = (">=", "<=", ">", "<", "==", "!=")
+
+
+def launch_hazards(code: Code) -> Iterator[SourceHazard]:
+    yield from _bounds(code)
+    yield from _nested(code)
+    yield from _capabilities(code)
+    yield from _warp_synchronous(code)
+
+
+def _bounds(code: Code) -> Iterator[SourceHazard]:
+    for at, given in code.calls("__launch_bounds__"):
+        if len(given) < 2 or code.value(given[1], at) == 1:
+            continue
+        # Where the file has a side for AMD, somebody has chosen the number with HIP in view, or could have.
+        severity = "note" if code.has_side_for_amd else "slow"
+        what = "the second launch bound is blocks a multiprocessor in CUDA and wavefronts a SIMD unit in HIP"
+        remedy = (
+            "on ROCm give blocks x threads / (wavefront x 4) there, or leave it out: too high a number spills registers"
+        )
+        yield code.hazard("launch-bounds", severity, what, at, remedy)
+        if len(given) > 2:
+            what = "HIP's __launch_bounds__ has no third argument (blocks a cluster)"
+            yield code.hazard("launch-bounds", "error", what, at, "leave it out on ROCm")
+
+
+def _nested(code: Code) -> Iterator[SourceHazard]:
+    for at, token in enumerate(code.tokens):
+        if token.text != "<<<":
+            continue
+        function = code.function(at)
+        if function is not None and {"__global__", "__device__"} & set(function.returns):
+            what = f"{function.name} runs on the device and launches a kernel, which HIP does not support"
+            yield code.hazard("nested-launch", "error", what, at, "launch it from the host, or loop inside one kernel")
+
+
+def _capabilities(code: Code) -> Iterator[SourceHazard]:
+    """`prop.major >= 9`: ROCm answers with the instruction set's version, 9 for gfx942 and gfx950."""
+    tokens = code.tokens
+    for at in code.names.get("major", ()):
+        if at == 0 or tokens[at - 1].text not in (".", "->") or at + 2 >= len(tokens) or code.is_for_amd(at):
+            continue
+        if tokens[at + 1].text in (*_COMPARES, "*"):
+            what = "a compute capability is compared as a number: ROCm answers 9.4 for gfx942 and 9.5 for gfx950"
+            remedy = "ask for gcnArchName on ROCm; a test for Hopper (major >= 9) holds on gfx942 by accident"
+            yield code.hazard("compute-capability", "error", what, at, remedy, "gfx9")
+
+
+def _warp_synchronous(code: Code) -> Iterator[SourceHazard]:
+    """`s[t] += s[t + 32]; s[t] += s[t + 16];` with no barrier between them."""
+    tokens = code.tokens
+    for at, token in enumerate(tokens):
+        if token.kind != "number" or token.text != "16" or tokens[at - 1].text != "+" or at + 1 >= len(tokens):
+            continue
+        if tokens[at + 1].text != "]":
+            continue
+        window = tokens[max(0, at - 80) : at]
+        steps = [
+            index
+            for index in range(1, len(window) - 1)
+            if window[index].text == "32" and window[index - 1].text == "+" and window[index + 1].text == "]"
+        ]
+        if steps and not any(one.text.startswith("__sync") for one in window[steps[-1] :]):
+            what = "a reduction goes on below 64 threads without a barrier, trusting that 32 threads run in step"
+            remedy = "put __syncthreads() between the steps, or use shuffles; a wavefront has 64 lanes here"
+            yield code.hazard("warp-synchronous", "unknown", what, at, remedy, "wave64")
+
+
+# Ampere, Hopper and Blackwell: what is true on none of them is for GPUs that nobody ports from.
+_ARCHITECTURES = (800, 900, 1000)
+_NVIDIA = {
+    "__NVCC__": 1, "__CUDACC__": 1, "__CUDACC_VER_MAJOR__": 13, "__CUDACC_VER_MINOR__": 0, "CUDART_VERSION": 13000,
+    "CUDA_VERSION": 13000, "__clang__": 0, "__HIPCC__": 0, "USE_ROCM": 0,
+}  # fmt: skip
+_REFUSAL = re.compile(
+    r"static_assert|assert\s*\(|#\s*error|__trap|abort\s*\(|TORCH_CHECK|printf|not_?implemented|unsupported"
+    r"|not supported|no_device_code|__builtin_unreachable|\bthrow\b",
+    re.IGNORECASE,
+)
+# Hints to a scheduler that other targets do without.
+_HINT = re.compile(r"griddepcontrol|GridDependency|ProgrammaticLaunch|launch_dependents|pdl|setmaxnreg", re.IGNORECASE)
+_OLDER = "other NVIDIA GPUs"
+_VERSIONS = dict.fromkeys(("CUDART_VERSION", "__CUDACC_VER_MAJOR__", "__CUDACC_VER_MINOR__"), "older releases of CUDA")
+_COMMENT = re.compile(r"//.*|/\*.*?\*/")
+_LINES_OF_REST = 30
+
+
+def architecture_hazards(code: Code) -> Iterator[SourceHazard]:
+    unit = code.project.units[code.path]
+    source = unit.text.split("\n")
+    for side in unit.sides:
+        names = {token.text for token in side.directive.tokens if token.kind == "name"}
+        asked = names & NVIDIA_ONLY
+        if not asked or side.directive.word == "else" or side.passed_over or unit.lines.dead(side.directive.line):
+            continue
+        if any(rocm_defines(name) for name in names) or any(
+            code.project.definitions(name, code.path) for name in asked
+        ):
+            # The same condition speaks of ROCm, or the project sets the macro itself.
+            continue
+        found = _judge(code, side, "__CUDA_ARCH__" if "__CUDA_ARCH__" in asked else min(asked), source)
+        if found is not None:
+            yield found
+
+
+def _on_nvidia(code: Code, side: Branch) -> list[bool | None]:
+    """What the condition gives in device code of each architecture."""
+    own = code.project.macros(code.path)
+
+    def under(architecture: int) -> bool | None:
+        def value(name: str) -> int | None:
+            return architecture if name == "__CUDA_ARCH__" else _NVIDIA.get(name, own.value(name))
+
+        def defined(name: str) -> bool | None:
+            if name in _NVIDIA or name in NVIDIA_ONLY:
+                return bool(_NVIDIA.get(name, 1))
+            return own.defined(name)
+
+        return holds_under(side.directive, Macros(defined, value))
+
+    return [under(architecture) for architecture in _ARCHITECTURES]
+
+
+def _judge(code: Code, side: Branch, name: str, source: list[str]) -> SourceHazard | None:
+    inside = source[side.first - 1 : side.last]
+    if not _has_code(inside):
+        return None
+    on_nvidia = _on_nvidia(code, side)
+    if side.taken is not False:
+        # `#ifndef __CUDA_ARCH__` is the host's side, and HIP's device code takes it too.
+        if side.taken and all(held is False for held in on_nvidia) and name == "__CUDA_ARCH__":
+            return _old_side(code, side) if _compares(side) else _host_side(code, side)
+        return None
+    if all(held is False for held in on_nvidia):
+        return None
+    if name == "__CUDA_ARCH__" and all(on_nvidia) and not _compares(side):
+        return _host_side(code, side)
+    if all(_HINT.search(line) or not _has_code([line]) for line in inside) and not side.has_else:
+        return None
+    rest = "\n".join(source[side.last : side.last + _LINES_OF_REST]) if side.has_else else ""
+    if not side.has_else:
+        severity = "error" if name not in _VERSIONS else "unknown"
+        what = f"HIP does not define {name}: these {len(inside)} lines are left out, and nothing takes their place"
+        remedy = "add a side for ROCm (#elif defined(USE_ROCM)), or ask for the feature that is meant"
+    elif _REFUSAL.search(_COMMENT.sub("", rest.split("#endif", 1)[0])):
+        severity = "error"
+        what = f"HIP does not define {name}: the other side is compiled, which refuses to run"
+        remedy = "add a side for ROCm (#elif defined(USE_ROCM)) before the #else"
+    else:
+        severity = "unknown" if name not in _VERSIONS else "note"
+        what = (
+            f"HIP does not define {name}: the other side is compiled, which is meant for {_VERSIONS.get(name, _OLDER)}"
+        )
+        remedy = "check that the #else side is right and fast enough, or add one for ROCm (#elif defined(USE_ROCM))"
+    return _condition_hazard(code, side, severity, what, remedy)
+
+
+def _has_code(lines: Sequence[str]) -> bool:
+    plain = (_COMMENT.sub("", line).strip() for line in lines)
+    return any(line and not line.startswith("#") for line in plain)
+
+
+def _compares(side: Branch) -> bool:
+    return any(token.text in (">=", "<=", ">", "<", "==", "!=") for token in side.directive.tokens)
+
+
+def _host_side(code: Code, side: Branch) -> SourceHazard:
+    what = "HIP never defines __CUDA_ARCH__, so device code gets the host's side of this"
+    remedy = "ask for __HIP_DEVICE_COMPILE__ too: #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)"
+    return _condition_hazard(code, side, "error", what, remedy)
+
+
+def _old_side(code: Code, side: Branch) -> SourceHazard:
+    what = "HIP does not define __CUDA_ARCH__, which then counts as 0: the side for the oldest GPUs is compiled"
+    remedy = "ask for defined(__CUDA_ARCH__) as well, or add a side for ROCm (#if defined(USE_ROCM)) before it"
+    return _condition_hazard(code, side, "error", what, remedy)
+
+
+def _condition_hazard(code: Code, side: Branch, severity: str, what: str, remedy: str) -> SourceHazard:
+    return SourceHazard(
+        check="architecture-macro",
+        severity=severity,  # type: ignore[arg-type]
+        what=what,
+        file=code.path,
+        line=side.directive.line,
+        evidence=code.line_text(side.directive.line),
+        remedy=remedy,
+    )
+
+
+def cpp_hazards(path: str, project: Project) -> list[SourceHazard]:
     return hazards_in(path, streams(path, project))
 
 
-def hazards_in(path: str, codes: Sequence[Code]) -> list[Hazard]:
+def hazards_in(path: str, codes: Sequence[Code]) -> list[SourceHazard]:
     """`codes`: the file's own code first, then the bodies of its macros."""
     found = [*macro_sizes(codes[0]), *architecture_hazards(codes[0]), *name_hazards(path, codes)]
     for code in codes:

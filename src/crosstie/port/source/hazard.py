@@ -5,14 +5,14 @@ import re
 import msgspec
 
 from crosstie.core.accelerator import Accelerator
-from crosstie.core.finding import Finding, Grounds, Place, Severity
+from crosstie.core.finding import Finding, Grounds, Location, Severity
 
 _LDS = re.compile(r"^lds<([0-9]+)$")
 _ISA = re.compile(r"gfx[0-9]+[0-9a-z]*")
 CONDITIONS = ("rocm", "wave64", "wave32", "fnuz", "ocp", "no-fp8", "gfx9")
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class SourceTarget(msgspec.Struct, frozen=True, kw_only=True):
     """What of an accelerator a source can depend on."""
 
     id: str
@@ -42,9 +42,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         }.get(condition, self.isa == condition)
 
 
-def target_of(accelerator: Accelerator) -> Target:
+def target_of(accelerator: Accelerator) -> SourceTarget:
     chip = accelerator.chip
-    return Target(
+    return SourceTarget(
         id=accelerator.id,
         isa=chip.isa.value,
         wave=round(chip.wave_width.value),
@@ -53,7 +53,7 @@ def target_of(accelerator: Accelerator) -> Target:
     )
 
 
-class Hazard(msgspec.Struct, frozen=True, kw_only=True):
+class SourceHazard(msgspec.Struct, frozen=True, kw_only=True):
     check: str
     severity: Severity
     what: str
@@ -66,13 +66,13 @@ class Hazard(msgspec.Struct, frozen=True, kw_only=True):
     grounds: Grounds = "read"
 
 
-def _is_built_for(file: str, target: Target) -> bool:
+def _is_built_for(file: str, target: SourceTarget) -> bool:
     """A file with an instruction set of AMD's in its path (kernels/gfx950/gemm.cu) is for that one alone."""
     named = _ISA.findall(file.lower())
     return not named or any(target.isa.startswith(one) for one in named)
 
 
-def findings_of(hazards: list[Hazard], targets: list[Target]) -> list[Finding]:
+def findings_of(hazards: list[SourceHazard], targets: list[SourceTarget]) -> list[Finding]:
     """One finding a place: with no target where it concerns all that were asked for, else with their names."""
     found: list[Finding] = []
     seen: set[tuple[str, str, int | None, str, str]] = set()
@@ -87,7 +87,7 @@ def findings_of(hazards: list[Hazard], targets: list[Target]) -> list[Finding]:
                 check=hazard.check,
                 severity=hazard.severity,
                 what=hazard.what,
-                where=Place(file=hazard.file, line=hazard.line, name=hazard.name),
+                where=Location(file=hazard.file, line=hazard.line, name=hazard.name),
                 evidence=hazard.evidence,
                 grounds=hazard.grounds,
                 remedy=hazard.remedy,

@@ -1,11 +1,11 @@
-"""PyTorch's HIPIFY on a copy of the sources: what it converts, and its output for others to look at."""
+"""PyTorch's HIPIFY on a copy of the sources: what it converts, and the names and headers of CUDA that it leaves."""
 
 import importlib
 import io
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,6 +13,11 @@ from typing import Any
 import msgspec
 
 from crosstie.core.progress import OnProgress
+from crosstie.port.source.code import Code, also, shorten
+from crosstie.port.source.hazard import SourceHazard
+from crosstie.port.source.lexer import closing
+from crosstie.port.source.project import Definition, Project
+from crosstie.port.source.rules import explained, name_rules
 
 _EXTENSIONS = (".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".hh", ".inl", ".in", ".inc", ".ipp")
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -114,3 +119,164 @@ def _converted(known: Mapping[str, object], before: str, after: str) -> dict[str
     gone = {name: count - now[name] for name, count in was.items() if name in known and count > now[name]}
     headers = set(_INCLUDE.findall(before)) - set(_INCLUDE.findall(after))
     return gone | {header: 1 for header in headers if header not in gone}
+
+
+_CUDA_NAME = re.compile(
+    r"^(?:cuda[A-Z]\w+|cu[A-Z]\w+|CU_[A-Z]\w+|CU[a-z]\w+|CUDA_(?:[RC]_\d\w*|ERROR_\w+|\w+_(?:DESC|PARAMS)\w*)|CUDART_\w+"
+    r"|cu(?:blas|sparse|fft|rand|solver|file|pti|tensor)(?:[A-Z]|_create|_init)\w*|CU(?:BLAS|SPARSE|FFT|RAND|SOLVER)_\w+"
+    r"|nvrtc[A-Z]\w+|nvtx[A-Z]\w+|__nv_\w+|nv_(?:bfloat16|half)\w*|__nvcuda\w*)$"
+)
+_CUDA_HEADER = re.compile(
+    r"^(?:cuda|cub/|cu(?:blas|fft|rand|solver|sparse|pti|file)|nv(?!idia)|crt/|sm_\d|device_launch_parameters"
+    r"|device_functions|math_constants|builtin_types|driver_types|texture_fetch|helper_cuda|channel_descriptor"
+    r"|cooperative_groups|library_types|vector_types|vector_functions|device_atomic|common_functions)"
+)
+_NOT_TYPES = frozenset(
+    {"return", "else", "do", "case", "throw", "co_return", "new", "delete", "goto", "not", "and", "or"}
+)
+_INTRODUCE = frozenset({"struct", "class", "enum", "namespace", "union", "typename", "concept", "using"})
+_TORCH = frozenset({"c10", "at", "torch", "cuda", "native"})
+
+
+class CudaNames(msgspec.Struct, kw_only=True):
+    """Per file: names with their lines, headers with theirs, and the names that the project declares itself."""
+
+    used: dict[str, dict[str, list[int]]]
+    headers: dict[str, dict[str, int]]
+    declared: set[str]
+
+
+def empty_names() -> CudaNames:
+    return CudaNames(used={}, headers={}, declared=set())
+
+
+def collect(path: str, codes: Sequence[Code], names: CudaNames) -> None:
+    project = codes[0].project
+    unit = project.units[path]
+    used: dict[str, list[int]] = {}
+    for code in codes:
+        for name, places in code.names.items():
+            if not _CUDA_NAME.match(name) or name in code.parameters:
+                continue
+            for at in places:
+                role = "other" if _dropped(code, at) else _role(code, at)
+                if role == "declared":
+                    names.declared.add(name)
+                elif role == "used" and not code.provided(name):
+                    used.setdefault(name, []).append(code.tokens[at].line)
+    names.used[path] = used
+    local = {other.rsplit("/", 1)[-1] for other in project.units}
+    names.headers[path] = {
+        one.header: one.line
+        for one in unit.directives
+        if one.header and not unit.lines.dead(one.line) and _is_cuda_header(one.header, local)
+    }
+
+
+def _is_cuda_header(header: str, local: set[str]) -> bool:
+    return bool(_CUDA_HEADER.match(header)) and header.rsplit("/", 1)[-1] not in local
+
+
+def _role(code: Code, at: int) -> str:
+    """Whether a name is declared here, used here, or belongs to something else (a member, a name of torch)."""
+    tokens = code.tokens
+    before = tokens[at - 1] if at else None
+    after = tokens[at + 1].text if at + 1 < len(tokens) else ""
+    if before is not None:
+        if before.text in (".", "->"):
+            return "other"
+        if before.text == "::":
+            return "other" if at > 1 and tokens[at - 2].text in _TORCH else "used"
+        if before.text in _INTRODUCE:
+            return "declared"
+        if before.text in ("*", "&", ">") and after in ("=", ";", "[", "{"):
+            return "declared"
+        typed = before.kind == "name" and before.text not in _NOT_TYPES and before.text not in ("const", "volatile")
+        if typed and after in ("(", "=", ";", ",", ")", "[", "{", ":"):
+            return "declared"
+    called = after == "(" or after == "<"
+    return "used" if called or not re.match(r"^cu[A-Z]", tokens[at].text) else "other"
+
+
+def _dropped(code: Code, at: int) -> bool:
+    """Whether a name is an argument of a macro of the project that does not use its arguments."""
+    depth = 0
+    for index in range(at - 1, max(0, at - 60), -1):
+        text = code.tokens[index].text
+        if text in (";", "{", "}"):
+            return False
+        depth += {")": 1, "(": -1}.get(text, 0)
+        if depth < 0:
+            made = code.project.definitions(code.tokens[index - 1].text, code.path)
+            return bool(made) and all(map(_ignores_arguments, made))
+    return False
+
+
+def _ignores_arguments(made: Definition) -> bool:
+    tokens = made.directive.tokens
+    if not made.directive.function_like:
+        return False
+    end = closing(tokens, 1)
+    given = {token.text for token in tokens[2:end]} | {"__VA_ARGS__"}
+    return not any(token.text in given for token in tokens[end + 1 :])
+
+
+def leftover_hazards(
+    path: str, project: Project, names: CudaNames, kept: frozenset[str], kept_headers: frozenset[str]
+) -> list[SourceHazard]:
+    """What stays as it is after HIPIFY. `kept`: names of its output; `kept_headers`: headers that it includes."""
+    source = project.units[path].text.split("\n")
+    found: list[SourceHazard] = []
+    for name, lines in names.used.get(path, {}).items():
+        if name not in kept or name in names.declared or explained(name):
+            continue
+        ordered = sorted(set(lines))
+        found.append(
+            SourceHazard(
+                check="hipify-leftover",
+                severity="error",
+                what=f"HIPIFY leaves {name} as it is, and HIP has nothing of that name",
+                file=path,
+                line=ordered[0],
+                evidence=shorten(source[ordered[0] - 1]) + also(ordered[1:]),
+                remedy="replace it by hand under #ifdef USE_ROCM, or guard its use with #ifndef USE_ROCM",
+                name=name,
+                grounds="computed",
+            )
+        )
+    known = tuple(header for rule in name_rules() for header in rule.headers)
+    for header, line in names.headers.get(path, {}).items():
+        if header in kept_headers and not header.startswith(known):
+            found.append(
+                SourceHazard(
+                    check="hipify-header",
+                    severity="error",
+                    what=f"HIPIFY leaves the header {header} as it is, and ROCm has none of that name",
+                    file=path,
+                    line=line,
+                    evidence=shorten(source[line - 1]),
+                    remedy="include its counterpart of HIP under #ifdef USE_ROCM, or guard it with #ifndef USE_ROCM",
+                    name=header,
+                    grounds="computed",
+                )
+            )
+    return found
+
+
+def broken_headers(path: str, project: Project, names: CudaNames, broken: Mapping[str, str]) -> list[SourceHazard]:
+    """`broken`: headers by what HIPIFY made of them, which is the name of no header."""
+    source = project.units[path].text.split("\n")
+    return [
+        SourceHazard(
+            check="hipify-header",
+            severity="error",
+            what=f"HIPIFY makes {new} of the header {header}, and ROCm has none of that name",
+            file=path,
+            line=names.headers[path][header],
+            evidence=shorten(source[names.headers[path][header] - 1]),
+            remedy=f"write #include <{header.rpartition('/')[2]}>, which it converts whole",
+            name=header,
+            grounds="computed",
+        )
+        for header, new in broken.items()
+    ]

@@ -6,9 +6,8 @@ from itertools import pairwise
 
 from crosstie.core.finding import Severity
 from crosstie.port.source.code import LANE_CALLS, NARROW, WIDE, Code
-from crosstie.port.source.expressions import arguments, closing, number
-from crosstie.port.source.hazard import Hazard
-from crosstie.port.source.lexer import Token
+from crosstie.port.source.hazard import SourceHazard
+from crosstie.port.source.lexer import Token, arguments, closing, number
 
 _SIZE_NAME = re.compile(
     r"(?i)(?:warp|wave(?:front)?)_*(?:size|sz|threads|width|len(?:gth)?|lanes)"
@@ -37,7 +36,7 @@ _WHERE_LANES_TALK = (
 )
 
 
-def lane_hazards(code: Code) -> Iterator[Hazard]:
+def lane_hazards(code: Code) -> Iterator[SourceHazard]:
     yield from _sizes(code)
     yield from _arithmetic(code)
     yield from _loops(code)
@@ -46,7 +45,7 @@ def lane_hazards(code: Code) -> Iterator[Hazard]:
     yield from _constant_width(code)
 
 
-def macro_sizes(code: Code) -> Iterator[Hazard]:
+def macro_sizes(code: Code) -> Iterator[SourceHazard]:
     """`#define WARP_SIZE 32`, also where it stands behind an open condition."""
     unit = code.project.units[code.path]
     for directive in unit.directives:
@@ -55,7 +54,7 @@ def macro_sizes(code: Code) -> Iterator[Hazard]:
         name, body = directive.tokens[0].text, directive.tokens[1:]
         if unit.lines.dead(directive.line) or not _means_lanes(name, code.value(body, 0)):
             continue
-        yield Hazard(
+        yield SourceHazard(
             check="warp-size",
             severity=_severity(code, 0, LANE_CALLS.search(unit.text) is not None or _used_with_lanes(code)),
             what=f"{name} says that a warp has 32 lanes, a wavefront of this target has 64",
@@ -88,7 +87,7 @@ def _means_lanes(name: str, value: int | None) -> bool:
     return value == 5 if _LOG.search(name) else value == 32
 
 
-def _sizes(code: Code) -> Iterator[Hazard]:
+def _sizes(code: Code) -> Iterator[SourceHazard]:
     tokens = code.tokens
     for name, places in code.names.items():
         if not _SIZE_NAME.search(name) or _OTHER_SIZE.search(name):
@@ -130,7 +129,7 @@ def _returned(code: Code, at: int) -> int | None:
     return None
 
 
-def _arithmetic(code: Code) -> Iterator[Hazard]:
+def _arithmetic(code: Code) -> Iterator[SourceHazard]:
     """A lane or warp index made of a thread's index and 32, and counts of warps in a block."""
     tokens = code.tokens
     for at, token in enumerate(tokens):
@@ -232,7 +231,7 @@ def _is_block(token: Token) -> bool:
     return token.kind == "name" and bool(_BLOCK.match(token.text))
 
 
-def _loops(code: Code) -> Iterator[Hazard]:
+def _loops(code: Code) -> Iterator[SourceHazard]:
     """`for (offset = 16; ...; offset >>= 1)` and `for (mask = 1; mask < 32; mask <<= 1)` around a shuffle."""
     tokens = code.tokens
     for at in code.names.get("for", ()):
@@ -249,7 +248,7 @@ def _loops(code: Code) -> Iterator[Hazard]:
             yield _half(code, at)
 
 
-def _while_loops(code: Code) -> Iterator[Hazard]:
+def _while_loops(code: Code) -> Iterator[SourceHazard]:
     """`int o = 16; while (o > 0) { ... shuffle by o ...; o >>= 1; }`."""
     tokens = code.tokens
     for at in code.names.get("while", ()):
@@ -271,7 +270,7 @@ def _is_shuffle(token: Token) -> bool:
     return token.kind == "name" and bool(re.search(r"(?i)shfl|shuffle", token.text))
 
 
-def _half(code: Code, at: int) -> Hazard:
+def _half(code: Code, at: int) -> SourceHazard:
     what = "this reduction or scan spans 32 lanes, half a wavefront of this target"
     remedy = "start at warpSize / 2 (32 on gfx9), or pass 32 as the width of each shuffle if 32 lanes are meant"
     return code.hazard("warp-reduction", _reduction_severity(code), what, at, remedy, "wave64")
@@ -317,7 +316,7 @@ def _width_given(body: Sequence[Token]) -> bool:
     return seen
 
 
-def _shuffles(code: Code) -> Iterator[Hazard]:
+def _shuffles(code: Code) -> Iterator[SourceHazard]:
     """Shuffles by 16 written out one by one, and lane 31 as the last."""
     for name in (*_SHUFFLES, "__shfl_sync", "__shfl"):
         if code.provided(name):
@@ -350,7 +349,7 @@ def _shuffles_by_32(code: Code, name: str, at: int) -> bool:
     return False
 
 
-def _constant_width(code: Code) -> Iterator[Hazard]:
+def _constant_width(code: Code) -> Iterator[SourceHazard]:
     """warpSize where a constant is needed: it is one in no HIP since ROCm 7.0."""
     tokens = code.tokens
     for at in code.names.get("warpSize", ()):

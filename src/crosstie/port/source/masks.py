@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from crosstie.port.source.code import NARROW, WIDE, Code
-from crosstie.port.source.expressions import arguments, closing, number
-from crosstie.port.source.hazard import Hazard
-from crosstie.port.source.lexer import Token
+from crosstie.port.source.hazard import SourceHazard
+from crosstie.port.source.lexer import Token, arguments, closing, number
 
 _MASKED = (
     "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync", "__ballot_sync", "__any_sync",
@@ -24,7 +23,7 @@ _MASK_FIX = (
 _BALLOT_FIX = "keep it in unsigned long long, and count with __popcll, __ffsll, __clzll"
 
 
-def mask_hazards(code: Code) -> Iterator[Hazard]:
+def mask_hazards(code: Code) -> Iterator[SourceHazard]:
     yield from _masks(code)
     yield from _ballots(code)
     yield from _group_ballots(code)
@@ -32,7 +31,7 @@ def mask_hazards(code: Code) -> Iterator[Hazard]:
     yield from _lane_bits(code)
 
 
-def _masks(code: Code) -> Iterator[Hazard]:
+def _masks(code: Code) -> Iterator[SourceHazard]:
     for name in _MASKED:
         if name not in code.names or code.provided(name):
             continue
@@ -100,7 +99,7 @@ def _name_bits(code: Code, name: str, at: int, depth: int, following: Sequence[T
     return None if value is None else 64 if value > _ALL_32 else 32
 
 
-def _ballots(code: Code) -> Iterator[Hazard]:
+def _ballots(code: Code) -> Iterator[SourceHazard]:
     """A ballot that is kept, compared or returned in 32 bits."""
     tokens = code.tokens
     for name in _BALLOTS:
@@ -186,7 +185,7 @@ def _first_parameter_bits(code: Code, name: str) -> int | None:
     return None
 
 
-def _group_ballots(code: Code) -> Iterator[Hazard]:
+def _group_ballots(code: Code) -> Iterator[SourceHazard]:
     """`unsigned m = active.ballot(p)` of a coalesced group, which has up to 64 lanes; a tile of 32 has 32."""
     tokens = code.tokens
     groups = {
@@ -207,7 +206,7 @@ def _group_ballots(code: Code) -> Iterator[Hazard]:
                 yield code.hazard("ballot-truncated", "error", what, at, _BALLOT_FIX, "wave64")
 
 
-def _counts(code: Code) -> Iterator[Hazard]:
+def _counts(code: Code) -> Iterator[SourceHazard]:
     for name, wide in _COUNTS.items():
         for at, given in code.calls(name):
             if not given or _declares(code, at) or not _is_ballot(code, given[0], at):
@@ -228,7 +227,7 @@ def _is_ballot(code: Code, tokens: Sequence[Token], at: int) -> bool:
     return False
 
 
-def _lane_bits(code: Code) -> Iterator[Hazard]:
+def _lane_bits(code: Code) -> Iterator[SourceHazard]:
     """`1 << lane`: a 32-bit one has no bit for lane 40."""
     tokens = code.tokens
     for at, token in enumerate(tokens):

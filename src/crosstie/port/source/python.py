@@ -1,18 +1,226 @@
-"""Python sources: imports, attributes and strings that differ on ROCm, and CUDA text inside of strings."""
+"""What Python code says that differs on ROCm, as far as a condition does not keep it from there.
+
+Python sources: imports, attributes and strings that differ on ROCm, and CUDA text inside of strings.
+"""
 
 import ast
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from crosstie.port.source.code import also, shorten
 from crosstie.port.source.cpp import cpp_hazards
-from crosstie.port.source.hazard import Hazard
-from crosstie.port.source.phrases import Phrase, phrases
-from crosstie.port.source.project import Project
-from crosstie.port.source.python_guards import Known, dotted, ends_on_rocm, known_of, on_rocm, skipped_on_rocm
+from crosstie.port.source.hazard import SourceHazard
+from crosstie.port.source.project import Project, both, either, negated
+from crosstie.port.source.rules import PythonRule, python_rules
+
+# A name that asks for AMD and nothing besides: is_hip, _IS_ROCM, use_rocm, current_platform.is_rocm, ROCM_HOME.
+_AMD_WORDS = frozenset({"rocm", "hip", "amd", "amdgpu"})
+_NVIDIA_WORDS = frozenset({"cuda", "nvidia", "nvcc"})
+_BESIDES = frozenset({
+    "is", "use", "using", "on", "has", "have", "with", "running", "build", "platform", "gpu", "device", "available",
+    "enabled", "backend", "torch", "pytorch", "version", "home", "current", "target", "get", "for", "supported",
+})  # fmt: skip
+# What asks for either of the two: true on ROCm.
+_EITHER = frozenset({"is_cuda_alike", "is_cuda_or_rocm", "is_cuda_or_hip", "is_gpu"})
+_WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
+_ELSEWHERE = frozenset({"win32", "darwin", "cygwin", "Windows", "Darwin", "nt"})
+_SYSTEM = frozenset({"sys.platform", "platform.system", "os.name"})
+_NAMES_OF_AMD = frozenset({"hip", "rocm", "amd", "hcc"})
+_BACKEND = re.compile(r"(?i)backend|vendor|platform|target")
+_ON = frozenset({"1", "on", "true", "yes"})
+_LEAVES = frozenset({"exit", "_exit", "quit", "skip", "abort", "fail"})
+_DEEPEST = 12
+
+
+class Known(msgspec.Struct, kw_only=True):
+    """Of one file: what names are set to where they are set once, what loops run over, what functions return, and what
+    is imported."""
+
+    values: Mapping[str, ast.expr]
+    loops: Mapping[str, Sequence[ast.expr]]
+    returns: Mapping[str, ast.expr]
+    imported: frozenset[str]
+
+
+def known_of(tree: ast.Module) -> Known:
+    values: dict[str, list[ast.expr]] = {}
+    loops: dict[str, list[ast.expr]] = {}
+    returns: dict[str, ast.expr] = {}
+    imported: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            values.setdefault(node.targets[0].id, []).append(node.value)
+        elif isinstance(node, ast.For | ast.comprehension) and isinstance(node.target, ast.Name):
+            if isinstance(node.iter, ast.Tuple | ast.List):
+                loops.setdefault(node.target.id, []).extend(node.iter.elts)
+        elif isinstance(node, ast.FunctionDef):
+            given = [one.value for one in ast.walk(node) if isinstance(one, ast.Return)]
+            if len(given) == 1 and given[0] is not None:
+                returns[node.name] = given[0]
+        elif isinstance(node, ast.ImportFrom):
+            imported |= {alias.asname or alias.name for alias in node.names}
+    return Known(
+        values={name: found[0] for name, found in values.items() if len(found) == 1},
+        loops=loops,
+        returns=returns,
+        imported=frozenset(imported),
+    )
+
+
+def on_rocm(test: ast.expr, known: Known, depth: int = 0) -> bool | None:
+    """Whether a condition holds on ROCm; None where the text alone does not tell."""
+    if depth > _DEEPEST:
+        return None
+    match test:
+        case ast.Constant(value=value):
+            return bool(value)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return negated(on_rocm(operand, known, depth + 1))
+        case ast.BoolOp(op=operator, values=values):
+            joined = both if isinstance(operator, ast.And) else either
+            held = on_rocm(values[0], known, depth + 1)
+            for other in values[1:]:
+                held = joined(held, on_rocm(other, known, depth + 1))
+            return held
+        case ast.Compare(left=left, ops=[operator], comparators=[right]):
+            return _compared(left, operator, right, known, depth)
+        case ast.Call():
+            return _called(test, known, depth)
+        case ast.Name(id=name):
+            if name in known.values:
+                return on_rocm(known.values[name], known, depth + 1)
+            return False if name == "TYPE_CHECKING" else _named(name, name in known.imported)
+        case ast.Attribute():
+            return _attribute(dotted(test))
+    return None
+
+
+def _attribute(full: str) -> bool | None:
+    if full.endswith("version.hip"):
+        return True
+    if full.endswith(("version.cuda", "typing.TYPE_CHECKING")):
+        return False
+    # A tensor's is_cuda holds on ROCm as well, so an attribute is not asked about NVIDIA.
+    return _named(full.rpartition(".")[2], asks_nvidia=False)
+
+
+def _named(name: str, asks_nvidia: bool) -> bool | None:
+    """By the words of a name: True where it asks for AMD, False where it asks for NVIDIA."""
+    if name.lower().strip("_") in _EITHER:
+        return True
+    words = {word.lower() for word in _WORDS.findall(name)}
+    if words & _AMD_WORDS and words <= _AMD_WORDS | _BESIDES:
+        return True
+    # CUDA_HOME and use_cuda say too little: torch calls AMD's GPUs cuda.
+    if asks_nvidia and words & _NVIDIA_WORDS and words <= _NVIDIA_WORDS | {"is", "platform", "on"}:
+        return False
+    return None
+
+
+def _called(call: ast.Call, known: Known, depth: int) -> bool | None:
+    full = dotted(call.func)
+    name = full.rpartition(".")[2]
+    arguments = [one.value for one in call.args if isinstance(one, ast.Constant)]
+    if full == "torch.cuda.is_available":
+        return True
+    if name == "bool" and len(call.args) == 1:
+        return on_rocm(call.args[0], known, depth + 1)
+    if name in ("getattr", "hasattr") and len(call.args) > 1 and dotted(call.args[0]).endswith("version"):
+        if name == "hasattr":
+            return None
+        return {"hip": True, "cuda": False}.get(str(arguments[0])) if arguments else None
+    if name == "getenv" or (name == "get" and "environ" in full):
+        return _named(str(arguments[0]), asks_nvidia=False) if arguments else None
+    if name == "startswith" and isinstance(call.func, ast.Attribute):
+        asked = dotted(call.func.value)
+        return False if asked in _SYSTEM and arguments and str(arguments[0]) in ("win", "darwin") else None
+    if full in known.returns:
+        return on_rocm(known.returns[full], known, depth + 1)
+    return _named(name, asks_nvidia=True)
+
+
+def _compared(left: ast.expr, operator: ast.cmpop, right: ast.expr, known: Known, depth: int) -> bool | None:
+    same = isinstance(operator, ast.Is | ast.Eq)
+    if not same and not isinstance(operator, ast.IsNot | ast.NotEq | ast.In | ast.NotIn):
+        return None
+    if isinstance(operator, ast.In | ast.NotIn):
+        holds = None
+        if isinstance(left, ast.Constant) and str(left.value).lower() in ("rocm", "hip", "+rocm"):
+            holds = True
+        return negated(holds) if isinstance(operator, ast.NotIn) else holds
+    if not isinstance(right, ast.Constant):
+        return None
+    if right.value is None or isinstance(right.value, bool):
+        held = on_rocm(left, known, depth + 1)
+        # A function answers True or False, never None; a version is None where it is not that platform.
+        equal = negated(held) if not right.value else held
+    else:
+        equal = _equals(left, str(right.value), known, depth)
+    return equal if same else negated(equal)
+
+
+def _equals(left: ast.expr, text: str, known: Known, depth: int) -> bool | None:
+    asked = dotted(left.func) if isinstance(left, ast.Call) else dotted(left)
+    if asked in _SYSTEM:
+        return False if text in _ELSEWHERE else text.lower() in ("linux", "posix")
+    if text.lower() in _NAMES_OF_AMD:
+        return True
+    if text.lower() in ("cuda", "nvidia"):
+        # A torch device is called cuda on ROCm; a back end or a platform is not.
+        return False if _BACKEND.search(asked.rpartition(".")[2]) else None
+    return on_rocm(left, known, depth + 1) if text.lower() in _ON else None
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` as text, "" for what is no chain of names; a call in it counts as the name that is called."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value.func) if isinstance(node.value, ast.Call) else dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return ""
+
+
+def leaves(body: list[ast.stmt]) -> bool:
+    """Whether a block never reaches what follows it."""
+    if not body:
+        return False
+    last = body[-1]
+    if isinstance(last, ast.Return | ast.Raise | ast.Continue | ast.Break):
+        return True
+    if isinstance(last, ast.If):
+        return leaves(last.body) and leaves(last.orelse)
+    return (
+        isinstance(last, ast.Expr)
+        and isinstance(last.value, ast.Call)
+        and dotted(last.value.func).rpartition(".")[2] in _LEAVES
+    )
+
+
+def ends_on_rocm(statement: ast.stmt, known: Known) -> bool:
+    """Whether ROCm never gets past a statement: an early return, a refusal, an assertion."""
+    if isinstance(statement, ast.Assert):
+        return on_rocm(statement.test, known) is False and not isinstance(statement.test, ast.Constant)
+    if isinstance(statement, ast.If):
+        held = on_rocm(statement.test, known)
+        return (held is True and leaves(statement.body)) or (held is False and leaves(statement.orelse))
+    return False
+
+
+def skipped_on_rocm(decorators: list[ast.expr], known: Known) -> bool:
+    """`@pytest.mark.skipif(is_hip(), ...)`."""
+    return any(
+        isinstance(one, ast.Call)
+        and dotted(one.func).rpartition(".")[2] in ("skipif", "skipIf")
+        and bool(one.args)
+        and on_rocm(one.args[0], known) is True
+        for one in decorators
+    )
+
 
 _CUDA_TEXT = re.compile(r"__global__|__device__|\basm\s+volatile|threadIdx\.")
 _WARP_SIZE = re.compile(r"(?i)^_*(?:k_?)?(?:warp_?size|threads_per_warp|lanes_per_warp)$")
@@ -22,14 +230,14 @@ _MOST_THREADS = 1024
 class _Reader(ast.NodeVisitor):
     def __init__(self, path: str, text: str, known: Known):
         self.path, self.text, self.lines, self._known = path, text, text.split("\n"), known
-        self.found: list[Hazard] = []
+        self.found: list[SourceHazard] = []
         # CUDA texts with the line on which each begins, and whether its lines are lines of the file.
         self.cuda: list[tuple[str, int, bool]] = []
         self._aliases: dict[str, str] = {}
         self._tried = 0
         self._documentation: set[int] = set()
 
-    def _add(self, phrase: Phrase, node: ast.AST, name: str, severity: str | None = None) -> None:
+    def _add(self, phrase: PythonRule, node: ast.AST, name: str, severity: str | None = None) -> None:
         if phrase.unless is not None and phrase.unless.search(self.text):
             return
         self._hazard(phrase.id, severity or phrase.severity, phrase.says, node, phrase.remedy, phrase.on, name)
@@ -40,7 +248,7 @@ class _Reader(ast.NodeVisitor):
         line = getattr(node, "lineno", 1)
         evidence = shorten(self.lines[line - 1]) if line <= len(self.lines) else ""
         self.found.append(
-            Hazard(check=check, severity=severity, what=what, file=self.path, line=line,  # type: ignore[arg-type]
+            SourceHazard(check=check, severity=severity, what=what, file=self.path, line=line,  # type: ignore[arg-type]
                    evidence=evidence, remedy=remedy, on=on, name=name)
         )  # fmt: skip
 
@@ -132,7 +340,7 @@ class _Reader(ast.NodeVisitor):
                 self._import(f"{node.module}.{alias.name}", node)
 
     def _import(self, module: str, node: ast.AST) -> bool:
-        for phrase in phrases("module"):
+        for phrase in python_rules("module"):
             for name in phrase.names:
                 if module == name or module.startswith(name + "."):
                     # Caught: what happens without it is the code's own choice.
@@ -145,7 +353,7 @@ class _Reader(ast.NodeVisitor):
             self.generic_visit(node)
 
     def _named(self, full: str, node: ast.AST) -> bool:
-        for phrase in phrases("attribute"):
+        for phrase in python_rules("attribute"):
             if full and any(full == name or self._resolved(full) == name for name in phrase.names):
                 self._add(phrase, node, full)
                 return True
@@ -153,7 +361,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Name(self, node: ast.Name) -> None:
         full = self._aliases.get(node.id, "")
-        for phrase in phrases("attribute"):
+        for phrase in python_rules("attribute"):
             if full in phrase.names:
                 self._add(phrase, node, full)
 
@@ -167,7 +375,7 @@ class _Reader(ast.NodeVisitor):
             return
         name = dotted(node.func).rpartition(".")[2]
         self._by_text(node, name)
-        for phrase in phrases("call"):
+        for phrase in python_rules("call"):
             if name in phrase.names:
                 self._add(phrase, node, name)
         for keyword in node.keywords:
@@ -275,14 +483,14 @@ class _Reader(ast.NodeVisitor):
             begins = re.match(r"[a-zA-Z]{0,2}(?:'''|\"\"\")(\\?)", opening)
             self.cuda.append((value, node.lineno + bool(begins and begins[1]), begins is not None))
             return
-        for phrase in phrases("string"):
+        for phrase in python_rules("string"):
             assert phrase.pattern is not None
             if len(value) < 400 and phrase.pattern.search(value):
                 self._add(phrase, node, value[:40])
                 return
 
 
-def python_hazards(path: str, text: str) -> list[Hazard]:
+def python_hazards(path: str, text: str) -> list[SourceHazard]:
     try:
         with warnings.catch_warnings():
             # Escapes that Python itself warns about are not this command's business.
@@ -291,23 +499,27 @@ def python_hazards(path: str, text: str) -> list[Hazard]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = error.lineno if isinstance(error, SyntaxError) else None
         return [
-            Hazard(check="unread", severity="unknown", what="this file is no Python that could be read", file=path,
-                   line=line, evidence=shorten(str(error)), remedy="check it by hand", name="")
+            SourceHazard(
+                check="unread", severity="unknown", what="this file is no Python that could be read", file=path,
+                line=line, evidence=shorten(str(error)), remedy="check it by hand", name="",
+            )
         ]  # fmt: skip
     try:
         reader = _Reader(path, text, known_of(tree))
         reader.visit(tree)
     except RecursionError:
         return [
-            Hazard(check="unread", severity="unknown", what="this file is nested too deeply to be read", file=path,
-                   line=1, evidence="expressions nested beyond Python's recursion limit", remedy="check it by hand")
+            SourceHazard(
+                check="unread", severity="unknown", what="this file is nested too deeply to be read", file=path,
+                line=1, evidence="expressions nested beyond Python's recursion limit", remedy="check it by hand",
+            )
         ]  # fmt: skip
     return _once(reader.found) + [hazard for chunk in reader.cuda for hazard in _embedded(path, *chunk)]
 
 
-def _once(hazards: list[Hazard]) -> list[Hazard]:
+def _once(hazards: list[SourceHazard]) -> list[SourceHazard]:
     """The same thing said again and again in one file is one finding, with the lines of the others."""
-    kept: dict[tuple[str, str, str], list[Hazard]] = {}
+    kept: dict[tuple[str, str, str], list[SourceHazard]] = {}
     for hazard in hazards:
         kept.setdefault((hazard.check, hazard.what, hazard.severity), []).append(hazard)
     return [
@@ -316,7 +528,7 @@ def _once(hazards: list[Hazard]) -> list[Hazard]:
     ]
 
 
-def _embedded(path: str, text: str, line: int, has_lines: bool) -> Iterator[Hazard]:
+def _embedded(path: str, text: str, line: int, has_lines: bool) -> Iterator[SourceHazard]:
     """CUDA text in a string, read as a file of its own, with the lines of the file that holds it."""
     project = Project({f"{path}.cu": text})
     for hazard in cpp_hazards(f"{path}.cu", project):

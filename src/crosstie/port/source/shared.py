@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from crosstie.port.source.code import Code, Function, skip_angles, template_of
-from crosstie.port.source.expressions import Value, arguments, closing, evaluate, size_of
-from crosstie.port.source.hazard import Hazard
-from crosstie.port.source.lexer import Token
+from crosstie.port.source.hazard import SourceHazard
+from crosstie.port.source.lexer import Token, Value, arguments, closing, evaluate, size_of
 
 _OPT_IN = "cudaFuncAttributeMaxDynamicSharedMemorySize"
 _OPT_IN_NAMES = (
@@ -21,21 +20,21 @@ _FIX = (
 )
 
 
-def shared_hazards(code: Code) -> Iterator[Hazard]:
+def shared_hazards(code: Code) -> Iterator[SourceHazard]:
     yield from _static(code)
     yield from _opt_ins(code)
     yield from _launches(code)
     yield from _constants(code)
 
 
-def _over(code: Code, what: str, size: int, at: int, severity: str = "error") -> Iterator[Hazard]:
+def _over(code: Code, what: str, size: int, at: int, severity: str = "error") -> Iterator[SourceHazard]:
     if size > _LEAST_LDS:
         said = f"{what}: {size:,} bytes of shared memory, more than a workgroup of this target can have"
         hazard = code.hazard("shared-memory", severity, said, at, _FIX, f"lds<{size}")
         yield hazard
 
 
-def _static(code: Code) -> Iterator[Hazard]:
+def _static(code: Code) -> Iterator[SourceHazard]:
     by_function: dict[int, list[tuple[int, Sequence[Token]]]] = {}
     for at in code.names.get("__shared__", ()):
         if at and code.tokens[at - 1].text == "extern":
@@ -175,7 +174,7 @@ def _bindings(code: Code, function: Function | None) -> list[dict[str, int]]:
     return found
 
 
-def _opt_ins(code: Code) -> Iterator[Hazard]:
+def _opt_ins(code: Code) -> Iterator[SourceHazard]:
     for name in _OPT_IN_NAMES:
         for at in code.names.get(name, ()):
             if at + 1 >= len(code.tokens) or code.tokens[at + 1].text != ",":
@@ -239,7 +238,7 @@ def _with_sizes(code: Code, tokens: Sequence[Token], at: int) -> list[Token]:
     return found
 
 
-def _launches(code: Code) -> Iterator[Hazard]:
+def _launches(code: Code) -> Iterator[SourceHazard]:
     tokens = code.tokens
     for at, token in enumerate(tokens):
         if token.text != "<<<":
@@ -253,7 +252,7 @@ def _launches(code: Code) -> Iterator[Hazard]:
             yield from _over(code, "this launch", size, at)
 
 
-def _constants(code: Code) -> Iterator[Hazard]:
+def _constants(code: Code) -> Iterator[SourceHazard]:
     """`constexpr int kSmemBytes = 99 * 1024`: a budget made for NVIDIA."""
     for name, found in code.declarations.items():
         if not _SIZE_NAME.search(name):

@@ -3,9 +3,13 @@
 A graph repeats its kernels on the same addresses, with the same shapes. So an operation stays out that waits for the
 device, whose shapes depend on values, that touches the host or draws random numbers; and so does one that writes to
 memory which is at another address in each call.
+
+Which nodes lie in the same memory: the trace's fake tensors share storage as the real ones will, with one exception:
+each mention of a parameter or buffer has a fake of its own. What operators say of their results (a view, or an argument
+itself) and the real addresses of the module's tensors join these.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from operator import getitem
@@ -16,9 +20,67 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
-from crosstie.port.split.memory import storages, writes
+from crosstie.port.split.graphs import address, written_arguments
 from crosstie.port.split.opaque import Obstacle, opaque_call
 from crosstie.port.split.trace import place
+
+_KEY = "crosstie_memory"
+
+
+def mark_memory(graph: fx.GraphModule) -> None:
+    """Notes on each node the memory that its value lies in; `storages` and `writes` read it."""
+    same = _Groups()
+    for node in graph.graph.nodes:
+        own = _fakes(node)
+        if node.op == "get_attr":
+            own.append(("real", address(getattr(graph, str(node.target)))))
+            same.join(own)
+        elif isinstance(node.target, torch._ops.OpOverload) and any(r.alias_info for r in node.target._schema.returns):
+            for position, argument in enumerate(node.target._schema.arguments):
+                if argument.alias_info is not None:
+                    value = node.kwargs.get(argument.name, node.args[position] if position < len(node.args) else None)
+                    own += [key for leaf in tree_leaves(value) if isinstance(leaf, fx.Node) for key in _fakes(leaf)]
+            same.join(own)
+    for node in graph.graph.nodes:
+        node.meta[_KEY] = frozenset(same.group(key) for key in _fakes(node))
+
+
+def _fakes(node: fx.Node) -> list[Hashable]:
+    values = tree_leaves(node.meta.get("val"))
+    return [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
+
+
+class _Groups:
+    """Sets that grow together (union-find)."""
+
+    def __init__(self) -> None:
+        self.parent: dict[Hashable, Hashable] = {}
+
+    def group(self, key: Hashable) -> Hashable:
+        while (up := self.parent.setdefault(key, key)) != key:
+            key = up
+        return key
+
+    def join(self, keys: Iterable[Hashable]) -> None:
+        groups = [self.group(key) for key in keys]
+        for group in groups:
+            self.parent[group] = groups[0]
+
+
+def storages(node: fx.Node) -> frozenset[Hashable]:
+    memory: frozenset[Hashable] = node.meta[_KEY]
+    return memory
+
+
+def writes(node: fx.Node) -> set[Hashable]:
+    written: list[Any] = []
+    if call := opaque_call(node.target):
+        given = dict(zip(call.moving, node.args, strict=True))
+        written = [given[n] for n in call.written]
+    elif isinstance(node.target, torch._ops.OpOverload):
+        written = written_arguments(node.target, node.args, node.kwargs)
+    return {memory for arg in written if isinstance(arg, fx.Node) for memory in storages(arg)}
+
 
 _aten = torch.ops.aten
 # These wait for the device although all their shapes are known.
@@ -36,7 +98,7 @@ LARGE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class Part:
+class Segment:
     """A run of nodes, in order. `why`: by node, what keeps it out of a graph; empty for a static part."""
 
     nodes: tuple[fx.Node, ...]
@@ -44,42 +106,42 @@ class Part:
     why: dict[fx.Node, str]
 
 
-def cut(graph: fx.GraphModule, device: torch.device, shortest: int, kept_out: dict[fx.Node, str]) -> list[Part]:
+def cut(graph: fx.GraphModule, device: torch.device, shortest: int, kept_out: dict[fx.Node, str]) -> list[Segment]:
     """`shortest`: kernels that a graph must have to be worth its launch; `kept_out`: what was found by running."""
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     why = {node: reason for node in nodes if (reason := _reason(node, device))}
     why.update(kept_out)
     while True:
         _spread(graph, nodes, why)
-        parts = _parts(nodes, why)
-        short = [part for part in parts if part.static and sum(map(is_kernel, part.nodes)) < shortest]
+        segments = _segments(nodes, why)
+        short = [segment for segment in segments if segment.static and sum(map(is_kernel, segment.nodes)) < shortest]
         if not short:
-            return parts
-        why.update({node: SHORT for part in short for node in part.nodes})
+            return segments
+        why.update({node: SHORT for segment in short for node in segment.nodes})
 
 
-def _parts(nodes: list[fx.Node], why: dict[fx.Node, str]) -> list[Part]:
+def _segments(nodes: list[fx.Node], why: dict[fx.Node, str]) -> list[Segment]:
     """Each node in the earliest part that has what it needs: parts are even where static, odd where dynamic.
 
     That keeps parts few and takes static work out from between dynamic operations. Where order may matter, it is kept:
     among writes, reads of what is ever written, Python and random numbers.
     """
     ever_written = {s for node in nodes for s in writes(node)}
-    part_of: dict[fx.Node, int] = {}
+    segment_of: dict[fx.Node, int] = {}
     reached = 0
     for node in nodes:
-        inputs = [part_of[arg] for arg in node.all_input_nodes if arg in part_of]
+        inputs = [segment_of[arg] for arg in node.all_input_nodes if arg in segment_of]
         ordered = _in_order(node, ever_written)
-        part = max(inputs, default=0)
+        segment = max(inputs, default=0)
         if ordered:
-            part = max(part, reached)
-        part += part % 2 != (node in why)
+            segment = max(segment, reached)
+        segment += segment % 2 != (node in why)
         if ordered:
-            reached = part
-        part_of[node] = part
-    by_part = sorted(nodes, key=part_of.__getitem__)
-    runs = [(part % 2 == 0, tuple(run)) for part, run in groupby(by_part, key=part_of.__getitem__)]
-    return [Part(run, static, {} if static else {node: why[node] for node in run}) for static, run in runs]
+            reached = segment
+        segment_of[node] = segment
+    by_segment = sorted(nodes, key=segment_of.__getitem__)
+    runs = [(segment % 2 == 0, tuple(run)) for segment, run in groupby(by_segment, key=segment_of.__getitem__)]
+    return [Segment(run, static, {} if static else {node: why[node] for node in run}) for static, run in runs]
 
 
 def _in_order(node: fx.Node, ever_written: set[Hashable]) -> bool:

@@ -15,12 +15,11 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from crosstie.core.errors import BadInput
-from crosstie.port.split.cut import FOLLOWS, SHORT, Part, is_kernel
+from crosstie.port.split.cut import FOLLOWS, SHORT, Segment, is_kernel
 from crosstie.port.split.graphs import Recorder, recorder
-from crosstie.port.split.opaque import PLAIN, Obstacle, Watch, forwards
+from crosstie.port.split.opaque import PLAIN, Guard, Obstacle, PythonState, Watch, forwards
 from crosstie.port.split.run import Plan
-from crosstie.port.split.state import Guard, PythonState
-from crosstie.port.split.trace import Question, Untraceable, place, trace
+from crosstie.port.split.trace import TraceRequest, Untraceable, place, trace
 
 # Graphs thrown away because the module was changed from outside, before it is left alone.
 _PATIENCE = 8
@@ -44,7 +43,7 @@ class Piece:
 
 
 @dataclass
-class Settings:
+class SplitOptions:
     most_signatures: int
     shortest: int
     device: torch.device
@@ -63,8 +62,8 @@ class Counts:
 class Region:
     """One module: its plans by signature, or, where its own Python cannot be traced, its children's regions."""
 
-    def __init__(self, name: str, module: nn.Module, settings: Settings):
-        self.name, self.module, self.settings = name, module, settings
+    def __init__(self, name: str, module: nn.Module, options: SplitOptions):
+        self.name, self.module, self.options = name, module, options
         # Before anybody puts this region in its place.
         self.forward = module.forward
         self.plans: OrderedDict[Any, tuple[Plan, Guard]] = OrderedDict()
@@ -103,7 +102,7 @@ class Region:
         self.counts.eager += 1
         if not self.children:
             self.children = {
-                child: Region(name, child, self.settings) for name, child in _callees(self.module, self.name)
+                child: Region(name, child, self.options) for name, child in _callees(self.module, self.name)
             }
         with forwards(dict(self.children)):
             return self.forward(*args, **kwargs)
@@ -111,24 +110,24 @@ class Region:
     def _first(self, key: Any, args: Any, kwargs: Any) -> Any:
         """An eager call that is watched, and then traced; a plain one where too many signatures were seen."""
         self.counts.eager += 1
-        if key in self.seen or len(self.seen) >= 4 * self.settings.most_signatures:
+        if key in self.seen or len(self.seen) >= 4 * self.options.most_signatures:
             return self.forward(*args, **kwargs)
         self.seen.add(key)
         watch, before = Watch(), PythonState(self.module)
         with watch.on(self.module):
             answer = self.forward(*args, **kwargs)
         living = {(id(held), name) for _, held, name in before.changed()}
-        settings = self.settings
+        options = self.options
         leaves, spec = tree_flatten((args, kwargs))
         try:
-            traced = trace(Question(self.module, self.forward, leaves, spec, watch, before, self._passed_over))
-            plan = Plan(traced, settings.device, settings.recorder, settings.shortest, settings.most_signatures)
+            traced = trace(TraceRequest(self.module, self.forward, leaves, spec, watch, before, self._passed_over))
+            plan = Plan(traced, options.device, options.recorder, options.shortest, options.most_signatures)
         except (Untraceable, Obstacle) as error:
             self.open_for[key] = error.why
         else:
             self.plans[key] = (plan, Guard(self.module, plan.constants, living))
-            if len(self.plans) > settings.most_signatures:
-                settings.recorder.wait()
+            if len(self.plans) > options.most_signatures:
+                options.recorder.wait()
                 self.plans.popitem(last=False)
         return answer
 
@@ -136,12 +135,12 @@ class Region:
         """How a module runs that a graph of this one passes over."""
         if module not in self.children:
             name = next(name for name, child in self.module.named_modules() if child is module)
-            self.children[module] = Region(_joined(self.name, name), module, self.settings)
+            self.children[module] = Region(_joined(self.name, name), module, self.options)
             self.children[module].open = why
         return self.children[module].run_open
 
     def _forget(self) -> None:
-        self.settings.recorder.wait()
+        self.options.recorder.wait()
         self.plans.clear()
         self.seen.clear()
         self.children.clear()
@@ -154,17 +153,17 @@ class Region:
         found: list[Piece] = []
         if self.plans:
             plan, _ = next(reversed(self.plans.values()))
-            found += [_piece(f"{self.name or 'module'}#{n}", plan, part) for n, part in enumerate(plan.parts)]
+            found += [_piece(f"{self.name or 'module'}#{n}", plan, segment) for n, segment in enumerate(plan.segments)]
         for child in self.children.values():
             found += child.pieces()
         return found
 
 
-def _piece(name: str, plan: Plan, part: Part) -> Piece:
-    causes = {node: why for node, why in part.why.items() if why not in (FOLLOWS, SHORT)} or part.why
+def _piece(name: str, plan: Plan, segment: Segment) -> Piece:
+    causes = {node: why for node, why in segment.why.items() if why not in (FOLLOWS, SHORT)} or segment.why
     said = dict.fromkeys(f"{why} ({at})" if (at := place(node)) else why for node, why in causes.items())
-    flops = sum(plan.flops.get(node, 0) for node in part.nodes)
-    return Piece(name, part.static, tuple(said), sum(map(is_kernel, part.nodes)), flops)
+    flops = sum(plan.flops.get(node, 0) for node in segment.nodes)
+    return Piece(name, segment.static, tuple(said), sum(map(is_kernel, segment.nodes)), flops)
 
 
 def _flat(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
@@ -207,11 +206,11 @@ def _joined(name: str, own: str) -> str:
 class Split(nn.Module):
     """Called as the module is, one call at a time. Everything runs without gradients."""
 
-    def __init__(self, module: nn.Module, settings: Settings):
+    def __init__(self, module: nn.Module, options: SplitOptions):
         super().__init__()
         # Not as a submodule: it stays what it is, and its parameters are counted once.
         self.__dict__["module"] = module
-        self.region = Region("", module, settings)
+        self.region = Region("", module, options)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and any(
@@ -277,7 +276,7 @@ def split(
     held = _tensors(module)
     given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
     device = _device([*module.parameters(), *held, *given])
-    made = Split(module, Settings(most_signatures, shortest, device, recorder(device)))
+    made = Split(module, SplitOptions(most_signatures, shortest, device, recorder(device)))
     if args or kwargs:
         saved = [(tensor, tensor.clone()) for tensor in (*held, *given)] if keep_state else []
         state = PythonState(module)

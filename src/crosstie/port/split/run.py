@@ -1,4 +1,4 @@
-"""Runs a cut graph: first node by node, then capturing its static parts, then replaying them.
+"""Runs a cut graph: first node by node, then capturing its static segments, then replaying them.
 
 A capture does nothing and a replay acts once, so a call takes effect exactly once in each of the three ways, and a
 module with a key-value cache or a counter needs no rehearsal on made-up data.
@@ -14,19 +14,63 @@ from torch import fx
 from torch.utils._pytree import tree_leaves, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
-from crosstie.port.split.code import compiled
-from crosstie.port.split.cut import LARGE_BYTES, Part, cut, name_of
+from crosstie.port.split.cut import LARGE_BYTES, Segment, cut, mark_memory, name_of, storages, writes
 from crosstie.port.split.graphs import Graph, Recorder, address, written_arguments
-from crosstie.port.split.memory import mark_memory, storages, writes
 from crosstie.port.split.opaque import Departure, Like, opaque_call
 from crosstie.port.split.trace import Traced
+
+
+def compiled(
+    graph: fx.GraphModule, nodes: Sequence[fx.Node], takes: Sequence[fx.Node], leaves: Sequence[fx.Node]
+) -> Callable[..., Any]:
+    """Takes the values of `takes`, gives those of `leaves`; values that nobody needs any more are let go at once."""
+    names: dict[fx.Node, str] = {node: f"v{number}" for number, node in enumerate(takes)}
+    space: dict[str, Any] = {}
+
+    def constant(value: Any) -> str:
+        name = f"c{len(space)}"
+        space[name] = value
+        return name
+
+    def written(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            if value.op == "get_attr" and value not in names:
+                names[value] = constant(getattr(graph, str(value.target)))
+            return names[value]
+        if isinstance(value, list | tuple):
+            inside = "".join(f"{written(item)}, " for item in value)
+            return f"[{inside}]" if isinstance(value, list) else f"({inside})"
+        if isinstance(value, dict):
+            return "{" + "".join(f"{key!r}: {written(item)}, " for key, item in value.items()) + "}"
+        return repr(value) if type(value) in (int, bool, type(None), str) else constant(value)
+
+    last = {arg: node for node in nodes for arg in node.all_input_nodes}
+    ending: dict[fx.Node, list[fx.Node]] = {}
+    for arg, node in last.items():
+        if arg.op != "get_attr" and arg not in leaves:
+            ending.setdefault(node, []).append(arg)
+    lines = [f"def piece({', '.join(names[node] for node in takes)}):"]
+    for number, node in enumerate(nodes):
+        target = node.target._op if isinstance(node.target, torch._ops.OpOverload) else node.target
+        given = [written(arg) for arg in node.args] + [f"{key}={written(arg)}" for key, arg in node.kwargs.items()]
+        names[node] = f"r{number}"
+        lines.append(f"    {names[node]} = {constant(target)}({', '.join(given)})")
+        gone = [names[arg] for arg in ending.get(node, [])]
+        if not node.users:
+            gone.append(names[node])
+        if gone:
+            lines.append(f"    del {', '.join(gone)}")
+    lines.append(f"    return ({''.join(f'{names[node]}, ' for node in leaves)})")
+    exec("\n".join(lines), space)
+    piece: Callable[..., Any] = space["piece"]
+    return piece
 
 
 @dataclass
 class Step:
     """A part as code: what it takes from the slots, what it leaves there, and what nobody reads after it."""
 
-    part: Part
+    segment: Segment
     code: Callable[..., Any]
     takes: list[int]
     leaves: list[int]
@@ -85,9 +129,9 @@ class Plan:
         self._build()
 
     def _build(self) -> None:
-        self.parts = cut(self.traced.graph, self.device, self.shortest, self.kept_out)
+        self.segments = cut(self.traced.graph, self.device, self.shortest, self.kept_out)
         self.slots: dict[fx.Node, int] = {node: slot for slot, node in enumerate(self.inputs)}
-        self.steps = [self._step(part) for part in self.parts]
+        self.steps = [self._step(segment) for segment in self.segments]
         last: dict[int, Step] = {slot: step for step in self.steps for slot in [*step.takes, *step.leaves]}
         kept = {self.slots[node] for node in self.results if isinstance(node, fx.Node) and node in self.slots}
         for slot, step in last.items():
@@ -95,23 +139,23 @@ class Plan:
                 step.dead.append(slot)
         self.known_out = set(self.kept_out)
         self.rewritten = {slot for node, slot in self.slots.items() if storages(node) & self.written}
-        static = {s for part in self.parts if part.static for node in part.nodes for s in writes(node)}
+        static = {s for segment in self.segments if segment.static for node in segment.nodes for s in writes(node)}
         # A graph must work on the caller's own memory where it writes to it, and should where a copy would be large.
         self.in_place = [
             slot for slot, node in enumerate(self.inputs)
             if storages(node) & static or _bytes(node.meta["val"]) > LARGE_BYTES
         ]  # fmt: skip
 
-    def _step(self, part: Part) -> Step:
-        inside = set(part.nodes)
+    def _step(self, segment: Segment) -> Step:
+        inside = set(segment.nodes)
         takes: dict[fx.Node, None] = {}
-        for node in part.nodes:
+        for node in segment.nodes:
             takes.update({arg: None for arg in node.all_input_nodes if arg not in inside and arg.op != "get_attr"})
-        leaves = [node for node in part.nodes if any(user not in inside for user in node.users)]
+        leaves = [node for node in segment.nodes if any(user not in inside for user in node.users)]
         for node in leaves:
             self.slots[node] = len(self.slots)
-        code = compiled(self.traced.graph, part.nodes, list(takes), leaves)
-        return Step(part, code, [self.slots[n] for n in takes], [self.slots[n] for n in leaves], [])
+        code = compiled(self.traced.graph, segment.nodes, list(takes), leaves)
+        return Step(segment, code, [self.slots[n] for n in takes], [self.slots[n] for n in leaves], [])
 
     # The three ways ------------------------------------------------------------------------------------------------
 
@@ -137,7 +181,7 @@ class Plan:
     @property
     def pointless(self) -> bool:
         """Nothing in it is worth a graph, as far as running it has shown."""
-        return self.warm and not any(part.static for part in self.parts)
+        return self.warm and not any(segment.static for segment in self.segments)
 
     @property
     def ready(self) -> bool:
@@ -201,10 +245,10 @@ class Plan:
         for call in self.opaque:
             call.borrowed = graphs.owned
         for step in self.steps:
-            captured = self._captured(step, env, rooms, at_home, graphs) if step.part.static and keep else None
+            captured = self._captured(step, env, rooms, at_home, graphs) if step.segment.static and keep else None
             if captured is None:
                 # A capture that was refused has done nothing: what is left of this call runs as it is.
-                keep = keep and not step.part.static
+                keep = keep and not step.segment.static
                 for slot, value in zip(step.leaves, step.code(*[env[slot] for slot in step.takes]), strict=True):
                     env[slot] = value
             else:
@@ -243,7 +287,7 @@ class Plan:
             graph, outputs = self.recorder.capture(lambda: step.code(*inputs))
         except RuntimeError as error:
             said = str(error).strip().splitlines()[0]
-            self.kept_out.update(dict.fromkeys(step.part.nodes, f"a capture refused this part: {said}"))
+            self.kept_out.update(dict.fromkeys(step.segment.nodes, f"a capture refused this part: {said}"))
             return None
         graph.replay()
         for slot, value in zip(step.leaves, outputs, strict=True):

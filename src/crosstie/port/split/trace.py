@@ -3,10 +3,14 @@
 Counts that are known at run time only (`nonzero`, `.item()`) pass through as symbols, so Python that computes with
 them is traced too. Python that decides by them cannot be, nor can kernels that no tracer knows or state kept in
 Python: such a module becomes one opaque call in its parent's graph and goes on as the Python that it is.
+While a module is traced, fakes stand in its tensors' place: left as they are, the tracer would run what works on them
+alone for real. A counter in a buffer would count, and a threshold's `.item()` would be built in as today's number.
+`int` and `float` in the files of its classes are stand-ins that let symbols through.
 """
 
 import logging
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,15 +21,146 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from crosstie.port.split.held import Held
-from crosstie.port.split.opaque import PLAIN, Like, Obstacle, Watch, forwards, marked_calls, opaque_call, stub
-from crosstie.port.split.state import PythonState
-from crosstie.port.split.symbols import symbolic_numbers
+from crosstie.port.split.opaque import (
+    PLAIN,
+    Like,
+    Obstacle,
+    PythonState,
+    Watch,
+    forwards,
+    holders,
+    marked_calls,
+    opaque_call,
+    stub,
+)
+
+_STANDING_IN = ("int", "float")
+
+
+class _Standing(type):
+    """Answers for the built-in type in `isinstance` and in everything that is asked of the type itself."""
+
+    real: type
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.real)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, cls.real)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls.real or other is cls
+
+    def __hash__(cls) -> int:
+        return hash(cls.real)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.real, name)
+
+
+def _symbol(args: Any) -> Any:
+    """What stands for a number that is not known yet: the argument, or what a tensor's value is; else None."""
+    value = args[0].item() if args and isinstance(args[0], torch.Tensor) else args[0] if args else None
+    return value if isinstance(value, torch.SymInt | torch.SymFloat) else None
+
+
+class _Int(metaclass=_Standing):
+    real = int
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        symbol = _symbol(args)
+        if symbol is not None:
+            return torch.sym_int(symbol)
+        return int(*args, **kwargs)
+
+
+class _Float(metaclass=_Standing):
+    real = float
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        symbol = _symbol(args)
+        if symbol is not None:
+            return torch.sym_float(symbol)
+        return float(*args, **kwargs)
+
+
+@contextmanager
+def symbolic_numbers(root: nn.Module) -> Iterator[None]:
+    names = {type(module).__module__ for module in root.modules()}
+    files = [sys.modules[name] for name in names if name in sys.modules and name.partition(".")[0] != "torch"]
+    # A file that has its own `int` keeps it.
+    spaces = [vars(file) for file in files if not any(name in vars(file) for name in _STANDING_IN)]
+    try:
+        for space in spaces:
+            space.update({"int": _Int, "float": _Float})
+        yield
+    finally:
+        for space in spaces:
+            for name in _STANDING_IN:
+                del space[name]
+
+
+class Held:
+    """Parameters, buffers and other tensors, in attributes and in lists and dictionaries that are attributes."""
+
+    def __init__(self, root: nn.Module):
+        self.places: list[tuple[Any, Any, torch.Tensor]] = []
+        for _, held in holders(root):
+            for name, value in held.items():
+                if isinstance(value, torch.Tensor):
+                    self.places.append((held, name, value))
+                elif type(value) is list:
+                    self.places += [(value, n, item) for n, item in enumerate(value) if isinstance(item, torch.Tensor)]
+        self.tensors = list({id(tensor): tensor for _, _, tensor in self.places}.values())
+
+    def fakes(self, mode: FakeTensorMode) -> list[torch.Tensor]:
+        return [mode.from_tensor(tensor, static_shapes=True) for tensor in self.tensors]
+
+    @contextmanager
+    def replaced(self, fakes: Sequence[torch.Tensor]) -> Iterator[None]:
+        fake_of = {id(tensor): fake for tensor, fake in zip(self.tensors, fakes, strict=True)}
+        for holder, name, tensor in self.places:
+            holder[name] = fake_of[id(tensor)]
+        with _OnlyHeld():
+            yield
+        for holder, name, tensor in self.places:
+            # What the call itself put there is another matter: a change of the module's state.
+            if _has(holder, name) and holder[name] is fake_of[id(tensor)]:
+                holder[name] = tensor
+
+    def hold(self, graph: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:
+        """The graph's inputs that stand for these tensors become attributes of it."""
+        for number, (node, tensor) in enumerate(zip(nodes, self.tensors, strict=True)):
+            if node.users:
+                setattr(graph, f"held_{number}", tensor)
+                with graph.graph.inserting_before(node):
+                    attribute = graph.graph.create_node("get_attr", f"held_{number}")
+                attribute.meta = node.meta
+                node.replace_all_uses_with(attribute)
+            graph.graph.erase_node(node)
+
+
+def _has(holder: Any, name: Any) -> bool:
+    return name in holder if isinstance(holder, dict) else name < len(holder)
+
+
+class _OnlyHeld(TorchDispatchMode):
+    """Tensors of closures and globals stay real: what would read their numbers or write to them is refused."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        reads = torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+        if tensors and not any(map(is_fake, tensors)) and (reads or func._schema.is_mutable):
+            raise Obstacle(None, f"{func} works on a tensor that is no attribute of a module")
+        return func(*args, **kwargs)
+
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
@@ -49,7 +184,7 @@ class Traced:
 
 
 @dataclass
-class Question:
+class TraceRequest:
     """What is traced: a module, for tensors like these and other arguments exactly these."""
 
     root: nn.Module
@@ -63,8 +198,8 @@ class Question:
     run_opaque: Callable[[nn.Module, str], Callable[..., Any]]
 
 
-def trace(question: Question) -> Traced:
-    root, watch = question.root, question.watch
+def trace(request: TraceRequest) -> Traced:
+    root, watch = request.root, request.watch
     parents = {child: module for module in root.modules() for child in module.children()}
     opaque: dict[nn.Module, str] = {}
     for module, parent in parents.items():
@@ -76,12 +211,12 @@ def trace(question: Question) -> Traced:
             opaque[parent] = why
     while True:
         try:
-            traced = _trace_once(question, opaque)
+            traced = _trace_once(request, opaque)
             # Once more, with Python's state as it was a call ago: what differs would be stale in the next one.
             now = PythonState(root)
-            question.before.put_back()
+            request.before.put_back()
             try:
-                again = _trace_once(question, opaque)
+                again = _trace_once(request, opaque)
             finally:
                 now.put_back()
             _compare(root, traced.graph, again.graph)
@@ -99,8 +234,8 @@ def trace(question: Question) -> Traced:
             return traced
 
 
-def _trace_once(question: Question, opaque: dict[nn.Module, str]) -> Traced:
-    root = question.root
+def _trace_once(request: TraceRequest, opaque: dict[nn.Module, str]) -> Traced:
+    root = request.root
     results: list[tuple[str, Any]] = []
     out_spec: list[TreeSpec] = []
 
@@ -108,10 +243,10 @@ def _trace_once(question: Question, opaque: dict[nn.Module, str]) -> Traced:
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
         given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in question.leaves]
-        args, kwargs = tree_unflatten(leaves, question.spec)
+        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in request.leaves]
+        args, kwargs = tree_unflatten(leaves, request.spec)
         with held.replaced(list(given)):
-            out, spec = tree_flatten(question.forward(*args, **kwargs))
+            out, spec = tree_flatten(request.forward(*args, **kwargs))
         out_spec.append(spec)
         outputs: list[Any] = []
         for leaf in out:
@@ -130,18 +265,18 @@ def _trace_once(question: Question, opaque: dict[nn.Module, str]) -> Traced:
     )
     with fakes:
         # Of their own memory each: two arguments that are one tensor now may be two in a later call.
-        inputs = [Like.of(leaf).empty() for leaf in question.leaves if isinstance(leaf, torch.Tensor)]
+        inputs = [Like.of(leaf).empty() for leaf in request.leaves if isinstance(leaf, torch.Tensor)]
     tracer = make_fx(
         flat, tracing_mode="fake", _allow_non_fake_inputs=True, _error_on_data_dependent_ops=False,
         record_stack_traces=True,
     )  # fmt: skip
-    passed = [module for module in opaque if question.watch.calls.get(module)]
-    functions = [owner for owner in question.watch.calls if not isinstance(owner, nn.Module)]
+    passed = [module for module in opaque if request.watch.calls.get(module)]
+    functions = [owner for owner in request.watch.calls if not isinstance(owner, nn.Module)]
     stubs = {
         owner: stub(
             owner,
-            question.run_opaque(owner, opaque[owner]) if isinstance(owner, nn.Module) else owner,
-            question.watch.outside(owner, [*passed, *functions]),
+            request.run_opaque(owner, opaque[owner]) if isinstance(owner, nn.Module) else owner,
+            request.watch.outside(owner, [*passed, *functions]),
         )
         for owner in [*passed, *functions]
     }
