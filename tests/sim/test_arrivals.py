@@ -1,5 +1,7 @@
 """Open traffic on one replica, against queueing theory and against the means of `perf.steady_state`."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -149,7 +151,7 @@ def test_every_request_gets_its_tokens_in_order(deployment: Deployment, rate: fl
 
 @pytest.mark.parametrize("deployment", ALL, ids=name)
 def test_slower_steps_stretch_everything(deployment: Deployment) -> None:
-    together = [r._replace(arrival_s=0.0) for r in traffic(1.0, 60)]
+    together = [replace(r, arrival_s=0.0) for r in traffic(1.0, 60)]
     once, twice = simulate(deployment, together), simulate(deployment, together, slower=2.0)
     request_s = float(Hardware([deployment]).host_request_s[0, 0])
     assert twice.ttft_s - request_s == pytest.approx(2 * (once.ttft_s - request_s))

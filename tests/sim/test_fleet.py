@@ -1,5 +1,6 @@
 """Policies over simulated fleets: unequal pairs in a closed loop, and a plan's fleet under recorded traffic."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_taking_turns_gives_a_third_or_so(name: str) -> None:
 def test_a_shared_prefix_does_not_pull_all_to_the_slow_one(policy: Policy, most: float) -> None:
     pools, truth = PAIRS["said to be equal"]
     simulator = FleetSimulator(CATALOG, fleet(*pools, classes=()), policy, **truth)
-    shared = REQUEST._replace(input_tokens=6000, prefix=tuple(range(10)))
+    shared = replace(REQUEST, input_tokens=6000, prefix=tuple(range(10)))
     simulator.live.pools[1].replicas[0].prefixes.add(shared.prefix)
     closed_loop(simulator, 64, shared, SPAN_S)
     slow = sum(one.backend == SLOW for one in simulator.answered) / len(simulator.answered)
@@ -92,9 +93,9 @@ def test_a_replica_that_recovers_is_used_again() -> None:
     for index in range(4000):
         at = SPAN_S + 10.0 + index * 0.04
         simulator.advance(at)
-        simulator.send(REQUEST._replace(arrival_s=at))
+        simulator.send(replace(REQUEST, arrival_s=at))
     simulator.advance(float("inf"))
-    tried = [one for one in simulator.answered if one.backend == SLOW and one.asked.arrival_s > SPAN_S + 60.0]
+    tried = [one for one in simulator.answered if one.backend == SLOW and one.request.arrival_s > SPAN_S + 60.0]
     assert tried, "what was learnt has faded"
     slow, fast = (simulator.live.pools[index].replicas[0].tpot.factor(simulator.now) for index in (1, 0))
     assert slow < 1.6 * fast
@@ -103,7 +104,7 @@ def test_a_replica_that_recovers_is_used_again() -> None:
 def traffic(rate: float, span_s: float = 20.0, seed: int = 1, **changes: Any) -> list[SimulatedRequest]:
     chance = np.random.default_rng(seed)
     at = np.cumsum(chance.exponential(1.0 / rate, int(rate * span_s)))
-    return [REQUEST._replace(arrival_s=float(t), class_name="chat", **changes) for t in at]
+    return [replace(REQUEST, arrival_s=float(t), class_name="chat", **changes) for t in at]
 
 
 def test_it_is_the_same_every_time_and_nobody_is_lost() -> None:
@@ -111,7 +112,7 @@ def test_it_is_the_same_every_time_and_nobody_is_lost() -> None:
     both = fleet(alone("h200", "fast"), alone("l40s", "slow"))
     runs = [FleetSimulator(CATALOG, both).run(asked) for _ in range(2)]
     assert runs[0] == runs[1]
-    assert sorted(one.asked for one in runs[0]) == sorted(asked)
+    assert sorted(one.request for one in runs[0]) == sorted(asked)
     simulator = FleetSimulator(CATALOG, both)
     simulator.run(list(reversed(asked)))
     assert simulator.answered == runs[0]
@@ -215,7 +216,7 @@ def served_by(policy: Policy, load: float, span_s: float = 100.0) -> tuple[Fleet
     simulator = FleetSimulator(CATALOG, made, policy)
     got = simulator.run(recorded(workload, load, span_s))
     # The first part only fills the fleet.
-    return simulator, [one for one in got if one.asked.arrival_s > 0.2 * span_s]
+    return simulator, [one for one in got if one.request.arrival_s > 0.2 * span_s]
 
 
 @pytest.mark.parametrize("load", [0.5, 0.8, 1.0])
@@ -224,7 +225,7 @@ def test_the_default_keeps_more_targets_for_less_money(load: float) -> None:
     best = score(simulator.live, got)
     assert best.refused == 0.0
     for one in simulator.live.classes.values():
-        mine = [answer for answer in got if answer.asked.class_name == one.name]
+        mine = [answer for answer in got if answer.request.class_name == one.name]
         if one.ttft:
             assert np.mean([a.ttft_s <= one.ttft.seconds for a in mine]) >= one.ttft.percentile, one.name
         if one.tpot:

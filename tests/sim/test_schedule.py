@@ -1,6 +1,7 @@
 """Schedules worked out by hand, what no schedule may lose, and the closed form beside them."""
 
 import builtins
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def kinds(found: Schedule) -> dict[tuple[float, float], float]:
 
 def test_one_client_alone() -> None:
     """A prompt of one chunk, nine decode steps, three times over."""
-    got = schedule(PLAIN._replace(requests=3))
+    got = schedule(replace(PLAIN, requests=3))
     assert kinds(got) == {(0, 100): 3, (1, 0): 27}
     assert steps(got, got.ttft_mean) == steps(got, got.ttft_p50) == steps(got, got.ttft_p99) == 1
     assert steps(got, got.tpot) == steps(got, got.tpot_p99) == 1
@@ -46,7 +47,7 @@ def test_one_client_alone() -> None:
 
 @pytest.mark.parametrize("prefill_first", [False, True])
 def test_one_client_with_a_prompt_of_several_chunks(prefill_first: bool) -> None:
-    got = schedule(PLAIN._replace(input_tokens=250, chunk_tokens=100, prefill_first=prefill_first))
+    got = schedule(replace(PLAIN, input_tokens=250, chunk_tokens=100, prefill_first=prefill_first))
     assert steps(got, got.ttft_mean) == 3
     assert kinds(got) == {(0, 100): 2, (0, 50): 1, (1, 0): 9}
     whole = int(np.flatnonzero(got.prefill_tokens == 100)[0])
@@ -59,7 +60,7 @@ def test_one_client_with_a_prompt_of_several_chunks(prefill_first: bool) -> None
 
 def test_a_burst_prefill_first() -> None:
     """Four prompts of 100, two a step: two wait for one step, two for two; then all decode together."""
-    got = schedule(PLAIN._replace(clients=4, slots=4, requests=4, chunk_tokens=200, prefill_first=True))
+    got = schedule(replace(PLAIN, clients=4, slots=4, requests=4, chunk_tokens=200, prefill_first=True))
     assert kinds(got) == {(0, 200): 2, (4, 0): 9}
     assert steps(got, got.ttft_mean) == 1.5
     # Those of the first step stall for the second: (10 + 9) / 2 steps over nine tokens.
@@ -69,7 +70,7 @@ def test_a_burst_prefill_first() -> None:
 
 def test_a_burst_mixed() -> None:
     """Budget 200: two prompts; then 198 beside two that decode, so the fourth has two tokens left over."""
-    got = schedule(PLAIN._replace(clients=4, slots=4, requests=4, chunk_tokens=200))
+    got = schedule(replace(PLAIN, clients=4, slots=4, requests=4, chunk_tokens=200))
     assert kinds(got) == {(0, 200): 1, (2, 198): 1, (3, 2): 1, (4, 0): 7, (2, 0): 1, (1, 0): 1}
     assert steps(got, got.ttft_mean) == (1 + 1 + 2 + 3) / 4
     # No stalls: everybody has a token a step.
@@ -78,23 +79,23 @@ def test_a_burst_mixed() -> None:
 
 def test_equal_requests_stay_in_step() -> None:
     """All end together, ask together and are prefilled together, round after round."""
-    got = schedule(PLAIN._replace(clients=8, slots=8, requests=40, chunk_tokens=800, prefill_first=True))
+    got = schedule(replace(PLAIN, clients=8, slots=8, requests=40, chunk_tokens=800, prefill_first=True))
     assert kinds(got) == {(0, 800): 5, (8, 0): 45}
     assert steps(got, got.ttft_mean) == steps(got, got.ttft_p99) == 1
 
 
 def test_a_request_misses_the_step_under_way() -> None:
     """Two clients whose prompts share a step stay together; a budget of one prompt sets them apart."""
-    together = schedule(PLAIN._replace(clients=2, slots=2, requests=20, output_tokens=5))
+    together = schedule(replace(PLAIN, clients=2, slots=2, requests=20, output_tokens=5))
     assert steps(together, together.ttft_p50) == 1
-    apart = schedule(PLAIN._replace(clients=2, slots=2, requests=20, output_tokens=5, chunk_tokens=100))
+    apart = schedule(replace(PLAIN, clients=2, slots=2, requests=20, output_tokens=5, chunk_tokens=100))
     # Misses the step under way, then 99 tokens beside the other's decode, then the one that is left.
     assert steps(apart, apart.ttft_p50) == 3
 
 
 def test_clients_beyond_the_slots_queue() -> None:
     """Two clients and one slot: the second waits for the first's whole request, ever after."""
-    got = schedule(PLAIN._replace(clients=2, slots=1, requests=10))
+    got = schedule(replace(PLAIN, clients=2, slots=1, requests=10))
     assert kinds(got) == {(0, 100): 10, (1, 0): 90}
     assert float(got.decode_sequences.max()) == 1
     # Prefill and nine tokens of the other, then one's own prefill: the other began while this one was answered.
@@ -107,7 +108,7 @@ def test_clients_beyond_the_slots_queue() -> None:
 def test_looking_seldom_delays_the_next_request() -> None:
     """Two clients out of step; the engine looks every sixteenth step, so the later one waits longer."""
     often, seldom = (
-        schedule(PLAIN._replace(clients=4, slots=4, requests=80, output_tokens=40, chunk_tokens=120, receive_every=n))
+        schedule(replace(PLAIN, clients=4, slots=4, requests=80, output_tokens=40, chunk_tokens=120, receive_every=n))
         for n in (1, 16)
     )
     assert steps(seldom, seldom.ttft_mean) > steps(often, often.ttft_mean) + 1
@@ -118,13 +119,13 @@ def test_looking_seldom_delays_the_next_request() -> None:
 
 def test_one_client_is_seen_at_once_however_seldom_the_engine_looks() -> None:
     """An engine with nothing to do waits for requests, not for steps."""
-    got = schedule(PLAIN._replace(requests=5, receive_every=30))
+    got = schedule(replace(PLAIN, requests=5, receive_every=30))
     assert steps(got, got.ttft_p99) == 1
     assert steps(got, got.run) == 50
 
 
 def test_one_token_is_the_prefill_alone() -> None:
-    got = schedule(PLAIN._replace(clients=3, slots=3, requests=6, output_tokens=1, chunk_tokens=100))
+    got = schedule(replace(PLAIN, clients=3, slots=3, requests=6, output_tokens=1, chunk_tokens=100))
     assert kinds(got) == {(0, 100): 6}
     assert steps(got, got.tpot) == steps(got, got.tpot_p99) == 0
     assert got.output_tokens == 6
@@ -132,27 +133,27 @@ def test_one_token_is_the_prefill_alone() -> None:
 
 
 def test_fewer_requests_than_clients() -> None:
-    got = schedule(PLAIN._replace(clients=50, slots=50, requests=3, chunk_tokens=300))
+    got = schedule(replace(PLAIN, clients=50, slots=50, requests=3, chunk_tokens=300))
     assert got.requests == 3
     assert kinds(got) == {(0, 300): 1, (3, 0): 9}
     assert steps(got, got.ttft_p50) == 1
 
 
 def test_a_batch_is_a_loop_of_one_round() -> None:
-    got = schedule(PLAIN._replace(clients=16, slots=16, requests=16, chunk_tokens=1600))
+    got = schedule(replace(PLAIN, clients=16, slots=16, requests=16, chunk_tokens=1600))
     assert steps(got, got.run) == 10
     assert got.output_tokens == 160
 
 
 def test_a_long_run_is_cut_and_says_so() -> None:
-    got = schedule(PLAIN._replace(requests=10**9, output_tokens=2))
+    got = schedule(replace(PLAIN, requests=10**9, output_tokens=2))
     assert got.requests == 6000
     assert got.output_tokens == 12000
 
 
 def test_the_drain_is_no_steady_load() -> None:
     """Two rounds of two clients out of step: of the requests after the start only one ends before the last two."""
-    loop = PLAIN._replace(clients=2, slots=2, requests=5, output_tokens=30, chunk_tokens=100)
+    loop = replace(PLAIN, clients=2, slots=2, requests=5, output_tokens=30, chunk_tokens=100)
     got = schedule(loop)
     engine = module._Engine(loop, total=5)
     engine.run()

@@ -67,18 +67,18 @@ def _show_pools(out: Output, shared: SharedPlan, answer: SharedPoolPlan) -> None
 def _row(pool: SharedPoolPlan) -> list[str]:
     found, beside = pool.expected, pool.beside
     return [
-        pool.accelerator, f"{pool.replicas:,}", f"{pool.replica.parallelism.gpus} x {pool.replica.parallelism}",
-        f"{pool.usd_per_hour:,.2f}", share(pool.utilisation), gigabytes(pool.replica.room_bytes),
+        pool.accelerator, f"{pool.replicas:,}", f"{pool.layout.parallelism.gpus} x {pool.layout.parallelism}",
+        f"{pool.usd_per_hour:,.2f}", share(pool.utilisation), gigabytes(pool.layout.room_bytes),
         count(found.evictions_per_hour), share(found.cold_share), seconds(found.wait_s) if found.loads_per_s else "-",
         count(beside.evictions_per_hour) if beside.holds else "thrashes", pool.limit,
     ]  # fmt: skip
 
 
 def _show_grounds(out: Output, pool: SharedPoolPlan, load_from: str) -> None:
-    longest = max(pool.replica.hosted, key=lambda one: one.load_s)
+    longest = max(pool.layout.hosted, key=lambda one: one.load_s)
     say(
         out, f"  models come from {_FROM[load_from]}; the slowest, {longest.model}, in {seconds(longest.load_s)}", "dim"
     )
-    if pool.replica.host_bytes:
-        size = gigabytes(pool.replica.host_bytes)
+    if pool.layout.host_bytes:
+        size = gigabytes(pool.layout.host_bytes)
         say(out, f"  each replica needs {size} of its host's memory for the weights of all its models", "dim")

@@ -2,15 +2,13 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import click
-import msgspec
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.workloads import MOST_DISCOUNT, example_text, find_workload, read_workload
+from crosstie.catalog.workloads import example_text, find_workload, read_workload
 from crosstie.catalog.writing import write_text
 from crosstie.cli.assignments import amount, assigned, fraction
 from crosstie.cli.plan_show import show_plan
@@ -18,12 +16,11 @@ from crosstie.cli.show import json_option, json_text, names, print_json, spinner
 from crosstie.cli.watch_show import show_watched, watched_json
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.workload import Workload
-from crosstie.decide.plan.check import check
 from crosstie.decide.plan.fleet import fleet_of
-from crosstie.decide.plan.market import PLANNED_BY
-from crosstie.decide.plan.plan import Plan, make_plan
+from crosstie.decide.plan.market import PLANNED_BY, adjusted, checked_discount, checked_gpu_hour
+from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.report import document, mark_of
-from crosstie.decide.plan.shared import own_classes, seen
+from crosstie.decide.plan.simulate import simulate_pools
 from crosstie.decide.plan.watch import watched
 from crosstie.web.chart import check_ending
 from crosstie.web.plan_chart import draw_plan
@@ -39,16 +36,17 @@ from crosstie.web.plan_chart import draw_plan
 @click.option("--prices", "basis", type=click.Choice(list(PLANNED_BY)), help="Which prices to plan by. [default: rent]")
 @click.option("--on", "accelerators", metavar="A,B,...", help="Only these accelerators.")
 @click.option(
-    "--sizing", type=click.Choice(["safe", "likely"]), help="By the slow end of estimates, or by the estimates."
+    "--sizing", type=click.Choice(["safe", "likely"]), help="By the upper 80% bound of estimates, or by the estimates."
 )
-@click.option("--check", "checked", is_flag=True, help="Simulate the pools: do the percentiles hold?")
+@click.option("--simulate", "simulated", is_flag=True, help="Simulate the pools: do the percentiles hold?")
+@click.option("--check", "checked", is_flag=True, hidden=True)
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the fleets (.svg, .png, .pdf).")
 @click.option("--example", is_flag=True, help="Print a workload file to start from.")
 @json_option
 def command(
     files: tuple[Path, ...], fleet: Path | None, save: Path | None, watch: bool, price: tuple[str, ...],
-    discount: tuple[str, ...], basis: str | None, accelerators: str | None, sizing: str | None, checked: bool,
-    plot: Path | None, example: bool, as_json: bool,
+    discount: tuple[str, ...], basis: str | None, accelerators: str | None, sizing: str | None,
+    simulated: bool, checked: bool, plot: Path | None, example: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
 
@@ -67,9 +65,12 @@ def command(
         return 0
     catalog = Catalog()
     outputs = {"--fleet": fleet, "--save": save, "--plot": plot}
+    simulated = simulated or checked
     if watch:
         others = {**outputs, "--price": price, "--discount": discount, "--prices": basis, "--on": accelerators}
-        given = [flag for flag, value in {**others, "--sizing": sizing, "--check": checked}.items() if value]
+        given = [
+            flag for flag, value in {**others, "--sizing": sizing, "--simulate": simulated or checked}.items() if value
+        ]
         if given:
             raise BadInput(f"--watch makes plans again as they were saved; {', '.join(given)} cannot go with it")
         return _watch(catalog, files, as_json)
@@ -80,39 +81,30 @@ def command(
     workload = read_workload(catalog, file)
     workload = _overridden(catalog, workload, price, discount, basis, accelerators, sizing)
     with spinner() as tell:
-        plan = make_plan(catalog, workload, progress=tell)
-        if checked and plan.answered:
+        made = plan(catalog, workload, progress=tell)
+        if simulated and made.answered:
             tell("simulating the pools")
-            plan = _simulated(plan)
-    made = document(plan, mark_of(catalog.calibration))
+            made = simulate_pools(made)
+    content = document(made, mark_of(catalog.calibration))
     # Files before the answer, which may be read no further than its first lines.
     if save:
-        write_text(save, json_text(made) + "\n")
+        write_text(save, json_text(content) + "\n")
         click.echo(f"plan written to {save}", err=True)
-    if plan.answered and fleet:
-        write_text(fleet, fleet_text(fleet_of(plan)))
+    if made.answered and fleet:
+        write_text(fleet, fleet_text(fleet_of(made)))
         click.echo(f"fleet written to {fleet}", err=True)
-    if plan.fleet and plot:
-        draw_plan(plan, plot)
+    if made.fleet and plot:
+        draw_plan(made, plot)
         click.echo(f"plot written to {plot}", err=True)
-    for target, made_of in ((fleet, plan.answered), (plot, plan.fleet)):
+    for target, made_of in ((fleet, made.answered), (plot, made.fleet)):
         if target and not made_of:
-            why = "models that share replicas are not drawn" if plan.answered else "there is no fleet"
+            why = "models that share replicas are not drawn" if made.answered else "there is no fleet"
             click.echo(f"{target} not written: {why}", err=True)
     if as_json:
-        print_json(made)
+        print_json(content)
     else:
-        show_plan(plan)
-    return 0 if plan.answered else 1
-
-
-def _simulated(plan: Plan) -> Plan:
-    if plan.fleet:
-        plan = replace(plan, simulated=check(plan.fleet, own_classes(plan.workload)))
-    if plan.shared and plan.shared.answer:
-        found = seen(plan.shared.answer, plan.workload)
-        plan = replace(plan, shared=replace(plan.shared, simulated=found))
-    return plan
+        show_plan(made)
+    return 0 if made.answered else 1
 
 
 def _check_outputs(workload: Path, targets: dict[str, Path]) -> None:
@@ -141,35 +133,32 @@ def _overridden(
     accelerators: str | None, sizing: str | None,
 ) -> Workload:  # fmt: skip
     """What the command line says goes before what the file says."""
-    prices, limits = workload.prices, workload.constraints
     vendors = {a.vendor.casefold(): a.vendor for a in catalog.accelerators.values()}
 
     def accelerator(name: str) -> str:
         return catalog.accelerator(name).id
 
-    given = _by_name("--price", assigned("--price", price, _gpu_hour), accelerator)
-    off = _by_name(
-        "--discount",
-        assigned("--discount", discount, _discount),
-        lambda name: vendors.get(name.casefold()) or accelerator(name),
+    def accelerator_or_vendor(name: str) -> str:
+        return vendors.get(name.casefold()) or accelerator(name)
+
+    chosen = None if accelerators is None else [_found("--on", name, accelerator) for name in names(accelerators)]
+    if chosen == []:
+        raise BadInput("--on names no accelerator")
+    return adjusted(
+        workload,
+        basis=basis,
+        usd_per_gpu_hour=_by_name("--price", price, lambda text: checked_gpu_hour(amount(text)), accelerator),
+        discount=_by_name("--discount", discount, lambda text: checked_discount(fraction(text)), accelerator_or_vendor),
+        accelerators=chosen,
+        sizing=sizing,
     )
-    if accelerators is not None:
-        chosen = tuple(dict.fromkeys(_found("--on", name, accelerator) for name in names(accelerators)))
-        if not chosen:
-            raise BadInput("--on names no accelerator")
-        limits = msgspec.structs.replace(limits, accelerators=chosen)
-    prices = msgspec.structs.replace(
-        prices,
-        basis=basis or prices.basis,
-        usd_per_gpu_hour={**prices.usd_per_gpu_hour, **given},
-        discount={**prices.discount, **off},
-    )
-    return msgspec.structs.replace(workload, prices=prices, constraints=limits, sizing=sizing or workload.sizing)
 
 
-def _by_name(option: str, values: dict[str, float], look_up: Callable[[str], str]) -> dict[str, float]:
+def _by_name(
+    option: str, texts: tuple[str, ...], read: Callable[[str], float], look_up: Callable[[str], str]
+) -> dict[str, float]:
     found: dict[str, float] = {}
-    for name, value in values.items():
+    for name, value in assigned(option, texts, read).items():
         whose = _found(option, name, look_up)
         if whose in found:
             raise BadInput(f"{option}: {whose} is given twice")
@@ -182,20 +171,6 @@ def _found(option: str, name: str, look_up: Callable[[str], str]) -> str:
         return look_up(name)
     except CrosstieError as error:
         raise BadInput(f"{option} {name}: {error}") from None
-
-
-def _gpu_hour(text: str) -> float:
-    usd = amount(text)
-    if not 0.001 <= usd <= 1000:
-        raise BadInput("a GPU-hour costs from 0.001 to 1,000 USD")
-    return usd
-
-
-def _discount(text: str) -> float:
-    share = fraction(text)
-    if not 0.0 <= share <= MOST_DISCOUNT:
-        raise BadInput(f"a discount is from 0% to {MOST_DISCOUNT:.0%}")
-    return share
 
 
 def _watch(catalog: Catalog, files: tuple[Path, ...], as_json: bool) -> int:

@@ -24,7 +24,7 @@ _GAP_SHARE = 0.75
 MOST_LOADING = 0.5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Expectation:
     # Requests a second, of which so many find their model absent or being loaded.
     requests_per_s: float

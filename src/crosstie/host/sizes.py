@@ -13,7 +13,7 @@ from crosstie.host.hosted import Hosted
 from crosstie.perf.memory import gpu_cache_bytes_per_sequence, gpu_weight_bytes, memory_plan
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LoadPath:
     """How weights come: at this rate, after this time, and what an engine keeps of each GPU while it is away."""
 

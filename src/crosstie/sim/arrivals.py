@@ -6,7 +6,6 @@ Where `perf.steady_state` gives means in closed form, this gives percentiles; th
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,13 +15,14 @@ from crosstie.perf.hardware import Array
 from crosstie.sim.engine import Engine
 
 
-class Arrival(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class Arrival:
     arrival_s: float
     input_tokens: int
     output_tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Latencies:
     """By request, in the order of arrival; TPOT is not a number where there is one token."""
 

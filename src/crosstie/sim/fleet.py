@@ -5,9 +5,9 @@ come, and now and then what each engine reports of itself. Answers' lengths are 
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import NamedTuple
 
 import msgspec
 
@@ -24,7 +24,8 @@ from crosstie.route.policy import make_policy
 from crosstie.sim.engine import Engine
 
 
-class SimulatedRequest(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class SimulatedRequest:
     """A request as it will turn out; `prefix` and the rest as in `route.ask`."""
 
     arrival_s: float
@@ -37,10 +38,11 @@ class SimulatedRequest(NamedTuple):
     priority: int = 1
 
 
-class SimulatedAnswer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SimulatedAnswer:
     """How a request was served; times from its arrival at the gateway. No pool: it was turned away."""
 
-    asked: SimulatedRequest
+    request: SimulatedRequest
     pool: str | None
     backend: str | None
     ttft_s: float
@@ -54,8 +56,9 @@ class SimulatedAnswer(NamedTuple):
     expected_tpot_s: float = 0.0
 
 
-class _Sent(NamedTuple):
-    asked: SimulatedRequest
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    request: SimulatedRequest
     flight: Flight
     decision: Decision
     engine: Engine
@@ -111,44 +114,44 @@ class FleetSimulator:
 
     def run(self, requests: Iterable[SimulatedRequest]) -> list[SimulatedAnswer]:
         """Open traffic: every request arrives by the clock. Answers in the order in which they ended."""
-        for asked in sorted(requests):
-            self.advance(asked.arrival_s)
-            self.send(asked)
+        for request in sorted(requests):
+            self.advance(request.arrival_s)
+            self.send(request)
         self.advance(inf)
         return self.answered
 
-    def send(self, asked: SimulatedRequest) -> None:
+    def send(self, request: SimulatedRequest) -> None:
         """A request arrives now."""
-        ask = self._ask(asked)
+        ask = self._ask(request)
         decision = self.policy.choose(self.live, ask, self.now)
         if decision.outcome == "send":
-            self._start(asked, ask, decision)
+            self._start(request, ask, decision)
         elif decision.outcome == "wait":
-            _, shed = self.room.add(ask, self.now, self.now + self.serving.queue_s, asked)
+            _, shed = self.room.add(ask, self.now, self.now + self.serving.queue_s, request)
             if shed is not None:
                 self._turn_away(shed.item)
         else:
-            self._turn_away(asked)
+            self._turn_away(request)
 
-    def _ask(self, asked: SimulatedRequest) -> Ask:
-        served = self.live.classes.get(asked.class_name or "")
+    def _ask(self, request: SimulatedRequest) -> Ask:
+        served = self.live.classes.get(request.class_name or "")
         return Ask(
-            model=asked.model,
-            class_name=asked.class_name,
-            input_tokens=float(asked.input_tokens),
-            output_tokens=self.live.lengths.expected_output(asked.class_name, asked.model, None),
+            model=request.model,
+            class_name=request.class_name,
+            input_tokens=float(request.input_tokens),
+            output_tokens=self.live.lengths.expected_output(request.class_name, request.model, None),
             ttft_s=served.ttft.seconds if served and served.ttft else None,
             tpot_s=served.tpot.seconds if served and served.tpot else None,
-            priority=asked.priority,
+            priority=request.priority,
             patience_s=self.serving.queue_s if self.patient else 0.0,
-            prefix=asked.prefix,
-            session=asked.session,
+            prefix=request.prefix,
+            session=request.session,
         )
 
-    def _turn_away(self, asked: SimulatedRequest) -> None:
-        self.answered.append(SimulatedAnswer(asked, None, None, inf, inf, inf, 0.0))
+    def _turn_away(self, request: SimulatedRequest) -> None:
+        self.answered.append(SimulatedAnswer(request, None, None, inf, inf, inf, 0.0))
 
-    def _start(self, asked: SimulatedRequest, ask: Ask, decision: Decision) -> None:
+    def _start(self, request: SimulatedRequest, ask: Ask, decision: Decision) -> None:
         replica, prediction = decision.replica, decision.prediction
         assert replica is not None
         assert prediction is not None
@@ -157,8 +160,8 @@ class FleetSimulator:
         cached = int(prediction.cached_tokens)
         flight = replica.start(ask, prediction, self.now)
         self._numbers += 1
-        self._sent[self._numbers] = _Sent(asked, flight, decision, engine)
-        engine.add(self._numbers, asked.input_tokens, asked.output_tokens, self.now, cached)
+        self._sent[self._numbers] = _Sent(request, flight, decision, engine)
+        engine.add(self._numbers, request.input_tokens, request.output_tokens, self.now, cached)
         self._plan(replica.key)
 
     def _plan(self, key: str) -> None:
@@ -216,21 +219,21 @@ class FleetSimulator:
 
     def _end(self, number: int, sent: _Sent, at: float) -> None:
         del self._sent[number]
-        asked, flight = sent.asked, sent.flight
-        served = flight.end(at, output_tokens=asked.output_tokens, input_tokens=asked.input_tokens, completed=True)
+        request, flight = sent.request, sent.flight
+        served = flight.end(at, output_tokens=request.output_tokens, input_tokens=request.input_tokens, completed=True)
         prediction = sent.decision.prediction
         assert served is not None
         assert prediction is not None
         assert flight.first_at is not None
-        waited = flight.started - asked.arrival_s
+        waited = flight.started - request.arrival_s
         self.answered.append(
             SimulatedAnswer(
-                asked,
+                request,
                 flight.replica.pool.name,
                 flight.replica.key,
-                flight.first_at - asked.arrival_s,
+                flight.first_at - request.arrival_s,
                 served.tpot_s or 0.0,
-                at - asked.arrival_s,
+                at - request.arrival_s,
                 served.charged_usd,
                 sent.decision.meets,
                 prediction.ttft_s + waited,
@@ -287,14 +290,14 @@ def closed_loop(simulator: FleetSimulator, clients: int, template: SimulatedRequ
         if due <= simulator.next_event_s():
             heappop(waiting)
             simulator.advance(due)
-            simulator.send(template._replace(arrival_s=due))
+            simulator.send(replace(template, arrival_s=due))
         else:
             simulator.advance(simulator.next_event_s())
         for _ in range(len(simulator.answered) - seen):
             heappush(waiting, (simulator.now, seen))
             seen += 1
     half = 0.5 * until_s
-    done = sum(one.pool is not None and one.asked.arrival_s + one.finished_s > half for one in simulator.answered)
+    done = sum(one.pool is not None and one.request.arrival_s + one.finished_s > half for one in simulator.answered)
     return done / half
 
 
@@ -330,6 +333,6 @@ def score(live: LiveFleet, answered: Iterable[SimulatedAnswer]) -> Score:
 def _kept(live: LiveFleet, one: SimulatedAnswer) -> bool:
     if one.pool is None:
         return False
-    served = live.classes.get(one.asked.class_name or "")
+    served = live.classes.get(one.request.class_name or "")
     ttft, tpot = (served.ttft, served.tpot) if served else (None, None)
     return (ttft is None or one.ttft_s <= ttft.seconds) and (tpot is None or one.tpot_s <= tpot.seconds)

@@ -23,7 +23,7 @@ _UNLOAD_S = 0.0
 _AHEAD_EVERY_S = 10.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """Requests in order of time: when, which model (by its place among the hosted), and how long each takes."""
 
@@ -36,7 +36,7 @@ class Traffic:
         return float(self.at_s[-1]) if len(self.at_s) else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HostingResult:
     """What came of it, after the warm-up."""
 

@@ -13,7 +13,6 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +23,8 @@ _BUCKET = 1.2
 _LONGEST_RUN = 6000
 
 
-class Loop(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Loop:
     """A closed loop on one attention replica, in numbers that make equal schedules compare equal."""
 
     clients: int
@@ -40,7 +40,7 @@ class Loop(NamedTuple):
     receive_every: int = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """Kinds of steps, and how many of each a quantity is the sum of; all of shape (kinds,)."""
 

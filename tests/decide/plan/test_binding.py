@@ -5,6 +5,7 @@ import pytest
 from tests.decide.plan.workloads import CHAT, one_class, workload
 
 from crosstie.catalog.library import Catalog
+from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.optimise import simplest
 from crosstie.decide.plan.plan import make_plan
@@ -53,7 +54,7 @@ def test_the_stack_of_an_accelerator_can_be_chosen_before_all_tiers_are_evaluate
     catalog = Catalog([])
     work = workload(CHAT, DOCUMENTS, accelerators=("mi300x", "mi355x", "h200", "b200"))
     surveyed = surveys(catalog, work, [catalog.accelerator(name) for name in work.constraints.accelerators])
-    late = {id(column.deployment) for column in one_stack(offers(surveyed, sizing)).columns}  # type: ignore[arg-type]
-    early = {id(d) for one in of_one_stack(surveyed, sizing) for d in one.deployments}  # type: ignore[arg-type]
+    late = {key_of(column.deployment) for column in one_stack(offers(surveyed, sizing)).columns}  # type: ignore[arg-type]
+    early = {key_of(d) for one in of_one_stack(surveyed, sizing) for d in one.deployments}  # type: ignore[arg-type]
     assert early == late
     assert len(early) < sum(len(one.deployments) for one in surveyed)

@@ -25,7 +25,6 @@ from crosstie.decide.plan.capacity import (
     capacity,
     curves,
     largest_within,
-    tier_of,
     wait_s,
     with_headroom,
 )
@@ -67,11 +66,14 @@ def part(inputs: int = 1000, outputs: int = 200, ttft: Target | None = None, tpo
     return TrafficPart(one, piece, 0)
 
 
-def able(one: TrafficPart, promise: Promise | None = None, leaning: EstimateScale | None = None) -> Capacity:
+def able(one: TrafficPart, promised: Promise | None = None, scale: EstimateScale | None = None) -> Capacity:
     (curve,) = curves(HARDWARE, [one.slice])
-    return capacity(
-        curve, one, tier_of(one.request_class), promise or Promise.none(ALL), leaning or EstimateScale.none(ALL)
-    )  # fmt: skip
+    return capacity(curve, one, promised or Promise.none(ALL), scale or EstimateScale.none(ALL))
+
+
+def promise(*, wait_s: float, quantile: float, deviations: float) -> Promise:
+    """To others of the same pool, on every deployment."""
+    return Promise(*(np.full(len(ALL), value) for value in (np.inf, wait_s, quantile, deviations)))
 
 
 def assert_no_more(less: Array, more: Array) -> None:
@@ -114,7 +116,7 @@ def test_faster_replicas_never_take_less(
     size: tuple[int, int], ttft: float | None, tpot: float | None, factor: float
 ) -> None:
     one, ones = part(*size, target(ttft), target(tpot)), np.ones(len(ALL))
-    faster = able(one, leaning=EstimateScale(ones / factor, ones / factor, ones * factor))
+    faster = able(one, scale=EstimateScale(ones / factor, ones / factor, ones * factor))
     assert_no_more(able(one).requests_per_s, faster.requests_per_s)
 
 
@@ -135,7 +137,7 @@ def test_a_promise_to_others_never_raises_it(
     size: tuple[int, int], ttft: float | None, tpot: float | None, deviations: float, quantile: float, wait: float
 ) -> None:
     one = part(*size, target(ttft), target(tpot))
-    promised = able(one, Promise(np.full(len(ALL), wait), quantile, deviations))
+    promised = able(one, promise(wait_s=wait, quantile=quantile, deviations=deviations))
     assert_no_more(promised.requests_per_s, able(one).requests_per_s)
     if wait <= 0:
         assert not promised.requests_per_s.any()
@@ -239,7 +241,7 @@ def test_busy_share_inverts_the_wait(busy: float, residual: float, quantile: flo
         assert busy_share(waited, quantile) == pytest.approx([1 - quantile])
 
 
-def test_leaning_is_exact_at_the_ends_of_the_intervals(catalog: Catalog) -> None:
+def test_the_scale_is_exact_at_the_ends_of_the_intervals(catalog: Catalog) -> None:
     calibrated = Catalog([])
     model, gpu = calibrated.model("llama-3.3-70b"), calibrated.accelerator("mi300x")
     one = calibrated.calibrated(calibrated.deployment(model, gpu, Parallelism(tp=1), "fp8", "bf16", "vllm"))
@@ -250,7 +252,7 @@ def test_leaning_is_exact_at_the_ends_of_the_intervals(catalog: Catalog) -> None
     assert fast.ttft == pytest.approx([np.exp(min(spread["ttft"].low, 0.0))])
     assert slow.rate == pytest.approx([np.exp(min(spread["throughput"].low, 0.0))])
     assert all(factor == [1.0] for factor in (middle.ttft, middle.tpot, middle.rate))
-    # Without calibration nothing is known, and nothing leans.
+    # Without calibration nothing is known, and nothing is scaled.
     bare = catalog.deployment(model, gpu, Parallelism(tp=1), "fp8", "bf16", "vllm")
     assert EstimateScale.at([bare], -end).tpot == [1.0]
 
@@ -261,4 +263,4 @@ def test_exempt_slices_answer_to_the_others_alone() -> None:
     assert not able(strict).requests_per_s.any()
     exempt = replace(strict, slice=msgspec.structs.replace(strict.slice, exempt=True))
     assert able(exempt).requests_per_s[0] > 0
-    assert not able(exempt, Promise(np.full(len(ALL), -1.0), 0.95, 1.6)).requests_per_s.any()
+    assert not able(exempt, promise(wait_s=-1.0, quantile=0.95, deviations=1.6)).requests_per_s.any()

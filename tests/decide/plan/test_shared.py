@@ -12,7 +12,7 @@ from crosstie.catalog.workloads import read_workload
 from crosstie.core.errors import BadData
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import Plan, make_plan
-from crosstie.decide.plan.shared import seen
+from crosstie.decide.plan.simulate import simulate_sharing
 
 MODELS = ("llama-3.1-8b", "gpt-oss-20b", "qwen3-32b", "llama-3.3-70b", "gpt-oss-120b")
 
@@ -37,7 +37,7 @@ def test_larger_memory_means_fewer_evictions_on_as_many_gpus(catalog: Catalog, t
     assert plan.shared is not None
     pools = {pool.accelerator: pool for pool in plan.shared.pools}
     assert set(pools) == {"mi350x", "b200"}
-    assert pools["mi350x"].replica.room_bytes > 1.5 * pools["b200"].replica.room_bytes
+    assert pools["mi350x"].layout.room_bytes > 1.5 * pools["b200"].layout.room_bytes
     assert pools["mi350x"].beside.evictions_per_hour < pools["b200"].beside.evictions_per_hour
     assert plan.answered
     assert plan.shared.pools[0].usd_per_hour == min(pool.usd_per_hour for pool in plan.shared.pools)
@@ -60,7 +60,7 @@ def test_what_is_expected_is_near_what_is_simulated(catalog: Catalog, tmp_path: 
     plan = planned(catalog, tmp_path, text(accelerators='"b200"'))
     assert plan.shared
     assert plan.shared.answer
-    found = seen(plan.shared.answer, plan.workload)
+    found = simulate_sharing(plan.shared.answer, plan.workload)
     assert found.requests > 1000
     expected = plan.shared.answer.expected.cold_share
     assert expected > 0.005, "a case in which something is evicted"

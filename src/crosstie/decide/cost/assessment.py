@@ -27,7 +27,7 @@ _SHOWN_BARS = 3
 KEYS = ("discount", "purchase_usd", "engineers", "output_tokens_per_s_per_gpu")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Assessment:
     years: float
     bills: dict[str, Ownership]

@@ -20,7 +20,7 @@ _MOST_MONTHS = 240.0
 _CASES = 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RentOrBuy:
     """One owned GPU against one that is rented by the hour."""
 
@@ -64,7 +64,7 @@ def _check_rent(usd_per_hour: float) -> None:
         raise BadInput(f"a rent of {usd_per_hour:g} USD an hour: must be from 0.001 to 10,000")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HostOrApi:
     """The whole fleet against an API that charges by the token."""
 
@@ -80,7 +80,7 @@ class HostOrApi:
         return self.own_usd_per_mtok < self.api_usd_per_mtok
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Api:
     """USD per million tokens, and the lengths of a request."""
 
@@ -100,7 +100,7 @@ class Api:
         return self.output_usd + self.input_usd * self.input_tokens / self.output_tokens
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ApiQuote:
     """What APIs charge for a load: USD per million output tokens, with the prompts that go with them."""
 
@@ -166,7 +166,7 @@ def host_or_api(option: Option, costs: Costs, api_usd_per_mtok: float, years: fl
     return HostOrApi(api_usd_per_mtok, owned.usd_per_mtok, fleet, needed, needed / capacity)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Successor:
     """An accelerator that is promised."""
 
@@ -187,7 +187,7 @@ class Successor:
             raise BadInput(f"a speed-up of {self.speedup:g}x: must be from 0.01 to 1000")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BuyOrWait:
     """The same tokens over the same horizon, either way."""
 

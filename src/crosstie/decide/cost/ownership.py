@@ -59,7 +59,7 @@ ONE_SOURCE_SHARE = 0.2
 RUNNING = ("power", "cooling", "hosting", "support")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Option:
     """A fleet that could be bought."""
 
@@ -94,7 +94,7 @@ class Option:
         return self.accelerator.id
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ownership:
     """The bill of an option at its likely inputs."""
 

@@ -7,7 +7,6 @@ most of its providers, how old they are, and of which kind they are.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
 
 from crosstie.catalog.api_prices import ApiPrice
 from crosstie.catalog.library import Catalog, spellings
@@ -29,7 +28,7 @@ BASES: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Quote:
     """USD by the hour, or for one accelerator where the kind is `purchase`."""
 
@@ -51,7 +50,8 @@ class Quote:
         return self.kind == "given"
 
 
-class Offer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Offer:
     """What one provider asks at one date, in any unit."""
 
     provider: str

@@ -27,7 +27,7 @@ ENGINEERS, ENGINEER_USD_PER_YEAR = 2.0, 280_000.0
 CLAIMED_SAVING, CLAIMED_AFTER_ENGINEERS, CLAIMED_VARIATION = 0.31, 0.19, 0.20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ServingPoint:
     """How the model is served on each: the article does not say, so there are several."""
 
@@ -48,7 +48,7 @@ POINTS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Arithmetic:
     """The article's own figures under one reading of its 60/40: USD of the whole fleet over three years."""
 
@@ -82,7 +82,7 @@ class Arithmetic:
         return min(ends), max(ends)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Modelled:
     """The same purchase by Crosstie's performance model and its assumptions of ownership."""
 
@@ -105,7 +105,7 @@ class Modelled:
     saving_by_point: dict[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Published:
     hardware_only_saving: float
     # Each fleet's power and cooling are 40% of its own total.

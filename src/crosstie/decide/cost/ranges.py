@@ -12,7 +12,7 @@ from crosstie.perf.hardware import Array
 _Z80 = 1.2815515655446004
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ValueRange:
     """`interval`: the ends hold 80% of what may come, as an estimate's do; else they are the least and the most."""
 

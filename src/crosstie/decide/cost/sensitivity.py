@@ -20,7 +20,7 @@ Inputs = Mapping[str, ValueRange]
 _ENDS = (0.1, 0.9)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Contest:
     """Options that are held against each other, by name, with every input's span."""
 
@@ -69,7 +69,7 @@ def contest(options: Sequence[Option], costs: Costs, years: float) -> Contest:
     return Contest({option.name: inputs(option, costs, years) for option in options})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BreakEven:
     """The value of one option's input at which it costs per token what another does."""
 
@@ -101,7 +101,7 @@ def break_even(contest: Contest, option: str, against: str, key: str) -> BreakEv
 _BOUNDS = {"discount": (-np.inf, 1.0), "engineers": (0.0, np.inf), "purchase_usd": (0.0, np.inf)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Bar:
     """One input at its ends; `outcome` is the saving of the first against the second, or USD/Mtok of a single one."""
 
@@ -156,7 +156,7 @@ def _movable(contest: Contest, names: Sequence[str]) -> list[tuple[str, str | No
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SampledCost:
     """What samples say of one option."""
 
@@ -169,7 +169,7 @@ class SampledCost:
     cheapest: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Risk:
     samples: int
     seed: int

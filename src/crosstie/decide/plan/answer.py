@@ -19,7 +19,7 @@ _MILLION = 1e6
 _SECONDS_PER_HOUR = 3600.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Carried:
     """What a pool takes of one slice of a class."""
 
@@ -36,7 +36,7 @@ class Carried:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PoolPlan:
     name: str
     deployment: Deployment
@@ -59,7 +59,7 @@ class PoolPlan:
         return self.replicas * self.deployment.parallelism.gpus
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cost:
     """USD per million tokens and per thousand requests, at mean traffic."""
 
@@ -69,7 +69,7 @@ class Cost:
     usd_per_thousand_requests: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FleetPlan:
     pools: list[PoolPlan]
     usd_per_hour: float
@@ -84,7 +84,7 @@ class FleetPlan:
     cost: Cost
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Alternative:
     """A fleet beside the answer: what it is made of and what it costs."""
 
@@ -158,14 +158,14 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
             load=load,
             # Idle capacity is paid for by those who use the pool.
             usd_per_hour=total * load / busy,
-            prompt_share=float(offered.prompt_share[column, p]),
-            limit=LIMITS[int(offered.limit[column, p])],
+            prompt_share=float(offered.capacity.prompt_share[column, p]),
+            limit=LIMITS[int(offered.capacity.limit[column, p])],
             why=_why(asked, solution, column, p, effective),
         )
         for p, load in loads.items()
     ]
     main = max(loads, key=lambda p: (not offered.parts[p].slice.exempt, loads[p]), default=0)
-    in_flight = float(offered.in_flight[column, main])
+    in_flight = float(offered.capacity.in_flight[column, main])
     deployment = offered.columns[column].deployment
     piece = offered.parts[main].slice
     return PoolPlan(
@@ -177,8 +177,8 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
         usd_per_hour=total,
         utilisation=busy / replicas,
         in_flight=in_flight,
-        most_in_flight=float(offered.most_in_flight[column, main]),
-        limit=LIMITS[int(offered.limit[column, main])],
+        most_in_flight=float(offered.capacity.most_in_flight[column, main]),
+        limit=LIMITS[int(offered.capacity.limit[column, main])],
         carried=sorted(carried, key=lambda one: -one.load),
         estimate=estimate(
             deployment,

@@ -14,7 +14,7 @@ from crosstie.decide.plan.solver import solve
 _WORTH_SAYING = 0.002
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Binding:
     """A limit by its key in the workload file, and the fleet that would do without it."""
 

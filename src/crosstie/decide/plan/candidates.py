@@ -1,21 +1,38 @@
-"""Every replica that could serve a model: accelerators x stacks x precisions x layouts that hold it."""
+"""Every replica that could serve a model: accelerators x stacks x precisions x layouts that hold it; and every layout
+that several models could share.
+"""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.loading import shipped_loading
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
-from crosstie.core.workload import ModelChoice
+from crosstie.core.workload import ModelChoice, Sharing, Workload
+from crosstie.host.hosted import Hosted
+from crosstie.host.sizes import hosted_model, load_path, room_bytes
 from crosstie.perf.fit import candidate_layouts
-from crosstie.perf.memory import sequences_that_fit
+from crosstie.perf.memory import gpu_weight_bytes, sequences_that_fit
 
 # Stacks that were measured on an accelerator are preferred over those that were not: among many estimates
 # the best looking are those that err most, and without measurements the errors are largest.
 _MEASURED = ("model", "stack")
+_USUAL_STACK = "vllm"
+# Tensor-parallel ranks of replicas that models share; of an accelerator the narrowest that hold every model are tried.
+_SHARED_WIDTHS = (1, 2, 4, 8)
+_SHARED_LAYOUTS = 2
+
+# What tells one candidate from another.
+Key = tuple[str, str, str, str, str, Parallelism]
+
+
+def key_of(one: Deployment) -> Key:
+    return one.model.id, one.accelerator.id, one.stack.id, one.precision.id, one.kv_format, one.parallelism
 
 
 def candidates(
@@ -60,7 +77,7 @@ def _stacks(
     if named:
         return tried
     measured = [d for d in tried if d.correction.nearness in _MEASURED]
-    return measured or [d for d in tried if d.stack.id == "vllm"] or tried[:1]
+    return measured or [d for d in tried if d.stack.id == _USUAL_STACK] or tried[:1]
 
 
 def _layouts(
@@ -78,3 +95,87 @@ def _layouts(
 def _held(first: Deployment, split: Parallelism, context: int) -> Deployment | None:
     deployment = msgspec.structs.replace(first, parallelism=split)
     return deployment if sequences_that_fit(deployment, context) else None
+
+
+class Unfit(Exception):
+    """Why an accelerator cannot be shared by these models."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLayout:
+    """A replica that models could share: every model on it, what each takes, and the memory there is for them."""
+
+    accelerator: Accelerator
+    parallelism: Parallelism
+    deployments: dict[str, Deployment]
+    hosted: list[Hosted]
+    room_bytes: float
+    # Of the host's memory, for the weights of models that are asleep; 0 where they come from a disk.
+    host_bytes: float
+
+
+def longest_context(workload: Workload, model: str) -> int:
+    """The longest request that any class asks of a model."""
+    return max(piece.context for one in workload.classes if one.model == model for piece in one.slices)
+
+
+def shared_layouts(
+    catalog: Catalog, workload: Workload, sharing: Sharing, accelerator: Accelerator
+) -> list[SharedLayout]:
+    found: list[SharedLayout] = []
+    reason = ""
+    for width in _SHARED_WIDTHS:
+        if width > accelerator.domain or len(found) == _SHARED_LAYOUTS:
+            break
+        try:
+            found.append(_shared_layout(catalog, workload, sharing, accelerator, Parallelism(tp=width)))
+        except (Unfit, BadInput) as error:
+            reason = str(error)
+    if not found:
+        raise Unfit(reason)
+    return found
+
+
+def _shared_layout(
+    catalog: Catalog, workload: Workload, sharing: Sharing, accelerator: Accelerator, split: Parallelism
+) -> SharedLayout:
+    path = load_path(shipped_loading(), accelerator, sharing)
+    deployments = {name: _smallest(catalog, workload, accelerator, split, name) for name in sharing.models}
+    hosted = [
+        hosted_model(
+            one,
+            path,
+            context=longest_context(workload, name),
+            sequences=sharing.sequences,
+            pinned=name in sharing.pinned,
+        )
+        for name, one in deployments.items()
+    ]
+    room = min(room_bytes(one, path, len(hosted)) for one in deployments.values())
+    largest = max(hosted, key=lambda one: one.taken_bytes)
+    if largest.taken_bytes > room:
+        raise Unfit(
+            f"{largest.model} takes {largest.taken_bytes / 1e9:.0f} GB with a cache for {sharing.sequences} requests, "
+            f"and {split.gpus} GPU{'s' if split.gpus > 1 else ''} leave {room / 1e9:.0f} GB for models that are awake"
+        )
+    weights = sum(gpu_weight_bytes(one) * split.gpus for one in deployments.values())
+    asleep = sharing.load_from == "host"
+    return SharedLayout(accelerator, split, deployments, hosted, room, weights if asleep else 0.0)
+
+
+def _smallest(
+    catalog: Catalog, workload: Workload, accelerator: Accelerator, split: Parallelism, name: str
+) -> Deployment:
+    """In the smallest of the precisions that it may have: a shared replica is short of memory first."""
+    model, choice = catalog.model(name), workload.choice(name)
+    stack = choice.stacks[0] if choice.stacks else _USUAL_STACK
+    found: list[Deployment] = []
+    reason = ""
+    for precision in choice.precisions:
+        try:
+            found.append(catalog.deployment(model, accelerator, split, precision, choice.kv_formats[0], stack))
+        except BadInput as error:
+            reason = str(error)
+    if not found:
+        raise Unfit(reason)
+    return catalog.calibrated(min(found, key=gpu_weight_bytes))

@@ -20,13 +20,13 @@ only as long as the wait that it puts upon the others leaves them within theirs.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.workload import RequestClass, Slice, Target
@@ -45,12 +45,12 @@ _STIFFEST = 0.02
 _LEAST_IDLE = 0.02
 # From one request to a thousand: 12 halvings leave 0.2%.
 _BISECTIONS = 10
-# Standard deviations at which the ends of 80% intervals lie, and the slow one of them.
+# Standard deviations at which the ends of 80% intervals lie.
 _END = NormalDist().inv_cdf(0.9)
-WARY = -_END
 
 
-class Tier(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Tier:
     """What a pool promises to all that it serves, in seconds; infinite where it promises nothing."""
 
     ttft_s: float
@@ -60,14 +60,19 @@ class Tier(NamedTuple):
         wanted = tier_of(one)
         return wanted.ttft_s >= self.ttft_s and wanted.tpot_s >= self.tpot_s
 
+    def is_asked_by(self, one: RequestClass) -> bool:
+        """Whether the class is as strict as the tier in some target."""
+        wanted = tier_of(one)
+        return wanted.ttft_s <= self.ttft_s < np.inf or wanted.tpot_s <= self.tpot_s < np.inf
+
 
 def tier_of(one: RequestClass) -> Tier:
     return Tier(one.ttft.seconds if one.ttft else np.inf, one.tpot.seconds if one.tpot else np.inf)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TrafficPart:
-    """A slice with the class it belongs to, at today's peak."""
+    """A slice of the traffic with the class it belongs to, at today's peak."""
 
     request_class: RequestClass
     slice: Slice
@@ -87,22 +92,46 @@ class TrafficPart:
         targets = [target for target in (self.request_class.ttft, self.request_class.tpot) if target]
         return max((target.load_deviations for target in targets), default=0.0)
 
+    @property
+    def wait_quantile(self) -> float:
+        target = self.request_class.ttft
+        return target.load_quantile if target else 0.5
 
-@dataclass(frozen=True)
-class EstimateScale:
-    """Factors on what the model says, one a deployment: times and rates of a hopeful or a wary reading."""
+
+class ByDeployment:
+    """Arrays whose rows are deployments, in the order of the caller's list; rows may repeat."""
+
+    __slots__ = ()
+
+    def rows(self, index: Sequence[int] | NDArray[np.int64]) -> Self:
+        return type(self)(*(getattr(self, one.name)[index] for one in fields(self)))  # type: ignore[arg-type]
+
+    @classmethod
+    def stacked(cls, several: Sequence[Self]) -> Self:
+        """The rows of one after those of the other."""
+        return cls(*(np.concatenate([getattr(one, f.name) for one in several]) for f in fields(cls)))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class EstimateScale(ByDeployment):
+    """Factors on what the model says: on its times and rates, 1 for the estimates as they are."""
 
     ttft: Array
     tpot: Array
     rate: Array
 
     @classmethod
-    def none(cls, deployments: Sequence[Deployment]) -> "EstimateScale":
+    def none(cls, deployments: Sequence[Deployment]) -> Self:
         one = np.ones(len(deployments))
         return cls(one, one, one)
 
     @classmethod
-    def at(cls, deployments: Sequence[Deployment], deviations: ArrayLike) -> "EstimateScale":
+    def upper_bound(cls, deployments: Sequence[Deployment]) -> Self:
+        """At the slow end of the 80% intervals."""
+        return cls.at(deployments, -_END)
+
+    @classmethod
+    def at(cls, deployments: Sequence[Deployment], deviations: ArrayLike) -> Self:
         """As if replicas were so many standard deviations faster than estimated, one number or one a deployment.
 
         Intervals hold four fifths of what was measured; their ends are 1.28 deviations away, and between and
@@ -120,23 +149,26 @@ class EstimateScale:
         return cls(ttft=factor("ttft", -1.0), tpot=factor("tpot", -1.0), rate=factor("throughput", 1.0))
 
 
-class Promise(NamedTuple):
-    """What a tier's strictest classes ask of all that share a pool with them."""
+@dataclass(frozen=True, slots=True)
+class Promise(ByDeployment):
+    """What a tier asks of all that share a pool with its strictest classes."""
 
-    # By deployment: the longest that prompts may wait before theirs are late, at which quantile.
+    tpot_s: Array
+    # The longest that prompts may wait before those of the strictest classes are late, at which quantile.
     wait_s: Array
-    quantile: float | Array
-    # Standard deviations of load within which their targets are kept.
-    deviations: float | Array
+    quantile: Array
+    # Standard deviations of load within which the targets are kept.
+    deviations: Array
 
     @classmethod
-    def none(cls, deployments: Sequence[Deployment]) -> "Promise":
+    def none(cls, deployments: Sequence[Deployment]) -> Self:
         count = len(deployments)
-        return cls(np.full(count, np.inf), np.full(count, 0.5), np.zeros(count))
+        return cls(np.full(count, np.inf), np.full(count, np.inf), np.full(count, 0.5), np.zeros(count))
 
 
-class LoadCurve(NamedTuple):
-    """One slice on every deployment: arrays (deployments, GRID) under load, and what a request alone sees."""
+@dataclass(frozen=True, slots=True)
+class LoadCurve(ByDeployment):
+    """One slice: arrays (deployments, GRID) under load, and what a request alone sees."""
 
     tpot_s: Array
     found_room_s: Array
@@ -152,19 +184,29 @@ class LoadCurve(NamedTuple):
     engine_limit: Array
 
 
-class Capacity(NamedTuple):
-    """Per deployment: requests/s of one slice in one tier, at how many in flight, and what limits them."""
+@dataclass(frozen=True, slots=True)
+class Capacity(ByDeployment):
+    """Requests/s within the targets, at how many in flight, and what limits them (an index of LIMITS)."""
 
     requests_per_s: Array
     in_flight: Array
     # The most at once that the promise bears.
     most_in_flight: Array
-    limit: Array
+    limit: NDArray[np.int64]
     # At that load, for the slice's longest prompt and the target's percentile.
     ttft_s: Array
     tpot_s: Array
     # Share of the replica's time that prompts take; the rest goes to output.
     prompt_share: Array
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int]) -> Self:
+        """To be filled in: (pools that could be, parts of the traffic)."""
+        return cls(*(np.zeros(shape, np.int64 if f.name == "limit" else np.float64) for f in fields(cls)))  # type: ignore[arg-type]
+
+    def fill(self, rows: NDArray[np.int64], part: int, found: Self) -> None:
+        for one in fields(self):
+            getattr(self, one.name)[rows, part] = getattr(found, one.name)
 
 
 def curves(hardware: Hardware, slices: Sequence[Slice]) -> list[LoadCurve]:
@@ -209,26 +251,23 @@ def _prefill_s(hardware: Hardware, tokens: Array) -> Array:
     return np.asarray(chunks * prefill_alone(hardware, tokens).total_s)
 
 
-def own_ttft_s(curve: LoadCurve, leaning: EstimateScale) -> Array:
+def own_ttft_s(curve: LoadCurve, scale: EstimateScale) -> Array:
     """TTFT of the slice's longest prompt on a replica that is otherwise idle; a row a deployment."""
-    return (curve.alone_ttft_s + curve.longest_extra_s) * leaning.ttft
+    return (curve.alone_ttft_s + curve.longest_extra_s) * scale.ttft
 
 
-def capacity(curve: LoadCurve, part: TrafficPart, tier: Tier, promise: Promise, leaning: EstimateScale) -> Capacity:
-    """What each deployment takes of a slice as a member of a tier.
-
-    Rows may be the same deployments in several tiers; then the tier's fields are arrays of as many rows.
-    """
-    rates = curve.requests_per_s * leaning.rate[:, None]
-    services = curve.service_s / leaning.rate[:, None]
+def capacity(curve: LoadCurve, part: TrafficPart, promise: Promise, scale: EstimateScale) -> Capacity:
+    """What each deployment takes of a part in a pool that keeps a promise."""
+    rates = curve.requests_per_s * scale.rate[:, None]
+    services = curve.service_s / scale.rate[:, None]
     dispersion = part.slice.input_dispersion
-    tpot = curve.tpot_s * leaning.tpot[:, None]
+    tpot = curve.tpot_s * scale.tpot[:, None]
     idle = np.maximum(1.0 - rates * services, _LEAST_IDLE)
     stalls = services / idle * np.sqrt(dispersion * rates * tpot / max(part.slice.output_tokens - 1.0, 1.0))
-    deviations = np.maximum(part.deviations, promise.deviations) * np.ones(len(rates))
+    deviations = np.maximum(part.deviations, promise.deviations)
     felt = tpot + deviations[:, None] * stalls
-    limit_s = np.minimum(tier.tpot_s, tier_of(part.request_class).tpot_s)
-    kept = largest_within(felt, limit_s, curve.alone_tpot_s * leaning.tpot)
+    limit_s = np.minimum(promise.tpot_s, tier_of(part.request_class).tpot_s)
+    kept = largest_within(felt, limit_s, curve.alone_tpot_s * scale.tpot)
     most = np.minimum(kept, curve.room)
     roomy = with_headroom(rates, most, deviations)
     engine = curve.room >= curve.engine_limit - 1e-9
@@ -236,11 +275,11 @@ def capacity(curve: LoadCurve, part: TrafficPart, tier: Tier, promise: Promise, 
     limit = np.where(kept < curve.room, LIMITS.index("TPOT target"), full)
     limit = np.where((limit != 0) & (most >= GRID[-1]), _FULL, limit)
 
-    quantile = _wait_quantile(part)
+    quantile = part.wait_quantile
     ttft_s = part.ttft.seconds if part.ttft else np.inf
 
     def own(in_flight: Array) -> Array:
-        return np.asarray((at_or_first(curve.found_room_s, in_flight) + curve.longest_extra_s) * leaning.ttft)
+        return np.asarray((at_or_first(curve.found_room_s, in_flight) + curve.longest_extra_s) * scale.ttft)
 
     def most_by_prefill(in_flight: Array) -> Array:
         service, slack = at_or_first(services, in_flight), ttft_s - own(in_flight)
@@ -291,11 +330,6 @@ def _busy_with_mates(wait: Array, residual: Array, mates_s: Array, quantile: flo
     """
     alone = busy_share(wait / residual, quantile)
     return busy_share(np.maximum(wait / (1.0 + alone), wait - mates_s) / residual, quantile)
-
-
-def _wait_quantile(part: TrafficPart) -> float:
-    target = part.request_class.ttft
-    return target.load_quantile if target else 0.5
 
 
 def largest_within(values: Array, limit: float | Array, alone: Array | float = 0.0) -> Array:

@@ -22,7 +22,7 @@ _WARM_UP = 0.2
 _LONGEST_RUN_TOKENS = 1_500_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SimulatedClass:
     """A class as simulated: its latencies at the percentiles of its targets, None where it has none."""
 
@@ -40,7 +40,7 @@ class SimulatedClass:
 
 
 def check(fleet: FleetPlan, classes: tuple[RequestClass, ...], requests: int = _REQUESTS) -> list[SimulatedClass]:
-    """Every pool by one of its replicas; requests of a class are weighed by the traffic that a pool takes of it."""
+    """Every pool by one of its replicas; requests of a class count by the traffic that a pool takes of it."""
     ttfts: dict[str, list[tuple[float, float]]] = {one.name: [] for one in classes}
     tpots: dict[str, list[tuple[float, float]]] = {one.name: [] for one in classes}
     for pool in fleet.pools:

@@ -17,7 +17,7 @@ from crosstie.perf.fit import place, smallest_layout
 from crosstie.perf.hardware import Hardware, compute_format, lacks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Load:
     """What the clients do: requests in flight, and the lengths of each."""
 
@@ -39,7 +39,7 @@ class Load:
         return self.input_tokens + self.output_tokens
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One accelerator of the scorecard; `estimate` is None where the model cannot run."""
 
@@ -50,7 +50,7 @@ class Entry:
     problem: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Scorecard:
     model: Model
     load: Load

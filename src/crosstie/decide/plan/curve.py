@@ -9,7 +9,7 @@ from crosstie.perf.hardware import Hardware
 from crosstie.perf.steady_state import steady_state
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Curve:
     """One replica from a single user to a full one; lists of equal length."""
 

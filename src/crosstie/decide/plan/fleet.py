@@ -8,8 +8,9 @@ from crosstie.core.fleet import Fleet, HostedModel, Pool, Route, ServedClass
 from crosstie.core.units import UNITS
 from crosstie.core.workload import RequestClass, Workload
 from crosstie.decide.plan.answer import PoolPlan
+from crosstie.decide.plan.candidates import longest_context
 from crosstie.decide.plan.plan import Plan
-from crosstie.decide.plan.shared import SharedPoolPlan, longest_context
+from crosstie.decide.plan.shared import SharedPoolPlan
 from crosstie.perf.memory import sequences_that_fit
 
 # Stands for the command that loads and unloads, until somebody writes it: docs/hosting.md.
@@ -45,14 +46,14 @@ def _shared_name(pool: SharedPoolPlan, taken: set[str]) -> str:
 
 
 def _shared(name: str, pool: SharedPoolPlan, workload: Workload) -> Pool:
-    replica = pool.replica
-    first = next(iter(replica.deployments.values()))
+    layout = pool.layout
+    first = next(iter(layout.deployments.values()))
     assert workload.sharing is not None
     return Pool(
         name=name,
         model=first.model.id,
         accelerator=pool.accelerator,
-        parallelism=replica.parallelism,
+        parallelism=layout.parallelism,
         precision=None,
         kv_format=first.kv_format,
         stack=first.stack.id,
@@ -64,18 +65,18 @@ def _shared(name: str, pool: SharedPoolPlan, workload: Workload) -> Pool:
         hosts=tuple(
             HostedModel(
                 model=one.model,
-                precision=replica.deployments[one.model].precision.id,
+                precision=layout.deployments[one.model].precision.id,
                 memory_gib=one.taken_bytes / UNITS["GiB"].si,
                 load_s=one.load_s,
                 max_context=longest_context(workload, one.model),
                 pinned=one.pinned,
             )
-            for one in replica.hosted
+            for one in layout.hosted
         ),
         # Only level-1 sleep keeps weights in the host's memory; whatever else loads models is the user's to say.
         loading="vllm-sleep" if workload.sharing.load_from == "host" else "hook",
         load_hook=None if workload.sharing.load_from == "host" else _HOOK,
-        host_memory_gib=replica.room_bytes / UNITS["GiB"].si,
+        host_memory_gib=layout.room_bytes / UNITS["GiB"].si,
     )
 
 

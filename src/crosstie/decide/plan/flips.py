@@ -23,7 +23,7 @@ _WHOLE = 0.92
 _FURTHEST = 0.3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Flip:
     """A price that would make another fleet the cheaper one."""
 

@@ -14,7 +14,7 @@ from crosstie.decide.plan.capacity import EstimateScale, own_ttft_s
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Array, Mask, Programme
 from crosstie.decide.plan.solver import solve
-from crosstie.decide.plan.survey import Survey, offers, one_stack, reading_of, tiers
+from crosstie.decide.plan.survey import Survey, offers, one_stack, scaling_of, tiers
 from crosstie.perf.memory import cache_sequences
 
 # Targets are tried in two-digit figures of milliseconds from a hundredth on, some steps of them at once, and no
@@ -25,7 +25,7 @@ _STRIDE = 9
 _FURTHEST = 207
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Obstacle:
     """A limit by its key in the workload file, what it is, and the least change that would let a fleet exist."""
 
@@ -79,7 +79,7 @@ def _longest_held(deployment: Deployment) -> int:
 
 def _targets(surveyed: Sequence[Survey], one: Survey, kind: RequestClass, workload: Workload) -> list[Obstacle]:
     """The least that a class's targets would have to give: one of them if that will do, else both."""
-    alone = _alone(one, kind, reading_of(workload)(one.deployments))
+    alone = _alone(one, kind, scaling_of(workload)(one.deployments))
 
     def serves(**targets: Target | None) -> bool:
         return _serves(surveyed, kind, msgspec.structs.replace(kind, **targets), workload)
@@ -123,7 +123,7 @@ def _target(
     )
 
 
-def _alone(one: Survey, kind: RequestClass, lean: EstimateScale) -> dict[str, tuple[float, int, int]]:
+def _alone(one: Survey, kind: RequestClass, scale: EstimateScale) -> dict[str, tuple[float, int, int]]:
     """By target, for the slice that takes longest: the seconds of one request alone, the replica that is fastest
     at it, and the longest prompt. No target below can be kept.
     """
@@ -131,9 +131,9 @@ def _alone(one: Survey, kind: RequestClass, lean: EstimateScale) -> dict[str, tu
     for part, curve in zip(one.parts, one.curves, strict=True):
         if part.request_class is not kind:
             continue
-        own = {"tpot": curve.alone_tpot_s * lean.tpot}
+        own = {"tpot": curve.alone_tpot_s * scale.tpot}
         if part.ttft:
-            own["ttft"] = own_ttft_s(curve, lean)
+            own["ttft"] = own_ttft_s(curve, scale)
         for key, values in own.items():
             seconds = np.where(curve.room > 0, values, np.inf)
             found[key].append((float(seconds.min()), int(np.argmin(seconds)), part.slice.longest_input))
@@ -143,7 +143,7 @@ def _alone(one: Survey, kind: RequestClass, lean: EstimateScale) -> dict[str, tu
 def _serves(surveyed: Sequence[Survey], kind: RequestClass, instead: RequestClass, workload: Workload) -> bool:
     """Whether some replica would serve each slice of the class, had it these targets."""
     relaxed = [_with_class(one, kind, instead) for one in surveyed]
-    offered = one_stack(offers(relaxed, reading_of(workload)))
+    offered = one_stack(offers(relaxed, scaling_of(workload)))
     mine = [part.index for part in offered.parts if part.request_class is instead]
     return bool(np.all(offered.requests_per_s[:, mine].max(axis=0, initial=0.0) > 0))
 

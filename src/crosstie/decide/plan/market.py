@@ -1,10 +1,13 @@
 """What accelerators a plan may use, and what each costs: prices with their range, power, stock."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import msgspec
 
 from crosstie.catalog.costs import watts
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.workloads import MOST_DISCOUNT
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.workload import Workload
@@ -17,7 +20,7 @@ BUY = "buy"
 PLANNED_BY = (*(basis for basis in BASES if basis != "purchase"), BUY)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """One accelerator as it can be had."""
 
@@ -39,7 +42,7 @@ class Item:
         return self.accelerator.vendor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Market:
     items: tuple[Item, ...]
     # Accelerators that were left out, with the reason.
@@ -56,6 +59,44 @@ class Market:
             for item in self.items
         )
         return replace(self, items=items)
+
+
+def adjusted(
+    workload: Workload,
+    *,
+    basis: str | None = None,
+    usd_per_gpu_hour: Mapping[str, float] | None = None,
+    discount: Mapping[str, float] | None = None,
+    accelerators: Sequence[str] | None = None,
+    sizing: str | None = None,
+) -> Workload:
+    """The workload with prices (by accelerator), discounts (by accelerator or vendor) and the rest as given here."""
+    if accelerators is not None and not accelerators:
+        raise BadInput("accelerators: none is named; leave it out for all that have a price")
+    prices, limits = workload.prices, workload.constraints
+    usd = {name: checked_gpu_hour(value) for name, value in (usd_per_gpu_hour or {}).items()}
+    off = {name: checked_discount(value) for name, value in (discount or {}).items()}
+    if accelerators:
+        limits = msgspec.structs.replace(limits, accelerators=tuple(dict.fromkeys(accelerators)))
+    prices = msgspec.structs.replace(
+        prices,
+        basis=basis or prices.basis,
+        usd_per_gpu_hour={**prices.usd_per_gpu_hour, **usd},
+        discount={**prices.discount, **off},
+    )
+    return msgspec.structs.replace(workload, prices=prices, constraints=limits, sizing=sizing or workload.sizing)
+
+
+def checked_gpu_hour(usd: float) -> float:
+    if not 0.001 <= usd <= 1000:
+        raise BadInput("a GPU-hour costs from 0.001 to 1,000 USD")
+    return usd
+
+
+def checked_discount(share: float) -> float:
+    if not 0.0 <= share <= MOST_DISCOUNT:
+        raise BadInput(f"a discount is from 0% to {MOST_DISCOUNT:.0%}")
+    return share
 
 
 def market(catalog: Catalog, workload: Workload) -> Market:

@@ -9,7 +9,7 @@ import numpy as np
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.market import Item, Market
-from crosstie.decide.plan.programme import Mask, Programme, Solution
+from crosstie.decide.plan.programme import Indices, Mask, Programme, Solution
 from crosstie.decide.plan.solver import MANY_PARTS, solve
 from crosstie.decide.plan.survey import Offers
 from crosstie.perf.hardware import Array
@@ -18,7 +18,7 @@ from crosstie.perf.hardware import Array
 _MERGED_AT_MOST = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
     """A question ready to be solved: what could be had, at which price, under which limits."""
 
@@ -58,6 +58,15 @@ def _columns(offered: Offers, market: Market) -> dict[str, Any]:
 
 def choice(offered: Offers, market: Market, workload: Workload, growth: float = 1.0) -> Choice:
     """`growth`: the peak over today's."""
+    peak = growth * (1.0 + workload.constraints.spare)
+    demand = np.array([part.requests_per_s for part in offered.parts]) * peak
+    return Choice(offered, market, programme(market, workload, demand=demand, **_columns(offered, market)))
+
+
+def programme(
+    market: Market, workload: Workload, *, demand: Array, rate: Array, gpus: Array, accelerator: Indices
+) -> Programme:
+    """Columns and demand under the prices of the market and the limits of the workload."""
     limits = workload.constraints
     items, vendors = market.items, market.vendors
     budget, power = limits.budget_usd_per_month, limits.power_kw
@@ -65,23 +74,21 @@ def choice(offered: Offers, market: Market, workload: Workload, growth: float = 
     def by_item(of: Callable[[Item], float]) -> Array:
         return np.array([of(item) for item in items], dtype=np.float64)
 
-    return Choice(
-        offered,
-        market,
-        Programme(
-            **_columns(offered, market),
-            demand=np.array([part.requests_per_s for part in offered.parts]) * growth * (1.0 + limits.spare),
-            usd_per_hour=by_item(lambda item: item.quote.usd),
-            running_usd_per_hour=by_item(lambda item: item.running_usd_per_hour),
-            watts=by_item(lambda item: item.watts),
-            inventory=by_item(lambda item: item.on_hand),
-            at_most=by_item(lambda item: item.at_most),
-            unit=by_item(lambda item: min(item.accelerator.domain, 8) if limits.whole_nodes else 1),
-            vendor=np.array([vendors.index(item.vendor) for item in items], np.int64),
-            vendor_share=np.array([limits.vendor_share.get(vendor, 0.0) for vendor in vendors]),
-            budget_usd_per_hour=np.inf if budget is None else budget / HOURS_PER_MONTH,
-            power_watts=np.inf if power is None else power * 1e3,
-        ),
+    return Programme(
+        rate=rate,
+        demand=demand,
+        gpus=gpus,
+        accelerator=accelerator,
+        usd_per_hour=by_item(lambda item: item.quote.usd),
+        running_usd_per_hour=by_item(lambda item: item.running_usd_per_hour),
+        watts=by_item(lambda item: item.watts),
+        inventory=by_item(lambda item: item.on_hand),
+        at_most=by_item(lambda item: item.at_most),
+        unit=by_item(lambda item: min(item.accelerator.domain, 8) if limits.whole_nodes else 1),
+        vendor=np.array([vendors.index(item.vendor) for item in items], np.int64),
+        vendor_share=np.array([limits.vendor_share.get(vendor, 0.0) for vendor in vendors]),
+        budget_usd_per_hour=np.inf if budget is None else budget / HOURS_PER_MONTH,
+        power_watts=np.inf if power is None else power * 1e3,
     )
 
 

@@ -9,6 +9,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan
 from crosstie.decide.plan.binding import Binding, bindings
+from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.check import SimulatedClass
 from crosstie.decide.plan.flips import Flip, entering, leaving
@@ -24,7 +25,7 @@ from crosstie.decide.plan.survey import (
     longer,
     of_one_stack,
     offers,
-    reading_of,
+    scaling_of,
     survey,
     surveys,
     undominated,
@@ -35,7 +36,7 @@ from crosstie.decide.plan.uncertainty import Uncertainty, uncertainty
 _LENGTHS = (2.0,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RunnerUp:
     """The best fleet that does without some accelerator of the answer."""
 
@@ -43,7 +44,7 @@ class RunnerUp:
     fleet: Alternative
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PromptLength:
     factor: float
     fleet: Alternative | None
@@ -51,7 +52,7 @@ class PromptLength:
     holds: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Year:
     """What the fleet is by the end of a year; None where limits do not let it grow so far."""
 
@@ -60,7 +61,7 @@ class Year:
     fleet: Alternative | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
     workload: Workload
     made: str
@@ -111,42 +112,45 @@ class Plan:
         return list(self.gpus)
 
 
-def make_plan(catalog: Catalog, workload: Workload, *, today: str = "", progress: Progress | None = None) -> Plan:
-    """`progress` is told what is being looked at, for those who wait."""
+def plan(catalog: Catalog, workload: Workload, *, today: str = "", progress: Progress | None = None) -> Plan:
+    """The cheapest fleet for a workload, with what stands beside it; where none will do, `obstacles` says why.
+
+    `today` (YYYY-MM-DD) dates the plan; `progress` is called with a line for whoever waits. A workload comes from a
+    file (`read_workload`) or is made of structs; what is wrong with it raises `BadData` or `BadInput`.
+    """
     tell = progress or (lambda _: None)
+    made = today or date.today().isoformat()
     priced = market(catalog, workload)
     if workload.sharing is None:
-        return _own_plan(catalog, workload, priced, today, tell)
-    shared = shared_plan(catalog, workload, priced, tell)
+        return _own_plan(catalog, workload, priced, made, tell)
+    shared = shared_plan(catalog, workload, workload.sharing, priced, tell)
     own = beside_shared(workload, shared)
     if own is None:
         considered = len(shared.pools) + len(shared.left_out)
-        return Plan(workload, today or date.today().isoformat(), priced, None, [], considered, shared=shared)
-    return replace(
-        _own_plan(catalog, own, market(catalog, own), today, tell), workload=workload, market=priced, shared=shared
-    )
+        return Plan(workload, made, priced, None, [], considered, shared=shared)
+    others = _own_plan(catalog, own, market(catalog, own), made, tell)
+    return replace(others, workload=workload, market=priced, shared=shared)
 
 
-def _own_plan(catalog: Catalog, workload: Workload, priced: Market, today: str, tell: Progress) -> Plan:
+def _own_plan(catalog: Catalog, workload: Workload, priced: Market, made: str, tell: Progress) -> Plan:
     """Of models that each have replicas of their own."""
     everything = surveys(catalog, workload, [item.accelerator for item in priced.items], tell)
-    reading = reading_of(workload)
-    surveyed = of_one_stack(everything, reading)
-    offered = undominated(offers(surveyed, reading))
+    scaling = scaling_of(workload)
+    surveyed = of_one_stack(everything, scaling)
+    offered = undominated(offers(surveyed, scaling))
     # The fleet is for the peak by the end of its first year.
     asked = choice(offered, priced, workload, growth=max(1.0 + workload.growth_per_year, 1.0))
     tell(f"{len(offered.columns)} pools to choose from")
     answer = solve(asked.problem)
     considered = sum(len(one.deployments) for one in everything)
-    made = today or date.today().isoformat()
     if answer is None:
         return Plan(workload, made, priced, None, obstacles(everything, asked, workload), considered)
     tell("the fleets beside it, and what would change the answer")
-    return _with_rivals(surveyed, asked, answer, Plan(workload, made, priced, None, [], considered))
+    return _with_alternatives(surveyed, asked, answer, Plan(workload, made, priced, None, [], considered))
 
 
-def _with_rivals(surveyed: list[Survey], asked: Choice, answer: Solution, plan: Plan) -> Plan:
-    workload = plan.workload
+def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, bare: Plan) -> Plan:
+    workload = bare.workload
     alone, without = single_vendor(asked), without_each(asked, answer)
     by_policy = bool(np.any(asked.problem.vendor_share > 0))
     # Another fleet may cost next to nothing more and be simpler: a vendor's own, or one of fewer accelerators.
@@ -162,7 +166,7 @@ def _with_rivals(surveyed: list[Survey], asked: Choice, answer: Solution, plan: 
             known |= solution.replicas > 0
     cost = answer.usd_per_hour
     return replace(
-        plan,
+        bare,
         fleet=fleet_plan(asked, answer, workload),
         single_vendor={vendor: alternative(asked, one, cost) for vendor, one in alone.items()},
         runner_up=_runner_up(asked, without, cost),
@@ -194,9 +198,9 @@ def _length(
     surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload, known: Mask, factor: float
 ) -> PromptLength:
     """The fleet if prompts were so many times as long, of the replicas of the fleets known by then."""
-    worth = {id(asked.offers.columns[i].deployment) for i in np.flatnonzero(known)}
-    again = [survey([d for d in one.deployments if id(d) in worth], longer(one, factor)) for one in surveyed]
-    offered = undominated(offers(again, reading_of(workload)))
+    worth = {key_of(asked.offers.columns[i].deployment) for i in np.flatnonzero(known)}
+    again = [survey([d for d in one.deployments if key_of(d) in worth], longer(one, factor)) for one in surveyed]
+    offered = undominated(offers(again, scaling_of(workload)))
     read = asked.with_offers(offered)
     fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
     return PromptLength(factor, fleet, holds=fleet is not None and set(fleet.gpus) == set(asked.names(answer)))
@@ -214,3 +218,7 @@ def _years(asked: Choice, answer: Solution, workload: Workload, known: Mask) -> 
         fleet = alternative(asked, solution, answer.usd_per_hour)
         found.append(Year(year, today * max(growth, 1.0) * times, fleet))
     return found
+
+
+# The name that the package exported first.
+make_plan = plan

@@ -20,7 +20,7 @@ Indices = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Programme:
     # (columns, parts): requests/s that one replica takes of a part alone; 0 where it may not.
     rate: Array
@@ -78,6 +78,20 @@ class Programme:
         bought = self.bought(gpus)
         return bought * self.usd_per_hour + np.maximum(gpus - bought, 0.0) * self.on_hand_usd_per_hour
 
+    def fleet(self, replicas: Indices, share: Array, bound_usd_per_hour: float = 0.0) -> "Solution":
+        """So many replicas of each column, and what they cost."""
+        gpus = np.bincount(self.accelerator, replicas * self.gpus, minlength=len(self.usd_per_hour)).astype(np.float64)
+        cost = float(self.spent_usd_per_hour(gpus).sum())
+        return Solution(
+            replicas=replicas,
+            share=share,
+            usd_per_hour=cost,
+            bound_usd_per_hour=min(bound_usd_per_hour, cost),
+            gpus=gpus,
+            bought=self.bought(gpus),
+            watts=float(gpus @ self.watts),
+        )
+
     def only(self, columns: Indices, parts: Indices) -> "Programme":
         return replace(
             self,
@@ -88,7 +102,7 @@ class Programme:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Solution:
     # By column, and (columns, parts).
     replicas: Indices

@@ -1,21 +1,21 @@
 """A plan as a document: what `--json` prints, `--save` keeps and `--watch` reads again."""
 
 import hashlib
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import to_builtins
 
 from crosstie.catalog.calibration import Calibration
 from crosstie.catalog.reading import is_date
 from crosstie.core.errors import BadData
 from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 from crosstie.core.workload import Workload
-from crosstie.decide.cost.prices import Quote
-from crosstie.decide.plan.answer import Alternative, Carried, FleetPlan, PoolPlan
+from crosstie.decide.plan.answer import Carried, FleetPlan, PoolPlan
 from crosstie.decide.plan.plan import Plan
-from crosstie.decide.plan.shared_report import shared_document
+from crosstie.decide.plan.shared import SharedPlan, SharedPoolPlan
+from crosstie.host.expected import Expectation
 
 FORMAT = "crosstie plan 1"
 DIGEST = "digest"
@@ -23,25 +23,22 @@ DIGEST = "digest"
 
 def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
     """`calibrated`: which calibration it rests on, as `mark_of` says."""
+    runner = plan.runner_up
     return {
         "format": FORMAT,
         "made": plan.made,
         "calibration": calibrated,
         "feasible": plan.answered,
-        "workload": msgspec.to_builtins(plan.workload),
-        "prices": {item.id: _quote(item.quote, item.discount) for item in plan.market.items},
+        "workload": to_builtins(plan.workload),
+        "prices": {item.id: {**to_builtins(item.quote), "discount": item.discount} for item in plan.market.items},
         "left_out": plan.market.left_out,
         "replicas_considered": plan.replicas_considered,
-        "obstacles": [asdict(one) for one in plan.obstacles],
+        "obstacles": to_builtins(plan.obstacles),
         "fleet": _fleet(plan, plan.fleet) if plan.fleet else None,
-        "shared": shared_document(plan.shared) if plan.shared else None,
-        "single_vendor": {vendor: _alternative(one) for vendor, one in plan.single_vendor.items()},
-        "runner_up": (
-            {"without": plan.runner_up.without, **(_alternative(plan.runner_up.fleet) or {})}
-            if plan.runner_up
-            else None
-        ),
-        "cheaper_but_less_simple": _alternative(plan.cheaper),
+        "shared": _shared(plan.shared) if plan.shared else None,
+        "single_vendor": to_builtins(plan.single_vendor),
+        "runner_up": runner and {"without": runner.without, **to_builtins(runner.fleet)},
+        "cheaper_but_less_simple": to_builtins(plan.cheaper),
         "flips": [
             {
                 "kind": flip.kind,
@@ -50,20 +47,16 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
                 "at_usd_per_gpu_hour": flip.at_usd_per_gpu_hour,
                 "change": flip.change,
                 "software_efficiency_change": flip.software,
-                "becomes": _alternative(flip.becomes),
+                "becomes": to_builtins(flip.becomes),
                 "sources_usd_per_gpu_hour": [flip.low_usd, flip.high_usd],
                 "within_sources": flip.within_sources,
             }
             for flip in plan.flips
         ],
         "prompt_lengths": [
-            {"factor": one.factor, "fleet": _alternative(one.fleet), "decision_holds": one.holds}
-            for one in plan.lengths
+            {"factor": one.factor, "fleet": to_builtins(one.fleet), "decision_holds": one.holds} for one in plan.lengths
         ],
-        "years": [
-            {"year": one.year, "requests_per_s": one.requests_per_s, "fleet": _alternative(one.fleet)}
-            for one in plan.years
-        ],
+        "years": to_builtins(plan.years),
         "simulated": [
             {
                 "class": one.name,
@@ -75,13 +68,13 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
             }
             for one in plan.simulated
         ],
-        "by_estimates": _alternative(plan.by_estimates),
+        "by_estimates": to_builtins(plan.by_estimates),
         "binding_limits": [
             {
                 "key": one.key,
                 "now": one.now,
                 "saves_usd_per_hour": one.saves_usd_per_hour,
-                "without_it": _alternative(one.instead),
+                "without_it": to_builtins(one.instead),
             }
             for one in plan.binding
         ],
@@ -105,7 +98,7 @@ def horizon_usd(plan: Plan) -> float | None:
 def _fleet(plan: Plan, fleet: FleetPlan) -> dict[str, Any]:
     return {
         "usd_per_hour": fleet.usd_per_hour,
-        "uncertainty": asdict(plan.uncertainty) if plan.uncertainty else None,
+        "uncertainty": to_builtins(plan.uncertainty),
         "usd_per_month": fleet.usd_per_hour * HOURS_PER_MONTH,
         "usd_over_horizon": horizon_usd(plan),
         "watts": fleet.watts,
@@ -113,8 +106,8 @@ def _fleet(plan: Plan, fleet: FleetPlan) -> dict[str, Any]:
         "on_hand": fleet.on_hand,
         "to_be_had": fleet.had,
         "optimality_gap": fleet.gap,
-        "usd_per_million_tokens": asdict(fleet.cost),
-        "by_class": {name: asdict(cost) for name, cost in fleet.by_class.items()},
+        "usd_per_million_tokens": to_builtins(fleet.cost),
+        "by_class": to_builtins(fleet.by_class),
         "pools": [_pool(pool) for pool in fleet.pools],
     }
 
@@ -126,7 +119,7 @@ def _pool(pool: PoolPlan) -> dict[str, Any]:
         "model": deployment.model.id,
         "accelerator": deployment.accelerator.id,
         "vendor": deployment.accelerator.vendor,
-        "parallelism": msgspec.to_builtins(deployment.parallelism),
+        "parallelism": to_builtins(deployment.parallelism),
         "precision": deployment.precision.id,
         "kv_format": deployment.kv_format,
         "stack": deployment.stack.id,
@@ -138,7 +131,7 @@ def _pool(pool: PoolPlan) -> dict[str, Any]:
         "limited_by": pool.limit,
         "in_flight_a_replica": pool.in_flight,
         "most_in_flight_a_replica": pool.most_in_flight,
-        "estimate": msgspec.to_builtins(pool.estimate),
+        "estimate": to_builtins(pool.estimate),
         "carries": [_carried(one) for one in pool.carried],
     }
 
@@ -157,12 +150,57 @@ def _carried(one: Carried) -> dict[str, Any]:
     }
 
 
-def _alternative(one: Alternative | None) -> dict[str, Any] | None:
-    return None if one is None else {"gpus": one.gpus, "usd_per_hour": one.usd_per_hour, "dearer": one.dearer}
+def _shared(shared: SharedPlan) -> dict[str, Any]:
+    answer = shared.answer
+    return {
+        "gpus": {answer.accelerator: answer.gpus} if answer else {},
+        "usd_per_hour": answer.usd_per_hour if answer else None,
+        "pools": [_shared_pool(pool) for pool in shared.pools],
+        "left_out": shared.left_out,
+        "simulated": to_builtins(shared.simulated),
+    }
 
 
-def _quote(quote: Quote, discount: float) -> dict[str, Any]:
-    return {**asdict(quote), "discount": discount}
+def _shared_pool(pool: SharedPoolPlan) -> dict[str, Any]:
+    layout = pool.layout
+    return {
+        "accelerator": pool.accelerator,
+        "parallelism": to_builtins(layout.parallelism),
+        "replicas": pool.replicas,
+        "gpus": pool.gpus,
+        "usd_per_hour": pool.usd_per_hour,
+        "watts": pool.watts,
+        "utilisation": pool.utilisation,
+        "limited_by": pool.limit,
+        "room_bytes_a_replica": layout.room_bytes,
+        "host_bytes_a_replica": layout.host_bytes,
+        "expected": _expected(pool.expected),
+        "with_the_answers_gpus": _expected(pool.beside),
+        "models": [
+            {
+                "model": one.model,
+                "precision": layout.deployments[one.model].precision.id,
+                "bytes": one.bytes,
+                "least_cache_bytes": one.min_kv_bytes,
+                "load_s": one.load_s,
+                "pinned": one.pinned,
+            }
+            for one in layout.hosted
+        ],
+    }
+
+
+def _expected(found: Expectation) -> dict[str, Any]:
+    """By model with the answer's own numbers only: copies have names of their own there."""
+    return {
+        "requests_per_s": found.requests_per_s,
+        "cold_share": found.cold_share,
+        "evictions_per_hour": found.evictions_per_hour,
+        "cold_wait_s": found.wait_s,
+        "loading_share": found.loading_share,
+        "resident_share": found.resident,
+        "holds": found.holds,
+    }
 
 
 class SavedPrice(msgspec.Struct, frozen=True):

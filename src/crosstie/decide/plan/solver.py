@@ -48,22 +48,7 @@ def solve(
         replicas[some] = found.replicas
         share[np.ix_(some, parts)] = found.share
         bound += found.bound
-    return _solution(problem, replicas, share, 0.0 if by_power else bound)
-
-
-def _solution(problem: Programme, replicas: Indices, share: Array, bound: float) -> Solution:
-    used = replicas * problem.gpus
-    gpus = np.bincount(problem.accelerator, used, minlength=len(problem.usd_per_hour)).astype(np.float64)
-    cost = float(problem.spent_usd_per_hour(gpus).sum())
-    return Solution(
-        replicas=replicas,
-        share=share,
-        usd_per_hour=cost,
-        bound_usd_per_hour=min(bound, cost),
-        gpus=gpus,
-        bought=problem.bought(gpus),
-        watts=float(gpus @ problem.watts),
-    )
+    return problem.fleet(replicas, share, 0.0 if by_power else bound)
 
 
 def _pieces(problem: Programme, columns: Indices, price: Array) -> list[tuple[Indices, Indices]]:
@@ -116,7 +101,7 @@ def worth_their_price(problem: Programme, columns: Indices, price: Array) -> Ind
     return np.sort(columns[kept])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Found:
     replicas: Indices
     share: Array

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, groupby
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,9 +12,9 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Deployment
 from crosstie.core.workload import RequestClass, Workload
-from crosstie.decide.plan.candidates import candidates
+from crosstie.decide.plan.candidates import candidates, key_of
 from crosstie.decide.plan.capacity import (
-    WARY,
+    Capacity,
     EstimateScale,
     LoadCurve,
     Promise,
@@ -36,7 +35,7 @@ _FEW_TIERS = 8
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Survey:
     """One model: its deployments, and a curve for each of its parts on all of them."""
 
@@ -45,8 +44,13 @@ class Survey:
     curves: list[LoadCurve]
     tiers: list[Tier]
 
+    def rows(self, index: Sequence[int]) -> "Survey":
+        """Some of the deployments, or one of them several times."""
+        deployments = [self.deployments[i] for i in index]
+        return replace(self, deployments=deployments, curves=[curve.rows(index) for curve in self.curves])
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """A pool that could be: a deployment that promises a tier."""
 
@@ -54,26 +58,20 @@ class Column:
     tier: Tier
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Offers:
     """What every column takes of every part: arrays of shape (columns, parts)."""
 
     parts: list[TrafficPart]
     columns: list[Column]
-    requests_per_s: Array
-    in_flight: Array
-    most_in_flight: Array
-    limit: NDArray[np.int64]
-    ttft_s: Array
-    tpot_s: Array
-    prompt_share: Array
+    capacity: Capacity
+
+    @property
+    def requests_per_s(self) -> Array:
+        return self.capacity.requests_per_s
 
     def only(self, keep: NDArray[np.int64]) -> "Offers":
-        arrays = {name: getattr(self, name)[keep] for name in _ARRAYS}
-        return replace(self, columns=[self.columns[i] for i in keep], **arrays)
-
-
-_ARRAYS = ("requests_per_s", "in_flight", "most_in_flight", "limit", "ttft_s", "tpot_s", "prompt_share")
+        return replace(self, columns=[self.columns[i] for i in keep], capacity=self.capacity.rows(keep))
 
 
 def parts_of(workload: Workload) -> list[TrafficPart]:
@@ -108,18 +106,8 @@ def survey(deployments: Sequence[Deployment], parts: list[TrafficPart]) -> Surve
     for _, group in groupby(ordered, key=lambda d: (d.precision.id, d.kv_format)):
         for held, curve in zip(per_part, curves(Hardware(list(group)), [p.slice for p in parts]), strict=True):
             held.append(curve)
-    joined = [_joined(held) for held in per_part] if ordered else []
+    joined = [LoadCurve.stacked(held) for held in per_part] if ordered else []
     return Survey(list(ordered), parts, joined, tiers([part.request_class for part in parts]))
-
-
-def _joined(held: list[LoadCurve]) -> LoadCurve:
-    return LoadCurve(*(np.concatenate(arrays) for arrays in zip(*held, strict=True)))
-
-
-def rows_of(one: Survey, rows: Sequence[int]) -> Survey:
-    """Some of the deployments, or one of them several times."""
-    curves = [LoadCurve(*(values[list(rows)] for values in curve)) for curve in one.curves]
-    return replace(one, deployments=[one.deployments[i] for i in rows], curves=curves)
 
 
 def tiers(classes: Sequence[RequestClass]) -> list[Tier]:
@@ -139,88 +127,64 @@ def _stricter(a: Tier, b: Tier) -> Tier:
 
 
 def _apart(a: Tier, b: Tier) -> float:
-    pairs = [(min(x, 1e4), min(y, 1e4)) for x, y in zip(a, b, strict=True)]
+    pairs = [(min(x, 1e4), min(y, 1e4)) for x, y in ((a.ttft_s, b.ttft_s), (a.tpot_s, b.tpot_s))]
     return float(sum(abs(np.log(x / y)) for x, y in pairs))
 
 
-Reading = Callable[[Sequence[Deployment]], EstimateScale]
+Scaling = Callable[[Sequence[Deployment]], EstimateScale]
 
 
-def reading_of(workload: Workload) -> Reading:
-    """By the slow end of the estimates or by the estimates, as the workload asks."""
-    return _wary if workload.sizing == "safe" else EstimateScale.none
+def scaling_of(workload: Workload) -> Scaling:
+    """By the upper 80% bound of the estimates or by the estimates, as the workload asks."""
+    return EstimateScale.upper_bound if workload.sizing == "safe" else EstimateScale.none
 
 
-def _wary(deployments: Sequence[Deployment]) -> EstimateScale:
-    return EstimateScale.at(deployments, WARY)
-
-
-def of_one_stack(surveyed: Sequence[Survey], reading: Reading) -> list[Survey]:
+def of_one_stack(surveyed: Sequence[Survey], scaling: Scaling) -> list[Survey]:
     """The surveys of the stacks that `one_stack` keeps, found where each part has it best: in its own tier."""
-    kept = {id(column.deployment) for column in one_stack(offers(surveyed, reading, own_tiers=True)).columns}
-    return [rows_of(one, [i for i, d in enumerate(one.deployments) if id(d) in kept]) for one in surveyed]
+    kept = {key_of(column.deployment) for column in one_stack(offers(surveyed, scaling, own_tiers=True)).columns}
+    return [one.rows([i for i, d in enumerate(one.deployments) if key_of(d) in kept]) for one in surveyed]
 
 
-def offers(surveyed: Sequence[Survey], reading: Reading, *, own_tiers: bool = False) -> Offers:
-    """What the columns of all models take, as estimates are read; of a part only in its own tier if that will do."""
+def offers(surveyed: Sequence[Survey], scaling: Scaling, *, own_tiers: bool = False) -> Offers:
+    """What the columns of all models take, as estimates are scaled; of a part only in its own tier if that will do."""
     parts = sorted((part for one in surveyed for part in one.parts), key=lambda part: part.index)
     able = [one for one in surveyed if one.deployments]
     columns = [Column(deployment, tier) for one in able for tier in one.tiers for deployment in one.deployments]
-    stacked = {name: np.zeros((len(columns), len(parts))) for name in _ARRAYS}
+    taken = Capacity.empty((len(columns), len(parts)))
     start = 0
     for one in able:
-        lean = reading(one.deployments)
-        promises = [promise_of(one, tier, lean) for tier in one.tiers]
+        count = len(one.deployments)
+        scale = scaling(one.deployments)
+        promises = [promise_of(one, tier, scale) for tier in one.tiers]
         for part, curve in zip(one.parts, one.curves, strict=True):
             admitting = [index for index, tier in enumerate(one.tiers) if tier.admits(part.request_class)]
-            own = [index for index in admitting if one.tiers[index] == tier_of(part.request_class)]
-            _fill(stacked, start, one, part, curve, lean, promises, (own or admitting) if own_tiers else admitting)
-        start += len(one.tiers) * len(one.deployments)
-    limit = stacked.pop("limit").astype(np.int64)
-    return Offers(parts, columns, limit=limit, **stacked)
+            if own_tiers:
+                own = tier_of(part.request_class)
+                admitting = [index for index in admitting if one.tiers[index] == own] or admitting
+            # All tiers in one evaluation: the deployments once for each of them.
+            again = np.tile(np.arange(count), len(admitting))
+            promised = Promise.stacked([promises[index] for index in admitting])
+            rows = start + np.repeat(admitting, count) * count + again
+            taken.fill(rows, part.index, capacity(curve.rows(again), part, promised, scale.rows(again)))
+        start += len(one.tiers) * count
+    return Offers(parts, columns, taken)
 
 
-def _fill(
-    stacked: dict[str, Array],
-    start: int,
-    one: Survey,
-    part: TrafficPart,
-    curve: LoadCurve,
-    lean: EstimateScale,
-    promises: list[Promise],
-    admitting: list[int],
-) -> None:
-    """One part in the tiers that admit it, all in one evaluation."""
-    count = len(one.deployments)
-    repeats = len(admitting)
-    fields: Any = [np.repeat([one.tiers[index][field] for index in admitting], count) for field in (0, 1)]
-    got = capacity(
-        LoadCurve(*(np.concatenate([values] * repeats) for values in curve)),
-        part,
-        Tier(*fields),
-        Promise(*(np.concatenate([promises[index][field] for index in admitting]) for field in range(3))),
-        EstimateScale(*(np.tile(values, repeats) for values in (lean.ttft, lean.tpot, lean.rate))),
-    )
-    rows = np.concatenate([start + index * count + np.arange(count) for index in admitting])
-    for name in _ARRAYS:
-        stacked[name][rows, part.index] = getattr(got, name)
-
-
-def promise_of(one: Survey, tier: Tier, lean: EstimateScale) -> Promise:
+def promise_of(one: Survey, tier: Tier, scale: EstimateScale) -> Promise:
     """What the classes that a tier is named after ask of all that it admits."""
-    bearable, quantile, deviations = Promise.none(one.deployments)
+    promise = Promise.none(one.deployments)
+    wait_s, quantile, deviations = promise.wait_s, promise.quantile, promise.deviations
     for part, curve in zip(one.parts, one.curves, strict=True):
-        asked = tier_of(part.request_class)
         if not tier.admits(part.request_class):
             continue
-        if any(mine <= its < np.inf for mine, its in zip(asked, tier, strict=True)):
+        if tier.is_asked_by(part.request_class):
             deviations = np.maximum(deviations, part.deviations)
-        if part.ttft and asked.ttft_s <= tier.ttft_s:
+        if part.ttft and part.ttft.seconds <= tier.ttft_s:
             quantile = np.maximum(quantile, part.ttft.load_quantile)
-            left = tier.ttft_s - own_ttft_s(curve, lean)
+            left = tier.ttft_s - own_ttft_s(curve, scale)
             # Prompts that are late even alone go to other deployments, and do not wait here.
-            bearable = np.where(left > 0, np.minimum(bearable, left), bearable)
-    return Promise(bearable, quantile, deviations)
+            wait_s = np.where(left > 0, np.minimum(wait_s, left), wait_s)
+    return Promise(np.full(len(one.deployments), tier.tpot_s), wait_s, quantile, deviations)
 
 
 def longer(one: Survey, factor: float) -> list[TrafficPart]:

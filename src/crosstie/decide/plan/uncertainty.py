@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import EstimateScale, capacity
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Solution
-from crosstie.decide.plan.survey import Column, Survey, promise_of, rows_of
+from crosstie.decide.plan.survey import Column, Survey, promise_of
 from crosstie.perf.hardware import Array
 
 # Deviations at which loads are computed; between them they are interpolated.
@@ -23,7 +24,7 @@ _DRAWS = 2000
 _MOST = 4.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Uncertainty:
     """Eight cases in ten, by cost an hour; and the share of cases in which the pools cannot keep the targets."""
 
@@ -41,13 +42,13 @@ def uncertainty(surveyed: Sequence[Survey], asked: Choice, answer: Solution) -> 
         return None
     ability = _ability(surveyed, asked, answer, columns)
     chance = np.random.default_rng(1)
-    drawn = {id(column.deployment): chance.standard_normal(_DRAWS) for column in columns}
+    drawn = {key_of(column.deployment): chance.standard_normal(_DRAWS) for column in columns}
     gpus = np.zeros((_DRAWS, len(asked.problem.usd_per_hour)))
     hopeless = np.zeros(_DRAWS, bool)
     enough = np.ones(_DRAWS, bool)
     for index, column in enumerate(columns):
         replicas = int(answer.replicas[used[index]])
-        able = np.interp(drawn[id(column.deployment)], _DEVIATIONS, ability[:, index])
+        able = np.interp(drawn[key_of(column.deployment)], _DEVIATIONS, ability[:, index])
         hopeless |= able * _MOST * replicas < 1.0
         enough &= able * replicas >= 1.0 - 1e-6
         needed = np.ceil(np.minimum(1.0 / np.maximum(able, 1e-9), _MOST * replicas) - 1e-6)
@@ -72,11 +73,11 @@ def _ability(surveyed: Sequence[Survey], asked: Choice, answer: Solution, column
 
 def _rates(surveyed: Sequence[Survey], column: Column, parts: NDArray[np.int64]) -> Iterator[tuple[int, Array]]:
     """Requests/s that one column takes of each part, by deviation: the deployment once for each of them."""
-    one = next(s for s in surveyed if any(d is column.deployment for d in s.deployments))
-    row = next(i for i, d in enumerate(one.deployments) if d is column.deployment)
-    several = rows_of(one, [row] * len(_DEVIATIONS))
-    lean = EstimateScale.at(several.deployments, _DEVIATIONS)
-    promise = promise_of(several, column.tier, lean)
+    key = key_of(column.deployment)
+    one, row = next((s, i) for s in surveyed for i, d in enumerate(s.deployments) if key_of(d) == key)
+    several = one.rows([row] * len(_DEVIATIONS))
+    scale = EstimateScale.at(several.deployments, _DEVIATIONS)
+    promise = promise_of(several, column.tier, scale)
     for part, curve in zip(several.parts, several.curves, strict=True):
         if part.index in parts:
-            yield part.index, capacity(curve, part, column.tier, promise, lean).requests_per_s
+            yield part.index, capacity(curve, part, promise, scale).requests_per_s

@@ -16,7 +16,7 @@ from crosstie.decide.plan.report import DIGEST, Saved, SavedPrice, mark_of, read
 _SAME = 1e-3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PriceMove:
     accelerator: str
     then: float
@@ -29,7 +29,7 @@ class PriceMove:
         return self.now / self.then - 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Watched:
     """A saved plan beside the one that would be made today."""
 
