@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from crosstie.core.model import Layer, Model, Scan, State, Tensor
     from crosstie.core.stack import Efficiency, Stack
     from crosstie.core.workload import RequestClass, Target, Workload
+    from crosstie.decide.compare.scorecard import Entry, Load, Scorecard, compare
     from crosstie.decide.plan.check import check
-    from crosstie.decide.plan.compare import Entry, Load, Scorecard, compare
     from crosstie.decide.plan.fleet import fleet_of
     from crosstie.decide.plan.plan import Plan, make_plan
     from crosstie.perf.estimate import estimate, estimates
@@ -65,7 +65,7 @@ _HOMES = {
     "crosstie.perf.steady_state": ("SteadyState", "single_stream_ceiling", "steady_state"),
     "crosstie.perf.step": ("Shape", "StepCost", "shape", "step"),
     "crosstie.decide.plan.check": ("check",),
-    "crosstie.decide.plan.compare": ("Entry", "Load", "Scorecard", "compare"),
+    "crosstie.decide.compare.scorecard": ("Entry", "Load", "Scorecard", "compare"),
     "crosstie.decide.plan.fleet": ("fleet_of",),
     "crosstie.decide.plan.plan": ("Plan", "make_plan"),
 }

@@ -24,6 +24,7 @@ ROOMS = [
     "port.kernels",
     "port.source",
     "port.preflight",
+    "decide.compare",
     "decide.cost",
     "decide.plan",
     "run.wire",

@@ -10,15 +10,10 @@ from rich.text import Text
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.fit import deployment_json, describe
-from crosstie.cli.options import (
-    accelerators_from,
-    layout_from,
-    model_argument,
-    replica_options,
-)
+from crosstie.cli.options import Replica, model_argument, replica_options
 from crosstie.cli.show import console, count, json_option, print_json, print_table, seconds, share, table
-from crosstie.decide.plan.compare import Entry, Load, Scorecard, compare
-from crosstie.decide.plan.curve import Curve, curves
+from crosstie.decide.compare.curve import Curve, curves
+from crosstie.decide.compare.scorecard import Entry, Scorecard
 from crosstie.web.chart import draw_curves
 
 INTERVAL = "80% interval"
@@ -31,11 +26,7 @@ INTERVAL = "80% interval"
 @click.option("--sweep", is_flag=True, help="Also from one request in flight to a full replica.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
 @json_option
-def command(
-    model: str, accelerators: str, input_tokens: int, output_tokens: int, concurrency: int, precision: str,
-    tp: int | None, pp: int | None, ep: int | None, dp: int | None, kv: str, stack: str | None, sweep: bool,
-    plot: Path | None, as_json: bool,
-) -> int:  # fmt: skip
+def command(model: str, accelerators: str, replica: Replica, sweep: bool, plot: Path | None, as_json: bool) -> int:
     """One MODEL under one load on several accelerators: the scorecard, and why one wins.
 
     \b
@@ -48,21 +39,11 @@ def command(
     most benchmarks do. --sweep and --plot show what each replica trades between the speed of one user
     and the tokens of a GPU. Exit status 1 when no accelerator can run it.
     """
-    catalog = Catalog()
-    card = compare(
-        catalog,
-        catalog.model(model),
-        accelerators_from(catalog, accelerators, stack),
-        Load(concurrency, input_tokens, output_tokens),
-        parallelism=layout_from(tp, pp, ep, dp),
-        precision=precision,
-        kv_format=kv,
-        stack=stack,
-    )
+    card = replica.scorecard(Catalog(), model, accelerators)
     swept = curves(card) if sweep or plot else []
     if plot:
-        load = f"{input_tokens:,} tokens in, {output_tokens:,} out"
-        draw_curves(swept, f"{card.model.name}, {precision}: {load}", plot)
+        load = f"{card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"
+        draw_curves(swept, f"{card.model.name}, {replica.precision}: {load}", plot)
     if as_json:
         print_json({**to_json(card), **({"sweep": [asdict(curve) for curve in swept]} if swept else {})})
     else:

@@ -1,6 +1,8 @@
 """Options that several commands share, so that they read and behave alike."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import click
@@ -11,6 +13,7 @@ from crosstie.cli.show import names
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import KV_FORMATS, Parallelism
 from crosstie.core.errors import BadInput
+from crosstie.decide.compare.scorecard import Load, Scorecard, compare
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -35,8 +38,41 @@ def layout_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What `replica_options` were given as."""
+
+    load: Load
+    parallelism: Parallelism | None
+    precision: str
+    kv_format: str
+    stack: str | None
+
+    def scorecard(self, catalog: Catalog, model: str, accelerators: str) -> Scorecard:
+        return compare(
+            catalog,
+            catalog.model(model),
+            accelerators_from(catalog, accelerators, self.stack),
+            self.load,
+            parallelism=self.parallelism,
+            precision=self.precision,
+            kv_format=self.kv_format,
+            stack=self.stack,
+        )
+
+
 def replica_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One load on one kind of replica: lengths, requests in flight, precision, layout, cache and stack."""
+    """The load and the kind of replica, which the command gets as `replica`."""
+
+    @wraps(function)
+    def gathered(
+        *, input_tokens: int, output_tokens: int, concurrency: int, precision: str, tp: int | None, pp: int | None,
+        ep: int | None, dp: int | None, kv: str, stack: str | None, **others: Any,
+    ) -> Any:  # fmt: skip
+        load = Load(concurrency, input_tokens, output_tokens)
+        return function(replica=Replica(load, layout_from(tp, pp, ep, dp), precision, kv, stack), **others)
+
+    found: Callable[..., Any] = gathered
     for option in reversed((
         _count("--input", "input_tokens", 4096, "Prompt tokens."),
         _count("--output", "output_tokens", 1024, "Output tokens."),
@@ -44,8 +80,8 @@ def replica_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--precision", metavar="P", default="native", show_default=True, help=PRECISION_HELP),
         layout_options, kv_option, stack_option,
     )):  # fmt: skip
-        function = option(function)
-    return function
+        found = option(found)
+    return found
 
 
 def _count(flag: str, name: str, default: int, what: str) -> Decorator:

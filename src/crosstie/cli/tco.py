@@ -1,43 +1,23 @@
 """`crosstie tco`: what owning each accelerator would cost, per million tokens."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from crosstie.catalog.api_prices import ApiPrice
 from crosstie.catalog.library import Catalog
 from crosstie.cli.assignments import amount, assigned, assigned_or_common, fraction
-from crosstie.cli.options import (
-    accelerators_from,
-    layout_from,
-    model_argument,
-    replica_options,
-)
+from crosstie.cli.options import Replica, model_argument, replica_options
 from crosstie.cli.show import json_option, names, print_json
-from crosstie.cli.tco_show import Answer, Hosted, Rented, Sold, Waiting, show, to_json
+from crosstie.cli.tco_show import show, to_json
 from crosstie.core.accelerator import Accelerator
-from crosstie.core.errors import BadInput
-from crosstie.decide.cost.assessment import assess
-from crosstie.decide.cost.choices import (
-    Api,
-    ApiQuote,
-    Successor,
-    api_quote,
-    buy_or_wait,
-    given_api,
-    host_or_api,
-    mean_slip_months,
-    rent_or_buy,
-)
-from crosstie.decide.cost.ownership import Option, throughput
-from crosstie.decide.cost.prices import BASES, Quote, behind, quotes, sold_tokens
-from crosstie.decide.plan.compare import Entry, Load, Scorecard, compare
+from crosstie.core.errors import BadInput, DoesNotFit
+from crosstie.decide.cost.choices import Successor, mean_slip_months
+from crosstie.decide.cost.tco import TcoRequest, tco
 from crosstie.web.chart import check_ending
 from crosstie.web.tco_chart import draw_tornado
 
-CONTRACT = ("rent-3-years",)
 _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 
 
@@ -66,14 +46,7 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 @click.option("--api-output", type=float, metavar="USD", help="USD per million output tokens of that API.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the tornado (.svg, .png, .pdf).")
 @json_option
-def command(
-    model: str, accelerators: str, gpus: int, years: float, purchase: tuple[str, ...], discount: tuple[str, ...],
-    engineers: tuple[str, ...], engineer_usd: float | None, utilisation: str | None, settings: tuple[str, ...],
-    input_tokens: int, output_tokens: int, concurrency: int, precision: str, tp: int | None, pp: int | None,
-    ep: int | None, dp: int | None, kv: str, stack: str | None, samples: int, seed: int, vary: str | None,
-    rent: bool, rent_usd: tuple[str, ...], wait: str | None, ask_apis: bool, api_input: float | None,
-    api_output: float | None, plot: Path | None, as_json: bool,
-) -> int:  # fmt: skip
+def command(model: str, accelerators: str, replica: Replica, plot: Path | None, as_json: bool, **terms: Any) -> int:
     """What owning each accelerator costs over --years for one MODEL: the bill, and USD per million output tokens.
 
     \b
@@ -92,50 +65,16 @@ def command(
     """
     if plot:
         check_ending(plot)
-    if (api_input is None) != (api_output is None):
-        raise BadInput("--api-input and --api-output go together")
-    if rent_usd and not rent and wait is None:
-        raise BadInput("--rent-usd changes nothing without --rent or --wait")
     catalog = Catalog()
-    chosen = accelerators_from(catalog, accelerators, stack)
-    load = Load(concurrency, input_tokens, output_tokens)
-    card = compare(
-        catalog, catalog.model(model), chosen, load,
-        parallelism=layout_from(tp, pp, ep, dp), precision=precision, kv_format=kv, stack=stack,
-    )  # fmt: skip
-    shorts = {
-        "engineer_usd_per_year": engineer_usd,
-        "utilisation": share_of("--utilisation", utilisation),
-    }
-    terms = Terms(
-        gpus,
-        purchase=owned_by(catalog, chosen, "--purchase", assigned("--purchase", purchase, amount)),
-        discount=discounts(catalog, chosen, discount),
-        engineers=owned_by(catalog, chosen, "--engineers", assigned("--engineers", engineers, amount)),
-        overrides=overrides(catalog, chosen, settings, shorts),
-    )
-    given_rents = owned_by(catalog, chosen, "--rent-usd", assigned("--rent-usd", rent_usd, amount))
-    rents = Rents(
-        by_the_hour=quotes(catalog.prices, [a.id for a in chosen], BASES["on-demand"], given_rents),
-        by_contract=quotes(catalog.prices, [a.id for a in chosen], CONTRACT, {}),
-    )
-    successor = successor_from(catalog, wait) if wait is not None else None
-    selling = selling_from(catalog, card, ask_apis, api_input, api_output)
-    options = options_from(catalog, card, terms)
-    if not options:
-        click.echo(f"none can run it: {'; '.join(f'{e.accelerator.id}: {e.problem}' for e in card.entries)}", err=True)
+    card = replica.scorecard(catalog, model, accelerators)
+    request = _request(catalog, [entry.accelerator for entry in card.entries], **terms)
+    try:
+        answer = tco(catalog, card, request)
+    except DoesNotFit as error:
+        click.echo(str(error), err=True)
         return 1
-    assessed = assess(options, catalog.costs, years, samples=samples, seed=seed, vary=share_of("--vary", vary))
-    answer = Answer(
-        card=card,
-        assessed=assessed,
-        sources={option.name: behind(catalog.prices, option.price) for option in options},
-        rented=[rented for option in options for rented in renting(catalog, option, rents, years)] if rent else [],
-        sold=sold(catalog, options, selling, years) if selling else None,
-        waiting=waiting(catalog, options, assessed.ranking[0], successor, rents, years) if successor else None,
-    )
     if plot:
-        draw_tornado(assessed, plot)
+        draw_tornado(answer.assessed, plot)
     if as_json:
         print_json(to_json(answer))
     else:
@@ -145,41 +84,44 @@ def command(
     return 0
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What the user says of each accelerator, by its id."""
+def _request(
+    catalog: Catalog, chosen: Sequence[Accelerator], *, gpus: int, years: float, purchase: tuple[str, ...],
+    discount: tuple[str, ...], engineers: tuple[str, ...], engineer_usd: float | None, utilisation: str | None,
+    settings: tuple[str, ...], samples: int, seed: int, vary: str | None, rent: bool, rent_usd: tuple[str, ...],
+    wait: str | None, ask_apis: bool, api_input: float | None, api_output: float | None,
+) -> TcoRequest:  # fmt: skip
+    """The options as they were typed, as numbers by accelerator."""
+    own_api = None
+    if api_input is not None and api_output is not None:
+        own_api = (api_input, api_output)
+    elif (api_input is None) != (api_output is None):
+        raise BadInput("--api-input and --api-output go together")
+    if rent_usd and not rent and wait is None:
+        raise BadInput("--rent-usd changes nothing without --rent or --wait")
+    shorts = {"engineer_usd_per_year": engineer_usd, "utilisation": _share("--utilisation", utilisation)}
 
-    gpus: int
-    purchase: Mapping[str, float]
-    discount: Mapping[str, float]
-    engineers: Mapping[str, float]
-    overrides: Mapping[str, Mapping[str, float]]
+    def by_id(option: str, texts: tuple[str, ...]) -> dict[str, float]:
+        return _by_id(catalog, chosen, option, assigned(option, texts, amount))
+
+    return TcoRequest(
+        gpus=gpus,
+        years=years,
+        purchase_usd=by_id("--purchase", purchase),
+        discount=_discounts(catalog, chosen, discount),
+        engineers=by_id("--engineers", engineers),
+        assumptions=_assumptions(catalog, chosen, settings, shorts),
+        samples=samples,
+        seed=seed,
+        vary=_share("--vary", vary),
+        rent=rent,
+        rent_usd_per_hour=by_id("--rent-usd", rent_usd),
+        api=ask_apis,
+        api_usd_per_mtok=own_api,
+        successor=_successor(catalog, wait) if wait is not None else None,
+    )
 
 
-def options_from(catalog: Catalog, card: Scorecard, terms: Terms) -> list[Option]:
-    """Those that run the model, each with its price."""
-    running = [entry for entry in card.entries if entry.estimate]
-    prices = quotes(catalog.prices, [e.accelerator.id for e in running], BASES["purchase"], terms.purchase)
-    return [option_from(entry, prices.get(entry.accelerator.id), terms) for entry in running]
-
-
-def option_from(entry: Entry, price: Quote | None, terms: Terms) -> Option:
-    name, found, deployment = entry.accelerator.id, entry.estimate, entry.deployment
-    assert found, "only entries that run are bought"
-    assert deployment, "what runs is deployed somehow"
-    if terms.gpus < deployment.parallelism.gpus:
-        raise BadInput(f"--gpus {terms.gpus}: one replica on {name} takes {deployment.parallelism.gpus}")
-    if price is None:
-        raise BadInput(f"the catalog has no purchase price of {name}: give one with --purchase {name}=USD")
-    return Option(
-        accelerator=entry.accelerator, gpus=terms.gpus, price=price,
-        output_tokens_per_s_per_gpu=throughput(found, deployment.parallelism.gpus, terms.gpus),
-        discount=terms.discount.get(name, 0.0), engineers=terms.engineers.get(name, 0.0),
-        overrides=terms.overrides[name],
-    )  # fmt: skip
-
-
-def share_of(option: str, text: str | None) -> float | None:
+def _share(option: str, text: str | None) -> float | None:
     """14% or 0.14, where it was given."""
     try:
         return None if text is None else fraction(text)
@@ -187,7 +129,7 @@ def share_of(option: str, text: str | None) -> float | None:
         raise BadInput(f"{option} {text}: {error}") from None
 
 
-def owned_by(
+def _by_id(
     catalog: Catalog, chosen: Sequence[Accelerator], option: str, given: Mapping[str, float]
 ) -> dict[str, float]:
     """The same by the accelerators' ids; a name that is not compared is a slip."""
@@ -202,13 +144,13 @@ def owned_by(
     return found
 
 
-def discounts(catalog: Catalog, chosen: Sequence[Accelerator], texts: Sequence[str]) -> dict[str, float]:
+def _discounts(catalog: Catalog, chosen: Sequence[Accelerator], texts: Sequence[str]) -> dict[str, float]:
     alone, common = assigned_or_common("--discount", texts, fraction)
     everybody = {} if common is None else {a.id: common for a in chosen}
-    return everybody | owned_by(catalog, chosen, "--discount", alone)
+    return everybody | _by_id(catalog, chosen, "--discount", alone)
 
 
-def overrides(
+def _assumptions(
     catalog: Catalog, chosen: Sequence[Accelerator], texts: Sequence[str], shorts: Mapping[str, float | None]
 ) -> dict[str, dict[str, float]]:
     """Assumptions by accelerator: KEY=V holds for all, A:KEY=V for A."""
@@ -222,70 +164,12 @@ def overrides(
     for name, value in given.items():
         who, colon, key = name.partition(":")
         if colon:
-            owner = next(iter(owned_by(catalog, chosen, "--set", {who: value})))
+            owner = next(iter(_by_id(catalog, chosen, "--set", {who: value})))
             found[owner][key] = value
     return found
 
 
-@dataclass(frozen=True)
-class Rents:
-    """What the accelerators rent for, by id: hours as they are needed, or years around the clock."""
-
-    by_the_hour: Mapping[str, Quote]
-    by_contract: Mapping[str, Quote]
-
-    def of(self, name: str) -> list[Quote]:
-        found = [rents[name] for rents in (self.by_the_hour, self.by_contract) if name in rents]
-        if not found:
-            raise BadInput(f"the catalog has no rent of {name}: give one with --rent-usd {name}=USD")
-        return found
-
-
-def renting(catalog: Catalog, option: Option, rents: Rents, years: float) -> list[Rented]:
-    """Against the least, the usual and the most that is asked, by the hour and under contract."""
-    return [
-        Rented(
-            option.name,
-            rent,
-            [rent_or_buy(option, catalog.costs, usd, years) for usd in (rent.low, rent.usd, rent.high)],
-        )
-        for rent in rents.of(option.name)
-    ]
-
-
-def selling_from(
-    catalog: Catalog, card: Scorecard, ask_apis: bool, api_input: float | None, api_output: float | None
-) -> tuple[ApiQuote, Sequence[ApiPrice]] | None:
-    """What tokens cost elsewhere, and what that rests on: the user's own prices, else the catalog's where asked."""
-    load, model = card.load, card.model
-    if api_input is not None and api_output is not None:
-        return given_api(Api(api_input, api_output, load.input_tokens, load.output_tokens)), []
-    if not ask_apis:
-        return None
-    offers = sold_tokens(catalog, model)
-    found = api_quote(offers, load.input_tokens, load.output_tokens)
-    if found is None:
-        raise BadInput(
-            f"--api: the catalog has no API price of {model.id}: give one with --api-input USD --api-output USD"
-        )
-    return found, offers
-
-
-def sold(
-    catalog: Catalog, options: Sequence[Option], selling: tuple[ApiQuote, Sequence[ApiPrice]], years: float
-) -> Sold:
-    """Against the least, the usual and the most that is charged."""
-    quote, sources = selling
-    hosted = [
-        Hosted(
-            option.name, [host_or_api(option, catalog.costs, usd, years) for usd in (quote.low, quote.usd, quote.high)]
-        )
-        for option in options
-    ]
-    return Sold(quote, sources, hosted)
-
-
-def successor_from(catalog: Catalog, text: str) -> Successor:
+def _successor(catalog: Catalog, text: str) -> Successor:
     """NAME,months=9,speedup=2.4,usd=35000,slip=3"""
     name, *rest = names(text) or [""]
     given = assigned("--wait", rest, amount)
@@ -295,12 +179,3 @@ def successor_from(catalog: Catalog, text: str) -> Successor:
         raise BadInput(f"--wait {text}: write B,months=9,speedup=2.4,usd=35000 and slip=3 or quarterly=0.3")
     slip = mean_slip_months(given["quarterly"]) if "quarterly" in given else given.get("slip", 0.0)
     return Successor(catalog.accelerator(name), given["months"], slip, given["speedup"], given["usd"])
-
-
-def waiting(
-    catalog: Catalog, options: Sequence[Option], best: str, successor: Successor, rents: Rents, years: float
-) -> Waiting:
-    """From the cheapest of today's; a bridge of months is rented by the hour where that has a price."""
-    option = next(option for option in options if option.name == best)
-    rent = rents.of(best)[0]
-    return Waiting(option, successor, rent, buy_or_wait(option, successor, catalog.costs, rent, years))

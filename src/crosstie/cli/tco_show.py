@@ -1,75 +1,25 @@
 """How `crosstie tco` tells its answer: one table read across, then sentences."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import msgspec
 from rich.text import Text
 
-from crosstie.catalog.api_prices import ApiPrice
 from crosstie.catalog.prices import Price
 from crosstie.cli.fit import deployment_json, describe
 from crosstie.cli.show import Output, console, count, many, print_table, seconds, share, table, usd
-from crosstie.decide.cost.assessment import Assessment, service_gap
-from crosstie.decide.cost.choices import ApiQuote, BuyOrWait, HostOrApi, RentOrBuy, Successor
+from crosstie.decide.compare.scorecard import Entry
+from crosstie.decide.cost.assessment import service_gap
+from crosstie.decide.cost.choices import ApiQuote, HostOrApi
 from crosstie.decide.cost.ownership import LINES, Option, Ownership, price_span
 from crosstie.decide.cost.prices import Quote
-from crosstie.decide.plan.compare import Entry, Scorecard
+from crosstie.decide.cost.tco import ApiComparison, ApiMarket, RentComparison, Tco, WaitComparison
 
 HONEST = "Crosstie has run nothing on AMD; its throughputs rest on published results."
 
 
-@dataclass(frozen=True)
-class Rented:
-    """One option against its rent: at the least, the usual and the most that is asked."""
-
-    name: str
-    rent: Quote
-    choices: Sequence[RentOrBuy]
-
-
-@dataclass(frozen=True)
-class Hosted:
-    """One option against APIs: at the least, the usual and the most that is charged."""
-
-    name: str
-    choices: Sequence[HostOrApi]
-
-
-@dataclass(frozen=True)
-class Sold:
-    """What the model's tokens cost elsewhere, and each option against that."""
-
-    quote: ApiQuote
-    # Prices of the catalog that the quote was taken from; none where the user gave it.
-    sources: Sequence[ApiPrice]
-    hosted: Sequence[Hosted]
-
-
-@dataclass(frozen=True)
-class Waiting:
-    option: Option
-    successor: Successor
-    rent: Quote
-    choice: BuyOrWait
-
-
-@dataclass(frozen=True)
-class Answer:
-    card: Scorecard
-    assessed: Assessment
-    # Prices of the catalog that an option's price was taken from.
-    sources: dict[str, list[Price]]
-    rented: Sequence[Rented]
-    sold: Sold | None
-    waiting: Waiting | None
-
-    @property
-    def running(self) -> list[Entry]:
-        return [entry for entry in self.card.entries if entry.accelerator.id in self.assessed.bills]
-
-
-def show(answer: Answer) -> None:
+def show(answer: Tco) -> None:
     out, card, assessed = console(), answer.card, answer.assessed
     out.print(Text.assemble((card.model.name, "bold"), f"  {describe(card.model)}"))
     load, bills = card.load, list(assessed.bills.values())
@@ -86,7 +36,7 @@ def show(answer: Answer) -> None:
     show_grounds(out, answer, bills)
 
 
-def rows(answer: Answer, bills: Sequence[Ownership]) -> list[list[str]]:
+def rows(answer: Tco, bills: Sequence[Ownership]) -> list[list[str]]:
     """One line a quantity: what is bought, what it does, what it costs."""
     pairs = [(entry.deployment, entry.estimate) for entry in answer.running]
     spreads = {spread.option: spread for spread in answer.assessed.risk.spreads}
@@ -126,15 +76,15 @@ def _rate_interval(option: Option) -> str:
     return f"{count(span.low)} to {count(span.high)}" if span and not span.is_exact else "-"
 
 
-def show_grounds(out: Output, answer: Answer, bills: Sequence[Ownership]) -> None:
+def show_grounds(out: Output, answer: Tco, bills: Sequence[Ownership]) -> None:
     """What the numbers rest on."""
     for bill in bills:
         out.print(f"  {price_ground(bill.option, answer.sources)}", style="dim", soft_wrap=True)
     for entry in answer.running:
         if entry.estimate:
             out.print(f"  {entry.accelerator.id}: {entry.estimate.basis}", style="dim", soft_wrap=True)
-    if answer.sold and answer.sold.sources:
-        origins = sorted({price.output.source for price in answer.sold.sources})
+    if answer.apis and answer.apis.sources:
+        origins = sorted({price.output.source for price in answer.apis.sources})
         out.print(f"  API prices: {'; '.join(origins)}", style="dim", soft_wrap=True)
     if any(entry.accelerator.vendor == "AMD" for entry in answer.running):
         out.print(f"  {HONEST}", style="dim")
@@ -166,13 +116,13 @@ def dates(quote: Quote | ApiQuote) -> str:
     return quote.oldest if quote.oldest == quote.newest else f"{quote.oldest} to {quote.newest}"
 
 
-def choice_sentences(answer: Answer) -> list[str]:
+def choice_sentences(answer: Tco) -> list[str]:
     found = [text for text in map(idle_sentence, answer.running, answer.assessed.bills.values()) if text]
     if answer.card.load.output_tokens > 1:
         gap = service_gap({e.accelerator.id: e.estimate.tpot_s for e in answer.running if e.estimate})
         found += [gap] if gap else []
     found += [rent_sentence(rented) for rented in answer.rented]
-    found += api_sentences(answer.sold, answer.card.model.id) if answer.sold else []
+    found += api_sentences(answer.apis, answer.card.model.id) if answer.apis else []
     return found + ([wait_sentence(answer.waiting)] if answer.waiting else [])
 
 
@@ -186,7 +136,7 @@ def idle_sentence(entry: Entry, bill: Ownership) -> str:
     return f"{entry.accelerator.id}: a replica takes {replica}, so {idle} paid for and without work."
 
 
-def rent_sentence(rented: Rented) -> str:
+def rent_sentence(rented: RentComparison) -> str:
     quote, usual = rented.rent, rented.choices[1]
     what = "given" if quote.is_given else f"{quote.kind}, {_range(quote)}"
     opening = f"Rent {rented.name} at {usual.rent_usd_per_hour:.2f} USD an hour ({what}) or own at "
@@ -208,19 +158,19 @@ def _range(quote: Quote) -> str:
     return f"{ends}, {dates(quote)}"
 
 
-def api_sentences(sold: Sold, model: str) -> list[str]:
-    quote = sold.quote
+def api_sentences(apis: ApiMarket, model: str) -> list[str]:
+    quote = apis.quote
     if quote.is_given:
-        return [given_api_sentence(hosted.name, hosted.choices[1]) for hosted in sold.hosted]
+        return [given_api_sentence(one.name, one.choices[1]) for one in apis.options]
     how_many = f"{count_of(len(quote.providers), 'provider')}, {count_of(quote.prices, 'price')}, {dates(quote)}"
     ends = f"{quote.low:.3g} ({quote.cheapest}) to {quote.high:.3g} ({quote.dearest})"
     opening = f"APIs sell {model} at {ends} USD per million output tokens, prompts included, median {quote.usd:.3g}"
-    return [f"{opening} ({how_many}).", *(listed_api_sentence(hosted, quote) for hosted in sold.hosted)]
+    return [f"{opening} ({how_many}).", *(listed_api_sentence(one, quote) for one in apis.options)]
 
 
-def listed_api_sentence(hosted: Hosted, quote: ApiQuote) -> str:
-    least, usual, most = hosted.choices
-    name, mine = hosted.name, usual.own_usd_per_mtok
+def listed_api_sentence(one: ApiComparison, quote: ApiQuote) -> str:
+    least, usual, most = one.choices
+    name, mine = one.name, usual.own_usd_per_mtok
     winner = f"{name} beats the median API" if usual.fleet_wins else f"The median API beats {name}"
     beaten = f"cheaper than {quote.dearer_than(mine)} of {count_of(len(quote.providers), 'provider')}"
     levels = f"with the cheapest at {_level(least)}, with the dearest at {_level(most)}"
@@ -245,7 +195,7 @@ def given_api_sentence(name: str, choice: HostOrApi) -> str:
     return f"{winner}: {sums}, prompts included; they draw level at {line} of what the fleet can do."
 
 
-def wait_sentence(waiting: Waiting) -> str:
+def wait_sentence(waiting: WaitComparison) -> str:
     choice, successor, name = waiting.choice, waiting.successor, waiting.option.name
     better = f"Waiting for {successor.accelerator.id} wins" if choice.waiting_wins else f"Buying {name} now wins"
     sums = f"{usd(choice.buy_now_usd)} USD for buying {name} now, {usd(choice.wait_usd)} expected for waiting"
@@ -257,7 +207,7 @@ def wait_sentence(waiting: Waiting) -> str:
     return f"{better}: {sums} ({parts}); {level} ({successor.speedup:g}x claimed), {late}."
 
 
-def to_json(answer: Answer) -> dict[str, object]:
+def to_json(answer: Tco) -> dict[str, object]:
     assessed = answer.assessed
     return {
         "model": answer.card.model.id,
@@ -275,23 +225,23 @@ def to_json(answer: Answer) -> dict[str, object]:
             {"accelerator": r.name, "rent": asdict(r.rent), "at": [asdict(choice) for choice in r.choices]}
             for r in answer.rented
         ],
-        "api": sold_json(answer.sold) if answer.sold else None,
+        "api": sold_json(answer.apis) if answer.apis else None,
         "buy_or_wait": asdict(answer.waiting.choice) if answer.waiting else None,
         "verdicts": [*assessed.verdicts, *choice_sentences(answer)],
     }
 
 
-def sold_json(sold: Sold) -> dict[str, object]:
+def sold_json(apis: ApiMarket) -> dict[str, object]:
     return {
-        "price": asdict(sold.quote),
-        "price_sources": [msgspec.to_builtins(price) for price in sold.sources],
+        "price": asdict(apis.quote),
+        "price_sources": [msgspec.to_builtins(price) for price in apis.sources],
         "host_or_api": [
-            {"accelerator": hosted.name, "at": [asdict(choice) for choice in hosted.choices]} for hosted in sold.hosted
+            {"accelerator": one.name, "at": [asdict(choice) for choice in one.choices]} for one in apis.options
         ],
     }
 
 
-def option_json(answer: Answer, entry: Entry) -> dict[str, object]:
+def option_json(answer: Tco, entry: Entry) -> dict[str, object]:
     name = entry.accelerator.id
     bill = answer.assessed.bills[name]
     spread = next(s for s in answer.assessed.risk.spreads if s.option == name)

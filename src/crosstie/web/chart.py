@@ -6,7 +6,7 @@ from typing import Any
 
 from crosstie.catalog.writing import write_whole
 from crosstie.core.errors import BadInput
-from crosstie.decide.plan.curve import Curve
+from crosstie.decide.compare.curve import Curve
 
 KINDS = (".svg", ".png", ".pdf")
 

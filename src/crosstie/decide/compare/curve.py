@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crosstie.core.deployment import Deployment
-from crosstie.decide.plan.compare import Scorecard
+from crosstie.decide.compare.scorecard import Scorecard
 from crosstie.perf.hardware import Hardware
 from crosstie.perf.steady_state import steady_state
 

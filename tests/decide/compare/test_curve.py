@@ -2,8 +2,8 @@ import pytest
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
-from crosstie.decide.plan.compare import Load, compare
-from crosstie.decide.plan.curve import curve, curves, doublings
+from crosstie.decide.compare.curve import curve, curves, doublings
+from crosstie.decide.compare.scorecard import Load, compare
 
 
 def test_a_curve_trades_speed_for_throughput(catalog: Catalog) -> None:

@@ -6,7 +6,7 @@ import pytest
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
-from crosstie.decide.plan.compare import Load, Scorecard, compare
+from crosstie.decide.compare.scorecard import Load, Scorecard, compare
 
 
 def card(catalog: Catalog, model: str, names: str, load: Load, **choices: object) -> Scorecard:

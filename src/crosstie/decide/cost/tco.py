@@ -1,0 +1,197 @@
+"""`tco`: what owning each accelerator of a scorecard costs, beside renting it, an API, or waiting for the next one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from crosstie.catalog.api_prices import ApiPrice
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.prices import Price
+from crosstie.core.errors import BadInput, DoesNotFit
+from crosstie.decide.compare.scorecard import Entry, Scorecard
+from crosstie.decide.cost.assessment import Assessment, assess
+from crosstie.decide.cost.choices import (
+    Api,
+    ApiQuote,
+    BuyOrWait,
+    HostOrApi,
+    RentOrBuy,
+    Successor,
+    api_quote,
+    buy_or_wait,
+    given_api,
+    host_or_api,
+    rent_or_buy,
+)
+from crosstie.decide.cost.ownership import Option, throughput
+from crosstie.decide.cost.prices import BASES, Quote, behind, quotes, sold_tokens
+
+_CONTRACT = ("rent-3-years",)
+
+
+@dataclass(frozen=True, slots=True)
+class TcoRequest:
+    """What is bought on which terms, and what to hold against it. Mappings are by the accelerators' ids."""
+
+    # Of each accelerator.
+    gpus: int = 8
+    years: float = 3.0
+    # What one costs before the discount, in place of the catalog's prices; discounts as fractions.
+    purchase_usd: Mapping[str, float] = field(default_factory=dict)
+    discount: Mapping[str, float] = field(default_factory=dict)
+    # Engineers that one needs more than the others.
+    engineers: Mapping[str, float] = field(default_factory=dict)
+    # Assumptions in place of the catalog's, by accelerator and key: `crosstie catalog show costs` lists them.
+    assumptions: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    # Of the Monte Carlo. `vary` moves every assumption by this share instead of over its own range.
+    samples: int = 10_000
+    seed: int = 0
+    vary: float | None = None
+    # Whether to hold renting against it, and rents by the hour in place of the catalog's.
+    rent: bool = False
+    rent_usd_per_hour: Mapping[str, float] = field(default_factory=dict)
+    # Whether to hold APIs against it, at the catalog's prices; or one at these, USD per million tokens in and out.
+    api: bool = False
+    api_usd_per_mtok: tuple[float, float] | None = None
+    # What to wait for instead, renting the cheapest of today's meanwhile.
+    successor: Successor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RentComparison:
+    """One option against its rent: at the least, the usual and the most that is asked."""
+
+    name: str
+    rent: Quote
+    choices: Sequence[RentOrBuy]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiComparison:
+    """One option against APIs: at the least, the usual and the most that is charged."""
+
+    name: str
+    choices: Sequence[HostOrApi]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiMarket:
+    """What the model's tokens cost elsewhere, and each option against that."""
+
+    quote: ApiQuote
+    # Prices of the catalog that the quote was taken from; none where the user gave it.
+    sources: Sequence[ApiPrice]
+    options: Sequence[ApiComparison]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitComparison:
+    option: Option
+    successor: Successor
+    rent: Quote
+    choice: BuyOrWait
+
+
+@dataclass(frozen=True, slots=True)
+class Tco:
+    card: Scorecard
+    assessed: Assessment
+    # Prices of the catalog that an option's price was taken from.
+    sources: dict[str, list[Price]]
+    # Empty or None where it was not asked for.
+    rented: Sequence[RentComparison]
+    apis: ApiMarket | None
+    waiting: WaitComparison | None
+
+    @property
+    def running(self) -> list[Entry]:
+        """Accelerators that run the model."""
+        return [entry for entry in self.card.entries if entry.estimate]
+
+
+def tco(catalog: Catalog, card: Scorecard, request: TcoRequest | None = None) -> Tco:
+    """What owning each accelerator of a scorecard costs over the years, and per million output tokens.
+
+    The scorecard (`compare`) says how fast each serves the model; accelerators that cannot run it are left out, and
+    `DoesNotFit` is raised where none can.
+    """
+    asked = request or TcoRequest()
+    _check(card, asked)
+    apis = _apis(catalog, card, asked)
+    running = [entry for entry in card.entries if entry.estimate]
+    if not running:
+        raise DoesNotFit(f"none can run it: {'; '.join(f'{e.accelerator.id}: {e.problem}' for e in card.entries)}")
+    prices = quotes(catalog.prices, [e.accelerator.id for e in running], BASES["purchase"], asked.purchase_usd)
+    options = [_option(entry, prices.get(entry.accelerator.id), asked) for entry in running]
+    years, costs = asked.years, catalog.costs
+    assessed = assess(options, costs, years, samples=asked.samples, seed=asked.seed, vary=asked.vary)
+    waiting = None
+    if asked.successor:
+        best = next(option for option in options if option.name == assessed.ranking[0])
+        # A bridge of months is rented by the hour where that has a price.
+        rent = _rents(catalog, best.name, asked)[0]
+        choice = buy_or_wait(best, asked.successor, costs, rent, years)
+        waiting = WaitComparison(best, asked.successor, rent, choice)
+    rented = [
+        RentComparison(one.name, rent, [rent_or_buy(one, costs, usd, years) for usd in (rent.low, rent.usd, rent.high)])
+        for one in (options if asked.rent else ())
+        for rent in _rents(catalog, one.name, asked)
+    ]
+    market = None
+    if apis:
+        quote, sources = apis
+        ends = (quote.low, quote.usd, quote.high)
+        compared = [ApiComparison(one.name, [host_or_api(one, costs, usd, years) for usd in ends]) for one in options]
+        market = ApiMarket(quote, sources, compared)
+    sources_of = {option.name: behind(catalog.prices, option.price) for option in options}
+    return Tco(card, assessed, sources_of, rented, market, waiting)
+
+
+def _check(card: Scorecard, asked: TcoRequest) -> None:
+    known = [entry.accelerator.id for entry in card.entries]
+    for name in ("purchase_usd", "discount", "engineers", "assumptions", "rent_usd_per_hour"):
+        for given in getattr(asked, name):
+            if given not in known:
+                raise BadInput(f"{name}: {given} is not on the scorecard, which has {', '.join(known)}")
+    if asked.rent_usd_per_hour and not asked.rent and asked.successor is None:
+        raise BadInput("rents change nothing unless renting is compared, or waiting for a successor")
+
+
+def _option(entry: Entry, price: Quote | None, asked: TcoRequest) -> Option:
+    name, found, deployment = entry.accelerator.id, entry.estimate, entry.deployment
+    assert found, "only entries that run are bought"
+    assert deployment, "what runs is deployed somehow"
+    if asked.gpus < deployment.parallelism.gpus:
+        raise BadInput(f"--gpus {asked.gpus}: one replica on {name} takes {deployment.parallelism.gpus}")
+    if price is None:
+        raise BadInput(f"the catalog has no purchase price of {name}: give one with --purchase {name}=USD")
+    return Option(
+        accelerator=entry.accelerator, gpus=asked.gpus, price=price,
+        output_tokens_per_s_per_gpu=throughput(found, deployment.parallelism.gpus, asked.gpus),
+        discount=asked.discount.get(name, 0.0), engineers=asked.engineers.get(name, 0.0),
+        overrides=asked.assumptions.get(name, {}),
+    )  # fmt: skip
+
+
+def _rents(catalog: Catalog, name: str, asked: TcoRequest) -> list[Quote]:
+    """Hours as they are needed, and years around the clock under contract, as far as either has a price."""
+    by_the_hour = quotes(catalog.prices, [name], BASES["on-demand"], asked.rent_usd_per_hour)
+    found = [*by_the_hour.values(), *quotes(catalog.prices, [name], _CONTRACT, {}).values()]
+    if not found:
+        raise BadInput(f"the catalog has no rent of {name}: give one with --rent-usd {name}=USD")
+    return found
+
+
+def _apis(catalog: Catalog, card: Scorecard, asked: TcoRequest) -> tuple[ApiQuote, Sequence[ApiPrice]] | None:
+    """What tokens cost elsewhere, and what that rests on: the user's own prices, else the catalog's where asked."""
+    load, model = card.load, card.model
+    if asked.api_usd_per_mtok is not None:
+        return given_api(Api(*asked.api_usd_per_mtok, load.input_tokens, load.output_tokens)), []
+    if not asked.api:
+        return None
+    offers = sold_tokens(catalog, model)
+    found = api_quote(offers, load.input_tokens, load.output_tokens)
+    if found is None:
+        raise BadInput(
+            f"--api: the catalog has no API price of {model.id}: give one with --api-input USD --api-output USD"
+        )
+    return found, offers
