@@ -13,6 +13,8 @@ from crosstie.catalog.calibration import empty
 from crosstie.catalog.library import Catalog
 from crosstie.cli.main import run
 
+pytest_plugins = ["tests.needs", "tests.no_skips"]
+
 # The same examples on every run, so that a red test is about the change; `HYPOTHESIS_PROFILE=hunt pytest
 # tests/properties` looks for new ones.
 # A busy machine is no fault of the code under test.

@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 import crosstie
 
 SOURCE = Path(crosstie.__file__).parent
@@ -52,7 +50,7 @@ def test_an_heir_would_be_found() -> None:
     assert inherited("from crosstie.run.wire.server import Server\nclass Mine(Server): pass") == ["Server"]
 
 
-@pytest.mark.parametrize("module", PLAIN, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_plain_class_inherits_from_a_compiled_one(module: Path) -> None:
+def test_no_plain_class_inherits_from_a_compiled_one() -> None:
     """mypyc's classes refuse interpreted heirs when the first is made, which no test of the sources sees."""
-    assert inherited(module.read_text()) == []
+    found = {str(module.relative_to(SOURCE)): inherited(module.read_text()) for module in PLAIN}
+    assert {name: bases for name, bases in found.items() if bases} == {}

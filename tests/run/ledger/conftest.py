@@ -17,7 +17,7 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.database)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An empty store's address."""
     if request.param == "sqlite":

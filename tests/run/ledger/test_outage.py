@@ -3,12 +3,15 @@
 import uuid
 from pathlib import Path
 
+import pytest
 from tests.run.gateway.fakes import until
 from tests.run.gateway.test_keys import code_of, keyed
 from tests.run.ledger.postgres_server import PostgresServer
 
 from crosstie.run.ledger.usage import total
 from crosstie.run.wire.loops import run_on_loop
+
+pytestmark = pytest.mark.database
 
 
 def test_traffic_goes_on_and_everything_is_counted_once(postgres: PostgresServer, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from crosstie.core.errors import BadInput, StoreFailed
 from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.usage import total
 
+pytestmark = pytest.mark.database
+
 
 def test_a_server_that_is_gone_for_a_while(postgres: PostgresServer) -> None:
     store = open_store(postgres.fresh(f"t{uuid.uuid4().hex}"))

@@ -20,6 +20,8 @@ from crosstie.run.share.machines import Machines, Told
 from crosstie.run.share.redis_share import RedisShare, connected
 from crosstie.run.share.tally import BoardTally
 
+pytestmark = pytest.mark.database
+
 A = "http://a:1/v1"
 PATIENCE_S = 60.0
 

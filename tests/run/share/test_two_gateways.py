@@ -20,6 +20,8 @@ from tests.run.share.redis_server import RedisServer, redis_server
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import Pool
 
+pytestmark = pytest.mark.database
+
 
 @pytest.fixture(scope="module")
 def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
