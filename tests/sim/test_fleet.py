@@ -219,6 +219,7 @@ def served_by(policy: Policy, load: float, span_s: float = 100.0) -> tuple[Fleet
     return simulator, [one for one in got if one.request.arrival_s > 0.2 * span_s]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.5, 0.8, 1.0])
 def test_the_default_keeps_more_targets_for_less_money(load: float) -> None:
     simulator, got = served_by("cheapest-meeting-target", load)

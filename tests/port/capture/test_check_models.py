@@ -12,6 +12,7 @@ from crosstie.port.capture.check import check
 from crosstie.port.capture.hazards import CaptureResult
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.transformers
 
 
 def checked(name: str) -> CaptureResult:

@@ -3,6 +3,8 @@
 import pytest
 from tests.port.capture.known_truth import Truth, truths, verdict_here
 
+pytestmark = pytest.mark.slow
+
 # Cases whose verdict differs from the GPU's, and why. All are in the sample.
 KNOWN = {
     "paged_write_trash_slot": ("ok", "two rows write one slot: which one wins is chance on the GPU"),

@@ -4,11 +4,14 @@ import os
 import textwrap
 from pathlib import Path
 
+import pytest
 from tests.port.kernels.running_kernels import HEADER, check
 
 from crosstie.catalog.library import Catalog
 from crosstie.port.kernels.running import KernelOptions, compile_kernels
 from crosstie.port.kernels.targets import target
+
+pytestmark = pytest.mark.triton
 
 COPY = """
     @triton.jit

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from tests.port.kernels.running_kernels import MATMUL, MATMULS, check, matmul
+
+pytestmark = pytest.mark.triton
 
 ELEMENTS = {"x": "*fp32", "o": "*fp32"}
 

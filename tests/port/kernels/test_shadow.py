@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 from tests.port.kernels.running_kernels import check
 
 from crosstie.port.kernels.running import TargetResult
+
+pytestmark = pytest.mark.triton
 
 KERNEL = """
     import torch

@@ -24,6 +24,7 @@ def test_it_was_made_from_the_shipped_files(catalog: Catalog) -> None:
     assert inputs.files == catalog.calibration.results
 
 
+@pytest.mark.slow
 def test_one_more_round_of_the_fit_leaves_its_predictions_where_they_are(catalog: Catalog) -> None:
     """It is what `calibrate` makes of these files, up to rounding: `make calibration` does the twelve rounds."""
     inputs = read_inputs(catalog, SHIPPED_RESULTS)

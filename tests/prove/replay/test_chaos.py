@@ -29,6 +29,7 @@ def harness() -> Any:
         sys.path.remove(str(CHAOS))
 
 
+@pytest.mark.storm
 @pytest.mark.parametrize("more", [[], ["--kill-gateway", "--requests", "600"]], ids=["", "gateway-killed"])
 def test_nothing_is_lost_and_everything_adds_up(tmp_path: Path, more: list[str]) -> None:
     result = tmp_path / "result.json"

@@ -22,6 +22,8 @@ from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 from crosstie.run.wire.sse import payloads
 
+pytestmark = pytest.mark.storm
+
 STORM_S = float(os.environ.get("CROSSTIE_STORM_S", "5"))
 SEED = int(os.environ.get("CROSSTIE_STORM_SEED", "1"))
 CLIENTS = 24

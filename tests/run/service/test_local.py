@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,7 +32,13 @@ def has_weights() -> bool:
         return False
 
 
-real = pytest.mark.skipif(find_spec("xllamacpp") is None or not has_weights(), reason=NEEDS)
+installed = pytest.mark.skipif(find_spec("xllamacpp") is None or not has_weights(), reason=NEEDS)
+
+
+def real(test: Callable[..., Any]) -> Callable[..., Any]:
+    """A test that starts the engine."""
+    marked: Callable[..., Any] = pytest.mark.engines(installed(test))
+    return marked
 
 
 def ask(url: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = 60) -> tuple[int, str]:

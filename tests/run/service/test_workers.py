@@ -24,6 +24,8 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import Pool
 from crosstie.run.service.workers import Workers
 
+pytestmark = pytest.mark.slow
+
 POOLS = {"amd": pool("amd"), "nvidia": pool("nvidia", accelerator="h100-sxm", usd_per_gpu_hour=2.5)}
 
 

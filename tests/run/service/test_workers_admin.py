@@ -24,6 +24,8 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Pool, State
 from crosstie.run.service.siblings import Siblings
 
+pytestmark = pytest.mark.slow
+
 KEY = "the-key-of-these-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
 POOLS = {"amd": pool("amd"), "nvidia": pool("nvidia", accelerator="h100-sxm", usd_per_gpu_hour=2.5)}
