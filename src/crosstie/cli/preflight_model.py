@@ -8,10 +8,9 @@ from crosstie.cli.findings_show import report, report_options
 from crosstie.cli.options import accelerators_from
 from crosstie.cli.show import names, progress
 from crosstie.core.errors import BadInput
-from crosstie.port.preflight.engine import engine_from
+from crosstie.port.preflight.engine import FEATURES, engine_from
 from crosstie.port.preflight.model import Question, Report, preflight
-from crosstie.port.preflight.support import FEATURES
-from crosstie.port.preflight.weights import read_stored
+from crosstie.port.preflight.stored import read_stored
 
 _KV = ("auto", "bf16", "fp8", "fp8_e5m2")
 

@@ -22,9 +22,9 @@ from crosstie.port.checkpoint import convert as converting
 from crosstie.port.checkpoint import shard as sharding
 from crosstie.port.checkpoint.conversion import Conversion, plan_conversion
 from crosstie.port.checkpoint.convert import Converted, convert
+from crosstie.port.checkpoint.converters import converters
 from crosstie.port.checkpoint.formats import KV_MARK, MARK, read_scheme
 from crosstie.port.checkpoint.fp8 import Codes, Dialect, Recoder
-from crosstie.port.checkpoint.hands import hands
 from crosstie.port.checkpoint.index import INDEX, Checkpoint, open_checkpoint
 from crosstie.port.checkpoint.output import JOURNAL
 
@@ -428,7 +428,7 @@ def test_what_goes_wrong_in_a_process_is_told_by_the_parent(tmp_path: Path, monk
 def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     stretch = sharding.Stretch(to="e4m3fnuz", source="a", target="b", shift=0, flush=False, windows=[])
-    with hands("e4m3fnuz", 2) as (own, other):
+    with converters("e4m3fnuz", 2) as (own, other):
         assert own.pass_stretch(stretch) == Codes()
         with pytest.raises(BadInput, match="a converting process ended with status 1; run it again"):
             other.pass_stretch(stretch)

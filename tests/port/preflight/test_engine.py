@@ -6,8 +6,7 @@ from packaging.version import Version
 from crosstie.catalog.config import Config
 from crosstie.core.errors import BadInput
 from crosstie.port.preflight import engine as engines
-from crosstie.port.preflight.engine import Support, engine_from
-from crosstie.port.preflight.support import architecture_findings, feature_operations
+from crosstie.port.preflight.engine import Support, architecture_findings, engine_from, feature_operations
 
 
 def test_a_release_may_be_named_or_not() -> None:
@@ -28,7 +27,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
         "LlamaForCausalLM": Support(since=Version("0.5"), until=Version("0.30"), source="registry"),
         "OldForCausalLM": Support(since=Version("0.3"), until=None, source="registry"),
     }
-    monkeypatch.setattr("crosstie.port.preflight.support.architectures", lambda engine: rows)
+    monkeypatch.setattr("crosstie.port.preflight.engine.architectures", lambda engine: rows)
 
 
 @pytest.mark.usefixtures("known")

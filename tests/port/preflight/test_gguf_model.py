@@ -9,7 +9,7 @@ from tests.port.checkpoint.test_gguf import entry, tensor, text
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
-from crosstie.port.preflight.weights import read_stored
+from crosstie.port.preflight.stored import read_stored
 
 NUMBERS = {
     "embedding_length": 512, "block_count": 2, "feed_forward_length": 1024, "context_length": 4096,

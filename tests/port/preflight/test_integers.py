@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from crosstie.port.preflight.integers import as_declared
 from crosstie.port.preflight.operations import Weights
+from crosstie.port.preflight.stored import as_declared
 
 PACKED = Weights(scheme="int4")
 

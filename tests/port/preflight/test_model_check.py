@@ -12,12 +12,11 @@ from tests.port.preflight import tiny
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import GROUNDS, rank
 from crosstie.port.checkpoint.formats import KV_MARK, MARK
-from crosstie.port.preflight.engine import engine_from
+from crosstie.port.preflight.engine import engine_from, feature_operations
 from crosstie.port.preflight.model import Question, Report, preflight
 from crosstie.port.preflight.operations import Layout, Weights, operations
 from crosstie.port.preflight.rules import FACTS
-from crosstie.port.preflight.support import feature_operations
-from crosstie.port.preflight.weights import load_operations, read_stored
+from crosstie.port.preflight.stored import load_operations, read_stored
 
 BLOCK = Weights(scheme="fp8-block", activations="dynamic", method="fp8")
 

@@ -15,7 +15,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding
 from crosstie.core.progress import no_progress
 from crosstie.port.preflight.numbers import stored_findings
-from crosstie.port.preflight.weights import read_stored
+from crosstie.port.preflight.stored import read_stored
 
 
 def found(

@@ -6,7 +6,7 @@ import pytest
 from packaging.version import Version
 
 from crosstie.core.errors import BadData
-from crosstie.port.preflight.rules import FOLDER, Rule, covers, read_rules, rules
+from crosstie.port.preflight.rules import FOLDER, EngineRule, covers, false_citations, read_rules, rules
 
 ROW = """
 engine = "vllm"
@@ -18,7 +18,7 @@ versions = ">=0.10,<=0.28"
 operation = "attention"
 on = ["gfx942"]
 when = { head_dim = [64, 128], gqa_ratio = "<=16", kv = "!fp8", sinks = false }
-severity = "note"
+outcome = "note"
 implementation = "triton"
 says = "runs"
 source = "main"
@@ -27,7 +27,7 @@ at = "vllm/platforms/rocm.py:1"
 FACTS: dict[str, str | int | bool] = {"head_dim": 128, "gqa_ratio": 8, "kv": "bf16", "sinks": False}
 
 
-def one(tmp_path: Path, text: str = ROW) -> Rule:
+def one(tmp_path: Path, text: str = ROW) -> EngineRule:
     file = tmp_path / "vllm-x.toml"
     file.write_text(text)
     (rule,) = read_rules(file)
@@ -83,7 +83,7 @@ def test_targets() -> None:
 @pytest.mark.parametrize(
     ("was", "becomes", "said"),
     [
-        ('"note"', '"fine"', "severity"),
+        ('"note"', '"fine"', "outcome"),
         ('"note"', '"slow"', "only a note may do without"),
         ('">=0.10,<=0.28"', '"since 0.10"', "no set of versions"),
         ('["gfx942"]', '["mi300x"]', "no instruction set"),
@@ -96,12 +96,40 @@ def test_targets() -> None:
         ("says =", "tells =", "unknown key"),
         ("head_dim =", "head_size =", "no such fact"),
         ('at = "vllm/platforms/rocm.py:1"', "", "at: missing"),
+        ("rocm.py:1", "rocm.py", "a path and a line"),
+        ("rocm.py:1", "rocm.py:0", "a path and a line"),
+        ("rocm.py:1", "rocm.py:one", "a path and a line"),
+        ("vllm/platforms/rocm.py:1", "/vllm/rocm.py:1", "a path and a line"),
+        ("vllm@a014e35f38", "vllm", "names no commit"),
+        ("vllm-project/vllm@a014e35f38", "somebody's blog", "names no commit"),
     ],
 )
 def test_a_row_that_cannot_be_trusted_fails_by_name(tmp_path: Path, was: str, becomes: str, said: str) -> None:
     assert was in ROW
     with pytest.raises(BadData, match=said):
         one(tmp_path, ROW.replace(was, becomes))
+
+
+def test_a_row_may_hold_unless_a_setting_is_set(tmp_path: Path) -> None:
+    unless = 'unless = { "env.VLLM_ROCM_USE_AITER" = ["1", "true"] }\noutcome ='
+    rule = one(tmp_path, ROW.replace("outcome =", unless))
+    where = Version("0.28.0"), "gfx942"
+    assert rule.holds(*where, FACTS)
+    assert rule.holds(*where, {**FACTS, "env.VLLM_ROCM_USE_AITER": "0"})
+    assert not rule.holds(*where, {**FACTS, "env.VLLM_ROCM_USE_AITER": "1"})
+    with pytest.raises(BadData, match="no such fact"):
+        one(tmp_path, ROW.replace("outcome =", unless.replace("env.", "")))
+
+
+def test_a_citation_is_looked_up_where_the_source_is_at_hand(tmp_path: Path) -> None:
+    rule = one(tmp_path, ROW.replace("rocm.py:1", "rocm.py:2; vllm/envs.py:1-3"))
+    (tmp_path / "vllm" / "platforms").mkdir(parents=True)
+    (tmp_path / "vllm" / "platforms" / "rocm.py").write_text("first\nsecond\n")
+    assert false_citations([rule], tmp_path) == ["one: vllm/envs.py:1-3: no such file"]
+    (tmp_path / "vllm" / "envs.py").write_text("first")
+    assert false_citations([rule], tmp_path) == ["one: vllm/envs.py:1-3: the file has 1 lines"]
+    (tmp_path / "vllm" / "envs.py").write_text("first\nsecond\nthird\n")
+    assert false_citations([rule], tmp_path) == []
 
 
 def test_an_id_stands_once(tmp_path: Path) -> None:

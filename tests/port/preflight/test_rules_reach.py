@@ -8,7 +8,7 @@ from packaging.version import Version
 from tests.port.preflight import test_rules_sglang, test_rules_vllm
 from tests.port.preflight.reach import meeting
 
-from crosstie.port.preflight.rules import Rule, Value, covers, decide, rules
+from crosstie.port.preflight.rules import EngineRule, Value, covers, decide, rules
 
 ROWS = [rule for engine in ("vllm", "sglang", "llama.cpp") for rule in rules(engine)]
 RELEASES = {
@@ -21,7 +21,7 @@ ODD: dict[str, Value] = {"activation": "gelu_tanh", "heads": 24, "head_dim": 160
 
 
 @pytest.mark.parametrize("rule", ROWS, ids=lambda rule: rule.id)
-def test_every_row_decides_something(rule: Rule) -> None:
+def test_every_row_decides_something(rule: EngineRule) -> None:
     plain = (test_rules_vllm if rule.engine == "vllm" else test_rules_sglang).PLAIN[rule.operation]
     cases = product(
         [

@@ -73,7 +73,7 @@ def test_no_row_speaks_of_releases_that_were_not_read() -> None:
 
 def test_good_news_names_its_case() -> None:
     for rule in ROWS:
-        if rule.severity == "note":
+        if rule.outcome == "note":
             assert "any" not in rule.on, rule.id
             assert rule.when or rule.operation == "mla", rule.id
 
@@ -81,7 +81,7 @@ def test_good_news_names_its_case() -> None:
 def decided(engine: str, release: str, isa: str, operation: str, changes: dict[str, Value]) -> str:
     plain = GGUF if changes.get("method") == "gguf" else PLAIN[operation]
     rule = decide(engine, Version(release), isa, operation, {**plain, **changes})
-    return f"{rule.severity} {rule.id.removeprefix(engine + '-')}" if rule else ""
+    return f"{rule.outcome} {rule.id.removeprefix(engine + '-')}" if rule else ""
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_note_names_its_chips_and_its_case() -> None:
     """Good news holds for what was read; "rocm" or "any" is for refusals, and for what no chip can change."""
     harmless = {"load-16bit", "load-mxfp4-gptoss", "kv-16bit"}
     for rule in RULES:
-        if rule.severity == "note" and rule.id not in harmless:
+        if rule.outcome == "note" and rule.id not in harmless:
             assert not {"rocm", "any"} & set(rule.on), rule.id
             assert rule.when, rule.id
 
@@ -283,7 +283,7 @@ def test_releases_that_were_not_read_get_no_better_news_than_their_neighbours() 
 
     def grave(release: str, isa: str, operation: str, facts: dict[str, Value]) -> int:
         found = decide("vllm", Version(release), isa, operation, facts)
-        return rank(found.severity if found else "unknown")
+        return rank(found.outcome if found else "unknown")
 
     better = []
     for rule in RULES:

@@ -179,7 +179,7 @@ def _shard(
         change: Change = "codes" if name in recoded else ("scale" if name in rescaled else "none")
         stop = info.offset + info.nbytes
         if change == "none" and steps and steps[-1].change == "none":
-            steps[-1] = steps[-1]._replace(stop=stop)
+            steps[-1] = msgspec.structs.replace(steps[-1], stop=stop)
         else:
             steps.append(Step(change, name, info.dtype, info.offset, stop))
         entries.append((name, DTYPES[to] if change == "codes" else info.dtype, info.shape, info.nbytes))

@@ -15,8 +15,8 @@ import msgspec
 from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.progress import OnProgress, Progress, no_progress
 from crosstie.port.checkpoint.conversion import Conversion
+from crosstie.port.checkpoint.converters import StretchConverter, converters
 from crosstie.port.checkpoint.fp8 import DTYPES, Codes, Dialect
-from crosstie.port.checkpoint.hands import Hand, hands
 from crosstie.port.checkpoint.headers import read_header
 from crosstie.port.checkpoint.output import Output, flush
 from crosstie.port.checkpoint.shard import ShardPlan, Stretch, windows
@@ -175,7 +175,7 @@ def _run(
     taking, stop = threading.Lock(), threading.Event()
     sealed: list[Future[None]] = []
 
-    def work(hand: Hand, sealing: ThreadPoolExecutor) -> None:
+    def work(converter: StretchConverter, sealing: ThreadPoolExecutor) -> None:
         try:
             while not stop.is_set():
                 with taking:
@@ -183,7 +183,7 @@ def _run(
                 if job is None or stretch is None:
                     return
                 job.begin()
-                last = job.add(hand.pass_stretch(stretch))
+                last = job.add(converter.pass_stretch(stretch))
                 progress.add(stretch.nbytes)
                 if last and not job.only_compared:
                     sealed.append(sealing.submit(_finish, conversion, job, output, sync))
@@ -193,10 +193,11 @@ def _run(
             raise
 
     nbytes = sum(job.shard.size for job in todo)
-    with hands(conversion.to, min(jobs, 1 + nbytes // _WORTH_A_PROCESS)) as all_hands, ThreadPoolExecutor(1) as sealing:
-        with ThreadPoolExecutor(len(all_hands)) as pool:
+    number = min(jobs, 1 + nbytes // _WORTH_A_PROCESS)
+    with converters(conversion.to, number) as all_converters, ThreadPoolExecutor(1) as sealing:
+        with ThreadPoolExecutor(len(all_converters)) as pool:
             try:
-                for future in [pool.submit(work, hand, sealing) for hand in all_hands]:
+                for future in [pool.submit(work, one, sealing) for one in all_converters]:
                     future.result()
             finally:
                 # An interrupt reaches this thread alone.

@@ -103,7 +103,7 @@ def read_scheme(checkpoint: Checkpoint) -> Scheme:
     raw, file = load_config(checkpoint.folder)
     quantisation = quantisation_config(raw, file)
     method = method_of(quantisation)
-    roles = _told(read_roles(checkpoint.tensors), checkpoint, quantisation)
+    roles = _as_declared(read_roles(checkpoint.tensors), checkpoint, quantisation)
     dialects = {weight_dialect(checkpoint, weight) for weight in roles.weights if weight.is_fp8}
     dialect = next(iter(dialects)) if len(dialects) == 1 else None
     marks = _marks(MARK, checkpoint, quantisation)
@@ -159,12 +159,11 @@ def _marks(key: str, checkpoint: Checkpoint, quantisation: Mapping[str, Any]) ->
     return found | ({str(quantisation[key])} if key in quantisation else set())
 
 
-def _told(roles: Roles, checkpoint: Checkpoint, quantisation: Mapping[str, Any]) -> Roles:
+def _as_declared(roles: Roles, checkpoint: Checkpoint, quantisation: Mapping[str, Any]) -> Roles:
     """What tensors do not show by themselves: the bits of packed integers, and that one scale is one block's."""
     groups = quantisation.get("config_groups")
     entries = groups.values() if isinstance(groups, Mapping) else ({"weights": quantisation},)
-    weights = [entry.get("weights") for entry in entries if isinstance(entry, Mapping)]
-    said = [entry for entry in weights if isinstance(entry, Mapping)]
+    said = [w for entry in entries if isinstance(entry, Mapping) and isinstance(w := entry.get("weights"), Mapping)]
     bits = {str(entry.get("num_bits", entry.get("bits"))) for entry in said}
     blocks = {block for entry in said if (block := _block(entry)) is not None}
 
@@ -177,8 +176,8 @@ def _told(roles: Roles, checkpoint: Checkpoint, quantisation: Mapping[str, Any])
             return "fp8-block" if scale in cut else weight.scheme
         return weight.scheme
 
-    told = tuple(msgspec.structs.replace(weight, scheme=scheme(weight)) for weight in roles.weights)
-    return msgspec.structs.replace(roles, weights=told)
+    weights = tuple(msgspec.structs.replace(weight, scheme=scheme(weight)) for weight in roles.weights)
+    return msgspec.structs.replace(roles, weights=weights)
 
 
 def _block(said: Mapping[str, Any]) -> tuple[int, int] | None:

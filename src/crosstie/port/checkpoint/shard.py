@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ _LONGEST_SCALE = 8
 _SHORTER = "became shorter while it was read"
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True, array_like=True):
     """A run of the source's bytes that is treated in one way: a tensor, several that stay as they are, or a part."""
 
     change: Change
@@ -105,7 +105,7 @@ def windows(steps: Iterable[Step]) -> Iterator[list[Step]]:
             if step.change == "scale" and take < step.stop - at:
                 take -= take % _LONGEST_SCALE
             if take:
-                window.append(step._replace(start=at, stop=at + take))
+                window.append(msgspec.structs.replace(step, start=at, stop=at + take))
                 at += take
                 room -= take
             if room < _LONGEST_SCALE or not take:

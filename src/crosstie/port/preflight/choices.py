@@ -1,12 +1,17 @@
-"""Who runs each operation on each chip, by the rules: operations in, findings out."""
+"""Who runs each operation on each chip, by the rules, and the settings with which more of them would run well.
 
-from collections.abc import Mapping
+A setting is a variable or a flag that some rule asks for. What it would change is looked up as everything else is,
+so a setting that cures one operation and breaks another does not win.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 
 from crosstie.core.accelerator import Accelerator
-from crosstie.core.finding import Finding, Location
+from crosstie.core.finding import Finding, Location, rank
 from crosstie.port.preflight.engine import Engine
 from crosstie.port.preflight.operations import Operation, compute_type
-from crosstie.port.preflight.rules import Value, decide
+from crosstie.port.preflight.rules import SETTINGS, Value, decide, rules
 
 # What a check is called in reports and in SARIF, by the operation that it is about.
 CHECKS = {
@@ -29,8 +34,8 @@ _BY = {
 
 def settings_facts(environment: Mapping[str, str], flags: Mapping[str, str]) -> dict[str, Value]:
     """What the user sets, as facts that rules may ask for; a type that the engine is told beats the config's."""
-    told = {"compute": compute_type(flags["dtype"])} if flags.get("dtype", "auto") != "auto" else {}
-    return {**{f"env.{k}": v for k, v in environment.items()}, **{f"flag.{k}": v for k, v in flags.items()}, **told}
+    compute = {"compute": compute_type(flags["dtype"])} if flags.get("dtype", "auto") != "auto" else {}
+    return {**{f"env.{k}": v for k, v in environment.items()}, **{f"flag.{k}": v for k, v in flags.items()}, **compute}
 
 
 def choice(
@@ -52,7 +57,7 @@ def choice(
     by = f" ({_BY[rule.implementation]})" if rule.implementation in _BY and operation.kind != "feature" else ""
     return Finding(
         check="fp8-dialect" if rule.operation == "load" and _is_fp8(operation) else check,
-        severity=rule.severity,
+        severity=rule.outcome,
         what=f"{operation.words}{by}: {rule.says}",
         where=where,
         evidence=f"rule {rule.id}: {rule.source}, of {rule.date}, holds for {engine.name} {rule.versions}",
@@ -68,3 +73,53 @@ def _is_fp8(operation: Operation) -> bool:
 
 def _facts(operation: Operation) -> str:
     return ", ".join(f"{name} {value}" for name, value in operation.facts.items())
+
+
+Settings = Mapping[str, Value]
+Choose = Callable[[Settings], list[Finding]]
+# More would be a search for a needle, and nobody sets them.
+_MOST = 3
+
+
+def candidates(engine: str) -> list[tuple[str, Value]]:
+    """Each setting that a rule asks for; of the spellings of one value the first."""
+    found = {
+        (key, values[0]): None
+        for rule in rules(engine)
+        for key, values in (*rule.when.items(), *rule.unless.items())
+        if key.startswith(SETTINGS) and isinstance(values[0], str) and values[0][:1] not in ("", *"!<>%")
+    }
+    return list(found)
+
+
+def best_settings(engine: str, given: Settings, choose: Choose) -> tuple[dict[str, Value], list[Finding]]:
+    """Settings beside the given ones that leave the least grave findings, and those findings; none if none helps."""
+    best, chosen = choose(given), dict[str, Value]()
+    while any(_gravity(best)) and len(chosen) < _MOST:
+        options = [(key, value) for key, value in candidates(engine) if key not in given and key not in chosen]
+        # Two at once where none helps alone: a switch that turns all kernels on, and one that leaves some of them off.
+        for together in range(1, min(2, _MOST - len(chosen)) + 1):
+            tried = [
+                (dict(some), choose({**given, **chosen, **dict(some)}))
+                for some in combinations(options, together)
+                if len(dict(some)) == together
+            ]
+            step, findings = min(tried, key=lambda one: _gravity(one[1]), default=({}, best))
+            if _gravity(findings) < _gravity(best):
+                break
+        else:
+            break
+        chosen, best = {**chosen, **step}, findings
+    return chosen, best
+
+
+def _gravity(findings: Sequence[Finding]) -> list[int]:
+    return sorted((rank(finding.severity) for finding in findings), reverse=True)
+
+
+def words(settings: Settings) -> list[str]:
+    """As they are typed: NAME=VALUE for a variable, --name value for a flag."""
+    return [
+        f"{key.removeprefix('env.')}={value}" if key.startswith("env.") else f"--{key.removeprefix('flag.')} {value}"
+        for key, value in settings.items()
+    ]

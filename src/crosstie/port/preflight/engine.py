@@ -1,15 +1,20 @@
-"""Which engine, and which release of it: `vllm`, `vllm==0.28.0`, `sglang`, `llama.cpp==b6000`."""
+"""Which engine, and which release of it: vllm, vllm==0.28.0, sglang, llama.cpp==b6000; and whether that one knows
+the architecture at all, and the features that are asked of it."""
 
 import csv
 import re
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
 import msgspec
 from packaging.version import InvalidVersion, Version
 
+from crosstie.catalog.config import Config
 from crosstie.catalog.reading import Sources, only_keys, read_toml, table, text
 from crosstie.core.errors import BadInput
+from crosstie.core.finding import Finding, Location
+from crosstie.port.preflight.operations import Operation
 
 DATA = Path(__file__).parent / "data"
 
@@ -77,3 +82,130 @@ def architectures(engine: str) -> dict[str, Support]:
             )
             for row in csv.DictReader(rows)
         }
+
+
+# What engines do without being asked.
+_ALWAYS = ("prefix-caching", "chunked-prefill", "graph-capture")
+FEATURES = (
+    "speculative-mtp", "speculative-eagle", "speculative-draft", "speculative-ngram", "lora", "prefix-caching",
+    "chunked-prefill", "graph-capture", "full-graph-capture", "fp4-compute", "fp8-kv", "expert-parallel",
+    "data-parallel-attention", "disaggregation", "sleep-mode", "quick-reduce", "structured-output", "multimodal",
+    "torch-compile",
+)  # fmt: skip
+
+# Keys under which families describe what sees or hears.
+_OTHER_SENSES = (
+    "vision_config", "audio_config", "vision_tower", "mm_vision_tower", "visual", "img_processor", "embd_layer",
+    "audio_processor", "thinker_config", "vit_config",
+)  # fmt: skip
+_DRAFT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "use_mtp")
+_DRAFT = re.compile(r"(^|[._])(mtp|nextn|eh_proj)([._]|$)")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_FALLBACK = {
+    "vllm": "; vLLM may run it through transformers (--model-impl transformers), slower and without its kernels"
+}
+
+
+def architecture_findings(config: Config, engine: Engine) -> list[Finding]:
+    named = config.outer.get("architectures")
+    where = Location(file=str(config.file), name="architectures")
+    if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
+        return [
+            Finding(
+                check="architecture", severity="unknown", where=where, grounds="read",
+                what="config.json names no architecture", evidence="no list of names under architectures",
+                remedy="add the class of the model under architectures, as Hugging Face writes it",
+            )
+        ]  # fmt: skip
+    found = [_architecture(name, config, engine, where) for name in named[:1]]
+    if config.outer.get("auto_map") is not None and found[0].severity != "note":
+        found.append(
+            Finding(
+                check="remote-code", severity="setting", where=Location(file=str(config.file), name="auto_map"),
+                what="the checkpoint brings Python code of its own", grounds="read",
+                evidence="auto_map in config.json", remedy="read that code, then --trust-remote-code",
+            )
+        )  # fmt: skip
+    return found
+
+
+def _architecture(name: str, config: Config, engine: Engine, where: Location) -> Finding:
+    known = architectures(engine.name)
+    support = known.get(name)
+    if support is None:
+        near = f"; {len(known)} architectures were read" if known else "; no list of architectures was read"
+        return Finding(
+            check="architecture", severity="unknown", where=where, grounds="read",
+            what=f"{name} is in no release of {engine.name} that was read, up to {engine.newest}",
+            evidence=f"architectures = [{name!r}]{near}",
+            remedy=f"look for {name} in the list of models of a newer {engine.name}, or use another engine"
+            + _FALLBACK.get(engine.name, ""),
+        )  # fmt: skip
+    oldest = min(row.since for row in known.values())
+    if engine.version < oldest:
+        return Finding(
+            check="architecture", severity="unknown", where=where, grounds="read",
+            what=f"no release of {engine.name} before {oldest} was read, so whether {engine} has {name} is not known",
+            evidence=f"{support.source}: since {support.since}", remedy=f"use {engine.name}>={support.since}",
+        )  # fmt: skip
+    late = support.until is not None and engine.version > support.until
+    if engine.version < support.since or late:
+        cure = f"{engine.name}=={support.until}" if late else f"{engine.name}>={support.since}"
+        return Finding(
+            check="architecture", severity="error", where=where, grounds="read",
+            what=f"{engine} has no {name}",
+            evidence=f"{support.source}: in releases from {support.since} to {support.until or 'the newest read'}",
+            remedy=f"use {cure}",
+        )  # fmt: skip
+    return Finding(
+        check="architecture", severity="note", where=where, grounds="read", remedy="",
+        what=f"{engine} has {name}", evidence=f"{support.source}: since {support.since}",
+    )  # fmt: skip
+
+
+def draft_findings(config: Config, tensors: Iterable[str] | None, asked: Sequence[str]) -> list[Finding]:
+    """Multi-token prediction needs layers of the model's own, which many have not and quantisers leave out."""
+    if "speculative-mtp" not in asked:
+        return []
+    where = Location(file=str(config.file), name=_DRAFT_KEYS[0])
+    declared = any(config.get(key) or config.outer.get(key) for key in _DRAFT_KEYS)
+    if tensors is not None and not any(_is_draft(name, config.get("num_hidden_layers")) for name in tensors):
+        return [
+            Finding(
+                check="feature", severity="error", where=where, grounds="computed",
+                what="speculative-mtp: the checkpoint has no layers that predict further tokens",
+                evidence="no tensor is named mtp, nextn or eh_proj, and none belongs to a layer beyond the last"
+                + (", though the config declares them" if declared else ""),
+                remedy="the original checkpoint if the model has such layers, or speculative-eagle or -ngram",
+            )
+        ]  # fmt: skip
+    if tensors is None and not declared:
+        return [
+            Finding(
+                check="feature", severity="unknown", where=where, grounds="computed",
+                what="speculative-mtp: the config declares no layers that predict further tokens",
+                evidence=f"none of {', '.join(_DRAFT_KEYS)} is there", remedy="give the folder with the tensors",
+            )
+        ]  # fmt: skip
+    return []
+
+
+def _is_draft(name: str, depth: object) -> bool:
+    layer = _LAYER.search(name)
+    beyond = layer is not None and isinstance(depth, int) and int(layer[1]) >= depth
+    return beyond or _DRAFT.search(name) is not None
+
+
+def feature_operations(config: Config, asked: Sequence[str]) -> list[Operation]:
+    """The features that are always on, those that the model needs, and those that the user asks for."""
+    named = config.outer.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named else ""
+    wanted = dict.fromkeys((*_ALWAYS, *asked))
+    if any(config.outer.get(key) not in (None, False) for key in _OTHER_SENSES):
+        wanted["multimodal"] = None
+    return [
+        Operation(
+            kind="feature", facts={"name": name, "architecture": str(architecture)}, words=name, key="architectures"
+        )
+        for name in wanted
+    ]

@@ -12,14 +12,12 @@ from crosstie.core.finding import Finding, Location, rank, verdict
 from crosstie.core.model import Model
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.fit import Placement
-from crosstie.port.preflight.choices import choice, settings_facts
-from crosstie.port.preflight.engine import Engine
+from crosstie.port.preflight.choices import Settings, best_settings, choice, settings_facts, words
+from crosstie.port.preflight.engine import Engine, architecture_findings, draft_findings, feature_operations
 from crosstie.port.preflight.memory import memory_finding, placement_on, ranks_finding, uncounted
 from crosstie.port.preflight.numbers import stored_findings
 from crosstie.port.preflight.operations import Layout, Operation, operations
-from crosstie.port.preflight.settings import Settings, best_settings, words
-from crosstie.port.preflight.support import architecture_findings, draft_findings, feature_operations
-from crosstie.port.preflight.weights import Stored, load_operations
+from crosstie.port.preflight.stored import Stored, load_operations
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):

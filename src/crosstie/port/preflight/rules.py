@@ -6,7 +6,7 @@ first row that matches decides; where none does, the answer is "unknown", never 
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,13 @@ IMPLEMENTATIONS = (
 )  # fmt: skip
 TARGETS = ("any", "rocm", "cuda")
 _ISA = re.compile(r"^(gfx[0-9a-f]{3,5}|sm_[0-9]{2,3}[a-z]?)$")
+# Where a row was read: path:line or path:first-last, several with "; " between them; of a commit or a package.
+_PLACE = re.compile(r"(?P<path>[\w.+-]+(?:/[\w.+-]+)*):(?P<line>[1-9]\d*)(?:-(?P<last>[1-9]\d*))?")
+_READ_IN = re.compile(r"PyPI [\w.-]+ \d[\w.]*\b|[\w.-]+/[\w.-]+(?:@| | \S+ \()[0-9a-f]{8,40}\b")
 _CONDITION = re.compile(r"^(<=|>=|<|>|%|!%|!)?(.+)$")
 _KEYS = {
-    "id", "versions", "operation", "on", "when", "severity", "implementation", "says", "remedy", "source", "at",
+    "id", "versions", "operation", "on", "when", "unless", "outcome", "implementation", "says", "remedy", "source",
+    "at",
 }  # fmt: skip
 
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
@@ -66,19 +70,23 @@ Value = str | int | bool
 Facts = Mapping[str, Value]
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class EngineRule(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     engine: str
     versions: str
     operation: str
     on: tuple[str, ...]
     when: dict[str, tuple[Value, ...]]
-    severity: Severity
+    # Settings and facts under which it does not hold after all; one that is not known keeps no row from holding.
+    unless: dict[str, tuple[Value, ...]]
+    # What becomes of the operation as things are set. A finding may be less severe: settings are tried that cure it.
+    outcome: Severity
     implementation: str
     says: str
     remedy: str
     # Repository at commit, file and line: where whoever doubts it can look.
     source: str
+    at: str
     date: str
 
     def holds(self, version: Version, isa: str, facts: Facts) -> bool:
@@ -87,6 +95,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             _releases(self.versions).contains(version, prereleases=True)
             and any(covers(target, isa) for target in self.on)
             and all(key in facts and _meets(facts[key], wanted) for key, wanted in self.when.items())
+            and not any(key in facts and _meets(facts[key], wanted) for key, wanted in self.unless.items())
         )
 
 
@@ -120,22 +129,22 @@ def _one(value: Value, condition: Value) -> bool:
 
 
 @cache
-def rules(engine: str) -> tuple[Rule, ...]:
+def rules(engine: str) -> tuple[EngineRule, ...]:
     """All rows on an engine, in the order of its files' names and their lines."""
     return tuple(rule for file in sorted(FOLDER.glob(f"{engine}-*.toml")) for rule in read_rules(file))
 
 
-def decide(engine: str, version: Version, isa: str, operation: str, facts: Facts) -> Rule | None:
+def decide(engine: str, version: Version, isa: str, operation: str, facts: Facts) -> EngineRule | None:
     found = (rule for rule in rules(engine) if rule.operation == operation and rule.holds(version, isa, facts))
     return next(found, None)
 
 
-def read_rules(file: Path) -> list[Rule]:
+def read_rules(file: Path) -> list[EngineRule]:
     raw = read_toml(file)
     only_keys(file, "", raw, {"engine", "sources", "rule"})
     engine = text(file, "engine", raw.get("engine"))
     sources = Sources(file, raw.get("sources"))
-    found: list[Rule] = []
+    found: list[EngineRule] = []
     for number, entry in enumerate(raw.get("rule") or [], 1):
         rule = _rule(file, f"rule {number}", table(file, f"rule {number}", entry), engine, sources)
         if any(rule.id == other.id for other in found):
@@ -144,7 +153,7 @@ def read_rules(file: Path) -> list[Rule]:
     return found
 
 
-def _rule(file: Path, where: str, entry: Mapping[str, Any], engine: str, sources: Sources) -> Rule:
+def _rule(file: Path, where: str, entry: Mapping[str, Any], engine: str, sources: Sources) -> EngineRule:
     name = text(file, f"{where}.id", entry.get("id"))
     only_keys(file, name, entry, _KEYS)
     versions = text(file, f"{name}.versions", entry.get("versions"))
@@ -152,26 +161,60 @@ def _rule(file: Path, where: str, entry: Mapping[str, Any], engine: str, sources
         SpecifierSet(versions)
     except InvalidSpecifier:
         raise BadData(file, f"{name}.versions", f"'{versions}' is no set of versions, such as >=0.9,<=0.28") from None
-    severity = _choice(file, f"{name}.severity", entry.get("severity"), SEVERITIES)
+    outcome = _choice(file, f"{name}.outcome", entry.get("outcome"), SEVERITIES)
     remedy = optional_text(file, f"{name}.remedy", entry.get("remedy"))
-    if severity != "note" and not remedy:
+    if outcome != "note" and not remedy:
         raise BadData(file, f"{name}.remedy", "missing: only a note may do without")
     reference, day = sources.cite(name, entry.get("source"))
+    at = _citation(file, name, reference, entry.get("at"))
     operation = _choice(file, f"{name}.operation", entry.get("operation"), OPERATIONS)
-    return Rule(
+    return EngineRule(
         id=name,
         engine=engine,
         versions=versions,
         operation=operation,
         on=_targets(file, f"{name}.on", entry.get("on")),
         when=_conditions(file, f"{name}.when", entry.get("when") or {}, FACTS[operation]),
-        severity=severity,  # type: ignore[arg-type]
+        unless=_conditions(file, f"{name}.unless", entry.get("unless") or {}, FACTS[operation]),
+        outcome=outcome,  # type: ignore[arg-type]
         implementation=_choice(file, f"{name}.implementation", entry.get("implementation"), IMPLEMENTATIONS),
         says=text(file, f"{name}.says", entry.get("says")),
         remedy=remedy,
-        source=f"{reference} {text(file, f'{name}.at', entry.get('at'))}",
+        source=f"{reference} {at}",
+        at=at,
         date=day,
     )
+
+
+def _citation(file: Path, name: str, reference: str, raw: object) -> str:
+    """A place that can be looked up: which commit or package, which file of it, which line."""
+    if not _READ_IN.match(reference):
+        raise BadData(
+            file, f"{name}.source", f"'{reference}' names no commit (owner/name@a014e35f) or package (PyPI name 1.0)"
+        )
+    at = text(file, f"{name}.at", raw)
+    for place in at.split("; "):
+        if not _PLACE.fullmatch(place):
+            raise BadData(file, f"{name}.at", f"'{place}' must be a path and a line: folder/file.py:12, or :12-20")
+    return at
+
+
+def false_citations(found: Iterable[EngineRule], tree: Path) -> list[str]:
+    """Places that a copy of the source at `tree` does not have: there is no such file, or it has fewer lines."""
+    lines: dict[str, int | None] = {}
+    false = []
+    for rule in found:
+        for place in map(_PLACE.fullmatch, rule.at.split("; ")):
+            assert place
+            path, last = place["path"], int(place["last"] or place["line"])
+            if path not in lines:
+                file = tree / path
+                lines[path] = file.read_bytes().count(b"\n") + 1 if file.is_file() else None
+            there = lines[path]
+            if there is None or last > there:
+                why = "no such file" if there is None else f"the file has {there:,} lines"
+                false.append(f"{rule.id}: {place[0]}: {why}")
+    return false
 
 
 def _choice(file: Path, where: str, value: object, choices: tuple[str, ...]) -> str:

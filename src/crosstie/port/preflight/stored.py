@@ -1,10 +1,12 @@
-"""What a model's files store: the config, how each part is quantised, and what its numbers show.
+"""What a model's files store: the config, how each part is quantised, and what integers are.
 
-A model is a folder of safetensors, a GGUF file, or a config alone (a config.json or a name of the catalog).
+A model is a folder of safetensors, a GGUF file, or a config alone (a config.json or a name of the catalog). What a GGUF
+file says of its model is put into the keys of a Hugging Face config.json, so that one reader serves both. Integers are
+packed alike whatever their width, so the quantisation config decides.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,127 @@ from crosstie.port.checkpoint.formats import (
 from crosstie.port.checkpoint.gguf import Gguf, read_gguf
 from crosstie.port.checkpoint.index import Checkpoint, open_checkpoint
 from crosstie.port.checkpoint.roles import Part
-from crosstie.port.preflight.gguf_config import config_of
-from crosstie.port.preflight.integers import as_declared
 from crosstie.port.preflight.operations import Layout, Operation, Weights, stored_facts
+
+# GGUF's architecture -> model_type of Hugging Face, where the catalog's readers tell families apart by it.
+_FAMILIES = {
+    "llama": "llama", "qwen2": "qwen2", "qwen2moe": "qwen2_moe", "qwen3": "qwen3", "qwen3moe": "qwen3_moe",
+    "gpt-oss": "gpt_oss", "deepseek2": "deepseek_v3", "gemma2": "gemma2", "gemma3": "gemma3_text",
+    "mistral3": "mistral", "llama4": "llama4_text", "glm4moe": "glm4_moe", "minimax-m2": "minimax_m2",
+}  # fmt: skip
+_KEYS = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "context_length": "max_position_embeddings",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.indexer.top_k": "index_topk",
+    "attention.indexer.head_count": "index_n_heads",
+    "attention.indexer.key_length": "index_head_dim",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_shared_count": "n_shared_experts",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+}
+
+
+def config_of(gguf: Gguf) -> dict[str, Any]:
+    """Keys that the file gives, and no others; what is not here is unknown to every rule that asks for it."""
+    architecture = str(gguf.metadata.get("general.architecture", ""))
+    found: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": _FAMILIES.get(architecture, architecture),
+        "torch_dtype": "bfloat16",
+    }
+    for key, name in _KEYS.items():
+        value = gguf.metadata.get(f"{architecture}.{key}")
+        if value is not None and not isinstance(value, list):
+            found[name] = value
+    found.update(_latent(gguf.metadata, architecture))
+    embedding = gguf.tensors.get("token_embd.weight")
+    if embedding and len(embedding[1]) == 2:
+        # GGUF writes the fastest dimension first.
+        found["vocab_size"] = embedding[1][1]
+    found["tie_word_embeddings"] = "output.weight" not in gguf.tensors
+    return found
+
+
+def _latent(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """MLA's head sizes: the cached key is the latent and the rotary part, the per-head key has its own length."""
+    key, value = (metadata.get(f"{architecture}.attention.{name}_length_mla") for name in ("key", "value"))
+    rotary = metadata.get(f"{architecture}.rope.dimension_count")
+    if not isinstance(key, int) or not isinstance(value, int) or not isinstance(rotary, int):
+        return {}
+    return {"qk_rope_head_dim": rotary, "qk_nope_head_dim": key - rotary, "v_head_dim": value, "head_dim": None}
+
+
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    bits: int | None
+    group: int | None
+    act_order: bool
+    # "" where the config does not speak of activations.
+    activations: str
+
+
+def as_declared(weights: Weights, quantisation: Mapping[str, Any]) -> Weights:
+    """Width, groups, order and activations as the config says; "unknown" where integers of several kinds are mixed."""
+    if not weights.scheme.startswith("int"):
+        return weights
+    said = set(_said(quantisation))
+    if not said:
+        return weights
+    if len(said) > 1:
+        return msgspec.structs.replace(weights, scheme="unknown")
+    (one,) = said
+    return msgspec.structs.replace(
+        weights,
+        scheme=weights.scheme if one.bits is None else f"int{one.bits}",
+        group=one.group,
+        act_order=one.act_order,
+        activations=one.activations or weights.activations,
+    )
+
+
+def _said(quantisation: Mapping[str, Any]) -> Iterator[_Said]:
+    groups = quantisation.get("config_groups")
+    if isinstance(groups, Mapping):
+        for group in groups.values():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            if isinstance(weights, Mapping) and weights.get("type") == "int":
+                yield _compressed(weights, group.get("input_activations"))
+    elif "bits" in quantisation or "w_bit" in quantisation:
+        size = _number(quantisation.get("group_size", quantisation.get("q_group_size")))
+        yield _Said(
+            bits=_number(quantisation.get("bits", quantisation.get("w_bit"))),
+            group=size,
+            # One group a row leaves nothing to reorder.
+            act_order=quantisation.get("desc_act") is True and size != -1,
+            activations="none",
+        )
+
+
+def _compressed(weights: Mapping[str, Any], inputs: object) -> _Said:
+    rounded = "none" if not isinstance(inputs, Mapping) else "static" if inputs.get("dynamic") is False else "dynamic"
+    return _Said(
+        bits=_number(weights.get("num_bits")),
+        group=_number(weights.get("group_size")) or -1,
+        # "weight" and "static" reorder at quantisation and leave nothing to do at run time.
+        act_order=weights.get("actorder") in (True, "group", "dynamic"),
+        activations=rounded,
+    )
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, str) and value.isdigit():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
 
 # Formats of the catalog -> schemes of checkpoints, for models of which only the config is there.
 _SCHEMES = {"fp8": "fp8-tensor", "mxfp4-a8": "mxfp4", "fp32": "bf16"}

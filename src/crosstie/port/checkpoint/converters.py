@@ -1,7 +1,7 @@
 """Who converts stretches: this process, and others that take one at a time and end with it.
 
 Processes, because numpy's short calls let go of the interpreter's lock so often that threads mostly wait for it.
-Each of the others is `python -m crosstie.port.checkpoint.hands`: a stretch a line in, counts or a fault a line out.
+Each of the others is `python -m` this module: a stretch a line in, counts or a fault a line out.
 """
 
 import os
@@ -19,7 +19,7 @@ from crosstie.port.checkpoint.fp8 import Codes, Dialect
 from crosstie.port.checkpoint.shard import Converter, Stretch
 
 
-class Hand(Protocol):
+class StretchConverter(Protocol):
     def pass_stretch(self, stretch: Stretch) -> Codes: ...
 
 
@@ -62,14 +62,14 @@ class _Remote:
 
 
 @contextmanager
-def hands(to: Dialect, number: int) -> Iterator[list[Hand]]:
+def converters(to: Dialect, number: int) -> Iterator[list[StretchConverter]]:
     """This process first: it can begin while the others start."""
     with ExitStack() as stack:
-        made: list[Hand] = [Converter(to)]
+        made: list[StretchConverter] = [Converter(to)]
         for _ in range(number - 1):
             # In a session of its own: Ctrl-C is for the parent, which lets them finish what they hold.
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "crosstie.port.checkpoint.hands", to],
+                [sys.executable, "-P", "-m", "crosstie.port.checkpoint.converters", to],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
             # Leaving closes its pipes, which ends it once it has finished what it holds.
