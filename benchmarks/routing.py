@@ -44,7 +44,7 @@ from crosstie.perf.estimate import estimate
 from crosstie.prove.replay.accounts import fleet_usd_per_good_million, replayed
 from crosstie.prove.replay.gateway_child import GatewayChild, start_gateway
 from crosstie.prove.replay.outcomes import result_of, targets_of
-from crosstie.prove.replay.replay import Outcome, Replay
+from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged, prompt
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
@@ -197,7 +197,7 @@ def pair(catalog: Catalog, folder: Path, speed: float, count: int) -> dict[str, 
 
 async def closed_loop(
     gateway: GatewayChild, speed: float, count: int, shared: bool
-) -> tuple[list[Outcome], dict[str, float]]:
+) -> tuple[list[RequestOutcome], dict[str, float]]:
     loop = asyncio.get_running_loop()
     slow = Origin(loop, Address(gateway.backends["slow"][0]))
     fault = json.dumps({"kind": "slow", "factor": SLOWER}).encode()
@@ -227,7 +227,7 @@ async def hold_prefix_on_slow(gateway: GatewayChild, asked: TimedRequest) -> Non
         raise SystemExit(f"the first request failed: {answer.body.decode()}")
 
 
-def throughput(outcomes: list[Outcome], ideal: float) -> dict[str, Any]:
+def throughput(outcomes: list[RequestOutcome], ideal: float) -> dict[str, Any]:
     """Over the middle of the run: the first requests find the pair empty and the last leave it so."""
     ends = sorted(one.ended_s for one in outcomes if one.served)
     first, last = len(ends) // 4, 3 * len(ends) // 4

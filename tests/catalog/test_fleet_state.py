@@ -8,12 +8,12 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData
-from crosstie.core.fleet import State
+from crosstie.core.fleet import SharedState
 
 POOL = '[[pool]]\nname = "a"\nmodel = "m"\nreplicas = 1\n'
 
 
-def state_of(catalog: Catalog, folder: Path, text: str) -> State:
+def state_of(catalog: Catalog, folder: Path, text: str) -> SharedState:
     file = folder / "fleet.toml"
     file.write_text(f"format = 1\n[state]\n{text}\n{POOL}")
     return read_fleet(catalog, file).state
@@ -25,12 +25,12 @@ def catalog() -> Catalog:
 
 
 def test_without_it_nothing_is_kept(catalog: Catalog, tmp_path: Path) -> None:
-    assert state_of(catalog, tmp_path, "") == State(keys=False, store=None, redis=None)
+    assert state_of(catalog, tmp_path, "") == SharedState(keys=False, store=None, redis=None)
 
 
 def test_a_file_lies_beside_the_fleet_file(catalog: Catalog, tmp_path: Path) -> None:
     found = state_of(catalog, tmp_path, 'keys = "required"\nstore = "usage.db"')
-    assert found == State(keys=True, store=str(tmp_path / "usage.db"))
+    assert found == SharedState(keys=True, store=str(tmp_path / "usage.db"))
     assert state_of(catalog, tmp_path, 'store = "/var/lib/usage.db"').store == "/var/lib/usage.db"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.protocols import Protocols, Settings, read_datasets, read_rules
+from crosstie.catalog.protocols import BenchmarkSettings, Protocols, read_datasets, read_rules
 from crosstie.core.errors import BadData
 
 SOURCES = '[sources]\nme = { ref = "my notes", date = "2026-11-15" }\n'
@@ -35,7 +35,7 @@ def test_a_later_rule_wins_and_earlier_ones_stay_where_it_is_silent(tmp_path: Pa
         ("one word fails", '{ engines = ["vllm"], vendors = ["NVIDIA"] }', "{ chunk_tokens = 300 }"),
     )
     settings, spoke = found.settings(ROW)
-    assert settings == Settings(kv_format="fp8", chunk_tokens=200, shortest=0.5)
+    assert settings == BenchmarkSettings(kv_format="fp8", chunk_tokens=200, shortest=0.5)
     assert spoke == ("first", "second")
 
 
@@ -46,13 +46,16 @@ def test_the_order_is_that_of_the_file(tmp_path: Path) -> None:
 
 
 def test_no_rule_sets_nothing(tmp_path: Path) -> None:
-    assert protocols(tmp_path).settings(ROW) == (Settings(), ())
+    assert protocols(tmp_path).settings(ROW) == (BenchmarkSettings(), ())
 
 
 def test_settings_over_one_another() -> None:
-    mine, other = Settings(kv_format="bf16", few_clients=0.0), Settings(kv_format="fp8", shortest=0.8, few_clients=4.0)
-    assert mine.over(other) == Settings(kv_format="bf16", shortest=0.8, few_clients=0.0)
-    assert Settings().over(other) == other
+    mine, other = (
+        BenchmarkSettings(kv_format="bf16", few_clients=0.0),
+        BenchmarkSettings(kv_format="fp8", shortest=0.8, few_clients=4.0),
+    )
+    assert mine.over(other) == BenchmarkSettings(kv_format="bf16", shortest=0.8, few_clients=0.0)
+    assert BenchmarkSettings().over(other) == other
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,7 @@ def test_the_shipped_rules_name_things_that_there_are(catalog: Catalog) -> None:
         assert rule.set.kv_format in (None, "bf16", "fp16", "fp8")
         assert rule.set.shortest is None or 0 < rule.set.shortest <= 1
         assert rule.set.memory_fraction is None or 0 < rule.set.memory_fraction < 1
-        assert rule.set != Settings()
+        assert rule.set != BenchmarkSettings()
     assert len({rule.name for rule in shipped.rules}) == len(shipped.rules)
 
 

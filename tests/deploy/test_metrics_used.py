@@ -25,7 +25,7 @@ from tests.run.service.shared import MODELS, hosted, shared_pool
 from tests.run.service.test_admin import administered, two_pools
 
 from crosstie.catalog.fleet_text import fleet_text
-from crosstie.core.fleet import State
+from crosstie.core.fleet import SharedState
 from crosstie.run.service.far import OtherMachines
 from crosstie.run.service.logs import Log
 from crosstie.run.service.process import Part
@@ -106,7 +106,7 @@ async def page_of_a_gateway_that_other_machines_know() -> str:
     with closing(Board(1)) as board:
         part = OtherMachines(board)
         async with fakes() as [fake]:
-            fleet = fleet_of(pool_of("one", fake.url), state=State(redis="redis://127.0.0.1:1/0"))
+            fleet = fleet_of(pool_of("one", fake.url), state=SharedState(redis="redis://127.0.0.1:1/0"))
             async with running(fleet, parts=[part]) as at:
                 page = (await at.get("/metrics")).body.decode()
                 await part.stop()

@@ -17,7 +17,7 @@ from crosstie.core.units import with_unit
 
 
 @dataclass(frozen=True)
-class Line:
+class FactLine:
     key: str
     value: float | str
     unit: str
@@ -37,12 +37,12 @@ class Line:
         }  # fmt: skip
 
 
-def describe(catalog: Catalog, name: str) -> tuple[str, list[Line]]:
+def describe(catalog: Catalog, name: str) -> tuple[str, list[FactLine]]:
     """An accelerator, a model or a stack, whichever the name belongs to; or `costs`, what ownership assumes."""
     if name == "costs":
         return "What owning accelerators assumes", cost_lines(catalog)
     known: list[str] = []
-    finders: tuple[tuple[Callable[[str], Any], Callable[[Any], list[Line]]], ...] = (
+    finders: tuple[tuple[Callable[[str], Any], Callable[[Any], list[FactLine]]], ...] = (
         (catalog.accelerator, lambda found: accelerator_lines(catalog, found)),
         (catalog.model, model_lines),
         (catalog.stack, stack_lines),
@@ -57,7 +57,7 @@ def describe(catalog: Catalog, name: str) -> tuple[str, list[Line]]:
     raise UnknownName("accelerator, model or stack", name, known, listing="accelerators|models|stacks")
 
 
-def accelerator_lines(catalog: Catalog, accelerator: Accelerator) -> list[Line]:
+def accelerator_lines(catalog: Catalog, accelerator: Accelerator) -> list[FactLine]:
     lines = []
     for part in ("chip", "memory", "dense", "sparse", "scale_up", "scale_out", "measured"):
         table = getattr(accelerator, part)
@@ -69,14 +69,14 @@ def accelerator_lines(catalog: Catalog, accelerator: Accelerator) -> list[Line]:
     return lines + efficiency_lines(catalog.efficiency(accelerator))
 
 
-def cost_lines(catalog: Catalog) -> list[Line]:
+def cost_lines(catalog: Catalog) -> list[FactLine]:
     lines = []
     for key, ranged in catalog.costs.items():
         lines += [fact_line(f"{key}.{end}", getattr(ranged, end)) for end in ("low", "likely", "high")]
     return lines
 
 
-def efficiency_lines(efficiency: Efficiency) -> list[Line]:
+def efficiency_lines(efficiency: Efficiency) -> list[FactLine]:
     lines = []
     for key, value in msgspec.structs.asdict(efficiency).items():
         if key == "scope":
@@ -86,18 +86,18 @@ def efficiency_lines(efficiency: Efficiency) -> list[Line]:
             line = fact_line(f"efficiency.{name}", fact)
             scope = f"constant of {efficiency.scope[name]}"
             lines.append(
-                Line(line.key, line.value, line.unit, line.basis, line.date, line.source, (*line.notes, scope))
+                FactLine(line.key, line.value, line.unit, line.basis, line.date, line.source, (*line.notes, scope))
             )
     return lines
 
 
-def model_lines(model: Model) -> list[Line]:
-    def read(key: str, value: float | str | None, unit: str = "") -> Line | None:
-        return None if value is None else Line(key, value, unit, "spec", model.date, model.source)
+def model_lines(model: Model) -> list[FactLine]:
+    def read(key: str, value: float | str | None, unit: str = "") -> FactLine | None:
+        return None if value is None else FactLine(key, value, unit, "spec", model.date, model.source)
 
-    def derived(key: str, value: float | str, unit: str = "", note: str = "") -> Line:
+    def derived(key: str, value: float | str, unit: str = "", note: str = "") -> FactLine:
         notes = (note,) if note else ()
-        return Line(key, value, unit, "derived", model.date, f"computed from {model.id}'s config", notes)
+        return FactLine(key, value, unit, "derived", model.date, f"computed from {model.id}'s config", notes)
 
     lines = [
         read("architecture", model.architecture),
@@ -117,13 +117,13 @@ def model_lines(model: Model) -> list[Line]:
     ]
     lines += [derived(f"layer.{i}", f"{layer.count} x {layer.kind}") for i, layer in enumerate(model.layers)]
     notes = [
-        Line(f"note.{i}", text, "", "assumed" if text.startswith("assumed") else "spec", model.date, model.source)
+        FactLine(f"note.{i}", text, "", "assumed" if text.startswith("assumed") else "spec", model.date, model.source)
         for i, text in enumerate(model.notes)
     ]
     return [line for line in lines if line is not None] + notes
 
 
-def stack_lines(stack: Stack) -> list[Line]:
+def stack_lines(stack: Stack) -> list[FactLine]:
     facts: dict[str, Fact] = {
         "engine.chunk_tokens": stack.chunk_tokens,
         "engine.max_sequences": stack.max_sequences,
@@ -139,7 +139,7 @@ def stack_lines(stack: Stack) -> list[Line]:
     return [fact_line(key, fact) for key, fact in facts.items()]
 
 
-def fact_line(key: str, fact: Fact | Label) -> Line:
+def fact_line(key: str, fact: Fact | Label) -> FactLine:
     notes = [fact.note] if fact.note else []
     if fact.chosen_because:
         notes.append(f"chosen because {fact.chosen_because}")
@@ -147,7 +147,7 @@ def fact_line(key: str, fact: Fact | Label) -> Line:
         shown = with_unit(other.value, other.unit) if isinstance(other.value, float) else other.value
         notes.append(f"another source says {shown} ({other.basis}; {other.source}, {other.date})")
     unit = fact.unit if isinstance(fact, Fact) else ""
-    return Line(key, fact.value, unit, fact.basis, fact.date, fact.source, tuple(notes))
+    return FactLine(key, fact.value, unit, fact.basis, fact.date, fact.source, tuple(notes))
 
 
 def overview(catalog: Catalog, kind: str, only: Sequence[str] | None = None) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import msgspec
 from crosstie.catalog.fleets import FORMAT
 from crosstie.catalog.pools import SPLIT, UNLIMITED_CONTEXT, USUAL_KV
 from crosstie.catalog.workloads import PERCENTILES
-from crosstie.core.fleet import Fleet, HostedModel, Pool, Route, ServedClass, Serving, State
+from crosstie.core.fleet import Fleet, HostedModel, Pool, Route, ServedClass, Serving, SharedState
 from crosstie.core.workload import Target
 
 _EXAMPLE = Path(__file__).parent / "data" / "fleets" / "two-vendors.toml"
@@ -51,7 +51,7 @@ def _serve(serving: Serving) -> list[str]:
     return ["", "[serve]", *(f"{key} = {_value(value)}" for key, value in changed.items())] if changed else []
 
 
-def _state(state: State) -> list[str]:
+def _state(state: SharedState) -> list[str]:
     given = [*(['keys = "required"'] if state.keys else []), *_given({"store": state.store, "redis": state.redis})]
     return ["", "[state]", *given] if given else []
 

@@ -16,7 +16,7 @@ from crosstie.catalog.pools import read_pool
 from crosstie.catalog.reading import date, number, only_keys, optional_text, read_toml, table, text, whole
 from crosstie.catalog.workloads import read_target
 from crosstie.core.errors import BadData, CrosstieError, UnknownName
-from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass, Serving, State
+from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass, Serving, SharedState
 
 FORMAT = 1
 _KEYS = {"format", "name", "planned", "policy", "serve", "state", "pool", "class"}
@@ -250,7 +250,7 @@ def _serving(file: Path, raw: object, classes: list[str]) -> Serving:
     return Serving(**given)
 
 
-def _state(file: Path, raw: object) -> State:
+def _state(file: Path, raw: object) -> SharedState:
     entry = table(file, "state", raw)
     only_keys(file, "state", entry, {"keys", "store", "redis"})
     keys = entry.get("keys", "off")
@@ -272,7 +272,7 @@ def _state(file: Path, raw: object) -> State:
         if _PASSWORD.search(place):
             # Not repeated: it would be in logs.
             raise BadData(file, f"state.{key}", "has a password in it: put the address into a variable, as ${DATABASE}")
-    return State(keys=keys == "required", store=store, redis=redis)
+    return SharedState(keys=keys == "required", store=store, redis=redis)
 
 
 def _check_store(file: Path, store: str) -> None:

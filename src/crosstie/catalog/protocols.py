@@ -23,7 +23,7 @@ Amount = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
 Steps = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a benchmark set; None where it kept the engine's default."""
 
     kv_format: str | None = None
@@ -40,16 +40,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     receive_every_few: Steps | None = None
     few_clients: Amount | None = None
 
-    def over(self, other: "Settings") -> "Settings":
+    def over(self, other: "BenchmarkSettings") -> "BenchmarkSettings":
         """These settings, and the other's where these say nothing."""
         mine = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         return msgspec.structs.replace(other, **mine)
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class ProtocolRule(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     when: dict[str, tuple[str, ...]]
-    set: Settings
+    set: BenchmarkSettings
     source: str
     date: str
 
@@ -72,7 +72,7 @@ class Protocols:
         self._folder = folder or Path(str(files("crosstie.catalog") / "data"))
 
     @cached_property
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[ProtocolRule, ...]:
         return read_rules(self._folder / "protocols.toml")
 
     @cached_property
@@ -100,9 +100,9 @@ class Protocols:
                     found.setdefault(key, Counter())[tuple(layout.items())] += 1
         return {key: dict(counts.most_common(1)[0][0]) for key, counts in found.items()}
 
-    def settings(self, of: Mapping[str, str]) -> tuple[Settings, tuple[str, ...]]:
+    def settings(self, of: Mapping[str, str]) -> tuple[BenchmarkSettings, tuple[str, ...]]:
         """What the rules say about a row, and the names of those that spoke."""
-        result, spoke = Settings(), []
+        result, spoke = BenchmarkSettings(), []
         for rule in self.rules:
             if rule.holds(of):
                 result = rule.set.over(result)
@@ -110,7 +110,7 @@ class Protocols:
         return result, tuple(spoke)
 
 
-def read_rules(file: Path) -> tuple[Rule, ...]:
+def read_rules(file: Path) -> tuple[ProtocolRule, ...]:
     raw = read_toml(file)
     only_keys(file, "", raw, {"sources", "rule"})
     sources = Sources(file, raw.get("sources"))
@@ -120,7 +120,7 @@ def read_rules(file: Path) -> tuple[Rule, ...]:
     return tuple(_rule(file, f"rule {number}", entry, sources) for number, entry in enumerate(entries, start=1))
 
 
-def _rule(file: Path, where: str, raw: Any, sources: Sources) -> Rule:
+def _rule(file: Path, where: str, raw: Any, sources: Sources) -> ProtocolRule:
     entry = table(file, where, raw)
     only_keys(file, where, entry, {"name", "source", "when", "set"})
     when = table(file, f"{where}.when", entry.get("when"))
@@ -129,9 +129,9 @@ def _rule(file: Path, where: str, raw: Any, sources: Sources) -> Rule:
         if not isinstance(allowed, list) or not all(isinstance(value, str) for value in allowed):
             raise BadData(file, f"{where}.when.{key}", "must be a list of texts")
     settings = table(file, f"{where}.set", entry.get("set"))
-    only_keys(file, f"{where}.set", settings, set(Settings.__struct_fields__))
+    only_keys(file, f"{where}.set", settings, set(BenchmarkSettings.__struct_fields__))
     try:
-        chosen = msgspec.convert(dict(settings), Settings)
+        chosen = msgspec.convert(dict(settings), BenchmarkSettings)
         if chosen.kv_format:
             kv_bytes_per_element(chosen.kv_format)
     except BadInput as error:
@@ -139,7 +139,7 @@ def _rule(file: Path, where: str, raw: Any, sources: Sources) -> Rule:
     except msgspec.ValidationError as error:
         raise BadData(file, f"{where}.set", str(error)) from None
     reference, day = sources.cite(where, entry.get("source"))
-    return Rule(
+    return ProtocolRule(
         name=text(file, f"{where}.name", entry.get("name")),
         when={key: tuple(allowed) for key, allowed in when.items()},
         set=chosen,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from crosstie.core.errors import BadData, CrosstieError, near_names
-from crosstie.core.fact import BASES, Alternative, Fact, Label
+from crosstie.core.fact import BASES, Fact, Label, OtherSource
 from crosstie.core.units import UNITS, units_of
 
 _DATE = re.compile(r"^\d{4}-\d{2}(-\d{2})?$")
@@ -220,7 +220,7 @@ def read_quantity(file: Path, where: str, raw: object, spec: Quantity, sources: 
         other_value, other_unit = _number(file, at, other, spec)
         reference, dated = sources.cite(at, other.get("source"))
         basis = _basis(file, at, other, BASES)
-        alternatives.append(Alternative(value=other_value, unit=other_unit, basis=basis, source=reference, date=dated))
+        alternatives.append(OtherSource(value=other_value, unit=other_unit, basis=basis, source=reference, date=dated))
     return Fact(value=value, unit=unit, alternatives=tuple(alternatives), **common)
 
 
@@ -236,7 +236,7 @@ def read_word(file: Path, where: str, raw: object, spec: Word, sources: Sources)
         only_keys(file, at, other, {"value", "basis", "source"})
         reference, dated = sources.cite(at, other.get("source"))
         alternatives.append(
-            Alternative(
+            OtherSource(
                 value=_choice(file, at, other, spec), basis=_basis(file, at, other, BASES),
                 source=reference, date=dated,
             )

@@ -91,9 +91,9 @@ def read_stack(file: Path) -> Stack:
         raise BadData(file, "serves", "must be true or false")
     emulation = table(file, "emulation", raw.get("emulation", {}))
     for vendor, rules in emulation.items():
-        for format_id, way in table(file, f"emulation.{vendor}", rules).items():
-            if way not in _EMULATION:
-                raise BadData(file, f"emulation.{vendor}.{format_id}", f"'{way}' is not one of {', '.join(_EMULATION)}")
+        for format_id, how in table(file, f"emulation.{vendor}", rules).items():
+            if how not in _EMULATION:
+                raise BadData(file, f"emulation.{vendor}.{format_id}", f"'{how}' is not one of {', '.join(_EMULATION)}")
     small = SmallGpu(**read_facts(file, "small", raw["small"], SMALL, sources)) if "small" in raw else None
     stack = Stack(
         id=identifier,

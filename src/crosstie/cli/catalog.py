@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from crosstie.catalog.describe import Line, describe, overview
+from crosstie.catalog.describe import FactLine, describe, overview
 from crosstie.catalog.library import Catalog, check_everything, check_file, check_names, user_directory
 from crosstie.catalog.models import model_file_text, model_id
 from crosstie.catalog.prices import KINDS as PRICE_KINDS
@@ -90,7 +90,7 @@ def show_command(name: str, key: str | None, as_json: bool) -> int:
     return 0
 
 
-def row(line: Line) -> list[str]:
+def row(line: FactLine) -> list[str]:
     return [line.key, line.shown, line.basis, line.date, line.source]
 
 

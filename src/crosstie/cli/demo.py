@@ -10,9 +10,9 @@ from crosstie.catalog.library import Catalog
 from crosstie.cli.replay_show import at, kept, latency, promised, replay_progress
 from crosstie.cli.show import Output, console, count, dollars, json_option, print_json, print_table, share, table
 from crosstie.core.workload import Target
-from crosstie.prove.replay.demo import CREDITS, TRACES, Demo, DemoRunner, Run
+from crosstie.prove.replay.demo import CREDITS, TRACES, Demo, DemoRunner, PolicyRun
 from crosstie.prove.replay.document import demo_document
-from crosstie.prove.replay.outcomes import ClassResult, Group
+from crosstie.prove.replay.outcomes import ClassResult, RequestGroup
 
 _EMULATED = (
     "EMULATED: no AMD or NVIDIA GPU ran. Replicas keep the time that the performance model predicts for them,\n"
@@ -38,7 +38,7 @@ def command(speed: float, seconds: float, keep: bool, as_json: bool) -> int:
     Exit status 1 if any request failed.
     """
     with replay_progress() as (tell, track), DemoRunner(
-        Catalog(), speed=speed, seconds=seconds, tell=tell, track=track
+        Catalog(), speed=speed, seconds=seconds, on_stage=tell, on_requests=track
     ) as runner:  # fmt: skip
         demo = runner.run()
         if as_json:
@@ -128,7 +128,7 @@ def _row(name: str, target: Target, mine: ClassResult, theirs: ClassResult) -> t
     )  # fmt: skip
 
 
-def _in_order(demo: Demo, run: Run) -> list[ClassResult]:
+def _in_order(demo: Demo, run: PolicyRun) -> list[ClassResult]:
     found = {one.seen.name: one for one in run.result.classes}
     return [found[one.name] for one in demo.expected]
 
@@ -161,8 +161,8 @@ def _places(demo: Demo) -> Table:
     return table("Where they went", columns, rows)
 
 
-def _taken(run: Run, pool: str) -> Sequence[str]:
-    seen: Group | None = next((one for one in run.result.pools if one.name == pool), None)
+def _taken(run: PolicyRun, pool: str) -> Sequence[str]:
+    seen: RequestGroup | None = next((one for one in run.result.pools if one.name == pool), None)
     if seen is None or not run.result.tokens:
         return ["0", "-"]
     return [f"{seen.requests:,}", share((seen.input_tokens + seen.output_tokens) / run.result.tokens)]

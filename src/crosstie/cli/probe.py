@@ -27,8 +27,9 @@ from crosstie.cli.show import (
     table,
 )
 from crosstie.core.errors import BadInput
+from crosstie.core.progress import OnProgress
 from crosstie.prove.probe.document import Probe, Provenance, Reached, default_name, probe_from, reached, read_probe
-from crosstie.prove.probe.kernels import Tell, check_target, ending, run_plan, write_json
+from crosstie.prove.probe.kernels import check_target, ending, run_plan, write_json
 from crosstie.prove.probe.plan import PARTS, plan_of
 
 SHOW = {"bytes_per_s": bandwidth, "flop_per_s": arithmetic, "s": seconds}
@@ -79,8 +80,8 @@ def command(
         return 0
     check_target(output or Path("probe.json"))
     try:
-        with progress() as tell:
-            document = run_plan(planned, tell)
+        with progress() as on_progress:
+            document = run_plan(planned, on_progress)
     except KeyboardInterrupt:
         raise BadInput("interrupted before the first measurement; nothing was written") from None
     made = document["provenance"]
@@ -93,7 +94,7 @@ def command(
 
 
 @contextmanager
-def progress() -> Iterator[Tell]:
+def progress() -> Iterator[OnProgress]:
     """A bar on stderr where that is a terminal, else nothing."""
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -102,10 +103,10 @@ def progress() -> Iterator[Tell]:
     with bar:
         task = bar.add_task("")
 
-        def tell(done: int, total: int, part: str) -> None:
+        def on_progress(done: int, total: int, part: str) -> None:
             bar.update(task, completed=done, total=total, description=PARTS[part])
 
-        yield tell
+        yield on_progress
 
 
 def answer(probe: Probe, catalog: Catalog, as_json: bool) -> int:

@@ -65,7 +65,7 @@ def command(
     with replay_progress() as (_, track):
         outcomes, spent = replayed(
             url, model, requests, speed=speed, api_key=os.environ.get(_KEY) or None,
-            progress=lambda done, failed: track(trace, len(requests), done, failed),
+            on_ended=lambda done, failed: track(trace, len(requests), done, failed),
         )  # fmt: skip
     result = result_of(outcomes, targets_of(promised) if promised else {})
     per_good = fleet_usd_per_good_million(promised, result) if promised else None

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from crosstie.cli.show import count, dollars, print_table, seconds, share, table
 from crosstie.core.workload import Target
 from crosstie.prove.replay.accounts import Spent
-from crosstie.prove.replay.outcomes import ClassResult, Result, Spread
+from crosstie.prove.replay.outcomes import ClassResult, Percentiles, ReplayResult
 
 # What is replayed, of how many requests, so many have ended and so many of these failed.
 Track = Callable[[str, int, int, int], None]
@@ -49,7 +49,9 @@ def kept(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.1%}"
 
 
-def show_result(out: Console, result: Result, spent: Spent, usd_per_good_million: float | None, speed: float) -> None:
+def show_result(
+    out: Console, result: ReplayResult, spent: Spent, usd_per_good_million: float | None, speed: float
+) -> None:
     emulated = f", {count(speed)} to each second of the clock" if speed != 1.0 else ""
     out.print(
         f"{result.requests:,} requests over {seconds(result.seconds)}{emulated}, {result.failed:,} failed; "
@@ -96,5 +98,5 @@ def _class_row(one: ClassResult) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def at(spread: Spread, target: Target) -> str:
+def at(spread: Percentiles, target: Target) -> str:
     return latency(spread.at(target.percentile))

@@ -8,7 +8,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.cli.show import console, json_option, names, print_json, print_table, share, table
 from crosstie.core.errors import BadInput
 from crosstie.prove.calibration.results import read_results
-from crosstie.prove.calibration.tax import SHIPPED_RESULTS, Group, Reading, Tax, Trend, tax
+from crosstie.prove.calibration.tax import SHIPPED_RESULTS, Reading, Release, Tax, Trend, tax
 from crosstie.web.chart import check_ending
 from crosstie.web.tax_chart import draw_tax
 
@@ -92,8 +92,8 @@ def show(found: Tax) -> None:
     out.print("  AMD results are published by others; Crosstie has run nothing on AMD", style="dim")
 
 
-def row(group: Group) -> list[str]:
-    accelerator, engine, campaign = group.line
+def row(group: Release) -> list[str]:
+    accelerator, engine, campaign = group.series
     spread = f"{share(group.p10)}-{share(group.p90)}" if group.p10 is not None and group.p90 is not None else "-"
     more = len(group.models) - _MODELS_SHOWN
     shown = ", ".join(group.models[:_MODELS_SHOWN]) + (f" +{more}" if more > 0 else "")
@@ -105,7 +105,7 @@ def row(group: Group) -> list[str]:
 
 
 def sentence(trend: Trend) -> str:
-    what = f"{trend.line}, {trend.first.release} ({trend.first.date}) to {trend.last.release} ({trend.last.date})"
+    what = f"{trend.series}, {trend.first.release} ({trend.first.date}) to {trend.last.release} ({trend.last.date})"
     if trend.common_points:
         points = "point" if trend.common_points == 1 else "points"
         return f"{what}: {trend.ratio:.2f}x, on {trend.common_points:,} operating {points} that both have"
@@ -127,15 +127,15 @@ def to_json(found: Tax) -> dict[str, object]:
     }
 
 
-def group_json(group: Group) -> dict[str, object]:
+def group_json(group: Release) -> dict[str, object]:
     numbers = {name: getattr(group, name) for name in ("points", "median", "tax", "p10", "p90", "above_roofline")}
     names = {"release": group.release, "date": group.date or None}
-    return {**group.line._asdict(), **names, **numbers, "models": list(group.models)}
+    return {**group.series._asdict(), **names, **numbers, "models": list(group.models)}
 
 
 def trend_json(trend: Trend) -> dict[str, object]:
     return {
-        **trend.line._asdict(),
+        **trend.series._asdict(),
         "first": trend.first.release,
         "last": trend.last.release,
         "first_date": trend.first.date,

@@ -10,7 +10,7 @@ Basis = Literal["spec", "measured", "derived", "claimed", "assumed"]
 BASES: tuple[str, ...] = get_args(Basis)
 
 
-class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+class OtherSource(msgspec.Struct, frozen=True, kw_only=True):
     """What another source says of the same thing, kept beside the value that was chosen."""
 
     value: float | str
@@ -28,7 +28,7 @@ class Sourced(msgspec.Struct, frozen=True, kw_only=True):
     date: str
     note: str = ""
     chosen_because: str = ""
-    alternatives: tuple[Alternative, ...] = ()
+    alternatives: tuple[OtherSource, ...] = ()
 
 
 class Fact(Sourced, frozen=True, kw_only=True):

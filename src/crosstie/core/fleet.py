@@ -150,7 +150,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     default_class: str | None = None
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class SharedState(msgspec.Struct, frozen=True, kw_only=True):
     """What outlives a gateway, and what several share; a ${VARIABLE} in an address is still to be read."""
 
     # Whether requests need a key of the store.
@@ -169,7 +169,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[Pool, ...]
     classes: tuple[ServedClass, ...]
     serving: Serving = Serving()
-    state: State = State()
+    state: SharedState = SharedState()
 
     @property
     def usd_per_hour(self) -> float:

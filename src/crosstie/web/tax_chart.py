@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from crosstie.core.errors import BadInput
-from crosstie.prove.calibration.tax import UNSTATED, Group, Line, common_points
+from crosstie.prove.calibration.tax import UNSTATED, Release, Series, common_points
 from crosstie.web.chart import check_ending, colours, new_figure, save
 
 HONEST = "AMD results were published by others: Crosstie has run nothing on AMD."
@@ -19,13 +19,13 @@ _MANY = 5
 _MORE_COLOURS = ["#332288", "#117733", "#882255", "#999933", "#44AA99", "#661100", "#6699CC", "#AA4499"]
 
 
-def draw_tax(groups: Sequence[Group], file: Path) -> None:
+def draw_tax(groups: Sequence[Release], file: Path) -> None:
     """A line for each accelerator and engine: colour tells the accelerator, the sign the engine."""
     check_ending(file)
-    dated: dict[Line, list[Group]] = {}
+    dated: dict[Series, list[Release]] = {}
     for group in groups:
         if group.date and group.median is not None and group.release != UNSTATED:
-            dated.setdefault(group.line, []).append(group)
+            dated.setdefault(group.series, []).append(group)
     if not dated:
         raise BadInput(f"--plot {file}: no result left has both a date and a release")
     # A release alone shows no course; where nothing else is there, it is drawn all the same.
@@ -70,7 +70,7 @@ def draw_tax(groups: Sequence[Group], file: Path) -> None:
     save(figure, file)
 
 
-def _places(groups: Sequence[Group]) -> tuple[list[date], list[float | None]]:
+def _places(groups: Sequence[Release]) -> tuple[list[date], list[float | None]]:
     return [_day(group.date) for group in groups], [group.median for group in groups]
 
 

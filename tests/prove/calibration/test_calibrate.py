@@ -16,7 +16,7 @@ from crosstie.core.correction import CONSTANTS
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Array
 from crosstie.prove.calibration import learn as learning
-from crosstie.prove.calibration.calibrate import Fit, gather
+from crosstie.prove.calibration.calibrate import Regression, gather
 from crosstie.prove.calibration.cases import Case, Cases, measured_subject
 from crosstie.prove.calibration.learn import Inputs, learn, left_out_groups, read_inputs
 from crosstie.prove.calibration.predict import Predictor, quantity_of
@@ -66,18 +66,18 @@ def measure(
     return list(cases)
 
 
-def miss(fit: Fit, parts: Array) -> Array:
+def miss(fit: Regression, parts: Array) -> Array:
     """Predicted over measured, as logarithms."""
     return np.asarray(fit.predict(fit.corrections(parts)) - fit.evidence.logs)
 
 
-def all_rows(fit: Fit) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def all_rows(fit: Regression) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return np.ones(len(fit.evidence.logs), dtype=bool)
 
 
 def test_what_was_put_in_comes_out(catalog: Catalog) -> None:
     cases = measure(cases_at(catalog, LOADS), SLOW)
-    fit = Fit(catalog, gather(catalog, cases))
+    fit = Regression(catalog, gather(catalog, cases))
     before = miss(fit, np.zeros((len(fit.scopes), len(CONSTANTS))))
     after = miss(fit, fit.solve(all_rows(fit)))
     assert float(np.median(np.abs(before))) > 0.15
@@ -112,7 +112,7 @@ def shift(catalog: Catalog, count: int) -> float:
     anchor = measure(cases_at(catalog, loads[:40], accelerator="h100-sxm"))
     slow = measure(cases_at(catalog, loads[-count:], accelerator="h200"), {"weights": 0.6, "cache": 0.6}, METRICS[:1])
     asked = measure(cases_at(catalog, [(8, 1000, 100)], accelerator="h200"))
-    fit = Fit(catalog, gather(catalog, [*anchor, *slow, *asked]))
+    fit = Regression(catalog, gather(catalog, [*anchor, *slow, *asked]))
     used = all_rows(fit)
     used[fit.evidence.origin == len(anchor) + len(slow)] = False
     error = miss(fit, fit.solve(used))
@@ -150,7 +150,7 @@ def test_one_wild_row_hardly_moves_anything(catalog: Catalog) -> None:
         cases = measure(cases_at(catalog, LOADS), SLOW)
         bad = cases[5].point.rows[0]
         cases[5].point.rows[0] = bad._replace(value=bad.value * wild)
-        fit = Fit(catalog, gather(catalog, cases))
+        fit = Regression(catalog, gather(catalog, cases))
         return np.asarray(fit.predict(fit.corrections(fit.solve(all_rows(fit)))))
 
     tame, high, low = solved(1.0), solved(10.0), solved(0.1)
@@ -170,7 +170,7 @@ def mixed_evidence(catalog: Catalog) -> list[Case]:
 
 
 def test_leaving_out_is_what_a_fit_without_would_say(catalog: Catalog) -> None:
-    fit = Fit(catalog, gather(catalog, mixed_evidence(catalog)))
+    fit = Regression(catalog, gather(catalog, mixed_evidence(catalog)))
     parts = fit.solve(all_rows(fit))
     subjects = [fit.evidence.subjects[i] for i in fit.evidence.origin]
     groups = {
@@ -192,7 +192,7 @@ def test_leaving_out_is_what_a_fit_without_would_say(catalog: Catalog) -> None:
 def test_no_row_is_left_out_of_its_own_error_twice(catalog: Catalog) -> None:
     """What was left out is predicted worse than what was fitted."""
     evidence = gather(catalog, mixed_evidence(catalog))
-    fit = Fit(catalog, evidence)
+    fit = Regression(catalog, evidence)
     parts = fit.solve(all_rows(fit))
     own = np.sqrt(np.mean(miss(fit, parts) ** 2))
     groupings = left_out_groups(evidence)

@@ -131,7 +131,7 @@ def test_mlperf_layouts_are_those_published(resolve: Cases) -> None:
     case = one(resolve, accelerator="MI350X", model="Llama-2-70B", scenario="Offline", precision="fp4", input_len="",
                output_len="", concurrency="", num_accelerators="8", engine="vllm")  # fmt: skip
     assert case.deployment.parallelism == Parallelism()
-    assert case.way == "full"
+    assert case.method == "full"
     assert case.replicas == 8
     # Lengths of the data set, and the word that they are guessed or measured.
     assert case.input_tokens == 290
@@ -139,7 +139,7 @@ def test_mlperf_layouts_are_those_published(resolve: Cases) -> None:
     assert any("input length of the data set" in said for said in case.assumed)
     limited = one(resolve, accelerator="MI350X", model="Llama-2-70B", scenario="Interactive", precision="fp4",
                   input_len="", output_len="", concurrency="", num_accelerators="8", source_id="mlperf_v6.0")  # fmt: skip
-    assert limited.way == "limits"
+    assert limited.method == "limits"
     assert (limited.ttft_limit_s, limited.tpot_limit_s) == (0.45, 0.04)
 
 
@@ -176,20 +176,20 @@ def test_precisions(resolve: Cases, catalog: Catalog, accelerator: str, model: s
 
 
 def test_loads(resolve: Cases) -> None:
-    assert one(resolve).way == "loop"
+    assert one(resolve).method == "loop"
     assert one(resolve).requests == 160
     assert one(resolve, num_prompts="40").requests == 40
     batch = one(resolve, scenario="fixed batch latency")
-    assert (batch.way, batch.clients, batch.requests) == ("batch", 16, 16)
+    assert (batch.method, batch.clients, batch.requests) == ("batch", 16, 16)
     queue = one(resolve, concurrency="max_num_seqs 256", num_prompts="1000")
-    assert (queue.way, queue.clients) == ("batch", 1000)
+    assert (queue.method, queue.clients) == ("batch", 1000)
     rate = one(resolve, concurrency="rate 2.5 req/s", num_prompts="100")
-    assert (rate.way, rate.requests_per_s, rate.requests) == ("rate", 2.5, 100)
-    assert one(resolve, concurrency="max load").way == "full"
+    assert (rate.method, rate.requests_per_s, rate.requests) == ("rate", 2.5, 100)
+    assert one(resolve, concurrency="max load").method == "full"
     limits = one(resolve, concurrency="", scenario="Server", notes="p99 limits TTFT 1500 ms TPOT 30 ms")
-    assert (limits.way, limits.ttft_limit_s, limits.tpot_limit_s) == ("limits", 1.5, 0.03)
+    assert (limits.method, limits.ttft_limit_s, limits.tpot_limit_s) == ("limits", 1.5, 0.03)
     alone = one(resolve, metric="decode_step_ms", unit="ms", engine="nobody knows", output_len="")
-    assert (alone.way, alone.deployment.stack.id, alone.output_tokens) == ("alone", "pytorch", 1)
+    assert (alone.method, alone.deployment.stack.id, alone.output_tokens) == ("alone", "pytorch", 1)
 
 
 def test_the_row_wins_over_the_rules(resolve: Cases) -> None:
@@ -270,4 +270,4 @@ def test_the_precision_of_the_row_is_kept_or_said(resolve: Cases) -> None:
 
 @pytest.mark.parametrize(("metric", "unit"), [("batch_e2e_latency_s", "s"), ("mean_step_ms_derived", "ms")])
 def test_a_latency_of_a_batch_is_of_a_batch(resolve: Cases, metric: str, unit: str) -> None:
-    assert one(resolve, metric=metric, unit=unit).way == "batch"
+    assert one(resolve, metric=metric, unit=unit).method == "batch"

@@ -9,7 +9,7 @@ import pytest
 from crosstie.catalog.library import Catalog
 from crosstie.core.correction import CONSTANTS
 from crosstie.core.errors import BadData, UnknownName
-from crosstie.prove.calibration.calibrate import Fit, gather
+from crosstie.prove.calibration.calibrate import Regression, gather
 from crosstie.prove.calibration.kernels import KINDS, Kernel, KernelPredictor, read_kernels, subject_of_kernel
 
 HEAD = "accelerator,stack,kind,format,seconds,m,n,k"
@@ -81,7 +81,7 @@ def kernel(**changes: object) -> Kernel:
 def test_unknown_names_are_refused(catalog: Catalog, field: str, value: str) -> None:
     wrong = kernel(**{field: value, "m": 1.0, "n": 1.0, "k": 1.0})
     with pytest.raises(UnknownName, match=value):
-        gather(catalog, [], [wrong]) and Fit(catalog, gather(catalog, [], [wrong]))
+        gather(catalog, [], [wrong]) and Regression(catalog, gather(catalog, [], [wrong]))
 
 
 def ones(count: int) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]:

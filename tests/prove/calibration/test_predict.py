@@ -102,7 +102,9 @@ def test_cases_do_not_depend_on_their_company(resolve: Cases) -> None:
     for index, case in enumerate(cases):
         alone = Predictor([case]).predict()
         for name in QUANTITIES:
-            np.testing.assert_allclose(together[name][index], alone[name][0], rtol=1e-9, err_msg=f"{name} {case.way}")
+            np.testing.assert_allclose(
+                together[name][index], alone[name][0], rtol=1e-9, err_msg=f"{name} {case.method}"
+            )
 
 
 def test_single_steps_are_the_gpu_s_work(resolve: Cases) -> None:

@@ -161,7 +161,7 @@ def test_good_files_of_every_dress(tmp_path: Path) -> None:
             )
             for n in ("16", "32")
         ], name
-        assert found.refused == []
+        assert found.unusable == []
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_ragged_lines_are_counted_by_what_is_wrong(tmp_path: Path) -> None:
     file.write_text("\n".join([head, good, good + ",more,and more", "h200,llama-3.1-8b", good]) + "\n")
     found = read_results(file)
     assert found.rows == 4
-    assert [(refused.line, refused.reason) for refused in found.refused] == [
+    assert [(refused.line, refused.reason) for refused in found.unusable] == [
         (3, "has more cells than the header"),
         (4, "metric  is not predicted"),
     ]
@@ -215,7 +215,7 @@ def test_any_text_in_any_cell_is_read_or_counted(changes: list[dict[str, str]]) 
         file = written(Path(folder) / "a.csv", *(row(**change) for change in changes))
         found = read_results(file)
     assert found.rows == len(changes)
-    assert all(refused.reason for refused in found.refused)
+    assert all(refused.reason for refused in found.unusable)
 
 
 def test_notes_that_change_the_load_keep_points_apart(tmp_path: Path) -> None:

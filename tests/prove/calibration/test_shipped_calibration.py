@@ -8,7 +8,7 @@ import pytest
 from crosstie.catalog.library import Catalog
 from crosstie.core.correction import CONSTANTS
 from crosstie.core.errors import BadInput
-from crosstie.prove.calibration.calibrate import Fit, gather
+from crosstie.prove.calibration.calibrate import Regression, gather
 from crosstie.prove.calibration.learn import SHIPPED_RESULTS, read_inputs
 from crosstie.prove.calibration.report import fill, tables
 from crosstie.prove.calibration.results import read_results
@@ -28,7 +28,7 @@ def test_it_was_made_from_the_shipped_files(catalog: Catalog) -> None:
 def test_one_more_round_of_the_fit_leaves_its_predictions_where_they_are(catalog: Catalog) -> None:
     """It is what `calibrate` makes of these files, up to rounding: `make calibration` does the twelve rounds."""
     inputs = read_inputs(catalog, SHIPPED_RESULTS)
-    fit = Fit(catalog, gather(catalog, inputs.cases, inputs.kernels))
+    fit = Regression(catalog, gather(catalog, inputs.cases, inputs.kernels))
     assert set(catalog.calibration.scopes) <= set(fit.scopes)
     parts = np.zeros((len(fit.scopes), len(CONSTANTS)))
     for scope, index in fit.scopes.items():

@@ -53,7 +53,9 @@ def test_shipped_fractions_are_possible_or_listed(shipped: Tax) -> None:
     assert sorted(above, key=id) == sorted(shipped.above_roofline, key=id)
     # Few, and of a kind: batches that the memory model holds to be too large, latencies of rows that hide a saving.
     assert len(above) <= 0.015 * len(readings)
-    sources = {(r.case.deployment.accelerator.id, r.case.deployment.model.id) for r in above if r.case.way != "limits"}
+    sources = {
+        (r.case.deployment.accelerator.id, r.case.deployment.model.id) for r in above if r.case.method != "limits"
+    }
     assert sources <= {
         ("h100-sxm", "llama-3.1-70b"), ("h100-sxm", "llama-3.3-70b"), ("a100-80gb", "llama-3.1-70b"),
         ("rtx-pro-6000", "qwen3-235b-a22b"), ("h100-sxm", "qwen3-32b"), ("h200", "llama-3.1-8b"),
@@ -64,7 +66,7 @@ def test_shipped_fractions_are_possible_or_listed(shipped: Tax) -> None:
 
 
 def test_shipped_rows_are_sorted_and_the_undated_come_last(shipped: Tax) -> None:
-    order = [(group.line.accelerator, group.date or "9999") for group in shipped.groups]
+    order = [(group.series.accelerator, group.date or "9999") for group in shipped.groups]
     assert order == sorted(order)
     undated = [group for group in shipped.groups if not group.date]
     # MLPerf v6.1 says in words when it was due, which is no date.
@@ -74,9 +76,9 @@ def test_shipped_rows_are_sorted_and_the_undated_come_last(shipped: Tax) -> None
 
 
 def test_shipped_names_blame_nobody_wrongly(shipped: Tax) -> None:
-    releases = {group.release for group in shipped.groups if group.line.engine == "atom"}
+    releases = {group.release for group in shipped.groups if group.series.engine == "atom"}
     assert releases == {"ROCm 7.1.1 image", "ROCm 7.2.3 image"}
-    assert any(group.line.engine == "unstated" for group in shipped.groups)
+    assert any(group.series.engine == "unstated" for group in shipped.groups)
 
 
 def test_a_decode_step_by_hand(catalog: Catalog, tmp_path: Path) -> None:
@@ -189,7 +191,7 @@ def test_mlperf_is_a_line_of_its_own(catalog: Catalog, tmp_path: Path) -> None:
     contest = {"source_id": "mlperf_v5.1", "concurrency": "", "scenario": "Offline", "date": "2025-09-09",
                "metric": "output_tokens_per_s_total", "unit": "tok/s", "value": "5000"}  # fmt: skip
     found = taxed(catalog, tmp_path, {}, contest)
-    assert [(str(g.line), g.release) for g in found.groups] == [
+    assert [(str(g.series), g.release) for g in found.groups] == [
         ("h100-sxm vllm", "0.6.0"), ("h100-sxm vllm MLPerf", "v5.1"),
     ]  # fmt: skip
     assert found.trends == []

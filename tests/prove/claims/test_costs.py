@@ -10,12 +10,12 @@ from crosstie.prove.claims import evidence as evidence_module
 from crosstie.prove.claims.check import check_claims
 from crosstie.prove.claims.evidence import Evidence, rests_on_article
 from crosstie.prove.claims.reading import read_claims, select
-from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Finding
+from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Judgement
 
 HEADER = (SHIPPED / "prices.csv").read_text().splitlines()[0]
 
 
-def finding_in(catalog: Catalog, name: str) -> Finding:
+def finding_in(catalog: Catalog, name: str) -> Judgement:
     return check_claims(catalog, select(read_claims(), (name,)))[0].finding
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from crosstie.prove.probe import kernels as probe_kernels
 from crosstie.prove.probe.collectives import all_reduces, groups_of
-from crosstie.prove.probe.device import Device
+from crosstie.prove.probe.device import ProbedDevice
 from crosstie.prove.probe.kernels import KINDS, measure
 from crosstie.prove.probe.timer import HostTimer
 
@@ -28,19 +28,19 @@ def cases() -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+def device(monkeypatch: pytest.MonkeyPatch) -> ProbedDevice:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(probe_kernels, "COLD_BYTES", 1e5)
     monkeypatch.setattr(probe_kernels, "WARM_S", 0.0)
-    return Device(torch, "cpu", HostTimer(), torch.float8_e4m3fn, compiles=False)
+    return ProbedDevice(torch, "cpu", HostTimer(), torch.float8_e4m3fn, compiles=False)
 
 
-def run(device: Device, cases: list[dict[str, Any]]) -> probe_kernels.Outcome:
+def run(device: ProbedDevice, cases: list[dict[str, Any]]) -> probe_kernels.ProbeRun:
     plan = {"models": {"dense": DENSE, "mixture": MIXTURE}, "cases": cases, "all_reduce_bytes": []}
     return measure(device, plan, lambda *_: None)
 
 
-def test_every_kind_runs(device: Device) -> None:
+def test_every_kind_runs(device: ProbedDevice) -> None:
     outcome = run(device, cases())
     assert outcome.failures == []
     assert outcome.partial is None
@@ -49,7 +49,7 @@ def test_every_kind_runs(device: Device) -> None:
     assert all(row["seconds"] > 0 and row["spread"] >= 1 for row in outcome.measurements)
 
 
-def test_what_is_refused_says_why(device: Device) -> None:
+def test_what_is_refused_says_why(device: ProbedDevice) -> None:
     step = {"part": "moe", "kind": "decode-step", "model": "mixture", "batch": 1, "context": 8}
     odd = {"part": "gemm", "kind": "gemm", "format": "fp8", "m": 32, "n": 64, "k": 64}
     outcome = run(device, [{**step, "format": "fp8"}, {**step, "format": "bf16"}])
@@ -59,13 +59,13 @@ def test_what_is_refused_says_why(device: Device) -> None:
     assert run(device, [odd]).failures[0]["reason"] == "RuntimeError: PyTorch has no 8-bit type"
 
 
-def test_a_model_that_does_not_fit(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit(device: ProbedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "free_bytes", lambda: 1e9, raising=False)
     step = {"part": "dense", "kind": "decode-step", "format": "bf16", "model": "dense", "batch": 1, "context": 8}
     assert "weights need 4.0 GB, 1.0 are free" in run(device, [step]).failures[0]["reason"]
 
 
-def test_where_nothing_compiles_the_steps_run_unfused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_compiles_the_steps_run_unfused(device: ProbedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("Cannot find a working triton installation")
 

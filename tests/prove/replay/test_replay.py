@@ -15,7 +15,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.workload import Target
 from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, spent_so_far
 from crosstie.prove.replay.outcomes import Targets, kept_targets, result_of
-from crosstie.prove.replay.replay import Outcome, Replay
+from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import BYTES_PER_TOKEN, TimedRequest, from_trace, merged, prompt
 from crosstie.run.emulate.faults import Fault
 from crosstie.run.emulate.fleet import EmulatedFleet, start
@@ -29,10 +29,10 @@ def requests(count: int, gap_s: float = 0.05, tokens: tuple[int, int] = (200, 20
 
 def replay(
     asked: Sequence[TimedRequest], fault: Fault | None = None, *, model: str = SMALL, speed: float = 20.0, **more: Any
-) -> list[Outcome]:
+) -> list[RequestOutcome]:
     """Against one emulated replica, which may have a fault."""
 
-    async def run() -> list[Outcome]:
+    async def run() -> list[RequestOutcome]:
         running: EmulatedFleet = await start(CATALOG, fleet(pool(model=model)), speed=speed)
         try:
             if fault is not None:
@@ -139,7 +139,7 @@ def test_prompts_share_what_the_trace_says_and_nothing_else() -> None:
 def test_every_request_ends_once_with_its_tokens() -> None:
     ends: list[tuple[int, int]] = []
     asked = requests(60)
-    outcomes = replay(asked, progress=lambda done, failed: ends.append((done, failed)))
+    outcomes = replay(asked, on_ended=lambda done, failed: ends.append((done, failed)))
     assert [one.request for one in outcomes] == asked
     assert {(one.status, one.error) for one in outcomes} == {(200, "")}
     assert {(one.input_tokens, one.output_tokens) for one in outcomes} == {(200, 20)}
@@ -198,7 +198,7 @@ def test_silence_is_given_up() -> None:
 
 
 def test_nobody_there() -> None:
-    async def run() -> list[Outcome]:
+    async def run() -> list[RequestOutcome]:
         return await Replay(asyncio.get_running_loop(), "http://127.0.0.1:9", SMALL).run(requests(3))
 
     outcomes = run_on_loop(run())
@@ -228,10 +228,10 @@ def test_a_class_that_no_header_can_carry_is_refused() -> None:
 CHAT = Targets(Target(seconds=1.0, percentile=0.5), Target(seconds=0.05, percentile=0.9))
 
 
-def outcome(ttft_s: float, tpot_s: float, error: str = "", pool: str = "a", at: float = 0.0) -> Outcome:
+def outcome(ttft_s: float, tpot_s: float, error: str = "", pool: str = "a", at: float = 0.0) -> RequestOutcome:
     asked = TimedRequest(at, 90, 10, "chat")
     tokens = (0, 0) if error else (90, 10)
-    return Outcome(
+    return RequestOutcome(
         asked, pool=pool, status=200, error=error, ttft_s=ttft_s, tpot_s=tpot_s, input_tokens=tokens[0],
         output_tokens=tokens[1],
     )  # fmt: skip

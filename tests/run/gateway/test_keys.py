@@ -16,7 +16,7 @@ from tests.run.gateway.fakes import CATALOG, HASTY, MODEL, Fake, Running, fakes,
 from tests.run.wire.sockets import said
 
 from crosstie.core.errors import BadInput, CrosstieError, StoreFailed
-from crosstie.core.fleet import ServedClass, State
+from crosstie.core.fleet import ServedClass, SharedState
 from crosstie.core.workload import Target
 from crosstie.run.ledger.keys import Key, digest, new_public_id, new_secret, shown
 from crosstie.run.ledger.places import open_store
@@ -86,7 +86,7 @@ async def keyed(folder: Path, place: str | None = None, **changes: Any) -> Async
     async with fakes() as [fake]:
         fleet = fleet_of(
             pool_of("one", fake.url), pool_of("two", fake.url.replace("127.0.0.1", "localhost"), model=OTHER),
-            classes=CLASSES, state=State(keys=True, store=place),
+            classes=CLASSES, state=SharedState(keys=True, store=place),
         )  # fmt: skip
         async with running(msgspec.structs.replace(fleet, **changes), parts=[part]) as at:
             try:
@@ -156,7 +156,7 @@ async def test_limits_of_the_gateways_own_account_are_not_shown_to_its_clients(t
     vendor = Vendor()
     await vendor.start()
     for keys, left in ((True, b"6"), (False, b"9999")):
-        state = State(keys=keys, store=str(tmp_path / "store.db"))
+        state = SharedState(keys=keys, store=str(tmp_path / "store.db"))
         async with keyed(tmp_path, pools=(pool_of("one", vendor.url),), classes=(), state=state) as at:
             answer = await at.ask(await at.key(f"key-{keys}", rpm=7))
             assert answer.header(b"x-ratelimit-remaining-requests") == left
@@ -479,7 +479,7 @@ async def test_what_is_written_is_what_was_served(tmp_path: Path) -> None:
 @on_loop
 async def test_usage_without_keys(tmp_path: Path) -> None:
     place = str(tmp_path / "store.db")
-    async with keyed(tmp_path, state=State(store=place)) as at:
+    async with keyed(tmp_path, state=SharedState(store=place)) as at:
         assert (await at.ask(None)).status == 200
         # Nobody's business here: passed on as before.
         assert (await at.ask("whatever")).status == 200
@@ -489,7 +489,7 @@ async def test_usage_without_keys(tmp_path: Path) -> None:
 
 @on_loop
 async def test_without_a_store_there_is_no_ledger(tmp_path: Path) -> None:
-    async with keyed(tmp_path, state=State()) as at:
+    async with keyed(tmp_path, state=SharedState()) as at:
         assert (await at.ask(None)).status == 200
         assert at.at.gateway.listeners == []
         assert b"crosstie_ledger" not in (await at.at.get("/metrics")).body
@@ -498,12 +498,12 @@ async def test_without_a_store_there_is_no_ledger(tmp_path: Path) -> None:
 @on_loop
 async def test_keys_can_be_required_from_a_reload_on(tmp_path: Path) -> None:
     place = str(tmp_path / "store.db")
-    async with keyed(tmp_path, state=State(store=place)) as at:
+    async with keyed(tmp_path, state=SharedState(store=place)) as at:
         fleet = at.at.serve.fleet
         assert (await at.ask(None)).status == 200
-        at.part.reloaded(msgspec.structs.replace(fleet, state=State(store=place, keys=True)))
+        at.part.reloaded(msgspec.structs.replace(fleet, state=SharedState(store=place, keys=True)))
         assert (await at.ask(None)).status == 401
-        at.part.reloaded(msgspec.structs.replace(fleet, state=State(store=place)))
+        at.part.reloaded(msgspec.structs.replace(fleet, state=SharedState(store=place)))
         assert (await at.ask(None)).status == 200
 
 
@@ -512,10 +512,10 @@ async def test_a_reload_changes_no_store(tmp_path: Path) -> None:
     """Least of all from none to one with keys, which would let everyone in while the file says that nobody is."""
     place = str(tmp_path / "store.db")
     for before, now, key in (
-        (State(), State(store=place, keys=True), "store"),
-        (State(store=place, keys=True), State(store=place + "2", keys=True), "store"),
-        (State(store=place, keys=True), State(), "store"),
-        (State(store=place), State(store=place, redis="redis://127.0.0.1/0"), "redis"),
+        (SharedState(), SharedState(store=place, keys=True), "store"),
+        (SharedState(store=place, keys=True), SharedState(store=place + "2", keys=True), "store"),
+        (SharedState(store=place, keys=True), SharedState(), "store"),
+        (SharedState(store=place), SharedState(store=place, redis="redis://127.0.0.1/0"), "redis"),
     ):
         async with keyed(tmp_path, state=before) as at:
             fleet = at.at.serve.fleet
@@ -605,7 +605,7 @@ async def test_the_last_requests_are_written_before_it_ends(tmp_path: Path) -> N
     with pytest.MonkeyPatch.context() as patch:
         # So seldom that nothing is written before.
         patch.setattr(ledger_module, "_EVERY_S", 3600.0)
-        async with keyed(tmp_path, state=State(store=str(tmp_path / "store.db"))) as at:
+        async with keyed(tmp_path, state=SharedState(store=str(tmp_path / "store.db"))) as at:
             await until(lambda: at.part._running is None)
             assert (await at.ask(None)).status == 200
             assert at.part.pending == 1
@@ -618,7 +618,7 @@ async def test_the_last_requests_are_written_before_it_ends(tmp_path: Path) -> N
 async def test_what_cannot_be_written_at_the_end_is_reported(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger_module, "_LAST_S", 0.2)
-        async with keyed(tmp_path, state=State(store=str(tmp_path / "store.db"))) as at:
+        async with keyed(tmp_path, state=SharedState(store=str(tmp_path / "store.db"))) as at:
             for file in tmp_path.iterdir():
                 file.unlink()
             assert (await at.ask(None)).status == 200
@@ -630,7 +630,7 @@ async def test_what_cannot_be_written_at_the_end_is_reported(tmp_path: Path) -> 
 async def test_a_store_that_cannot_be_opened_is_told_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "store.db").write_bytes(b"something else" * 500)
     async with fakes() as [fake]:
-        fleet = fleet_of(pool_of("one", fake.url), state=State(keys=True, store=str(tmp_path / "store.db")))
+        fleet = fleet_of(pool_of("one", fake.url), state=SharedState(keys=True, store=str(tmp_path / "store.db")))
         serve = Serve(CATALOG, fleet, parts=[Ledger()])
         with pytest.raises(CrosstieError, match="no SQLite file"):
             await serve.start("127.0.0.1", 0)
@@ -641,7 +641,7 @@ async def test_lines_are_bounded_and_numbers_are_kept(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("crosstie.run.gateway.accounts._MOST_LINES", 1)
         patch.setattr(ledger_module, "_EVERY_S", 3600.0)
-        async with keyed(tmp_path, state=State(store=str(tmp_path / "store.db"))) as at:
+        async with keyed(tmp_path, state=SharedState(store=str(tmp_path / "store.db"))) as at:
             await until(lambda: at.part._running is None)
             for model in (MODEL, OTHER, OTHER):
                 assert (await at.ask(None, model=model)).status == 200

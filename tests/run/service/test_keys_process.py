@@ -18,7 +18,7 @@ from tests.run.emulate.running import SMALL, fleet, pool
 from tests.run.service.processes import Running, comes_true, command, environment, serving
 
 from crosstie.catalog.fleet_text import fleet_text
-from crosstie.core.fleet import State
+from crosstie.core.fleet import SharedState
 from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.usage import total
 
@@ -33,7 +33,7 @@ def keys(folder: Path, *arguments: str) -> str:
 
 def write_fleet(folder: Path) -> Path:
     file = folder / "fleet.toml"
-    state = State(keys=True, store="crosstie.db")
+    state = SharedState(keys=True, store="crosstie.db")
     file.write_text(
         fleet_text(
             fleet(

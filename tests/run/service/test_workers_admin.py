@@ -21,7 +21,7 @@ from tests.run.share.keys import asked, known_to_all, made_key
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Fleet, Pool, State
+from crosstie.core.fleet import Fleet, Pool, SharedState
 from crosstie.run.service.siblings import Siblings
 
 pytestmark = pytest.mark.slow
@@ -121,7 +121,7 @@ def test_a_file_that_workers_refuse_is_served_by_none_that_comes_later(
     administered: Running, pools: list[Pool], tmp_path: Path
 ) -> None:
     """Neither one that the supervisor refuses, nor one that it can read and workers cannot serve."""
-    keyed = _fleet(pools, state=State(keys=True, store="keys.db"))
+    keyed = _fleet(pools, state=SharedState(keys=True, store="keys.db"))
     unset = _fleet([msgspec.structs.replace(pools[0], api_key_env="NO_SUCH_VARIABLE")])
     for refused, why in ((keyed, "state.store: is another now"), (unset, "which is not set")):
         write(tmp_path, refused)
@@ -138,7 +138,7 @@ def test_a_file_that_workers_refuse_is_served_by_none_that_comes_later(
 
 def test_a_worker_that_comes_later_makes_no_store(pools: list[Pool], tmp_path: Path) -> None:
     """It would know no keys, where the others still know all."""
-    write(tmp_path, _fleet(pools, state=State(keys=True, store="keys.db")))
+    write(tmp_path, _fleet(pools, state=SharedState(keys=True, store="keys.db")))
     key = made_key(tmp_path, "alice")
     with serving(tmp_path, tmp_path / "fleet.toml", "--workers", "2") as running:
         assert known_to_all([running], key)

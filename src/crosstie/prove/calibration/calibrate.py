@@ -35,7 +35,7 @@ _CONSTANTS = len(CONSTANTS)
 
 
 @dataclass
-class Evidence:
+class Measurements:
     """Measured logarithms, one a row, and where each row's prediction is found."""
 
     cases: Sequence[Case]
@@ -50,14 +50,14 @@ class Evidence:
     factor: Array
 
 
-def gather(catalog: Catalog, cases: Sequence[Case], kernels: Sequence[Kernel] = ()) -> Evidence:
+def gather(catalog: Catalog, cases: Sequence[Case], kernels: Sequence[Kernel] = ()) -> Measurements:
     """One row a quantity: totals and the same per GPU are one measurement, tails are none of the constants'."""
     logs, noise, kinds, origin, quantity, factor = [], [], [], [], [], []
     for index, case in enumerate(cases):
         seen = set[str]()
         for row in case.point.rows:
             name, scale = quantity_of(case, row.metric)
-            if name not in LEARNT[case.way] or name in seen or not scale:
+            if name not in LEARNT[case.method] or name in seen or not scale:
                 continue
             seen.add(name)
             logs.append(np.log(row.value))
@@ -75,13 +75,13 @@ def gather(catalog: Catalog, cases: Sequence[Case], kernels: Sequence[Kernel] = 
         factor.append(0.0)
     subjects = [measured_subject(case) for case in cases]
     subjects += [subject_of_kernel(catalog, kernel) for kernel in kernels]
-    return Evidence(
+    return Measurements(
         cases, kernels, subjects, np.array(logs), np.array(noise), np.array(kinds), np.array(origin),
         np.array(quantity), np.array(factor),
     )  # fmt: skip
 
 
-# Quantities that a way of measuring says something about constants with.
+# Quantities by method: what each says something about constants with.
 LEARNT = {
     "loop": {"ttft_mean", "ttft_p50", "tpot", "output_tokens_per_s"},
     "batch": {"run", "output_tokens_per_s"},
@@ -108,11 +108,11 @@ def width_of(level: Level, constant: str) -> float:
     return level.width * share
 
 
-class Fit:
+class Regression:
     """The evidence with its predictors; solves for any part of it."""
 
     def __init__(
-        self, catalog: Catalog, evidence: Evidence, levels: Sequence[Level] = LEVELS,
+        self, catalog: Catalog, evidence: Measurements, levels: Sequence[Level] = LEVELS,
         width: Callable[[Level, str], float] = width_of,
     ):  # fmt: skip
         self.evidence = evidence
@@ -167,7 +167,7 @@ class Fit:
 
     def solve(
         self, used: Mask, start: Array | None = None, rounds: int = MOST_ROUNDS,
-        progress: Callable[[], None] | None = None,
+        on_progress: Callable[[], None] | None = None,
     ) -> Array:  # fmt: skip
         """The parts of all scopes, (scopes, constants), that the used rows make most likely."""
         parts = np.zeros((len(self.scopes), _CONSTANTS)) if start is None else start.copy()
@@ -178,8 +178,8 @@ class Fit:
             change = self._parts(rows, around.slopes, pull) - parts
             furthest = float(np.abs(self.corrections(change)).max())
             parts = parts + _FURTHEST_MOVE / max(furthest, _FURTHEST_MOVE) * change
-            if progress:
-                progress()
+            if on_progress:
+                on_progress()
             if furthest < _SETTLED:
                 break
         return parts
@@ -200,7 +200,7 @@ class Fit:
         return _Linear(miss + (slopes * cells[cell]).sum(axis=1), slopes, together)
 
     def left_out(
-        self, parts: Array, *groupings: NDArray[np.str_], progress: Callable[[], None] | None = None
+        self, parts: Array, *groupings: NDArray[np.str_], on_progress: Callable[[], None] | None = None
     ) -> list[Array]:
         """Errors, as logarithms of predicted over measured, of each group had it been left out.
 
@@ -223,8 +223,8 @@ class Fit:
                 kept = self.corrections(parts) - np.clip(change, -_FURTHEST_MOVE, _FURTHEST_MOVE)
                 error[group] = (self.predict(kept) - self.evidence.logs)[group]
             found.append(error)
-            if progress:
-                progress()
+            if on_progress:
+                on_progress()
         return found
 
     def _parts(self, rows: Rows, slopes: Array, pull: Array) -> Array:

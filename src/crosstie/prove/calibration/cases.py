@@ -8,7 +8,7 @@ import msgspec
 
 from crosstie.catalog.calibration import Subject, subject_of
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.protocols import Protocols, Settings
+from crosstie.catalog.protocols import BenchmarkSettings, Protocols
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.fact import Fact
@@ -31,22 +31,22 @@ from crosstie.prove.calibration.columns import (
 )
 from crosstie.prove.calibration.results import Point
 
-Way = Literal["loop", "batch", "full", "limits", "rate", "alone"]
+Method = Literal["loop", "batch", "full", "limits", "rate", "alone"]
 
 
 @dataclass(frozen=True)
 class Case:
     """One kind of accelerator under a load, and how that was measured.
 
-    way: loop (clients that send again), batch (all at once, none after), full (as many as memory takes),
+    method: loop (clients that send again), batch (all at once, none after), full (as many as memory takes),
     limits (the most within latency limits), rate (arrivals by the clock), alone (one step's GPU work)
     """
 
     point: Point
     deployment: Deployment
-    way: Way
+    method: Method
     replicas: float
-    # Over all replicas; 0 where the way decides.
+    # Over all replicas; 0 where the method decides.
     clients: float
     input_tokens: float
     output_tokens: float
@@ -116,7 +116,7 @@ class Cases:
         if not point["engine"] and not alone:
             assumed.append("engine")
         inputs, outputs = self._lengths(point, model, alone, assumed)
-        plain = self._deployment(model, accelerator, Parallelism(), precision, "bf16", engine, Settings(), 0.0)
+        plain = self._deployment(model, accelerator, Parallelism(), precision, "bf16", engine, BenchmarkSettings(), 0.0)
         settings, spoke = self.protocols.settings(
             {
                 "rows": point["source_id"],
@@ -145,7 +145,7 @@ class Cases:
         case = Case(
             point=point,
             deployment=deployment,
-            way="alone" if alone else "loop",
+            method="alone" if alone else "loop",
             replicas=gpus / split.gpus,
             clients=0.0,
             input_tokens=inputs,
@@ -157,20 +157,20 @@ class Cases:
         correction = self.catalog.correction(measured_subject(case))
         return replace(case, deployment=msgspec.structs.replace(deployment, correction=correction))
 
-    def _loaded(self, case: Case, settings: Settings) -> Case:
+    def _loaded(self, case: Case, settings: BenchmarkSettings) -> Case:
         """The case under its load, as the row describes it."""
         point, scenario = case.point, case.point["scenario"].casefold()
         clients = number(point["concurrency"])
         sequences = _SEQUENCES.search(point["concurrency"])
         rate = _RATE.search(point["concurrency"])
 
-        def with_load(way: Way, **load: float) -> Case:
-            return replace(case, way=way, **load)  # type: ignore[arg-type]
+        def with_load(method: Method, **load: float) -> Case:
+            return replace(case, method=method, **load)  # type: ignore[arg-type]
 
         if clients is not None and not 1 <= clients <= _MOST_CLIENTS:
             short = "less than one client" if clients < 1 else "more clients than a schedule is made for"
             raise NotPredicted(f"concurrency {point['concurrency'][:40]} is {short}")
-        if case.way == "alone":
+        if case.method == "alone":
             if clients is None and point["concurrency"]:
                 raise NotPredicted("concurrency is no number")
             return with_load("alone", clients=clients or 1.0)
@@ -242,7 +242,7 @@ class Cases:
 
     def _deployment(
         self, model: Model, accelerator: Accelerator, split: Parallelism, precision: str, kv_format: str,
-        engine: str | None, settings: Settings, inputs: float,
+        engine: str | None, settings: BenchmarkSettings, inputs: float,
     ) -> Deployment:  # fmt: skip
         key = (model.id, accelerator.id, precision, engine or "", kv_format)
         if key not in self._deployments:
@@ -274,10 +274,10 @@ def campaign_of(case: Case) -> str:
     """MLPerf's submissions are tuned by hand for one load, each scenario in its own way."""
     if not is_mlperf(case.point):
         return ""
-    return "MLPerf " + ("with limits" if case.way == "limits" else "offline")
+    return "MLPerf " + ("with limits" if case.method == "limits" else "offline")
 
 
-def set_stack(deployment: Deployment, settings: Settings, inputs: float) -> Stack:
+def set_stack(deployment: Deployment, settings: BenchmarkSettings, inputs: float) -> Stack:
     """The stack with what the benchmark set; facts keep their source, so that nobody takes them for defaults."""
     stack = deployment.stack
     chunk = max(settings.chunk_tokens or 0.0, (settings.chunk_inputs or 0.0) * inputs)

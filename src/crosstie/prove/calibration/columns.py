@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.protocols import Settings
+from crosstie.catalog.protocols import BenchmarkSettings
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput, CrosstieError, DoesNotFit, UnknownName
@@ -50,10 +50,10 @@ def fleet_parts(parts: list[str], gpus: int, said: bool = False) -> list[tuple[s
     return found
 
 
-def row_settings(point: Point) -> Settings:
+def row_settings(point: Point) -> BenchmarkSettings:
     """Optional columns of the row: kv_format, chunk_tokens, max_sequences; lengths' spread from its notes."""
     spread = _SHORTEST.search(point["notes"])
-    return Settings(
+    return BenchmarkSettings(
         kv_format=point["kv_format"] or None,
         chunk_tokens=positive(point, "chunk_tokens"),
         max_sequences=positive(point, "max_sequences"),

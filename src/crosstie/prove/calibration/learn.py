@@ -19,7 +19,7 @@ from crosstie.catalog.reading import text_of
 from crosstie.core.correction import CONSTANTS, METRICS, NEARNESS, Spread
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Array, Mask
-from crosstie.prove.calibration.calibrate import Evidence, Fit, gather
+from crosstie.prove.calibration.calibrate import Measurements, Regression, gather
 from crosstie.prove.calibration.cases import Case, Cases
 from crosstie.prove.calibration.columns import UNPREDICTABLE
 from crosstie.prove.calibration.kernels import KINDS, Kernel, read_kernels
@@ -63,7 +63,7 @@ def read_inputs(catalog: Catalog, paths: Sequence[Path]) -> Inputs:
             found.kernels += read_kernels(path)
         else:
             results = read_results(path)
-            found.refused.update(refused.reason for refused in results.refused)
+            found.refused.update(row.reason for row in results.unusable)
             for point in results.points:
                 _add_point(found, resolve, point)
         found.files.append(
@@ -144,20 +144,20 @@ def _probed_kernel(measurement: Measurement, accelerator: str) -> Kernel:
     return msgspec.structs.replace(plain, **shape)
 
 
-def learn(catalog: Catalog, inputs: Inputs, progress: Callable[[str], None] = lambda what: None) -> Calibration:
-    progress("schedules")
+def learn(catalog: Catalog, inputs: Inputs, on_progress: Callable[[str], None] = lambda what: None) -> Calibration:
+    on_progress("schedules")
     evidence = gather(catalog, inputs.cases, inputs.kernels)
     if not len(evidence.logs):
         raise BadInput("no row says anything about the constants: tails and arrivals by the clock do not")
-    fit = Fit(catalog, evidence)
+    fit = Regression(catalog, evidence)
     everything = np.ones(len(evidence.logs), dtype=bool)
-    parts = fit.solve(everything, progress=lambda: progress("fit"))
-    progress("cross-validation")
+    parts = fit.solve(everything, on_progress=lambda: on_progress("fit"))
+    on_progress("cross-validation")
     groupings = left_out_groups(evidence)
     errors = dict(
         zip(
             groupings,
-            fit.left_out(parts, *groupings.values(), progress=lambda: progress("cross-validation")),
+            fit.left_out(parts, *groupings.values(), on_progress=lambda: on_progress("cross-validation")),
             strict=True,
         )
     )
@@ -181,7 +181,7 @@ def learn(catalog: Catalog, inputs: Inputs, progress: Callable[[str], None] = la
     )
 
 
-def left_out_groups(evidence: Evidence) -> dict[str, NDArray[np.str_]]:
+def left_out_groups(evidence: Measurements) -> dict[str, NDArray[np.str_]]:
     """What is left out to learn how wrong an estimate of each nearness is; kernels go with their accelerator."""
     subjects = [evidence.subjects[i] for i in evidence.origin]
     measured = evidence.kind != "kernel"
@@ -200,7 +200,7 @@ def left_out_groups(evidence: Evidence) -> dict[str, NDArray[np.str_]]:
     }
 
 
-def _fold(evidence: Evidence, origin: int) -> str:
+def _fold(evidence: Measurements, origin: int) -> str:
     """By what the point is, so that the order of rows does not matter."""
     if origin >= len(evidence.cases):
         return ""
@@ -218,7 +218,7 @@ class _Error(NamedTuple):
     log: float
 
 
-def _left_out(evidence: Evidence, errors: dict[str, Array]) -> Iterator[_Error]:
+def _left_out(evidence: Measurements, errors: dict[str, Array]) -> Iterator[_Error]:
     """Of every nearness, the errors of operating points; kernels only help."""
     metrics = _metrics(evidence)
     for nearness in NEARNESS:
@@ -227,12 +227,12 @@ def _left_out(evidence: Evidence, errors: dict[str, Array]) -> Iterator[_Error]:
             yield _Error(nearness, subject, str(metrics[row]), -float(errors[nearness][row]))
 
 
-def _metrics(evidence: Evidence) -> NDArray[np.str_]:
+def _metrics(evidence: Measurements) -> NDArray[np.str_]:
     """Which metric's error a row's is; none for a kernel."""
     return np.array(["" if kind == "kernel" else _METRIC_OF.get(kind, "tpot") for kind in evidence.kind])
 
 
-def spreads(evidence: Evidence, errors: dict[str, Array]) -> dict[str, dict[str, Spread]]:
+def spreads(evidence: Measurements, errors: dict[str, Array]) -> dict[str, dict[str, Spread]]:
     """Quantiles of measured over predicted, by nearness, and by vendor and stack where there are enough."""
     tail = (1.0 - LEVEL) / 2.0
     collected: dict[tuple[str, str], list[float]] = {}
@@ -259,7 +259,7 @@ _TITLES = {
 }
 
 
-def error_tables(evidence: Evidence, errors: dict[str, Array]) -> dict[str, dict[str, dict[str, float]]]:
+def error_tables(evidence: Measurements, errors: dict[str, Array]) -> dict[str, dict[str, dict[str, float]]]:
     """Cross-validated errors: overall, by accelerator for points, and by what was left out for the rest."""
     subjects = [evidence.subjects[i] for i in evidence.origin]
     own = evidence.subjects[: len(evidence.cases)]
@@ -287,11 +287,11 @@ def error_tables(evidence: Evidence, errors: dict[str, Array]) -> dict[str, dict
     return found
 
 
-def _source(evidence: Evidence, origin: int) -> str:
+def _source(evidence: Measurements, origin: int) -> str:
     return evidence.cases[origin].point["source_id"] if origin < len(evidence.cases) else ""
 
 
-def coverage(evidence: Evidence, errors: dict[str, Array], found: dict[str, dict[str, Spread]]) -> dict[str, float]:
+def coverage(evidence: Measurements, errors: dict[str, Array], found: dict[str, dict[str, Spread]]) -> dict[str, float]:
     """Share of the left-out measurements that their intervals hold, by nearness and vendor."""
     held: dict[str, list[bool]] = {}
     for nearness, subject, metric, log in _left_out(evidence, errors):

@@ -93,17 +93,17 @@ class _Steady:
         self.outputs = np.array([[case.output_tokens] for case in cases])
         self.replicas = np.array([case.replicas for case in cases])
         most = np.array([[_most_clients(case)] for case in cases])
-        known = all(case.way in ("full", "loop") for case in cases)
+        known = all(case.method in ("full", "loop") for case in cases)
         self.clients = most ** (np.ones((1, 1)) if known else np.linspace(0.0, 1.0, _LOADS)[None, :])
         # Closed loops through pipelines come here too: their clients are given, at every one of the loads.
-        given = np.array([[case.clients / case.replicas if case.way == "loop" else 0.0] for case in cases])
+        given = np.array([[case.clients / case.replicas if case.method == "loop" else 0.0] for case in cases])
         self.clients = np.where(given > 0.0, np.maximum(given, 1.0), self.clients)
 
         def column(of: str) -> Array:
             return np.array([[getattr(case, of)] for case in cases])
 
-        self.full = np.array([[case.way in ("full", "loop")] for case in cases])
-        self.limited = np.array([[case.way == "limits"] for case in cases])
+        self.full = np.array([[case.method in ("full", "loop")] for case in cases])
+        self.limited = np.array([[case.method == "limits"] for case in cases])
         self.ttft_limit, self.tpot_limit = column("ttft_limit_s"), column("tpot_limit_s")
         self.rate = column("requests_per_s") / self.replicas[:, None]
         self.requests = column("requests")[:, 0] / self.replicas
@@ -236,7 +236,7 @@ class Predictor:
         members: dict[tuple[object, ...], list[int]] = {}
         for index, case in enumerate(self.cases):
             deployment = case.deployment
-            kind = _GROUPS["full" if deployment.parallelism.pp > 1 and case.way == "loop" else case.way]
+            kind = _GROUPS["full" if deployment.parallelism.pp > 1 and case.method == "loop" else case.method]
             key = (kind, deployment.model.id, deployment.precision.id, deployment.kv_format)
             members.setdefault(key, []).append(index)
         self._groups: list[tuple[Array, _Group]] = [

@@ -73,7 +73,7 @@ class Row(NamedTuple):
     value: float
 
 
-class Refused(NamedTuple):
+class UnusableRow(NamedTuple):
     file: str
     line: int
     reason: str
@@ -97,31 +97,33 @@ class Point:
 @dataclass
 class Results:
     points: list[Point]
-    refused: list[Refused]
+    unusable: list[UnusableRow]
 
     @property
     def rows(self) -> int:
-        return sum(len(point.rows) for point in self.points) + len(self.refused)
+        return sum(len(point.rows) for point in self.points) + len(self.unusable)
 
 
 def read_results(*paths: str | Path) -> Results:
     """All rows of the files as operating points; rows that cannot be used, each with its reason."""
     points: dict[tuple[tuple[str, str], ...], Point] = {}
-    refused: list[Refused] = []
+    unusable: list[UnusableRow] = []
     for path in paths:
         for line, fields, ragged in _lines(Path(path)):
             found = (
-                Refused(str(path), line, "has more cells than the header") if ragged else _row(str(path), line, fields)
+                UnusableRow(str(path), line, "has more cells than the header")
+                if ragged
+                else _row(str(path), line, fields)
             )
-            if isinstance(found, Refused):
-                refused.append(found)
+            if isinstance(found, UnusableRow):
+                unusable.append(found)
                 continue
             conditions = {name: value for name, value in fields.items() if value and name not in _OF_THE_ROW}
             # The run that a row is from tells repeated measurements apart.
             key = (*conditions.items(), ("source_ref", fields.get("source_ref", "")))
             point = points.setdefault(key, Point(conditions))
             point.rows.append(found)
-    return Results(list(points.values()), refused)
+    return Results(list(points.values()), unusable)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, str], bool]]:
@@ -144,14 +146,14 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, str], bool]]:
         raise BadData(str(path), f"line {reader.line_num}", str(error)) from None
 
 
-def _row(file: str, line: int, fields: dict[str, str]) -> Row | Refused:
+def _row(file: str, line: int, fields: dict[str, str]) -> Row | UnusableRow:
     metric = metric_of(fields["metric"], fields["unit"])
     if isinstance(metric, str):
-        return Refused(file, line, metric)
+        return UnusableRow(file, line, metric)
     try:
         value = float(fields["value"])
     except ValueError:
-        return Refused(file, line, "value is no number" if fields["value"] else "value is missing")
+        return UnusableRow(file, line, "value is no number" if fields["value"] else "value is missing")
     if not math.isfinite(value) or value <= 0:
-        return Refused(file, line, "value is zero, negative or not finite")
+        return UnusableRow(file, line, "value is zero, negative or not finite")
     return Row(file, line, metric, value * _SECONDS.get(fields["unit"], 1.0))

@@ -34,7 +34,7 @@ _WHY_ABOVE = {
 }
 
 
-class Line(NamedTuple):
+class Series(NamedTuple):
     """Results that a trend may run through. MLPerf's are tuned by hand for one load, so they stand apart."""
 
     accelerator: str
@@ -64,14 +64,14 @@ class Reading:
     @property
     def likely(self) -> str:
         """Why a fraction above one is likely to be wrong."""
-        return _WHY_ABOVE.get(self.case.way, "the row or the roofline is wrong")
+        return _WHY_ABOVE.get(self.case.method, "the row or the roofline is wrong")
 
     @property
-    def line(self) -> Line:
+    def series(self) -> Series:
         """An engine that the row does not name is not to be blamed for it, nor praised."""
         deployment = self.case.deployment
         engine = UNSTATED if "engine" in self.case.assumed else deployment.stack.id
-        return Line(deployment.accelerator.id, engine, "MLPerf" if campaign_of(self.case) else "")
+        return Series(deployment.accelerator.id, engine, "MLPerf" if campaign_of(self.case) else "")
 
     @property
     def release(self) -> str:
@@ -93,15 +93,15 @@ class Reading:
         case, point = self.case, self.case.point
         deployment = case.deployment
         lengths = (point["input_len"], point["output_len"]) if point["input_len"] else ("data set",)
-        load = (case.way, case.clients, case.requests_per_s, case.ttft_limit_s, case.tpot_limit_s)
+        load = (case.method, case.clients, case.requests_per_s, case.ttft_limit_s, case.tpot_limit_s)
         return (deployment.model.id, deployment.precision.id, case.gpus, *lengths, *load, self.kind)
 
 
 @dataclass(frozen=True)
-class Group:
+class Release:
     """A release on an accelerator. Fractions above one are impossible, so they are counted apart."""
 
-    line: Line
+    series: Series
     release: str
     date: str
     points: int
@@ -124,9 +124,9 @@ class Trend:
     Without such points the ratio is one of median fractions, and no speed-up.
     """
 
-    line: Line
-    first: Group
-    last: Group
+    series: Series
+    first: Release
+    last: Release
     common_points: int
     ratio: float
 
@@ -134,7 +134,7 @@ class Trend:
 @dataclass(frozen=True)
 class Tax:
     rows: int
-    groups: list[Group]
+    groups: list[Release]
     trends: list[Trend]
     above_roofline: list[Reading]
     # Points (or rows that are none) by the reason why they have no fraction.
@@ -153,7 +153,7 @@ def tax(
     engines: Collection[str] = (),
 ) -> Tax:
     """Fractions of all results on these accelerators, models and engines, by their ids; all where none is named."""
-    left_out = Counter(refused.reason for refused in results.refused)
+    left_out = Counter(row.reason for row in results.unusable)
     resolve = Cases(catalog)
     cases: list[Case] = []
     for point in results.points:
@@ -213,9 +213,9 @@ def _reading(case: Case, ideal: dict[str, Any]) -> Reading | None:
     return reading if np.isfinite(reading.fraction) else None
 
 
-def _groups(readings: Sequence[Reading]) -> list[Group]:
-    def key(reading: Reading) -> tuple[Line, str]:
-        return reading.line, reading.release
+def _groups(readings: Sequence[Reading]) -> list[Release]:
+    def key(reading: Reading) -> tuple[Series, str]:
+        return reading.series, reading.release
 
     made = []
     for (line, release), found in groupby(sorted(readings, key=key), key=key):
@@ -223,7 +223,7 @@ def _groups(readings: Sequence[Reading]) -> list[Group]:
         possible = _possible(members)
         low, middle, high = np.quantile(possible, (0.1, 0.5, 0.9)).tolist() if len(possible) else (None,) * 3
         made.append(
-            Group(
+            Release(
                 line, release,
                 date=min((m.date for m in members if m.date), default=""),
                 points=len(possible), median=middle, p10=low, p90=high,
@@ -233,19 +233,19 @@ def _groups(readings: Sequence[Reading]) -> list[Group]:
             )
         )  # fmt: skip
     # Undated releases come last: nobody knows where they belong.
-    return sorted(made, key=lambda g: (g.line.accelerator, g.date or "9999", g.line, g.release))
+    return sorted(made, key=lambda g: (g.series.accelerator, g.date or "9999", g.series, g.release))
 
 
 def _possible(readings: Iterable[Reading]) -> Array:
     return np.array([r.fraction for r in readings if r.fraction <= 1.0])
 
 
-def _trends(groups: Sequence[Group]) -> list[Trend]:
+def _trends(groups: Sequence[Release]) -> list[Trend]:
     """First release to last; where these share no point, also the pair furthest apart that does."""
-    lines: dict[Line, list[Group]] = {}
+    lines: dict[Series, list[Release]] = {}
     for group in groups:
         if group.date and group.release != UNSTATED and group.median is not None:
-            lines.setdefault(group.line, []).append(group)
+            lines.setdefault(group.series, []).append(group)
     made: list[Trend] = []
     for members in lines.values():
         if len(members) < 2:
@@ -256,28 +256,28 @@ def _trends(groups: Sequence[Group]) -> list[Trend]:
             pairs = [(abs(_day(b.date) - _day(a.date)), _trend(a, b)) for a, b in combinations(members, 2)]
             shared = [pair for pair in pairs if pair[1].common_points]
             made += [max(shared, key=lambda pair: (pair[0], pair[1].common_points))[1]] if shared else []
-    return sorted(made, key=lambda trend: trend.line)
+    return sorted(made, key=lambda trend: trend.series)
 
 
 def _day(date: str) -> int:
     return int(np.datetime64(date, "D").astype(int))
 
 
-def _trend(first: Group, last: Group) -> Trend:
+def _trend(first: Release, last: Release) -> Trend:
     before, after = _by_conditions(first), _by_conditions(last)
     common = common_points(first, last)
     if common:
         ratio = float(np.median([before[key] / after[key] for key in common]))
     else:
         ratio = (last.median or 0.0) / (first.median or 1.0)
-    return Trend(first.line, first, last, len(common), ratio)
+    return Trend(first.series, first, last, len(common), ratio)
 
 
-def common_points(first: Group, last: Group) -> list[tuple[object, ...]]:
+def common_points(first: Release, last: Release) -> list[tuple[object, ...]]:
     return sorted(_by_conditions(first).keys() & _by_conditions(last).keys(), key=str)
 
 
-def _by_conditions(group: Group) -> dict[tuple[object, ...], float]:
+def _by_conditions(group: Release) -> dict[tuple[object, ...], float]:
     """Measured seconds of each operating point; repeated measurements are one."""
     found: dict[tuple[object, ...], list[float]] = {}
     for reading in group.readings:

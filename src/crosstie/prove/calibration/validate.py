@@ -42,7 +42,7 @@ _TIE = 1.10
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PredictedRow:
     """One row and what was predicted for it, in seconds or tokens per second."""
 
     row: Row
@@ -74,7 +74,7 @@ class Missed:
 @dataclass(frozen=True)
 class Validation:
     rows: int
-    outcomes: list[Outcome]
+    outcomes: list[PredictedRow]
     missed: list[Missed]
 
     @property
@@ -90,7 +90,7 @@ def validate(catalog: Catalog, results: Results) -> Validation:
     resolve = Cases(catalog)
     cases: list[Case] = []
     owners: list[tuple[Point, range]] = []
-    missed = [Missed(None, None, refused.file, refused.line, refused.reason) for refused in results.refused]
+    missed = [Missed(None, None, row.file, row.line, row.reason) for row in results.unusable]
     for point in results.points:
         try:
             found = resolve.of(point)
@@ -131,17 +131,17 @@ def _predicted(metric: Metric, cases: Sequence[Case], indices: range, columns: d
     return total / (sum(case.gpus for case in cases) if metric.per_gpu else 1.0)
 
 
-def _outcome(row: Row, cases: tuple[Case, ...], predicted: float) -> Outcome:
+def _outcome(row: Row, cases: tuple[Case, ...], predicted: float) -> PredictedRow:
     name = row.metric.kind
     if name in ("ttft", "tpot", "e2e") and row.metric.statistic not in ("mean", "p50"):
         name += "_tail"
     correction = cases[0].deployment.correction
     spread = correction.spread.get(_SPREAD.get(name, "tpot"))
     low, high = spread.around(predicted) if spread else (0.0, float("inf"))
-    return Outcome(row, cases, name, predicted, low, high, correction)
+    return PredictedRow(row, cases, name, predicted, low, high, correction)
 
 
-def errors(outcomes: Iterable[Outcome]) -> dict[str, Any]:
+def errors(outcomes: Iterable[PredictedRow]) -> dict[str, Any]:
     found = np.array([outcome.error for outcome in outcomes])
     return summary(found) if len(found) else {"n": 0, "median_ape": None, "p90_ape": None, "bias": None}
 
@@ -157,7 +157,7 @@ def summary(signed: Array) -> dict[str, float]:
     }
 
 
-def by_metric(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
+def by_metric(outcomes: Sequence[PredictedRow]) -> dict[str, dict[str, Any]]:
     """Errors of each metric that occurs; the three that everybody asks for always."""
     found = {}
     for metric in METRICS:
@@ -167,7 +167,7 @@ def by_metric(outcomes: Sequence[Outcome]) -> dict[str, dict[str, Any]]:
     return found
 
 
-GROUPINGS: dict[str, Callable[[Outcome], str]] = {
+GROUPINGS: dict[str, Callable[[PredictedRow], str]] = {
     "by_accelerator": lambda outcome: "+".join(case.deployment.accelerator.id for case in outcome.cases),
     "by_engine": lambda outcome: outcome.cases[0].deployment.stack.id,
     "by_model": lambda outcome: outcome.cases[0].deployment.model.id,
@@ -176,12 +176,14 @@ GROUPINGS: dict[str, Callable[[Outcome], str]] = {
 }
 
 
-def grouped(outcomes: Sequence[Outcome], of: Callable[[Outcome], str]) -> dict[str, dict[str, dict[str, Any]]]:
+def grouped(
+    outcomes: Sequence[PredictedRow], of: Callable[[PredictedRow], str]
+) -> dict[str, dict[str, dict[str, Any]]]:
     ordered = sorted(outcomes, key=of)
     return {name: by_metric(list(members)) for name, members in groupby(ordered, key=of)}
 
 
-def interval(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def interval(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
     """How many measurements the intervals hold: means and medians only, since no spread is of tails."""
     own = [o for o in outcomes if o.correction.spread and not o.metric.endswith("_tail")]
     held = sum(outcome.held for outcome in own)
@@ -202,10 +204,10 @@ class _Ranked:
     predicted: float
 
 
-def rank(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def rank(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
     """Pairs of different accelerators at the same model, precision and lengths: how many are ordered right.
 
-    `alike` counts the pairs among them at the same clients, GPUs and way of measuring, which are harder.
+    `alike` counts the pairs among them at the same clients, GPUs and method of measuring, which are harder.
     """
     groups: dict[tuple[Any, ...], list[_Ranked]] = {}
     for _, members in groupby(sorted(outcomes, key=_point), key=_point):
@@ -214,7 +216,7 @@ def rank(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         case = own[0].cases[0]
         if ranked and len(own[0].cases) == 1:
             point = case.point
-            key = (point["model"], point["precision"], point["input_len"], round(case.output_tokens / 25), case.way)
+            key = (point["model"], point["precision"], point["input_len"], round(case.output_tokens / 25), case.method)
             groups.setdefault(key, []).append(ranked)
     counts = Counter[str]()
     for points in groups.values():
@@ -235,14 +237,14 @@ def rank(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _point(outcome: Outcome) -> int:
+def _point(outcome: PredictedRow) -> int:
     return id(outcome.cases[0].point)
 
 
-def _ranked(outcomes: Sequence[Outcome]) -> _Ranked | None:
+def _ranked(outcomes: Sequence[PredictedRow]) -> _Ranked | None:
     case = outcomes[0].cases[0]
     found = {outcome.metric: outcome for outcome in outcomes}
-    load = (case.clients, case.gpus, case.way)
+    load = (case.clients, case.gpus, case.method)
     accelerator = case.deployment.accelerator.id
     rate = next((o for o in outcomes if o.metric == "throughput" and not o.row.metric.with_input), None)
     if rate:
@@ -305,7 +307,7 @@ def predictions(validation: Validation) -> str:
     return text.getvalue()
 
 
-def _line(outcome: Outcome) -> dict[str, Any]:
+def _line(outcome: PredictedRow) -> dict[str, Any]:
     case, row = outcome.cases[0], outcome.row
     return {
         "file": row.file,

@@ -11,7 +11,7 @@ from crosstie.prove.claims import choices, costs, fits, prices, rates, software,
 from crosstie.prove.claims.evidence import Evidence
 from crosstie.prove.claims.reading import Claim, Span, read_claims
 from crosstie.prove.claims.rests import Rest
-from crosstie.prove.claims.verdicts import CHECKS, CONDITIONAL, CONTRADICTED, HOLDS, UNCHECKABLE, VERDICTS, Finding
+from crosstie.prove.claims.verdicts import CHECKS, CONDITIONAL, CONTRADICTED, HOLDS, UNCHECKABLE, VERDICTS, Judgement
 
 # Importing them registers what they check.
 CHECKED_BY = (specs, fits, rates, prices, costs, software, choices)
@@ -37,7 +37,7 @@ SAME = (
 @dataclass(frozen=True)
 class Checked:
     claim: Claim
-    finding: Finding
+    finding: Judgement
 
 
 def check_claims(catalog: Catalog, claims: Sequence[Claim] | None = None) -> list[Checked]:
@@ -51,19 +51,19 @@ def check_claims(catalog: Catalog, claims: Sequence[Claim] | None = None) -> lis
     ]
 
 
-def checked(evidence: Evidence, claim: Claim) -> Finding:
+def checked(evidence: Evidence, claim: Claim) -> Judgement:
     if claim.id not in CHECKS:
         raise BadInput(f"claim {claim.id} has no check")
     try:
         return CHECKS[claim.id](evidence, claim)
     except (BadInput, DoesNotFit) as error:
         # A user's catalog may lack what a check needs, or be too small for the model that it runs.
-        return Finding(
+        return Judgement(
             UNCHECKABLE, "no value", f"with this catalog: {error}", (Rest("catalog", str(error), "your files"),)
         )
 
 
-def _with_others(finding: Finding, others: Mapping[str, str]) -> Finding:
+def _with_others(finding: Judgement, others: Mapping[str, str]) -> Judgement:
     """Another claim decides nothing that the check has decided; it only takes the place of no answer."""
     named = tuple(sorted({*finding.contradicted_by, *others}))
     if finding.verdict == UNCHECKABLE and others:

@@ -1,18 +1,18 @@
 """Recommendations: who wins in the situation named, by estimates, measured rows and prices of each kind."""
 
 from crosstie.core.errors import BadInput, DoesNotFit
-from crosstie.prove.claims.evidence import LLAMA, Evidence, Run, called, per_gpu_rates, ratio_of
+from crosstie.prove.claims.evidence import LLAMA, EstimatedRun, Evidence, called, per_gpu_rates, ratio_of
 from crosstie.prove.claims.fits import weights_gb
 from crosstie.prove.claims.rates import SHAPES
 from crosstie.prove.claims.reading import Claim
 from crosstie.prove.claims.rests import Rest, fact_rest, quote_rest, rows_rest, run_rest
-from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Finding, check, verdict_of
+from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Judgement, check, verdict_of
 
 # What the articles weigh against one another.
 FIELD = ("mi300x", "mi325x", "mi350x", "h100-sxm", "h200", "b200")
 
 
-def _cost(run: Run, usd: float, kind: str) -> float:
+def _cost(run: EstimatedRun, usd: float, kind: str) -> float:
     """USD for each token/s that is bought, or for a million tokens that are rented."""
     return usd / run.per_gpu if kind == "purchase" else usd / 3600.0 / run.per_gpu * 1e6
 
@@ -22,11 +22,11 @@ def chosen(evidence: Evidence, claim: Claim) -> str:
 
 
 @check("c29")
-def long_context(evidence: Evidence, claim: Claim) -> Finding:
+def long_context(evidence: Evidence, claim: Claim) -> Judgement:
     """70B in FP8 with prompts of 32K on eight GPUs: by each kind of price, who gives a token or its rate for least."""
     name = chosen(evidence, claim)
     runs = {on: evidence.best_of_node(LLAMA, on, (64, 32_000, 500), "fp8") for on in FIELD}
-    firsts, told, rests = {}, [], [run_rest(run) for run in runs.values()]
+    firsts, said, rests = {}, [], [run_rest(run) for run in runs.values()]
     for kind in ("purchase", "rent-3-years", "on-demand", "own-neocloud"):
         quotes = {on: quote for on in FIELD if (quote := evidence.price(on, kind))}
         costs = {on: _cost(runs[on], quote.usd, kind) for on, quote in quotes.items()}
@@ -34,7 +34,7 @@ def long_context(evidence: Evidence, claim: Claim) -> Finding:
         firsts[kind] = ranked[0]
         beside = name if ranked[0] != name and name in costs else ranked[1]
         unit = "USD for a token/s" if kind == "purchase" else "USD a million tokens"
-        told.append(
+        said.append(
             f"{kind}: {called(ranked[0])} {costs[ranked[0]]:,.3g} {unit}, {called(beside)} {costs[beside]:,.3g}"
         )
         rests += [quote_rest(evidence, quotes[on]) for on in (ranked[0], beside)]
@@ -43,7 +43,7 @@ def long_context(evidence: Evidence, claim: Claim) -> Finding:
     far = [called(on) for on, run in runs.items() if "extrapolated" in run.estimate.basis]
     reason = (
         f"it holds by {' and '.join(holding) or 'no kind of price'}, not by the others. 70B FP8, 32,000 in and 500 "
-        f"out, 64 in flight on eight GPUs, cheapest by {'; '.join(told)}. Tokens/s of {', '.join(far)} are extrapolated"
+        f"out, 64 in flight on eight GPUs, cheapest by {'; '.join(said)}. Tokens/s of {', '.join(far)} are extrapolated"
     )
     if evidence.price(name, "purchase") is None and evidence.own_price(name):
         own = evidence.claimed("c14").middle
@@ -51,11 +51,11 @@ def long_context(evidence: Evidence, claim: Claim) -> Finding:
             f"; the only purchase price of an {called(name)} is the article's own, "
             f"{_cost(runs[name], own, 'purchase'):,.3g} USD for a token/s"
         )
-    return Finding(verdict, "; ".join(f"{kind}: {called(on)}" for kind, on in firsts.items()), reason, tuple(rests))
+    return Judgement(verdict, "; ".join(f"{kind}: {called(on)}" for kind, on in firsts.items()), reason, tuple(rests))
 
 
 @check("c30")
-def top_throughput(evidence: Evidence, claim: Claim) -> Finding:
+def top_throughput(evidence: Evidence, claim: Claim) -> Judgement:
     name = chosen(evidence, claim)
     rows = {on: points for on in evidence.catalog.accelerators if (points := evidence.offline(on))}
     best = {on: max(per_gpu_rates(points)) for on, points in rows.items()}
@@ -71,11 +71,11 @@ def top_throughput(evidence: Evidence, claim: Claim) -> Finding:
     )
     listed = ", ".join(f"{on} {rate:,.0f}" for on, rate in sorted(discussed.items(), key=lambda item: -item[1]))
     rest = rows_rest([p for points in rows.values() for p in points], f"tok/s per GPU: {listed}")
-    return Finding(verdict, f"{called(first)}; of all {called(overall)}", reason, (rest,))
+    return Judgement(verdict, f"{called(first)}; of all {called(overall)}", reason, (rest,))
 
 
 @check("c31")
-def wait_or_fp4(evidence: Evidence, claim: Claim) -> Finding:
+def wait_or_fp4(evidence: Evidence, claim: Claim) -> Judgement:
     name = chosen(evidence, claim)
     having = [on for on in FIELD if evidence.label(on, "chip.fp4_dialect").value != "none"]
     rows = evidence.measured(accelerator=called(name))
@@ -87,11 +87,11 @@ def wait_or_fp4(evidence: Evidence, claim: Claim) -> Finding:
         reason += f". There is nothing left to wait for: its first results here are of {min(p['date'] for p in rows)}"
     rests = [fact_rest(on, "chip.fp4_dialect", evidence.label(on, "chip.fp4_dialect")) for on in having]
     rests += [rows_rest(rows, f"{len(rows)} published operating points of the {called(name)}")] if rows else []
-    return Finding(verdict, f"FP4: {', '.join(map(called, having))}", reason, tuple(rests))
+    return Judgement(verdict, f"FP4: {', '.join(map(called, having))}", reason, tuple(rests))
 
 
 @check("c65")
-def sustained_batch(evidence: Evidence, claim: Claim) -> Finding:
+def sustained_batch(evidence: Evidence, claim: Claim) -> Judgement:
     """Who gives most tokens/s per GPU at batch 64, and whether the intervals can tell."""
     name, rival = chosen(evidence, claim), "b200"
     rests, ratios = list[Rest](), {}
@@ -123,14 +123,14 @@ def sustained_batch(evidence: Evidence, claim: Claim) -> Finding:
             else ""
         )
     computed = ", ".join(f"{ratio.value:.2f}x in {precision}" for precision, ratio in ratios.items())
-    return Finding(verdict, f"{'' if decided else 'undecided: '}{computed}", reason, tuple(rests))
+    return Judgement(verdict, f"{'' if decided else 'undecided: '}{computed}", reason, tuple(rests))
 
 
 @check("c66")
-def low_latency(evidence: Evidence, claim: Claim) -> Finding:
+def low_latency(evidence: Evidence, claim: Claim) -> Judgement:
     """Time between tokens of one request: an 8B model on one GPU, a 70B model over eight."""
     name, limit_s = chosen(evidence, claim), 5e-3
-    wins, told, shown, rests = [], [], [], list[Rest]()
+    wins, said, shown, rests = [], [], [], list[Rest]()
     for model, gpus in (("llama-3.1-8b", 1), (LLAMA, 8)):
         runs = _lone(evidence, model, gpus)
         seconds = {on: run.estimate.tpot_s for on, run in runs.items()}
@@ -138,26 +138,26 @@ def low_latency(evidence: Evidence, claim: Claim) -> Finding:
         quick = [on for on in seconds if seconds[on] < limit_s]
         wins.append((first == name, name in quick))
         shown.append(f"{called(first)} {seconds[first] * 1e3:.1f} ms for {model}")
-        told.append(
+        said.append(
             f"{shown[-1]} on {gpus} GPU{'s' * (gpus > 1)}, where {len(quick)} of {len(runs)} parts stay below "
             f"{limit_s * 1e3:.0f} ms"
         )
         rests += [run_rest(runs[on]) for on in dict.fromkeys((first, name))]
     verdict = HOLDS if all(all(case) for case in wins) else CONDITIONAL if any(won for won, _ in wins) else WRONG
-    reason = f"least time between tokens of one request, FP8, vLLM, 1,024 in and 256 out: {'; '.join(told)}"
+    reason = f"least time between tokens of one request, FP8, vLLM, 1,024 in and 256 out: {'; '.join(said)}"
     if verdict == CONDITIONAL:
         reason += (
             ". The claim names no model: below 5 ms holds for the small one, where others do it too, not the large"
         )
-    return Finding(verdict, "; ".join(shown), reason, tuple(rests))
+    return Judgement(verdict, "; ".join(shown), reason, tuple(rests))
 
 
-def _lone(evidence: Evidence, model: str, gpus: int) -> dict[str, Run]:
+def _lone(evidence: Evidence, model: str, gpus: int) -> dict[str, EstimatedRun]:
     return {on: run for on in FIELD if (run := evidence.run(model, on, (1, 1024, 256), "fp8", gpus=gpus)) is not None}
 
 
 @check("c67")
-def many_models(evidence: Evidence, claim: Claim) -> Finding:
+def many_models(evidence: Evidence, claim: Claim) -> Judgement:
     name, size = chosen(evidence, claim), weights_gb(evidence, LLAMA, "fp8")
     held = {on: int(8 * evidence.part(on).memory_bytes / 1e9 // size) for on in FIELD}
     first = max(held, key=lambda on: held[on])
@@ -173,11 +173,11 @@ def many_models(evidence: Evidence, claim: Claim) -> Finding:
         else f"copies of a 70B model in FP8 ({size:.0f} GB) that eight GPUs keep loaded: {listed}"
     )
     rests = tuple(fact_rest(on, "memory.capacity", evidence.field(on, "memory.capacity")) for on in (name, "b200"))
-    return Finding(verdict, f"{called(name)} {held[name]}, B200 {held['b200']} copies", reason, rests)
+    return Judgement(verdict, f"{called(name)} {held[name]}, B200 {held['b200']} copies", reason, rests)
 
 
 @check("c42")
-def large_models_only(evidence: Evidence, claim: Claim) -> Finding:
+def large_models_only(evidence: Evidence, claim: Claim) -> Judgement:
     """Tokens/s per GPU and per USD of MI300X over H100, for the models named and for four others."""
     named, others = ("llama-3.1-405b", "deepseek-v3"), (LLAMA, "llama-3.1-8b", "mixtral-8x22b", "qwen3-235b-a22b")
     quotes = [quote for on in ("mi300x", "h100-sxm") if (quote := evidence.price(on, "rent-3-years"))]
@@ -203,7 +203,7 @@ def large_models_only(evidence: Evidence, claim: Claim) -> Finding:
         f"{', '.join(sorted(faster)) or 'none'}. For cost it {'holds' if parts[2] else 'does not'}: cheaper a token on "
         f"{len(per_usd)} of {len(speed)}. DeepSeek-V3 needs 16 H100, hence part of its gap"
     )
-    return Finding(
+    return Judgement(
         verdict,
         f"{_yes(all(parts[:2]))} for speed, {_yes(parts[2])} for cost: faster on {len(faster)}, cheaper a token on "
         f"{len(per_usd)} of {len(speed)} models",
@@ -216,7 +216,7 @@ def _yes(holds: bool) -> str:
     return "yes" if holds else "no"
 
 
-def _widest(evidence: Evidence, model: str, on: str) -> Run:
+def _widest(evidence: Evidence, model: str, on: str) -> EstimatedRun:
     """The best split of eight GPUs; more of them where eight do not hold the model."""
     load, precision = (128, 1024, 1024), "native" if model.startswith("deepseek") else "fp8"
     try:

@@ -18,14 +18,14 @@ from crosstie.decide.cost.sensitivity import saving
 from crosstie.prove.claims.evidence import Evidence
 from crosstie.prove.claims.reading import Claim
 from crosstie.prove.claims.rests import Rest, arithmetic
-from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, WRONG, Finding, check, only, verdict_of
+from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, WRONG, Judgement, check, only, verdict_of
 
 # Savings are compared within two percentage points.
 TOLERANCE = 0.02
 
 
 @check("c18", "c19", "c20")
-def ownership(evidence: Evidence, claim: Claim) -> Finding:
+def ownership(evidence: Evidence, claim: Claim) -> Judgement:
     found, saved = evidence.comparison, evidence.claimed("c18").middle / 100.0
     if claim.id == "c18":
         return _three_years(found, saved)
@@ -49,7 +49,7 @@ def _rests(found: Published) -> tuple[Rest, ...]:
     )
 
 
-def _three_years(found: Published, saved: float) -> Finding:
+def _three_years(found: Published, saved: float) -> Judgement:
     model, own, equal = found.modelled, found.own_split, found.equal_power
     low, high = model.throughput_ratio_interval
     needed = (own.ratio_for(saved), equal.ratio_for(saved))
@@ -68,10 +68,10 @@ def _three_years(found: Published, saved: float) -> Finding:
         f"{abs(points[least]):.0%} {'more' if points[least] < 0 else 'less'} for {least}"
     )
     computed = f"{own.saving():.1%} or {equal.saving():.1%} by its own figures, {model.saving:.0%} by our model"
-    return Finding(verdict, computed, reason, _rests(found))
+    return Judgement(verdict, computed, reason, _rests(found))
 
 
-def _with_engineers(found: Published, saved: float, wanted: float) -> Finding:
+def _with_engineers(found: Published, saved: float, wanted: float) -> Judgement:
     """What two engineers leave of the saving before them, at the tokens/s that this saving needs."""
     paid, model, equal = found.engineers_usd, found.modelled, found.equal_power
     left = [reading.saving(reading.ratio_for(saved), paid) for reading in (found.own_split, equal)]
@@ -86,10 +86,10 @@ def _with_engineers(found: Published, saved: float, wanted: float) -> Finding:
         f"{model.saving_after_engineers:.0%}"
     )
     against = () if verdict == HOLDS else ("c18",)
-    return Finding(verdict, f"{min(left):.0%} to {max(left):.0%}", reason, _rests(found), against)
+    return Judgement(verdict, f"{min(left):.0%} to {max(left):.0%}", reason, _rests(found), against)
 
 
-def _varied(found: Published, saved: float, by: float) -> Finding:
+def _varied(found: Published, saved: float, by: float) -> Judgement:
     """Operation moves both bills together; tokens/s and price move one of them."""
     equal, model = found.equal_power, found.modelled
     ratio = equal.ratio_for(saved)
@@ -108,4 +108,4 @@ def _varied(found: Published, saved: float, by: float) -> Finding:
         f"hold for what one fleet has alone: {by:.0%} fewer tokens/s of the MI325X leave {fewer:.0%}, a price "
         f"{by:.0%} higher {dearer:.0%}"
     )
-    return Finding(verdict_of(stays), f"{power[0]:.0%} to {power[1]:.0%}", reason, _rests(found))
+    return Judgement(verdict_of(stays), f"{power[0]:.0%} to {power[1]:.0%}", reason, _rests(found))

@@ -79,7 +79,7 @@ def read_public_facts(file: Path = SHIPPED_SOURCES) -> dict[str, PublicFact]:
 
 
 @dataclass(frozen=True)
-class Run:
+class EstimatedRun:
     """An estimate at one operating point, per GPU."""
 
     deployment: Deployment
@@ -114,7 +114,7 @@ class Ratio:
         return f"{self.value:.2f}x ({self.low:.2f} to {self.high:.2f})"
 
 
-def ratio_of(above: Run, below: Run, factor: float = 1.0) -> Ratio:
+def ratio_of(above: EstimatedRun, below: EstimatedRun, factor: float = 1.0) -> Ratio:
     value = above.per_gpu / below.per_gpu
     up = math.hypot(math.log(above.interval[1] / above.per_gpu), math.log(below.per_gpu / below.interval[0]))
     down = math.hypot(math.log(above.per_gpu / above.interval[0]), math.log(below.interval[1] / below.per_gpu))
@@ -124,7 +124,7 @@ def ratio_of(above: Run, below: Run, factor: float = 1.0) -> Ratio:
 @dataclass
 class Evidence:
     catalog: Catalog
-    _runs: dict[tuple[object, ...], Run | None] = field(default_factory=dict, repr=False)
+    _runs: dict[tuple[object, ...], EstimatedRun | None] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _facts(self) -> dict[str, PublicFact]:
@@ -214,7 +214,7 @@ class Evidence:
     def run(
         self, model: str, on: str, load: tuple[int, int, int], precision: str, *, gpus: int | None = None,
         stack: str | None = None,
-    ) -> Run | None:  # fmt: skip
+    ) -> EstimatedRun | None:  # fmt: skip
         """On so many GPUs by tensor parallelism, else the fewest that hold the load; None where it does not fit."""
         key = (model, on, load, precision, gpus, stack)
         if key not in self._runs:
@@ -224,7 +224,7 @@ class Evidence:
     def needed(
         self, model: str, on: str, load: tuple[int, int, int], precision: str, *, gpus: int | None = None,
         stack: str | None = None,
-    ) -> Run:  # fmt: skip
+    ) -> EstimatedRun:  # fmt: skip
         """The same where a check has no use for "does not fit"."""
         run = self.run(model, on, load, precision, gpus=gpus, stack=stack)
         if run is None:
@@ -233,7 +233,7 @@ class Evidence:
 
     def _estimated(
         self, model: str, on: str, load: tuple[int, int, int], precision: str, gpus: int | None, stack: str | None
-    ) -> Run | None:
+    ) -> EstimatedRun | None:
         concurrency, tokens_in, tokens_out = load
         weights, part = self.catalog.model(model), self.part(on)
         context = tokens_in + tokens_out
@@ -249,12 +249,12 @@ class Evidence:
             if not place(deployment, context).fits:
                 return None
         made = estimate(deployment, concurrency=concurrency, input_tokens=tokens_in, output_tokens=tokens_out)
-        return Run(deployment, made, load)
+        return EstimatedRun(deployment, made, load)
 
-    def best_of_node(self, model: str, on: str, load: tuple[int, int, int], precision: str) -> Run:
+    def best_of_node(self, model: str, on: str, load: tuple[int, int, int], precision: str) -> EstimatedRun:
         """Of the two smallest splits of eight GPUs into like replicas that hold it, the one that gives more."""
         concurrency, tokens_in, tokens_out = load
-        tried: list[Run] = []
+        tried: list[EstimatedRun] = []
         for gpus in (1, 2, 4, 8):
             share = (max(concurrency * gpus // 8, 1), tokens_in, tokens_out)
             run = self.run(model, on, share, precision, gpus=gpus)

@@ -8,7 +8,7 @@ from crosstie.perf.memory import weight_bytes
 from crosstie.prove.claims.evidence import LLAMA, Evidence
 from crosstie.prove.claims.reading import Claim
 from crosstie.prove.claims.rests import Rest, arithmetic, fact_rest, model_rest
-from crosstie.prove.claims.verdicts import HOLDS, WRONG, Finding, check, only, verdict_of
+from crosstie.prove.claims.verdicts import HOLDS, WRONG, Judgement, check, only, verdict_of
 
 LARGE, MIXTRAL = "llama-3.1-405b", "mixtral-8x7b"
 SIZE_TOLERANCE = 0.02
@@ -28,17 +28,17 @@ def fewest(evidence: Evidence, model: str, on: str, precision: str, context: int
 
 
 @check("c35", "c51")
-def size_of_weights(evidence: Evidence, claim: Claim) -> Finding:
+def size_of_weights(evidence: Evidence, claim: Claim) -> Judgement:
     model = MIXTRAL if claim.id == "c51" else LLAMA
     size = weights_gb(evidence, model, "fp16")
     verdict = HOLDS if only(claim).holds(size, SIZE_TOLERANCE) else WRONG
     name = evidence.catalog.model(model).name
     reason = f"the weights of {name} in 16 bits take {size:.1f} GB; compared within {SIZE_TOLERANCE:.0%}"
-    return Finding(verdict, f"{size:.1f} GB", reason, (model_rest(evidence, model, "weights in 16 bits"),))
+    return Judgement(verdict, f"{size:.1f} GB", reason, (model_rest(evidence, model, "weights in 16 bits"),))
 
 
 @check("c50")
-def size_of_cache(evidence: Evidence, claim: Claim) -> Finding:
+def size_of_cache(evidence: Evidence, claim: Claim) -> Judgement:
     model, context = evidence.catalog.model(LLAMA), 32_768
     size = model.cache_bytes(context, KV_FORMATS["fp16"]) / 1e9
     span = only(claim)
@@ -48,11 +48,11 @@ def size_of_cache(evidence: Evidence, claim: Claim) -> Finding:
         f"{context:,} tokens of one request of {model.name}; {span} GB are {span.low / size:.1f} such requests "
         "(compared within 10%)"
     )
-    return Finding(verdict, f"{size:.1f} GB", reason, (model_rest(evidence, LLAMA, "its KV cache"),))
+    return Judgement(verdict, f"{size:.1f} GB", reason, (model_rest(evidence, LLAMA, "its KV cache"),))
 
 
 @check("c36")
-def one_or_two(evidence: Evidence, claim: Claim) -> Finding:
+def one_or_two(evidence: Evidence, claim: Claim) -> Judgement:
     wanted = [span.low for span in claim.spans]
     contexts = (4_096, 32_768)
     found = {c: [fewest(evidence, LLAMA, on, "fp16", c) for on in ("mi300x", "h100-sxm")] for c in contexts}
@@ -67,11 +67,11 @@ def one_or_two(evidence: Evidence, claim: Claim) -> Finding:
         f"fewest GPUs on which vLLM serves one request: {cases}. So it holds at {' and '.join(holding) or 'neither'}"
     )
     reason += " tokens, not at the other length" if len(holding) == 1 else ""
-    return Finding(verdict, f"{found[4096][0]} and {found[4096][1]} GPUs", reason, rests)
+    return Judgement(verdict, f"{found[4096][0]} and {found[4096][1]} GPUs", reason, rests)
 
 
 @check("c37", "c52")
-def how_many_for_405b(evidence: Evidence, claim: Claim) -> Finding:
+def how_many_for_405b(evidence: Evidence, claim: Claim) -> Judgement:
     """c37 counts GPUs that engines use, c52 gives a lower bound, which bytes alone decide."""
     wanted = claim.spans
     agrees, cases, shown = {}, {}, []
@@ -95,11 +95,11 @@ def how_many_for_405b(evidence: Evidence, claim: Claim) -> Finding:
         f"tokens: {', '.join(cases.values())}"
     )
     rests = (*_memory(evidence), model_rest(evidence, LARGE, "weights by format"))
-    return Finding(verdict, "; ".join(reversed(shown)), reason, rests)
+    return Judgement(verdict, "; ".join(reversed(shown)), reason, rests)
 
 
 @check("c61")
-def left_for_cache(evidence: Evidence, claim: Claim) -> Finding:
+def left_for_cache(evidence: Evidence, claim: Claim) -> Judgement:
     weights = weights_gb(evidence, LLAMA, "bf16")
     capacity = evidence.field("mi350x", "memory.capacity")
     plain = capacity.value - weights
@@ -116,11 +116,11 @@ def left_for_cache(evidence: Evidence, claim: Claim) -> Finding:
     verdict = verdict_of(agrees)
     rests = (fact_rest("mi350x", "memory.capacity", capacity), model_rest(evidence, LLAMA, "weights in BF16"),
              arithmetic("capacity less weights"))  # fmt: skip
-    return Finding(verdict, f"{plain:.0f} GB plain, {left:.0f} GB for vLLM", reason, rests)
+    return Judgement(verdict, f"{plain:.0f} GB plain, {left:.0f} GB for vLLM", reason, rests)
 
 
 @check("c26")
-def room_for_requests(evidence: Evidence, claim: Claim) -> Finding:
+def room_for_requests(evidence: Evidence, claim: Claim) -> Judgement:
     """Requests of 4,096 tokens whose cache one GPU holds: where memory ends, queues begin."""
     ratios = {}
     for precision in ("int4", "fp8"):
@@ -141,7 +141,7 @@ def room_for_requests(evidence: Evidence, claim: Claim) -> Finding:
         f"{', '.join(f'{value:.2f}x in {name}' for name, value in ratios.items())}. It holds in {holding} alone "
         "(within 5%). Whether latency degrades before that is another question, which the claim leaves open"
     )
-    return Finding(
+    return Judgement(
         verdict_of(agrees.values()), f"{low:.2f} to {high:.2f} x", reason, _memory(evidence, ("mi300x", "h200"))
     )
 

@@ -6,10 +6,10 @@ price, no purchase price holds without a condition.
 
 from collections.abc import Mapping, Sequence
 
-from crosstie.prove.claims.evidence import LLAMA, Evidence, Run, called, ratio_of
+from crosstie.prove.claims.evidence import LLAMA, EstimatedRun, Evidence, called, ratio_of
 from crosstie.prove.claims.reading import Claim
 from crosstie.prove.claims.rests import Rest, between, percent, quote_rest, run_rest
-from crosstie.prove.claims.verdicts import CONDITIONAL, UNCHECKABLE, WRONG, Finding, check, only, verdict_of
+from crosstie.prove.claims.verdicts import CONDITIONAL, UNCHECKABLE, WRONG, Judgement, check, only, verdict_of
 
 # Prices scatter more than they are worth quoting to the percent.
 PRICE_TOLERANCE = 0.15
@@ -45,7 +45,7 @@ def _listed(found: Mapping[str, float]) -> str:
 
 
 @check("c04")
-def unit_cost(evidence: Evidence, claim: Claim) -> Finding:
+def unit_cost(evidence: Evidence, claim: Claim) -> Judgement:
     """By those who price both parts, each for itself: what a server's eighth costs and a list price differ."""
     ours, theirs = evidence.purchase("mi300x"), evidence.purchase("h100-sxm")
     found = {who: 1.0 - usd / theirs[who] for who, usd in ours.items() if who in theirs}
@@ -59,7 +59,7 @@ def unit_cost(evidence: Evidence, claim: Claim) -> Finding:
         reason = f"third parties' prices of both, which refute nothing, put it at {_by_whom(others)}"
     reason += f"; compared within {PRICE_TOLERANCE:.0%}. Neither vendor publishes a list price"
     rests = price_rests(evidence, "mi300x", "h100-sxm")
-    return Finding(CONDITIONAL if holding else UNCHECKABLE, _by_whom(found), reason, rests)
+    return Judgement(CONDITIONAL if holding else UNCHECKABLE, _by_whom(found), reason, rests)
 
 
 def _by_whom(found: Mapping[str, float]) -> str:
@@ -67,7 +67,7 @@ def _by_whom(found: Mapping[str, float]) -> str:
 
 
 @check("c58", "c64")
-def cheaper(evidence: Evidence, claim: Claim) -> Finding:
+def cheaper(evidence: Evidence, claim: Claim) -> Judgement:
     kinds = RENTS if claim.id == "c64" else ("purchase", *RENTS, "own-hyperscaler", "own-neocloud")
     found, rests = discounts(evidence, "mi300x", "h100-sxm", kinds)
     span = only(claim)
@@ -82,11 +82,11 @@ def cheaper(evidence: Evidence, claim: Claim) -> Finding:
     newer = discounts(evidence, "mi355x", "h100-sxm", ("rent-3-years",))[0] if claim.id == "c64" else {}
     if newer and newer["rent-3-years"] < 0.0:
         reason += f". Newer AMD parts are dearer: an MI355X by {percent(-newer['rent-3-years'])} over three years"
-    return Finding(verdict_of(agrees.values()), _listed(found), reason, tuple(rests))
+    return Judgement(verdict_of(agrees.values()), _listed(found), reason, tuple(rests))
 
 
 @check("c14", "c15")
-def price_of_one(evidence: Evidence, claim: Claim) -> Finding:
+def price_of_one(evidence: Evidence, claim: Claim) -> Judgement:
     name = "mi325x" if claim.id == "c14" else "h200"
     said, span = evidence.purchase(name), only(claim)
     if not said:
@@ -101,10 +101,10 @@ def price_of_one(evidence: Evidence, claim: Claim) -> Finding:
     )
     low, high = min(said.values()), max(said.values())
     shown = f"{low:,.0f} USD" if low == high else f"{between(low, high)} USD"
-    return Finding(CONDITIONAL if agrees else WRONG, shown, reason, price_rests(evidence, name))
+    return Judgement(CONDITIONAL if agrees else WRONG, shown, reason, price_rests(evidence, name))
 
 
-def _unpriced(evidence: Evidence, name: str) -> Finding:
+def _unpriced(evidence: Evidence, name: str) -> Judgement:
     """Between what is known of its siblings, for orientation."""
     siblings = [on for on in ("mi300x", "mi350x") if evidence.purchase(on) and on != name]
     near = " and ".join(
@@ -115,11 +115,11 @@ def _unpriced(evidence: Evidence, name: str) -> Finding:
     own = "the only purchase price in the catalog is the article's own, which confirms nothing"
     reason = f"{own if evidence.own_price(name) else 'the catalog has no purchase price'}; the vendor publishes none"
     reason += f". Third parties put {near}" if near else ""
-    return Finding(UNCHECKABLE, "no price but the article's", reason, price_rests(evidence, name, *siblings))
+    return Judgement(UNCHECKABLE, "no price but the article's", reason, price_rests(evidence, name, *siblings))
 
 
 @check("c22", "c23")
-def volume_discount(evidence: Evidence, claim: Claim) -> Finding:
+def volume_discount(evidence: Evidence, claim: Claim) -> Judgement:
     """A server's eighth at a hyperscaler beside what others call the price of one is all that is public."""
     name = "mi300x" if claim.id == "c22" else "h100-sxm"
     said = evidence.purchase(name)
@@ -133,13 +133,13 @@ def volume_discount(evidence: Evidence, claim: Claim) -> Finding:
             f"{' to '.join(f'{usd:,.0f}' for usd in sorted({min(rest.values()), max(rest.values())}))}: "
             "different things of different sources, so no discount follows"
         )
-    return Finding(UNCHECKABLE, "no figure", reason, price_rests(evidence, name))
+    return Judgement(UNCHECKABLE, "no figure", reason, price_rests(evidence, name))
 
 
 @check("c08")
-def tokens_per_dollar(evidence: Evidence, claim: Claim) -> Finding:
+def tokens_per_dollar(evidence: Evidence, claim: Claim) -> Judgement:
     load = (512, 3072, 1024)
-    gaps, runs, rests = {}, list[Run](), list[Rest]()
+    gaps, runs, rests = {}, list[EstimatedRun](), list[Rest]()
     for precision in ("fp8", "bf16"):
         h100, mi300x = (evidence.best_of_node(LLAMA, on, load, precision) for on in ("h100-sxm", "mi300x"))
         runs += [h100, mi300x]
@@ -155,4 +155,4 @@ def tokens_per_dollar(evidence: Evidence, claim: Claim) -> Finding:
         f"the highest end of an interval is {max(gap.high for gap in gaps.values()):.2f}x"
     )
     low, high = min(gap.value for gap in gaps.values()), max(gap.value for gap in gaps.values())
-    return Finding(verdict, f"{low:.2f} to {high:.2f} x", reason, (*(run_rest(run) for run in runs), *rests))
+    return Judgement(verdict, f"{low:.2f} to {high:.2f} x", reason, (*(run_rest(run) for run in runs), *rests))

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from statistics import median
 
 from crosstie.prove.calibration.results import Point
-from crosstie.prove.claims.evidence import LLAMA, Evidence, Run, called, per_gpu_rates, ratio_of
+from crosstie.prove.claims.evidence import LLAMA, EstimatedRun, Evidence, called, per_gpu_rates, ratio_of
 from crosstie.prove.claims.reading import Claim, Span
 from crosstie.prove.claims.rests import Rest, arithmetic, between, fact_rest, rows_rest, run_rest, source_rest
-from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, WRONG, Finding, check, only, verdict_of
+from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, WRONG, Judgement, check, only, verdict_of
 
 # "4K context" taken as 4,096 tokens in all: three quarters prompt, three quarters answer, or nearly all answer.
 SHAPES = ((3072, 1024), (1024, 3072), (128, 3968))
@@ -15,7 +15,7 @@ CASES = tuple((shape, precision, gpus) for shape in SHAPES for precision in ("fp
 
 
 @check("c05")
-def sustained_fp8(evidence: Evidence, claim: Claim) -> Finding:
+def sustained_fp8(evidence: Evidence, claim: Claim) -> Judgement:
     span, peak = only(claim), evidence.field("mi300x", "dense.fp8")
     reached, by_amd = evidence.field("mi300x", "measured.matmul_fp8"), evidence.number("mi300x_fp8_by_amd")
     best = max(reached.si / 1e12, by_amd)
@@ -26,11 +26,11 @@ def sustained_fp8(evidence: Evidence, claim: Claim) -> Finding:
     )
     rests = (source_rest(evidence, "mi300x_fp8_by_amd"), fact_rest("mi300x", "measured.matmul_fp8", reached),
              fact_rest("mi300x", "dense.fp8", peak))  # fmt: skip
-    return Finding(verdict, f"{best:,.0f} TFLOP/s", reason, rests)
+    return Judgement(verdict, f"{best:,.0f} TFLOP/s", reason, rests)
 
 
 @check("c07")
-def compute_gap(evidence: Evidence, claim: Claim) -> Finding:
+def compute_gap(evidence: Evidence, claim: Claim) -> Judgement:
     fields = {
         path: [evidence.field(name, path) for name in ("h100-sxm", "mi300x")]
         for path in ("dense.fp8", "measured.matmul_fp8")
@@ -47,11 +47,11 @@ def compute_gap(evidence: Evidence, claim: Claim) -> Finding:
     rests = tuple(
         fact_rest(n, p, f) for p, pair in fields.items() for n, f in zip(("h100-sxm", "mi300x"), pair, strict=True)
     )
-    return Finding(verdict_of(agrees), f"{peak:.2f}x at peak, {reached:.2f}x measured", reason, rests)
+    return Judgement(verdict_of(agrees), f"{peak:.2f}x at peak, {reached:.2f}x measured", reason, rests)
 
 
 @check("c24", "c25")
-def batch_64(evidence: Evidence, claim: Claim) -> Finding:
+def batch_64(evidence: Evidence, claim: Claim) -> Judgement:
     on, span = "mi300x" if claim.id == "c24" else "h200", only(claim)
     runs = [run for case in CASES if (run := _at_batch_64(evidence, on, case)) is not None]
     agreeing = [run for run in runs if _meets(run, span)]
@@ -60,7 +60,8 @@ def batch_64(evidence: Evidence, claim: Claim) -> Finding:
     reason = (
         "the claim names neither precision nor how 4,096 tokens divide into prompt and answer. Of "
         f"{len(runs)} ways (FP8 and BF16, one and two GPUs, from mostly prompt to nearly all answer) it holds in "
-        f"{len(agreeing)}, nearest {_way(nearest)}, and not in {len(runs) - len(agreeing)}, farthest {_way(farthest)}; "
+        f"{len(agreeing)}, nearest {_said(nearest)}, and not in {len(runs) - len(agreeing)}, farthest {_said(farthest)}"
+        "; "
         f"80% intervals, read 2% wider as claims are rounded, from {low:,.0f} to {high:,.0f} per GPU"
     )
     if claim.id == "c25":
@@ -71,19 +72,19 @@ def batch_64(evidence: Evidence, claim: Claim) -> Finding:
         spread = between(min(rates), max(rates))
         rests.append(rows_rest(near, f"{len(rates)} results of Llama 3.1 70B FP8, any load: {spread} tok/s per GPU"))
     shown = f"{nearest.per_gpu:,.0f} tok/s ({between(*nearest.interval)})"
-    return Finding(verdict_of(run in agreeing for run in runs), shown, reason, tuple(rests))
+    return Judgement(verdict_of(run in agreeing for run in runs), shown, reason, tuple(rests))
 
 
-def _at_batch_64(evidence: Evidence, on: str, case: tuple[tuple[int, int], str, int]) -> Run | None:
+def _at_batch_64(evidence: Evidence, on: str, case: tuple[tuple[int, int], str, int]) -> EstimatedRun | None:
     shape, precision, gpus = case
     return evidence.run(LLAMA, on, (64, *shape), precision, gpus=gpus, stack="vllm")
 
 
-def _way(run: Run) -> str:
+def _said(run: EstimatedRun) -> str:
     return f"{run.per_gpu:,.0f} for {run.deployment.label} with {run.load[1]:,} in and {run.load[2]:,} out"
 
 
-def _meets(run: Run, span: Span) -> bool:
+def _meets(run: EstimatedRun, span: Span) -> bool:
     """A claim is rounded: a hair's breadth decides nothing."""
     low, high = run.interval
     return span.meets(0.98 * low, 1.02 * high)
@@ -102,7 +103,7 @@ def _both(evidence: Evidence) -> list[str]:
 
 
 @check("c46", "c47")
-def batch_of_unstated_size(evidence: Evidence, claim: Claim) -> Finding:
+def batch_of_unstated_size(evidence: Evidence, claim: Claim) -> Judgement:
     """No batch and no lengths are given: which of a range of loads, if any, would give the figure?"""
     # What does not fit one H100 is taken as meant for the pair.
     (on, gpus), span = ("mi300x", 1) if claim.id == "c46" else ("h100-sxm", 2), only(claim)
@@ -119,15 +120,15 @@ def batch_of_unstated_size(evidence: Evidence, claim: Claim) -> Finding:
     )
     reason += f"; one {called(on)}'s half is {high.per_gpu:,.0f} at most" if gpus > 1 else ""
     shown = f"{between(gpus * low.per_gpu, gpus * high.per_gpu)} tok/s{' for two' if gpus > 1 else ''}"
-    return Finding(verdict_of(run in agreeing for run in runs), shown, reason, (run_rest(low), run_rest(high)))
+    return Judgement(verdict_of(run in agreeing for run in runs), shown, reason, (run_rest(low), run_rest(high)))
 
 
-def _example(runs: list[Run]) -> str:
+def _example(runs: list[EstimatedRun]) -> str:
     return f", as with {runs[0].load[0]} requests of {runs[0].load[1]:,} in and {runs[0].load[2]:,} out" if runs else ""
 
 
 @check("c45")
-def ceilings(evidence: Evidence, claim: Claim) -> Finding:
+def ceilings(evidence: Evidence, claim: Claim) -> Judgement:
     shown, agrees, alone, rests = [], [], [], list[Rest]()
     for span, on in zip(claim.spans, ("mi300x", "h100-sxm"), strict=True):
         one = evidence.run(LLAMA, on, (1, 512, 128), "fp16", gpus=1)
@@ -144,11 +145,11 @@ def ceilings(evidence: Evidence, claim: Claim) -> Finding:
     if not all(alone):
         reason += ". It does not hold for one H100, which cannot hold the model: its figure is half of what two have"
     rests.append(arithmetic("memory bandwidth / bytes of the weights multiplied by"))
-    return Finding(verdict, f"{' and '.join(shown)} tok/s", reason, tuple(rests))
+    return Judgement(verdict, f"{' and '.join(shown)} tok/s", reason, tuple(rests))
 
 
 @check("c48", "c49")
-def llama_cpp(evidence: Evidence, claim: Claim) -> Finding:
+def llama_cpp(evidence: Evidence, claim: Claim) -> Judgement:
     model, on = ("llama-3.1-70b", "mi300x") if claim.id == "c48" else ("llama-3.1-8b", "rx-7900-xtx")
     run = evidence.needed(model, on, (1, 512, 128), "q4_k_m", gpus=1, stack="llama.cpp")
     low, high = run.interval
@@ -169,11 +170,13 @@ def llama_cpp(evidence: Evidence, claim: Claim) -> Finding:
             f". llama.cpp on this part is extrapolated from other engines, so a few percent would say nothing; the "
             f"least of the interval is {low / span.high:.1f}x the most that is claimed"
         )
-    return Finding(HOLDS if agrees else WRONG, f"{run.per_gpu:.0f} tok/s ({between(low, high)})", reason, tuple(rests))
+    return Judgement(
+        HOLDS if agrees else WRONG, f"{run.per_gpu:.0f} tok/s ({between(low, high)})", reason, tuple(rests)
+    )
 
 
 @check("c72")
-def v4_flash(evidence: Evidence, claim: Claim) -> Finding:
+def v4_flash(evidence: Evidence, claim: Claim) -> Judgement:
     span, said = only(claim), evidence.number("v4_flash_on_mi300x")
     loads = [(n, 512, 512) for n in (256, 512, 1024)]
     runs = [evidence.needed("deepseek-v4-flash", "mi300x", load, "native", gpus=2) for load in loads]
@@ -187,17 +190,17 @@ def v4_flash(evidence: Evidence, claim: Claim) -> Finding:
         f"{_loads(run for run in runs if run not in inside)}. Other lengths give other figures"
     )
     rests = (source_rest(evidence, "v4_flash_on_mi300x"), *(run_rest(run) for run in runs))
-    return Finding(
+    return Judgement(
         verdict, f"{said:,.0f} tok/s reported, {runs[1].per_gpu:,.0f} estimated at 512 in flight", reason, rests
     )
 
 
-def _loads(runs: Iterable[Run]) -> str:
+def _loads(runs: Iterable[EstimatedRun]) -> str:
     return " and ".join(f"{run.load[0]:,}" for run in runs) or "none"
 
 
 @check("c13")
-def vllm_gap(evidence: Evidence, claim: Claim) -> Finding:
+def vllm_gap(evidence: Evidence, claim: Claim) -> Judgement:
     """By how many percent the MI300X is behind; below zero it is ahead."""
     wanted = only(claim).middle
     gaps, rests = {}, list[Rest]()
@@ -220,7 +223,7 @@ def vllm_gap(evidence: Evidence, claim: Claim) -> Finding:
     if holding == "bf16":
         reason += ", which is wide, and not in that of fp8, where one MI300X does what takes four H100"
     shown = "; ".join(f"{_behind(value)} in {name}" for name, (value, _, _) in gaps.items())
-    return Finding(verdict_of(agrees.values()), shown, reason, tuple(rests))
+    return Judgement(verdict_of(agrees.values()), shown, reason, tuple(rests))
 
 
 def _behind(points: float) -> str:
@@ -228,7 +231,7 @@ def _behind(points: float) -> str:
 
 
 @check("c11")
-def fp4_against_h100(evidence: Evidence, claim: Claim) -> Finding:
+def fp4_against_h100(evidence: Evidence, claim: Claim) -> Judgement:
     fp4, fp8 = evidence.field("b200", "dense.fp4"), evidence.field("h100-sxm", "dense.fp8")
     peak = fp4.si / fp8.si
     b200, h100 = (evidence.offline(name, "mlperf_v5.1") for name in ("b200", "h100-sxm"))
@@ -242,11 +245,11 @@ def fp4_against_h100(evidence: Evidence, claim: Claim) -> Finding:
     )
     rests = (fact_rest("b200", "dense.fp4", fp4), fact_rest("h100-sxm", "dense.fp8", fp8),
              rows_rest([*b200, *h100], f"best of {len(b200)} B200 and {len(h100)} H100 submissions"))  # fmt: skip
-    return Finding(verdict, f"{peak:.2f}x at peak, {measured:.2f}x measured", reason, rests)
+    return Judgement(verdict, f"{peak:.2f}x at peak, {measured:.2f}x measured", reason, rests)
 
 
 @check("c21", "c63")
-def mi350x_against(evidence: Evidence, claim: Claim) -> Finding:
+def mi350x_against(evidence: Evidence, claim: Claim) -> Judgement:
     """At equal precision the peaks bound what arithmetic gives, bandwidth what decoding gives."""
     older, span = "mi325x" if claim.id == "c21" else "mi300x", only(claim)
     peaks = {
@@ -269,7 +272,7 @@ def mi350x_against(evidence: Evidence, claim: Claim) -> Finding:
     rests = [
         fact_rest(n, p, evidence.field(n, p)) for p in ("dense.fp8", "memory.bandwidth") for n in ("mi350x", older)
     ]
-    return Finding(
+    return Judgement(
         CONDITIONAL if bound else WRONG,
         f"{between(min(at.values()), max(at.values()))} x, estimate {predicted.value:.2f} x",
         reason,
@@ -278,7 +281,7 @@ def mi350x_against(evidence: Evidence, claim: Claim) -> Finding:
 
 
 @check("c40")
-def mlperf_total(evidence: Evidence, claim: Claim) -> Finding:
+def mlperf_total(evidence: Evidence, claim: Claim) -> Judgement:
     span, said = only(claim), evidence.number("mlperf_5_mi300x")
     rows = evidence.offline("mi300x")
     rates = per_gpu_rates(rows)
@@ -291,11 +294,11 @@ def mlperf_total(evidence: Evidence, claim: Claim) -> Finding:
         source_rest(evidence, "mlperf_5_mi300x"),
         rows_rest(rows, f"Llama-2-70B Offline on MI300X, median {median(rates):,.0f} tok/s per GPU"),
     )
-    return Finding(verdict, f"{said:,.0f} tok/s", reason, rests)
+    return Judgement(verdict, f"{said:,.0f} tok/s", reason, rests)
 
 
 @check("c41")
-def mlperf_advantage(evidence: Evidence, claim: Claim) -> Finding:
+def mlperf_advantage(evidence: Evidence, claim: Claim) -> Judgement:
     said, span = evidence.number("mlperf_5_mi300x"), only(claim)
     gaps, rows = {}, list[Point]()
     for round_ in ("mlperf_v4.1", "mlperf_v5.1"):
@@ -310,4 +313,4 @@ def mlperf_advantage(evidence: Evidence, claim: Claim) -> Finding:
         "software was faster"
     )
     rests = (source_rest(evidence, "mlperf_5_mi300x"), rows_rest(rows, "Llama-2-70B Offline on 32 H100, TensorRT-LLM"))
-    return Finding(verdict, listed, reason, rests)
+    return Judgement(verdict, listed, reason, rests)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from crosstie.core.fact import Fact, Label
 from crosstie.decide.cost.prices import Quote, behind
 from crosstie.prove.calibration.results import Point
-from crosstie.prove.claims.evidence import Evidence, Run
+from crosstie.prove.claims.evidence import EstimatedRun, Evidence
 
 
 def percent(fraction: float) -> str:
@@ -42,7 +42,7 @@ def arithmetic(what: str) -> Rest:
     return Rest("arithmetic", what)
 
 
-def run_rest(run: Run) -> Rest:
+def run_rest(run: EstimatedRun) -> Rest:
     low, high = run.interval
     what = f"{run.point}: {run.per_gpu:,.0f} tok/s per GPU, 80% {between(low, high)}"
     return Rest("model", f"{what}; {run.estimate.basis}")

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from crosstie.prove.claims.evidence import Evidence, per_gpu_rates
 from crosstie.prove.claims.reading import Claim, spans_of
 from crosstie.prove.claims.rests import arithmetic, fact_rest, rows_rest, source_rest
-from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Finding, check, only, verdict_of
+from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Judgement, check, only, verdict_of
 
 
 def decode_e4m3(codes: NDArray[np.uint8], bias: int, fnuz: bool) -> NDArray[np.float64]:
@@ -20,7 +20,7 @@ def decode_e4m3(codes: NDArray[np.uint8], bias: int, fnuz: bool) -> NDArray[np.f
 
 
 @check("c69")
-def dialects(evidence: Evidence, claim: Claim) -> Finding:
+def dialects(evidence: Evidence, claim: Claim) -> Judgement:
     codes = np.arange(256, dtype=np.uint8)
     bias = round(evidence.number("fnuz_bias"))
     ocp, fnuz = decode_e4m3(codes, bias - 1, fnuz=False), decode_e4m3(codes, bias, fnuz=True)
@@ -38,11 +38,11 @@ def dialects(evidence: Evidence, claim: Claim) -> Finding:
     rests = (arithmetic("256 codes decoded with biases 7 and 8"), source_rest(evidence, "fnuz_bias"),
              fact_rest("mi300x", "chip.fp8_dialect", own), fact_rest("h100-sxm", "chip.fp8_dialect", other),
     )  # fmt: skip
-    return Finding(verdict, f"{float(ratios[0]):g} x", reason, rests)
+    return Judgement(verdict, f"{float(ratios[0]):g} x", reason, rests)
 
 
 @check("c57")
-def gfx_override(evidence: Evidence, claim: Claim) -> Finding:
+def gfx_override(evidence: Evidence, claim: Claim) -> Judgement:
     isa = evidence.label("rx-7900-xtx", "chip.isa")
     digits = isa.value.removeprefix("gfx")
     own = f"{int(digits[:-2])}.{int(digits[-2], 16)}.{int(digits[-1], 16)}"
@@ -56,17 +56,17 @@ def gfx_override(evidence: Evidence, claim: Claim) -> Finding:
         source_rest(evidence, "radeon_supported"),
         source_rest(evidence, "radeon_in_vllm"),
     )
-    return Finding(CONDITIONAL if needed else WRONG, f"not needed; it is {own} by itself", reason, rests)
+    return Judgement(CONDITIONAL if needed else WRONG, f"not needed; it is {own} by itself", reason, rests)
 
 
 @check("c56")
-def hipify(evidence: Evidence, claim: Claim) -> Finding:
+def hipify(evidence: Evidence, claim: Claim) -> Judgement:
     reason = "AMD's documentation gives no share, and 'simple' has no definition that could be counted"
-    return Finding(UNCHECKABLE, "no share published", reason, (source_rest(evidence, "hipify_limits"),))
+    return Judgement(UNCHECKABLE, "no share published", reason, (source_rest(evidence, "hipify_limits"),))
 
 
 @check("c68")
-def one_variable(evidence: Evidence, claim: Claim) -> Finding:
+def one_variable(evidence: Evidence, claim: Claim) -> Judgement:
     own, other = (evidence.label(name, "chip.fp8_dialect") for name in ("mi300x", "h100-sxm"))
     steps = 1 + (own.value != other.value)
     reason = (
@@ -82,11 +82,11 @@ def one_variable(evidence: Evidence, claim: Claim) -> Finding:
         fact_rest("mi300x", "chip.fp8_dialect", own),
         fact_rest("h100-sxm", "chip.fp8_dialect", other),
     )
-    return Finding(WRONG if claim.says_yes else HOLDS, "no: driver and image or wheel", reason, rests)
+    return Judgement(WRONG if claim.says_yes else HOLDS, "no: driver and image or wheel", reason, rests)
 
 
 @check("c70")
-def v4_kernels(evidence: Evidence, claim: Claim) -> Finding:
+def v4_kernels(evidence: Evidence, claim: Claim) -> Judgement:
     isa = evidence.label("mi300x", "chip.isa")
     lacking = (
         evidence.fact("v4_kernels_missing").value == "yes" and evidence.fact("v4_kernels_gfx950").value != isa.value
@@ -98,11 +98,11 @@ def v4_kernels(evidence: Evidence, claim: Claim) -> Finding:
     )
     names = ("v4_kernels_missing", "v4_kernels_gfx950", "v4_on_mi300x", "v4_flash_on_mi300x")
     rests = (*(source_rest(evidence, name) for name in names), fact_rest("mi300x", "chip.isa", isa))
-    return Finding(CONDITIONAL if lacking == claim.says_yes else WRONG, "yes, as of September 2026", reason, rests)
+    return Judgement(CONDITIONAL if lacking == claim.says_yes else WRONG, "yes, as of September 2026", reason, rests)
 
 
 @check("c71")
-def graph_capture(evidence: Evidence, claim: Claim) -> Finding:
+def graph_capture(evidence: Evidence, claim: Claim) -> Judgement:
     breaks = evidence.fact("hip_copies").value == "not allowed"
     reason = (
         "by the documentation it holds for a scalar copied from ordinary host memory: such a copy waits, and capture "
@@ -112,11 +112,11 @@ def graph_capture(evidence: Evidence, claim: Claim) -> Finding:
     rests = tuple(
         source_rest(evidence, name) for name in ("hip_copies", "cuda_copies", "hip_matches_cuda", "captured_copies")
     )
-    return Finding(CONDITIONAL if breaks == claim.says_yes else WRONG, "yes, for copies that wait", reason, rests)
+    return Judgement(CONDITIONAL if breaks == claim.says_yes else WRONG, "yes, for copies that wait", reason, rests)
 
 
 @check("c39")
-def aiter_attention(evidence: Evidence, claim: Claim) -> Finding:
+def aiter_attention(evidence: Evidence, claim: Claim) -> Judgement:
     (said,) = spans_of(str(evidence.fact("aiter_attention").value))
     agrees = said == only(claim)
     reason = (
@@ -124,11 +124,11 @@ def aiter_attention(evidence: Evidence, claim: Claim) -> Finding:
         "legacy backend, and not for MLA models against Triton, where they report 1.2 to 1.5x. The measurements are "
         "theirs"
     )
-    return Finding(CONDITIONAL if agrees else WRONG, f"{said} x", reason, (source_rest(evidence, "aiter_attention"),))
+    return Judgement(CONDITIONAL if agrees else WRONG, f"{said} x", reason, (source_rest(evidence, "aiter_attention"),))
 
 
 @check("c28")
-def flash_attention(evidence: Evidence, claim: Claim) -> Finding:
+def flash_attention(evidence: Evidence, claim: Claim) -> Judgement:
     fractions = {name: evidence.catalog.efficiency(evidence.part(name)).attention for name in ("mi300x", "h100-sxm")}
     rate = {name: fact.value * evidence.field(name, "dense.bf16").si for name, fact in fractions.items()}
     gap = 100.0 * (1.0 - rate["mi300x"] / rate["h100-sxm"])
@@ -143,11 +143,11 @@ def flash_attention(evidence: Evidence, claim: Claim) -> Finding:
         *(fact_rest(name, "efficiency attention", fact) for name, fact in fractions.items()),
         source_rest(evidence, "flash_attention_at_launch"),
     )
-    return Finding(verdict, f"{gap:.0f}% by assumed constants", reason, rests)
+    return Judgement(verdict, f"{gap:.0f}% by assumed constants", reason, rests)
 
 
 @check("c38")
-def deficit_of_2024(evidence: Evidence, claim: Claim) -> Finding:
+def deficit_of_2024(evidence: Evidence, claim: Claim) -> Judgement:
     """Inference results of 2024 on both, at the same conditions; the article's source is about training."""
     dstack = [p for p in evidence.measured(source_id="dstack_h100_mi300x") if p["num_accelerators"] == "8"]
     at_once = [p for p in dstack if p["concurrency"] == "rate 1000 req/s"]
@@ -178,4 +178,4 @@ def deficit_of_2024(evidence: Evidence, claim: Claim) -> Finding:
         rows_rest([*rows["h100-sxm"], *rows["mi300x"]], "Llama-2-70B Offline"),
         source_rest(evidence, "training_2024"),
     )  # fmt: skip
-    return Finding(verdict, f"{min(*deficits, tuned):.2f} to {worst:.2f} x", reason, rests)
+    return Judgement(verdict, f"{min(*deficits, tuned):.2f} to {worst:.2f} x", reason, rests)

@@ -5,7 +5,7 @@ from crosstie.core.units import UNITS
 from crosstie.prove.claims.evidence import Evidence, called
 from crosstie.prove.claims.reading import Claim, Span
 from crosstie.prove.claims.rests import Rest, arithmetic, fact_rest, source_rest
-from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, WRONG, Finding, check, only, verdict_of
+from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, WRONG, Judgement, check, only, verdict_of
 
 # Datasheets round, and articles round again.
 SPEC_TOLERANCE = 0.02
@@ -37,7 +37,7 @@ RATIOS = {
 
 
 @check(*FIELDS)
-def datasheet(evidence: Evidence, claim: Claim) -> Finding:
+def datasheet(evidence: Evidence, claim: Claim) -> Judgement:
     """Each value beside the catalog's; where they differ, whose figure it is instead."""
     verdicts, shown, reasons, rests = [], [], list[str](), list[Rest]()
     units = claim.unit.split(" and ")
@@ -53,7 +53,7 @@ def datasheet(evidence: Evidence, claim: Claim) -> Finding:
             reasons[-1] += f"; its TF32 rate is {evidence.number('tf32_of_cdna3'):,.10g}"
             rests.append(source_rest(evidence, "tf32_of_cdna3"))
     worst = next(v for v in (WRONG, CONDITIONAL, HOLDS) if v in verdicts)
-    return Finding(worst, f"{' / '.join(shown)} {claim.unit}", "; ".join(reasons), tuple(rests))
+    return Judgement(worst, f"{' / '.join(shown)} {claim.unit}", "; ".join(reasons), tuple(rests))
 
 
 def _value(fact: Fact, unit: str) -> float:
@@ -90,7 +90,7 @@ def _whose(evidence: Evidence, owner: str, path: str, span: Span, unit: str) -> 
 
 
 @check(*RATIOS)
-def datasheet_ratio(evidence: Evidence, claim: Claim) -> Finding:
+def datasheet_ratio(evidence: Evidence, claim: Claim) -> Judgement:
     above, below, paths = RATIOS[claim.id]
     agrees, shown, rests = [], [], list[Rest]()
     for span, path in zip(claim.spans, paths, strict=True):
@@ -104,22 +104,22 @@ def datasheet_ratio(evidence: Evidence, claim: Claim) -> Finding:
     reason = f"{called(above)} over {called(below)}, by the catalog: {parts} (compared within {SPEC_TOLERANCE:.0%})" + (
         "" if all(agrees) else f", not {claim.value}"
     )
-    return Finding(verdict, f"{' and '.join(shown)} x", reason, tuple(rests))
+    return Judgement(verdict, f"{' and '.join(shown)} x", reason, tuple(rests))
 
 
 @check("c12")
-def no_fp4(evidence: Evidence, claim: Claim) -> Finding:
+def no_fp4(evidence: Evidence, claim: Claim) -> Judgement:
     family = [name for name, part in evidence.catalog.accelerators.items() if part.family == "cdna3"]
     having = [name for name in family if evidence.label(name, "chip.fp4_dialect").value != "none"]
     verdict = HOLDS if bool(having) == claim.says_yes else WRONG
     has = f"{', '.join(map(called, having))} has" if having else "none has"
     reason = f"of {', '.join(map(called, family))} {has} FP4 matrix units"
     rests = tuple(fact_rest(name, "chip.fp4_dialect", evidence.label(name, "chip.fp4_dialect")) for name in family)
-    return Finding(verdict, "yes" if having else "no", f"{reason}; FP4 weights run there in a wider format", rests)
+    return Judgement(verdict, "yes" if having else "no", f"{reason}; FP4 weights run there in a wider format", rests)
 
 
 @check("c54")
-def shared_memory(evidence: Evidence, claim: Claim) -> Finding:
+def shared_memory(evidence: Evidence, claim: Claim) -> Judgement:
     span, block = only(claim), evidence.field("h100-sxm", "chip.lds")
     alone, both = evidence.number("hopper_shared_memory"), evidence.number("hopper_l1_and_shared")
     agrees = [span.holds(alone, 0.001), span.holds(both, 0.001)]
@@ -131,11 +131,11 @@ def shared_memory(evidence: Evidence, claim: Claim) -> Finding:
         source_rest(evidence, "hopper_shared_memory"), source_rest(evidence, "hopper_l1_and_shared"),
         fact_rest("h100-sxm", "chip.lds", block),
     )  # fmt: skip
-    return Finding(verdict_of(agrees), f"{alone:.0f} KB shared, {both:.0f} KB with L1", reason, rests)
+    return Judgement(verdict_of(agrees), f"{alone:.0f} KB shared, {both:.0f} KB with L1", reason, rests)
 
 
 @check("c55")
-def wave_width(evidence: Evidence, claim: Claim) -> Finding:
+def wave_width(evidence: Evidence, claim: Claim) -> Judgement:
     wave, warp = claim.spans
     widths = {name: evidence.field(name, "chip.wave_width").value for name in evidence.catalog.accelerators}
     amd = {name: w for name, w in widths.items() if evidence.part(name).vendor == "AMD"}
@@ -149,11 +149,11 @@ def wave_width(evidence: Evidence, claim: Claim) -> Finding:
         reason += f", and not for {', '.join(map(called, others))}{discussed}: {amd[others[0]]:.0f}"
     named = ("mi300x", "h100-sxm", *others)
     rests = tuple(fact_rest(name, "chip.wave_width", evidence.field(name, "chip.wave_width")) for name in named)
-    return Finding(verdict, f"{widths['mi300x']:.0f} / {widths['h100-sxm']:.0f} threads", reason, rests)
+    return Judgement(verdict, f"{widths['mi300x']:.0f} / {widths['h100-sxm']:.0f} threads", reason, rests)
 
 
 @check("c27")
-def export_threshold(evidence: Evidence, claim: Claim) -> Finding:
+def export_threshold(evidence: Evidence, claim: Claim) -> Judgement:
     """Total processing performance: dense rate times the bits of an operand, the largest over the formats."""
     limit, link_limit = evidence.number("export_score"), evidence.number("export_link_2022")
     scores = {name: export_score(evidence, name) for name in ("mi300x", "a100-80gb", "h100-sxm")}
@@ -173,7 +173,7 @@ def export_threshold(evidence: Evidence, claim: Claim) -> Finding:
         source_rest(evidence, "export_score"), source_rest(evidence, "export_score_definition"),
         source_rest(evidence, "export_link_2022"), arithmetic("dense TFLOP/s x bits, the largest over the formats"),
     )  # fmt: skip
-    return Finding(
+    return Judgement(
         verdict, f"{'yes' if below else 'no'}: {scores['mi300x']:,.0f}, threshold {limit:,.0f}", reason, rests
     )
 

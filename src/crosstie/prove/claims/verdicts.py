@@ -26,7 +26,7 @@ VERDICTS = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class Judgement:
     verdict: str
     computed: str
     reason: str
@@ -34,7 +34,7 @@ class Finding:
     contradicted_by: tuple[str, ...] = ()
 
 
-Check = Callable[[Evidence, Claim], Finding]
+Check = Callable[[Evidence, Claim], Judgement]
 CHECKS: dict[str, Check] = {}
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from crosstie.prove.probe.device import Device
+from crosstie.prove.probe.device import ProbedDevice
 
 Tensor = Any
 # Rows that an 8-bit product has at least; smaller batches are padded, as engines do.
@@ -16,7 +16,7 @@ WORKSPACE_BYTES = 4e9
 class Small:
     """What runs between the matrix products, each one kernel where PyTorch can compile."""
 
-    def __init__(self, device: Device):
+    def __init__(self, device: ProbedDevice):
         torch, functional = device.torch, device.functional
         top = torch.finfo(device.fp8).max if device.fp8 is not None else 1.0
 
@@ -54,7 +54,7 @@ class Small:
             self.quantise = device.fused(quantise, x)
 
 
-def scaled_product(device: Device, x: Tensor, w: Tensor, rows: Tensor, channels: Tensor) -> Tensor:
+def scaled_product(device: ProbedDevice, x: Tensor, w: Tensor, rows: Tensor, channels: Tensor) -> Tensor:
     """An 8-bit product with a scale a row and a channel."""
     return device.torch._scaled_mm(x, w.T, scale_a=rows, scale_b=channels, out_dtype=device.torch.bfloat16)
 
@@ -62,7 +62,7 @@ def scaled_product(device: Device, x: Tensor, w: Tensor, rows: Tensor, channels:
 class Decoder:
     """`shape`: layers, hidden, inner, heads, kv_heads, head_dim, vocabulary, experts, experts_per_token."""
 
-    def __init__(self, device: Device, small: Small, shape: dict[str, int], format: str):
+    def __init__(self, device: ProbedDevice, small: Small, shape: dict[str, int], format: str):
         self.device, self.small, self.shape, self.format = device, small, shape, format
         self.heads, self.kv_heads, self.head_dim = shape["heads"], shape["kv_heads"], shape["head_dim"]
         self.experts, self.active = shape["experts"], shape["experts_per_token"]

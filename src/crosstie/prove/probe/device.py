@@ -27,7 +27,7 @@ MEMORY_TOLERANCE = 0.06
 
 
 @dataclass
-class Device:
+class ProbedDevice:
     """PyTorch, the device it is to use, and the clock for it."""
 
     torch: Any
@@ -102,12 +102,12 @@ def load_torch() -> Any:
         raise BadInput(f"PyTorch cannot be loaded: {first_line(error)}") from None
 
 
-def open_device() -> Device:
+def open_device() -> ProbedDevice:
     torch = load_torch()
     if not torch.cuda.is_available():
         raise BadInput(f"there is nothing to probe: PyTorch {torch.__version__} sees no CUDA or ROCm GPU")
     torch.manual_seed(0)
-    return Device(torch, "cuda", GpuTimer(torch), fp8_type(torch, architecture(torch)))
+    return ProbedDevice(torch, "cuda", GpuTimer(torch), fp8_type(torch, architecture(torch)))
 
 
 def architecture(torch: Any) -> str:
@@ -123,7 +123,7 @@ def fp8_type(torch: Any, isa: str) -> Any:
     return getattr(torch, "float8_e4m3fnuz" if isa.startswith("gfx94") else "float8_e4m3fn", None)
 
 
-def describe(device: Device, known: Mapping[str, float]) -> dict[str, Any]:
+def describe(device: ProbedDevice, known: Mapping[str, float]) -> dict[str, Any]:
     """What a reader must know of the machine; `known` is the catalog's memory by accelerator."""
     torch = device.torch
     properties = torch.cuda.get_device_properties(0)

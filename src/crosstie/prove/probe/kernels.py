@@ -22,9 +22,10 @@ from typing import Any
 
 from crosstie.catalog.writing import write_whole
 from crosstie.core.errors import BadData, BadInput, CrosstieError
+from crosstie.core.progress import OnProgress
 from crosstie.prove.probe.collectives import all_reduces
 from crosstie.prove.probe.decoder import Decoder, Small, scaled_product
-from crosstie.prove.probe.device import REFUSALS, Device, describe, first_line, open_device
+from crosstie.prove.probe.device import REFUSALS, ProbedDevice, describe, first_line, open_device
 from crosstie.prove.probe.timer import Timing
 
 FORMAT = 1
@@ -56,7 +57,7 @@ WARM_S = 1.0
 class Bench:
     """A device and the one model that is on it."""
 
-    def __init__(self, device: Device, models: dict[str, dict[str, int]]):
+    def __init__(self, device: ProbedDevice, models: dict[str, dict[str, int]]):
         self.device, self.models = device, models
         self._small: Small | None = None
         self._loaded: tuple[str, str] | None = None
@@ -151,7 +152,7 @@ def attention(bench: Bench, case: Case) -> Measured:
     return fastest(device, run, copies)
 
 
-def fastest(device: Device, run: Callable[[], None], operations: int) -> Measured:
+def fastest(device: ProbedDevice, run: Callable[[], None], operations: int) -> Measured:
     """The best of the attention backends; a refusal of all of them is theirs to explain."""
     found: list[Measured] = []
     reasons: list[str] = []
@@ -200,7 +201,7 @@ KINDS: dict[str, Callable[[Bench, Case], Measured]] = {
 
 
 @dataclass
-class Outcome:
+class ProbeRun:
     """What a run came to, whole or interrupted."""
 
     measurements: list[Row] = field(default_factory=list)
@@ -210,12 +211,9 @@ class Outcome:
     partial: str | None = None
 
 
-Tell = Callable[[int, int, str], None]
-
-
-def measure(device: Device, plan: dict[str, Any], tell: Tell) -> Outcome:
+def measure(device: ProbedDevice, plan: dict[str, Any], on_progress: OnProgress) -> ProbeRun:
     """Every case of the plan; what a kernel refuses is noted, and an interrupt ends it with what there is."""
-    outcome, bench = Outcome(), Bench(device, plan["models"])
+    outcome, bench = ProbeRun(), Bench(device, plan["models"])
     cases: list[Case] = plan["cases"]
     # A capture may collect garbage first: it need not look at what was there before.
     gc.freeze()
@@ -225,12 +223,12 @@ def measure(device: Device, plan: dict[str, Any], tell: Tell) -> Outcome:
             warnings.simplefilter("ignore")
             bench.warm()
             for done, case in enumerate(cases):
-                tell(done, len(cases), case["part"])
+                on_progress(done, len(cases), case["part"])
                 one(bench, case, outcome)
                 device.settle()
             bench.unload()
         if plan["all_reduce_bytes"]:
-            tell(len(cases), len(cases), "collectives")
+            on_progress(len(cases), len(cases), "collectives")
             collectives(device, plan["all_reduce_bytes"], outcome)
     except KeyboardInterrupt:
         outcome.partial = "interrupted"
@@ -243,7 +241,7 @@ def measure(device: Device, plan: dict[str, Any], tell: Tell) -> Outcome:
     return outcome
 
 
-def one(bench: Bench, case: Case, outcome: Outcome) -> None:
+def one(bench: Bench, case: Case, outcome: ProbeRun) -> None:
     what = {key: value for key, value in case.items() if key != "part"}
     try:
         found, backend = KINDS[case["kind"]](bench, case)
@@ -253,7 +251,7 @@ def one(bench: Bench, case: Case, outcome: Outcome) -> None:
     outcome.measurements.append({**what, "backend": backend, **found._asdict()})
 
 
-def collectives(device: Device, sizes: Sequence[int], outcome: Outcome) -> None:
+def collectives(device: ProbedDevice, sizes: Sequence[int], outcome: ProbeRun) -> None:
     gpus = int(device.torch.cuda.device_count())
     if gpus < 2:
         outcome.skipped["collectives"] = "one GPU is visible, and a collective needs two"
@@ -265,12 +263,12 @@ def collectives(device: Device, sizes: Sequence[int], outcome: Outcome) -> None:
         outcome.failures.append({"kind": "all-reduce", "format": "bf16", "reason": problem})
 
 
-def run_plan(plan: dict[str, Any], tell: Tell) -> dict[str, Any]:
+def run_plan(plan: dict[str, Any], on_progress: OnProgress) -> dict[str, Any]:
     """The document of one run on the GPU at hand."""
     device = open_device()
     start = time.perf_counter()
     facts = describe(device, plan["accelerators"])
-    outcome = measure(device, plan, tell)
+    outcome = measure(device, plan, on_progress)
     if outcome.partial and not outcome.measurements:
         raise BadInput(f"{outcome.partial} before the first measurement; nothing was written")
     provenance = {
@@ -343,7 +341,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     start, last = time.perf_counter(), ""
 
-    def tell(done: int, total: int, part: str) -> None:
+    def on_progress(done: int, total: int, part: str) -> None:
         nonlocal last
         if part != last:
             print(f"{time.perf_counter() - start:6.1f} s  {done:4} of {total}  {part}", file=sys.stderr, flush=True)
@@ -352,7 +350,7 @@ def main(arguments: list[str]) -> int:
     try:
         plan = read_plan(plan_file)
         check_target(target)
-        document = run_plan(plan, tell)
+        document = run_plan(plan, on_progress)
         write_json(target, document)
     except CrosstieError as error:
         print(f"crosstie: {error}", file=sys.stderr)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crosstie.core.fleet import Fleet
-from crosstie.prove.replay.outcomes import Result
-from crosstie.prove.replay.replay import Outcome, Progress, Replay
+from crosstie.prove.replay.outcomes import ReplayResult
+from crosstie.prove.replay.replay import OnEnded, Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
@@ -52,7 +52,7 @@ class Spent:
         return sum(self.usd.values()) / tokens * _MILLION if tokens else math.nan
 
 
-def fleet_usd_per_good_million(fleet: Fleet, result: Result) -> float:
+def fleet_usd_per_good_million(fleet: Fleet, result: ReplayResult) -> float:
     """The whole fleet's bill for as long as requests came, over the tokens that were served within their targets."""
     if not result.good_tokens:
         return math.inf
@@ -66,16 +66,16 @@ def replayed(
     *,
     speed: float = 1.0,
     api_key: str | None = None,
-    progress: Progress = lambda done, failed: None,
-) -> tuple[list[Outcome], Spent]:
+    on_ended: OnEnded = lambda done, failed: None,
+) -> tuple[list[RequestOutcome], Spent]:
     """Replays on an event loop of its own. What was spent is empty where the server is no Crosstie gateway."""
 
     allow_many_connections()
 
-    async def run() -> tuple[list[Outcome], Spent]:
+    async def run() -> tuple[list[RequestOutcome], Spent]:
         loop = asyncio.get_running_loop()
         before = await spent_so_far(loop, url)
-        outcomes = await Replay(loop, url, model, speed=speed, api_key=api_key, progress=progress).run(requests)
+        outcomes = await Replay(loop, url, model, speed=speed, api_key=api_key, on_ended=on_ended).run(requests)
         return outcomes, (await spent_so_far(loop, url)).since(before)
 
     return run_on_loop(run())

@@ -23,7 +23,7 @@ from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import Plan, make_plan
 from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, replayed
 from crosstie.prove.replay.gateway_child import GatewayChild, start_gateway
-from crosstie.prove.replay.outcomes import Result, result_of, targets_of
+from crosstie.prove.replay.outcomes import ReplayResult, result_of, targets_of
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
 
 WORKLOAD = Path("demo")
@@ -37,15 +37,15 @@ RIVAL: Policy = "round-robin"
 # To each pool in the simulation that stands beside what is seen: percentiles within a tenth, in four seconds.
 _SIMULATED = 1500
 
-# Told what is being done, and of how many requests so many have ended and failed.
-Tell = Callable[[str], None]
-Track = Callable[[str, int, int, int], None]
+# What is being done; and of a policy: so many requests, so many ended, so many failed.
+OnStage = Callable[[str], None]
+OnRequests = Callable[[str, int, int, int], None]
 
 
 @dataclass(frozen=True)
-class Run:
+class PolicyRun:
     policy: Policy
-    result: Result
+    result: ReplayResult
     spent: Spent
     # Of the whole fleet's bill, per million tokens within targets.
     usd_per_good_million: float
@@ -61,7 +61,7 @@ class Demo:
     seconds: float
     speed: float
     # The fleet's own policy, then the rival.
-    runs: list[Run]
+    runs: list[PolicyRun]
 
 
 def planned(catalog: Catalog) -> tuple[Plan, Fleet, list[SimulatedClass]]:
@@ -85,8 +85,14 @@ def demo_requests(fleet: Fleet, seconds: float, load: float = 1.0) -> list[Timed
 class DemoRunner:
     """Holds what must be ended: `with DemoRunner(...) as demo`. `first` goes on serving until then."""
 
-    def __init__(self, catalog: Catalog, *, speed: float, seconds: float, tell: Tell, track: Track):
-        self.catalog, self.speed, self.seconds, self.tell, self.track = catalog, speed, seconds, tell, track
+    def __init__(self, catalog: Catalog, *, speed: float, seconds: float, on_stage: OnStage, on_requests: OnRequests):
+        self.catalog, self.speed, self.seconds, self._on_stage, self._on_requests = (
+            catalog,
+            speed,
+            seconds,
+            on_stage,
+            on_requests,
+        )
         self.first: GatewayChild | None = None
         self._held = ExitStack()
 
@@ -97,7 +103,7 @@ class DemoRunner:
         self._held.close()
 
     def run(self) -> Demo:
-        self.tell("planning the fleet")
+        self._on_stage("planning the fleet")
         plan, fleet, expected = planned(self.catalog)
         folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="crosstie-demo-")))
         file = folder / "fleet.toml"
@@ -106,8 +112,8 @@ class DemoRunner:
         runs = [self._run(file, fleet, requests, policy) for policy in (fleet.policy, RIVAL)]
         return Demo(plan, fleet, expected, len(requests), self.seconds, self.speed, runs)
 
-    def _run(self, file: Path, fleet: Fleet, requests: list[TimedRequest], policy: Policy) -> Run:
-        self.tell(f"starting {len(fleet.pools)} pools of emulated replicas and a gateway, {policy}")
+    def _run(self, file: Path, fleet: Fleet, requests: list[TimedRequest], policy: Policy) -> PolicyRun:
+        self._on_stage(f"starting {len(fleet.pools)} pools of emulated replicas and a gateway, {policy}")
         gateway = start_gateway(file, speed=self.speed, policy=policy)
         if self.first is None:
             self.first = gateway
@@ -118,10 +124,10 @@ class DemoRunner:
                 fleet.classes[0].model,
                 requests,
                 speed=self.speed,
-                progress=lambda done, failed: self.track(policy, len(requests), done, failed),
+                on_ended=lambda done, failed: self._on_requests(policy, len(requests), done, failed),
             )
         finally:
             if gateway is not self.first:
                 gateway.stop()
         result = result_of(outcomes, targets_of(fleet))
-        return Run(policy, result, spent, fleet_usd_per_good_million(fleet, result))
+        return PolicyRun(policy, result, spent, fleet_usd_per_good_million(fleet, result))

@@ -7,10 +7,10 @@ import msgspec
 
 from crosstie.prove.replay.accounts import Spent
 from crosstie.prove.replay.demo import CREDITS, TRACES, Demo
-from crosstie.prove.replay.outcomes import Result
+from crosstie.prove.replay.outcomes import ReplayResult
 
 
-def result_document(result: Result, spent: Spent, usd_per_good_million: float | None) -> dict[str, Any]:
+def result_document(result: ReplayResult, spent: Spent, usd_per_good_million: float | None) -> dict[str, Any]:
     return {
         "latencies": "seconds of the server's clock, from the moment at which each request was due",
         **_plain(result),

@@ -10,7 +10,7 @@ import numpy as np
 
 from crosstie.core.fleet import Fleet
 from crosstie.core.workload import Target
-from crosstie.prove.replay.replay import Outcome
+from crosstie.prove.replay.replay import RequestOutcome
 
 Key = TypeVar("Key")
 _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
@@ -28,7 +28,7 @@ class Targets:
 
 
 @dataclass(frozen=True)
-class Spread:
+class Percentiles:
     """A latency over requests; not a number where there is none."""
 
     mean: float
@@ -38,7 +38,7 @@ class Spread:
     p99: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "Spread":
+    def of(cls, values: Iterable[float]) -> "Percentiles":
         known = np.array([value for value in values if not math.isnan(value)])
         if not len(known):
             return cls(*[math.nan] * 5)
@@ -49,7 +49,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Group:
+class RequestGroup:
     """Requests of one class, or of one pool."""
 
     name: str
@@ -57,16 +57,16 @@ class Group:
     failed: int
     input_tokens: int
     output_tokens: int
-    ttft_s: Spread
-    tpot_s: Spread
+    ttft_s: Percentiles
+    tpot_s: Percentiles
     # As the gateway predicted them, where it said.
-    predicted_ttft_s: Spread
-    predicted_tpot_s: Spread
+    predicted_ttft_s: Percentiles
+    predicted_tpot_s: Percentiles
 
 
 @dataclass(frozen=True)
 class ClassResult:
-    seen: Group
+    seen: RequestGroup
     targets: Targets
     # Shares of all its requests; one that failed has kept nothing. None without a target.
     ttft_kept: float | None
@@ -82,7 +82,7 @@ class ClassResult:
 
 
 @dataclass(frozen=True)
-class Result:
+class ReplayResult:
     requests: int
     failed: int
     # From the first arrival to the last, on the server's clock.
@@ -90,12 +90,12 @@ class Result:
     # Shares of all requests that kept their targets.
     kept: float
     classes: list[ClassResult]
-    pools: list[Group]
+    pools: list[RequestGroup]
     tokens: int
     # Of requests that kept their targets.
     good_tokens: int
     # How late the client itself sent requests, and the latest of them.
-    late_s: Spread
+    late_s: Percentiles
     latest_s: float
     # What went wrong and how often, the most frequent first.
     faults: list[tuple[str, int]]
@@ -106,7 +106,7 @@ class Result:
         return self.latest_s > DISTURBED_S
 
 
-def kept_targets(one: Outcome, targets: Targets) -> tuple[bool, bool]:
+def kept_targets(one: RequestOutcome, targets: Targets) -> tuple[bool, bool]:
     """TTFT and TPOT; an answer of one token has no TPOT to miss."""
     if not one.served:
         return False, False
@@ -114,14 +114,14 @@ def kept_targets(one: Outcome, targets: Targets) -> tuple[bool, bool]:
     return ttft, targets.tpot is None or math.isnan(one.tpot_s) or one.tpot_s <= targets.tpot.seconds
 
 
-def result_of(outcomes: Sequence[Outcome], promised: Mapping[str | None, Targets]) -> Result:
+def result_of(outcomes: Sequence[RequestOutcome], promised: Mapping[str | None, Targets]) -> ReplayResult:
     """`promised`: targets by class; classes that are not there have none."""
     nothing = Targets()
     arrivals = [one.request.arrival_s for one in outcomes]
     kept = [all(kept_targets(one, promised.get(one.request.class_name, nothing))) for one in outcomes]
     classes = _grouped(outcomes, lambda one: one.request.class_name)
     faults = Counter(one.error for one in outcomes if one.error)
-    return Result(
+    return ReplayResult(
         requests=len(outcomes),
         failed=sum(not one.served for one in outcomes),
         seconds=max(arrivals) - min(arrivals) if arrivals else 0.0,
@@ -130,20 +130,22 @@ def result_of(outcomes: Sequence[Outcome], promised: Mapping[str | None, Targets
         pools=[_group(name or "-", some) for name, some in sorted(_grouped(outcomes, lambda one: one.pool).items())],
         tokens=sum(one.input_tokens + one.output_tokens for one in outcomes),
         good_tokens=sum(one.input_tokens + one.output_tokens for one, well in zip(outcomes, kept, strict=True) if well),
-        late_s=Spread.of(one.late_s for one in outcomes),
+        late_s=Percentiles.of(one.late_s for one in outcomes),
         latest_s=max((one.late_s for one in outcomes), default=0.0),
         faults=faults.most_common(_MOST_FAULTS),
     )
 
 
-def _grouped(outcomes: Sequence[Outcome], key: Callable[[Outcome], Key]) -> dict[Key, list[Outcome]]:
-    found: dict[Key, list[Outcome]] = {}
+def _grouped(
+    outcomes: Sequence[RequestOutcome], key: Callable[[RequestOutcome], Key]
+) -> dict[Key, list[RequestOutcome]]:
+    found: dict[Key, list[RequestOutcome]] = {}
     for one in outcomes:
         found.setdefault(key(one), []).append(one)
     return found
 
 
-def _class(outcomes: list[Outcome], targets: Targets, name: str | None) -> ClassResult:
+def _class(outcomes: list[RequestOutcome], targets: Targets, name: str | None) -> ClassResult:
     kept = [kept_targets(one, targets) for one in outcomes]
     return ClassResult(
         seen=_group(name or "all", outcomes),
@@ -159,17 +161,17 @@ def _share(of: Iterable[bool]) -> float:
     return sum(listed) / len(listed)
 
 
-def _group(name: str, outcomes: list[Outcome]) -> Group:
-    return Group(
+def _group(name: str, outcomes: list[RequestOutcome]) -> RequestGroup:
+    return RequestGroup(
         name=name,
         requests=len(outcomes),
         failed=sum(not one.served for one in outcomes),
         input_tokens=sum(one.input_tokens for one in outcomes),
         output_tokens=sum(one.output_tokens for one in outcomes),
-        ttft_s=Spread.of(one.ttft_s for one in outcomes),
-        tpot_s=Spread.of(one.tpot_s for one in outcomes),
-        predicted_ttft_s=Spread.of(one.predicted_ttft_s for one in outcomes if one.served),
-        predicted_tpot_s=Spread.of(one.predicted_tpot_s for one in outcomes if not math.isnan(one.tpot_s)),
+        ttft_s=Percentiles.of(one.ttft_s for one in outcomes),
+        tpot_s=Percentiles.of(one.tpot_s for one in outcomes),
+        predicted_ttft_s=Percentiles.of(one.predicted_ttft_s for one in outcomes if one.served),
+        predicted_tpot_s=Percentiles.of(one.predicted_tpot_s for one in outcomes if not math.isnan(one.tpot_s)),
     )
 
 

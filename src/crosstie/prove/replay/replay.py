@@ -34,7 +34,7 @@ _USAGE = re.compile(rb'"usage": ?\{')
 _PREDICTED = re.compile(rb"TTFT ([0-9.]+)(?: of [0-9.]+)? ms, TPOT ([0-9.]+)")
 
 # Requests that have ended, and how many of these failed.
-Progress = Callable[[int, int], None]
+OnEnded = Callable[[int, int], None]
 
 
 class _Usage(msgspec.Struct):
@@ -58,7 +58,7 @@ def _usage_in(events: bytes) -> _Usage | None:
     return None
 
 
-class Outcome(msgspec.Struct):
+class RequestOutcome(msgspec.Struct):
     """One request as it ended, in seconds of the server's clock; what never came is not a number."""
 
     request: TimedRequest
@@ -90,7 +90,7 @@ class _Call:
         "heard_at", "last_at", "outcome",
     )  # fmt: skip
 
-    def __init__(self, replay: "Replay", outcome: Outcome, due: float, data: bytes):
+    def __init__(self, replay: "Replay", outcome: RequestOutcome, due: float, data: bytes):
         self._replay, self.outcome, self.due, self._data = replay, outcome, due, data
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -209,12 +209,12 @@ class Replay:
         most_in_flight: int = 10_000,
         silence_s: float = 120.0,
         api_key: str | None = None,
-        progress: Progress = lambda done, failed: None,
+        on_ended: OnEnded = lambda done, failed: None,
     ):
         """`silence_s`: real seconds without a byte after which a request is given up."""
         if not (speed > 0 and most_in_flight >= 1 and silence_s > 0):
             raise BadInput("speed, requests in flight and patience must be above zero")
-        self.loop, self.speed, self.progress = loop, speed, progress
+        self.loop, self.speed, self._on_ended = loop, speed, on_ended
         self.most_in_flight, self.silence_s = most_in_flight, silence_s
         self.origin = Origin(loop, Address(url))
         self._model = msgspec.json.encode(model)
@@ -222,10 +222,10 @@ class Replay:
         self._heads: dict[str | None, bytes] = {}
         self._requests: Sequence[TimedRequest] = ()
         self._calls: set[_Call] = set()
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[RequestOutcome] = []
         self._ended = self._failed = 0
 
-    async def run(self, requests: Sequence[TimedRequest]) -> list[Outcome]:
+    async def run(self, requests: Sequence[TimedRequest]) -> list[RequestOutcome]:
         """In the order of `requests`, which are in the order of their times; every one of them ends."""
         self._heads = {name: self._head(name) for name in {one.class_name for one in requests}}
         self._requests, self._outcomes = requests, []
@@ -244,7 +244,7 @@ class Replay:
             if self._timer is not None:
                 self._timer.cancel()
             self.origin.close()
-        self.progress(self._ended, self._failed)
+        self._on_ended(self._ended, self._failed)
         return self._outcomes
 
     def _send_due(self) -> None:
@@ -261,7 +261,7 @@ class Replay:
             if len(self._calls) >= self.most_in_flight:
                 # Whoever ends next lets it go, late; its latency counts from its time all the same.
                 return
-            outcome = Outcome(request, late_s=max(now - due, 0.0) * self.speed)
+            outcome = RequestOutcome(request, late_s=max(now - due, 0.0) * self.speed)
             self._outcomes.append(outcome)
             call = _Call(self, outcome, due, self._request(request, number))
             self._calls.add(call)
@@ -301,7 +301,7 @@ class Replay:
 
     async def _watch(self) -> None:
         while True:
-            self.progress(self._ended, self._failed)
+            self._on_ended(self._ended, self._failed)
             silent_since = perf_counter() - self.silence_s
             for call in [one for one in self._calls if one.heard_at < silent_since]:
                 call.give_up(f"silent for {self.silence_s:g} s")
