@@ -1,0 +1,90 @@
+"""Every tutorial is run from its first command to its last, in one shell, and prints what it shows."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+# The port that pages name; each run takes a free one in its place.
+PORT = "8080"
+
+
+def steps(page: str) -> list[tuple[str, str]]:
+    """Commands of a page in order, each with what it is said to print; a block of Python is one command."""
+    found = []
+    for language, body in re.findall(r"^```(console|python)\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        if language == "python":
+            found.append((f"python - <<'END'\n{body}END", ""))
+        else:
+            parts = re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]
+            found += [(command, shown) for command, _, shown in (part.partition("\n") for part in parts)]
+    return found
+
+
+def pattern(shown: str) -> str:
+    """`...` on a line stands for lines left out, `…` for the rest of a line."""
+    lines = [line.strip() for line in shown.strip().splitlines()]
+    written = [".*" if line == "..." else ".*?".join(map(re.escape, line.split("…"))) for line in lines]
+    return r"\s*" + r"\s*\n\s*".join(written).replace(r"\s*\n\s*.*", ".*").replace(r".*\s*\n\s*", ".*") + r"\s*"
+
+
+def output_of(commands: list[str], folder: Path) -> list[tuple[str, int]]:
+    """What each command prints, and its status, in a shell that they share, where background jobs go on."""
+    mark = "==== status"
+    script = "\n".join(f"{command}\necho '{mark}' $?" for command in commands)
+    bin_folder = Path(sys.executable).parent
+    tools = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "CROSSTIE_CATALOG": str(folder / "none"), "COLUMNS": "100"}
+    shell = subprocess.Popen(
+        ["bash", "-c", script],
+        cwd=folder,
+        env={**os.environ, **tools},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        printed, _ = shell.communicate(timeout=300)
+    finally:
+        # Whatever it has left behind.
+        with suppress(ProcessLookupError):
+            os.killpg(shell.pid, signal.SIGKILL)
+    parts = re.split(rf"{mark} (\d+)\n", printed)
+    return [(text, int(status)) for text, status in zip(parts[::2], parts[1::2], strict=False)]
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_runs_and_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    done = steps(page.read_text().replace(PORT, port))
+    printed = output_of([command for command, _ in done], tmp_path)
+    assert len(printed) == len(done), printed
+    for (command, shown), (got, status) in zip(done, printed, strict=True):
+        lines = "\n".join(map(str.strip, got.splitlines()))
+        # A command that shows something may have found something, which is status 1.
+        as_shown = re.fullmatch(pattern(shown), lines, re.DOTALL) and status < 2 if shown else status == 0
+        assert as_shown, f"{page.name}: `{command}` ends with status {status} and prints\n{got}"
+
+
+def test_what_is_shown_is_compared() -> None:
+    assert re.fullmatch(pattern("one\n...\nthree …\n"), "one\ntwo\nthree and four", re.DOTALL)
+    assert not re.fullmatch(pattern("one\nthree\n"), "one\ntwo\nthree", re.DOTALL)
+    assert not re.fullmatch(pattern("one\n"), "one\ntwo", re.DOTALL)
+
+
+def test_there_is_a_tutorial_for_each_of_the_four() -> None:
+    assert [page.stem for page in TUTORIALS] == ["feedback", "port", "purchase", "serve"]
