@@ -11,15 +11,15 @@ from setuptools import setup
 
 COMPILED = {
     "route": [
-        "admission", "ask", "cheapest", "choosing", "corrections", "decision", "filters", "learnt", "lengths",
-        "live", "load", "modelled", "plain", "prefix", "speed", "together",
+        "admission", "ask", "cheapest", "corrections", "decision", "filters", "learnt", "lengths", "live", "load",
+        "modelled", "plain", "policy", "prefix", "router", "speed",
     ],
     "run/wire": [
         "client", "fields", "parser", "request", "server", "sse",
     ],
     "run/gateway": [
-        "asks", "attempt", "backend", "body", "errors", "exchange", "gateway", "guard", "identity", "limits",
-        "metrics", "record", "relay", "transcript",
+        "asks", "attempt", "backend", "body", "context", "errors", "exchange", "exchange_state", "gateway", "guard",
+        "identity", "limits", "metrics", "record", "relay", "transcript",
     ],
 }  # fmt: skip
 

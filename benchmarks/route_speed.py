@@ -2,8 +2,8 @@
 
     python benchmarks/route_speed.py [--rounds 40] [--policy cheapest-meeting-target] [--json]
 
-    decision    `choose` alone, nothing having changed since the last one
-    life        `choose`, `start`, `first_token` and `end`: all that a request costs the router, and the views of the
+    decision    `decide` alone, nothing having changed since the last one
+    life        `decide`, `start`, `first_token` and `end`: all that a request costs the router, and the views of the
                 replicas that it changes, which the next decision makes anew
     prefix      a decision on a prompt of 64 blocks, of which every replica holds half
 
@@ -22,7 +22,8 @@ from crosstie.core.workload import Target
 from crosstie.route.ask import Ask
 from crosstie.route.build import live_fleet
 from crosstie.route.live import LiveFleet
-from crosstie.route.policy import POLICIES, make_policy
+from crosstie.route.policies import POLICIES, make_policy
+from crosstie.route.router import Router
 
 MODEL = "llama-3.1-8b"
 KINDS = ("mi300x", "h200", "mi325x", "h100-sxm", "b200", "mi355x", "l40s", "b300")
@@ -77,12 +78,12 @@ def least_us(rounds: int, times: int, work: Callable[[int], object]) -> float:
 
 
 def measure(live: LiveFleet, policy_name: str, rounds: int) -> dict[str, float]:
-    policy = make_policy(policy_name)  # type: ignore[arg-type]
+    router = Router(live, make_policy(policy_name))  # type: ignore[arg-type]
     clock = [1.0]
     # Some load on every replica, so that all parts of a prediction count.
     for replica in live.replicas():
         for _ in range(8):
-            decision = make_policy("round-robin").choose(live, ask(), clock[0])
+            decision = Router(live, make_policy("round-robin")).decide(ask(), clock[0])
             assert decision.prediction is not None
             replica.start(ask(), decision.prediction, clock[0]).first_token(clock[0] + 0.05)
     one = ask()
@@ -90,7 +91,7 @@ def measure(live: LiveFleet, policy_name: str, rounds: int) -> dict[str, float]:
     def life(_: int) -> None:
         clock[0] += 0.01
         now = clock[0]
-        decision = policy.choose(live, one, now)
+        decision = router.decide(one, now)
         assert decision.replica is not None
         assert decision.prediction is not None
         flight = decision.replica.start(one, decision.prediction, now)
@@ -102,9 +103,9 @@ def measure(live: LiveFleet, policy_name: str, rounds: int) -> dict[str, float]:
         replica.prefixes.add(blocks[:32])
     held = ask(blocks)
     return {
-        "decision": least_us(rounds, 200, lambda _: policy.choose(live, one, clock[0])),
+        "decision": least_us(rounds, 200, lambda _: router.decide(one, clock[0])),
         "life": least_us(rounds, 100, life),
-        "prefix": least_us(rounds, 100, lambda _: policy.choose(live, held, clock[0])),
+        "prefix": least_us(rounds, 100, lambda _: router.decide(held, clock[0])),
     }
 
 

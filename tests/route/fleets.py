@@ -8,9 +8,12 @@ from crosstie.core.fleet import Fleet, Pool, Route, ServedClass, Serving
 from crosstie.core.workload import Target
 from crosstie.route.ask import Ask
 from crosstie.route.build import live_fleet
-from crosstie.route.decision import Prediction
+from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, LiveFleet, Replica
-from crosstie.route.policy import make_policy
+from crosstie.route.policies import make_policy
+from crosstie.route.policy import RoutingPolicy
+from crosstie.route.router import Router
+from crosstie.route.speed import Prediction
 
 CATALOG = Catalog([])
 MODEL = "llama-3.1-8b"
@@ -97,7 +100,11 @@ def load(replica: Replica, requests: int, now: float = 0.0, *, decoding: bool = 
     return flights
 
 
+def decided(policy: RoutingPolicy, fleet: LiveFleet, ask: Ask, now: float, **options: Any) -> Decision:
+    return Router(fleet, policy).decide(ask, now, **options)
+
+
 def chosen(fleet: LiveFleet, name: str = "cheapest-meeting-target", now: float = 0.0, **changes: Any) -> str | None:
     """The pool that a policy sends a request to."""
-    replica = make_policy(name).choose(fleet, ask(**changes), now).replica  # type: ignore[arg-type]
+    replica = decided(make_policy(name), fleet, ask(**changes), now).replica  # type: ignore[arg-type]
     return replica.pool.name if replica else None

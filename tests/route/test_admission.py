@@ -10,23 +10,23 @@ from tests.route.fleets import ask, live, load, pool
 from crosstie.route.admission import Ticket, WaitingRoom
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
-from crosstie.route.live import LiveFleet
-from crosstie.route.policy import make_policy
+from crosstie.route.policies import make_policy
+from crosstie.route.router import Router
 
 FLEET = live(pool(replicas=1, max_in_flight=2))
 
 
-def anybody(fleet: LiveFleet, one: Ask, now: float) -> Decision:
+def anybody(one: Ask, now: float) -> Decision:
     return Decision("send", "")
 
 
-def nobody(fleet: LiveFleet, one: Ask, now: float) -> Decision:
+def nobody(one: Ask, now: float) -> Decision:
     return Decision("wait", "")
 
 
 def order(room: WaitingRoom, now: float = 0.0) -> list[Any]:
     found = []
-    while (taken := room.take(anybody, FLEET, now)) is not None:
+    while (taken := room.take(anybody, now)) is not None:
         found.append(taken[0].item)
     return found
 
@@ -76,23 +76,23 @@ def test_who_leaves_is_gone_once() -> None:
     assert room.leave(ticket)
     assert not room.leave(ticket)
     assert room.expired(2.0) == []
-    assert room.take(anybody, FLEET, 0.0) is None
+    assert room.take(anybody, 0.0) is None
     assert room.next_deadline() is None
 
 
 def test_the_next_one_that_a_policy_would_send_is_taken() -> None:
     replica = FLEET.replicas()[0]
     flights = load(replica, 2)
-    policy = make_policy("cheapest-meeting-target")
+    router = Router(FLEET, make_policy("cheapest-meeting-target"))
     room = WaitingRoom(10)
     room.add(ask(), 0.0, 5.0, "waits")
     room.add(ask(model="gone"), 0.0, 5.0, "refused")
-    taken = room.take(policy.choose, FLEET, 0.1)
+    taken = room.take(router.decide, 0.1)
     assert taken is not None
     assert (taken[0].item, taken[1].outcome) == ("refused", "refuse"), "what cannot be served need not wait"
-    assert room.take(policy.choose, FLEET, 0.2) is None
+    assert room.take(router.decide, 0.2) is None
     flights[0].end(0.3, output_tokens=None, input_tokens=None, completed=False)
-    taken = room.take(policy.choose, FLEET, 0.3)
+    taken = room.take(router.decide, 0.3)
     assert taken is not None
     assert (taken[0].item, taken[1].replica) == ("waits", replica)
     assert taken[0].ask.waited_s == pytest.approx(0.3)
@@ -102,7 +102,7 @@ def test_the_next_one_that_a_policy_would_send_is_taken() -> None:
 def test_one_kind_that_is_stuck_is_tried_once_and_does_not_block_others() -> None:
     asked: list[str | None] = []
 
-    def only_pinned(fleet: LiveFleet, one: Ask, now: float) -> Decision:
+    def only_pinned(one: Ask, now: float) -> Decision:
         asked.append(one.pin)
         return Decision("send" if one.pin else "wait", "")
 
@@ -110,7 +110,7 @@ def test_one_kind_that_is_stuck_is_tried_once_and_does_not_block_others() -> Non
     for index in range(50):
         room.add(ask(), 0.0, 5.0, index)
     room.add(ask(pin="amd"), 0.0, 5.0, "pinned")
-    taken = room.take(only_pinned, FLEET, 0.0)
+    taken = room.take(only_pinned, 0.0)
     assert taken is not None
     assert taken[0].item == "pinned"
     assert asked == [None, "amd"]
@@ -122,7 +122,7 @@ def test_clients_are_told_when_to_come_again() -> None:
     for index in range(60):
         room.add(ask(), float(index), index + 100.0)
         room.add(ask(), float(index), index + 100.0)
-        room.take(anybody, FLEET, 2.0 * index)
+        room.take(anybody, 2.0 * index)
     assert 5.0 < room.retry_after_s(120.0) <= 60.0
     assert room.retry_after_s(1e6) == 60.0
 
@@ -145,7 +145,7 @@ def test_whoever_comes_leaves_in_exactly_one_way(done: list[tuple[str, int, floa
             came.append(ticket)
             left += [shed] if shed else []
         elif what == "take":
-            taken = room.take(anybody if number else nobody, FLEET, now)
+            taken = room.take(anybody if number else nobody, now)
             left += [taken[0]] if taken else []
         elif what == "expire":
             left += room.expired(now)

@@ -46,7 +46,7 @@ def test_a_reload_keeps_what_stays_and_lets_go_of_what_leaves() -> None:
     after = live_fleet(CATALOG, file, 50.0, before)
     assert after.pools[0].replicas[0] is kept
     assert kept.in_flight == 3
-    assert kept.view_at(50.0).limit == 10
+    assert kept.advance(50.0).limit == 10
     assert kept.tpot.factor(0.0) > 2.0
     assert after.lengths.expected_output("chat", MODEL, None) == expected
     assert gone.draining
@@ -74,7 +74,7 @@ def test_what_was_learnt_of_a_pool_without_an_accelerator_stays() -> None:
         before.pools[0].speed.saw_decode(float(index % 8), 0.2)
     after = live_fleet(CATALOG, fleet(pool("other", None, max_in_flight=5)), 1.0, before)
     assert after.pools[0].speed.idle_s(100.0, 100.0) > 5.0
-    assert after.replicas()[0].view_at(1.0).limit == 5
+    assert after.replicas()[0].advance(1.0).limit == 5
 
 
 def test_a_file_that_fails_leaves_the_old_fleet_as_it_was() -> None:

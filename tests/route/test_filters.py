@@ -4,19 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.route.fleets import AMD, NVIDIA, ask, live, load, pool
+from tests.route.fleets import AMD, NVIDIA, ask, decided, live, load, pool
 
 from crosstie.core.fleet import Policy
 from crosstie.route.decision import Decision
 from crosstie.route.live import LiveFleet
-from crosstie.route.policy import POLICIES, make_policy
+from crosstie.route.policies import POLICIES, make_policy
 
 ALL: list[Policy] = list(POLICIES)  # type: ignore[arg-type]
 
 
 def decide(fleet: LiveFleet, name: Policy = "cheapest-meeting-target", now: float = 0.0, **changes: Any) -> Decision:
     exclude = changes.pop("exclude", ())
-    return make_policy(name).choose(fleet, ask(**changes), now, exclude=exclude, explain=True)
+    return decided(make_policy(name), fleet, ask(**changes), now, exclude=exclude, explain=True)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -141,10 +141,10 @@ def test_a_busy_engine_is_asked_again_when_its_time_is_over() -> None:
 def test_a_replica_that_comes_back_is_brought_up_slowly() -> None:
     fleet = live(pool(replicas=1), slow_start_s=10.0)
     replica = fleet.replicas()[0]
-    assert replica.view_at(0.0).limit == 64, "a gateway that starts finds its backends warm"
+    assert replica.advance(0.0).limit == 64, "a gateway that starts finds its backends warm"
     replica.went_down("probe failed")
     replica.came_up(100.0)
-    assert [replica.view_at(100.0 + after).limit for after in (0.0, 1.0, 5.0, 10.0)] == [6, 6, 32, 64]
+    assert [replica.advance(100.0 + after).limit for after in (0.0, 1.0, 5.0, 10.0)] == [6, 6, 32, 64]
     load(replica, 32, 105.0)
     assert decide(fleet, now=105.0).outcome == "wait"
     assert "room: 32 in flight of 32, 50% of its full share" in str(decide(fleet, now=105.0).considered[0].dropped)

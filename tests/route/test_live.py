@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from tests.route.fleets import AMD, ask, live, load, pool, told
+from tests.route.fleets import AMD, ask, decided, live, load, pool, told
 
 from crosstie.route.live import Replica
-from crosstie.route.policy import make_policy
+from crosstie.route.policies import make_policy
 
 FLEET = live(pool(replicas=1))
 
@@ -69,7 +69,7 @@ def test_a_completed_request_teaches_corrections_and_lengths() -> None:
     fleet = live(pool(replicas=1))
     replica = fleet.replicas()[0]
     policy = make_policy("cheapest-meeting-target")
-    before = policy.choose(fleet, ask(), 0.0).prediction
+    before = decided(policy, fleet, ask(), 0.0).prediction
     assert before is not None
     for index in range(20):
         now = 0.5 * index
@@ -78,7 +78,7 @@ def test_a_completed_request_teaches_corrections_and_lengths() -> None:
         flight.end(
             now + 5 * (before.raw_ttft_s + 29 * before.raw_tpot_s), output_tokens=30, input_tokens=1000, completed=True
         )  # fmt: skip
-    after = policy.choose(fleet, ask(), 10.0).prediction
+    after = decided(policy, fleet, ask(), 10.0).prediction
     assert after is not None
     assert 3 < after.tpot_s / before.tpot_s < 6
     assert 2 < after.ttft_s / before.ttft_s < 6
@@ -90,9 +90,9 @@ def test_a_completed_request_teaches_corrections_and_lengths() -> None:
 def test_one_first_token_that_nobody_saw_is_assumed() -> None:
     replica = fresh()
     flight = replica.start(ask(streams=False), told(ttft_s=0.5), 0.0)
-    replica.view_at(0.4)
+    replica.advance(0.4)
     assert replica.waiting == 1
-    replica.view_at(0.8)
+    replica.advance(0.8)
     assert replica.waiting == 0
     got = flight.end(2.5, output_tokens=201, input_tokens=None, completed=True)
     assert got is not None
@@ -110,10 +110,10 @@ def test_others_traffic_is_what_the_engine_reports_beyond_ours() -> None:
     assert (one.external_running, one.external_waiting) == (0, 0)
     one.report(running=34, waiting=10, kv_used_fraction=0.3, now=0.0)
     assert (one.external_running, one.external_waiting) == (30, 10)
-    assert policy.choose(fleet, ask(), 0.0).replica is two
-    slower = one.view_at(0.0).step_s
+    assert decided(policy, fleet, ask(), 0.0).replica is two
+    slower = one.advance(0.0).step_s
     # Later nobody knows whether they are still there.
-    assert one.view_at(10.0).step_s < slower
+    assert one.advance(10.0).step_s < slower
     one.report(running=1, waiting=0, kv_used_fraction=None, now=11.0)
     assert one.external_running == 0, "what has been sent counts before the engine has seen it"
 
@@ -132,8 +132,8 @@ def test_whoever_hangs_is_seen_before_it_answers() -> None:
     load(stuck, 1, decoding=False)
     load(well, 6)
     policy = make_policy("cheapest-meeting-target")
-    assert policy.choose(fleet, ask(), 0.01).replica is stuck
-    assert policy.choose(fleet, ask(), 3.0).replica is well
+    assert decided(policy, fleet, ask(), 0.01).replica is stuck
+    assert decided(policy, fleet, ask(), 3.0).replica is well
 
 
 steps = some.lists(
@@ -157,7 +157,7 @@ def test_counts_never_go_below_nothing_and_come_back_to_it(
         if what == "start":
             flights.append(replica.start(ask(input_tokens=size, streams=which % 3 > 0), told(cached=size / 3), now))
         elif what == "look":
-            replica.view_at(now)
+            replica.advance(now)
         elif what == "report":
             replica.report(which, which, min(passed, 1.0), now)
         elif flights:
@@ -169,7 +169,7 @@ def test_counts_never_go_below_nothing_and_come_back_to_it(
         assert all(count >= 0 for count in counts(replica))
         assert replica.in_flight == sum(not flight.released for flight in flights)
         assert replica.waiting == len(replica.queue) <= replica.in_flight
-        view = replica.view_at(now)
+        view = replica.advance(now)
         assert view.step_s > 0
         assert view.full_s >= view.eighth_s >= view.none_s > 0
     for flight in flights:

@@ -4,15 +4,15 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.route.fleets import AMD, NVIDIA, ask, chosen, live, load, pool, routed, served, told
+from tests.route.fleets import AMD, NVIDIA, ask, chosen, decided, live, load, pool, routed, served, told
 
 from crosstie.core.errors import BadInput, DoesNotFit
-from crosstie.route.policy import POLICIES, make_policy
+from crosstie.route.policies import POLICIES, make_policy
 
 
 def test_the_cheapest_within_target_is_taken() -> None:
     fleet = live()
-    got = make_policy("cheapest-meeting-target").choose(fleet, ask(), 0.0, explain=True)
+    got = decided(make_policy("cheapest-meeting-target"), fleet, ask(), 0.0, explain=True)
     assert got.meets
     assert got.replica is not None
     assert got.replica.pool.name == "amd"
@@ -31,7 +31,7 @@ def test_a_target_that_the_cheapest_misses_goes_to_the_next() -> None:
     fleet = live()
     for replica in fleet.pools[0].replicas:
         load(replica, 30, decoding=False)
-    got = make_policy("cheapest-meeting-target").choose(fleet, ask(ttft_s=0.2), 0.0, explain=True)
+    got = decided(make_policy("cheapest-meeting-target"), fleet, ask(ttft_s=0.2), 0.0, explain=True)
     assert got.replica is not None
     assert got.replica.pool.name == "nvidia"
     assert got.meets
@@ -45,16 +45,16 @@ def test_none_within_target_sends_where_it_misses_least_and_low_priority_waits()
     for replica in fleet.replicas():
         load(replica, 2)
     policy = make_policy("cheapest-meeting-target")
-    got = policy.choose(fleet, ask(tpot_s=0.001), 0.0)
+    got = decided(policy, fleet, ask(tpot_s=0.001), 0.0)
     assert got.outcome == "send"
     assert not got.meets
     assert got.replica is not None
     assert got.replica.pool.name == "nvidia"
     assert got.reason.startswith("misses least of 2, none within target")
-    assert policy.choose(fleet, ask(tpot_s=0.001, priority=0), 0.0).outcome == "wait"
-    assert policy.choose(fleet, ask(tpot_s=0.001, patience_s=5.0), 0.0).outcome == "wait"
-    assert policy.choose(fleet, ask(tpot_s=0.001, patience_s=5.0, waited_s=5.0), 0.0).outcome == "send"
-    assert policy.choose(live(), ask(tpot_s=0.001, priority=0), 0.0).outcome == "send", "nothing to wait for"
+    assert decided(policy, fleet, ask(tpot_s=0.001, priority=0), 0.0).outcome == "wait"
+    assert decided(policy, fleet, ask(tpot_s=0.001, patience_s=5.0), 0.0).outcome == "wait"
+    assert decided(policy, fleet, ask(tpot_s=0.001, patience_s=5.0, waited_s=5.0), 0.0).outcome == "send"
+    assert decided(policy, live(), ask(tpot_s=0.001, priority=0), 0.0).outcome == "send", "nothing to wait for"
 
 
 def test_whoever_has_lost_its_target_goes_where_it_harms_nobody() -> None:
@@ -62,7 +62,7 @@ def test_whoever_has_lost_its_target_goes_where_it_harms_nobody() -> None:
     for replica in fleet.replicas():
         load(replica, 2)
     policy = make_policy("cheapest-meeting-target")
-    got = policy.choose(fleet, ask(waited_s=1.0, patience_s=5.0), 0.0)
+    got = decided(policy, fleet, ask(waited_s=1.0, patience_s=5.0), 0.0)
     assert got.outcome == "send"
     assert not got.meets
     assert "without harm to others" in got.reason
@@ -102,7 +102,7 @@ def test_a_margin_is_kept_for_predictions_that_scatter() -> None:
     fleet = live()
     for replica in fleet.pools[0].replicas:
         load(replica, 20, decoding=False)
-    ttft = make_policy("cheapest-meeting-target").choose(fleet, ask(pin="amd"), 0.0).prediction
+    ttft = decided(make_policy("cheapest-meeting-target"), fleet, ask(pin="amd"), 0.0).prediction
     assert ttft is not None
     limit = 1.3 * ttft.ttft_s
     assert chosen(fleet, ttft_s=limit) == "amd"
@@ -118,17 +118,17 @@ def test_a_held_prefix_is_worth_what_it_saves() -> None:
     second.prefixes.add(prefix)
     policy = make_policy("cheapest-meeting-target")
     long = ask(input_tokens=5500.0, prefix=prefix, ttft_s=5.0)
-    got = policy.choose(fleet, long, 0.0)
+    got = decided(policy, fleet, long, 0.0)
     assert got.replica is second
     assert got.prediction is not None
     assert got.prediction.cached_tokens == 5120.0
     assert "5120 tokens held" in got.reason
-    plain = policy.choose(fleet, ask(input_tokens=5500.0, ttft_s=5.0), 0.0).prediction
+    plain = decided(policy, fleet, ask(input_tokens=5500.0, ttft_s=5.0), 0.0).prediction
     assert plain is not None
     assert got.prediction.predicted_usd < plain.predicted_usd
     assert got.prediction.ttft_s < plain.ttft_s
     load(second, 30, decoding=False)
-    assert policy.choose(fleet, long, 0.0).replica is first, "but not more than that"
+    assert decided(policy, fleet, long, 0.0).replica is first, "but not more than that"
 
 
 def test_a_conversation_stays_where_it_was_unless_that_is_much_worse() -> None:
@@ -138,20 +138,20 @@ def test_a_conversation_stays_where_it_was_unless_that_is_much_worse() -> None:
     talk = ask(session="s", output_tokens=50.0)
     first.start(talk, told(), 0.0).end(0.1, output_tokens=None, input_tokens=None, completed=False)
     load(first, 1)
-    assert {policy.choose(fleet, talk, 0.0).replica for _ in range(4)} == {first}
-    assert policy.choose(fleet, ask(output_tokens=50.0), 0.0).replica is second
+    assert {decided(policy, fleet, talk, 0.0).replica for _ in range(4)} == {first}
+    assert decided(policy, fleet, ask(output_tokens=50.0), 0.0).replica is second
     load(first, 40)
-    assert policy.choose(fleet, talk, 0.0).replica is second
+    assert decided(policy, fleet, talk, 0.0).replica is second
 
 
 def test_round_robin_takes_turns_over_all_replicas() -> None:
     fleet, policy = live(), make_policy("round-robin")
-    keys = [policy.choose(fleet, ask(), 0.0).replica.key for _ in range(8)]  # type: ignore[union-attr]
+    keys = [decided(policy, fleet, ask(), 0.0).replica.key for _ in range(8)]  # type: ignore[union-attr]
     assert keys == [replica.key for replica in fleet.replicas()] * 2
     fleet.replicas()[1].went_down("")
-    keys = [policy.choose(fleet, ask(), 0.0).replica.key for _ in range(6)]  # type: ignore[union-attr]
+    keys = [decided(policy, fleet, ask(), 0.0).replica.key for _ in range(6)]  # type: ignore[union-attr]
     assert keys == ["http://amd-0", "http://nvidia-0", "http://nvidia-1"] * 2
-    assert make_policy("round-robin", seed=2).choose(fleet, ask(), 0.0).replica is fleet.replicas()[2]
+    assert decided(make_policy("round-robin", seed=2), fleet, ask(), 0.0).replica is fleet.replicas()[2]
 
 
 def test_least_loaded_counts_own_and_others_requests() -> None:
@@ -161,20 +161,20 @@ def test_least_loaded_counts_own_and_others_requests() -> None:
         load(replica, requests)
     assert chosen(fleet, "least-loaded") == "nvidia"
     third.report(running=9, waiting=1, kv_used_fraction=None, now=0.0)
-    got = make_policy("least-loaded").choose(fleet, ask(), 0.0)
+    got = decided(make_policy("least-loaded"), fleet, ask(), 0.0)
     assert got.replica in (second, fourth)
 
 
 def test_weights_are_kept_and_evenly_mixed() -> None:
     fleet = live(pool(weight=3.0), pool("nvidia", "h200", weight=1.0))
     policy = make_policy("weighted")
-    names = [policy.choose(fleet, ask(), 0.0).replica.pool.name for _ in range(40)]  # type: ignore[union-attr]
+    names = [decided(policy, fleet, ask(), 0.0).replica.pool.name for _ in range(40)]  # type: ignore[union-attr]
     assert Counter(names) == {"amd": 30, "nvidia": 10}
     assert all("nvidia" in names[i : i + 4] for i in range(0, 40, 4))
     # Without weights, by what each carries.
     fleet = live(pool("slow", "l40s", replicas=1), pool("fast", "h200", replicas=1))
     policy = make_policy("weighted")
-    counts = Counter(policy.choose(fleet, ask(), 0.0).replica.pool.name for _ in range(60))  # type: ignore[union-attr]
+    counts = Counter(decided(policy, fleet, ask(), 0.0).replica.pool.name for _ in range(60))  # type: ignore[union-attr]
     assert 3 < counts["fast"] / counts["slow"] < 9
 
 
@@ -185,21 +185,21 @@ def test_a_prefix_is_followed_within_a_bound() -> None:
     holder.prefixes.add(prefix)
     policy = make_policy("prefix")
     taken = 0
-    while policy.choose(fleet, ask(prefix=prefix), 0.0).replica is holder:
+    while decided(policy, fleet, ask(prefix=prefix), 0.0).replica is holder:
         load(holder, 1)
         taken += 1
     assert 1 <= taken <= 4
     for replica in fleet.replicas():
         load(replica, 10)
-    assert policy.choose(fleet, ask(prefix=prefix), 0.0).replica is holder
-    assert policy.choose(fleet, ask(prefix=(99,)), 0.0).replica is not holder
+    assert decided(policy, fleet, ask(prefix=prefix), 0.0).replica is holder
+    assert decided(policy, fleet, ask(prefix=(99,)), 0.0).replica is not holder
 
 
 def test_equal_replicas_share_without_reports() -> None:
     """Requests that come at one moment are spread by what was sent, long before an engine reports it."""
     fleet, policy = live(AMD), make_policy("cheapest-meeting-target")
     for _ in range(40):
-        got = policy.choose(fleet, ask(), 0.0)
+        got = decided(policy, fleet, ask(), 0.0)
         assert got.replica is not None
         assert got.prediction is not None
         got.replica.start(ask(), got.prediction, 0.0)
@@ -218,7 +218,7 @@ def test_decisions_change_nothing_live_and_repeat_with_their_seed(name: str) -> 
     runs = []
     for _ in range(2):
         policy = make_policy(name, seed=5)  # type: ignore[arg-type]
-        runs.append([policy.choose(fleet, ask(), 0.0, explain=True).replica for _ in range(9)])
+        runs.append([decided(policy, fleet, ask(), 0.0, explain=True).replica for _ in range(9)])
     assert counts() == before
     assert runs[0] == runs[1]
     assert None not in runs[0]
@@ -237,25 +237,25 @@ def test_power_is_part_of_the_price_where_the_rent_leaves_it_out() -> None:
     # Dear enough, power turns the choice: here the H200 has the same rent, and draws less.
     even = (pool("amd"), pool("nvidia", "h200"))
     thirsty = live(*even, usd_per_kwh=10.0)
-    got = make_policy("cheapest-meeting-target").choose(thirsty, ask(), 0.0, explain=True)
+    got = decided(make_policy("cheapest-meeting-target"), thirsty, ask(), 0.0, explain=True)
     energy = {one.pool: one.joules for one in got.considered}
     assert got.replica is not None
     assert got.replica.pool.name == min(energy, key=lambda name: energy[name] or 0.0)
     assert chosen(live(pool("any", None)), ttft_s=None) == "any"
-    untold = make_policy("fastest").choose(live(pool("any", None)), ask(), 0.0, explain=True)
+    untold = decided(make_policy("fastest"), live(pool("any", None)), ask(), 0.0, explain=True)
     assert untold.considered[0].joules is None
 
 
 def test_a_hopeless_target_in_flight_closes_no_replica_to_others() -> None:
     fleet = live(pool("amd", replicas=1))
     policy = make_policy("cheapest-meeting-target")
-    hopeless = policy.choose(fleet, ask(ttft_s=0.001, tpot_s=1e-6), 0.0)
+    hopeless = decided(policy, fleet, ask(ttft_s=0.001, tpot_s=1e-6), 0.0)
     assert hopeless.outcome == "send"
     assert hopeless.replica is not None
     assert hopeless.prediction is not None
     assert not hopeless.meets
     hopeless.replica.start(ask(ttft_s=0.001, tpot_s=1e-6), hopeless.prediction, 0.0)
-    assert policy.choose(fleet, ask(patience_s=10.0), 0.0).meets
+    assert decided(policy, fleet, ask(patience_s=10.0), 0.0).meets
 
 
 def test_a_pool_that_cannot_hold_its_model_is_refused() -> None:
@@ -266,6 +266,6 @@ def test_a_pool_that_cannot_hold_its_model_is_refused() -> None:
 def test_who_names_no_target_is_not_told_that_it_misses_one() -> None:
     fleet = live(pool("amd", replicas=1), classes=())
     load(fleet.pools[0].replicas[0], 60, decoding=False)
-    got = make_policy("cheapest-meeting-target").choose(fleet, ask(class_name=None, ttft_s=None, tpot_s=None), 0.0)
+    got = decided(make_policy("cheapest-meeting-target"), fleet, ask(class_name=None, ttft_s=None, tpot_s=None), 0.0)
     assert got.outcome == "send"
     assert got.reason.startswith("soonest of 1: $")

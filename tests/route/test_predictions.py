@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from tests.route.fleets import CATALOG, ask, live, load, pool
+from tests.route.fleets import CATALOG, ask, decided, live, load, pool
 
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Pool
+from crosstie.route.ask import Ask
 from crosstie.route.build import deployment_of
-from crosstie.route.choosing import predict
-from crosstie.route.live import LiveFleet
-from crosstie.route.policy import make_policy
+from crosstie.route.live import LiveFleet, Replica
+from crosstie.route.policies import make_policy
+from crosstie.route.policy import predict
+from crosstie.route.speed import Prediction
 from crosstie.sim.engine import Engine
 
 BIG: dict[str, Any] = {"model": "llama-3.3-70b", "max_context": 131_072}
@@ -27,6 +29,11 @@ POOLS: dict[str, Pool] = {
     ),
 }
 FLEETS: dict[str, LiveFleet] = {name: live(one, classes=()) for name, one in POOLS.items()}
+
+
+def predicted(fleet: LiveFleet, replica: Replica, asked: Ask, now: float) -> Prediction:
+    replica.advance(now)
+    return predict(fleet, replica, asked)
 
 
 def request(name: str, **changes: Any) -> Any:
@@ -45,7 +52,7 @@ def test_an_idle_replica_gives_what_the_engine_does(name: str, inputs: int) -> N
     fleet, one = FLEETS[name], engine_of(name)
     one.add("a", inputs, 100, 0.0)
     first, last = one.advance(math.inf)
-    told = predict(fleet, fleet.replicas()[0], request(name, input_tokens=float(inputs), output_tokens=100.0), 0.0)
+    told = predicted(fleet, fleet.replicas()[0], request(name, input_tokens=float(inputs), output_tokens=100.0), 0.0)
     # The engine runs pipelines in whole passes, the prediction chunk by chunk.
     assert told.ttft_s == pytest.approx(first.at, rel=0.25 if name == "staged" else 0.2)
     assert told.tpot_s == pytest.approx((last.at - first.at) / 99, rel=0.15)
@@ -63,7 +70,7 @@ def test_prompts_ahead_are_waited_for_as_in_the_engine(name: str, waiting: int) 
     load(replica, waiting, decoding=False, input_tokens=3000.0, ttft_s=None, tpot_s=None)
     one.add("last", 1000, 200, 0.0)
     first = next(token.at for token in one.advance(math.inf) if token.id == "last")
-    told = predict(fleet, replica, request(name, input_tokens=1000.0), 0.0)
+    told = predicted(fleet, replica, request(name, input_tokens=1000.0), 0.0)
     assert told.ttft_s == pytest.approx(first, rel=0.3)
 
 
@@ -76,7 +83,7 @@ def test_a_crowd_decodes_as_in_the_engine(name: str) -> None:
     for index in range(41):
         one.add(index, 1000, 400, 0.0)
     moments = [token.at for token in one.advance(math.inf) if token.id == 40]
-    told = predict(fleet, replica, request(name, output_tokens=400.0), 0.0)
+    told = predicted(fleet, replica, request(name, output_tokens=400.0), 0.0)
     assert told.tpot_s == pytest.approx((moments[-1] - moments[0]) / 399, rel=0.15)
 
 
@@ -84,8 +91,8 @@ def test_prefill_takes_its_share_of_decoding() -> None:
     fleet = live(pool(replicas=1))
     replica = fleet.replicas()[0]
     load(replica, 10)
-    busy = predict(fleet, replica, ask(), 0.0).tpot_s
-    assert predict(fleet, replica, ask(), 60.0).tpot_s < busy, "the rate of prompts fades"
+    busy = predicted(fleet, replica, ask(), 0.0).tpot_s
+    assert predicted(fleet, replica, ask(), 60.0).tpot_s < busy, "the rate of prompts fades"
 
 
 def test_a_full_cache_is_waited_for() -> None:
@@ -95,9 +102,9 @@ def test_a_full_cache_is_waited_for() -> None:
     long: dict[str, Any] = {"input_tokens": 100_000.0, "ttft_s": None, "tpot_s": None}
     fits = int(speed.cache_tokens / 100_100)
     load(replica, fits - 1, **long)
-    roomy = predict(fleet, replica, ask(**long), 0.0).ttft_s
+    roomy = predicted(fleet, replica, ask(**long), 0.0).ttft_s
     load(replica, 1, **long)
-    assert predict(fleet, replica, ask(**long), 0.0).ttft_s > roomy + 0.5
+    assert predicted(fleet, replica, ask(**long), 0.0).ttft_s > roomy + 0.5
 
 
 def test_memory_makes_long_requests_cheap_where_there_is_much_of_it() -> None:
@@ -139,9 +146,9 @@ def test_more_load_never_lowers_the_predicted_ttft(
     flights = []
     try:
         flights += load(replica, before, input_tokens=ahead)
-        least = predict(fleet, replica, request(name, input_tokens=inputs), 0.0)
+        least = predicted(fleet, replica, request(name, input_tokens=inputs), 0.0)
         flights += load(replica, more, decoding=before % 2 == 0, input_tokens=ahead)
-        most = predict(fleet, replica, request(name, input_tokens=inputs), 0.0)
+        most = predicted(fleet, replica, request(name, input_tokens=inputs), 0.0)
         assert most.ttft_s >= least.ttft_s * (1 - 1e-9)
         assert most.tpot_s >= least.tpot_s * (1 - 1e-9)
     finally:
@@ -167,7 +174,7 @@ def test_a_decision_never_picks_what_was_dropped(states: list[str], name: Any, l
             replica.full(0.0, 1.0)
         if state == "tried":
             tried.add(replica.key)
-    got = make_policy(name, seed).choose(fleet, ask(), 0.0, exclude=tried, explain=True)
+    got = decided(make_policy(name, seed), fleet, ask(), 0.0, exclude=tried, explain=True)
     able = [one for one, state in zip(fleet.replicas(), states, strict=True) if state == "up"]
     if able:
         assert got.outcome == "send"

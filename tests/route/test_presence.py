@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.route.fleets import decided
 from tests.run.gateway.fakes import CATALOG, fleet_of
 from tests.run.service.shared import MODELS, shared_pool
 
@@ -13,7 +14,8 @@ from crosstie.route.build import live_fleet
 from crosstie.route.hosted_sizes import sizes
 from crosstie.route.live import LiveFleet
 from crosstie.route.load import become
-from crosstie.route.policy import make_policy
+from crosstie.route.policies import make_policy
+from crosstie.route.router import Router
 
 A, B, C, *_ = MODELS
 
@@ -40,25 +42,25 @@ def live(*models: str, **more: int) -> LiveFleet:
 def test_nothing_is_sent_where_the_model_is_not_loaded() -> None:
     for name in ("cheapest-meeting-target", "fastest", "round-robin", "least-loaded", "weighted", "prefix"):
         found, policy = live(A, B), make_policy(name)
-        decision = policy.choose(found, ask(A), 1.0)
+        decision = decided(policy, found, ask(A), 1.0)
         assert (decision.outcome, decision.refusal) == ("wait", "cold")
         there = found.by_model[A][0].replicas[1]
         become(there, "resident")
-        assert policy.choose(found, ask(A), 1.0).replica is there
+        assert decided(policy, found, ask(A), 1.0).replica is there
         become(there, "leaving")
-        assert policy.choose(found, ask(A), 1.0).outcome == "wait"
+        assert decided(policy, found, ask(A), 1.0).outcome == "wait"
 
 
 def test_a_replica_that_was_tried_may_be_loaded_again() -> None:
     found, policy = live(A, B, replicas=1), make_policy("cheapest-meeting-target")
     replica = found.by_model[A][0].replicas[0]
-    decision = policy.choose(found, ask(A), 1.0, exclude=(replica.key,))
+    decision = decided(policy, found, ask(A), 1.0, exclude=(replica.key,))
     assert (decision.outcome, decision.refusal) == ("wait", "cold")
     become(replica, "resident")
-    assert policy.choose(found, ask(A), 1.0, exclude=(replica.key,)).outcome == "refuse"
+    assert decided(policy, found, ask(A), 1.0, exclude=(replica.key,)).outcome == "refuse"
     replica.went_down("gone")
     become(replica, "asleep")
-    assert policy.choose(found, ask(A), 1.0).outcome == "refuse"
+    assert decided(policy, found, ask(A), 1.0).outcome == "refuse"
 
 
 def test_models_at_work_on_the_same_machine_slow_each_other_down() -> None:
@@ -66,13 +68,13 @@ def test_models_at_work_on_the_same_machine_slow_each_other_down() -> None:
     one, other, third = (found.by_model[model][0].replicas[0] for model in (A, B, C))
     for replica in (one, other, third):
         become(replica, "resident")
-    alone = policy.choose(found, ask(A), 1.0).prediction
-    decision = policy.choose(found, ask(B), 1.0)
+    alone = decided(policy, found, ask(A), 1.0).prediction
+    decision = decided(policy, found, ask(B), 1.0)
     assert alone is not None
     assert decision.prediction is not None
     other.start(ask(B), decision.prediction, 1.0)
     one.fresh_until = float("-inf")
-    beside = policy.choose(found, ask(A), 1.0).prediction
+    beside = decided(policy, found, ask(A), 1.0).prediction
     assert beside is not None
     assert 1.8 < beside.tpot_s / alone.tpot_s < 2.05
     assert 1.5 < beside.ttft_s / alone.ttft_s < 2.1
@@ -114,7 +116,7 @@ def test_kinds_that_wait_for_loads_do_not_use_up_the_tries() -> None:
         for kind in range(5):
             room.add(ask(model, modalities=frozenset({str(kind)})), 0.0, 100.0)
     hot, _ = room.add(ask(A), 0.0, 100.0)
-    taken = room.take(policy.choose, found, 1.0)
+    taken = room.take(Router(found, policy).decide, 1.0)
     assert taken is not None
     assert taken[0] is hot
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
-from crosstie.route.live import LiveFleet
 
 # Tickets that are tried for one place: those behind them are not worth the time, as they ask for much the same.
 _TRIED = 16
@@ -116,7 +115,7 @@ class WaitingRoom:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
-    def take(self, choose: "Chooser", fleet: LiveFleet, now: float) -> tuple[Ticket, Decision] | None:
+    def take(self, decide: "Decider", now: float) -> tuple[Ticket, Decision] | None:
         """The next whom the policy would not keep waiting, with its decision; it has left.
 
         A refusal counts as well: what cannot be served any more should not wait for its deadline.
@@ -134,7 +133,7 @@ class WaitingRoom:
                     if kind in stuck:
                         continue
                     ask.waited_s = now - ticket.since
-                    decision = choose(fleet, ask, now)
+                    decision = decide(ask, now)
                     if decision.outcome != "wait":
                         self.leave(ticket)
                         self._departed(now)
@@ -158,4 +157,4 @@ class WaitingRoom:
         return min(max(gap_s * (self._count + 1), _SOONEST_S), _LATEST_S)
 
 
-Chooser = Callable[[LiveFleet, Ask, float], Decision]
+Decider = Callable[[Ask, float], Decision]

@@ -79,10 +79,10 @@ def _introduce(pools: list[LivePool]) -> None:
             if replica.presence is None:
                 replica.presence, replica.busy_until = Presence(), float("inf")
             machines.setdefault((live.name, index), []).append(replica)
-    for together in machines.values():
-        for replica in together:
+    for beside in machines.values():
+        for replica in beside:
             if replica.presence is not None:
-                replica.presence.beside = [other for other in together if other is not replica]
+                replica.presence.beside = [other for other in beside if other is not replica]
 
 
 def _watts(catalog: Catalog, pool: Pool) -> float:

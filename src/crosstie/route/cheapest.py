@@ -4,17 +4,16 @@ Of each pool its best replica counts, which is the one that finishes first among
 that a replica holds makes it finish sooner and cost less, so affinity needs no weight of its own.
 """
 
-from collections.abc import Collection
 from math import inf
 from typing import ClassVar
 
 from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
-from crosstie.route.choosing import Rated, RoutingPolicy, in_words
-from crosstie.route.decision import Decision, Prediction
+from crosstie.route.decision import Decision
 from crosstie.route.filters import without_room
-from crosstie.route.live import LiveFleet, LivePool, Replica
-from crosstie.route.speed import estimate
+from crosstie.route.live import LivePool, Replica
+from crosstie.route.policy import Query, Rated, RoutingPolicy, in_words
+from crosstie.route.speed import Prediction, estimate
 
 # Where nothing is asked for: what the fastest pool would take if it were idle, so many times over.
 _PATIENCE = 2.0
@@ -71,7 +70,8 @@ class Best:
         )
 
 
-def limits_of(fleet: LiveFleet, pools: list[LivePool], ask: Ask) -> Limits:
+def limits_of(query: Query) -> Limits:
+    fleet, ask = query.fleet, query.ask
     ttft_z, tpot_z = fleet.deviations.get(ask.class_name, _USUAL_DEVIATIONS)
     if ask.ttft_s is not None or ask.tpot_s is not None:
         ttft_s = max(ask.ttft_s - ask.waited_s, 1e-3) if ask.ttft_s is not None else inf
@@ -79,7 +79,7 @@ def limits_of(fleet: LiveFleet, pools: list[LivePool], ask: Ask) -> Limits:
     if fleet.planned.get(ask.class_name or ""):
         # The plan has this class with no target, so its price alone counts.
         return Limits(inf, inf, inf, 0.0, 0.0)
-    idle_s = min(pool.speed.idle_s(ask.input_tokens, ask.output_tokens) for pool in pools)
+    idle_s = min(pool.speed.idle_s(ask.input_tokens, ask.output_tokens) for pool in query.pools)
     return Limits(inf, inf, _PATIENCE * idle_s, 0.0, 0.0)
 
 
@@ -88,22 +88,14 @@ def _lost(pools: list[LivePool], ask: Ask, limits: Limits) -> bool:
     return all(pool.speed.idle_s(ask.input_tokens, 0.0) >= limits.ttft_s for pool in pools)
 
 
-def best_of(
-    fleet: LiveFleet,
-    pool: LivePool,
-    ask: Ask,
-    limits: Limits,
-    now: float,
-    exclude: Collection[str],
-    turn: int,
-    usd: float | None = None,
-) -> Best | None:
+def best_of(query: Query, pool: LivePool, limits: Limits, turn: int, usd: float | None = None) -> Best | None:
     """The replica that keeps the limits and finishes first; without such, the one that misses least.
 
     The limits are the request's own, those that the plan promises of the pool, and those of whoever is on the replica
     already: nobody may be sent where it breaks what was promised to others. `usd`: its price, if known. This loop is
     most of a decision's cost, so it keeps to local names.
     """
+    ask, now, exclude = query.ask, query.now, query.exclude
     speed, prefix = pool.speed, ask.prefix
     input_tokens, output_tokens = ask.input_tokens, ask.output_tokens
     context, later = input_tokens + 0.5 * output_tokens, max(output_tokens - 1.0, 0.0)
@@ -119,11 +111,11 @@ def best_of(
     least, even = inf, turn & 1
     cached = 0.0
     if prefix:
-        block_tokens, most_cached = fleet.lengths.block_tokens(ask.model), max(input_tokens - 1.0, 0.0)
+        block_tokens, most_cached = query.fleet.lengths.block_tokens(ask.model), max(input_tokens - 1.0, 0.0)
     for replica in pool.replicas:
         if not replica.up or replica.draining or replica.busy_until > now or (exclude and replica.key in exclude):
             continue
-        view = replica.view if now < replica.fresh_until else replica.view_at(now)
+        view = replica.view
         if replica.in_flight >= view.limit:
             continue
         if prefix:
@@ -162,34 +154,24 @@ def _finish_s(best: Best) -> float:
 
 
 class _Predicting(RoutingPolicy):
-    def _found(
-        self,
-        fleet: LiveFleet,
-        pools: list[LivePool],
-        ask: Ask,
-        limits: Limits,
-        now: float,
-        exclude: Collection[str],
-    ) -> list[Best]:
+    def _found(self, query: Query, limits: Limits) -> list[Best]:
         """The best replica of every pool that has room."""
         found = []
-        for pool in pools:
-            best = best_of(fleet, pool, ask, limits, now, exclude, self._turn)
+        for pool in query.pools:
+            best = best_of(query, pool, limits, self._turn)
             if best is not None:
                 found.append(best)
         return found
 
-    def _best(
-        self, fleet: LiveFleet, usable: list[LivePool], pool: LivePool, ask: Ask, now: float, exclude: Collection[str]
-    ) -> Rated | None:
-        limits = limits_of(fleet, usable, ask)
-        best = best_of(fleet, pool, ask, limits, now, exclude, self._turn + 1)
+    def best(self, query: Query, pool: LivePool) -> Rated | None:
+        limits = limits_of(query)
+        best = best_of(query, pool, limits, self._turn + 1)
         if best is None:
             return None
-        predicted, missed = best.prediction, self._missed(best, pool, ask, limits)
-        return Rated(self._score(best.replica, predicted, ask), best.replica, predicted, missed)
+        predicted, missed = best.prediction, self._missed(best, pool, limits)
+        return Rated(self.score(best.replica, predicted, query.ask), best.replica, predicted, missed)
 
-    def _missed(self, best: Best, pool: LivePool, ask: Ask, limits: Limits) -> str | None:
+    def _missed(self, best: Best, pool: LivePool, limits: Limits) -> str | None:
         return None
 
 
@@ -200,39 +182,29 @@ class CheapestMeetingTarget(_Predicting):
 
     name: ClassVar[Policy] = "cheapest-meeting-target"
 
-    def _among(
-        self, fleet: LiveFleet, pools: list[LivePool], ask: Ask, now: float, exclude: Collection[str]
-    ) -> Decision:
+    def pick(self, query: Query) -> Decision:
         self._turn += 1
-        limits = limits_of(fleet, pools, ask)
-        within, found = self._until_dearer(fleet, pools, ask, limits, now, exclude)
+        ask, pools, limits = query.ask, query.pools, limits_of(query)
+        within, found = self._until_dearer(query, limits)
         if within:
             return self._cheapest(within, ask, len(pools), meets=True)
         if not found:
-            return without_room(pools, now, exclude)
+            return without_room(pools, query.now, query.exclude)
         if ask.patience_s > 0.0 and limits.ttft_s < inf and _lost(pools, ask, limits):
-            lifted = self._found(fleet, pools, ask, limits.without_ttft(), now, exclude)
-            within = [one for one in lifted if one.miss <= 1.0]
+            within = [one for one in self._found(query, limits.without_ttft()) if one.miss <= 1.0]
             if within:
                 return self._cheapest(within, ask, len(pools), meets=False)
         return self._missing(found, ask, limits)
 
-    def _until_dearer(
-        self,
-        fleet: LiveFleet,
-        pools: list[LivePool],
-        ask: Ask,
-        limits: Limits,
-        now: float,
-        exclude: Collection[str],
-    ) -> tuple[list[Best], list[Best]]:
+    def _until_dearer(self, query: Query, limits: Limits) -> tuple[list[Best], list[Best]]:
         """Those within the limits that can still be the cheapest, and all that were looked at.
 
         Pools are gone through from the cheapest on, and none is looked at that is dearer than one that will do. A held
         prefix changes prices by replica; with one, all are looked at.
         """
+        ask, pools = query.ask, query.pools
         if len(pools) == 1 or ask.prefix:
-            found = self._found(fleet, pools, ask, limits, now, exclude)
+            found = self._found(query, limits)
             return [one for one in found if one.miss <= 1.0], found
         new, output = ask.input_tokens, ask.output_tokens
         priced = sorted([(pool.request_usd(new, 0.0, output), index) for index, pool in enumerate(pools)])
@@ -240,7 +212,7 @@ class CheapestMeetingTarget(_Predicting):
         for usd, index in priced:
             if usd > most_usd:
                 break
-            best = best_of(fleet, pools[index], ask, limits, now, exclude, self._turn, usd)
+            best = best_of(query, pools[index], limits, self._turn, usd)
             if best is not None:
                 found.append(best)
                 if best.miss <= 1.0:
@@ -261,7 +233,7 @@ class CheapestMeetingTarget(_Predicting):
             meets=meets,
         )
 
-    def _missed(self, best: Best, pool: LivePool, ask: Ask, limits: Limits) -> str | None:
+    def _missed(self, best: Best, pool: LivePool, limits: Limits) -> str | None:
         if best.miss <= 1.0:
             return None
         view = best.replica.view
@@ -289,7 +261,7 @@ class CheapestMeetingTarget(_Predicting):
             prediction=prediction,
         )
 
-    def _score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
+    def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """US dollars."""
         return predicted.predicted_usd
 
@@ -297,23 +269,21 @@ class CheapestMeetingTarget(_Predicting):
 class Fastest(_Predicting):
     name: ClassVar[Policy] = "fastest"
 
-    def _among(
-        self, fleet: LiveFleet, pools: list[LivePool], ask: Ask, now: float, exclude: Collection[str]
-    ) -> Decision:
+    def pick(self, query: Query) -> Decision:
         self._turn += 1
-        found = self._found(fleet, pools, ask, limits_of(fleet, pools, ask), now, exclude)
+        found = self._found(query, limits_of(query))
         if not found:
-            return without_room(pools, now, exclude)
+            return without_room(query.pools, query.now, query.exclude)
         chosen = min(found, key=_finish_s)
         prediction, count = chosen.prediction, len(found)
         return Decision(
             "send",
-            lambda: f"soonest to finish of {count}: {in_words(prediction, ask)}",
+            lambda: f"soonest to finish of {count}: {in_words(prediction, query.ask)}",
             replica=chosen.replica,
             prediction=prediction,
             meets=chosen.miss <= 1.0,
         )
 
-    def _score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
+    def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """Seconds until its last token."""
         return predicted.finish_s(ask.output_tokens)

@@ -1,41 +1,14 @@
 """What a policy answers: where a request goes, what is expected of that, and why."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-if TYPE_CHECKING:
-    from crosstie.route.live import Replica
+from crosstie.route.live import Replica
+from crosstie.route.speed import Prediction
 
 Outcome = Literal["send", "wait", "refuse"]
 # "cold": the model is loaded nowhere at the moment, and waited for.
 Refusal = Literal["unknown-model", "context", "modality", "pin", "unavailable", "cold"]
-
-
-class Prediction:
-    """At a replica's present load, corrected by what it has delivered; `raw`: before that correction."""
-
-    __slots__ = ("cached_tokens", "predicted_usd", "raw_tpot_s", "raw_ttft_s", "tpot_s", "ttft_s")
-
-    def __init__(
-        self,
-        *,
-        ttft_s: float,
-        tpot_s: float,
-        predicted_usd: float,
-        cached_tokens: float,
-        raw_ttft_s: float,
-        raw_tpot_s: float,
-    ):
-        self.ttft_s = ttft_s
-        self.tpot_s = tpot_s
-        self.predicted_usd = predicted_usd
-        # Of the prompt, what the replica is believed to hold already.
-        self.cached_tokens = cached_tokens
-        self.raw_ttft_s = raw_ttft_s
-        self.raw_tpot_s = raw_tpot_s
-
-    def finish_s(self, output_tokens: float) -> float:
-        return self.ttft_s + max(output_tokens - 1.0, 0.0) * self.tpot_s
 
 
 class Considered(NamedTuple):
@@ -63,7 +36,7 @@ class Decision:
         outcome: Outcome,
         why: str | Callable[[], str],
         *,
-        replica: "Replica | None" = None,
+        replica: Replica | None = None,
         prediction: Prediction | None = None,
         meets: bool = False,
         refusal: Refusal | None = None,
@@ -90,6 +63,5 @@ class Decision:
 
 
 def _for_a_header(text: str) -> str:
-    return "".join(sign if sign.isprintable() else " " for sign in text.encode("ascii", "replace").decode("ascii"))[
-        :300
-    ]
+    printed = text.encode("ascii", "replace").decode("ascii")
+    return "".join(sign if sign.isprintable() else " " for sign in printed)[:300]

@@ -97,11 +97,11 @@ def replica_dropped(replica: Replica, now: float, exclude: Collection[str]) -> s
         return replica.presence.words
     if replica.busy_until > now:
         return f"busy: its engine is full, asked again in {replica.busy_until - now:.1f} s"
-    limit = replica.view_at(now).limit
+    limit = replica.view.limit
     if replica.in_flight >= limit:
         slow = f", {replica.share_at(now):.0%} of its full share" if replica.share_at(now) < 1.0 else ""
-        near = replica.elsewhere.in_flight
-        return f"room: {replica.in_flight + near} in flight of {limit + near}{slow}"
+        elsewhere = replica.elsewhere.in_flight
+        return f"room: {replica.in_flight + elsewhere} in flight of {limit + elsewhere}{slow}"
     return None
 
 
@@ -113,7 +113,7 @@ def available(pool: LivePool, now: float, exclude: Collection[str]) -> list[Repl
         if replica.up
         and not replica.draining
         and replica.busy_until <= now
-        and replica.in_flight < replica.view_at(now).limit
+        and replica.in_flight < replica.view.limit
         and not (exclude and replica.key in exclude)
     ]
 

@@ -4,16 +4,11 @@ TTFT against the prompt tokens before and in a request, TPOT against the request
 seen the lines are those of a quick server, so that the pool is tried; they rise, so that not all is tried at once.
 """
 
-from typing import TYPE_CHECKING
-
 from crosstie.core.fleet import Pool
-from crosstie.route.speed import View
-
-if TYPE_CHECKING:
-    from crosstie.route.live import Replica
+from crosstie.route.load import Load
+from crosstie.route.speed import ENDLESS, Speed, View
 
 _KEPT = 0.98
-_ENDLESS = 1e15
 
 
 class FittedLine:
@@ -44,37 +39,31 @@ class FittedLine:
         self.slope, self.intercept = slope, mean_y - slope * mean_x
 
 
-class LearntSpeed:
-    per_cached = 0.0
-    per_attended = 0.0
-    chunk = _ENDLESS
-    held_share = 0.0
-    stages = 1.0
-
+class LearntSpeed(Speed):
     def __init__(self, pool: Pool):
+        super().__init__()
         self.max_in_flight = pool.max_in_flight
-        self.cache_tokens = _ENDLESS
         self.ttft = FittedLine(0.01, 1e-5, 1000.0)
         self.tpot = FittedLine(0.001, 0.0005, 8.0)
         # The most requests that it was seen to serve at once.
         self._busiest = 4.0
 
-    def fill(self, view: View, replica: "Replica", now: float) -> None:
-        near = replica.elsewhere
-        in_flight = float(replica.in_flight + near.in_flight)
-        queued = replica.waiting_tokens + near.waiting_tokens
-        if now < replica.external_until:
-            in_flight += replica.external_running + replica.external_waiting
-            queued += replica.external_waiting * replica.pool.typical_input
+    def fill(self, view: View, load: Load, now: float) -> None:
+        elsewhere = load.elsewhere
+        in_flight = float(load.in_flight + elsewhere.in_flight)
+        queued = load.waiting_tokens + elsewhere.waiting_tokens
+        if now < load.external_until:
+            in_flight += load.external_running + load.external_waiting
+            queued += load.external_waiting * self.typical_input
         # One segment that never ends: see `route.speed.estimate`.
         view.before_s = 0.0
         view.none_s, view.slope_low = self.ttft.intercept, self.ttft.slope
-        view.eighth = view.room = _ENDLESS
+        view.eighth = view.room = ENDLESS
         view.eighth_s = view.full_s = 0.0
         view.ahead_tokens = queued
         view.step_s = self.tpot.intercept + self.tpot.slope * (in_flight + 1.0)
         view.stretch = 1.0
-        view.free_tokens, view.per_free_s = _ENDLESS, 0.0
+        view.free_tokens, view.per_free_s = ENDLESS, 0.0
 
     def replica_s(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
         """By what it was seen to do at its busiest: so many requests share each second."""

@@ -1,22 +1,21 @@
-"""The fleet as it is now: what each replica has to do, and what it has delivered. Decisions read it and change nothing.
+"""The fleet as it is now: what each replica has to do, and what it has delivered.
 
-A replica's load is what this gateway has sent it, what its neighbours say that they have, and, where its engine reports
-more than that, the others' traffic as well. `view` is that load in the few numbers that a prediction needs; it is made
-anew when something has changed, so that a decision over many replicas is a few multiplications for each.
+`advance` brings it up to a moment; decisions then read it and change nothing. `view` is a replica's load in the few
+numbers that a prediction needs. It is made anew when something has changed, so that a decision over many replicas is a
+few multiplications for each.
 """
 
 from collections import deque
-from math import exp
+from math import inf
 from typing import NamedTuple
 
 from crosstie.core.fleet import Fleet, Pool, ServedClass
 from crosstie.route.ask import Ask
 from crosstie.route.corrections import Correction, Scatter, log_ratio
-from crosstie.route.decision import Prediction
 from crosstie.route.lengths import Classes, Lengths
-from crosstie.route.load import RATE_S, LoadElsewhere, Presence, Reported
+from crosstie.route.load import RATE_S, Load, Reported
 from crosstie.route.prefix import Prefixes
-from crosstie.route.speed import Speed, View
+from crosstie.route.speed import Prediction, Speed, View
 
 # A view is made anew after this long even if nothing happened: rates decay, and prompts move on.
 VIEW_S = 0.25
@@ -39,26 +38,23 @@ class LivePool:
         self.tpot = Correction(_POOL_MEMORY_S)
         # How much slower than modelled it decodes, and so how much more of a replica each request takes.
         self.slowness = 1.0
-        self.slowness_until = float("-inf")
+        self.slowness_until = -inf
         self.ttft_scatter = Scatter()
         self.tpot_scatter = Scatter()
         # Where each conversation went last.
         self.sessions: dict[str, Replica] = {}
         # The tightest targets of the classes that the plan sends here: nobody may be sent here who breaks them.
-        self.promised_ttft_s = self.promised_tpot_s = float("inf")
+        self.promised_ttft_s = self.promised_tpot_s = inf
         self.adopt(pool, speed, lengths)
 
     def adopt(
         self, pool: Pool, speed: Speed, lengths: Lengths, typical_input: float = 1000.0, typical_output: float = 250.0,
     ) -> None:  # fmt: skip
-        """What the fleet file says of it; what was learnt stays. `lengths` are the fleet's, which requests teach.
-
-        `typical`: the requests that it mostly gets, to reckon with others' traffic.
-        """
+        """What the fleet file says of it; what was learnt stays. `lengths` are the fleet's, which requests teach."""
         self.pool = pool
         self.speed = speed
         self.lengths = lengths
-        self.typical_input, self.typical_output = typical_input, typical_output
+        speed.typical_input, speed.typical_output = typical_input, typical_output
         self.price(0.0, 0.0)
         self.max_context = pool.max_context
         self.modalities = None if pool.modalities is None else frozenset(pool.modalities)
@@ -73,10 +69,14 @@ class LivePool:
     def name(self) -> str:
         return self.pool.name
 
-    def refresh(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         """What was learnt of its speed fades even while nobody is sent there."""
-        self.slowness = self.tpot.factor(now)
-        self.slowness_until = now + FACTORS_S
+        if now >= self.slowness_until:
+            self.slowness = self.tpot.factor(now)
+            self.slowness_until = now + FACTORS_S
+        for replica in self.replicas:
+            if now >= replica.fresh_until:
+                replica.advance(now)
 
     def joules(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
         """A request's part of the rated power of a replica."""
@@ -104,6 +104,9 @@ class LiveFleet:
         self.by_model: dict[str, list[LivePool]] = {}
         for pool in pools:
             self.by_model.setdefault(pool.pool.model, []).append(pool)
+        # What clients may call a model, and what the pools call it.
+        served = [pool.pool for pool in pools]
+        self.names = {name: pool.model for pool in served for name in (pool.model, pool.served_as) if name}
         # Standard deviations that a class's targets must hold for: TTFT and TPOT.
         self.deviations: dict[str | None, tuple[float, float]] = {}
         # Pools that the plan sends a class to.
@@ -114,47 +117,22 @@ class LiveFleet:
     def replicas(self) -> "list[Replica]":
         return [replica for pool in self.pools for replica in pool.replicas]
 
+    def advance(self, now: float, model: str) -> None:
+        """Brings the pools of a model up to this moment, which is due before each decision about it."""
+        for pool in self.by_model.get(model, ()):
+            pool.advance(now)
 
-class Replica:
+
+class Replica(Load):
     """One backend: what is on it, whether it may be sent more, and what it has delivered."""
 
     __slots__ = (
-        "busy_until",
-        "decoding_tokens",
-        "draining",
-        "elsewhere",
-        "external_held",
-        "external_running",
-        "external_until",
-        "external_waiting",
-        "factors_until",
-        "fresh_until",
-        "held_tokens",
-        "in_flight",
-        "key",
-        "last_first_at",
-        "pool",
-        "prefixes",
-        "presence",
-        "prompt_rate",
-        "queue",
-        "rate_at",
-        "reported",
-        "silent",
-        "since",
-        "slow_start_s",
-        "targets",
-        "tpot",
-        "ttft",
-        "up",
-        "view",
-        "waiting",
-        "waiting_tokens",
-        "why_down",
+        "draining", "factors_until", "fresh_until", "pool", "prefixes", "queue", "reported", "silent", "since",
+        "slow_start_s", "tpot", "ttft", "up", "view", "why_down",
     )  # fmt: skip
 
     def __init__(self, key: str, pool: LivePool, since: float, slow_start_s: float = 0.0, block_tokens: float = 512.0):
-        self.key = key
+        super().__init__(key, since)
         self.pool = pool
         self.up = True
         self.why_down = ""
@@ -162,49 +140,28 @@ class Replica:
         # When it came up, and over how long it is then brought to its full share.
         self.since = since
         self.slow_start_s = slow_start_s
-        # The engine has said that it is full.
-        self.busy_until = float("-inf")
-        # Of one of several models on the same machine; None: its model has the machine to itself.
-        self.presence: Presence | None = None
-        self.in_flight = 0
-        # Sent, and no first token yet.
-        self.waiting = 0
-        self.waiting_tokens = 0.0
-        # Contexts at the middle of their answers: of all in flight, and of those that decode.
-        self.held_tokens = 0.0
-        self.decoding_tokens = 0.0
-        self.prompt_rate = 0.0
-        self.rate_at = since
         self.queue: dict[Flight, None] = {}
         # Those whose first token nobody will see, with the moment at which it is assumed.
         self.silent: deque[tuple[float, Flight]] = deque()
-        self.last_first_at = float("-inf")
-        # TTFT and TPOT targets of those in flight, and how many have each.
-        self.targets: dict[tuple[float, float], int] = {}
-        # Other gateways that share their load with this one; beyond them, others of whom only the engine knows.
-        self.elsewhere = LoadElsewhere()
         self.reported: Reported | None = None
-        self.external_running = self.external_waiting = self.external_held = 0.0
-        self.external_until = float("-inf")
         self.ttft = Correction(_REPLICA_MEMORY_S, pool.ttft)
         self.tpot = Correction(_REPLICA_MEMORY_S, pool.tpot)
-        cache = pool.speed.cache_tokens
-        self.prefixes = Prefixes(int(min(cache, 1e8) / block_tokens))
+        self.prefixes = Prefixes(int(min(pool.speed.cache_tokens, 1e8) / block_tokens))
         self.view = View()
-        self.fresh_until = self.factors_until = float("-inf")
+        self.fresh_until = self.factors_until = -inf
 
     def came_up(self, now: float) -> None:
         """Health or breaker let it back: it is brought up slowly."""
         if not self.up:
             self.since = now
         self.up, self.why_down = True, ""
-        self.fresh_until = float("-inf")
+        self.fresh_until = -inf
 
     def went_down(self, why: str) -> None:
         self.up, self.why_down = False, why
         # What it held is likely to be gone when it comes back.
         self.prefixes = Prefixes(self.prefixes.most)
-        self.fresh_until = float("-inf")
+        self.fresh_until = -inf
 
     def full(self, now: float, for_s: float) -> None:
         """The engine has refused a request because it has too many."""
@@ -212,20 +169,19 @@ class Replica:
         self.elsewhere.publish_full(now + for_s)
 
     def report(self, running: float, waiting: float, kv_used_fraction: float | None, now: float) -> None:
-        """From the engine's own metrics: what it has beyond our own and our neighbours' requests is others' traffic."""
+        """From the engine's own metrics: what it has beyond this worker's, other workers' and peers' requests."""
         self.reported = Reported(running, waiting, kv_used_fraction, now)
-        near = self.elsewhere
-        near.read(now)
-        beyond = max(running + waiting - self.in_flight - near.in_flight, 0.0)
-        self.external_waiting = min(max(waiting - self.waiting - near.waiting, 0.0), beyond)
+        elsewhere, speed = self.elsewhere, self.pool.speed
+        elsewhere.read(now)
+        beyond = max(running + waiting - self.in_flight - elsewhere.in_flight, 0.0)
+        self.external_waiting = min(max(waiting - self.waiting - elsewhere.waiting, 0.0), beyond)
         self.external_running = beyond - self.external_waiting
-        held = self.external_running * (self.pool.typical_input + 0.5 * self.pool.typical_output)
-        cache = self.pool.speed.cache_tokens
-        if kv_used_fraction is not None and beyond and cache < 1e12:
-            held = max(kv_used_fraction * cache - self.held_tokens - near.held_tokens, 0.0)
+        held = self.external_running * (speed.typical_input + 0.5 * speed.typical_output)
+        if kv_used_fraction is not None and beyond and speed.cache_tokens < 1e12:
+            held = max(kv_used_fraction * speed.cache_tokens - self.held_tokens - elsewhere.held_tokens, 0.0)
         self.external_held = held
-        self.external_until = now + 5.0 if beyond else float("-inf")
-        self.fresh_until = float("-inf")
+        self.external_until = now + 5.0 if beyond else -inf
+        self.fresh_until = -inf
 
     def start(self, ask: Ask, prediction: Prediction, now: float) -> "Flight":
         flight = Flight(self, ask, prediction, now)
@@ -243,13 +199,9 @@ class Replica:
             self.pool.remember(ask.session, self)
         if not ask.streams:
             self.silent.append((now + prediction.ttft_s, flight))
-        self.fresh_until = float("-inf")
-        self.elsewhere.publish(self)
+        self.fresh_until = -inf
+        self.publish()
         return flight
-
-    def prompt_rate_at(self, now: float) -> float:
-        """Prompt tokens a second, decayed."""
-        return self.prompt_rate * exp(-max(now - self.rate_at, 0.0) / RATE_S)
 
     def share_at(self, now: float) -> float:
         """Of its full limit, what it may take: a replica that has just come is brought up slowly."""
@@ -257,37 +209,43 @@ class Replica:
             return 1.0
         return max((now - self.since) / self.slow_start_s, _FIRST_SHARE)
 
-    def strictest(self) -> tuple[float, float]:
-        if len(self.targets) < 2:
-            return next(iter(self.targets), (float("inf"), float("inf")))
-        return min(ttft_s for ttft_s, _ in self.targets), min(tpot_s for _, tpot_s in self.targets)
-
-    def view_at(self, now: float) -> View:
-        """The present view."""
+    def advance(self, now: float) -> View:
+        """The view as of now, where the last is too old: first tokens that nobody sees are assumed to have come."""
         view = self.view
         if now < self.fresh_until:
             return view
         while self.silent and self.silent[0][0] <= now:
             due, flight = self.silent.popleft()
             flight.decode_from(due)
+        head = next(iter(self.queue), None)
+        self.head_started, self.head_tokens = (head.started, head.new_tokens) if head is not None else (inf, 0.0)
+        view.late_s = max(now - head.started - head.prediction.ttft_s, 0.0) if head is not None else 0.0
         self.pool.speed.fill(view, self, now)
         if now >= self.factors_until:
             view.ttft_factor = self.ttft.factor(now)
             view.tpot_factor = self.tpot.factor(now)
             self.factors_until = now + FACTORS_S
         share = 1.0 if self.slow_start_s <= 0.0 else self.share_at(now)
-        near = self.elsewhere
-        # What the neighbours have there is not left for us.
-        view.limit = max(int(self.pool.pool.max_in_flight * share), 1) - near.in_flight
-        view.strictest_ttft_s, view.strictest_tpot_s = near.stricter(*self.strictest())
-        head = next(iter(self.queue), None)
-        view.late_s = max(now - head.started - head.prediction.ttft_s, 0.0) if head is not None else 0.0
+        elsewhere = self.elsewhere
+        # What other workers and peers have there is not left for this one.
+        view.limit = max(int(self.pool.pool.max_in_flight * share), 1) - elsewhere.in_flight
+        ttft_s, tpot_s = self.strictest()
+        view.strictest_ttft_s = min(ttft_s, elsewhere.strictest_ttft_s)
+        view.strictest_tpot_s = min(tpot_s, elsewhere.strictest_tpot_s)
         self.fresh_until = now + VIEW_S
         return view
 
+    def read_elsewhere(self, now: float) -> bool:
+        """Takes over what other workers and peers have written; whether anything of it has changed."""
+        busy_until = self.busy_until
+        changed = self.elsewhere.read(now)
+        self.busy_until = max(busy_until, self.elsewhere.busy_until)
+        self.fresh_until = -inf
+        return changed or self.busy_until != busy_until
+
 
 def _kept(target_s: float | None, predicted_s: float) -> float:
-    return target_s if target_s is not None and predicted_s <= target_s else float("inf")
+    return target_s if target_s is not None and predicted_s <= target_s else inf
 
 
 class Served(NamedTuple):
@@ -333,8 +291,8 @@ class Flight:
         self._leave_queue()
         replica.decoding_tokens += self.context
         replica.last_first_at = max(replica.last_first_at, now)
-        replica.fresh_until = float("-inf")
-        replica.elsewhere.publish(replica)
+        replica.fresh_until = -inf
+        replica.publish()
 
     def first_token(self, now: float) -> None:
         if self.released or self.seen:
@@ -343,7 +301,7 @@ class Flight:
         self.first_at, self.seen = now, True
         replica, pool = self.replica, self.replica.pool
         observed = now - self.started
-        replica.factors_until = replica.fresh_until = float("-inf")
+        replica.factors_until = replica.fresh_until = -inf
         replica.ttft.teach(log_ratio(observed, self.prediction.raw_ttft_s, _TTFT_GUARD_S), now)
         pool.ttft_scatter.teach(log_ratio(observed, self.prediction.ttft_s, _TTFT_GUARD_S))
         pool.speed.saw_first(self.ahead_tokens, observed)
@@ -382,7 +340,7 @@ class Flight:
         tpot_s = (now - first) / (output_tokens - 1)
         if tpot_s <= 0.0:
             return None
-        replica.factors_until = replica.fresh_until = float("-inf")
+        replica.factors_until = replica.fresh_until = -inf
         replica.tpot.teach(log_ratio(tpot_s, predicted.raw_tpot_s, _TPOT_GUARD_S), now)
         replica.pool.tpot_scatter.teach(log_ratio(tpot_s, predicted.tpot_s, _TPOT_GUARD_S))
         now_there = replica.in_flight + replica.elsewhere.in_flight + 1
@@ -412,5 +370,5 @@ class Flight:
             replica.targets[self.targets] = left
         else:
             del replica.targets[self.targets]
-        replica.fresh_until = float("-inf")
-        replica.elsewhere.publish(replica)
+        replica.fresh_until = -inf
+        replica.publish()

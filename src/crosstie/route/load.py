@@ -1,11 +1,8 @@
-"""What others have on a replica: other gateways, who tell it exactly, and whoever else an engine reports."""
+"""What a replica has to do: this worker's own requests, those of other workers and peers, who tell them exactly, and
+external traffic, of which only the engine knows. Of a model that shares its machine, also whether it is loaded."""
 
-from math import exp
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
-
-if TYPE_CHECKING:
-    from crosstie.route.live import Replica
-
+from math import exp, inf
+from typing import Literal, NamedTuple, Protocol
 
 # Over how long the rate of prompt tokens is taken.
 RATE_S = 10.0
@@ -21,7 +18,7 @@ _WORDS = {
 
 
 class Cell(Protocol):
-    """Where the gateways that share a replica write what they have there, and read what the others wrote."""
+    """Where the workers and peers that share a replica write what they have there, and read what the others wrote."""
 
     def write(
         self, in_flight: int, waiting: int, waiting_tokens: float, held_tokens: float, decoding_tokens: float,
@@ -59,38 +56,28 @@ class LoadElsewhere:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        # Where all write and read; None: this gateway is alone.
+        # Where all write and read; None: this worker is alone.
         self.cell: Cell | None = None
-        self.forget()
+        self._clear()
 
-    def forget(self) -> None:
+    def _clear(self) -> None:
         self.in_flight = self.waiting = 0
         self.waiting_tokens = self.held_tokens = self.decoding_tokens = 0.0
         self.prompt_rate = self.rate_at = self.busy_until = 0.0
-        self.strictest_ttft_s = self.strictest_tpot_s = float("inf")
-
-    def publish(self, replica: "Replica") -> None:
-        """What this gateway has there now."""
-        cell = self.cell
-        if cell is None:
-            return
-        ttft_s, tpot_s = replica.strictest()
-        cell.write(
-            replica.in_flight, replica.waiting, replica.waiting_tokens, replica.held_tokens, replica.decoding_tokens,
-            replica.prompt_rate, replica.rate_at, 1.0 / max(ttft_s, 1e-9), 1.0 / max(tpot_s, 1e-9),
-        )  # fmt: skip
+        self.strictest_ttft_s = self.strictest_tpot_s = inf
 
     def publish_full(self, until: float) -> None:
         """The engine has refused a request because it has too many."""
         if self.cell is not None:
             self.cell.tell(busy_until=until)
 
-    def read(self, now: float) -> None:
-        """Reads what the others have told."""
+    def read(self, now: float) -> bool:
+        """Reads what the others have written; whether their counts have changed."""
         cell = self.cell
         if cell is None:
-            return
-        self.forget()
+            return False
+        before = (self.in_flight, self.waiting, self.held_tokens)
+        self._clear()
         self.rate_at = now
         self.busy_until = cell.busy_until
         ttft_urgency = tpot_urgency = 0.0
@@ -106,13 +93,65 @@ class LoadElsewhere:
             self.strictest_ttft_s = 1.0 / ttft_urgency
         if tpot_urgency > 0.0:
             self.strictest_tpot_s = 1.0 / tpot_urgency
+        return before != (self.in_flight, self.waiting, self.held_tokens)
 
     def prompt_rate_at(self, now: float) -> float:
         return self.prompt_rate * exp(-max(now - self.rate_at, 0.0) / RATE_S) if self.prompt_rate else 0.0
 
-    def stricter(self, ttft_s: float, tpot_s: float) -> tuple[float, float]:
-        """Of these targets and those of the others' requests."""
-        return min(ttft_s, self.strictest_ttft_s), min(tpot_s, self.strictest_tpot_s)
+
+class Load:
+    """Counts of one replica; `live.Replica` moves them."""
+
+    __slots__ = (
+        "busy_until", "decoding_tokens", "elsewhere", "external_held", "external_running", "external_until",
+        "external_waiting", "head_started", "head_tokens", "held_tokens", "in_flight", "key", "last_first_at",
+        "presence", "prompt_rate", "rate_at", "targets", "waiting", "waiting_tokens",
+    )  # fmt: skip
+
+    def __init__(self, key: str, since: float):
+        self.key = key
+        self.in_flight = 0
+        # Sent, and no first token yet.
+        self.waiting = 0
+        self.waiting_tokens = 0.0
+        # Contexts at the middle of their answers: of all in flight, and of those that decode.
+        self.held_tokens = 0.0
+        self.decoding_tokens = 0.0
+        self.prompt_rate = 0.0
+        self.rate_at = since
+        # The first that waits, as of the last view: since when (infinity: nobody waits), and its new prompt tokens.
+        self.head_started = inf
+        self.head_tokens = 0.0
+        self.last_first_at = -inf
+        # TTFT and TPOT targets of those in flight, and how many have each.
+        self.targets: dict[tuple[float, float], int] = {}
+        self.elsewhere = LoadElsewhere()
+        self.external_running = self.external_waiting = self.external_held = 0.0
+        self.external_until = -inf
+        # The engine has said that it is full.
+        self.busy_until = -inf
+        # Of one of several models on the same machine; None: its model has the machine to itself.
+        self.presence: Presence | None = None
+
+    def prompt_rate_at(self, now: float) -> float:
+        """Prompt tokens a second, decayed."""
+        return self.prompt_rate * exp(-max(now - self.rate_at, 0.0) / RATE_S)
+
+    def strictest(self) -> tuple[float, float]:
+        if len(self.targets) < 2:
+            return next(iter(self.targets), (inf, inf))
+        return min(ttft_s for ttft_s, _ in self.targets), min(tpot_s for _, tpot_s in self.targets)
+
+    def publish(self) -> None:
+        """Tells other workers and peers what this one has there now."""
+        cell = self.elsewhere.cell
+        if cell is None:
+            return
+        ttft_s, tpot_s = self.strictest()
+        cell.write(
+            self.in_flight, self.waiting, self.waiting_tokens, self.held_tokens, self.decoding_tokens,
+            self.prompt_rate, self.rate_at, 1.0 / max(ttft_s, 1e-9), 1.0 / max(tpot_s, 1e-9),
+        )  # fmt: skip
 
 
 class Presence:
@@ -125,7 +164,7 @@ class Presence:
         self.state: State = "asleep"
         self.why = ""
         # The other models of the same machine.
-        self.beside: list[Replica] = []
+        self.beside: list[Load] = []
 
     @property
     def there(self) -> bool:
@@ -137,20 +176,17 @@ class Presence:
 
     def crowd(self) -> float:
         """How many models share the machine's time just now, with one more request of this one."""
-        busy = 1.0
-        for one in self.beside:
-            if one.in_flight or one.elsewhere.in_flight:
-                busy += 1.0
-        return busy
+        return 1.0 + sum(1.0 for one in self.beside if one.in_flight or one.elsewhere.in_flight)
 
 
-def become(replica: "Replica", state: State, why: str = "") -> None:
-    presence = replica.presence
+def become(load: Load, state: State, why: str = "") -> None:
+    """A model has come to another state on a replica that it shares."""
+    presence = load.presence
     if presence is None:
-        raise ValueError(f"{replica.key} is no replica of a pool that hosts several models")
+        raise ValueError(f"{load.key} is no replica of a pool that hosts several models")
     was, presence.state, presence.why = presence.there, state, why
     if presence.there and not was:
-        replica.busy_until = float("-inf")
+        load.busy_until = -inf
     elif not presence.there:
         # Until it is loaded; whoever chooses passes it by like one that is full, and those who wait for it wait on.
-        replica.busy_until = float("inf")
+        load.busy_until = inf

@@ -5,16 +5,13 @@ Lists hold what does not depend on contexts; what a step reads of the cache is a
 
 from itertools import accumulate
 from math import exp
-from typing import TYPE_CHECKING
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.fleet import Pool
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.tabulated import StepTimes
-from crosstie.route.speed import View
-
-if TYPE_CHECKING:
-    from crosstie.route.live import Replica
+from crosstie.route.load import Load
+from crosstie.route.speed import Speed, View
 
 _MOST_LISTED = 1024
 # Decode is never stretched by more than this, however many prompts come.
@@ -27,10 +24,11 @@ _FEW_TOKENS = 64.0
 _POWERS = 21
 
 
-class ModelledSpeed:
+class ModelledSpeed(Speed):
     def __init__(self, deployment: Deployment, pool: Pool, context: float, prompt: float, cache_fraction: float = 1.0):
         """`context` and `prompt`: tokens of the requests it mostly gets, where the tables are exact.
         `cache_fraction`: of the memory that weights leave, what this model has for its cache."""
+        super().__init__()
         times = StepTimes(deployment, context)
         hardware, split = times.hardware, deployment.parallelism
         self.chunk = float(times.chunk)
@@ -93,29 +91,28 @@ class ModelledSpeed:
         self._idle_input_s = max(self.full_alone[0] - self.few[0], _LEAST_S) / self.room[0]
         self._idle_output_s = self.decode[1] + context * self.per_cached
 
-    def fill(self, view: View, replica: "Replica", now: float) -> None:
-        """Counts of `Replica`, with the others' traffic where the engine reports any, as steps."""
-        in_flight = float(replica.in_flight)
-        decoding = in_flight - replica.waiting
-        held, cached, queued = replica.held_tokens, replica.decoding_tokens, replica.waiting_tokens
-        rate = replica.prompt_rate * exp((replica.rate_at - now) * 0.1)
-        near = replica.elsewhere
-        if near.in_flight or near.prompt_rate:
-            in_flight += near.in_flight
-            decoding += near.in_flight - near.waiting
-            held += near.held_tokens
-            cached += near.decoding_tokens
-            queued += near.waiting_tokens
-            rate += near.prompt_rate_at(now)
-        if now < replica.external_until:
-            pool = replica.pool
-            decoding += replica.external_running
-            in_flight += replica.external_running + replica.external_waiting
-            cached += replica.external_held
-            held += replica.external_held + replica.external_waiting * pool.typical_input
-            queued += replica.external_waiting * pool.typical_input
-            each_s = pool.typical_output * (self.decode[min(int(decoding), self.last)] + cached * self.per_cached)
-            rate += replica.external_running * pool.typical_input / each_s
+    def fill(self, view: View, load: Load, now: float) -> None:
+        """Counts, with external traffic where the engine reports any, as steps."""
+        in_flight = float(load.in_flight)
+        decoding = in_flight - load.waiting
+        held, cached, queued = load.held_tokens, load.decoding_tokens, load.waiting_tokens
+        rate = load.prompt_rate * exp((load.rate_at - now) * 0.1)
+        elsewhere = load.elsewhere
+        if elsewhere.in_flight or elsewhere.prompt_rate:
+            in_flight += elsewhere.in_flight
+            decoding += elsewhere.in_flight - elsewhere.waiting
+            held += elsewhere.held_tokens
+            cached += elsewhere.decoding_tokens
+            queued += elsewhere.waiting_tokens
+            rate += elsewhere.prompt_rate_at(now)
+        if now < load.external_until:
+            decoding += load.external_running
+            in_flight += load.external_running + load.external_waiting
+            cached += load.external_held
+            held += load.external_held + load.external_waiting * self.typical_input
+            queued += load.external_waiting * self.typical_input
+            each_s = self.typical_output * (self.decode[min(int(decoding), self.last)] + cached * self.per_cached)
+            rate += load.external_running * self.typical_input / each_s
         last = self.last
         n = int(decoding) if decoding < last else last
         read_s = cached * self.per_cached
@@ -132,30 +129,27 @@ class ModelledSpeed:
         if decoding >= 1.0:
             before_s += 0.5 * decode_s
         if queued:
-            queued = max(queued - self._done(replica, now, full_s / room), 0.0) / self.dp
+            queued = max(queued - self._done(load, now, full_s / room), 0.0) / self.dp
         view.ahead_tokens = queued
         more = int(in_flight) + 1
         view.step_s = self.decode[more if more < last else last] + held * self.per_cached
         share = rate * self.prompt_token_s[n]
         view.stretch = 1.0 / (1.0 - (share if share < _MOST_PREFILL_SHARE else _MOST_PREFILL_SHARE))
         # All that is held now is free again after one answer's time.
-        turnover_s = replica.pool.typical_output * view.step_s
+        turnover_s = self.typical_output * view.step_s
         view.free_tokens = self.cache_tokens - held
         view.per_free_s = turnover_s / (held if held > 1.0 else 1.0)
         if in_flight >= self.most:
             before_s += (in_flight + 1.0 - self.most) / self.most * turnover_s
         view.before_s = before_s
-        if replica.presence is not None:
+        if load.presence is not None:
             # Engines on the same GPUs take turns: each computes as long as before, and waits for the others.
-            view.slow_down(replica.presence.crowd())
+            view.slow_down(load.presence.crowd())
 
-    def _done(self, replica: "Replica", now: float, token_s: float) -> float:
+    def _done(self, load: Load, now: float, token_s: float) -> float:
         """Tokens of the first prompt in the queue that are computed by now."""
-        head = next(iter(replica.queue), None)
-        if head is None:
-            return 0.0
-        began = max(head.started + self.request_s, replica.last_first_at)
-        return min(max(now - began, 0.0) / token_s, _MOST_DONE * head.new_tokens)
+        began = max(load.head_started + self.request_s, load.last_first_at)
+        return min(max(now - began, 0.0) / token_s, _MOST_DONE * load.head_tokens)
 
     def replica_s(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
         """At the pool's design load: as many requests like this one as it may have in flight and memory holds."""
@@ -180,9 +174,3 @@ class ModelledSpeed:
     def idle_s(self, input_tokens: float, output_tokens: float) -> float:
         prefill_s = self._idle_input_s + self.per_attended * self._attended(input_tokens, 0.0)
         return self._idle_fixed_s + input_tokens * prefill_s + output_tokens * self._idle_output_s
-
-    def saw_first(self, tokens: float, ttft_s: float) -> None:
-        """The model is what it is; corrections learn."""
-
-    def saw_decode(self, in_flight: float, tpot_s: float) -> None:
-        """As above."""

@@ -1,37 +1,34 @@
 """The policies that look at counts alone: turns, loads, weights and held prefixes."""
 
-from collections.abc import Collection
+from abc import abstractmethod
 from typing import ClassVar
 
 from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
-from crosstie.route.choosing import RoutingPolicy, in_words, predict
-from crosstie.route.decision import Decision, Prediction
+from crosstie.route.decision import Decision
 from crosstie.route.filters import available, without_room
-from crosstie.route.live import LiveFleet, LivePool, Replica
+from crosstie.route.live import LivePool, Replica
+from crosstie.route.policy import Query, RoutingPolicy, in_words, predict
+from crosstie.route.speed import Prediction
 
 # A replica with a held prefix is passed over once it has this many times the mean load of all, and one request more.
 _BOUND = 1.25
 
 
-def _sent(fleet: LiveFleet, replica: Replica, ask: Ask, now: float, why: str) -> Decision:
-    said = predict(fleet, replica, ask, now)
-    meets = (ask.ttft_s is None or said.ttft_s <= ask.ttft_s) and (ask.tpot_s is None or said.tpot_s <= ask.tpot_s)
-    return Decision("send", lambda: f"{why}: {in_words(said, ask)}", replica=replica, prediction=said, meets=meets)
-
-
 class _Counting(RoutingPolicy):
-    def _among(
-        self, fleet: LiveFleet, pools: list[LivePool], ask: Ask, now: float, exclude: Collection[str]
-    ) -> Decision:
-        able = [replica for pool in pools for replica in available(pool, now, exclude)]
+    def pick(self, query: Query) -> Decision:
+        able = [replica for pool in query.pools for replica in available(pool, query.now, query.exclude)]
         if not able:
-            return without_room(pools, now, exclude)
-        replica, why = self._pick(fleet, pools, able, ask)
-        return _sent(fleet, replica, ask, now, why)
+            return without_room(query.pools, query.now, query.exclude)
+        replica, why = self._of_able(query, able)
+        ask = query.ask
+        said = predict(query.fleet, replica, ask)
+        meets = (ask.ttft_s is None or said.ttft_s <= ask.ttft_s) and (ask.tpot_s is None or said.tpot_s <= ask.tpot_s)
+        return Decision("send", lambda: f"{why}: {in_words(said, ask)}", replica=replica, prediction=said, meets=meets)
 
-    def _pick(self, fleet: LiveFleet, pools: list[LivePool], able: list[Replica], ask: Ask) -> tuple[Replica, str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _of_able(self, query: Query, able: list[Replica]) -> tuple[Replica, str]:
+        """One of those that have room, and why."""
 
     def _least_loaded(self, able: list[Replica]) -> Replica:
         """Fewest in flight; equals take turns."""
@@ -39,7 +36,7 @@ class _Counting(RoutingPolicy):
         start = self._turn % len(able)
         return min(able[start:] + able[:start], key=_in_flight)
 
-    def _score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
+    def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """Requests in flight."""
         return float(_in_flight(replica))
 
@@ -57,14 +54,15 @@ class RoundRobin(_Counting):
         super().__init__(seed)
         self._next: dict[str, int] = {}
 
-    def _pick(self, fleet: LiveFleet, pools: list[LivePool], able: list[Replica], ask: Ask) -> tuple[Replica, str]:
-        everybody = [replica for pool in fleet.by_model[ask.model] for replica in pool.replicas]
+    def _of_able(self, query: Query, able: list[Replica]) -> tuple[Replica, str]:
+        model = query.ask.model
+        everybody = [replica for pool in query.fleet.by_model[model] for replica in pool.replicas]
         may = set(map(id, able))
-        start = self._next.get(ask.model, self._turn)
+        start = self._next.get(model, self._turn)
         for step in range(len(everybody)):
             replica = everybody[(start + step) % len(everybody)]
             if id(replica) in may:
-                self._next[ask.model] = start + step + 1
+                self._next[model] = start + step + 1
                 return replica, f"its turn of {len(everybody)}"
         raise AssertionError("an able replica is one of the model's")
 
@@ -72,7 +70,7 @@ class RoundRobin(_Counting):
 class LeastLoaded(_Counting):
     name: ClassVar[Policy] = "least-loaded"
 
-    def _pick(self, fleet: LiveFleet, pools: list[LivePool], able: list[Replica], ask: Ask) -> tuple[Replica, str]:
+    def _of_able(self, query: Query, able: list[Replica]) -> tuple[Replica, str]:
         replica = self._least_loaded(able)
         return replica, f"fewest in flight of {len(able)}, {replica.in_flight}"
 
@@ -86,7 +84,7 @@ class Weighted(_Counting):
         super().__init__(seed)
         self._credit: dict[str, float] = {}
 
-    def _pick(self, fleet: LiveFleet, pools: list[LivePool], able: list[Replica], ask: Ask) -> tuple[Replica, str]:
+    def _of_able(self, query: Query, able: list[Replica]) -> tuple[Replica, str]:
         by_pool: dict[str, list[Replica]] = {}
         for replica in able:
             by_pool.setdefault(replica.pool.name, []).append(replica)
@@ -98,7 +96,7 @@ class Weighted(_Counting):
         self._credit[chosen] -= 1.0
         return self._least_loaded(by_pool[chosen]), f"weight {weights[chosen] / total:.0%} of {len(weights)} pools"
 
-    def _score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
+    def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """How far the pool is from its next turn."""
         return 1.0 - self._credit.get(replica.pool.name, 0.0)
 
@@ -107,7 +105,7 @@ def weight_of(pool: LivePool) -> float:
     """As the fleet file says, or the requests/s that its replicas carry of what it mostly gets."""
     if pool.pool.weight is not None:
         return pool.pool.weight
-    each_s = pool.speed.replica_s(pool.typical_input, 0.0, pool.typical_output)
+    each_s = pool.speed.replica_s(pool.speed.typical_input, 0.0, pool.speed.typical_output)
     return len(pool.replicas) / max(each_s, 1e-9)
 
 
@@ -116,18 +114,18 @@ class HeldPrefix(_Counting):
 
     name: ClassVar[Policy] = "prefix"
 
-    def _pick(self, fleet: LiveFleet, pools: list[LivePool], able: list[Replica], ask: Ask) -> tuple[Replica, str]:
+    def _of_able(self, query: Query, able: list[Replica]) -> tuple[Replica, str]:
         bound = _BOUND * sum(map(_in_flight, able)) / len(able) + 1.0
-        best, most = None, 0
+        best, most, prefix = None, 0, query.ask.prefix
         for replica in able:
-            held = replica.prefixes.match(ask.prefix)
+            held = replica.prefixes.match(prefix)
             if held > most and _in_flight(replica) <= bound:
                 best, most = replica, held
         if best is not None:
-            return best, f"holds {most} of {len(ask.prefix)} blocks"
+            return best, f"holds {most} of {len(prefix)} blocks"
         replica = self._least_loaded(able)
         return replica, f"no prefix held within the bound; fewest in flight of {len(able)}"
 
-    def _score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
+    def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """Blocks that it does not hold, then requests in flight."""
         return len(ask.prefix) - replica.prefixes.match(ask.prefix) + 1e-6 * _in_flight(replica)

@@ -1,18 +1,146 @@
-"""Policies by the names that a fleet file gives them."""
+"""What a policy is: a request and the fleet go in, a decision with its reason comes out.
 
-from crosstie.core.errors import BadInput
+Three steps, as elsewhere: filters drop what cannot serve the request (`route.filters`), a score compares what is left,
+a pick decides. A policy reads what is live and changes none of it; whatever it must remember, such as whose turn it is,
+is its own. It has two methods to write:
+
+    pick(query)                         the decision among the pools that passed the filters
+    score(replica, predicted, ask)      what replicas are compared by, smaller being better, for explanations
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from typing import ClassVar, NamedTuple
+
 from crosstie.core.fleet import Policy
-from crosstie.route.cheapest import CheapestMeetingTarget, Fastest
-from crosstie.route.choosing import RoutingPolicy
-from crosstie.route.plain import HeldPrefix, LeastLoaded, RoundRobin, Weighted
-
-_ALL: tuple[type[RoutingPolicy], ...] = (CheapestMeetingTarget, Fastest, RoundRobin, LeastLoaded, Weighted, HeldPrefix)
-POLICIES: dict[str, type[RoutingPolicy]] = {one.name: one for one in _ALL}
-
-__all__ = ["POLICIES", "RoutingPolicy", "make_policy"]
+from crosstie.route.ask import Ask
+from crosstie.route.decision import Considered, Decision
+from crosstie.route.filters import available, fitting, pool_dropped, refused, replica_dropped
+from crosstie.route.live import LiveFleet, LivePool, Replica
+from crosstie.route.speed import Prediction, estimate
 
 
-def make_policy(name: Policy, seed: int = 0) -> RoutingPolicy:
-    if name not in POLICIES:
-        raise BadInput(f"unknown policy '{name}'; known: {', '.join(POLICIES)}")
-    return POLICIES[name](seed)
+class Query:
+    """A request, and what there is to choose from. The fleet has been advanced to `now`."""
+
+    __slots__ = ("ask", "exclude", "fleet", "now", "pools")
+
+    def __init__(self, fleet: LiveFleet, pools: list[LivePool], ask: Ask, now: float, exclude: Collection[str]):
+        self.fleet, self.ask, self.now = fleet, ask, now
+        # Those of the request's model that could serve it if they had room.
+        self.pools = pools
+        # Backends that have been tried for it.
+        self.exclude = exclude
+
+
+class Rated(NamedTuple):
+    """The replica that stands for its pool when a decision is explained."""
+
+    score: float
+    replica: Replica
+    predicted: Prediction
+    # In words, the target that it misses, where the policy minds.
+    dropped: str | None
+
+
+class RoutingPolicy(ABC):
+    name: ClassVar[Policy]
+
+    def __init__(self, seed: int = 0):
+        # Where equals are told apart by turn, the seed says whose turn is first.
+        self._turn = seed
+
+    def choose(
+        self, fleet: LiveFleet, ask: Ask, now: float, *, exclude: Collection[str] = (), explain: bool = False
+    ) -> Decision:
+        """`exclude`: backends that have been tried for this request. The fleet must have been advanced to `now`."""
+        pools = fleet.by_model.get(ask.model)
+        query = Query(fleet, fitting(pools, ask) if pools else [], ask, now, exclude)
+        # Before the decision, which may change whose turn it is.
+        considered = self._considered(query) if explain else []
+        decision = self.pick(query) if query.pools else refused(fleet, ask)
+        decision.considered = considered
+        return decision
+
+    @abstractmethod
+    def pick(self, query: Query) -> Decision:
+        """Where it goes, of pools that could serve it; there is at least one."""
+
+    @abstractmethod
+    def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
+        """What replicas are compared by, smaller being better."""
+
+    def best(self, query: Query, pool: LivePool) -> Rated | None:
+        """The replica that counts for a pool when a decision is explained; None: none has room."""
+        rated = []
+        for replica in available(pool, query.now, query.exclude):
+            predicted = predict(query.fleet, replica, query.ask)
+            rated.append(Rated(self.score(replica, predicted, query.ask), replica, predicted, None))
+        return min(rated, key=lambda one: one.score, default=None)
+
+    def _considered(self, query: Query) -> list[Considered]:
+        """Every pool of the fleet by its best replica, or by what dropped it."""
+        found, ask = [], query.ask
+        planned = query.fleet.planned.get(ask.class_name or "", frozenset())
+        for pool in query.fleet.pools:
+            if pool.pool.loading is not None and pool.pool.model != ask.model:
+                # Of a pool that hosts many models, only the one that is asked for is of interest.
+                continue
+            why = pool_dropped(pool, ask, pool in query.pools)
+            best = self.best(query, pool) if why is None else None
+            if why is None and best is None:
+                dropped = {str(replica_dropped(one, query.now, query.exclude)) for one in pool.replicas}
+                why = "; ".join(sorted(dropped))
+            found.append(
+                Considered(
+                    pool=pool.name,
+                    backend=best.replica.key if best else None,
+                    prediction=best.predicted if best else None,
+                    dropped=best.dropped if best else why,
+                    score=best.score if best else None,
+                    planned=pool.name in planned,
+                    joules=_joules(pool, best.predicted, ask) if best and pool.watts else None,
+                )
+            )
+        return found
+
+
+def _joules(pool: LivePool, predicted: Prediction, ask: Ask) -> float:
+    cached = predicted.cached_tokens
+    return pool.joules(max(ask.input_tokens - cached, 1.0), cached, ask.output_tokens)
+
+
+def predict(fleet: LiveFleet, replica: Replica, ask: Ask) -> Prediction:
+    """What a replica would give the request at its present load."""
+    pool, view, cached = replica.pool, replica.view, 0.0
+    blocks = replica.prefixes.match(ask.prefix)
+    if blocks:
+        # Of the prompt, what the replica is believed to hold; its last token is computed in any case.
+        cached = min(blocks * fleet.lengths.block_tokens(ask.model), max(ask.input_tokens - 1.0, 0.0))
+    new, output = max(ask.input_tokens - cached, 1.0), ask.output_tokens
+    raw_ttft_s, raw_tpot_s = estimate(view, pool.speed, new, cached, ask.input_tokens + 0.5 * output, output)
+    return Prediction(
+        ttft_s=raw_ttft_s * view.ttft_factor + view.late_s,
+        tpot_s=raw_tpot_s * view.tpot_factor,
+        predicted_usd=pool.request_usd(new, cached, output),
+        cached_tokens=cached,
+        raw_ttft_s=raw_ttft_s,
+        raw_tpot_s=raw_tpot_s,
+    )
+
+
+def in_words(prediction: Prediction, ask: Ask) -> str:
+    """Price and latencies beside their targets; milliseconds because people read them."""
+    ttft = f" of {_whole(ask.ttft_s * 1e3)}" if ask.ttft_s is not None else ""
+    tpot = f" of {_whole(ask.tpot_s * 1e3)}" if ask.tpot_s is not None else ""
+    held = f", {_whole(prediction.cached_tokens)} tokens held" if prediction.cached_tokens else ""
+    usd = _whole(prediction.predicted_usd * 1e6)
+    return (
+        f"${usd} a million such requests, TTFT {_whole(prediction.ttft_s * 1e3)}{ttft} ms, "
+        f"TPOT {_whole(prediction.tpot_s * 1e3)}{tpot} ms{held}"
+    )
+
+
+def _whole(value: float) -> int:
+    """Every answer says why it came from where it did: whole numbers are written ten times as fast."""
+    return int(value + 0.5)

@@ -1,34 +1,21 @@
 """How fast a replica is: its load in the few numbers that predictions need, what fills them, and TTFT and TPOT of one
 more request."""
 
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
 
-if TYPE_CHECKING:
-    from crosstie.route.live import Replica
+from crosstie.route.load import Load
+
+# Tokens where there is no limit.
+ENDLESS = 1e15
 
 
 class View:
     """A replica's load as predictions need it. Seconds are as modelled: factors come last."""
 
     __slots__ = (
-        "ahead_tokens",
-        "before_s",
-        "eighth",
-        "eighth_s",
-        "free_tokens",
-        "full_s",
-        "late_s",
-        "limit",
-        "none_s",
-        "per_free_s",
-        "room",
-        "slope_high",
-        "slope_low",
-        "step_s",
-        "stretch",
-        "strictest_tpot_s","strictest_ttft_s",
-        "tpot_factor",
-        "ttft_factor",
+        "ahead_tokens", "before_s", "eighth", "eighth_s", "free_tokens", "full_s", "late_s", "limit", "none_s",
+        "per_free_s", "room", "slope_high", "slope_low", "step_s", "stretch", "strictest_tpot_s", "strictest_ttft_s",
+        "tpot_factor", "ttft_factor",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -65,33 +52,66 @@ class View:
         self.per_free_s *= factor
 
 
-class Speed(Protocol):
+class Speed(ABC):
     """How fast a pool's replicas are, from `perf` or from what they have shown."""
 
-    # Seconds that each of a sequence's tokens adds to a decode step, and each pair of a prompt's tokens to its prefill.
-    per_cached: float
-    per_attended: float
-    chunk: float
-    # Of a pipeline; 1 without one.
-    stages: float
-    # Tokens that a replica's cache holds, and the share of an answer that counts against it.
-    cache_tokens: float
-    held_share: float
+    def __init__(self) -> None:
+        # Seconds that each of a sequence's tokens adds to a decode step, and each pair of a prompt's to its prefill.
+        self.per_cached = self.per_attended = 0.0
+        # Prompt tokens of a step, at most.
+        self.chunk = ENDLESS
+        # Of a pipeline; 1 without one.
+        self.stages = 1.0
+        # Tokens that a replica's cache holds, and the share of an answer that counts against it.
+        self.cache_tokens = ENDLESS
+        self.held_share = 0.0
+        # Lengths of the requests that the pool mostly gets, to reckon with external traffic.
+        self.typical_input, self.typical_output = 1000.0, 250.0
 
-    def fill(self, view: View, replica: "Replica", now: float) -> None:
-        """Fills the view from the replica's counts."""
+    @abstractmethod
+    def fill(self, view: View, load: Load, now: float) -> None:
+        """Fills a replica's view from its counts."""
 
+    @abstractmethod
     def replica_s(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
         """Seconds that a request takes of a replica which it shares with as many like it as the pool is meant for."""
 
+    @abstractmethod
     def idle_s(self, input_tokens: float, output_tokens: float) -> float:
         """What a request takes on a replica that has nothing else to do."""
 
-    def saw_first(self, tokens: float, ttft_s: float) -> None:
+    def saw_first(self, tokens: float, ttft_s: float) -> None:  # noqa: B027 (not all of them learn)
         """A first token came so long after its request, which had so many prompt tokens before and in it."""
 
-    def saw_decode(self, in_flight: float, tpot_s: float) -> None:
+    def saw_decode(self, in_flight: float, tpot_s: float) -> None:  # noqa: B027 (as above)
         """An answer took so long a token, with so many requests in flight."""
+
+
+class Prediction:
+    """At a replica's present load, corrected by what it has delivered; `raw`: before that correction."""
+
+    __slots__ = ("cached_tokens", "predicted_usd", "raw_tpot_s", "raw_ttft_s", "tpot_s", "ttft_s")
+
+    def __init__(
+        self,
+        *,
+        ttft_s: float,
+        tpot_s: float,
+        predicted_usd: float,
+        cached_tokens: float,
+        raw_ttft_s: float,
+        raw_tpot_s: float,
+    ):
+        self.ttft_s = ttft_s
+        self.tpot_s = tpot_s
+        self.predicted_usd = predicted_usd
+        # Of the prompt, what the replica is believed to hold already.
+        self.cached_tokens = cached_tokens
+        self.raw_ttft_s = raw_ttft_s
+        self.raw_tpot_s = raw_tpot_s
+
+    def finish_s(self, output_tokens: float) -> float:
+        return self.ttft_s + max(output_tokens - 1.0, 0.0) * self.tpot_s
 
 
 def estimate(

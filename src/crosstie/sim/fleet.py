@@ -20,7 +20,8 @@ from crosstie.route.ask import Ask
 from crosstie.route.build import deployment_of, live_fleet, typical
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, LiveFleet
-from crosstie.route.policy import make_policy
+from crosstie.route.policies import make_policy
+from crosstie.route.router import Router
 from crosstie.sim.engine import Engine
 
 
@@ -81,7 +82,7 @@ class FleetSimulator:
         patient: bool = True,
     ):
         self.live: LiveFleet = live_fleet(catalog, fleet, 0.0)
-        self.policy = make_policy(policy or fleet.policy, seed)
+        self.router = Router(self.live, make_policy(policy or fleet.policy, seed))
         self.serving = fleet.serving
         self.patient = patient
         self.room = WaitingRoom(fleet.serving.max_queued)
@@ -123,7 +124,7 @@ class FleetSimulator:
     def send(self, request: SimulatedRequest) -> None:
         """A request arrives now."""
         ask = self._ask(request)
-        decision = self.policy.choose(self.live, ask, self.now)
+        decision = self.router.decide(ask, self.now)
         if decision.outcome == "send":
             self._start(request, ask, decision)
         elif decision.outcome == "wait":
@@ -257,7 +258,7 @@ class FleetSimulator:
             ask = ticket.ask
             ask.waited_s = ask.patience_s
             # Only what matters most is then sent at others' expense.
-            decision = self.policy.choose(self.live, ask, self.now) if ask.priority > 1 else None
+            decision = self.router.decide(ask, self.now) if ask.priority > 1 else None
             if decision is not None and decision.outcome == "send":
                 self._start(ticket.item, ask, decision)
             else:
@@ -265,7 +266,7 @@ class FleetSimulator:
 
     def _let_in(self) -> None:
         while len(self.room):
-            taken = self.room.take(self.policy.choose, self.live, self.now)
+            taken = self.room.take(self.router.decide, self.now)
             if taken is None:
                 return
             ticket, decision = taken

@@ -639,7 +639,7 @@ async def test_a_store_that_cannot_be_opened_is_told_at_the_start(tmp_path: Path
 @on_loop
 async def test_lines_are_bounded_and_numbers_are_kept(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crosstie.run.gateway.accounts._MOST_LINES", 1)
+        patch.setattr("crosstie.run.gateway.record._MOST_LINES", 1)
         patch.setattr(ledger_module, "_EVERY_S", 3600.0)
         async with keyed(tmp_path, state=SharedState(store=str(tmp_path / "store.db"))) as at:
             await until(lambda: at.part._running is None)

@@ -210,13 +210,13 @@ async def test_each_worker_finds_out_which_engine_a_backend_is() -> None:
     async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url))) as at:
         backend = at.gateway.backends[fake.url]
         await until(lambda: backend.identified)
-        at.gateway.workers = SimpleNamespace(  # type: ignore[assignment]
+        at.gateway.context.workers = SimpleNamespace(  # type: ignore[assignment]
             knows_health=lambda backend: True, knows_load=lambda backend: True,
             probed=lambda *told, **more: None, changed=lambda backend: None,
         )  # fmt: skip
         backend.identified = False
         await until(lambda: backend.identified)
-        at.gateway.workers = None
+        at.gateway.context.workers = None
 
 
 def test_a_stream_that_breaks_the_clock_is_ended_and_costs_nobody_else_their_patience(

@@ -512,7 +512,7 @@ def test_a_gateway_without_the_door_keeps_no_decisions() -> None:
     async def scenario() -> None:
         async with fakes(2) as made, running(two_pools(made)) as plain:
             await plain.ask()
-            assert plain.gateway.on_decision is None
+            assert plain.gateway.context.on_decision is None
             assert plain.serve.verbs == {}
 
     run_on_loop(scenario())

@@ -147,7 +147,7 @@ class Breaks(HostedModels):
 async def test_a_fault_of_the_gateway_s_own_is_an_event_that_tells_where_and_no_text(tmp_path: Path) -> None:
     with logged(tmp_path, requests=True) as (log, path):
         async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), parts=[log]) as at:
-            at.gateway.hosted = Breaks()
+            at.gateway.context.hosted = Breaks()
             assert (await at.ask()).status == 500
             await until(lambda: "internal_error" in path.read_text())
         found = [one for one in documents(path) if one["event"] == "internal_error"]

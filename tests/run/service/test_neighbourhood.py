@@ -141,7 +141,7 @@ def test_a_backend_that_one_finds_down_is_down_for_all() -> None:
             assert any("is down: it refuses connections" in line for line in two.notices)
             # And up for all as soon as anyone finds it up.
             await fake.start(fake.port)
-            await probe(two.gateway, two.backend)
+            await probe(two.gateway.context, two.backend)
             await until(lambda: one.backend.replica.up)
             assert (await one.ask()).status == 200
 

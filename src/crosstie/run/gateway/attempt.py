@@ -1,20 +1,18 @@
 """One attempt at a request on one backend: it listens to the upstream connection and tells its exchange how it ended.
 
-It ends exactly once, by `served` or `failed` of its exchange, or because the exchange drops it.
+It ends exactly once, by `on_attempt_served` or `on_attempt_failed` of its exchange, or because the exchange drops it.
 """
 
 import asyncio
-from typing import TYPE_CHECKING
 
-from crosstie.route.decision import Decision, Prediction
+from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, Replica
+from crosstie.route.speed import Prediction
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import with_model, with_usage_requested
+from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.wire.client import Connection, Headers
-
-if TYPE_CHECKING:
-    from crosstie.run.gateway.exchange import Exchange
 
 # Between two machines only, or the gateway's own to say.
 _NOT_FORWARDED = frozenset(
@@ -42,15 +40,15 @@ _COUNTING = ("vllm", "sglang", "emulated")
 
 class Attempt:
     __slots__ = (
-        "backend", "begun", "connecting", "connection", "counting", "decision", "exchange", "flight", "last_at",
-        "prediction", "relay", "sent_at", "status",
+        "backend", "begun", "connecting", "connection", "context", "counting", "decision", "exchange", "flight",
+        "last_at", "prediction", "relay", "sent_at", "status",
     )  # fmt: skip
 
-    def __init__(self, exchange: "Exchange", decision: Decision, replica: Replica, prediction: Prediction):
-        gateway = exchange.gateway
-        self.exchange, self.decision, self.prediction = exchange, decision, prediction
-        self.backend: Backend = gateway.backends[replica.key]
-        self.flight: Flight = replica.start(exchange.ask, prediction, gateway.now())
+    def __init__(self, exchange: ExchangeState, decision: Decision, replica: Replica, prediction: Prediction):
+        context = exchange.context
+        self.exchange, self.context, self.decision, self.prediction = exchange, context, decision, prediction
+        self.backend: Backend = context.backends[replica.key]
+        self.flight: Flight = replica.start(exchange.ask, prediction, context.now())
         self.connection: Connection | None = None
         self.connecting: asyncio.Task[None] | None = None
         self.relay: StreamRelay | WholeRelay | None = None
@@ -59,7 +57,7 @@ class Attempt:
         self.counting = False
         # Whether something of the answer was sent on.
         self.begun = False
-        self.sent_at = self.last_at = gateway.clock
+        self.sent_at = self.last_at = context.clock
 
     def start(self) -> None:
         connection = self.backend.origin.take()
@@ -69,7 +67,7 @@ class Attempt:
             self._connect()
 
     def _connect(self) -> None:
-        patience = self.exchange.gateway.serving.connect_timeout_s
+        patience = self.context.serving.connect_timeout_s
         self.connecting = self.backend.origin.connect(patience, self._connected)
 
     def _connected(self, result: Connection | Exception) -> None:
@@ -77,7 +75,7 @@ class Attempt:
         if isinstance(result, Connection):
             self._go(result)
         else:
-            self.exchange.failed(self, f"{self.who} refused the connection: {result}", 502, refused=True)
+            self.exchange.on_attempt_failed(f"{self.who} refused the connection: {result}", 502, refused=True)
 
     def _go(self, connection: Connection) -> None:
         self.connection = connection
@@ -85,13 +83,13 @@ class Attempt:
 
     def _request(self) -> bytes:
         exchange, backend = self.exchange, self.backend
-        request, asked, body, path = exchange.request, exchange.asked, exchange.body, exchange.path
-        if asked.model != backend.model:
+        request, parsed, body, path = exchange.request, exchange.parsed, exchange.body, exchange.path
+        if parsed.model != backend.model:
             body = with_model(body, backend.model)
-        if asked.stream and path.endswith("/completions"):
-            self.counting = backend.engine in _COUNTING and not asked.wants_continuous
-            if self.counting or not asked.wants_usage:
-                body = with_usage_requested(body, asked.options_absent, self.counting)
+        if parsed.stream and path.endswith("/completions"):
+            self.counting = backend.engine in _COUNTING and not parsed.wants_continuous
+            if self.counting or not parsed.wants_usage:
+                body = with_usage_requested(body, parsed.options_absent, self.counting)
         target = path[3:] if not request.query else f"{path[3:]}?{request.query}"
         lines = [b"POST %b%b HTTP/1.1\r\n" % (backend.base, target.encode("latin-1")), backend.host_line]
         for name, value in request.headers.items():
@@ -104,7 +102,8 @@ class Attempt:
                 if name in request.headers:
                     lines.append(name + b": " + request.headers[name] + b"\r\n")
         lines.append(
-            b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (exchange.context, exchange.request_id, len(body))
+            b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
+            % (exchange.trace_headers, exchange.request_id, len(body))
         )
         lines.append(body)
         return b"".join(lines)
@@ -113,10 +112,10 @@ class Attempt:
 
     def on_head(self, status: int, headers: Headers) -> None:
         self.status = status
-        self.last_at = self.exchange.gateway.clock
+        self.last_at = self.context.clock
         streamed, kept = False, []
         # What is left to the gateway's own account with a backend is no business of whoever has a key.
-        keyed = self.exchange.gateway.guard is not None
+        keyed = self.context.guard is not None
         for name, value in headers:
             if name == b"content-type" and value.startswith(b"text/event-stream"):
                 streamed = True
@@ -127,7 +126,7 @@ class Attempt:
         lines, reply = b"".join(kept), exchange.reply
         if streamed and status < 300:
             self.relay = StreamRelay(
-                reply, status, lines, hide_usage=not exchange.asked.wants_usage, hide_continuous=self.counting,
+                reply, status, lines, hide_usage=not exchange.parsed.wants_usage, hide_continuous=self.counting,
                 transcript=exchange.transcribed(), seam=exchange.seam,
             )  # fmt: skip
         elif not reply.started:
@@ -146,14 +145,14 @@ class Attempt:
         )
 
     def on_body(self, data: bytes) -> None:
-        relay, gateway = self.relay, self.exchange.gateway
+        relay, context = self.relay, self.context
         if relay is None:
             return
-        self.last_at = gateway.clock
+        self.last_at = context.clock
         if relay.body(data) and not self.begun:
             self.begun = True
-            self.flight.first_token(gateway.now())
-            self.exchange.began_with(self)
+            self.flight.first_token(context.now())
+            self.exchange.on_attempt_begun()
         if self.exchange.reply.slow and self.connection is not None:
             self.connection.pause()
 
@@ -163,34 +162,32 @@ class Attempt:
         if isinstance(relay, WholeRelay):
             relay.whole = True
         if self._lost_its_model():
-            gateway = self.exchange.gateway
-            if gateway.hosted is not None:
-                gateway.hosted.doubted(self.backend.replica, surely=True)
-            self.exchange.failed(self, f"{self.who} no longer has the model", 503, fault=False)
+            if self.context.hosted is not None:
+                self.context.hosted.doubted(self.backend.replica, surely=True)
+            self.exchange.on_attempt_failed(f"{self.who} no longer has the model", 503, fault=False)
         elif status in (429, 503):
             # Full, not broken: somebody else may have room.
-            gateway = self.exchange.gateway
-            self.backend.replica.full(gateway.now(), _FULL_S * gateway.speed)
-            self.exchange.failed(self, f"{self.who} is full ({status})", status, fault=False)
+            self.backend.replica.full(self.context.now(), _FULL_S * self.context.speed)
+            self.exchange.on_attempt_failed(f"{self.who} is full ({status})", status, fault=False)
         elif status >= 500:
             # What an engine does not do at all, such as llama.cpp embeddings, is no fault of it; another may do it.
-            self.exchange.failed(self, f"{self.who} answered {status}", status, fault=status != 501)
+            self.exchange.on_attempt_failed(f"{self.who} answered {status}", status, fault=status != 501)
         elif 300 <= status < 400:
             # Clients follow it, with the prompt: to where a backend says, around the gateway and its accounts.
-            self.exchange.failed(self, f"{self.who} would send the client elsewhere ({status})", 502)
+            self.exchange.on_attempt_failed(f"{self.who} would send the client elsewhere ({status})", 502)
         elif isinstance(relay, StreamRelay) and relay.client_error_status:
             # Told inside a stream, but a 4xx all the same.
             self.status = relay.client_error_status
             relay.end()
-            self.exchange.served(self)
+            self.exchange.on_attempt_served()
         elif relay is None:
             # It was to go on with an answer, and says something else in its place.
-            self.exchange.failed(self, f"{self.who} did not go on ({status})", 502, fault=False)
+            self.exchange.on_attempt_failed(f"{self.who} did not go on ({status})", 502, fault=False)
         elif not relay.complete:
-            self.exchange.failed(self, f"{self.who} ended its stream before it had finished", 502)
+            self.exchange.on_attempt_failed(f"{self.who} ended its stream before it had finished", 502)
         else:
             relay.end()
-            self.exchange.served(self)
+            self.exchange.on_attempt_served()
 
     def _lost_its_model(self) -> bool:
         """A router of llama.cpp that was restarted knows its models, and has none of them loaded."""
@@ -201,12 +198,12 @@ class Attempt:
 
     def on_lost(self, error: Exception | None) -> None:
         connection, self.connection = self.connection, None
-        soon = self.exchange.gateway.now() - self.flight.started < _STALE_S * self.exchange.gateway.speed
+        soon = self.context.now() - self.flight.started < _STALE_S * self.context.speed
         if connection is not None and connection.uses > 1 and not connection.answered and soon:
             # A kept connection that its server had closed in the meantime: nobody's fault.
             self._connect()
             return
-        self.exchange.failed(self, f"{self.who} cut the connection{f': {error}' if error else ''}", 502)
+        self.exchange.on_attempt_failed(f"{self.who} cut the connection{f': {error}' if error else ''}", 502)
 
     # What its exchange asks of it
 
@@ -224,7 +221,7 @@ class Attempt:
             self.connection.pause()
 
     def resume(self) -> None:
-        self.last_at = self.exchange.gateway.clock
+        self.last_at = self.context.clock
         if self.connection is not None:
             self.connection.resume()
 

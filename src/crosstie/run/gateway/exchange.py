@@ -4,8 +4,7 @@ Whatever happens, it ends exactly once, in `_close`. As long as nothing has been
 may try; from then on one may go on from where the last broke off, or the failure is told inside the answer.
 """
 
-from time import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from crosstie.route.admission import Ticket
 from crosstie.route.ask import Ask
@@ -13,119 +12,109 @@ from crosstie.route.decision import Decision
 from crosstie.route.live import Flight
 from crosstie.run.gateway.attempt import Attempt
 from crosstie.run.gateway.body import RequestBody
+from crosstie.run.gateway.context import Context
 from crosstie.run.gateway.errors import error_body, error_event, retry_after
+from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.handover import MOST_BROKEN, Handover
-from crosstie.run.gateway.identity import context_of
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
-from crosstie.run.gateway.seam import Seam
 from crosstie.run.gateway.transcript import Transcript
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
-
-if TYPE_CHECKING:
-    from crosstie.run.gateway.gateway import Gateway
 
 _GENEROUS = 4.0
 _CODES = {504: "upstream_timeout", 503: "upstream_full", 429: "upstream_full"}
 
 
-class Exchange:
-    __slots__ = (
-        "arrived", "ask", "asked", "attempt", "attempts", "began", "body", "broke", "closed", "code", "context",
-        "gateway", "given", "handover", "legs", "path", "record", "reply", "request", "request_id", "seam", "status",
-        "ticket", "transcript", "tried", "unsent",
-    )  # fmt: skip
+class ExchangeOwner(Protocol):
+    """Who has begun an exchange."""
+
+    def queue(self, exchange: "Exchange", now: float) -> None:
+        """It waits for room, or for its model to be loaded."""
+
+    def on_exchange_closed(self, exchange: "Exchange") -> None:
+        """Its record is complete."""
+
+
+class Exchange(ExchangeState):
+    __slots__ = ("attempt", "code", "handover", "legs", "owner", "status", "ticket", "unsent")
 
     def __init__(
-        self,
-        gateway: "Gateway",
-        request: Request,
-        reply: Reply,
-        asked: RequestBody,
-        ask: Ask,
-        request_id: bytes,
-        key_id: int,
-    ):
-        self.gateway, self.request, self.reply, self.asked, self.ask = gateway, request, reply, asked, ask
-        self.request_id = request_id
-        # What will be told of it when it has ended.
-        self.record = RequestRecord(request_id, request.path, time(), "", 0)
-        self.record.key_id = key_id
-        # The lines of trace context that backends get.
-        self.record.traceparent, self.context = context_of(request)
-        if gateway.tracing is not None:
-            self.record.trace = gateway.tracing.begin(request.path, self.context)
+        self, context: Context, owner: ExchangeOwner, request: Request, reply: Reply, parsed: RequestBody, ask: Ask,
+        record: RequestRecord,
+    ):  # fmt: skip
+        super().__init__(context, request, reply, parsed, ask, record)
+        self.owner = owner
         self.code = ""
-        self.began = gateway.clock
-        self.arrived = gateway.now()
-        self.closed = False
+        self.status = 0
         # Its place in the queue, if it had to wait for room.
         self.ticket: Ticket | None = None
         # Bytes that its client had not read when it was last looked at.
-        self.attempts = self.broke = self.status = self.unsent = 0
-        self.tried: tuple[str, ...] = ()
+        self.unsent = 0
         self.attempt: Attempt | None = None
-        # What backends are asked: what the client asked, until one has to go on from where another broke off.
-        self.path, self.body = request.path, request.body
-        # What the client has of a stream; who looks for another to go on with it, once it broke off; and where what
-        # comes now joins what came before.
-        self.transcript: Transcript | None = None
+        # Who looks for another backend to go on with a stream, once it broke off.
         self.handover: Handover | None = None
-        self.seam: Seam | None = None
-        # Tokens of the prompt as far as they can be guessed, and the parts of the answer, by whom and how long.
-        self.given = round(ask.input_tokens)
+        # The parts of the answer, by whom and how long.
         self.legs: list[tuple[Flight, int]] = []
         reply.watcher = self
 
     def send(self, decision: Decision) -> None:
-        """To the replica that was decided on."""
         replica, prediction = decision.replica, decision.prediction
         if replica is None or prediction is None:
             raise ValueError(f"decided to {decision.outcome}, not to send")
-        if self.gateway.on_decision is not None:
-            self.gateway.on_decision(self, decision)
+        context = self.context
+        if context.on_decision is not None:
+            context.on_decision(self.request_id, self.attempts, self.ask, decision)
         if self.handover is not None and self.handover.continuation is not None:
             self.handover.send(decision)
             return
         if not self.attempts:
-            self.record.waited_s = (self.gateway.now() - self.arrived) / self.gateway.speed
+            self.record.waited_s = (context.now() - self.arrived) / context.speed
         self.attempts += 1
         self.tried += (replica.key,)
         self.attempt = Attempt(self, decision, replica, prediction)
         if self.record.trace is not None:
-            self.context = self.record.trace.attempt(self.attempt.backend.pool.name, replica.key)
+            self.trace_headers = self.record.trace.attempt(self.attempt.backend.pool.name, replica.key)
         self.attempt.start()
 
     # What an attempt tells
 
     def transcribed(self) -> Transcript | None:
-        """Where an attempt writes down what the client gets; None: that is no text that could be gone on with."""
         if not self.reply.started:
             # What came before has left no trace with the client.
             self.transcript = Transcript() if self.request.path.endswith("/completions") else None
         return self.transcript
 
-    def began_with(self, attempt: Attempt) -> None:
-        """The client has got something of this attempt."""
-        gateway, first_at = self.gateway, attempt.flight.first_at
+    def wait(self, now: float) -> None:
+        self.owner.queue(self, now)
+
+    def on_attempt_begun(self) -> None:
+        attempt, context = self._present(), self.context
+        first_at = attempt.flight.first_at
         if self.seam is not None:
             self.record.resumed += 1
-            gateway.metrics.resumed[attempt.backend.pool.name] += 1
+            context.metrics.resumed[attempt.backend.pool.name] += 1
         elif first_at is not None:
-            self.record.ttft_s = (first_at - self.arrived) / gateway.speed
+            self.record.ttft_s = (first_at - self.arrived) / context.speed
             if self.record.trace is not None:
                 self.record.trace.first_token()
 
-    def served(self, attempt: Attempt) -> None:
+    def _present(self) -> Attempt:
+        """The attempt that speaks."""
+        if self.attempt is None:
+            raise ValueError("no attempt is under way")
+        return self.attempt
+
+    def on_attempt_served(self) -> None:
+        attempt = self._present()
         self.status = attempt.status
         attempt.backend.succeeded()
         self._close("served" if attempt.status < 400 else "client error")
 
-    def failed(self, attempt: Attempt, why: str, status: int, *, fault: bool = True, refused: bool = False) -> None:
-        """Try another backend while the client has seen nothing, else say so."""
-        gateway, pool, relay = self.gateway, attempt.backend.pool.name, attempt.relay
-        now = gateway.now()
+    def on_attempt_failed(self, why: str, status: int, *, fault: bool = True, refused: bool = False) -> None:
+        """Tries another backend while the client has seen nothing, else says so."""
+        attempt, context = self._present(), self.context
+        pool, relay, now = attempt.backend.pool.name, attempt.relay, context.now()
         self._release(completed=False)
         if self.record.trace is not None:
             self.record.trace.failed(why, attempt.status or status)
@@ -133,27 +122,27 @@ class Exchange:
             was = attempt.backend.replica.up
             attempt.backend.failed(why, now, refused=refused)
             if attempt.backend.replica.up != was:
-                gateway.changed(attempt.backend)
-            gateway.metrics.faults[pool] += 1
-            if gateway.hosted is not None and attempt.flight.replica.presence is not None:
-                gateway.hosted.doubted(attempt.flight.replica)
+                context.on_backend_changed(attempt.backend)
+            context.metrics.faults[pool] += 1
+            if context.hosted is not None and attempt.flight.replica.presence is not None:
+                context.hosted.doubted(attempt.flight.replica)
             # Who ends in order, as on a restart, was not broken by this request.
             self.broke += not refused and not (isinstance(relay, StreamRelay) and relay.aborted)
         if self.reply.started:
             self._go_on(attempt, why)
             return
         self.code = _CODES.get(status, "upstream_failed")
-        if self.attempts <= gateway.serving.retries and self.broke < MOST_BROKEN:
-            decision = gateway.policy.choose(gateway.live, self.ask, now, exclude=self.tried)
+        if self.attempts <= context.serving.retries and self.broke < MOST_BROKEN:
+            decision = context.router.decide(self.ask, now, exclude=self.tried)
             if decision.outcome == "send":
-                gateway.metrics.retries[pool] += 1
+                context.metrics.retries[pool] += 1
                 self.send(decision)
                 return
             if decision.outcome == "wait" and decision.refusal == "cold":
                 # Its model was only there: it is loaded elsewhere, and this one waits for that like any other.
-                gateway.metrics.retries[pool] += 1
+                context.metrics.retries[pool] += 1
                 self.ask.cold, self.attempt = True, None
-                gateway.queue(self, now)
+                self.wait(now)
                 return
         self.status = status
         if isinstance(relay, WholeRelay) and relay.whole and attempt.status >= 400:
@@ -200,7 +189,6 @@ class Exchange:
             self.handover.start(attempt.relay, why)
 
     def finish(self, events: bytes) -> None:
-        """Nothing but these was missing of the answer."""
         self.reply.write(events)
         self.reply.end()
         self._close("served")
@@ -224,7 +212,7 @@ class Exchange:
 
     def check(self, now: float) -> None:
         """RequestBody a few times a second: is anything overdue?"""
-        attempt, patience = self.attempt, self.gateway.serving
+        attempt, patience = self.attempt, self.context.serving
         if self.closed or attempt is None:
             return
         if now - self.began > patience.total_timeout_s:
@@ -261,14 +249,14 @@ class Exchange:
 
     def _generation_s(self, attempt: Attempt) -> float:
         """An answer that is not streamed begins when all of it is there: what that may take, generously."""
-        if self.asked.stream:
+        if self.parsed.stream:
             return 0.0
         tokens = self.ask.most_output or self.ask.output_tokens
-        return _GENEROUS * tokens * attempt.prediction.tpot_s / self.gateway.speed
+        return _GENEROUS * tokens * attempt.prediction.tpot_s / self.context.speed
 
     def _overdue(self, attempt: Attempt, why: str, *, fault: bool = True) -> None:
         attempt.drop()
-        self.failed(attempt, why, 504, fault=fault)
+        self.on_attempt_failed(why, 504, fault=fault)
 
     # Ends
 
@@ -284,7 +272,6 @@ class Exchange:
         self._close("refused")
 
     def broke_down(self) -> None:
-        """A fault of the gateway's own on its way: it must not be forgotten for that."""
         if self.attempt is not None:
             self.attempt.drop()
         if self.reply.started:
@@ -304,7 +291,7 @@ class Exchange:
             return False
         usage = attempt.relay.usage if attempt.relay is not None else None
         served = attempt.flight.end(
-            self.gateway.now(),
+            self.context.now(),
             input_tokens=usage.input_tokens if usage else None,
             output_tokens=usage.output_tokens if usage else None,
             # Of a part of an answer nothing is to be learnt: neither how long they get nor what they take.
@@ -313,7 +300,7 @@ class Exchange:
         if served is not None:
             # What the client waited before: in the queue, and for backends that failed.
             waited = attempt.flight.started - self.arrived
-            self.gateway.metrics.observe(attempt.backend.pool.name, self.ask, served, waited)
+            self.context.metrics.observe(attempt.backend.pool.name, self.ask, served, waited)
         self._account(attempt)
         return served is not None
 
@@ -364,14 +351,14 @@ class Exchange:
         if how == "served" and not observed:
             # Of several backends, or ended by the gateway itself.
             for index, (flight, tokens) in enumerate(self.legs):
-                self.gateway.metrics.part(flight, 0 if index else self.record.input_tokens, tokens)
-        self.gateway.finished(self, how)
+                self.context.metrics.part(flight, 0 if index else self.record.input_tokens, tokens)
+        self.owner.on_exchange_closed(self)
         self.ticket = None
 
     def _fill(self, how: str) -> None:
-        record, ask, gateway = self.record, self.ask, self.gateway
+        record, ask, context = self.record, self.ask, self.context
         record.how, record.status = how, self.status
         record.code = "" if how == "served" else self.code
         record.model, record.class_name, record.prefix = ask.model, ask.class_name or "", ask.prefix
-        record.streamed, record.attempts = self.asked.stream, self.attempts
-        record.seconds = (gateway.now() - self.arrived) / gateway.speed
+        record.streamed, record.attempts = self.parsed.stream, self.attempts
+        record.seconds = (context.now() - self.arrived) / context.speed

@@ -1,7 +1,7 @@
 """The gateway: a fleet being served. It turns each request into an exchange and keeps what exchanges share.
 
-Times that `route` sees are `now()`, which runs `speed` times as fast as the clock where the fleet is emulated so;
-patience with sockets is always in real seconds.
+Requests are queued and admitted here; what one exchange does is its own (`exchange`), and what all of them share is the
+`context`.
 """
 
 import asyncio
@@ -11,24 +11,24 @@ from time import monotonic, time
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput, UnknownModel
-from crosstie.core.fleet import Fleet
+from crosstie.core.fleet import Fleet, Serving
 from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
 from crosstie.route.build import live_fleet
 from crosstie.route.decision import Decision
 from crosstie.route.hosted_sizes import check_room
 from crosstie.route.live import LiveFleet
-from crosstie.route.policy import make_policy
+from crosstie.route.policies import make_policy
+from crosstie.route.router import Router
 from crosstie.run.gateway.asks import PRIORITIES, ask_of
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import RequestBody, read_body
+from crosstie.run.gateway.context import Context
 from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.exchange import Exchange
-from crosstie.run.gateway.guard import Grant, Guard
 from crosstie.run.gateway.health import probe, watch
 from crosstie.run.gateway.identity import context_of, is_id
-from crosstie.run.gateway.interfaces import HostedModels, OtherWorkers, Tracing
-from crosstie.run.gateway.metrics import Metrics
+from crosstie.run.gateway.metrics import Family
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.address import Address
@@ -60,91 +60,92 @@ class Gateway:
         speed: float = 1.0,
         notify: Callable[[str], None] = lambda line: None,
     ):
-        self.loop, self.catalog, self.speed, self.notify = loop, catalog, speed, notify
-        self.backends: dict[str, Backend] = {}
+        self.catalog, self.notify = catalog, notify
+        self._check(fleet)
+        router = Router(live_fleet(catalog, fleet, monotonic() * speed), make_policy(fleet.policy), speed)
+        self.context = context = Context(loop, router, fleet.serving, speed)
+        context.on_backend_changed = self.backend_changed
+        # What is of the context and stays.
+        self.loop, self.speed, self.router = loop, speed, router
+        self.backends, self.metrics = context.backends, context.metrics
         self.exchanges: set[Exchange] = set()
-        self.metrics = Metrics()
         self.waiting = WaitingRoom(fleet.serving.max_queued)
-        # Who may ask, and how much; None: everyone, anything. Who follows requests while they go on; None: nobody.
-        # Whoever wants to know of requests that have ended.
-        self.guard: Guard | None = None
-        self.tracing: Tracing | None = None
-        # Who loads the models of shared pools; None: there are no such pools.
-        self.hosted: HostedModels | None = None
+        # Called with the record of each request that is over.
         self.listeners: list[Callable[[RequestRecord], None]] = []
-        # Other workers of this gateway, who find out what this one does; None: there are none.
-        self.workers: OtherWorkers | None = None
-        # Whoever follows decisions is called with each; `explaining`: the pools that were not chosen come with it.
-        self.on_decision: Callable[[Exchange, Decision], None] | None = None
+        # Whether the pools that were not chosen come with each decision.
         self.explaining = False
         self.draining = self._halted = False
-        # The loop's time as of the last tick: patience needs no better, and streams ask at every event.
-        self.clock = loop.time()
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._live: LiveFleet | None = None
         self._counter = 0
         self._run = os.urandom(6).hex().encode()
-        self.load(fleet)
+        self._connect()
         self._ticking = loop.call_later(_TICK_S, self._tick)
 
     def now(self) -> float:
-        # Not the loop's time, which uvloop counts in whole milliseconds.
-        return monotonic() * self.speed
+        return self.context.now()
 
     @property
     def live(self) -> LiveFleet:
-        if self._live is None:
-            raise ValueError("no fleet is loaded")
-        return self._live
+        return self.router.fleet
+
+    @property
+    def serving(self) -> Serving:
+        return self.context.serving
 
     # The fleet
 
     def load(self, fleet: Fleet) -> None:
         """Serves this fleet from now on. Raises before anything has changed if it cannot be served."""
+        self._check(fleet)
+        policy = make_policy(fleet.policy)
+        self.router.load(live_fleet(self.catalog, fleet, self.now(), self.live), policy)
+        self.context.serving = fleet.serving
+        self.waiting.most = fleet.serving.max_queued
+        self._connect()
+
+    def _check(self, fleet: Fleet) -> None:
         for pool in fleet.pools:
             if not all(one.backends for one in pool.by_model()):
                 raise BadInput(f"pool {pool.name} has no backends: add their addresses, or use --emulate")
             if pool.api_key_env and not os.environ.get(pool.api_key_env):
                 raise BadInput(f"pool {pool.name}: api_key_env names {pool.api_key_env}, which is not set")
+            for one in pool.by_model():
+                for url in one.backends:
+                    Address(url)
             if pool.hosts:
                 check_room(self.catalog, pool)
-        served = [one for pool in fleet.pools for one in pool.by_model()]
-        addresses = {url: Address(url) for pool in served for url in pool.backends}
-        live = live_fleet(self.catalog, fleet, self.now(), self._live)
-        policy = make_policy(fleet.policy)
-        self._live, self.policy, self.serving = live, policy, fleet.serving
-        self.names = {name: pool.model for pool in served for name in (pool.model, pool.served_as) if name}
-        self.waiting.most = fleet.serving.max_queued
-        kept: dict[str, Backend] = {}
-        for replica in live.replicas():
+
+    def _connect(self) -> None:
+        """A backend for each replica, those that were there before as they are."""
+        now, kept = self.now(), set()
+        for replica in self.live.replicas():
             backend = self.backends.get(replica.key)
             if backend is None:
-                backend = Backend(Origin(self.loop, addresses[replica.key]), replica, replica.pool.pool)
+                backend = Backend(Origin(self.loop, Address(replica.key)), replica, replica.pool.pool)
+                self.backends[replica.key] = backend
             else:
                 backend.replica = replica
                 backend.configure(replica.pool.pool)
-            kept[replica.key] = backend
-            backend.judge(self.now())
-        for key in self.backends.keys() - kept.keys():
-            self._retire(key, self.backends[key])
-        self.backends = kept
-        for key, backend in kept.items():
+            kept.add(replica.key)
+            backend.judge(now)
+        for key in [key for key in self.backends if key not in kept]:
+            self._retire(key)
+        for key, backend in self.backends.items():
             if key not in self._watches:
-                self._watches[key] = self.loop.create_task(watch(self, backend))
+                self._watches[key] = self.loop.create_task(watch(self.context, backend))
 
-    def _retire(self, key: str, backend: Backend) -> None:
+    def _retire(self, key: str) -> None:
         """No longer asked after. What it is answering now it may finish: exchanges hold on to it themselves."""
-        backend.origin.retire()
+        self.backends.pop(key).origin.retire()
         task = self._watches.pop(key, None)
         if task is not None:
             task.cancel()
-        self.backends[key].origin.retire()
 
     async def probe_all(self) -> None:
         """Asks all backends once, so that the first request does not have to find out."""
-        await asyncio.gather(*(probe(self, backend) for backend in self.backends.values()))
+        await asyncio.gather(*(probe(self.context, backend) for backend in self.backends.values()))
 
-    def changed(self, backend: Backend) -> None:
+    def backend_changed(self, backend: Backend) -> None:
         """A backend came up or went down."""
         at = backend.origin.address.url
         pool, why = backend.pool.name, backend.replica.why_down
@@ -154,8 +155,8 @@ class Gateway:
             self.notify(
                 Notice("backend_down", "warning", f"pool {pool}: {at} is down: {why}", pool=pool, backend=at, why=why)
             )
-        if self.workers is not None:
-            self.workers.changed(backend)
+        if self.context.workers is not None:
+            self.context.workers.changed(backend)
         self._admit()
 
     def room_made(self) -> None:
@@ -174,51 +175,43 @@ class Gateway:
         request_id = request.headers.get(b"x-request-id")
         if request_id is None or not is_id(request_id):
             request_id = self._next_id()
-        guard, key_id, grant = self.guard, 0, None
+        guard, key_id, grant = self.context.guard, 0, None
         try:
             if guard is not None:
                 key_id = guard.known(request)
-            asked, ask = self.read(request, key_id)
+            parsed, ask = self.read(request, key_id)
             if guard is not None:
                 grant = guard.admit(key_id, ask)
         except RequestRejected as refused:
             self._refuse_early(request, reply, refused, request_id, key_id)
             return
-        self._begin(request, reply, asked, ask, request_id, key_id, grant)
+        record = RequestRecord(request_id, request.path, time(), "", 0)
+        record.key_id, record.grant = key_id, grant
+        self._begin(Exchange(self.context, self, request, reply, parsed, ask, record))
 
     def read(self, request: Request, key_id: int = 0) -> tuple[RequestBody, Ask]:
         """What a request asks for, and what that means to the router. Raises RequestRejected."""
-        guard, model = self.guard, None
-        names = self.names if guard is None else guard.names_for(key_id, request)
+        guard, model, live = self.context.guard, None, self.live
+        names = live.names if guard is None else guard.names_for(key_id, request)
         try:
-            asked = read_body(request.body)
-            model = asked.model
-            ask = ask_of(self.live, names, request, asked)
+            parsed = read_body(request.body)
+            model = parsed.model
+            ask = ask_of(live, names, request, parsed)
         except UnknownModel as error:
-            if guard is not None and names is not self.names:
+            if guard is not None and names is not live.names:
                 raise guard.not_allowed(key_id, model) from None
             raise RequestRejected(404, str(error), "model_not_found") from None
         except BadInput as error:
             raise RequestRejected(400, str(error), "bad_request") from None
         ask.patience_s = self.serving.queue_s * self.speed
-        return asked, ask
+        return parsed, ask
 
-    def _begin(
-        self,
-        request: Request,
-        reply: Reply,
-        asked: RequestBody,
-        ask: Ask,
-        request_id: bytes,
-        key_id: int,
-        grant: Grant | None,
-    ) -> None:
-        exchange = Exchange(self, request, reply, asked, ask, request_id, key_id)
-        exchange.record.grant = grant
+    def _begin(self, exchange: Exchange) -> None:
         self.exchanges.add(exchange)
+        hosted, ask = self.context.hosted, exchange.ask
         now = self.now()
         try:
-            cold = self.hosted.asked(ask) if self.hosted is not None else None
+            cold = hosted.asked(ask) if hosted is not None else None
             if cold is not None:
                 exchange.refuse(503, cold[0], "model_not_loaded", retry_after_s=cold[1])
             elif len(self.waiting):
@@ -226,7 +219,7 @@ class Gateway:
                 self.queue(exchange, now)
                 self._admit()
             else:
-                decision = self.policy.choose(self.live, ask, now, explain=self.explaining)
+                decision = self.router.decide(ask, now, explain=self.explaining)
                 self._follow(exchange, decision, now)
         except Exception:
             exchange.broke_down()
@@ -236,8 +229,8 @@ class Gateway:
         if decision.outcome == "send":
             exchange.send(decision)
             return
-        if self.on_decision is not None:
-            self.on_decision(exchange, decision)
+        if self.context.on_decision is not None:
+            self.context.on_decision(exchange.request_id, exchange.attempts, exchange.ask, decision)
         if decision.outcome == "wait":
             self.queue(exchange, now)
         else:
@@ -255,7 +248,7 @@ class Gateway:
         """The urgent are sent wherever there is room, target or not; the others have waited for nothing."""
         if ask.priority >= PRIORITIES["high"]:
             patience_s, ask.patience_s = ask.patience_s, 0.0
-            decision = self._choose(self.live, ask, self.now())
+            decision = self._decide(ask, self.now())
             if decision.outcome == "send":
                 exchange.send(decision)
                 return
@@ -263,7 +256,8 @@ class Gateway:
         self._turn_away(exchange, f"it waited {ask.patience_s / self.speed:.1f} s")
 
     def _turn_away(self, exchange: Exchange, why: str) -> None:
-        cold = self.hosted.absent(exchange.ask.model) if self.hosted is not None else None
+        hosted = self.context.hosted
+        cold = hosted.absent(exchange.ask.model) if hosted is not None else None
         if cold is not None:
             exchange.refuse(503, f"{cold[0]}; {why}", "model_not_loaded", retry_after_s=cold[1])
             return
@@ -272,14 +266,14 @@ class Gateway:
             429, f"no pool has room for this request: {why}", "fleet_saturated", retry_after_s=max(after, 1)
         )
 
-    def _choose(self, live: LiveFleet, ask: Ask, now: float) -> Decision:
+    def _decide(self, ask: Ask, now: float) -> Decision:
         """For one who has waited, and may have been elsewhere before."""
-        return self.policy.choose(live, ask, now, exclude=ask.tried)
+        return self.router.decide(ask, now, exclude=ask.tried)
 
     def _admit(self) -> None:
         """Lets in whoever can be sent now, in the order of priority and arrival."""
         now = self.now()
-        while (found := self.waiting.take(self._choose, self.live, now)) is not None:
+        while (found := self.waiting.take(self._decide, now)) is not None:
             ticket, decision = found
             try:
                 self._follow(ticket.item, decision, now)
@@ -287,11 +281,11 @@ class Gateway:
                 ticket.item.broke_down()
                 raise
 
-    def finished(self, exchange: Exchange, how: str) -> None:
+    def on_exchange_closed(self, exchange: Exchange) -> None:
         self.exchanges.discard(exchange)
         if exchange.ticket is not None:
             self.waiting.leave(exchange.ticket)
-        self.metrics.count_request(exchange.record.pool, exchange.ask, how, exchange.status)
+        self.metrics.count_request(exchange.record)
         self._tell(exchange.record, exchange.request)
         if len(self.waiting):
             self.loop.call_soon(self._admit)
@@ -306,8 +300,8 @@ class Gateway:
         record = RequestRecord(request_id, request.path, time(), "refused", status)
         record.code, record.key_id = code, key_id
         record.traceparent, context = context_of(request)
-        if self.tracing is not None:
-            record.trace = self.tracing.begin(record.path, context)
+        if self.context.tracing is not None:
+            record.trace = self.context.tracing.begin(record.path, context)
         self._tell(record, request)
 
     def _tell(self, record: RequestRecord, request: Request) -> None:
@@ -327,8 +321,8 @@ class Gateway:
         self._ticking = self.loop.call_later(_TICK_S, self._tick)
         now = self.loop.time()
         # After a halt of the whole process the sockets have not been looked at yet: what came in the meantime counts.
-        self._halted = now - self.clock > _HALT_S and not self._halted
-        self.clock = now
+        self._halted = now - self.context.clock > _HALT_S and not self._halted
+        self.context.clock = now
         if not self._halted:
             for exchange in list(self.exchanges):
                 try:
@@ -343,6 +337,60 @@ class Gateway:
             self._admit()
         for backend in self.backends.values():
             backend.origin.prune()
+
+    def metrics_page(self) -> str:
+        return self.metrics.page(self._gauges())
+
+    def _gauges(self) -> list[Family]:
+        now = self.now()
+        backends = [({"pool": one.pool.name, "backend": key}, one) for key, one in self.backends.items()]
+        reported = [(at, one.replica.reported) for at, one in backends if one.replica.reported is not None]
+        promised = [
+            ({"class": one.name, "target": name}, target.percentile)
+            for one in self.live.fleet.classes
+            for name, target in (("ttft", one.ttft), ("tpot", one.tpot))
+            if target is not None
+        ]
+        by_backend: tuple[tuple[str, str, Callable[[Backend], float]], ...] = (
+            ("backend_up", "1 where a backend may be chosen.", lambda one: int(one.replica.up)),
+            ("in_flight", "Requests of this gateway in flight.", lambda one: one.replica.in_flight),
+            ("connections", "Open connections to backends.", lambda one: one.origin.connections),
+            (
+                "breaker_open",
+                "1 where a backend's circuit breaker keeps requests away.",
+                lambda one: int(one.breaker.state == "open"),
+            ),
+            (
+                "ttft_correction",
+                "What a backend's TTFT is over the model's prediction.",
+                lambda one: one.replica.ttft.factor(now),
+            ),
+            (
+                "tpot_correction",
+                "What a backend's TPOT is over the model's prediction.",
+                lambda one: one.replica.tpot.factor(now),
+            ),
+        )
+        return [
+            *(
+                (f"crosstie_{name}", "gauge", what, [(at, value(one)) for at, one in backends])
+                for name, what, value in by_backend
+            ),
+            (
+                "crosstie_engine_running", "gauge", "Requests that an engine says it runs, others' included.",
+                [(at, one.running) for at, one in reported],
+            ),
+            (
+                "crosstie_engine_waiting", "gauge", "Requests that an engine says wait for it, others' included.",
+                [(at, one.waiting) for at, one in reported],
+            ),
+            (
+                "crosstie_target_promised", "gauge", "The share of a class's requests that are to keep its target.",
+                promised,
+            ),
+            ("crosstie_queued", "gauge", "Requests that wait for room.", [({}, len(self.waiting))]),
+            ("crosstie_exchanges", "gauge", "Requests that are being answered or wait.", [({}, len(self.exchanges))]),
+        ]  # fmt: skip
 
     def give_up(self) -> None:
         """Tells all who still wait that they do so in vain."""

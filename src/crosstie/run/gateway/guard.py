@@ -9,23 +9,19 @@ from collections import Counter
 from collections.abc import Iterable
 from hmac import compare_digest
 from time import time
-from typing import TYPE_CHECKING
 
 from crosstie.core.workload import Target
 from crosstie.route.ask import Ask
+from crosstie.route.router import Router
 from crosstie.run.gateway.asks import PRIORITIES
 from crosstie.run.gateway.errors import RequestRejected
-from crosstie.run.gateway.limits import Window, rate_headers
+from crosstie.run.gateway.limits import NEVER, Grant, Holder, Window, rate_headers
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.ledger.keys import Key
 from crosstie.run.ledger.tally import LocalTally, Tally
 from crosstie.run.ledger.usage import day_end, month_end
 from crosstie.run.wire.request import Request
 
-if TYPE_CHECKING:
-    from crosstie.run.gateway.gateway import Gateway
-
-_NEVER = float("inf")
 _sha256 = hashlib.sha256
 # What the secret of a key that does not exist is compared with, so that both take the same time.
 _NOBODY = os.urandom(32)
@@ -36,58 +32,9 @@ _IN_VAIN = b"x-should-retry: false\r\n"
 _IN_FLIGHT_S = 5.0
 
 
-class Holder:
-    """A key as the guard has it: what it may do, and what it has spent."""
-
-    __slots__ = (
-        "classes", "digest", "ends_at", "id", "key", "limited", "models", "month_usd", "names", "names_of",
-        "old_digest", "old_until", "own_usd", "priority", "reserved_usd", "restricted", "revoked", "rpm", "today_usd",
-        "tpm", "usd_per_day", "usd_per_month",
-    )  # fmt: skip
-
-    def __init__(self, key: Key):
-        # Dollars of today and this month as the store last told them; those that it did not know of then; and what
-        # requests in flight may come to.
-        self.today_usd = self.month_usd = self.own_usd = self.reserved_usd = 0.0
-        # The names of models that it may use, and of which names of the gateway's these were made.
-        self.names: dict[str, str] = {}
-        self.names_of: dict[str, str] | None = None
-        self.set(key)
-
-    def set(self, key: Key) -> None:
-        self.key, self.id = key, key.id
-        self.digest = bytes.fromhex(key.digest)
-        self.old_digest = bytes.fromhex(key.old_digest) if key.old_digest else b""
-        self.old_until = key.old_until or 0.0
-        self.revoked = key.revoked_at is not None
-        self.ends_at = _NEVER if key.expires_at is None else key.expires_at
-        self.models, self.classes = frozenset(key.models), frozenset(key.classes)
-        self.priority = PRIORITIES[key.priority]
-        self.restricted = bool(key.models or key.classes or self.priority < PRIORITIES["high"])
-        self.rpm, self.tpm = key.rpm or 0, key.tpm or 0
-        self.usd_per_day, self.usd_per_month = key.usd_per_day or 0.0, key.usd_per_month or 0.0
-        self.limited = bool(self.rpm or self.tpm or self.usd_per_day or self.usd_per_month)
-        self.names_of = None
-
-    def had(self, digest: bytes) -> bool:
-        """Whether this was its secret before it was rotated, and is still good."""
-        return time() < self.old_until and compare_digest(digest, self.old_digest)
-
-
-class Grant:
-    """What was let in against a key's limits, to be settled when it has ended."""
-
-    __slots__ = ("headers", "holder", "minute", "reserved_usd", "tokens")
-
-    def __init__(self, holder: Holder, minute: int, tokens: int, reserved_usd: float, headers: bytes):
-        self.holder, self.minute, self.tokens, self.reserved_usd = holder, minute, tokens, reserved_usd
-        # Lines for the answer that say how much is left.
-        self.headers = headers
-
-
 class Guard:
-    def __init__(self, gateway: "Gateway", tally: Tally | None = None):
-        self.gateway = gateway
+    def __init__(self, router: Router, tally: Tally | None = None):
+        self.router = router
         self.tally: Tally = LocalTally() if tally is None else tally
         # By code.
         self.refused: Counter[str] = Counter()
@@ -166,7 +113,7 @@ class Guard:
             raise self._refuse(401, "this is no API key of this gateway", "invalid_api_key")
         if holder.revoked:
             raise self._refuse(401, "this API key was revoked", "api_key_revoked")
-        if holder.ends_at != _NEVER and holder.ends_at <= time():
+        if holder.ends_at != NEVER and holder.ends_at <= time():
             raise self._refuse(401, "this API key has expired", "api_key_expired")
         return holder.id
 
@@ -194,7 +141,7 @@ class Guard:
 
     def names(self, key_id: int) -> dict[str, str]:
         """What the gateway's names of models are to this key."""
-        names = self.gateway.names
+        names = self.router.fleet.names
         holder = self._by_id.get(key_id)
         if holder is None or not holder.models:
             return names
@@ -207,7 +154,7 @@ class Guard:
     def may_see(self, key_id: int, pool: str) -> bool:
         """Whether a pool serves any model of this key."""
         models = self.names(key_id).values()
-        return any(one.name == pool for model in models for one in self.gateway.live.by_model.get(model, ()))
+        return any(one.name == pool for model in models for one in self.router.fleet.by_model.get(model, ()))
 
     def not_allowed(self, key_id: int, model: str | None) -> RequestRejected:
         """For a model that is not among a key's, whether or not there is one of that name."""
@@ -224,7 +171,7 @@ class Guard:
             self._own_class(holder, ask)
 
     def _own_class(self, holder: Holder, ask: Ask) -> None:
-        live = self.gateway.live
+        live = self.router.fleet
         of_model = [live.classes[name] for name in holder.key.classes if name in live.classes]
         of_model = [one for one in of_model if one.model == ask.model]
         if not of_model:
@@ -282,7 +229,7 @@ class Guard:
         if now >= self._day_ends:
             self._next_day(now)
         usd = 0.0
-        for pool in self.gateway.live.by_model.get(ask.model, ()):
+        for pool in self.router.fleet.by_model.get(ask.model, ()):
             usd = max(usd, pool.request_usd(ask.input_tokens, 0.0, ask.copies * ask.output_tokens))
         # The longer wait first.
         for budget, recorded, ends, period in (

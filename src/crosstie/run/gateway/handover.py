@@ -6,17 +6,14 @@ sent the rest; or it is said why not, in a word that the metrics count by.
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from crosstie.route.decision import Decision
 from crosstie.run.gateway.body import Usage
+from crosstie.run.gateway.exchange_state import ExchangeState
+from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.gateway.resume import CannotResume, Continuation, Prepared
 from crosstie.run.gateway.seam import Seam, ending
 from crosstie.run.gateway.transcript import Transcript
-
-if TYPE_CHECKING:
-    from crosstie.run.gateway.exchange import Exchange
-    from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 
 # After an engine broke while it was working on a request, one more gets to try it: a request that breaks engines
 # must not be carried through the whole fleet.
@@ -30,8 +27,8 @@ _WAITING = b": crosstie waits for a backend\n\n"
 class Handover:
     """`began_on`: the engine that began the answer."""
 
-    def __init__(self, exchange: "Exchange", transcript: Transcript, began_on: str):
-        self.exchange, self.transcript, self.began_on = exchange, transcript, began_on
+    def __init__(self, exchange: ExchangeState, transcript: Transcript, began_on: str):
+        self.exchange, self.context, self.transcript, self.began_on = exchange, exchange.context, transcript, began_on
         # What the last backend has said, why it broke off, and when.
         self._relay: StreamRelay | WholeRelay | None = None
         self.why = ""
@@ -45,9 +42,9 @@ class Handover:
         self._preparing: asyncio.Task[Prepared] | None = None
         self._again: asyncio.TimerHandle | None = None
 
-    def start(self, relay: "StreamRelay | WholeRelay | None", why: str) -> None:
+    def start(self, relay: StreamRelay | WholeRelay | None, why: str) -> None:
         self._waits = False
-        self._relay, self.why, self._since = relay, why, self.exchange.gateway.now()
+        self._relay, self.why, self._since = relay, why, self.context.now()
         self._in_time(self._start)
 
     def _start(self) -> None:
@@ -58,18 +55,17 @@ class Handover:
             # All of it has come but the end.
             self._finish("", count=relay is None or relay.usage is None)
             return
-        if not self.exchange.gateway.serving.resume:
+        if not self.context.serving.resume:
             raise CannotResume("off")
         self.continuation = self._continuation()
-        self._look_for_backend(self.continuation)
+        self._find_backend(self.continuation)
 
     def would_succeed(self) -> bool:
         """Whether somebody else would go on now. If not, who has fallen silent may still come back."""
-        exchange = self.exchange
-        gateway = exchange.gateway
-        if self._hopeless or not gateway.serving.resume:
+        exchange, context = self.exchange, self.context
+        if self._hopeless or not context.serving.resume:
             return False
-        decision = gateway.policy.choose(gateway.live, exchange.ask, gateway.now(), exclude=exchange.tried)
+        decision = context.router.decide(exchange.ask, context.now(), exclude=exchange.tried)
         if decision.replica is None:
             # Asked many times a second while nobody is up: nothing is read for that.
             return False
@@ -78,31 +74,31 @@ class Handover:
         except CannotResume:
             self._hopeless = True
             return False
-        return possible.possible_on(gateway.backends[decision.replica.key].engine)
+        return possible.possible_on(context.backends[decision.replica.key].engine)
 
     def _continuation(self) -> Continuation:
         exchange = self.exchange
-        if exchange.attempts > exchange.gateway.serving.retries or exchange.broke >= MOST_BROKEN:
+        if exchange.attempts > self.context.serving.retries or exchange.broke >= MOST_BROKEN:
             raise CannotResume("attempts")
         request = exchange.request
-        return Continuation(request.path, request.body, exchange.asked, self.transcript, self.began_on)
+        return Continuation(request.path, request.body, exchange.parsed, self.transcript, self.began_on)
 
-    def _look_for_backend(self, continuation: Continuation) -> None:
+    def _find_backend(self, continuation: Continuation) -> None:
         exchange, exclude = self.exchange, self._tried()
-        gateway, ask = exchange.gateway, exchange.ask
-        now = gateway.now()
+        context, ask = self.context, exchange.ask
+        now = context.now()
         # It has waited its turn already: wherever there is room.
         ask.patience_s = 0.0
         while True:
-            decision = gateway.policy.choose(gateway.live, ask, now, exclude=exclude)
+            decision = context.router.decide(ask, now, exclude=exclude)
             replica = decision.replica
             if decision.outcome != "send" or replica is None:
                 break
-            if continuation.possible_on(gateway.backends[replica.key].engine):
+            if continuation.possible_on(context.backends[replica.key].engine):
                 self.send(decision)
                 return
             exclude = (*exclude, replica.key)
-        left_s = self._since + gateway.serving.queue_s * gateway.speed - now
+        left_s = self._since + context.serving.queue_s * context.speed - now
         if left_s <= 0.0 or not (decision.outcome == "wait" or self._somebody_may_come()):
             raise CannotResume("backend")
         if not self._waits:
@@ -110,22 +106,22 @@ class Handover:
             exchange.reply.write(_WAITING)
         if decision.outcome == "wait":
             ask.patience_s, ask.tried = left_s, exclude
-            gateway.queue(exchange, now)
+            exchange.wait(now)
         else:
-            self._again = gateway.loop.call_later(_AGAIN_S, self._look_again, continuation)
+            self._again = context.loop.call_later(_AGAIN_S, self._find_again, continuation)
 
     def _somebody_may_come(self) -> bool:
-        pools = self.exchange.gateway.live.by_model.get(self.exchange.ask.model, [])
+        pools = self.context.router.fleet.by_model.get(self.exchange.ask.model, [])
         return any(not replica.up for pool in pools for replica in pool.replicas)
 
     def _tried(self) -> tuple[str, ...]:
         """Backends that have had their turn; who has been down since then is a new one."""
-        known, tried = self.exchange.gateway.backends, self.exchange.tried
+        known, tried = self.context.backends, self.exchange.tried
         return tuple(key for key in tried if key not in known or known[key].replica.since <= self._since)
 
-    def _look_again(self, continuation: Continuation) -> None:
+    def _find_again(self, continuation: Continuation) -> None:
         self._again = None
-        self._in_time(lambda: self._look_for_backend(continuation))
+        self._in_time(lambda: self._find_backend(continuation))
 
     def _in_time(self, step: Callable[[], None]) -> None:
         """Whatever comes of a step, the client is told: nobody else would do it."""
@@ -142,18 +138,20 @@ class Handover:
 
     def send(self, decision: Decision) -> None:
         """To the replica that was decided on, as soon as it is known what to ask it."""
-        continuation, replica, gateway = self.continuation, decision.replica, self.exchange.gateway
+        continuation, replica, context = self.continuation, decision.replica, self.context
         if continuation is None or replica is None:
             raise ValueError("nothing to go on with, or nowhere")
-        if not continuation.possible_on(gateway.backends[replica.key].engine):
+        backend = context.backends[replica.key]
+        if not continuation.possible_on(backend.engine):
             self.give_up("backend")
             return
-        self._preparing = gateway.loop.create_task(continuation.prepared(gateway, gateway.backends[replica.key]))
+        patience_s = context.serving.connect_timeout_s + context.serving.health_every_s
+        self._preparing = context.loop.create_task(continuation.prepared(backend, patience_s))
         self._preparing.add_done_callback(lambda task: self._prepared(task, continuation, decision))
 
     def give_up(self, reason: str, more: str = "") -> None:
         """Nobody goes on with it."""
-        self.exchange.gateway.metrics.not_resumed[reason] += 1
+        self.context.metrics.not_resumed[reason] += 1
         self.exchange.end_in_band(self._relay, f"{self.why}; {more}" if more else self.why)
 
     def cancel(self) -> None:
@@ -173,10 +171,10 @@ class Handover:
         if prepared.left == 0:
             self._finish("length", count=True)
             return
-        backend = exchange.gateway.backends.get(replica.key) if replica is not None else None
+        backend = self.context.backends.get(replica.key) if replica is not None else None
         if backend is None:
             # The fleet has changed in the meantime.
-            self._look_for_backend(continuation)
+            self._find_backend(continuation)
             return
         self.continuation = None
         exchange.path, exchange.body = prepared.path, prepared.body
@@ -195,6 +193,6 @@ class Handover:
         """Nothing is missing of an answer but its last events."""
         exchange, transcript = self.exchange, self.transcript
         given = transcript.given if transcript.given is not None else exchange.given
-        usage = Usage(given, transcript.tokens) if count and exchange.asked.wants_usage else None
+        usage = Usage(given, transcript.tokens) if count and exchange.parsed.wants_usage else None
         chat = exchange.request.path.endswith("/chat/completions")
         exchange.finish(b"" if transcript.done else ending(transcript.first, chat, finish, usage))

@@ -1,51 +1,48 @@
 """Looks after a backend: asks whether it is well, and reads its load off its metrics."""
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from crosstie.run.gateway.backend import ENGINES, Backend, engine_load
 from crosstie.run.gateway.body import owner_of_models
+from crosstie.run.gateway.context import Context
 from crosstie.run.wire.fetch import Answer, fetch
-
-if TYPE_CHECKING:
-    from crosstie.run.gateway.gateway import Gateway
 
 # A page that an engine did not have may come with its next version.
 _ASK_AGAIN_S = 60.0
 _MISSING = (404, 405, 501)
 
 
-async def watch(gateway: "Gateway", backend: Backend) -> None:
+async def watch(context: Context, backend: Backend) -> None:
     """Until it is cancelled."""
     due = 0.0
     while True:
-        serving = gateway.serving
-        now = gateway.loop.time()
-        near = gateway.workers
+        serving = context.serving
+        now = context.loop.time()
+        workers = context.workers
         if now >= due:
-            if near is None or not near.knows_health(backend):
-                await probe(gateway, backend)
+            if workers is None or not workers.knows_health(backend):
+                await probe(context, backend)
             due = now + serving.health_every_s
         if backend.healthy:
-            if near is None or not near.knows_load(backend):
-                await _read_load(gateway, backend)
+            if workers is None or not workers.knows_load(backend):
+                await _read_load(context, backend)
             # Each by itself: nobody tells the others which engine it is.
             if not backend.identified:
-                await _identify(gateway, backend)
+                await _identify(context, backend)
         was = backend.replica.up
-        backend.judge(gateway.now())
+        backend.judge(context.now())
         if backend.replica.up != was:
-            gateway.changed(backend)
-        await asyncio.sleep(max(min(serving.metrics_every_s, due - gateway.loop.time()), 0.05))
+            context.on_backend_changed(backend)
+        await asyncio.sleep(max(min(serving.metrics_every_s, due - context.loop.time()), 0.05))
 
 
-async def probe(gateway: "Gateway", backend: Backend) -> None:
+async def probe(context: Context, backend: Backend) -> None:
     at = backend.origin.address
     fault, refused = None, False
     try:
-        answer = await _get(gateway, backend, f"{at.root}/health")
+        answer = await _get(context, backend, f"{at.root}/health")
         if answer is None:
-            answer = await _get(gateway, backend, f"{backend.base.decode()}/models")
+            answer = await _get(context, backend, f"{backend.base.decode()}/models")
         if answer is not None and answer.status >= 500:
             fault = f"its health check answered {answer.status}"
     except ConnectionRefusedError:
@@ -53,17 +50,17 @@ async def probe(gateway: "Gateway", backend: Backend) -> None:
     except OSError as error:
         fault = f"its health check failed: {error}"
     was = backend.replica.up
-    backend.probed(fault, gateway.now(), refused=refused)
-    if gateway.workers is not None:
-        gateway.workers.probed(backend, fault, refused=refused)
+    backend.probed(fault, context.now(), refused=refused)
+    if context.workers is not None:
+        context.workers.probed(backend, fault, refused=refused)
     if backend.replica.up != was:
-        gateway.changed(backend)
+        context.on_backend_changed(backend)
 
 
-async def _identify(gateway: "Gateway", backend: Backend) -> None:
+async def _identify(context: Context, backend: Backend) -> None:
     """Finds out which engine it is; what an unknown one is called is left to the fleet file."""
     try:
-        answer = await _get(gateway, backend, f"{backend.base.decode()}/models")
+        answer = await _get(context, backend, f"{backend.base.decode()}/models")
     except OSError:
         # To be asked again.
         return
@@ -72,26 +69,26 @@ async def _identify(gateway: "Gateway", backend: Backend) -> None:
         backend.engine = ENGINES.get(owner_of_models(answer.body), backend.engine)
 
 
-async def _read_load(gateway: "Gateway", backend: Backend) -> None:
+async def _read_load(context: Context, backend: Backend) -> None:
     try:
-        answer = await _get(gateway, backend, f"{backend.origin.address.root}/metrics")
+        answer = await _get(context, backend, f"{backend.origin.address.root}/metrics")
     except OSError:
         # Whether it is well is the probe's to say.
         return
     load = engine_load(answer.body) if answer is not None and answer.status == 200 else None
     if load is not None:
-        backend.replica.report(load.running, load.waiting, load.kv_used_fraction, gateway.now())
-        if gateway.workers is not None:
-            gateway.workers.reported(backend, load)
+        backend.replica.report(load.running, load.waiting, load.kv_used_fraction, context.now())
+        if context.workers is not None:
+            context.workers.reported(backend, load)
 
 
-async def _get(gateway: "Gateway", backend: Backend, path: str) -> Answer | None:
+async def _get(context: Context, backend: Backend, path: str) -> Answer | None:
     """None where the engine has no such page."""
-    now = gateway.loop.time()
+    now = context.loop.time()
     if backend.lacks.get(path, 0.0) > now:
         return None
     headers = [(b"authorization", backend.authorization)] if backend.authorization else []
-    patience = max(gateway.serving.health_every_s, gateway.serving.connect_timeout_s)
+    patience = max(context.serving.health_every_s, context.serving.connect_timeout_s)
     answer = await fetch(backend.origin, "GET", path, headers=headers, timeout_s=patience)
     if answer.status in _MISSING:
         backend.lacks[path] = now + _ASK_AGAIN_S

@@ -1,7 +1,65 @@
-"""Limits by the minute, over a window that slides: what was used in this minute, and of the minute before the part
+"""What a key may use: the key as the guard has it, what a request was let in for, and limits by the minute.
+
+The window of a minute slides: what was used in this minute, and of the minute before the part
 that the window still covers, as if it had come evenly."""
 
+from hmac import compare_digest
 from math import ceil
+from time import time
+
+from crosstie.run.gateway.asks import PRIORITIES
+from crosstie.run.ledger.keys import Key
+
+NEVER = float("inf")
+
+
+class Holder:
+    """A key as the guard has it: what it may do, and what it has spent."""
+
+    __slots__ = (
+        "classes", "digest", "ends_at", "id", "key", "limited", "models", "month_usd", "names", "names_of",
+        "old_digest", "old_until", "own_usd", "priority", "reserved_usd", "restricted", "revoked", "rpm", "today_usd",
+        "tpm", "usd_per_day", "usd_per_month",
+    )  # fmt: skip
+
+    def __init__(self, key: Key):
+        # Dollars of today and this month as the store last told them; those that it did not know of then; and what
+        # requests in flight may come to.
+        self.today_usd = self.month_usd = self.own_usd = self.reserved_usd = 0.0
+        # The names of models that it may use, and of which names of the gateway's these were made.
+        self.names: dict[str, str] = {}
+        self.names_of: dict[str, str] | None = None
+        self.set(key)
+
+    def set(self, key: Key) -> None:
+        self.key, self.id = key, key.id
+        self.digest = bytes.fromhex(key.digest)
+        self.old_digest = bytes.fromhex(key.old_digest) if key.old_digest else b""
+        self.old_until = key.old_until or 0.0
+        self.revoked = key.revoked_at is not None
+        self.ends_at = NEVER if key.expires_at is None else key.expires_at
+        self.models, self.classes = frozenset(key.models), frozenset(key.classes)
+        self.priority = PRIORITIES[key.priority]
+        self.restricted = bool(key.models or key.classes or self.priority < PRIORITIES["high"])
+        self.rpm, self.tpm = key.rpm or 0, key.tpm or 0
+        self.usd_per_day, self.usd_per_month = key.usd_per_day or 0.0, key.usd_per_month or 0.0
+        self.limited = bool(self.rpm or self.tpm or self.usd_per_day or self.usd_per_month)
+        self.names_of = None
+
+    def had(self, digest: bytes) -> bool:
+        """Whether this was its secret before it was rotated, and is still good."""
+        return time() < self.old_until and compare_digest(digest, self.old_digest)
+
+
+class Grant:
+    """What was let in against a key's limits, to be settled when it has ended."""
+
+    __slots__ = ("headers", "holder", "minute", "reserved_usd", "tokens")
+
+    def __init__(self, holder: Holder, minute: int, tokens: int, reserved_usd: float, headers: bytes):
+        self.holder, self.minute, self.tokens, self.reserved_usd = holder, minute, tokens, reserved_usd
+        # Lines for the answer that say how much is left.
+        self.headers = headers
 
 
 class Window:

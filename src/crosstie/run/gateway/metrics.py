@@ -6,13 +6,10 @@ On the way of a request only plain numbers are added up; names and labels are pu
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from crosstie.route.ask import Ask
 from crosstie.route.live import Flight, Served
-
-if TYPE_CHECKING:
-    from crosstie.run.gateway.gateway import Gateway
+from crosstie.run.gateway.record import RequestRecord
 
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _TPOT_S = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
@@ -95,10 +92,11 @@ class Metrics:
             if ask.tpot_s is not None:
                 self.targets[name, "tpot", served.tpot_s <= ask.tpot_s] += 1
 
-    def count_request(self, pool: str, ask: Ask, how: str, status: int) -> None:
-        self.requests[pool, ask.model, ask.class_name or "", how, status] += 1
+    def count_request(self, record: RequestRecord) -> None:
+        self.requests[record.pool, record.model, record.class_name, record.how, record.status] += 1
 
-    def page(self, gateway: "Gateway") -> str:
+    def page(self, gauges: list[Family]) -> str:
+        """As Prometheus reads it; `gauges` tell what there is at this moment."""
         lines: list[str] = []
         _family(lines, "crosstie_requests_total", "counter", "Requests by how they ended.")
         for (pool, model, name, how, status), count in self.requests.items():
@@ -123,9 +121,8 @@ class Metrics:
         for reason, count in self.not_resumed.items():
             _sample(lines, "crosstie_resume_failed_total", {"reason": reason}, count)
         self._pool_counts(lines)
-        _gauges(lines, gateway)
-        for source in self.sources:
-            for name, kind, what, samples in source():
+        for families in (gauges, *(source() for source in self.sources)):
+            for name, kind, what, samples in families:
                 _family(lines, name, kind, what)
                 for labels, value in samples:
                     _sample(lines, labels.pop("__name__", name), labels, value)
@@ -151,60 +148,6 @@ class Metrics:
                     _sample(lines, f"{name}_bucket", {"pool": pool, "le": str(bound)}, running)
                 _sample(lines, f"{name}_sum", {"pool": pool}, histogram.total)
                 _sample(lines, f"{name}_count", {"pool": pool}, running)
-
-
-def _gauges(lines: list[str], gateway: "Gateway") -> None:
-    now = gateway.now()
-    backends = [({"pool": b.pool.name, "backend": key}, b) for key, b in gateway.backends.items()]
-    for name, what, values in (
-        ("crosstie_backend_up", "1 where a backend may be chosen.", [(at, int(b.replica.up)) for at, b in backends]),
-        (
-            "crosstie_in_flight",
-            "Requests of this gateway in flight.",
-            [(at, b.replica.in_flight) for at, b in backends],
-        ),
-        (
-            "crosstie_engine_running",
-            "Requests that an engine says it runs, others' included.",
-            [(at, b.replica.reported.running) for at, b in backends if b.replica.reported is not None],
-        ),
-        (
-            "crosstie_engine_waiting",
-            "Requests that an engine says wait for it, others' included.",
-            [(at, b.replica.reported.waiting) for at, b in backends if b.replica.reported is not None],
-        ),
-        ("crosstie_connections", "Open connections to backends.", [(at, b.origin.connections) for at, b in backends]),
-        (
-            "crosstie_breaker_open",
-            "1 where a backend's circuit breaker keeps requests away.",
-            [(at, int(b.breaker.state == "open")) for at, b in backends],
-        ),
-        (
-            "crosstie_ttft_correction",
-            "What a backend's TTFT is over the model's prediction.",
-            [(at, b.replica.ttft.factor(now)) for at, b in backends],
-        ),
-        (
-            "crosstie_tpot_correction",
-            "What a backend's TPOT is over the model's prediction.",
-            [(at, b.replica.tpot.factor(now)) for at, b in backends],
-        ),
-        (
-            "crosstie_target_promised",
-            "The share of a class's requests that are to keep its target.",
-            [
-                ({"class": one.name, "target": name}, target.percentile)
-                for one in gateway.live.fleet.classes
-                for name, target in (("ttft", one.ttft), ("tpot", one.tpot))
-                if target is not None
-            ],
-        ),
-        ("crosstie_queued", "Requests that wait for room.", [({}, len(gateway.waiting))]),
-        ("crosstie_exchanges", "Requests that are being answered or wait.", [({}, len(gateway.exchanges))]),
-    ):
-        _family(lines, name, "gauge", what)
-        for labels, value in values:
-            _sample(lines, name, labels, value)
 
 
 def _family(lines: list[str], name: str, kind: str, what: str) -> None:

@@ -27,8 +27,8 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
             else:
                 reply.send(405, error_body(405, f"{path} takes POST", "method_not_allowed"), b"allow: POST\r\n")
             return
-        if path == "/metrics" and request.method == "GET" and gateway.workers is not None:
-            gateway.workers.metrics_to(lambda page: reply.send(200, page.encode(), content_type=_TEXT))
+        if path == "/metrics" and request.method == "GET" and gateway.context.workers is not None:
+            gateway.context.workers.metrics_to(lambda page: reply.send(200, page.encode(), content_type=_TEXT))
             return
         try:
             status, body, kind = _page(gateway, request)
@@ -56,7 +56,7 @@ def _page(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
 
 def _key_id(gateway: Gateway, request: Request) -> int:
     """Whose a page is that shows to each key its own models. Raises RequestRejected."""
-    return gateway.guard.known(request) if gateway.guard is not None else 0
+    return gateway.context.guard.known(request) if gateway.context.guard is not None else 0
 
 
 def _health(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
@@ -82,7 +82,7 @@ def _by_pool(gateway: Gateway) -> dict[str, list[Replica]]:
 
 
 def _metrics(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
-    return 200, gateway.metrics.page(gateway).encode(), _TEXT
+    return 200, gateway.metrics_page().encode(), _TEXT
 
 
 def _models(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
@@ -99,7 +99,7 @@ def _model(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
 
 def _listed(gateway: Gateway, key_id: int) -> list[dict[str, object]]:
     pools = gateway.live.pools
-    names = gateway.names if gateway.guard is None else gateway.guard.names(key_id)
+    names = gateway.live.names if gateway.context.guard is None else gateway.context.guard.names(key_id)
     return [
         {
             "id": name,
@@ -115,11 +115,11 @@ def _listed(gateway: Gateway, key_id: int) -> list[dict[str, object]]:
 
 def _explain(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     """The decision for a request as the API would take it, without sending it."""
-    key_id, guard = _key_id(gateway, request), gateway.guard
+    key_id, guard = _key_id(gateway, request), gateway.context.guard
     _, ask = gateway.read(request, key_id)
     if guard is not None:
         guard.place(key_id, ask)
-    decision = gateway.policy.choose(gateway.live, ask, gateway.now(), explain=True)
+    decision = gateway.router.decide(ask, gateway.now(), explain=True)
     replica = decision.replica
     said = {
         "policy": gateway.live.fleet.policy,

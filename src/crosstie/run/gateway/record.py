@@ -1,13 +1,9 @@
 """What is known of a request when it has ended: for usage, logs, traces and recordings, each told exactly once."""
 
-from typing import TYPE_CHECKING
-
 from crosstie.run.gateway.interfaces import Trace
+from crosstie.run.gateway.limits import Grant
 from crosstie.run.ledger.usage import Counts, Line
 from crosstie.run.wire.request import Request
-
-if TYPE_CHECKING:
-    from crosstie.run.gateway.guard import Grant
 
 # With a store that cannot be written to for days: more lines than this lose their details, and no number is lost.
 _MOST_LINES = 100_000

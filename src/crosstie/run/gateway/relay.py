@@ -4,9 +4,9 @@ A relay keeps what it must not send yet. As long as `reply.started` is false the
 """
 
 import re
-from typing import Protocol
 
 from crosstie.run.gateway.body import Usage, usage_of
+from crosstie.run.gateway.seam import Seam
 from crosstie.run.gateway.transcript import DONE, Transcript
 from crosstie.run.wire.server import Reply
 from crosstie.run.wire.sse import Events, payloads
@@ -30,16 +30,6 @@ _EVENTS = re.compile(rb".+?(?:\r\n\r\n|\n\n|\Z)", re.DOTALL)
 _OPENING = re.compile(rb'"delta" ?: ?\{ ?"role" ?: ?"assistant"(?: ?, ?"\w+" ?: ?(?:""|null))* ?\}')
 # An answer that is not a stream is kept until it is whole, up to this size.
 MOST_KEPT = 64 * 2**20
-
-
-class Seam(Protocol):
-    """Where an answer goes on that another engine has begun."""
-
-    # What its client is told of that, unless it does not listen.
-    notice: bytes
-
-    def joined(self, events: bytes) -> bytes:
-        """Events of the engine that goes on as if they were of the one that began."""
 
 
 class StreamRelay:

@@ -5,18 +5,15 @@ what they would have said, if they also see the same tokens. Text alone does not
 as two tokens may be read as one. llama.cpp is therefore given tokens, each event's text cut up by itself.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import RequestBody
 from crosstie.run.gateway.fields import decode_parts
 from crosstie.run.gateway.transcript import Transcript
 from crosstie.run.wire.fetch import fetch
-
-if TYPE_CHECKING:
-    from crosstie.run.gateway.backend import Backend
-    from crosstie.run.gateway.gateway import Gateway
 
 Parts = dict[str, msgspec.Raw]
 Json = dict[str, Any]
@@ -74,11 +71,11 @@ class Continuation:
     """A request and what its client has of the answer, and the engine that began it. Raises CannotResume where that is
     no beginning."""
 
-    def __init__(self, path: str, body: bytes, asked: RequestBody, transcript: Transcript, began_on: str = ""):
+    def __init__(self, path: str, body: bytes, parsed: RequestBody, transcript: Transcript, began_on: str = ""):
         transcript.read()
         if transcript.why_not:
             raise CannotResume(transcript.why_not)
-        self.path, self.asked, self.transcript = path, asked, transcript
+        self.path, self.parsed, self.transcript = path, parsed, transcript
         self.chat = path.endswith("/chat/completions")
         self.text = transcript.text
         self.parts: Parts = decode_parts(body)
@@ -161,11 +158,11 @@ class Continuation:
 
     # What the next engine is asked
 
-    async def prepared(self, gateway: "Gateway", backend: "Backend") -> Prepared:
+    async def prepared(self, backend: Backend, timeout_s: float) -> Prepared:
         """Raises CannotResume where the engine does not help."""
-        if backend.engine == "llama.cpp" and not self.asked.attached.number:
+        if backend.engine == "llama.cpp" and not self.parsed.attached.number:
             try:
-                return await self._in_tokens(gateway, backend)
+                return await self._in_tokens(backend, timeout_s)
             except (OSError, ValueError, LookupError, TypeError, msgspec.DecodeError):
                 # An older one, or one that hides these pages: then by its text.
                 pass
@@ -188,19 +185,19 @@ class Continuation:
         else:
             ids = self._ids()
             if ids is None:
-                ids = await self._tokenised(gateway, backend)
+                ids = await self._tokenised(backend, timeout_s)
             parts["prompt"] = msgspec.Raw(_encode([*self._prompt, *ids]))
         return self._as(self.path, parts, made)
 
-    async def _in_tokens(self, gateway: "Gateway", backend: "Backend") -> Prepared:
+    async def _in_tokens(self, backend: Backend, timeout_s: float) -> Prepared:
         """llama.cpp's own means: the prompt as its template has it, and the answer's tokens after it."""
         asked = {"model": backend.model, "content": self.transcript.texts, "parse_special": False}
-        ids = _whole_numbers((await _post(gateway, backend, "/tokenize", asked))["tokens"])
+        ids = _whole_numbers((await _post(backend, timeout_s, "/tokenize", asked))["tokens"])
         prompt: list[Any] = [self._prompt] if isinstance(self._prompt, str) else list(self._prompt)
         parts, made = self._shortened(len(ids))
         if self.chat:
             shown = {**self.parts, "model": msgspec.Raw(_encode(backend.model)), "stream": msgspec.Raw(b"false")}
-            rendered = (await _post(gateway, backend, "/apply-template", shown))["prompt"]
+            rendered = (await _post(backend, timeout_s, "/apply-template", shown))["prompt"]
             if not isinstance(rendered, str):
                 raise ValueError("no prompt")
             prompt = [rendered]
@@ -211,10 +208,10 @@ class Continuation:
         parts["prompt"] = msgspec.Raw(_encode([*prompt, *ids] if ids else prompt[0]))
         return self._as("/v1/completions", parts, made, raw=self.chat)
 
-    async def _tokenised(self, gateway: "Gateway", backend: "Backend") -> list[int]:
+    async def _tokenised(self, backend: Backend, timeout_s: float) -> list[int]:
         asked = {"model": backend.model, "prompt": self.text, "add_special_tokens": False}
         try:
-            return _whole_numbers((await _post(gateway, backend, "/tokenize", asked))["tokens"])
+            return _whole_numbers((await _post(backend, timeout_s, "/tokenize", asked))["tokens"])
         except (OSError, ValueError, LookupError, TypeError, msgspec.DecodeError):
             raise CannotResume("tokens") from None
 
@@ -231,7 +228,7 @@ class Continuation:
 
     def _most(self) -> int | None:
         """The longest that the whole answer may get, if anybody says so."""
-        return self.asked.most_output or max(self._value("n_predict") or 0, 0) or self._usual or None
+        return self.parsed.most_output or max(self._value("n_predict") or 0, 0) or self._usual or None
 
     def _as(self, path: str, parts: Parts, made: int, *, raw: bool = False) -> Prepared:
         most = self._most()
@@ -255,13 +252,13 @@ def _whole_numbers(value: Any) -> list[int]:
     return value
 
 
-async def _post(gateway: "Gateway", backend: "Backend", path: str, asked: Json | Parts) -> Json:
+async def _post(backend: Backend, timeout_s: float, path: str, asked: Json | Parts) -> Json:
     headers = [(b"content-type", b"application/json")]
     if backend.authorization:
         headers.append((b"authorization", backend.authorization))
     answer = await fetch(
         backend.origin, "POST", backend.origin.address.root + path, headers=headers, body=_encode(asked),
-        timeout_s=gateway.serving.connect_timeout_s + gateway.serving.health_every_s,
+        timeout_s=timeout_s,
     )  # fmt: skip
     if answer.status != 200:
         raise ValueError(f"{path} answered {answer.status}")

@@ -62,7 +62,7 @@ class Hosting(HostedModels):
         self._serve, self.gateway = serve, serve.gateway
         serve.verbs[_VERB] = self._answer
         self._build(serve.fleet)
-        self.gateway.hosted = self
+        self.gateway.context.hosted = self
         self.gateway.metrics.sources.append(lambda: families(self.pools.values()) if self.leads else [])
         self._lead()
         if self.leads:
@@ -75,7 +75,7 @@ class Hosting(HostedModels):
         self._again.set()
 
     async def stop(self) -> None:
-        self.gateway.hosted = None
+        self.gateway.context.hosted = None
         for pool in self.pools.values():
             self._ending += pool.close()
         if self._task is not None:

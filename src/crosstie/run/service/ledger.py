@@ -90,14 +90,14 @@ class Ledger:
         # One for each process, also after a fork.
         self._process = uuid.uuid4().hex
         board = serve.board
-        self._guard = Guard(gateway, BoardTally(board, serve.row) if board is not None else None)
+        self._guard = Guard(gateway.router, BoardTally(board, serve.row) if board is not None else None)
         first = _Round(None, self._version)
         first.run(store)
         if first.failure is not None:
             raise StoreFailed(first.failure)
         self._took(first)
         self._heed(serve.fleet)
-        if gateway.guard is not None and not self._guard.keys:
+        if gateway.context.guard is not None and not self._guard.keys:
             line = "keys are required and there are none yet: `crosstie keys create NAME` makes one"
             serve.notice(Notice("no_keys", "warning", line))
         gateway.listeners.append(self._on_record)
@@ -111,7 +111,7 @@ class Ledger:
             self._heed(fleet)
 
     def _heed(self, fleet: Fleet) -> None:
-        self._serve.gateway.guard = self._guard if fleet.state.keys else None
+        self._serve.gateway.context.guard = self._guard if fleet.state.keys else None
 
     @property
     def pending(self) -> int:

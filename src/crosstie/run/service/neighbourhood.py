@@ -1,6 +1,6 @@
 """A gateway's place among its other workers: it shares load, health and counts with them, and heeds the supervisor.
 
-Load is told and read at every decision (`route.together`); the rest within a tenth of a second. A backend is probed and
+Load is told and read at every decision (`route.router`); the rest within a tenth of a second. A backend is probed and
 its metrics are read by whichever worker comes first, for all of them.
 """
 
@@ -15,7 +15,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from crosstie.core.fleet import Fleet
-from crosstie.route.together import Together
 from crosstie.run.gateway.backend import Backend, EngineLoad
 from crosstie.run.gateway.interfaces import OtherWorkers
 from crosstie.run.gateway.metrics import Family
@@ -55,19 +54,13 @@ class SharedLoad:
         asyncio.get_running_loop().remove_reader(self._bell)
 
     def _settle(self) -> None:
-        """After the fleet has changed: a place on the board for every replica, and a policy that minds it."""
+        """After the fleet has changed: a place on the board for every replica, and a router that minds it."""
         gateway = self._gateway
-        live = gateway.live
-        self._cells = self._board.cells([replica.key for replica in live.replicas()], self._row)
-        for replica in live.leaving:
-            replica.elsewhere.cell = None
-        for replica in live.replicas():
-            replica.elsewhere.cell = self._cells.get(replica.key)
-            replica.elsewhere.publish(replica)
+        self._cells = self._board.cells([replica.key for replica in gateway.live.replicas()], self._row)
+        gateway.router.share(dict(self._cells))
         if len(self._cells) < len(gateway.backends):
             missing = len(gateway.backends) - len(self._cells)
             gateway.notify(f"{missing} backends are more than can be shared: each process counts its own on them")
-        gateway.policy = Together(gateway.policy, gateway.speed)
 
     def _rung(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -101,7 +94,7 @@ class Neighbourhood(SharedLoad, OtherWorkers):
         with contextlib.suppress(FileNotFoundError):
             self._inherited = self._kept_at(self._row).read_text()
         self._gateway.metrics.sources.append(self._figures)
-        self._gateway.workers = self
+        self._gateway.context.workers = self
         loop.add_reader(self.place.line.fileno(), self._commanded)
         # A worker that is killed before anyone has asked has been started all the same.
         self._own_page()
@@ -159,7 +152,7 @@ class Neighbourhood(SharedLoad, OtherWorkers):
             backend.judge(now)
         if backend.replica.up != was:
             self._adopting = True
-            self._gateway.changed(backend)
+            self._gateway.backend_changed(backend)
             self._adopting = False
 
     def changed(self, backend: Backend) -> None:
@@ -213,7 +206,7 @@ class Neighbourhood(SharedLoad, OtherWorkers):
 
     def _own_page(self) -> str:
         """Of this worker, and of those whose place it has taken."""
-        own = self._gateway.metrics.page(self._gateway)
+        own = self._gateway.metrics_page()
         page = summed([(self._row, own), (self._row, self._inherited)]) if self._inherited else own
         self._keep(page)
         return page

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Considered, Decision
-from crosstie.run.gateway.exchange import Exchange
 
 if TYPE_CHECKING:
     from crosstie.run.gateway.gateway import Gateway
@@ -25,11 +24,11 @@ class Recent:
         # Of all that were ever taken, those from `taken - len` to `taken` are kept.
         self.taken = 0
         self._kept: deque[tuple[float, bytes, int, Ask, Decision]] = deque(maxlen=MOST)
-        gateway.on_decision = self._decided
+        gateway.context.on_decision = self._on_decision
 
-    def _decided(self, exchange: Exchange, decision: Decision) -> None:
+    def _on_decision(self, request_id: bytes, attempts: int, ask: Ask, decision: Decision) -> None:
         self.taken += 1
-        self._kept.append((time(), exchange.request_id, exchange.attempts, exchange.ask, decision))
+        self._kept.append((time(), request_id, attempts, ask, decision))
 
     def rows(self, after: int, most: int) -> list[dict[str, Any]]:
         """Those taken after the first `after` ones, oldest first; of more than `most`, the latest."""

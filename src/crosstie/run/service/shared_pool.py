@@ -229,7 +229,7 @@ class SharedPool:
         for evicted in move.evict:
             await self.loader.unload(index, evicted, patience_s)
         await self.loader.load(index, move.load.model, patience_s)
-        await probe(self.gateway, self.loader.backend(index, move.load.model))
+        await probe(self.gateway.context, self.loader.backend(index, move.load.model))
 
     def _made(self, task: asyncio.Task[None], move: Move, index: int, began: float) -> None:
         """Whatever came of it, the replica is not taken to be loading any more."""

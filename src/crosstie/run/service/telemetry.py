@@ -102,7 +102,7 @@ class Telemetry(Tracing):
         self._before = (self._logger.propagate, list(self._logger.handlers))
         self._logger.propagate, self._logger.handlers = False, [logging.NullHandler()]
         self._loop, self._gateway = asyncio.get_running_loop(), serve.gateway
-        self._gateway.tracing = self
+        self._gateway.context.tracing = self
         self._gateway.listeners.append(self._hear)
         self._gateway.metrics.sources.append(self._families)
         self._thread.start()

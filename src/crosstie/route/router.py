@@ -1,0 +1,80 @@
+"""A fleet and the policy that decides over it. Before each decision the fleet is brought up to its moment; a decision
+itself only reads.
+
+Where workers and peers share their load, what they have may be some milliseconds old; of the replica that was chosen it
+is asked at the last moment whether there is still room, so that its limit holds for all of them together but for those
+that decide at once.
+"""
+
+from collections.abc import Collection
+
+from crosstie.route.ask import Ask
+from crosstie.route.decision import Decision
+from crosstie.route.live import LiveFleet, Replica
+from crosstie.route.load import Cell
+from crosstie.route.policy import RoutingPolicy
+
+# How old what is known of other workers and peers may be when nothing depends on it.
+READ_S = 0.005
+# Replicas that others may fill while one decision is made.
+_TRIES = 8
+
+
+class Router:
+    def __init__(self, fleet: LiveFleet, policy: RoutingPolicy, speed: float = 1.0):
+        """`speed`: seconds of the router's clock in a second."""
+        self.fleet, self.policy = fleet, policy
+        self._read_every_s = READ_S * speed
+        self._read_at = float("-inf")
+        # Those that others use as well.
+        self._shared: list[Replica] = []
+
+    def load(self, fleet: LiveFleet, policy: RoutingPolicy) -> None:
+        """Decides over this fleet from now on; what is shared has to be said anew."""
+        self.fleet, self.policy = fleet, policy
+        self._shared = []
+
+    def share(self, cells: dict[str, Cell]) -> None:
+        """Replicas with a cell, by their keys, are shared with other workers or peers."""
+        for replica in self.fleet.leaving:
+            replica.elsewhere.cell = None
+        for replica in self.fleet.replicas():
+            replica.elsewhere.cell = cells.get(replica.key)
+            replica.publish()
+        self._shared = [replica for replica in self.fleet.replicas() if replica.key in cells]
+
+    def decide(self, ask: Ask, now: float, *, exclude: Collection[str] = (), explain: bool = False) -> Decision:
+        """`exclude`: backends that have been tried for this request. `explain`: with the pools that were not chosen."""
+        fleet = self.fleet
+        if self._shared and now - self._read_at >= self._read_every_s:
+            self._read_shared(now)
+        for _ in range(_TRIES):
+            fleet.advance(now, ask.model)
+            decision = self.policy.choose(fleet, ask, now, exclude=exclude, explain=explain)
+            replica = decision.replica
+            if not self._shared or (replica is not None and not _is_crowded(replica, now)):
+                return decision
+            if replica is None and not self._read_shared(now):
+                return decision
+        return Decision("wait", "other gateways took every place while this was decided")
+
+    def _read_shared(self, now: float) -> bool:
+        """Whether anything has changed."""
+        self._read_at = now
+        found = False
+        for replica in self._shared:
+            cell = replica.elsewhere.cell
+            if cell is not None and cell.changed:
+                found = replica.read_elsewhere(now) or found
+        return found
+
+
+def _is_crowded(replica: Replica, now: float) -> bool:
+    cell = replica.elsewhere.cell
+    if cell is None:
+        return False
+    in_flight: int = cell.in_flight_elsewhere()
+    if in_flight - replica.elsewhere.in_flight < replica.view.limit - replica.in_flight:
+        return False
+    replica.read_elsewhere(now)
+    return replica.in_flight >= replica.advance(now).limit

@@ -1,0 +1,44 @@
+"""What all requests of a gateway share: clock, settings, router, backends, counts, and who else takes part.
+
+The gateway makes it and keeps it up to date; exchanges, attempts and health checks take it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+from crosstie.core.fleet import Serving
+from crosstie.route.ask import Ask
+from crosstie.route.decision import Decision
+from crosstie.route.router import Router
+from crosstie.run.gateway.backend import Backend
+from crosstie.run.gateway.guard import Guard
+from crosstie.run.gateway.interfaces import HostedModels, OtherWorkers, Tracing
+from crosstie.run.gateway.metrics import Metrics
+
+
+class Context:
+    def __init__(self, loop: asyncio.AbstractEventLoop, router: Router, serving: Serving, speed: float):
+        self.loop, self.router, self.serving = loop, router, serving
+        # Times that `route` sees run so many times as fast as the clock; patience with sockets is in real seconds.
+        self.speed = speed
+        self.backends: dict[str, Backend] = {}
+        self.metrics = Metrics()
+        # The loop's time as of the last tick: patience needs no better, and streams ask at every event.
+        self.clock = loop.time()
+        # Who may ask, and how much; None: everyone, anything.
+        self.guard: Guard | None = None
+        # Who follows requests while they go on; None: nobody.
+        self.tracing: Tracing | None = None
+        # Who loads the models of shared pools; None: there are no such pools.
+        self.hosted: HostedModels | None = None
+        # Other workers of this gateway, who find out what this one does; None: there are none.
+        self.workers: OtherWorkers | None = None
+        # Called with each decision: the request's id, attempts before it, the request as the router sees it.
+        self.on_decision: Callable[[bytes, int, Ask, Decision], None] | None = None
+        # Called when a backend came up or went down.
+        self.on_backend_changed: Callable[[Backend], None] = lambda backend: None
+
+    def now(self) -> float:
+        # Not the loop's time, which uvloop counts in whole milliseconds.
+        return monotonic() * self.speed

@@ -1,0 +1,86 @@
+"""What an exchange knows, and what its attempts and its handover ask of it."""
+
+from abc import ABC, abstractmethod
+
+from crosstie.route.ask import Ask
+from crosstie.route.decision import Decision
+from crosstie.run.gateway.body import RequestBody
+from crosstie.run.gateway.context import Context
+from crosstie.run.gateway.identity import context_of
+from crosstie.run.gateway.record import RequestRecord
+from crosstie.run.gateway.relay import StreamRelay, WholeRelay
+from crosstie.run.gateway.seam import Seam
+from crosstie.run.gateway.transcript import Transcript
+from crosstie.run.wire.request import Request
+from crosstie.run.wire.server import Reply
+
+
+class ExchangeState(ABC):
+    __slots__ = (
+        "arrived", "ask", "attempts", "began", "body", "broke", "closed", "context", "given", "parsed", "path",
+        "record", "reply", "request", "request_id", "seam", "trace_headers", "transcript", "tried",
+    )  # fmt: skip
+
+    def __init__(
+        self, context: Context, request: Request, reply: Reply, parsed: RequestBody, ask: Ask, record: RequestRecord,
+    ):  # fmt: skip
+        self.context, self.request, self.reply, self.parsed, self.ask = context, request, reply, parsed, ask
+        self.request_id = record.request_id
+        # What will be told of it when it is over.
+        self.record = record
+        # The lines of trace context that backends get.
+        record.traceparent, self.trace_headers = context_of(request)
+        if context.tracing is not None:
+            record.trace = context.tracing.begin(request.path, self.trace_headers)
+        self.began = context.clock
+        self.arrived = context.now()
+        self.closed = False
+        # Attempts so far, and how many of them have broken their engine.
+        self.attempts = self.broke = 0
+        self.tried: tuple[str, ...] = ()
+        # What backends are asked: what the client asked, until one has to go on from where another broke off.
+        self.path, self.body = request.path, request.body
+        # What the client has of a stream, and where what comes now joins what came before.
+        self.transcript: Transcript | None = None
+        self.seam: Seam | None = None
+        # Tokens of the prompt as far as they can be guessed.
+        self.given = round(ask.input_tokens)
+
+    # What an attempt tells
+
+    @abstractmethod
+    def transcribed(self) -> Transcript | None:
+        """Where an attempt writes down what the client gets; None: that is no text that could be gone on with."""
+
+    @abstractmethod
+    def on_attempt_begun(self) -> None:
+        """The client has got something of the present attempt."""
+
+    @abstractmethod
+    def on_attempt_served(self) -> None: ...
+
+    @abstractmethod
+    def on_attempt_failed(self, why: str, status: int, *, fault: bool = True, refused: bool = False) -> None:
+        """`fault`: it is held against the backend; `refused`: no connection was made."""
+
+    # What a handover asks
+
+    @abstractmethod
+    def send(self, decision: Decision) -> None:
+        """To the replica that was decided on."""
+
+    @abstractmethod
+    def wait(self, now: float) -> None:
+        """For room, or for its model to be loaded."""
+
+    @abstractmethod
+    def finish(self, events: bytes) -> None:
+        """Nothing but these was missing of the answer."""
+
+    @abstractmethod
+    def end_in_band(self, relay: StreamRelay | WholeRelay | None, why: str, code: str = "upstream_cut") -> None:
+        """The client is told inside its answer that it is incomplete."""
+
+    @abstractmethod
+    def broke_down(self) -> None:
+        """A fault of the gateway's own on its way: it must not be forgotten for that."""

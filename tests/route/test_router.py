@@ -1,0 +1,124 @@
+"""A router brings its fleet up to the moment; a decision itself changes nothing of it."""
+
+from typing import Any, get_args
+
+import pytest
+from tests.route.fleets import ask, live, load, pool
+
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Policy
+from crosstie.route.live import LiveFleet
+from crosstie.route.policies import POLICIES, make_policy, registry
+from crosstie.route.router import Router
+
+_COUNTS = (
+    "in_flight", "waiting", "waiting_tokens", "held_tokens", "decoding_tokens", "prompt_rate", "rate_at",
+    "last_first_at", "head_started", "head_tokens", "busy_until", "external_running", "external_until", "fresh_until",
+    "factors_until", "since", "up", "draining",
+)  # fmt: skip
+_SEEN = (
+    "ahead_tokens", "before_s", "free_tokens", "full_s", "late_s", "limit", "none_s", "room", "step_s", "stretch",
+    "strictest_tpot_s", "strictest_ttft_s", "tpot_factor", "ttft_factor",
+)  # fmt: skip
+
+
+class Cell:
+    """A place on a board that nobody else uses; it keeps what was written."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[float, ...]] = []
+        self.elsewhere: list[tuple[float, ...]] = []
+        self.busy_until = float("-inf")
+        self.changed = False
+
+    def write(self, *counts: float) -> None:
+        self.written.append(counts)
+
+    def read(self) -> list[tuple[float, ...]]:
+        return self.elsewhere
+
+    def tell(self, **common: float) -> None:
+        raise AssertionError("nobody is full")
+
+    def in_flight_elsewhere(self) -> int:
+        return sum(int(one[0]) for one in self.elsewhere)
+
+
+def state(fleet: LiveFleet) -> list[Any]:
+    found: list[Any] = []
+    for one in fleet.pools:
+        found.append((one.name, one.slowness, one.slowness_until, dict(one.sessions), one.draining))
+        for replica in one.replicas:
+            found.append([getattr(replica, name) for name in _COUNTS])
+            found.append([getattr(replica.view, name) for name in _SEEN])
+            found.append((list(replica.queue), list(replica.silent), dict(replica.targets), len(replica.prefixes)))
+    return found
+
+
+def busy_fleet() -> LiveFleet:
+    """With requests that decode, that wait, and whose first token nobody will see."""
+    fleet = live(pool("amd", replicas=2), pool("nvidia", "h200", replicas=2))
+    for replica in fleet.replicas():
+        load(replica, 2)
+        load(replica, 1, decoding=False)
+        load(replica, 1, decoding=False, streams=False)
+    return fleet
+
+
+@pytest.mark.parametrize("name", get_args(Policy))
+def test_deciding_twice_changes_nothing_of_the_fleet(name: Policy) -> None:
+    fleet, policy = busy_fleet(), make_policy(name)
+    cells = {replica.key: Cell() for replica in fleet.replicas()}
+    for replica in fleet.replicas():
+        replica.elsewhere.cell = cells[replica.key]
+    fleet.advance(0.04, ask().model)
+    before = state(fleet)
+    # Later than the fleet was advanced to: a decision that advanced it would show.
+    first = policy.choose(fleet, ask(session="s", prefix=(1, 2)), 1.0, explain=True)
+    assert state(fleet) == before
+    second = policy.choose(fleet, ask(session="s", prefix=(1, 2)), 1.0, explain=True)
+    assert state(fleet) == before
+    assert not any(cell.written for cell in cells.values())
+    assert first.outcome == second.outcome == "send"
+
+
+def test_advancing_moves_flights_and_tells_of_it() -> None:
+    fleet = busy_fleet()
+    cells = {replica.key: Cell() for replica in fleet.replicas()}
+    router = Router(fleet, make_policy("fastest"))
+    router.share(dict(cells))
+    for cell in cells.values():
+        cell.written.clear()
+    before = state(fleet)
+    router.decide(ask(), 1.0)
+    assert state(fleet) != before
+    # Those whose first token nobody sees are assumed to decode by now.
+    assert [replica.waiting for replica in fleet.replicas()] == [1, 1, 1, 1]
+    assert all(len(cell.written) == 1 for cell in cells.values())
+
+
+def test_only_the_pools_of_the_model_are_advanced() -> None:
+    fleet = busy_fleet()
+    before = state(fleet)
+    fleet.advance(1.0, "another model")
+    assert state(fleet) == before
+
+
+def test_a_replica_that_others_have_filled_since_is_passed_over() -> None:
+    fleet = live(pool("amd", replicas=2, max_in_flight=4))
+    router, cells = Router(fleet, make_policy("least-loaded")), {one.key: Cell() for one in fleet.replicas()}
+    router.share(dict(cells))
+    assert router.decide(ask(), 0.0).outcome == "send"
+    first, second = fleet.replicas()
+    cells[first.key].elsewhere = [(4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
+    assert {router.decide(ask(), 0.001).replica for _ in range(4)} == {second}
+    cells[second.key].elsewhere = cells[first.key].elsewhere
+    assert router.decide(ask(), 0.002).outcome == "wait"
+
+
+def test_policies_are_registered_once_and_by_the_names_of_the_fleet_file() -> None:
+    assert tuple(POLICIES) == get_args(Policy)
+    with pytest.raises(ValueError, match="two policies are called 'fastest': Fastest and Fastest"):
+        registry([*POLICIES.values(), POLICIES["fastest"]])
+    with pytest.raises(BadInput, match="unknown policy 'slowest'; known: cheapest-meeting-target, fastest"):
+        make_policy("slowest")  # type: ignore[arg-type]
