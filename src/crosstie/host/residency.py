@@ -14,17 +14,10 @@ So nobody starves, and no model leaves a replica more often than once in the lea
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from crosstie.core.errors import BadInput
-from crosstie.host.hosted import (
-    Hosted,
-    Move,
-    PoolCounts,
-    ResidencySettings,
-    Slot,
-    Wait,
-    WaitingModel,
-)
+from crosstie.host.hosted import Hosted, ModelCounts, Move, PoolCounts, ResidencySettings, Slot, Wait, WaitingModel
 from crosstie.host.worth import Worth
 
 # Requests in flight of a model on a replica: busy(slot key, model).
@@ -35,25 +28,21 @@ _COPY_WORTH = 0.25
 _GIB = 1024.0**3
 # When nothing tells when to ask again: requests end at any moment.
 _SOON_S = 0.25
-# A model that is asked for no more is forgotten after this many times the wait that it was told, and some seconds.
+# A model that is asked for no more is forgotten after this many times its expected wait, and some seconds.
 _FORGET_WAITS = 2.0
 _FORGET_S = 5.0
 
 
-class _Option:
+@dataclass(frozen=True, slots=True)
+class _Spot:
     """A replica where a model could go: whom to evict, what that is worth, and from when on it is allowed."""
 
-    __slots__ = ("evict", "free_from", "idle", "left_bytes", "loss", "slot")
-
-    def __init__(
-        self, slot: Slot, evict: tuple[str, ...], loss: float, free_from: float, idle: bool, left_bytes: float
-    ) -> None:
-        self.slot = slot
-        self.evict = evict
-        self.loss = loss
-        self.free_from = free_from
-        self.idle = idle
-        self.left_bytes = left_bytes
+    slot: Slot
+    evict: tuple[str, ...]
+    loss: float
+    free_from: float
+    idle: bool
+    left_bytes: float
 
 
 class Residency:
@@ -73,7 +62,7 @@ class Residency:
         self._waiting: dict[str, WaitingModel] = {}
         self._failures = dict.fromkeys(self.hosted, 0)
         self._not_before = dict.fromkeys(self.hosted, -math.inf)
-        self.counts = PoolCounts(list(self.hosted))
+        self.counts = PoolCounts(by_model={model: ModelCounts() for model in self.hosted})
 
     def _homes(self) -> dict[str, Slot]:
         """The largest pinned models first, each where most is left; refuses what could never be served."""
@@ -117,7 +106,7 @@ class Residency:
     def why_waiting(self, model: str) -> Wait:
         """After `wanted` gave no move: why, and when to ask again."""
         waiting = self._waiting.get(model)
-        return waiting.told if waiting else Wait(f"{model} waits for nothing", _SOON_S)
+        return waiting.wait if waiting else Wait(f"{model} waits for nothing", _SOON_S)
 
     def wanted(self, model: str, now: float, busy: Busy) -> Move | None:
         """The move that makes room for a model that is nowhere resident; None while it must wait (`why_waiting`)."""
@@ -126,43 +115,45 @@ class Residency:
         if self.resident(model):
             self.forget(model)
             return None
-        waiting = self._waiting.setdefault(model, WaitingModel(now))
+        waiting = self._waiting.setdefault(model, WaitingModel(now, now))
         waiting.asked_at, waiting.there = now, True
         for slot in self.slots:
             if slot.loading == model:
                 left = slot.loading_since + one.load_s - now
-                return self._told(waiting, f"{model} is being loaded on {slot.key}", max(left, _SOON_S))
+                return self._must_wait(waiting, f"{model} is being loaded on {slot.key}", max(left, _SOON_S))
         if now < self._not_before[model]:
-            return self._told(waiting, f"loading {model} failed; it is tried again", self._not_before[model] - now)
-        option = self._best(one, now, busy)
-        if option is None:
-            return self._told(waiting, "every replica is loading, promised to another model or away", _SOON_S)
-        if not option.evict:
-            return Move(option.slot, one, (), "fits in free memory")
-        return self._turn(one, option, waiting, now)
+            return self._must_wait(waiting, f"loading {model} failed; it is tried again", self._not_before[model] - now)
+        spot = self._best(one, now, busy)
+        if spot is None:
+            return self._must_wait(waiting, "every replica is loading, promised to another model or away", _SOON_S)
+        if not spot.evict:
+            return Move(spot.slot, one, (), "fits in free memory")
+        return self._turn(one, spot, waiting, now)
 
-    def _turn(self, one: Hosted, option: _Option, waiting: WaitingModel, now: float) -> Move | None:
+    def _turn(self, one: Hosted, spot: _Spot, waiting: WaitingModel, now: float) -> Move | None:
         """Whether the newcomer may evict by now; if so, it goes or claims the replica."""
         patient_until = waiting.since + self._settings.waits_s(one)
-        worthy = self._worth.deserves(one.model, option.loss, self._settings.margin, now)
-        deserved = worthy and option.free_from <= now
+        worthy = self._worth.deserves(one.model, spot.loss, self._settings.margin, now)
+        deserved = worthy and spot.free_from <= now
         if not deserved and now < patient_until:
             if not waiting.counted:
                 waiting.counted = True
                 for tally in (self.counts, self.counts.by_model[one.model]):
                     tally.refused_thrash += 1
-            names = ", ".join(option.evict)
-            return self._told(waiting, f"{names} would have to go, and may stay for now", patient_until - now)
-        if option.slot.claimed_by is None and self._is_before(one.model, waiting, now):
-            return self._told(waiting, "others have waited longer", _SOON_S)
-        option.slot.claimed_by = one.model
-        if now < option.free_from:
-            return self._told(waiting, f"what was just loaded on {option.slot.key} may stay", option.free_from - now)
-        option.slot.leaving = frozenset(option.evict)
-        if not option.idle:
-            return self._told(waiting, f"{', '.join(option.evict)} on {option.slot.key} finish their requests", _SOON_S)
+            names = ", ".join(spot.evict)
+            return self._must_wait(waiting, f"{names} would have to go, and may stay for now", patient_until - now)
+        if spot.slot.claimed_by is None and self._is_before(one.model, waiting, now):
+            return self._must_wait(waiting, "others have waited longer", _SOON_S)
+        spot.slot.claimed_by = one.model
+        if now < spot.free_from:
+            return self._must_wait(waiting, f"what was just loaded on {spot.slot.key} may stay", spot.free_from - now)
+        spot.slot.leaving = frozenset(spot.evict)
+        if not spot.idle:
+            return self._must_wait(
+                waiting, f"{', '.join(spot.evict)} on {spot.slot.key} finish their requests", _SOON_S
+            )
         why = "worth more than what it evicts" if deserved else "its turn after waiting"
-        return Move(option.slot, one, option.evict, why)
+        return Move(spot.slot, one, spot.evict, why)
 
     def _is_before(self, model: str, waiting: WaitingModel, now: float) -> bool:
         """Whether another whose patience has ended came before this one, and has no replica promised to it."""
@@ -183,9 +174,9 @@ class Residency:
         self._forget_the_gone(now)
         for model, slot in self._home.items():
             if model not in slot.resident and self._may_load(model, now):
-                option = self._option(slot, self.hosted[model], now, busy)
-                if option is not None and option.idle and option.free_from <= now:
-                    return Move(slot, self.hosted[model], option.evict, "pinned")
+                spot = self._spot(slot, self.hosted[model], now, busy)
+                if spot is not None and spot.idle and spot.free_from <= now:
+                    return Move(slot, self.hosted[model], spot.evict, "pinned")
         move = self._another_copy(now, busy)
         if move is not None:
             return move
@@ -195,9 +186,9 @@ class Residency:
         absent = [m for m in self.hosted if not self.resident(m) and self._may_load(m, now)]
         for model in sorted(absent, key=lambda m: -self._worth.per_byte(m, now)):
             if self.counts.by_model[model].asked:
-                option = self._best(self.hosted[model], now, busy)
-                if option is not None and not option.evict:
-                    return Move(option.slot, self.hosted[model], (), "ahead of demand, into free memory")
+                spot = self._best(self.hosted[model], now, busy)
+                if spot is not None and not spot.evict:
+                    return Move(spot.slot, self.hosted[model], (), "ahead of demand, into free memory")
         return None
 
     def _another_copy(self, now: float, busy: Busy) -> Move | None:
@@ -209,46 +200,46 @@ class Residency:
                 if each >= self._settings.copy_at_in_flight:
                     crowded.append((each, model))
         for each, model in sorted(crowded, reverse=True):
-            option = self._best(self.hosted[model], now, busy)
-            if option is None or not option.idle or option.free_from > now:
+            spot = self._best(self.hosted[model], now, busy)
+            if spot is None or not spot.idle or spot.free_from > now:
                 continue
             # Of a copy only a part of the model's worth is gained, so the margin is the larger.
-            if not option.evict or self._worth.deserves(model, option.loss, self._settings.margin / _COPY_WORTH, now):
-                return Move(option.slot, self.hosted[model], option.evict, f"{each:.0f} in flight on each copy")
+            if not spot.evict or self._worth.deserves(model, spot.loss, self._settings.margin / _COPY_WORTH, now):
+                return Move(spot.slot, self.hosted[model], spot.evict, f"{each:.0f} in flight on each copy")
         return None
 
     def _may_load(self, model: str, now: float) -> bool:
         return now >= self._not_before[model] and all(slot.loading != model for slot in self.slots)
 
-    def _best(self, one: Hosted, now: float, busy: Busy) -> _Option | None:
+    def _best(self, one: Hosted, now: float, busy: Busy) -> _Spot | None:
         """Free memory, the tightest that holds it; else the replica that was claimed; else where it costs least."""
         home = self._home.get(one.model)
         slots = [home] if home is not None and home.usable else self.slots
-        claimed: _Option | None = None
-        best: _Option | None = None
+        claimed: _Spot | None = None
+        best: _Spot | None = None
         for slot in slots:
             if one.model in slot.resident or slot.claimed_by not in (None, one.model):
                 continue
-            option = self._option(slot, one, now, busy)
-            if option is None:
+            spot = self._spot(slot, one, now, busy)
+            if spot is None:
                 if slot.claimed_by == one.model:
                     self._released(slot)
                 continue
             if slot.claimed_by == one.model:
-                claimed = option
-            if best is None or self._order(option, one, now) < self._order(best, one, now):
-                best = option
+                claimed = spot
+            if best is None or self._order(spot, one, now) < self._order(best, one, now):
+                best = spot
         # Whoever leaves for it must not have left for nothing.
         return claimed if claimed is not None and best is not None and best.evict else best
 
-    def _option(self, slot: Slot, one: Hosted, now: float, busy: Busy) -> _Option | None:
+    def _spot(self, slot: Slot, one: Hosted, now: float, busy: Busy) -> _Spot | None:
         if not slot.usable or slot.loading is not None or one.model in slot.unable:
             return None
         if one.taken_bytes > slot.capacity_bytes:
             return None
         short = one.taken_bytes - (slot.capacity_bytes - slot.used_bytes(self.hosted))
         if short <= 0:
-            return _Option(slot, (), 0.0, now, True, -short)
+            return _Spot(slot, (), 0.0, now, True, -short)
         candidates = [m for m in slot.resident if self._home.get(m) is not slot]
         if slot.claimed_by == one.model and slot.leaving:
             chosen = self._enough(slot, [m for m in candidates if m in slot.leaving], short, now)
@@ -257,19 +248,19 @@ class Residency:
         stayed = [m for m in candidates if now >= self._free_from(slot, m)]
         idle = [m for m in stayed if not busy(slot.key, m)]
         sets = {self._enough(slot, among, short, now) for among in (idle, stayed, candidates)}
-        options = [self._evicting(slot, chosen, now, busy) for chosen in sorted(sets) if chosen]
-        return min(options, key=lambda option: self._order(option, one, now), default=None)
+        spots = [self._evicting(slot, chosen, now, busy) for chosen in sorted(sets) if chosen]
+        return min(spots, key=lambda spot: self._order(spot, one, now), default=None)
 
-    def _order(self, option: _Option, one: Hosted, now: float) -> tuple[float, float, float]:
+    def _order(self, spot: _Spot, one: Hosted, now: float) -> tuple[float, float, float]:
         """At the least cost; the soonest; little memory left over."""
-        wait_s = max(option.free_from - now, 0.0)
-        return self._cost(option, one, wait_s, now), wait_s, option.left_bytes
+        wait_s = max(spot.free_from - now, 0.0)
+        return self._cost(spot, one, wait_s, now), wait_s, spot.left_bytes
 
-    def _cost(self, option: _Option, one: Hosted, wait_s: float, now: float) -> float:
+    def _cost(self, spot: _Spot, one: Hosted, wait_s: float, now: float) -> float:
         """Until the busy ones have finished the newcomer waits longer than for its load, so they count for more.
         Whoever still has residence costs the newcomer the rest of it, which is better waited for than a hot model
         is lost."""
-        loss = option.loss if option.idle else option.loss * (1.0 + self._settings.drain_s / max(one.load_s, 0.01))
+        loss = spot.loss if spot.idle else spot.loss * (1.0 + self._settings.drain_s / max(one.load_s, 0.01))
         return loss + self._worth.lost(one.model, now) * wait_s / max(one.load_s, 0.01)
 
     def _enough(self, slot: Slot, candidates: Iterable[str], short: float, now: float) -> tuple[str, ...]:
@@ -289,11 +280,11 @@ class Residency:
                 freed -= self.hosted[model].taken_bytes
         return tuple(chosen)
 
-    def _evicting(self, slot: Slot, chosen: tuple[str, ...], now: float, busy: Busy) -> _Option:
-        return _Option(
+    def _evicting(self, slot: Slot, chosen: tuple[str, ...], now: float, busy: Busy) -> _Spot:
+        return _Spot(
             slot,
             chosen,
-            self._worth.together([self._loss(slot, model, now) for model in chosen]),
+            self._worth.combined([self._loss(slot, model, now) for model in chosen]),
             max(self._free_from(slot, model) for model in chosen),
             all(not busy(slot.key, model) for model in chosen),
             0.0,
@@ -351,7 +342,7 @@ class Residency:
         self._not_before[model] = now + min(pause, self._settings.most_backoff_s)
         waiting = self._waiting.get(model)
         if waiting:
-            self._told(waiting, f"loading {model} failed; it is tried again", self._not_before[model] - now)
+            self._must_wait(waiting, f"loading {model} failed; it is tried again", self._not_before[model] - now)
 
     def retry(self, model: str) -> None:
         """A load that failed may be tried at once: on another replica, where nothing speaks against it."""
@@ -388,12 +379,12 @@ class Residency:
         gone = [
             model
             for model, waiting in self._waiting.items()
-            if now > waiting.asked_at + _FORGET_WAITS * waiting.told.retry_s + _FORGET_S
+            if now > waiting.asked_at + _FORGET_WAITS * waiting.wait.retry_s + _FORGET_S
         ]
         for model in gone:
             self.forget(model)
 
-    def _told(self, waiting: WaitingModel, why: str, retry_s: float) -> Move | None:
+    def _must_wait(self, waiting: WaitingModel, why: str, retry_s: float) -> Move | None:
         """No move, and the reason is kept for whoever asks."""
-        waiting.told = Wait(why, max(retry_s, 0.01))
+        waiting.wait = Wait(why, max(retry_s, 0.01))
         return None

@@ -59,7 +59,7 @@ class Worth:
             return self.requests_per_s(model, now) * self._hosted[model].load_s
         return self.per_byte(model, now)
 
-    def together(self, losses: Iterable[float]) -> float:
+    def combined(self, losses: Iterable[float]) -> float:
         """Seconds add up; ranks do not, there the dearest counts."""
         return sum(losses) if self._kind == "demand" else max(losses)
 
