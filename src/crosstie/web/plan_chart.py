@@ -59,7 +59,7 @@ def _costs(axes: Any, plan: Plan) -> None:
     axes.set_yticks(range(len(fleets)), [name for name, _ in fleets])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.22 * widest)
-    axes.set_xlabel("USD an hour (line: eight cases of ten, as estimates err)")
+    axes.set_xlabel("USD an hour (line: 80% interval)")
     axes.set_title(f"{plan.workload.name}: what each fleet costs", loc="left", fontsize=11)
 
 

@@ -259,7 +259,7 @@ def test_files_that_are_no_json(crosstie: Command, tmp_path: Path, content: byte
 
 @pytest.mark.parametrize(
     "option",
-    [("--save", "x.json"), ("--fleet", "x.toml"), ("--price", "mi300x=2"), ("--on", "h200"), ("--check",)],
+    [("--save", "x.json"), ("--fleet", "x.toml"), ("--price", "mi300x=2"), ("--on", "h200"), ("--simulate",)],
     ids=lambda option: option[0],
 )
 def test_options_that_a_saved_plan_has_no_use_for(

@@ -142,7 +142,7 @@ def _level(found: BreakEven) -> str:
     if found.at is None:
         return ""
     if found.key == "engineers" and found.at >= found.now:
-        more = f"{found.at:.1f} engineers ({found.now:g} are counted)"
+        more = f"{found.at:.1f} engineers ({found.now:g} assumed)"
         return f"{found.option} could pay {more} over the horizon and still match {found.against}."
     if found.key == "purchase_usd" and found.at >= found.now:
         prices = f"{found.at:,.0f} USD before its discount ({found.now:,.0f} now)"
@@ -160,9 +160,7 @@ def _level_discount(found: BreakEven) -> str:
         return (
             f"No discount brings {found.option} level with {found.against}: without any accelerator bill it costs more."
         )
-    return (
-        f"{found.option} draws level with {found.against} at {found.at:.0%} off its price ({found.now:.0%} is counted)."
-    )
+    return f"{found.option} draws level with {found.against} at {found.at:.0%} off its price ({found.now:.0%} assumed)."
 
 
 def _drivers(bars: Sequence[Bar], first: str, second: str | None) -> list[str]:

@@ -113,7 +113,7 @@ def _target(
     percentile = f"p{target.percentile * 100:g}"
     best, place, tokens = alone
     fastest = one.deployments[place]
-    read = " (the slow end of its estimate)" if workload.sizing == "safe" else ""
+    read = " (the upper 80% bound of its estimate)" if workload.sizing == "safe" else ""
     return Obstacle(
         f"class '{kind.name}' {key}_ms",
         f"{percentile} = {target.seconds * 1e3:g}",

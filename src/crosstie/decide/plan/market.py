@@ -22,7 +22,7 @@ PLANNED_BY = (*(basis for basis in BASES if basis != "purchase"), BUY)
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One accelerator as it can be had."""
+    """One accelerator as it is available."""
 
     accelerator: Accelerator
     # After the discount.

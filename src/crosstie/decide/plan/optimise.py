@@ -58,8 +58,8 @@ def _columns(offered: Offers, market: Market) -> dict[str, Any]:
 
 def choice(offered: Offers, market: Market, workload: Workload, growth: float = 1.0) -> Choice:
     """`growth`: the peak over today's."""
-    peak = growth * (1.0 + workload.constraints.spare)
-    demand = np.array([part.requests_per_s for part in offered.parts]) * peak
+    today = np.array([part.requests_per_s for part in offered.parts])
+    demand = today * growth * (1.0 + workload.constraints.spare)
     return Choice(offered, market, programme(market, workload, demand=demand, **_columns(offered, market)))
 
 

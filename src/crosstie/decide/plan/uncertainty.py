@@ -1,4 +1,4 @@
-"""What a fleet may turn out to cost: the same pools, with the replicas that they would need if estimates err.
+"""What a fleet may turn out to cost: the same pools, with the replicas that they would need if estimates are wrong.
 
 Errors are drawn from the intervals that calibration gives: one draw a deployment, which makes all its times
 longer or shorter together, and independent between deployments.
@@ -26,7 +26,7 @@ _MOST = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """Eight cases in ten, by cost an hour; and the share of cases in which the pools cannot keep the targets."""
+    """The 80% interval of the cost; and the share of cases in which the pools cannot keep the targets."""
 
     low_usd_per_hour: float | None
     high_usd_per_hour: float | None
