@@ -313,6 +313,7 @@ def fleets(draw: st.DrawFn) -> Fleet:
     )
 
 
+@pytest.mark.slow
 @given(fleet=fleets())
 @settings(max_examples=60)
 def test_any_fleet_reads_back(catalog: Catalog, tmp_path_factory: pytest.TempPathFactory, fleet: Fleet) -> None:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -33,6 +35,7 @@ def test_findings_as_text_json_and_sarif(tmp_path: Path) -> None:
     assert answer["findings"][0]["where"] == {"file": "a.cu", "line": 2, "name": "f"}
 
 
+@pytest.mark.slow
 def test_exit_status(tmp_path: Path) -> None:
     source = tmp_path / "a.py"
     source.write_text("torch.backends.cuda.matmul.allow_tf32 = True\n")

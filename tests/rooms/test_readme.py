@@ -58,6 +58,7 @@ def test_the_readme_s_blocks_fit_80_columns() -> None:
     assert [line for line in shown if len(line) > 80] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "body"), CONSOLE, ids=range(len(CONSOLE)))
 def test_console_snippets_print_what_they_show(page: str, body: str, tmp_path: Path) -> None:
     """Each `$ crosstie ...` line, then its output; `...` stands for lines left out."""
@@ -75,6 +76,7 @@ def test_console_snippets_print_what_they_show(page: str, body: str, tmp_path: P
             rest = rest.split(piece, 1)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "body"), PYTHON, ids=range(len(PYTHON)))
 def test_python_snippets_run(page: str, body: str) -> None:
     names: dict[str, object] = {}

@@ -106,6 +106,7 @@ def test_times_of_steps_are_those_of_perf(deployment: Deployment) -> None:
         assert got == pytest.approx(float(exact[0, 0]), rel=0.06), (sequences, length, prompts, tokens, start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("load", "count"), [(0.5, 30_000), (0.8, 80_000)])
 def test_prompts_alone_wait_as_in_a_queue_with_one_server(load: float, count: int) -> None:
     """Prompts that fill a step and ask for one token: M/D/1, whose mean wait is rho S / 2 (1 - rho)."""

@@ -58,6 +58,7 @@ def ideal(name: str, clients: int) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [16, 128])
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_pair_of_five_to_one_gives_what_it_can(name: str, clients: int) -> None:

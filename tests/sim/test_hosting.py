@@ -59,6 +59,7 @@ def test_no_requests_are_no_trouble() -> None:
     assert (found.requests, found.cold_share, found.evictions_per_hour, found.wait_s(0.5)) == (0, 0.0, 0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_the_same_requests_give_the_same_run() -> None:
     runs = [host(shelf(), [100.0, 100.0], popular(15, 0.2, 10_000.0)) for _ in range(2)]
     assert runs[0].evictions == runs[1].evictions > 0
@@ -75,6 +76,7 @@ def test_two_models_that_alternate_do_not_swap_at_every_request() -> None:
     assert ours.loads < 0.5 * lru.loads
 
 
+@pytest.mark.slow
 def test_larger_memory_means_fewer_evictions() -> None:
     rooms = (90.0, 120.0, 160.0, 240.0)
     evictions = [host(shelf(), [room] * 2, popular(15, 0.2, 10_000.0)).evictions for room in rooms]

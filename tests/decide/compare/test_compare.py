@@ -48,6 +48,7 @@ def test_links_are_named_where_they_decide(catalog: Catalog) -> None:
     assert "against 64 over the mesh" in got.verdicts[0]
 
 
+@pytest.mark.slow
 def test_sentences_are_true_over_many_pairs(catalog: Catalog) -> None:
     """Each reason must favour the winner, and what is said of room and peaks must be so."""
     draw = random.Random(7)

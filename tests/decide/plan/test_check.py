@@ -35,6 +35,7 @@ CASES: dict[str, tuple[RequestClass, ...]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accelerator", ["mi300x", "b200"])
 @pytest.mark.parametrize("classes", CASES.values(), ids=CASES)
 def test_targets_are_kept_when_simulated(catalog: Catalog, classes: tuple[RequestClass, ...], accelerator: str) -> None:

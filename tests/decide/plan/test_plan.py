@@ -126,6 +126,7 @@ def test_the_mixed_fleet_is_never_dearer_than_one_vendors(prices: dict[str, floa
         assert own / SLACK <= alone.usd_per_hour <= own * 1.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prices", some_prices(2, seed=5), ids=str)
 def test_cost_is_monotone_in_every_price(prices: dict[str, float]) -> None:
     now = cost(planned(usd_per_gpu_hour=prices))
@@ -150,6 +151,7 @@ def test_prices_drive_accelerators_out_and_in(name: str) -> None:
     assert planned(usd_per_gpu_hour={**PRICES, name: 0.01}).accelerators == [name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prices", [PRICES, *some_prices(2, seed=2)], ids=str)
 def test_flips_flip(prices: dict[str, float]) -> None:
     """A hair beyond the price the fleet of the plan is no longer the cheapest: a new plan beats it."""

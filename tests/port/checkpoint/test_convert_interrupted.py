@@ -35,6 +35,7 @@ def go_on(source: Path, out: Path) -> Converted:
     return convert(plan_conversion(open_checkpoint(source), "e4m3fnuz"), out, jobs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "points"), [(1, 16), (2, 6)])
 def test_killed_at_random_points_a_rerun_completes(tmp_path: Path, jobs: int, points: int) -> None:
     source = write_model(

@@ -10,6 +10,8 @@ from tests.conftest import Command
 
 from crosstie.core.errors import BadInput
 
+pytestmark = pytest.mark.triton
+
 KERNEL = """import triton
 import triton.language as tl
 

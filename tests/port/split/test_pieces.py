@@ -13,6 +13,8 @@ from torch import nn
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.port.split import Split, dynamic, split
 
+pytestmark = pytest.mark.slow
+
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 WIDTH = 16
 

@@ -169,6 +169,7 @@ def mixed_evidence(catalog: Catalog) -> list[Case]:
     return cases
 
 
+@pytest.mark.slow
 def test_leaving_out_is_what_a_fit_without_would_say(catalog: Catalog) -> None:
     fit = Regression(catalog, gather(catalog, mixed_evidence(catalog)))
     parts = fit.solve(all_rows(fit))

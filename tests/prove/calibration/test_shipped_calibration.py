@@ -39,6 +39,7 @@ def test_one_more_round_of_the_fit_leaves_its_predictions_where_they_are(catalog
     assert float(np.quantile(change, 0.95)) < 0.05
 
 
+@pytest.mark.slow
 def test_it_predicts_what_it_has_seen(catalog: Catalog) -> None:
     found = document(validate(catalog, read_results(SHIPPED_RESULTS[0])))
     not_modelled = sum(count for reason, count in found["uncovered"].items() if "not modelled" in reason)
@@ -73,6 +74,7 @@ def test_its_intervals_hold_what_they_say_near_and_far(catalog: Catalog) -> None
         assert 0.75 <= held[group] <= 0.85, group
 
 
+@pytest.mark.slow
 def test_the_accuracy_page_is_what_the_code_renders(catalog: Catalog) -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert fill(page, tables(catalog, PEER)) == page

@@ -46,6 +46,7 @@ def shipped(catalog: Catalog) -> Tax:
     return tax(catalog, read_results(SHIPPED_RESULTS))
 
 
+@pytest.mark.slow
 def test_shipped_fractions_are_possible_or_listed(shipped: Tax) -> None:
     readings = [reading for group in shipped.groups for reading in group.readings]
     assert len(readings) == shipped.points > 2500

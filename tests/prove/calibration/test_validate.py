@@ -225,6 +225,7 @@ mutilated = st.dictionaries(st.sampled_from(sorted(CELLS)), st.integers(0, 100),
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(mutilated, min_size=1, max_size=5))
 def test_every_row_is_covered_or_counted(rows: list[dict[str, str]]) -> None:

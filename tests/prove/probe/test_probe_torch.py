@@ -40,6 +40,7 @@ def run(device: ProbedDevice, cases: list[dict[str, Any]]) -> probe_kernels.Prob
     return measure(device, plan, lambda *_: None)
 
 
+@pytest.mark.slow
 def test_every_kind_runs(device: ProbedDevice) -> None:
     outcome = run(device, cases())
     assert outcome.failures == []
@@ -77,6 +78,7 @@ def test_where_nothing_compiles_the_steps_run_unfused(device: ProbedDevice, monk
     assert outcome.failures == [{"kind": "fusion", "reason": "RuntimeError: Cannot find a working triton installation"}]
 
 
+@pytest.mark.slow
 def test_processes_reduce() -> None:
     pytest.importorskip("torch")
     rows, problem = all_reduces("cpu", "gloo", 2, [8192, 1 << 16])

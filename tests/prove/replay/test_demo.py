@@ -54,6 +54,7 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert not any(map(_lives, pids))
 
 
+@pytest.mark.slow
 def test_the_demo_in_small(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crosstie.prove.replay.demo._SIMULATED", 200)
     seen = crosstie("demo", "--seconds", "10", "--speed", "10", "--json")

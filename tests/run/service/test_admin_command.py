@@ -75,6 +75,7 @@ def test_a_pool_is_drained_shown_and_let_back(folder: Path, gateway: Running) ->
     assert KEY not in gateway.errors
 
 
+@pytest.mark.slow
 def test_a_backend_and_a_pool_are_added_and_saved(folder: Path, gateway: Running) -> None:
     assert admin(folder, gateway, "add", "two", "http://127.0.0.1:1/v1").returncode == 0
     new = folder / "pool.toml"
@@ -169,6 +170,7 @@ def test_the_wrong_key_and_none(folder: Path, gateway: Running) -> None:
     assert (api.returncode, api.stderr.count("\n")) == (2, 1)
 
 
+@pytest.mark.slow
 def test_every_worker_takes_a_change_and_so_does_one_that_comes_later(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -261,6 +261,7 @@ def explain(running: Running, *arguments: str, folder: Path) -> subprocess.Compl
     return subprocess.run(asked, capture_output=True, text=True, env=environment(folder), timeout=60)
 
 
+@pytest.mark.slow
 def test_explain(emulated: Running, tmp_path: Path) -> None:
     request = tmp_path / "request.json"
     request.write_text(json.dumps({"model": SMALL, "messages": FRANCE, "max_tokens": 50}))
@@ -329,6 +330,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fut
         yield {name: hands.submit(refused, arguments) for name, (arguments, _) in FAULTS.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_bad_command_line_is_one_line_and_status_2(
     refusals: dict[str, Future[subprocess.CompletedProcess[str]]], name: str

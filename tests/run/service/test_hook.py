@@ -130,6 +130,7 @@ def hooked(url: str, command: str) -> Pool:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_models_that_a_command_swaps(tmp_path: Path) -> None:
     listed = tmp_path / "listed"
     listed.write_text("two")

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.run.service.processes import serving
 
+pytestmark = pytest.mark.slow
+
 FLEET = """\
 format = 1
 

@@ -22,6 +22,8 @@ from crosstie.core.fleet import SharedState
 from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.usage import total
 
+pytestmark = pytest.mark.slow
+
 
 def keys(folder: Path, *arguments: str) -> str:
     done = subprocess.run(

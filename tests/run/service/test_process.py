@@ -85,6 +85,7 @@ def in_flight(running: Running) -> float:
     return metric(get(running.url, "/metrics").text, "crosstie_exchanges")
 
 
+@pytest.mark.slow
 def test_streams_survive_every_reload(pools: dict[str, Pool], tmp_path: Path) -> None:
     with gateway(tmp_path, pools["amd"], pools["nvidia"]) as running:
         file = tmp_path / "fleet.toml"
@@ -233,6 +234,7 @@ def test_a_signal_as_soon_as_it_is_ready_ends_it_well(
         assert running.ends(number) == 0
 
 
+@pytest.mark.slow
 def test_requests_that_keep_coming_while_it_ends_are_answered_or_refused(
     pools: dict[str, Pool], tmp_path: Path
 ) -> None:

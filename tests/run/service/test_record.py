@@ -240,6 +240,7 @@ def python(code: str, folder: Path, *arguments: str | Path) -> subprocess.Popen[
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], env=where, stdout=-1, text=True)
 
 
+@pytest.mark.slow
 def test_several_processes_append_to_one_file_and_every_line_is_there_once(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     workers = [python(APPENDS, tmp_path, path, str(1000 * number), "400") for number in range(3)]
@@ -401,6 +402,7 @@ def test_a_recording_is_read_while_it_is_written_in_order_of_end_and_its_classes
     assert {one.class_name for one in from_trace(trace, class_name="all")} == {"all"}
 
 
+@pytest.mark.slow
 def test_what_is_recorded_is_replayed_with_its_lengths_its_classes_and_its_shared_beginnings(tmp_path: Path) -> None:
     classes = "".join(f'\n[[class]]\nname = "{name}"\nmodel = "{SMALL}"\n' for name in ("chat", "batch"))
     file = tmp_path / "fleet.toml"
@@ -437,6 +439,7 @@ def test_what_is_recorded_is_replayed_with_its_lengths_its_classes_and_its_share
     assert all(abs(a - b) <= 32 for a, b in zip(*lengths, strict=True))
 
 
+@pytest.mark.slow
 def test_workers_record_to_one_file_each_request_once_and_one_that_is_killed_tears_nothing(tmp_path: Path) -> None:
     file, trace = tmp_path / "fleet.toml", tmp_path / "trace.jsonl"
     file.write_text(fleet_text(fleet(pool("amd", max_context=8192))))

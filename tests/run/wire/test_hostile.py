@@ -223,6 +223,7 @@ async def test_a_refusal_after_a_head_has_its_body() -> None:
         assert got.endswith(b"\r\n\r\nthe first line is not a method, a target and a version")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("close", [b"connection: close\r\n", b""])
 def test_who_never_reads_its_answer_is_given_up_and_who_reads_slowly_is_not(close: bytes) -> None:
     async def test() -> None:
@@ -243,6 +244,7 @@ def test_who_never_reads_its_answer_is_given_up_and_who_reads_slowly_is_not(clos
     run_on_loop(test())
 
 
+@pytest.mark.slow
 def test_a_body_of_the_smallest_chunks_takes_no_more_room_than_its_bytes() -> None:
     parser = RequestParser(Limits())
     parser.feed(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")

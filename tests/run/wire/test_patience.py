@@ -258,6 +258,7 @@ async def test_pipelined_answers_that_are_read_late_all_come() -> None:
         writer.close()
 
 
+@pytest.mark.slow
 @on_loop
 async def test_little_is_read_behind_requests_that_are_answered_at_once() -> None:
     most = 0
