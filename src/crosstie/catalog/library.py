@@ -145,6 +145,14 @@ class Catalog:
         quick = self._quick("accelerators", name)
         return self._once(quick, read_accelerator) if quick else _find("accelerator", name, self.accelerators)
 
+    def accelerators_named(self, names: str | Iterable[str]) -> list[Accelerator]:
+        """One name or several, each accelerator once."""
+        chosen = [names] if isinstance(names, str) else names
+        found = {one.id: one for one in map(self.accelerator, chosen)}
+        if not found:
+            raise BadInput("--on names no accelerator")
+        return list(found.values())
+
     def model(self, name: str) -> Model:
         """By id, alias, or the path of a model directory, config.json or catalog file.
 

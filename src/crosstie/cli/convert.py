@@ -1,5 +1,6 @@
 """`crosstie convert`: an FP8 checkpoint from one dialect to the other, exactly."""
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from crosstie.cli.show import bandwidth, console, gigabytes, json_option, print_json, seconds
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.port.checkpoint.conversion import Conversion, plan_conversion
-from crosstie.port.checkpoint.convert import Converted, convert, default_jobs
-from crosstie.port.checkpoint.fp8 import DTYPES, OTHER, Dialect
-from crosstie.port.checkpoint.index import open_checkpoint
+from crosstie.port.checkpoint.convert import ConversionReport, convert
+from crosstie.port.checkpoint.fp8 import DTYPES, Dialect
 
 
 @click.command("convert")
@@ -50,17 +49,15 @@ def command(
     read. Interrupted, the same command goes on with what is missing; config.json comes last. Nothing runs on an
     accelerator. docs/convert.md has the formats and who needs this.
     """
-    plan = plan_conversion(
-        open_checkpoint(model_dir), to, even_if_normalised=even_if_normalised, keep_kv_scales=keep_kv_scales
-    )
-    done = None
-    if not dry_run:
-        with _bar() as advance:
-            done = convert(plan, out, jobs=jobs or default_jobs(), sync=fsync, on_progress=advance)
+    with _bar() as on_progress:
+        found = convert(
+            model_dir, out, to, jobs=jobs, even_if_normalised=even_if_normalised, keep_kv_scales=keep_kv_scales,
+            sync=fsync, dry_run=dry_run, on_progress=on_progress,
+        )  # fmt: skip
     if as_json:
-        print_json(_document(plan, out, done))
+        print_json(msgspec.to_builtins(found))
     else:
-        _show(plan, out, done)
+        _show(found)
     return 0
 
 
@@ -77,39 +74,20 @@ def _bar() -> Iterator[OnProgress]:
         yield lambda done, total, _: bar.update(task, completed=done, total=total)
 
 
-def _document(plan: Conversion, out: Path, done: Converted | None) -> dict[str, object]:
-    return {
-        "source": str(plan.checkpoint.folder),
-        "out": str(out),
-        "from": OTHER[plan.to],
-        "to": plan.to,
-        "method": plan.scheme.method,
-        "scheme": plan.scheme.scheme,
-        "shards": len(plan.shards),
-        "nbytes": plan.nbytes,
-        "tensors": len(plan.checkpoint.tensors),
-        "recoded": sorted(plan.recoded),
-        "rescaled": sorted(plan.rescaled),
-        "kept": plan.kept,
-        "converted": None if done is None else msgspec.to_builtins(done),
-    }
-
-
-def _show(plan: Conversion, out: Path, done: Converted | None) -> None:
-    lines = console()
+def _show(found: ConversionReport) -> None:
+    lines, done = console(), found.converted
     verb = "would be converted" if done is None else "converted"
-    copied = len(plan.checkpoint.tensors) - len(plan.recoded) - len(plan.rescaled)
+    copied = found.tensors - len(found.recoded) - len(found.rescaled)
     lines.print(
-        f"{plan.checkpoint.folder}: {plan.scheme.method}, {plan.scheme.scheme}, {OTHER[plan.to]}; {verb} to {plan.to} "
-        f"in {out}",
+        f"{found.source}: {found.method}, {found.scheme}, {found.was}; {verb} to {found.to} in {found.out}",
         soft_wrap=True,
     )
     lines.print(
-        f"  {len(plan.recoded):,} weights recoded, {len(plan.rescaled):,} scales "
-        f"{'doubled' if plan.to == 'e4m3fnuz' else 'halved'}, {copied:,} tensors as they were; "
-        f"{gigabytes(plan.nbytes)} in {len(plan.shards):,} shards"
+        f"  {len(found.recoded):,} weights recoded, {len(found.rescaled):,} scales "
+        f"{'doubled' if found.to == 'e4m3fnuz' else 'halved'}, {copied:,} tensors as they were; "
+        f"{gigabytes(found.nbytes)} in {found.shards:,} shards"
     )
-    for why, count in _reasons(plan):
+    for why, count in Counter(found.kept.values()).items():
         lines.print(f"  {count:,} left alone: {why}", soft_wrap=True)
     if done is None:
         return
@@ -123,9 +101,3 @@ def _show(plan: Conversion, out: Path, done: Converted | None) -> None:
         lines.print(f"  not copied: {name}", soft_wrap=True)
     again = f", {done.resumed:,} shards from an earlier run" if done.resumed else ""
     lines.print(f"  {seconds(done.seconds)}, {bandwidth(done.nbytes_per_s)}{again}; all of it read back and compared")
-
-
-def _reasons(plan: Conversion) -> list[tuple[str, int]]:
-    """How many tensors stay as they are for the same reason."""
-    reasons = list(plan.kept.values())
-    return [(why, reasons.count(why)) for why in dict.fromkeys(reasons)]

@@ -12,7 +12,6 @@ from crosstie.catalog.precision import PRECISIONS
 from crosstie.cli.show import names
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import KV_FORMATS, Parallelism
-from crosstie.core.errors import BadInput
 from crosstie.decide.compare.scorecard import Load, Scorecard, compare
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -102,10 +101,7 @@ def layout_from(tp: int | None, pp: int | None, ep: int | None, dp: int | None) 
 def accelerators_from(catalog: Catalog, chosen: str | None, stack: str | None) -> list[Accelerator]:
     """Those that were named, each once; without a name all that the stack runs on."""
     if chosen is not None:
-        found = {a.id: a for a in (catalog.accelerator(name) for name in names(chosen))}
-        if not found:
-            raise BadInput("--on names no accelerator")
-        return list(found.values())
+        return catalog.accelerators_named(names(chosen))
     if stack is None:
         return list(catalog.accelerators.values())
     return [a for a in catalog.accelerators.values() if catalog.stack(stack).runs_on(a.vendor)]

@@ -1,15 +1,12 @@
 """`crosstie preflight capture`: would a graph capture of a PyTorch function succeed, and stay true at replay."""
 
 import sys
-from contextlib import redirect_stdout
-from importlib import import_module
 
 import click
 
 from crosstie.cli.findings_show import report, report_options
 from crosstie.cli.show import progress
-from crosstie.core.errors import BadInput
-from crosstie.core.finding import Finding
+from crosstie.port.capture.report import preflight_capture
 
 
 @click.command("capture")
@@ -43,23 +40,10 @@ def command(
     replays, beside plain calls. Verdicts: ok; error, capture fails; stale, replays give other numbers than calls;
     unknown, something ran that cannot be followed.
     """
-    try:
-        import_module("torch")
-    except ImportError:
-        raise BadInput("preflight capture needs torch: pip install 'crosstie[preflight]'") from None
-    from crosstie.port.capture import survey
-
-    found: list[Finding] = []
-    verdicts: dict[str, str] = {}
-    # What the user's code prints must not mix with the report.
-    with progress() as on_progress, redirect_stdout(sys.stderr):
-        for label, result in survey.survey(target, inputs, state, every, on_progress):
-            verdicts[label] = result.verdict
-            found += [*survey.findings(label, result), *survey.notes(label, result)]
-    if not verdicts:
-        raise BadInput(f"{target} has no function that takes these inputs")
+    with progress() as on_progress:
+        found = preflight_capture(target, inputs=inputs, state=state, every=every, on_progress=on_progress)
     status = report(
-        f"Graph capture of {target}", found, verdicts,
+        f"Graph capture of {target}", found.findings, found.verdicts,
         as_json=as_json, sarif_file=sarif_file, fail_on=fail_on, verbose=verbose,
     )  # fmt: skip
     sys.exit(status)

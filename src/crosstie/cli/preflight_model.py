@@ -2,15 +2,10 @@
 
 import click
 
-from crosstie.catalog.library import Catalog
 from crosstie.cli.assignments import assigned
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.options import accelerators_from
 from crosstie.cli.show import names, progress
-from crosstie.core.errors import BadInput
-from crosstie.port.preflight.engine import FEATURES, engine_from
-from crosstie.port.preflight.model import Question, Report, preflight
-from crosstie.port.preflight.stored import read_stored
+from crosstie.port.preflight.model import ScanDepth, preflight
 
 _KV = ("auto", "bf16", "fp8", "fp8_e5m2")
 
@@ -48,7 +43,7 @@ _KV = ("auto", "bf16", "fp8", "fp8_e5m2")
 @report_options
 def command(
     model: str, accelerators: str, engine: str, tp: int | None, ep: bool, kv: str, context: int | None,
-    features: str | None, environment: tuple[str, ...], flags: tuple[str, ...], scan: str,
+    features: str | None, environment: tuple[str, ...], flags: tuple[str, ...], scan: ScanDepth,
     as_json: bool, sarif_file: str | None, fail_on: str, verbose: bool,
 ) -> int:  # fmt: skip
     """What breaks when the checkpoint in MODEL_DIR moves to these accelerators, with evidence and remedy.
@@ -64,33 +59,17 @@ def command(
     ready, ready with settings, slow path, not known (no rule was read for something it needs), will not run (or
     gives wrong numbers). Exit status 1: a finding is at least as grave as --fail-on; 2: the check could not run.
     """
-    catalog = Catalog()
-    wanted = tuple(names(features))
-    for name in wanted:
-        if name not in FEATURES:
-            raise BadInput(f"--with {name}: not one of {', '.join(FEATURES)}")
-    question = Question(
-        engine=engine_from(engine), tp=tp, ep=ep, kv=None if kv == "auto" else kv, context=context, features=wanted,
-        environment=assigned("--env", environment, str), flags=assigned("--flag", flags, str), scan=scan,
-    )  # fmt: skip
-    chosen = accelerators_from(catalog, accelerators, None)
     with progress() as on_progress:
-        stored = read_stored(catalog, model)
-        found = preflight(catalog, stored, chosen, question, on_progress)
-    verdicts = {f"{name} ({found.layouts[name]})": _said(found, name) for name in found.verdicts}
+        found = preflight(
+            model, on=names(accelerators), engine=engine, tp=tp, ep=ep, kv=None if kv == "auto" else kv,
+            context=context, features=names(features), environment=assigned("--env", environment, str),
+            flags=assigned("--flag", flags, str), scan=scan, on_progress=on_progress,
+        )  # fmt: skip
+    verdicts = {f"{name} ({found.layouts[name]})": found.verdict_with_settings(name) for name in found.verdicts}
     return report(
-        f"{found.name} on {found.engine}: {stored.words}", found.findings, found.verdicts if as_json else verdicts,
+        f"{found.name} on {found.engine}: {found.stored}", found.findings, found.verdicts if as_json else verdicts,
         as_json=as_json, sarif_file=sarif_file, fail_on=fail_on, verbose=verbose,
         more={
             "model": found.name, "engine": str(found.engine), "layouts": found.layouts, "settings": found.settings,
         },
     )  # fmt: skip
-
-
-def _said(found: Report, accelerator: str) -> str:
-    """The verdict with the settings that it rests on; what does not run is helped by none."""
-    said, settings = found.verdicts[accelerator], " ".join(found.settings[accelerator])
-    needed = any(one.severity == "setting" and one.target in ("", accelerator) for one in found.findings)
-    if said == "will not run" or not (settings or needed):
-        return said
-    return f"{said}{':' if said == 'ready with settings' else ', with'} {settings or 'the remedies above'}"

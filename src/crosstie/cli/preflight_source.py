@@ -1,17 +1,12 @@
 """`crosstie preflight source`: what CUDA C++ and Python sources trip over on ROCm, with file, line and remedy."""
 
-import os
-from pathlib import Path
-
 import click
 import msgspec
 
-from crosstie.catalog.library import Catalog
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.options import accelerators_from
-from crosstie.cli.show import progress
+from crosstie.cli.show import names, progress
 from crosstie.core.errors import BadInput
-from crosstie.port.source.check import SourceOptions, SourceReport, check_source
+from crosstie.port.source.check import SourceReport, preflight_source
 from crosstie.port.source.clang import Opinion
 
 _MOST_NAMED = 6
@@ -45,12 +40,13 @@ def command(
     depends on the accelerator: 64-lane wavefronts on gfx9, 64 KB of LDS on gfx942 and 160 KB on gfx950, two dialects
     of FP8. Needs no GPU; HIPIFY needs crosstie[preflight].
     """
-    chosen = accelerators_from(Catalog(), accelerators, None)
     if clang and no_clang:
         raise BadInput("--clang and --no-clang exclude each other")
-    options = SourceOptions(hipify=hipify, clang=clang, use_clang=not no_clang, jobs=jobs or os.cpu_count() or 1)
     with progress() as on_progress:
-        found = check_source(Path(path), chosen, options, on_progress)
+        found = preflight_source(
+            path, on=names(accelerators), hipify=hipify, clang=clang, use_clang=not no_clang, jobs=jobs,
+            on_progress=on_progress,
+        )  # fmt: skip
     more = {
         "files": {"cpp": found.cpp_files, "python": found.python_files, "build": found.build_files},
         "hipify": msgspec.to_builtins(found.converted),
@@ -77,10 +73,9 @@ def _title(path: str, found: SourceReport) -> str:
     counts = f"{path}: {found.cpp_files:,} C++, {found.python_files:,} Python and {found.build_files:,} build files"
     if found.converted is None:
         return f"{counts}; HIPIFY was not run"
-    names = found.converted.names
-    if not names:
+    converted = found.converted.names
+    if not converted:
         return f"{counts}; HIPIFY finds nothing to convert"
-    most = ", ".join(f"{name} {count:,}" for name, count in list(names.items())[:_MOST_NAMED])
-    return (
-        f"{counts}; HIPIFY converts {sum(names.values()):,} names in {len(found.converted.files):,} files ({most}, ...)"
-    )
+    most = ", ".join(f"{name} {count:,}" for name, count in list(converted.items())[:_MOST_NAMED])
+    total, files = sum(converted.values()), len(found.converted.files)
+    return f"{counts}; HIPIFY converts {total:,} names in {files:,} files ({most}, ...)"

@@ -39,5 +39,5 @@ for owner, name in (
 converting._WORTH_A_PROCESS = 1
 converting._STRETCH = 1
 plan = plan_conversion(open_checkpoint(source), "e4m3fnuz")
-converting.convert(plan, out, jobs=jobs)
+converting.run_conversion(plan, out, jobs=jobs)
 print(calls)

@@ -21,7 +21,7 @@ from crosstie.core.errors import BadData, BadInput
 from crosstie.port.checkpoint import convert as converting
 from crosstie.port.checkpoint import shard as sharding
 from crosstie.port.checkpoint.conversion import Conversion, plan_conversion
-from crosstie.port.checkpoint.convert import Converted, convert
+from crosstie.port.checkpoint.convert import Converted, run_conversion
 from crosstie.port.checkpoint.converters import converters
 from crosstie.port.checkpoint.formats import KV_MARK, MARK, read_scheme
 from crosstie.port.checkpoint.fp8 import Codes, Dialect, Recoder
@@ -64,7 +64,7 @@ def dequantised(checkpoint: Checkpoint, weight: str, scale: str) -> NDArray[np.f
 
 def run(source: Path, out: Path, to: Dialect = "e4m3fnuz", **options: bool) -> tuple[Conversion, Converted]:
     plan = plan_conversion(open_checkpoint(source), to, **{"even_if_normalised": True, **options})
-    return plan, convert(plan, out, jobs=1)
+    return plan, run_conversion(plan, out, jobs=1)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -76,7 +76,7 @@ def test_progress_counts_the_bytes_of_all_tensors(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_model(tmp_path / "model", make(), quantisation))
     seen: list[tuple[int, int, str]] = []
     plan = plan_conversion(checkpoint, "e4m3fnuz", even_if_normalised=True)
-    convert(plan, tmp_path / "out", jobs=1, on_progress=lambda *now: seen.append(now))
+    run_conversion(plan, tmp_path / "out", jobs=1, on_progress=lambda *now: seen.append(now))
     total = sum(info.nbytes for info in checkpoint.tensors.values())
     assert seen[-1] == (total, total, "converting")
 
@@ -406,8 +406,8 @@ def test_several_processes_make_the_same_as_one(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(converting, "_WORTH_A_PROCESS", 1)
     source = write_model(tmp_path / "model", samples.deepseek_block(), samples.BLOCK_FP8, shards=3)
     plan = plan_conversion(open_checkpoint(source), "e4m3fnuz", even_if_normalised=True)
-    convert(plan, tmp_path / "one", jobs=1)
-    convert(plan, tmp_path / "two", jobs=2)
+    run_conversion(plan, tmp_path / "one", jobs=1)
+    run_conversion(plan, tmp_path / "two", jobs=2)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
@@ -417,12 +417,12 @@ def test_what_goes_wrong_in_a_process_is_told_by_the_parent(tmp_path: Path, monk
     corrupt_nan(source)
     plan = plan_conversion(open_checkpoint(source), "e4m3fnuz")
     with pytest.raises(BadData, match=r"k_proj.weight: 1 weights are NaN"):
-        convert(plan, tmp_path / "out", jobs=2)
+        run_conversion(plan, tmp_path / "out", jobs=2)
     assert not (tmp_path / "out").exists()
     for shard in source.glob("*.safetensors"):
         shard.unlink()
     with pytest.raises(BadInput, match="No such file or directory"):
-        convert(plan, tmp_path / "out", jobs=2)
+        run_conversion(plan, tmp_path / "out", jobs=2)
 
 
 def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,7 +439,7 @@ def test_a_source_that_became_shorter_is_told(tmp_path: Path) -> None:
     plan = plan_conversion(open_checkpoint(source), "e4m3fnuz")
     corrupt_truncated(source)
     with pytest.raises(BadData, match=r"model-00002-of-00002.safetensors: became shorter while it was read"):
-        convert(plan, tmp_path / "out", jobs=1)
+        run_conversion(plan, tmp_path / "out", jobs=1)
     assert not (tmp_path / "out").exists()
 
 
@@ -492,9 +492,9 @@ def test_a_full_disk_is_said_and_a_rerun_goes_on(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", full)
         with pytest.raises(BadInput, match="the disk is full; make room and run it again"):
-            convert(plan, tmp_path / "out", jobs=1)
+            run_conversion(plan, tmp_path / "out", jobs=1)
     assert not (tmp_path / "out" / "config.json").exists()
-    assert convert(plan, tmp_path / "out", jobs=1).resumed == 1
+    assert run_conversion(plan, tmp_path / "out", jobs=1).resumed == 1
     assert (tmp_path / "out" / "config.json").exists()
 
 
@@ -531,7 +531,7 @@ def test_a_source_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     plan = plan_conversion(open_checkpoint(source), "e4m3fnuz")
     os.utime(source / "model-00002-of-00002.safetensors", ns=(1, 1))
     with pytest.raises(BadData, match="was changed while it was converted"):
-        convert(plan, tmp_path / "out", jobs=1)
+        run_conversion(plan, tmp_path / "out", jobs=1)
 
 
 def test_windows_are_cut_when_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tests.port.checkpoint.test_convert import contents
 
 from crosstie.core.errors import BadInput
 from crosstie.port.checkpoint.conversion import plan_conversion
-from crosstie.port.checkpoint.convert import Converted, convert
+from crosstie.port.checkpoint.convert import Converted, run_conversion
 from crosstie.port.checkpoint.fp8 import Codes
 from crosstie.port.checkpoint.index import open_checkpoint
 from crosstie.port.checkpoint.output import JOURNAL, Output
@@ -32,7 +32,7 @@ def killed(source: Path, out: Path, call: int, jobs: int) -> subprocess.Complete
 
 
 def go_on(source: Path, out: Path) -> Converted:
-    return convert(plan_conversion(open_checkpoint(source), "e4m3fnuz"), out, jobs=1)
+    return run_conversion(plan_conversion(open_checkpoint(source), "e4m3fnuz"), out, jobs=1)
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_a_journal_of_something_else_or_damaged_is_refused(tmp_path: Path, monke
     before = contents(out)
     plan = plan_conversion(open_checkpoint(source), "e4m3fnuz", keep_kv_scales=True)
     with pytest.raises(BadInput, match="unfinished conversion of another model or of other options"):
-        convert(plan, out, jobs=1)
+        run_conversion(plan, out, jobs=1)
     assert contents(out) == before
     (out / JOURNAL).write_text("{")
     with pytest.raises(BadInput, match="damaged"):
@@ -134,7 +134,9 @@ def test_a_rerun_of_what_is_finished_has_nothing_to_do(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == before
     # The same files with one shard cut short, or of another conversion, are not that.
     with pytest.raises(BadInput, match="not empty"):
-        convert(plan_conversion(open_checkpoint(source), "e4m3fnuz", keep_kv_scales=True), tmp_path / "out", jobs=1)
+        run_conversion(
+            plan_conversion(open_checkpoint(source), "e4m3fnuz", keep_kv_scales=True), tmp_path / "out", jobs=1
+        )
     shard = tmp_path / "out" / "model-00002-of-00002.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(BadInput, match="not empty"):
@@ -148,8 +150,8 @@ def test_two_at_once_are_kept_apart(tmp_path: Path) -> None:
         Output(tmp_path / "out", plan, flush=False).opened(),
         pytest.raises(BadInput, match="another conversion is writing"),
     ):
-        convert(plan, tmp_path / "out", jobs=1)
-    convert(plan, tmp_path / "out", jobs=1, sync=True)
+        run_conversion(plan, tmp_path / "out", jobs=1)
+    run_conversion(plan, tmp_path / "out", jobs=1, sync=True)
     assert (tmp_path / "out" / "config.json").exists()
 
 

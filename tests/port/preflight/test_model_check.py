@@ -13,7 +13,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.finding import GROUNDS, rank
 from crosstie.port.checkpoint.formats import KV_MARK, MARK
 from crosstie.port.preflight.engine import engine_from, feature_operations
-from crosstie.port.preflight.model import Question, Report, preflight
+from crosstie.port.preflight.model import ModelOptions, ModelReport, check_model
 from crosstie.port.preflight.operations import Layout, Weights, operations
 from crosstie.port.preflight.rules import FACTS
 from crosstie.port.preflight.stored import load_operations, read_stored
@@ -21,10 +21,10 @@ from crosstie.port.preflight.stored import load_operations, read_stored
 BLOCK = Weights(scheme="fp8-block", activations="dynamic", method="fp8")
 
 
-def ask(catalog: Catalog, folder: Path, on: str, engine: str = "vllm", **more: object) -> Report:
+def ask(catalog: Catalog, folder: Path, on: str, engine: str = "vllm", **more: object) -> ModelReport:
     chosen = [catalog.accelerator(name) for name in on.split(",")]
-    question = Question(engine=engine_from(engine), **more)  # type: ignore[arg-type]
-    return preflight(catalog, read_stored(catalog, str(folder)), chosen, question)
+    question = ModelOptions(engine=engine_from(engine), **more)  # type: ignore[arg-type]
+    return check_model(catalog, read_stored(catalog, str(folder)), chosen, question)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_a_model_of_the_catalog_is_named_as_such(crosstie: Command) -> None:
 
 def test_a_model_that_its_ranks_do_not_hold(catalog: Catalog) -> None:
     chosen = [catalog.accelerator("h200")]
-    question = Question(engine=engine_from("vllm"), tp=4)
-    found = preflight(catalog, read_stored(catalog, "kimi-k2"), chosen, question)
+    question = ModelOptions(engine=engine_from("vllm"), tp=4)
+    found = check_model(catalog, read_stored(catalog, "kimi-k2"), chosen, question)
     assert [one.severity for one in found.findings if one.check == "memory"] == ["error"]
 
 
@@ -231,22 +231,22 @@ def test_the_layout_is_one_that_surely_fits(catalog: Catalog) -> None:
     """Two H100 hold Llama-3.1-70B only if the engine keeps little for itself; four do in any case."""
     chosen = [catalog.accelerator("h100-sxm")]
     stored = read_stored(catalog, "llama-3.1-70b")
-    found = preflight(catalog, stored, chosen, Question(engine=engine_from("vllm")))
+    found = check_model(catalog, stored, chosen, ModelOptions(engine=engine_from("vllm")))
     assert found.layouts == {"h100-sxm": "TP4"}
     assert [one.severity for one in found.findings if one.check == "memory"] == ["note"]
-    tight = preflight(catalog, stored, chosen, Question(engine=engine_from("vllm"), tp=2))
+    tight = check_model(catalog, stored, chosen, ModelOptions(engine=engine_from("vllm"), tp=2))
     assert [one.severity for one in tight.findings if one.check == "memory"] == ["unknown"]
 
 
 def test_two_settings_that_help_only_together(catalog: Catalog) -> None:
     """AITER on for products, and off for experts whose shape nobody has tuned on gfx950."""
-    question = Question(engine=engine_from("vllm==0.32.0"), tp=1)
+    question = ModelOptions(engine=engine_from("vllm==0.32.0"), tp=1)
     chosen = [catalog.accelerator("mi355x")]
     stored = read_stored(catalog, "qwen3-30b-a3b")
     block = msgspec.structs.replace(
         stored, method="fp8", linear=(BLOCK,), experts=(BLOCK,),
     )  # fmt: skip
-    found = preflight(catalog, block, chosen, question)
+    found = check_model(catalog, block, chosen, question)
     assert found.settings == {"mi355x": ["VLLM_ROCM_USE_AITER=1", "VLLM_ROCM_USE_AITER_MOE=0"]}
 
 

@@ -3,11 +3,9 @@
 import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from crosstie.core.errors import BadInput, CrosstieError
-from crosstie.core.finding import Finding, Location, Severity
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.port.capture.check import check_on
 from crosstie.port.capture.device import Device
@@ -84,33 +82,3 @@ def _named(reference: str, module: Any) -> Callable[..., Any]:
     if not callable(found):
         raise BadInput(f"{reference} is no function")
     return found
-
-
-def findings(label: str, result: CaptureResult) -> list[Finding]:
-    made = []
-    for hazard in result.hazards:
-        severity: Severity = "unknown" if hazard.kind == "not-followed" else "error"
-        made.append(Finding(check=f"capture-{hazard.kind}", severity=severity, what=f"{label} {hazard.what}",
-                            where=Location(file=_short(hazard.file), line=hazard.line, name=hazard.function),
-                            evidence=hazard.evidence, grounds="emulated", remedy=hazard.remedy))  # fmt: skip
-    return made
-
-
-def notes(label: str, result: CaptureResult) -> list[Finding]:
-    return [
-        Finding(
-            check="capture-inputs",
-            severity="note",
-            what=f"{label}: {note}",
-            where=Location(file=label),
-            evidence=note,
-            grounds="emulated",
-            remedy="a factory that takes (device, seed) and gives other values for each seed",
-        )
-        for note in result.notes
-    ]
-
-
-def _short(file: str) -> str:
-    here = Path.cwd()
-    return str(Path(file).relative_to(here)) if Path(file).is_relative_to(here) else file

@@ -14,10 +14,11 @@ import msgspec
 
 from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.progress import OnProgress, Progress, no_progress
-from crosstie.port.checkpoint.conversion import Conversion
+from crosstie.port.checkpoint.conversion import Conversion, plan_conversion
 from crosstie.port.checkpoint.converters import StretchConverter, converters
-from crosstie.port.checkpoint.fp8 import DTYPES, Codes, Dialect
+from crosstie.port.checkpoint.fp8 import DTYPES, OTHER, Codes, Dialect
 from crosstie.port.checkpoint.headers import read_header
+from crosstie.port.checkpoint.index import open_checkpoint
 from crosstie.port.checkpoint.output import Output, flush
 from crosstie.port.checkpoint.shard import ShardPlan, Stretch, windows
 
@@ -48,6 +49,25 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def nbytes_per_s(self) -> float:
         return self.written_bytes / max(self.seconds, 1e-9)
+
+
+class ConversionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of a checkpoint, tensor by tensor; `converted` is None after a dry run."""
+
+    source: str
+    out: str
+    was: Dialect = msgspec.field(name="from")
+    to: Dialect
+    method: str
+    scheme: str
+    shards: int
+    nbytes: int
+    tensors: int
+    # Names of weights in the other dialect's codes, of scales that double or halve, and of what stays and why.
+    recoded: list[str]
+    rescaled: list[str]
+    kept: dict[str, str]
+    converted: Converted | None
 
 
 class _Job:
@@ -100,6 +120,29 @@ def default_jobs() -> int:
 
 
 def convert(
+    model_dir: Path, out: Path, to: Dialect, *, jobs: int | None = None, even_if_normalised: bool = False,
+    keep_kv_scales: bool = False, sync: bool = False, dry_run: bool = False, on_progress: OnProgress = no_progress,
+) -> ConversionReport:  # fmt: skip
+    """Converts the FP8 checkpoint in a folder to the other dialect, exactly, into a new folder; or refuses.
+
+    Interrupted, the same call goes on with what is missing. `even_if_normalised`: formats too that vLLM and SGLang
+    convert themselves; `keep_kv_scales`: scales of the KV cache stay; `sync`: each shard is flushed to the disk before
+    it counts as finished; `dry_run`: what would be done, from the headers alone.
+    """
+    plan = plan_conversion(
+        open_checkpoint(Path(model_dir)), to, even_if_normalised=even_if_normalised, keep_kv_scales=keep_kv_scales
+    )
+    done = None if dry_run else run_conversion(
+        plan, Path(out), jobs=jobs or default_jobs(), sync=sync, on_progress=on_progress
+    )  # fmt: skip
+    return ConversionReport(
+        source=str(plan.checkpoint.folder), out=str(out), was=OTHER[to], to=to, method=plan.scheme.method,
+        scheme=plan.scheme.scheme, shards=len(plan.shards), nbytes=plan.nbytes, tensors=len(plan.checkpoint.tensors),
+        recoded=sorted(plan.recoded), rescaled=sorted(plan.rescaled), kept=plan.kept, converted=done,
+    )  # fmt: skip
+
+
+def run_conversion(
     conversion: Conversion, out: Path, *, jobs: int, sync: bool = False, on_progress: OnProgress = no_progress
 ) -> Converted:
     """Fills `out`; raises with nothing left behind where the checkpoint cannot be converted. Progress is in bytes."""

@@ -16,8 +16,19 @@ import msgspec
 import numpy as np
 
 from crosstie.core.errors import BadData
-from crosstie.port.checkpoint.fp8 import OTHER, SCALE_FACTOR, VALUES, Bytes, Codes, Dialect, Recoder, same
-from crosstie.port.checkpoint.scales import Inexact, rescale, scale_values
+from crosstie.port.checkpoint.fp8 import (
+    OTHER,
+    SCALE_FACTOR,
+    VALUES,
+    Bytes,
+    Codes,
+    Dialect,
+    Inexact,
+    Recoder,
+    rescale,
+    same,
+    scale_values,
+)
 
 Change = Literal["none", "codes", "scale"]
 # The bytes of a file from one offset to another.

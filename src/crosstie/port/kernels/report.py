@@ -1,21 +1,140 @@
 """What all compilations come to: each finding once over all configurations, verdicts, and the rows of a table."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 import msgspec
 
+from crosstie.catalog.library import Catalog
+from crosstie.core.errors import BadInput
 from crosstie.core.finding import Finding, Location, rank, verdict
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.port.kernels.checks import CHECKS, failures, silent_errors
 from crosstie.port.kernels.compilation import Compilation
-from crosstie.port.kernels.running import TargetResult
+from crosstie.port.kernels.running import KernelOptions, TargetResult, compile_kernels
+from crosstie.port.kernels.targets import target
 from crosstie.port.kernels.wave_hints import wave_hints
 
 # Triton's autotuner takes these for "too slow" and goes on (triton/runtime/autotuner.py, Autotuner._bench).
 _PASSED_OVER = ("lds-over-limit", "threads-over-limit", "tensor-memory-over-limit")
 _PASSED_OVER_ERRORS = ("CompileTimeAssertionFailure", "PTXASError")
+
+
+class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The most of each figure over the configurations, the least of the waves."""
+
+    kernel: str
+    target: str
+    configurations: int
+    lds_bytes: int | None
+    registers: int | None
+    spills: int | None
+    waves_per_simd: float | None
+    matrix: str
+    verdict: str
+
+
+class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
+    findings: list[Finding]
+    # By target.
+    verdicts: dict[str, str]
+    # One a kernel and target.
+    rows: list[KernelRow]
+    # What was compiled, target by target, and with which Triton.
+    results: list[TargetResult]
+
+    @property
+    def triton(self) -> str:
+        return self.results[0].triton
+
+    @property
+    def compilations(self) -> list[Compilation]:
+        return [one for result in self.results for one in result.compilations]
+
+
+def preflight_kernels(
+    what: str | Path | None = None, *, on: str | Sequence[str], example: str | None = None,
+    spec: str | Path | None = None, launch: Sequence[str] = (), max_configs: int | None = None,
+    jobs: int | None = None, timeout_s: float = 120.0, python: str = sys.executable, cached: bool = True,
+    catalog: Catalog | None = None, on_progress: OnProgress = no_progress,
+) -> KernelReport:  # fmt: skip
+    """Compiles the Triton kernels of a file or module for each target, and says what a launch there would hit.
+
+    `on`: accelerators of the catalog, or instruction sets such as gfx942. `example`: "vllm", in place of a file.
+    `spec`: how kernels are launched, the TOML file beside the file where it is None; `launch`: functions that launch
+    kernels, [MODULE:]FUNCTION, called on a fake device. `python`: the interpreter whose Triton compiles; `cached`:
+    whether results are kept for the next call. The code is imported and run, in processes of its own.
+    """
+    catalog = catalog or Catalog()
+    targets = [target(catalog, name) for name in ([on] if isinstance(on, str) else on)]
+    if not targets:
+        raise BadInput("--on names no accelerator")
+    if (what is None) == (example is None):
+        raise BadInput("give a file or a module, or --example")
+    options = KernelOptions(
+        what=str(example_file(example)) if example else _file_or_module(str(what)),
+        spec=str(spec) if spec else _spec_beside(str(what)),
+        launch=tuple(map(_launcher, launch)),
+        jobs=jobs or os.cpu_count() or 1,
+        timeout_s=timeout_s,
+        max_configs=max_configs,
+        cache=_cache() if cached else None,
+        python=python,
+    )
+    results = compile_kernels(options, targets, on_progress)
+    _check_found(options.what, results)
+    findings = find(results)
+    return KernelReport(
+        findings=findings, verdicts=verdicts(results, findings), rows=rows_of(results, findings), results=results
+    )
+
+
+def example_file(name: str) -> Path:
+    return Path(__file__).parent / f"example_{name}.py"
+
+
+def _file_or_module(name: str) -> str:
+    if not name.endswith(".py") and os.sep not in name:
+        return name
+    file = Path(name)
+    if file.is_dir():
+        raise BadInput(f"{name}: is a folder; name a file, or a module as my_package.ops")
+    if not file.is_file():
+        raise BadInput(f"{name}: there is no such file")
+    if file.suffix != ".py":
+        raise BadInput(f"{name}: is no Python file")
+    return str(file.resolve())
+
+
+def _spec_beside(name: str) -> str | None:
+    file = Path(name).with_suffix(".toml") if name.endswith(".py") else None
+    return str(file) if file and file.is_file() else None
+
+
+def _launcher(name: str) -> str:
+    where, _, function = name.rpartition(":")
+    return f"{_file_or_module(where)}:{function}" if where else function
+
+
+def _cache() -> Path | None:
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "crosstie" / "kernels"
+    except RuntimeError:
+        # No home directory: then every run compiles.
+        return None
+
+
+def _check_found(what: str, results: Sequence[TargetResult]) -> None:
+    for result in results:
+        own = [kernel["name"] for kernel in result.found if not kernel["helper"] and not kernel["imported"]]
+        if not result.compilations and not own and not result.failures:
+            others = [kernel["name"] for kernel in result.found if kernel["imported"]]
+            more = f"; it imports {', '.join(others)}: name their module, or launch them" if others else ""
+            raise BadInput(f"{what}: no Triton kernel that can be launched{more}")
 
 
 class _Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,20 +261,6 @@ def verdicts(answers: Iterable[TargetResult], findings: Sequence[Finding]) -> di
     }
 
 
-class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The most of each figure over the configurations, the least of the waves."""
-
-    kernel: str
-    target: str
-    configurations: int
-    lds_bytes: int | None
-    registers: int | None
-    spills: int | None
-    waves_per_simd: float | None
-    matrix: str
-    verdict: str
-
-
 def rows_of(answers: Sequence[TargetResult], findings: Sequence[Finding]) -> list[KernelRow]:
     rows = [
         _row(list(group), findings)
@@ -207,7 +312,7 @@ def short(name: str) -> str:
     return name
 
 
-def row_json(one: Compilation) -> dict[str, object]:
+def compilation_json(one: Compilation) -> dict[str, object]:
     known = one.result
     return {
         "kernel": one.kernel,

@@ -11,7 +11,7 @@ from crosstie.core.accelerator import Accelerator
 from crosstie.core.finding import Finding, Location, rank
 from crosstie.port.preflight.engine import Engine
 from crosstie.port.preflight.operations import Operation, compute_type
-from crosstie.port.preflight.rules import SETTINGS, Value, decide, rules
+from crosstie.port.preflight.rules import SETTINGS, Facts, Value, decide, rules
 
 # What a check is called in reports and in SARIF, by the operation that it is about.
 CHECKS = {
@@ -75,8 +75,7 @@ def _facts(operation: Operation) -> str:
     return ", ".join(f"{name} {value}" for name, value in operation.facts.items())
 
 
-Settings = Mapping[str, Value]
-Choose = Callable[[Settings], list[Finding]]
+Choose = Callable[[Facts], list[Finding]]
 # More would be a search for a needle, and nobody sets them.
 _MOST = 3
 
@@ -92,8 +91,8 @@ def candidates(engine: str) -> list[tuple[str, Value]]:
     return list(found)
 
 
-def best_settings(engine: str, given: Settings, choose: Choose) -> tuple[dict[str, Value], list[Finding]]:
-    """Settings beside the given ones that leave the least grave findings, and those findings; none if none helps."""
+def best_settings(engine: str, given: Facts, choose: Choose) -> tuple[dict[str, Value], list[Finding]]:
+    """Facts beside the given ones that leave the least grave findings, and those findings; none if none helps."""
     best, chosen = choose(given), dict[str, Value]()
     while any(_gravity(best)) and len(chosen) < _MOST:
         options = [(key, value) for key, value in candidates(engine) if key not in given and key not in chosen]
@@ -117,7 +116,7 @@ def _gravity(findings: Sequence[Finding]) -> list[int]:
     return sorted((rank(finding.severity) for finding in findings), reverse=True)
 
 
-def words(settings: Settings) -> list[str]:
+def words(settings: Facts) -> list[str]:
     """As they are typed: NAME=VALUE for a variable, --name value for a flag."""
     return [
         f"{key.removeprefix('env.')}={value}" if key.startswith("env.") else f"--{key.removeprefix('flag.')} {value}"

@@ -1,6 +1,7 @@
 """The whole check of one model: its files against each accelerator and one engine, findings and verdicts out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -12,15 +13,25 @@ from crosstie.core.finding import Finding, Location, rank, verdict
 from crosstie.core.model import Model
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.fit import Placement
-from crosstie.port.preflight.choices import Settings, best_settings, choice, settings_facts, words
-from crosstie.port.preflight.engine import Engine, architecture_findings, draft_findings, feature_operations
+from crosstie.port.preflight.choices import best_settings, choice, settings_facts, words
+from crosstie.port.preflight.engine import (
+    FEATURES,
+    Engine,
+    architecture_findings,
+    draft_findings,
+    engine_from,
+    feature_operations,
+)
 from crosstie.port.preflight.memory import memory_finding, placement_on, ranks_finding, uncounted
 from crosstie.port.preflight.numbers import stored_findings
 from crosstie.port.preflight.operations import Layout, Operation, operations
-from crosstie.port.preflight.stored import Stored, load_operations
+from crosstie.port.preflight.rules import Facts
+from crosstie.port.preflight.stored import Stored, load_operations, read_stored
+
+ScanDepth = Literal["none", "sample", "all"]
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the model is meant to run; what is None follows from the checkpoint or the accelerator."""
 
     engine: Engine
@@ -32,10 +43,12 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str] = {}
     flags: dict[str, str] = {}
     # How much of the FP8 weights is read: none, sample or all.
-    scan: str = "sample"
+    scan: ScanDepth = "sample"
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found, and how each accelerator stands with the settings that are best there."""
+
     name: str
     engine: Engine
     findings: tuple[Finding, ...]
@@ -44,22 +57,57 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     layouts: dict[str, str]
     # By accelerator: variables and flags that the engine should be started with.
     settings: dict[str, list[str]]
+    # In a few words: the method, the formats, how many tensors and bytes.
+    stored: str
+
+    def verdict_with_settings(self, accelerator: str) -> str:
+        """The verdict with the settings that it rests on; what does not run is helped by none."""
+        plain, settings = self.verdicts[accelerator], " ".join(self.settings[accelerator])
+        needed = any(one.severity == "setting" and one.target in ("", accelerator) for one in self.findings)
+        if plain == "will not run" or not (settings or needed):
+            return plain
+        return f"{plain}{':' if plain == 'ready with settings' else ', with'} {settings or 'the remedies above'}"
 
 
 def preflight(
+    model: str, *, on: str | Sequence[str], engine: str = "vllm", tp: int | None = None, ep: bool = False,
+    kv: str | None = None, context: int | None = None, features: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None, scan: ScanDepth = "sample",
+    catalog: Catalog | None = None, on_progress: OnProgress = no_progress,
+) -> ModelReport:  # fmt: skip
+    """What breaks when a checkpoint moves to these accelerators.
+
+    `model`: a folder, a GGUF file, a config.json or a name of the catalog. `engine`: vllm, sglang or llama.cpp, with a
+    release or without ("vllm==0.28.0"). `tp`, `kv` and `context` follow from the model where they are None.
+    `features` must work as well (`FEATURES` lists them); `environment` and `flags` are the engine's settings;
+    `scan`: how much of the FP8 weights is read.
+    """
+    for name in features:
+        if name not in FEATURES:
+            raise BadInput(f"--with {name}: not one of {', '.join(FEATURES)}")
+    catalog = catalog or Catalog()
+    options = ModelOptions(
+        engine=engine_from(engine), tp=tp, ep=ep, kv=kv, context=context, features=tuple(features),
+        environment=dict(environment or {}), flags=dict(flags or {}), scan=scan,
+    )  # fmt: skip
+    accelerators = catalog.accelerators_named(on)
+    return check_model(catalog, read_stored(catalog, model), accelerators, options, on_progress)
+
+
+def check_model(
     catalog: Catalog,
     stored: Stored,
     accelerators: Sequence[Accelerator],
-    question: Question,
+    options: ModelOptions,
     on_progress: OnProgress = no_progress,
-) -> Report:
+) -> ModelReport:
     model, unread = _model(catalog, stored)
-    if model and question.context:
-        model.check_context(question.context, "--context")
+    if model and options.context:
+        model.check_context(options.context, "--context")
     everywhere = [
-        *stored_findings(stored, accelerators, question.scan, on_progress),
-        *architecture_findings(stored.config, question.engine),
-        *draft_findings(stored.config, stored.checkpoint.tensors if stored.checkpoint else None, question.features),
+        *stored_findings(stored, accelerators, options.scan, on_progress),
+        *architecture_findings(stored.config, options.engine),
+        *draft_findings(stored.config, stored.checkpoint.tensors if stored.checkpoint else None, options.features),
     ]
     everywhere += unread
     findings = list(everywhere)
@@ -67,18 +115,18 @@ def preflight(
     settings: dict[str, list[str]] = {}
     for number, accelerator in enumerate(accelerators, 1):
         on_progress(number, len(accelerators), f"{accelerator.name}: memory and kernels")
-        placement, about_memory = _memory(catalog, model, accelerator, question, stored)
-        tp = question.tp or (placement.deployment.parallelism.tp if placement else 1)
+        placement, about_memory = _memory(catalog, model, accelerator, options, stored)
+        tp = options.tp or (placement.deployment.parallelism.tp if placement else 1)
         layouts[accelerator.id] = str(placement.deployment.parallelism) if placement else f"TP{tp}"
-        layout = Layout(tp=tp, ep=question.ep, kv=question.kv or stored.kv)
-        about_kernels, settings[accelerator.id] = _kernels(stored, model, accelerator, question, layout)
+        layout = Layout(tp=tp, ep=options.ep, kv=options.kv or stored.kv)
+        about_kernels, settings[accelerator.id] = _kernels(stored, model, accelerator, options, layout)
         findings += [*about_memory, *about_kernels]
     verdicts = {
         accelerator.id: verdict(f for f in findings if f.target in ("", accelerator.id)) for accelerator in accelerators
     }
-    return Report(
-        name=stored.name, engine=question.engine, findings=tuple(findings), verdicts=verdicts, layouts=layouts,
-        settings=settings,
+    return ModelReport(
+        name=stored.name, engine=options.engine, findings=tuple(findings), verdicts=verdicts, layouts=layouts,
+        settings=settings, stored=stored.words,
     )  # fmt: skip
 
 
@@ -99,24 +147,24 @@ def _not_understood(error: BadData) -> Finding:
 
 
 def _memory(
-    catalog: Catalog, model: Model | None, accelerator: Accelerator, question: Question, stored: Stored
+    catalog: Catalog, model: Model | None, accelerator: Accelerator, options: ModelOptions, stored: Stored
 ) -> tuple[Placement | None, list[Finding]]:
     if model is None:
         return None, []
-    context = question.context or min(8192, model.max_context or 8192)
-    kv = "fp8" if (question.kv or stored.kv).startswith("fp8") else "bf16"
-    if question.tp is not None:
+    context = options.context or min(8192, model.max_context or 8192)
+    kv = "fp8" if (options.kv or stored.kv).startswith("fp8") else "bf16"
+    if options.tp is not None:
         try:
-            Parallelism(tp=question.tp).check(model, accelerator)
+            Parallelism(tp=options.tp).check(model, accelerator)
         except BadInput as error:
             return None, [ranks_finding(error, model, accelerator)]
     # llama.cpp's converter widens what GGUF has no type for.
-    widened = question.engine.name == "llama.cpp" and stored.gguf is None
+    widened = options.engine.name == "llama.cpp" and stored.gguf is None
     for precision in (stored.precision, "bf16") if widened else (stored.precision,):
         try:
             found = placement_on(
-                catalog, model, accelerator, context=context, precision=precision, kv=kv, stack=question.engine.stack,
-                tp=question.tp,
+                catalog, model, accelerator, context=context, precision=precision, kv=kv, stack=options.engine.stack,
+                tp=options.tp,
             )  # fmt: skip
         except CrosstieError as error:
             reason = error
@@ -126,11 +174,11 @@ def _memory(
 
 
 def _kernels(
-    stored: Stored, model: Model | None, accelerator: Accelerator, question: Question, layout: Layout
+    stored: Stored, model: Model | None, accelerator: Accelerator, options: ModelOptions, layout: Layout
 ) -> tuple[list[Finding], list[str]]:
     """What runs each operation as things are set, and the settings with which more of them would run well."""
     needed: list[Operation] = [
-        *load_operations(stored, layout), *feature_operations(stored.config, question.features),
+        *load_operations(stored, layout), *feature_operations(stored.config, options.features),
     ]  # fmt: skip
     unread: list[Finding] = []
     try:
@@ -139,11 +187,11 @@ def _kernels(
         # Where the catalog could not read the config either, that has been said.
         unread = [] if model is None else [_not_understood(error)]
 
-    def choose(settings: Settings) -> list[Finding]:
-        return [choice(question.engine, accelerator, one, settings, str(stored.config.file)) for one in needed]
+    def choose(settings: Facts) -> list[Finding]:
+        return [choice(options.engine, accelerator, one, settings, str(stored.config.file)) for one in needed]
 
-    given = settings_facts(question.environment, question.flags)
-    chosen, cured = best_settings(question.engine.name, given, choose)
+    given = settings_facts(options.environment, options.flags)
+    chosen, cured = best_settings(options.engine.name, given, choose)
     said = words(chosen)
     findings = [_cured(before, after, said) for before, after in zip(choose(given), cured, strict=True)]
     return findings + unread, said

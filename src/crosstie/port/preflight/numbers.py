@@ -8,9 +8,8 @@ import numpy as np
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.finding import Finding, Location
 from crosstie.core.progress import OnProgress
-from crosstie.port.checkpoint.fp8 import Codes, Dialect, Recoder
+from crosstie.port.checkpoint.fp8 import Codes, Dialect, Recoder, scale_values
 from crosstie.port.checkpoint.index import Checkpoint
-from crosstie.port.checkpoint.scales import scale_values
 from crosstie.port.preflight.stored import Stored
 
 # A sample reads this much of a checkpoint's FP8 weights at most, a piece of each tensor.

@@ -1,10 +1,12 @@
 """A tree of CUDA and Python sources in, what a port to each accelerator trips over out."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from crosstie.catalog.library import Catalog
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.finding import Finding, Location, worst
 from crosstie.core.progress import OnProgress, no_progress
@@ -60,6 +62,19 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     build_files: int
     converted: Converted | None
     opinion: Opinion | None
+
+
+def preflight_source(
+    path: str | Path, *, on: str | Sequence[str], hipify: bool = True, clang: str | None = None, use_clang: bool = True,
+    jobs: int | None = None, catalog: Catalog | None = None, on_progress: OnProgress = no_progress,
+) -> SourceReport:  # fmt: skip
+    """What CUDA C++ and Python sources in a folder or file trip over on these accelerators.
+
+    `hipify`: whether to see what PyTorch's HIPIFY converts and leaves; `clang`: which one gives the second opinion,
+    the first on the path where it is None; `jobs`: files that it compiles at once, one a core where it is None.
+    """
+    options = SourceOptions(hipify=hipify, clang=clang, use_clang=use_clang, jobs=jobs or os.cpu_count() or 1)
+    return check_source(Path(path), (catalog or Catalog()).accelerators_named(on), options, on_progress)
 
 
 def check_source(

@@ -1,0 +1,79 @@
+"""The check of functions by name, for people and programs: findings and a verdict for each callable.
+
+Imports PyTorch when it is called, not before: it is an extra.
+"""
+
+import sys
+from contextlib import redirect_stdout
+from importlib import import_module
+from pathlib import Path
+
+import msgspec
+
+from crosstie.core.errors import BadInput
+from crosstie.core.finding import Finding, Location, Severity
+from crosstie.core.progress import OnProgress, no_progress
+from crosstie.port.capture.hazards import CaptureResult, Verdict
+
+
+class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
+    findings: list[Finding]
+    # By callable.
+    verdicts: dict[str, Verdict]
+
+
+def preflight_capture(
+    target: str, *, inputs: str, state: str | None = None, every: bool = False, on_progress: OnProgress = no_progress
+) -> CaptureReport:
+    """Would a graph capture of these functions succeed, and would its replays be true?
+
+    `target`: MODULE:CALLABLE, where MODULE is dotted or a .py file and CALLABLE a function, a torch module, a factory
+    of one, or a dictionary of them. `inputs`: [MODULE:]FACTORY that makes the arguments; `state`: one that makes what
+    the function keeps between calls. `every`: all functions of MODULE that take these inputs.
+    """
+    try:
+        import_module("torch")
+    except ImportError:
+        raise BadInput("preflight capture needs torch: pip install 'crosstie[preflight]'") from None
+    from crosstie.port.capture.survey import survey
+
+    found: list[Finding] = []
+    verdicts: dict[str, Verdict] = {}
+    # What the user's code prints must not mix with a report.
+    with redirect_stdout(sys.stderr):
+        for label, result in survey(target, inputs, state, every, on_progress):
+            verdicts[label] = result.verdict
+            found += [*_findings(label, result), *_notes(label, result)]
+    if not verdicts:
+        raise BadInput(f"{target} has no function that takes these inputs")
+    return CaptureReport(findings=found, verdicts=verdicts)
+
+
+def _findings(label: str, result: CaptureResult) -> list[Finding]:
+    made = []
+    for hazard in result.hazards:
+        severity: Severity = "unknown" if hazard.kind == "not-followed" else "error"
+        made.append(Finding(check=f"capture-{hazard.kind}", severity=severity, what=f"{label} {hazard.what}",
+                            where=Location(file=_short(hazard.file), line=hazard.line, name=hazard.function),
+                            evidence=hazard.evidence, grounds="emulated", remedy=hazard.remedy))  # fmt: skip
+    return made
+
+
+def _notes(label: str, result: CaptureResult) -> list[Finding]:
+    return [
+        Finding(
+            check="capture-inputs",
+            severity="note",
+            what=f"{label}: {note}",
+            where=Location(file=label),
+            evidence=note,
+            grounds="emulated",
+            remedy="a factory that takes (device, seed) and gives other values for each seed",
+        )
+        for note in result.notes
+    ]
+
+
+def _short(file: str) -> str:
+    here = Path.cwd()
+    return str(Path(file).relative_to(here)) if Path(file).is_relative_to(here) else file
