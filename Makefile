@@ -82,6 +82,7 @@ claims: $(VENV)/.base
 
 # The site, in site/: a warning or a link that leads nowhere fails. NO_MKDOCS_2_WARNING is about the theme's successor.
 docs: $(VENV)/.docs
+	$(BIN)/python tools/rooms_picture.py docs/img/rooms.svg
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	$(BIN)/python tools/check_site.py site
 
