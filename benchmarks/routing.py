@@ -42,10 +42,10 @@ from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import make_plan
 from crosstie.perf.estimate import estimate
 from crosstie.prove.replay.accounts import fleet_usd_per_good_million, replayed
-from crosstie.prove.replay.gateway_child import GatewayChild, start_gateway
 from crosstie.prove.replay.outcomes import result_of, targets_of
 from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged, prompt
+from crosstie.run.service.start import RunningGateway, serve
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
 from crosstie.run.wire.fetch import fetch
@@ -65,7 +65,7 @@ REPEATS = 3
 class Watch:
     """Shares of a core that client, gateway and emulation use."""
 
-    def __init__(self, gateway: GatewayChild):
+    def __init__(self, gateway: RunningGateway):
         self._gateway = gateway
         self._before, self._began = self._now(), time.monotonic()
 
@@ -120,7 +120,7 @@ def recorded(fleet: Fleet, seconds: float, load: float) -> list[TimedRequest]:
 
 
 def one_run(fleet: Fleet, file: Path, requests: list[TimedRequest], policy: Policy, speed: float) -> dict[str, Any]:
-    with start_gateway(file, speed=speed, policy=policy) as gateway:
+    with serve(file, emulate=True, speed=speed, policy=policy) as gateway:
         watch = Watch(gateway)
         outcomes, spent = replayed(gateway.url, MODEL, requests, speed=speed)
         cpu = watch.shares()
@@ -188,7 +188,7 @@ def pair(catalog: Catalog, folder: Path, speed: float, count: int) -> dict[str, 
     rows = []
     for shared in (False, True):
         for policy in POLICIES:
-            with start_gateway(file, speed=speed, policy=policy) as gateway:
+            with serve(file, emulate=True, speed=speed, policy=policy) as gateway:
                 outcomes, cpu = run_on_loop(closed_loop(gateway, speed, count, shared))
             rows.append({"policy": policy, "shared_prefix": shared, **throughput(outcomes, ideal), "cpu": cpu})
             tell_pair(rows[-1])
@@ -196,8 +196,13 @@ def pair(catalog: Catalog, folder: Path, speed: float, count: int) -> dict[str, 
 
 
 async def closed_loop(
+<<<<<<< HEAD
     gateway: GatewayChild, speed: float, count: int, shared: bool
 ) -> tuple[list[RequestOutcome], dict[str, float]]:
+=======
+    gateway: RunningGateway, speed: float, count: int, shared: bool
+) -> tuple[list[Outcome], dict[str, float]]:
+>>>>>>> fd4beb7 (The service in the words of the field: workers, leader and followers with typed messages, components, peers; a gateway can be started from Python; serve --dry-run)
     loop = asyncio.get_running_loop()
     slow = Origin(loop, Address(gateway.backends["slow"][0]))
     fault = json.dumps({"kind": "slow", "factor": SLOWER}).encode()
@@ -215,7 +220,7 @@ async def closed_loop(
     return outcomes, watch.shares()
 
 
-async def hold_prefix_on_slow(gateway: GatewayChild, asked: TimedRequest) -> None:
+async def hold_prefix_on_slow(gateway: RunningGateway, asked: TimedRequest) -> None:
     body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": prompt(asked, 10**6).decode()}]}
     origin = Origin(asyncio.get_running_loop(), Address(gateway.url))
     headers = [(b"x-crosstie-pool", b"slow"), (b"content-type", b"application/json")]

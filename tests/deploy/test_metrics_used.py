@@ -26,8 +26,8 @@ from tests.run.service.test_admin import administered, two_pools
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import SharedState
-from crosstie.run.service.far import OtherMachines
 from crosstie.run.service.logs import Log
+from crosstie.run.service.peers import PeerSharing
 from crosstie.run.service.process import Part
 from crosstie.run.service.record import Recorder
 from crosstie.run.service.telemetry import Telemetry
@@ -104,10 +104,10 @@ async def page_of_a_gateway_that_loads_models() -> str:
 async def page_of_a_gateway_that_other_machines_know() -> str:
     """Though there is no Redis at its address."""
     with closing(Board(1)) as board:
-        part = OtherMachines(board)
+        part = PeerSharing(board)
         async with fakes() as [fake]:
             fleet = fleet_of(pool_of("one", fake.url), state=SharedState(redis="redis://127.0.0.1:1/0"))
-            async with running(fleet, parts=[part]) as at:
+            async with running(fleet, components=[part]) as at:
                 page = (await at.get("/metrics")).body.decode()
                 await part.stop()
                 return page

@@ -19,8 +19,8 @@ from crosstie.prove.replay.demo import CREDITS, TRACES
 _STARTS_ONE_AND_WAITS = """
 import sys, time
 from pathlib import Path
-from crosstie.prove.replay.gateway_child import start_gateway
-with start_gateway(Path(sys.argv[1]), speed=20.0) as child:
+from crosstie.run.service.start import serve
+with serve(Path(sys.argv[1]), emulate=True, speed=20.0) as child:
     pids = Path(f"/proc/{child.process.pid}/task/{child.process.pid}/children").read_text()
     print(child.process.pid, pids, flush=True)
     time.sleep(60)

@@ -12,7 +12,7 @@ import msgspec
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Fleet, Pool, ServedClass, Serving
-from crosstie.run.service.process import Serve
+from crosstie.run.service.process import GatewayProcess
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
 from crosstie.run.wire.fetch import Answer, fetch
@@ -225,11 +225,11 @@ def fleet_of(*pools: Pool, classes: tuple[ServedClass, ...] = (), serving: Servi
 
 
 class Running:
-    def __init__(self, serve: Serve, notices: list[str]):
-        self.serve, self.notices = serve, notices
-        self.gateway = serve.gateway
-        self.port = serve.port
-        self.origin = Origin(asyncio.get_running_loop(), Address(f"http://127.0.0.1:{serve.port}/v1"))
+    def __init__(self, process: GatewayProcess, notices: list[str]):
+        self.process, self.notices = process, notices
+        self.gateway = process.gateway
+        self.port = process.port
+        self.origin = Origin(asyncio.get_running_loop(), Address(f"http://127.0.0.1:{process.port}/v1"))
 
     async def ask(
         self, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None, **body: Any
@@ -254,18 +254,20 @@ class Running:
 @asynccontextmanager
 async def running(fleet: Fleet, **settings: Any) -> AsyncIterator[Running]:
     notices: list[str] = []
-    serve = Serve(CATALOG, fleet, notice=notices.append, **settings)
-    await serve.start("127.0.0.1", 0)
-    made = Running(serve, notices)
+    process = GatewayProcess(CATALOG, fleet, notify=notices.append, **settings)
+    await process.start("127.0.0.1", 0)
+    made = Running(process, notices)
     try:
         yield made
         made.origin.close()
         # Nothing may be left behind: not a request, not a place on a replica.
-        await until(lambda: not serve.gateway.exchanges and not any(r.in_flight for r in serve.gateway.live.replicas()))
+        await until(
+            lambda: not process.gateway.exchanges and not any(r.in_flight for r in process.gateway.live.replicas())
+        )
     finally:
         made.origin.close()
-        serve.server.close()
-        serve.gateway.close()
+        process.server.close()
+        process.gateway.close()
 
 
 @asynccontextmanager

@@ -334,7 +334,7 @@ async def test_sigterm_s_drain_loses_no_request() -> None:
         async with running(fleet_of(pool_of("one", fake.url))) as at:
             asked = [asyncio.create_task(at.ask(stream=True)) for _ in range(10)]
             await until(lambda: len(fake.hit) == 10)
-            assert await at.serve.stop()
+            assert await at.process.stop()
             answers = [await one for one in asked]
             assert all(payloads(answer.body)[-1] == b"[DONE]" for answer in answers)
             with pytest.raises(OSError, match=r"."):

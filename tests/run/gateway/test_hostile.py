@@ -335,12 +335,12 @@ async def test_what_the_wire_refuses_is_counted_and_connections_are_limited() ->
             writer.write(data)
             assert b'"error"' in await reader.read(-1)
             writer.close()
-        await until(lambda: not at.serve.server.connections)
+        await until(lambda: not at.process.server.connections)
         four = [await asyncio.open_connection("127.0.0.1", at.port) for _ in range(4)]
         await until(lambda: at.gateway.metrics.refused["connections"] == 1)
         for _, writer in four:
             writer.close()
-        await until(lambda: not at.serve.server.connections)
+        await until(lambda: not at.process.server.connections)
         assert await at.metric("crosstie_refused_total", code="http_505") == 1
         assert await at.metric("crosstie_refused_total", code="http_400") == 1
         assert await at.metric("crosstie_refused_total", code="connections") == 1

@@ -24,7 +24,7 @@ from crosstie.run.ledger.store import Store
 from crosstie.run.ledger.usage import Batch, Counts, Used, day_end, hour_of, total
 from crosstie.run.service import ledger as ledger_module
 from crosstie.run.service.ledger import Ledger
-from crosstie.run.service.process import Serve
+from crosstie.run.service.process import GatewayProcess
 from crosstie.run.wire.fetch import Answer, fetch
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.server import Reply
@@ -88,7 +88,7 @@ async def keyed(folder: Path, place: str | None = None, **changes: Any) -> Async
             pool_of("one", fake.url), pool_of("two", fake.url.replace("127.0.0.1", "localhost"), model=OTHER),
             classes=CLASSES, state=SharedState(keys=True, store=place),
         )  # fmt: skip
-        async with running(msgspec.structs.replace(fleet, **changes), parts=[part]) as at:
+        async with running(msgspec.structs.replace(fleet, **changes), components=[part]) as at:
             try:
                 yield Keyed(at, store, part, fake)
             finally:
@@ -499,7 +499,7 @@ async def test_without_a_store_there_is_no_ledger(tmp_path: Path) -> None:
 async def test_keys_can_be_required_from_a_reload_on(tmp_path: Path) -> None:
     place = str(tmp_path / "store.db")
     async with keyed(tmp_path, state=SharedState(store=place)) as at:
-        fleet = at.at.serve.fleet
+        fleet = at.at.process.fleet
         assert (await at.ask(None)).status == 200
         at.part.reloaded(msgspec.structs.replace(fleet, state=SharedState(store=place, keys=True)))
         assert (await at.ask(None)).status == 401
@@ -518,10 +518,10 @@ async def test_a_reload_changes_no_store(tmp_path: Path) -> None:
         (SharedState(store=place), SharedState(store=place, redis="redis://127.0.0.1/0"), "redis"),
     ):
         async with keyed(tmp_path, state=before) as at:
-            fleet = at.at.serve.fleet
+            fleet = at.at.process.fleet
             status = (await at.ask(None)).status
             with pytest.raises(BadInput, match=f"^state.{key}: is another now"):
-                at.at.serve.load(msgspec.structs.replace(fleet, state=now))
+                at.at.process.load(msgspec.structs.replace(fleet, state=now))
             assert (await at.ask(None)).status == status
 
 
@@ -631,9 +631,9 @@ async def test_a_store_that_cannot_be_opened_is_told_at_the_start(tmp_path: Path
     (tmp_path / "store.db").write_bytes(b"something else" * 500)
     async with fakes() as [fake]:
         fleet = fleet_of(pool_of("one", fake.url), state=SharedState(keys=True, store=str(tmp_path / "store.db")))
-        serve = Serve(CATALOG, fleet, parts=[Ledger()])
+        process = GatewayProcess(CATALOG, fleet, components=[Ledger()])
         with pytest.raises(CrosstieError, match="no SQLite file"):
-            await serve.start("127.0.0.1", 0)
+            await process.start("127.0.0.1", 0)
 
 
 @on_loop

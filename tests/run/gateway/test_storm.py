@@ -243,7 +243,7 @@ async def storm(fleet: Fleet, mad: list[Mad], seed: int) -> None:
         for replica in [*gateway.live.replicas(), *gateway.live.leaving]:
             assert (replica.in_flight, replica.waiting, len(replica.queue), replica.targets) == (0, 0, 0, {})
             assert replica.held_tokens == replica.decoding_tokens == 0.0
-        await until(lambda: not at.serve.server.connections, 3.0)
+        await until(lambda: not at.process.server.connections, 3.0)
         for backend in gateway.backends.values():
             # None but idle ones, and the one that asks after its health.
             assert backend.origin.connections - len(backend.origin._idle) <= 1

@@ -84,7 +84,7 @@ async def hosted(
     made = await start(CATALOG, fleet, speed=SPEED, **(emulated or {}))
     hosting = Hosting(**{"every_s": 0.02, "verify_s": 0.2, **settings})
     try:
-        async with running(made.fleet, parts=[hosting], speed=SPEED) as one:
+        async with running(made.fleet, components=[hosting], speed=SPEED) as one:
             yield Hosted(one, made, hosting)
             await hosting.stop()
     finally:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import stat
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,16 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.run.service.admin_door import AdminDoor, AdminKey
+from crosstie.run.service.messages import (
+    ChangesRequest,
+    Failed,
+    WorkerAnswer,
+    WorkerRequest,
+    decode_answer,
+    decode_request,
+    encode,
+)
+from crosstie.run.service.worker_link import WorkerLink
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Headers, Origin
 from crosstie.run.wire.fetch import Answer, fetch
@@ -70,7 +80,7 @@ class Administered:
 @asynccontextmanager
 async def administered(fleet: Fleet, **settings: Any) -> AsyncIterator[Administered]:
     door = AdminDoor("127.0.0.1", 0)
-    async with running(fleet, parts=[door], **settings) as made:
+    async with running(fleet, components=[door], **settings) as made:
         one = Administered(made, door)
         try:
             yield one
@@ -355,7 +365,7 @@ def test_changes_outlive_a_reload_and_go_where_the_file_has_nothing_for_them(tmp
                 assert len(said["pools"][1]["backends"]) == 2
                 # The file's own pool has gone, and with it what was changed of it.
                 file.write_text(fleet_text(msgspec.structs.replace(fleet, pools=fleet.pools[1:])))
-                admin.running.serve.reload()
+                admin.running.process.reload()
                 said = await admin.get("pools")
                 assert said["changes"] == [f"add backend {made[2].url} to pool two"]
                 assert said["dropped"][0]["change"] == "drain pool one"
@@ -376,24 +386,27 @@ def test_changes_outlive_a_reload_and_go_where_the_file_has_nothing_for_them(tmp
     run_on_loop(scenario())
 
 
-class TwoProcesses:
-    """A second gateway of the same fleet, as siblings reach it."""
+class LinkedTo(WorkerLink):
+    """To a second gateway of the same fleet, as workers reach each other."""
 
     def __init__(self, other: Administered):
-        self.other, self.folder = other, Path()
+        super().__init__(Path(), 0, 2, {})
+        self.other = other
 
-    async def ask(self, verb: str, what: dict[str, Any]) -> list[dict[str, Any]]:
-        return [json.loads(json.dumps(self.other.running.serve.verbs[verb](json.loads(json.dumps(what)))))]
+    async def ask(self, request: WorkerRequest) -> list[WorkerAnswer]:
+        heard = decode_request(encode(request))
+        return [decode_answer(encode(self.other.running.process.handlers[type(heard)](heard)))]
 
-    def turn(self) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        yield
 
 
 def test_every_process_takes_a_change_and_they_are_shown_together() -> None:
     async def scenario() -> None:
         async with fakes(2) as made, administered(two_pools(made)) as first, administered(two_pools(made)) as second:
-            first.running.serve.siblings = TwoProcesses(second)
-            second.running.serve.siblings = TwoProcesses(first)
+            first.running.process.link = LinkedTo(second)
+            second.running.process.link = LinkedTo(first)
             done = await first.post("drain", pool="one")
             assert done["processes"] == 2
             assert (await second.get("pools"))["changes"] == ["drain pool one"]
@@ -407,7 +420,7 @@ def test_every_process_takes_a_change_and_they_are_shown_together() -> None:
             rows = (await first.get("decisions"))["decisions"]
             assert [row["pool"] for row in rows] == ["two"] * 3
             # What one process has missed it takes over before it changes anything itself.
-            second.running.serve.siblings = None
+            second.running.process.link = None
             await second.post("add", pool="two", backend="http://127.0.0.1:9/v1")
             done = await first.post("undrain", pool="one")
             assert done["refused_by"] == []
@@ -415,7 +428,7 @@ def test_every_process_takes_a_change_and_they_are_shown_together() -> None:
                 assert (await process.get("pools"))["changes"] == ["add backend http://127.0.0.1:9/v1 to pool two"]
             # What it could not ask for is not overwritten unseen.
             second.door.admin.revision = 9
-            second.running.serve.verbs["admin-state"] = lambda _: {"error": "busy"}
+            second.running.process.on(ChangesRequest, lambda _: Failed("busy"))
             done = await first.post("drain", pool="one")
             assert done["refused_by"] == ["another change was made at the same moment"]
 
@@ -426,7 +439,7 @@ def test_a_process_that_comes_back_takes_over_what_the_others_hold() -> None:
     async def scenario() -> None:
         async with fakes(2) as made, administered(two_pools(made)) as first, administered(two_pools(made)) as second:
             await first.post("drain", pool="one")
-            second.running.serve.siblings = TwoProcesses(first)
+            second.running.process.link = LinkedTo(first)
             await second.door.admin.join()
             assert (await second.running.ask()).header(b"x-crosstie-pool") == b"two"
             assert second.door.admin.revision == first.door.admin.revision
@@ -513,6 +526,6 @@ def test_a_gateway_without_the_door_keeps_no_decisions() -> None:
         async with fakes(2) as made, running(two_pools(made)) as plain:
             await plain.ask()
             assert plain.gateway.context.on_decision is None
-            assert plain.serve.verbs == {}
+            assert plain.process.handlers == {}
 
     run_on_loop(scenario())

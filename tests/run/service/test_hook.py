@@ -140,7 +140,7 @@ def test_models_that_a_command_swaps(tmp_path: Path) -> None:
         fake = Changing(listed)
         await fake.start()
         hosting = Hosting()
-        async with running(fleet_of(hooked(fake.url, command), serving=PATIENT), parts=[hosting]) as one:
+        async with running(fleet_of(hooked(fake.url, command), serving=PATIENT), components=[hosting]) as one:
             # What the server has at the start is asked of it.
             assert ((await one.ask(model="two")).header(b"x-crosstie-reason") or b"").endswith(b"; loaded")
             answer = await one.ask(model="one")

@@ -327,7 +327,7 @@ def test_a_model_with_requests_in_flight_is_not_put_away() -> None:
 def test_reloads_of_the_fleet_file() -> None:
     async def run() -> None:
         async with hosted(shared_pool(A, B, C, replicas=1)) as one:
-            gateway, whole = one.running.gateway, one.running.serve.fleet
+            gateway, whole = one.running.gateway, one.running.process.fleet
             assert (await ask(one, A))[0] == 200
             assert (await ask(one, B))[0] == 200
 
@@ -354,7 +354,7 @@ def test_reloads_of_the_fleet_file() -> None:
 def test_a_file_whose_models_do_not_fit_is_refused_and_the_old_one_goes_on() -> None:
     async def run() -> None:
         async with hosted(shared_pool(A, B, replicas=1)) as one:
-            fleet = one.running.serve.fleet
+            fleet = one.running.process.fleet
             small = msgspec.structs.replace(fleet.pools[0], host_memory_gib=10.0)
             with pytest.raises(BadInput, match=r"pool shared: .* takes 20.0 GiB; no replica of the pool has more"):
                 one.running.gateway.load(msgspec.structs.replace(fleet, pools=(small,)))
@@ -368,7 +368,7 @@ def test_a_load_under_way_when_the_file_changes() -> None:
         async with hosted(shared_pool(A, B, C, replicas=1)) as one:
             waiting = asyncio.create_task(ask(one, A))
             await until(lambda: one.pool._moves)
-            fleet = with_hosts(one.running.serve.fleet, A, B)
+            fleet = with_hosts(one.running.process.fleet, A, B)
             one.running.gateway.load(fleet)
             one.hosting.reloaded(fleet)
             assert (await waiting)[0] == 200
@@ -387,7 +387,7 @@ def test_what_is_loading_when_the_file_changes_is_counted_with(loading: Any) -> 
             await until(lambda: one.engine(0, A).state == "loading")
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
-            fleet = with_hosts(one.running.serve.fleet, A, B)
+            fleet = with_hosts(one.running.process.fleet, A, B)
             one.running.gateway.load(fleet)
             one.hosting.reloaded(fleet)
             assert (await ask(one, B))[0] == 200

@@ -111,7 +111,7 @@ def test_llama_cpp_s_router(llama_router: tuple[subprocess.Popen[bytes], str]) -
     async def run() -> None:
         hosting = Hosting(verify_s=0.5)
         async with running(
-            fleet_of(shared("llamacpp-router", backends=(url,)), serving=PATIENT), parts=[hosting]
+            fleet_of(shared("llamacpp-router", backends=(url,)), serving=PATIENT), components=[hosting]
         ) as one:
             await until(lambda: all(backend.replica.up for backend in one.gateway.backends.values()), within_s=60)
             await until(lambda: not hosting.pools["shared"].unsure, within_s=60)
@@ -163,7 +163,7 @@ def test_servers_that_a_command_starts_and_ends(tmp_path: Path) -> None:
     async def run() -> None:
         hosting = Hosting(verify_s=0.5)
         async with running(
-            fleet_of(shared("hook", own=own, load_hook=command), serving=PATIENT), parts=[hosting]
+            fleet_of(shared("hook", own=own, load_hook=command), serving=PATIENT), components=[hosting]
         ) as one:
             await swap(one, hosting)
             assert [file.name for file in notes.iterdir()] == ["beta"]

@@ -55,7 +55,7 @@ async def test_a_request_is_one_line_that_says_all_but_its_text_and_its_secrets(
     with logged(tmp_path, requests=True) as (log, path):
         async with (
             fakes() as [fake],
-            running(fleet_of(pool_of("one", fake.url), classes=(CHAT,)), parts=[log]) as at,
+            running(fleet_of(pool_of("one", fake.url), classes=(CHAT,)), components=[log]) as at,
         ):
             headers = {"x-request-id": "mine-7", "traceparent": PARENT, "authorization": f"Bearer {SECRET}"}
             asked = [{"role": "user", "content": PROMPT}]
@@ -86,7 +86,7 @@ async def test_a_request_is_one_line_that_says_all_but_its_text_and_its_secrets(
 @in_folder
 async def test_prompts_are_logged_where_that_was_asked_for_and_loudly(tmp_path: Path) -> None:
     with logged(tmp_path, requests=True, prompts=True) as (log, path):
-        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), parts=[log]) as at:
+        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), components=[log]) as at:
             await at.ask(messages=[{"role": "user", "content": PROMPT}], headers={"authorization": f"Bearer {SECRET}"})
             await until(lambda: len(path.read_text().splitlines()) >= 2)
         loud, line = documents(path)
@@ -99,8 +99,11 @@ async def test_prompts_are_logged_where_that_was_asked_for_and_loudly(tmp_path: 
 @in_folder
 async def test_notices_are_events_with_names_levels_and_fields(tmp_path: Path) -> None:
     with logged(tmp_path) as (log, path):
-        async with fakes(2) as [one, other], running(fleet_of(pool_of("one", one.url, other.url)), parts=[log]) as at:
-            at.serve.gateway.notify = log.notice
+        async with (
+            fakes(2) as [one, other],
+            running(fleet_of(pool_of("one", one.url, other.url)), components=[log]) as at,
+        ):
+            at.process.gateway.notify = log.notice
             one.crash()
             await until(lambda: "backend_down" in path.read_text())
         log.notice("said by somebody who knows of no events\nand in two lines")
@@ -130,7 +133,7 @@ def test_nothing_that_a_client_sends_begins_a_second_line_or_moves_a_cursor(styl
 @in_folder
 async def test_text_for_people_has_the_same_in_one_line(tmp_path: Path) -> None:
     with logged(tmp_path, "text", requests=True) as (log, path):
-        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), parts=[log]) as at:
+        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), components=[log]) as at:
             await at.ask(headers={"x-request-id": 'it\'s="mine"'})
             await until(lambda: path.read_text())
         (line,) = path.read_text().splitlines()
@@ -146,7 +149,7 @@ class Breaks(HostedModels):
 @in_folder
 async def test_a_fault_of_the_gateway_s_own_is_an_event_that_tells_where_and_no_text(tmp_path: Path) -> None:
     with logged(tmp_path, requests=True) as (log, path):
-        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), parts=[log]) as at:
+        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), components=[log]) as at:
             at.gateway.context.hosted = Breaks()
             assert (await at.ask()).status == 500
             await until(lambda: "internal_error" in path.read_text())
@@ -162,7 +165,7 @@ async def test_a_reader_that_does_not_read_holds_nobody_up_and_what_is_lost_is_c
     reading, writing = os.pipe()
     log = Log("json", requests=True, descriptor=writing)
     try:
-        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), parts=[log]) as at:
+        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), components=[log]) as at:
             for number in range(logs._MOST_LINES + 600):
                 log.notice(f"{number} " + "x" * 200)
             for _ in range(3):
@@ -192,7 +195,7 @@ async def test_a_reader_that_has_gone_is_survived() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     log = Log("json", requests=True, descriptor=writing)
-    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), parts=[log]) as at:
+    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), components=[log]) as at:
         assert (await at.ask()).status == 200
         await until(lambda: log.lost == 1)
         assert (await at.ask()).status == 200

@@ -67,7 +67,7 @@ async def test_each_served_request_is_a_line_of_mooncake_s_format(tmp_path: Path
     recorder = Recorder(tmp_path / "trace.jsonl")
     fake = Counting()
     await fake.start()
-    async with running(fleet_of(pool_of("one", fake.url), classes=(CHAT,)), parts=[recorder]) as at:
+    async with running(fleet_of(pool_of("one", fake.url), classes=(CHAT,)), components=[recorder]) as at:
         assert (await at.ask(messages=chat(words(1, 9000)))).status == 200
         said = {"model": MODEL, "prompt": words(2, 30), "stream": True}
         answer = await fetch(at.origin, "POST", "/v1/completions", body=json.dumps(said).encode())
@@ -100,7 +100,7 @@ async def test_prompts_share_numbers_as_far_as_they_begin_alike_and_no_further(t
     fake = Counting()
     await fake.start()
     system = words(1, 12_000)
-    async with running(fleet_of(pool_of("one", fake.url)), parts=[recorder]) as at:
+    async with running(fleet_of(pool_of("one", fake.url)), components=[recorder]) as at:
         for text in (system + words(2, 5000), system + words(3, 9000), words(4, 5000), words(4, 5000)):
             await at.ask(messages=chat(text), temperature=random.random())
         await until(lambda: recorder.recorded == 4)
@@ -142,7 +142,7 @@ async def test_nothing_of_a_prompt_nor_its_plain_hashes_nor_a_key_nor_a_user_is_
     recorder = Recorder(tmp_path / "trace.jsonl")
     fake = Counting()
     await fake.start()
-    async with running(fleet_of(pool_of("one", fake.url)), parts=[recorder]) as at:
+    async with running(fleet_of(pool_of("one", fake.url)), components=[recorder]) as at:
         await at.ask(
             messages=chat(text), user="alice@example.com", prompt_cache_key="alices-thread",
             headers={"authorization": f"Bearer {SECRET}", "x-request-id": "alices-request"},
@@ -300,7 +300,7 @@ async def test_a_folder_that_goes_stops_the_recording_and_nothing_else(tmp_path:
     folder = tmp_path / "traces"
     folder.mkdir()
     recorder = Recorder(folder / "trace.jsonl", try_again_s=0.1)
-    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), parts=[recorder]) as at:
+    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), components=[recorder]) as at:
         await at.ask()
         await until(lambda: recorder.recorded == 1)
         shutil.rmtree(folder)
@@ -334,7 +334,7 @@ async def test_a_folder_that_goes_stops_the_recording_and_nothing_else(tmp_path:
 @in_folder
 async def test_a_gateway_serves_where_it_could_never_record(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "missing" / "trace.jsonl")
-    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), parts=[recorder]) as at:
+    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), components=[recorder]) as at:
         await until(lambda: any("NOT RECORDING" in one for one in at.notices))
         assert (await at.ask()).status == 200
         assert await at.metric("crosstie_record_failed") == 1

@@ -90,7 +90,7 @@ def test_a_request_is_a_span_with_one_for_each_attempt_and_backends_are_told_the
             pools = fleet_of(
                 pool_of("cheap", one.url, usd_per_gpu_hour=0.1), pool_of("dear", other.url), classes=(CHAT,)
             )
-            async with running(pools, parts=[part]) as at:
+            async with running(pools, components=[part]) as at:
                 headers = {"traceparent": PARENT, "tracestate": "vendor=a", "x-request-id": "mine-7"}
                 assert (await at.ask(stream=True, headers=headers)).status == 200
                 await until(lambda: part.exported == 1, within_s=20)
@@ -142,7 +142,7 @@ def test_a_wait_is_a_span_and_a_refusal_a_trace_of_its_own(collector: Collector)
         patient = msgspec.structs.replace(HASTY, first_byte_timeout_s=30.0, total_timeout_s=60.0, queue_s=30.0)
         async with (
             fakes() as [fake],
-            running(fleet_of(pool_of("one", fake.url, max_in_flight=1), serving=patient), parts=[part]) as at,
+            running(fleet_of(pool_of("one", fake.url, max_in_flight=1), serving=patient), components=[part]) as at,
         ):
             fake.mode = "hang"
             both = asyncio.gather(at.ask(), at.ask())
@@ -187,7 +187,7 @@ def test_whoever_decides_what_is_sampled_is_heeded(
 ) -> None:
     async def test() -> None:
         part = Telemetry()
-        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), parts=[part]) as at:
+        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), components=[part]) as at:
             await at.ask(headers={"traceparent": parent} if parent else {})
             await part.stop()
             told = fake.hit[0][0].headers[b"traceparent"].decode()
@@ -211,7 +211,7 @@ def test_a_collector_that_is_gone_stalls_nobody_and_fills_no_memory(
     async def test() -> None:
         collector.status = 400
         part = Telemetry()
-        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), parts=[part]) as at:
+        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), components=[part]) as at:
             assert (await at.ask()).status == 200
             await until(lambda: part.failing, within_s=20)
             await until(lambda: any("cannot be exported" in one for one in at.notices))
@@ -296,7 +296,7 @@ def test_an_answer_that_goes_on_elsewhere_is_two_attempts_and_its_first_token_th
         part = Telemetry()
         async with tellers(2) as [bad, good]:
             bad.mode = "cut-mid-event"
-            async with running(fleet_over(bad, good), parts=[part]) as at:
+            async with running(fleet_over(bad, good), components=[part]) as at:
                 await identified(at)
                 assert (await at.ask(stream=True)).status == 200
                 await until(lambda: part.exported == 1, within_s=20)

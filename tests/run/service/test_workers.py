@@ -22,7 +22,7 @@ from tests.run.share.keys import asked, known_to_all, made_key
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import Pool
-from crosstie.run.service.workers import Workers
+from crosstie.run.service.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
 
@@ -293,7 +293,7 @@ def test_a_worker_that_cannot_live_is_not_started_all_the_time(pools: dict[str, 
         waits = re.findall(r"worker 0 .* in ([0-9.]+) s$", running.errors, re.MULTILINE)
         assert len(waits) == 3
         assert float(waits[2]) == 2 * float(waits[1])
-        # Told to end while one of them has no successor yet: nobody was cut off by that.
+        # PeerReport to end while one of them has no successor yet: nobody was cut off by that.
         os.kill(latest, signal.SIGKILL)
         assert comes_true(lambda: running.errors.count("another takes its place") == 4)
         assert running.ends() == 0
@@ -301,7 +301,7 @@ def test_a_worker_that_cannot_live_is_not_started_all_the_time(pools: dict[str, 
 
 def test_words_that_the_supervisor_does_not_know_are_passed_on() -> None:
     lines: list[str] = []
-    supervisor = Workers(1, lambda place: 0, lines.append)
+    supervisor = Supervisor(1, lambda place: 0, lines.append)
     (worker,) = supervisor.workers
     worker.line, theirs = socket.socketpair()
     worker.line.setblocking(False)

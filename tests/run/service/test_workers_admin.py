@@ -22,7 +22,9 @@ from tests.run.share.keys import asked, known_to_all, made_key
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Pool, SharedState
-from crosstie.run.service.siblings import Siblings
+from crosstie.run.service.worker_link import WorkerLink
+
+pytestmark = pytest.mark.slow
 
 pytestmark = pytest.mark.slow
 
@@ -159,10 +161,10 @@ def test_a_worker_that_comes_later_makes_no_store(pools: list[Pool], tmp_path: P
 
 
 def test_a_turn_is_one_worker_s_and_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crosstie.run.service.siblings._TURN_S", 0.02)
+    monkeypatch.setattr("crosstie.run.service.worker_link._TURN_S", 0.02)
 
     async def scenario() -> None:
-        first, second = (Siblings(tmp_path, row, 2, {}) for row in range(2))
+        first, second = (WorkerLink(tmp_path, row, 2, {}) for row in range(2))
         async with first.turn():
             with pytest.raises(BadInput, match="another worker"):
                 async with second.turn():

@@ -203,12 +203,12 @@ def test_others_are_added_and_never_twice(boards: Boards) -> None:
     ours, theirs = BoardTally(board, 0), BoardTally(board, 1)
     ours.add(1, 10, 1, 5)
     for _ in range(3):
-        theirs.others(1, 10, 4, 40)
+        theirs.set_peers(1, 10, 4, 40)
     assert ours.total(1, 10) == (5, 45)
     assert ours.own(1, 10) == (1, 5)
-    theirs.others(1, 11, 1, 1)
-    theirs.others(1, 12, 1, 1)
-    theirs.others(1, 10, 9, 9)
+    theirs.set_peers(1, 11, 1, 1)
+    theirs.set_peers(1, 12, 1, 1)
+    theirs.set_peers(1, 10, 9, 9)
     assert ours.total(1, 10) == (1, 5)
 
 

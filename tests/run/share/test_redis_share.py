@@ -16,7 +16,7 @@ from tests.run.share.redis_server import RedisServer, redis_server
 
 from crosstie.core.errors import BadInput
 from crosstie.run.share.board import Board
-from crosstie.run.share.machines import Machines, Told
+from crosstie.run.share.peers import PeerReport, Peers
 from crosstie.run.share.redis_share import RedisShare, connected
 from crosstie.run.share.tally import BoardTally
 
@@ -35,7 +35,7 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 class Site:
     def __init__(self, address: str, store: str = "s"):
         self.board = Board(1)
-        self.machines = Machines(self.board, store, monotonic, monotonic)
+        self.machines = Peers(self.board, store, monotonic, monotonic)
         self.machines.replicas([A])
         self.cell = self.board.cells([A], 0)[A]
         self.tally = BoardTally(self.board, 0)
@@ -90,7 +90,7 @@ def test_who_comes_later_knows_what_was_used(server: RedisServer) -> None:
         async with sites(server.url) as (one,):
             one.tally.add(7, minute, 2, 10)
             await until(lambda: one.share.up, PATIENCE_S)
-            # Told a second time before it counts as settled: the first may have been under way.
+            # PeerReport a second time before it counts as settled: the first may have been under way.
             one.tally.add(7, minute, 1, 1)
             client = connected(server.url)
             key = f"crosstie:used:s:{minute}"
@@ -192,7 +192,7 @@ def test_strangers_on_the_channel_are_not_understood(server: RedisServer) -> Non
             await until(lambda: one.share.up and two.share.up, PATIENCE_S)
             client = connected(server.url)
             nonsense = [
-                Told("m", True, {A: (amount,) * 8}, "s", [(key_id, (minute, 1, 1))])
+                PeerReport("m", True, {A: (amount,) * 8}, "s", [(key_id, (minute, 1, 1))])
                 for amount, key_id in ((-1.0, 1), (nan, 1), (inf, 1), (1e300, 1), (1.0, -5), (1.0, 2**60))
             ]
             for said in (b"", b"hello", b"\xff" * 100, b"\x91\x01", b"{}", *map(msgspec.msgpack.encode, nonsense)):

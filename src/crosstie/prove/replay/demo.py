@@ -22,9 +22,9 @@ from crosstie.decide.plan.check import SimulatedClass, check
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import Plan, make_plan
 from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, replayed
-from crosstie.prove.replay.gateway_child import GatewayChild, start_gateway
 from crosstie.prove.replay.outcomes import ReplayResult, result_of, targets_of
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
+from crosstie.run.service.start import RunningGateway, serve
 
 WORKLOAD = Path("demo")
 # By class of that workload: the trace that its requests are taken from, and whose it is.
@@ -93,7 +93,7 @@ class DemoRunner:
             on_stage,
             on_requests,
         )
-        self.first: GatewayChild | None = None
+        self.first: RunningGateway | None = None
         self._held = ExitStack()
 
     def __enter__(self) -> "DemoRunner":
@@ -114,7 +114,7 @@ class DemoRunner:
 
     def _run(self, file: Path, fleet: Fleet, requests: list[TimedRequest], policy: Policy) -> PolicyRun:
         self._on_stage(f"starting {len(fleet.pools)} pools of emulated replicas and a gateway, {policy}")
-        gateway = start_gateway(file, speed=self.speed, policy=policy)
+        gateway = serve(file, emulate=True, speed=self.speed, policy=policy)
         if self.first is None:
             self.first = gateway
             self._held.callback(gateway.stop)

@@ -8,7 +8,7 @@ import msgspec
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Pool
 from crosstie.run.emulate.fleet import with_own_addresses
-from crosstie.run.wire.child import Child, start_child
+from crosstie.run.wire.child import Child, start_crosstie
 
 
 class EmulatedChild(Child):
@@ -33,7 +33,8 @@ class EmulatedChild(Child):
 
 def start_emulated(file: Path, *, speed: float = 1.0, options: tuple[str, ...] = ()) -> EmulatedChild:
     """Emulates the fleet of a file; returns when its replicas answer."""
-    process, said = start_child(["emulate", str(file), "--speed", str(speed), *options], "the fleet cannot be emulated")
+    arguments = ["emulate", str(file), "--speed", str(speed), *options]
+    process, said = start_crosstie(arguments, "the fleet cannot be emulated")
     backends: dict[tuple[str, str | None], tuple[str, ...]] = {}
     for one in said["replicas"]:
         key = one["pool"], one["hosted"]

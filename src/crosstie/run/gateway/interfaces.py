@@ -27,7 +27,7 @@ class HostedModels:
 
 
 class OtherWorkers:
-    """The other workers of this gateway on its machine; see `service.neighbourhood`."""
+    """The other workers of this gateway on its machine; see `service.worker`."""
 
     def changed(self, backend: Backend) -> None:
         """This worker has found a backend up or down."""

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from crosstie.catalog.addresses import read_address
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.pools import read_pool
@@ -20,9 +18,10 @@ from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Pool
 from crosstie.run.gateway.metrics import Family
 from crosstie.run.gateway.notices import Level, Notice
+from crosstie.run.service.admin_view import RecentDecisions
+from crosstie.run.service.messages import Changes, ChangesRequest, Done, Failed, ReloadRequest, WorkerAnswer
 from crosstie.run.service.overlay import Change, Laid, laid_over, pool_named, pool_of, with_change
-from crosstie.run.service.process import Serve
-from crosstie.run.service.recent import Recent
+from crosstie.run.service.process import GatewayProcess
 
 # What a reader's complaint calls the request that it was reading.
 _REQUEST = Path("request")
@@ -36,10 +35,10 @@ _MOST_WHOLE = 2**53
 class Administration:
     """What may be asked of a running gateway; `door` is how it is reached."""
 
-    def __init__(self, serve: Serve):
-        self.serve, self.gateway = serve, serve.gateway
-        self.recent = Recent(serve.gateway)
-        self.base = serve.fleet
+    def __init__(self, process: GatewayProcess):
+        self.process, self.gateway = process, process.gateway
+        self.recent = RecentDecisions(process.gateway)
+        self.base = process.fleet
         self.changes: tuple[Change, ...] = ()
         # Grows with every change: the process that has the larger one knows better.
         self.revision = 0
@@ -50,17 +49,20 @@ class Administration:
         self._one_at_a_time = asyncio.Lock()
         # Asked for, by (action, done or refused).
         self.counts: Counter[tuple[str, str]] = Counter()
-        serve.gateway.metrics.sources.append(self._families)
-        read, serve.prepared = serve.prepared, lambda fleet: self._lay(read(fleet))
-        serve.verbs["admin"] = self._told
-        serve.verbs["admin-state"] = lambda _: {"revision": self.revision, "changes": msgspec.to_builtins(self.changes)}
+        process.gateway.metrics.sources.append(self._families)
+        read, process.prepared = process.prepared, lambda fleet: self._lay(read(fleet))
+        process.on(Changes, self._on_changes)
+        process.on(ReloadRequest, self._on_reload)
+        process.on(ChangesRequest, lambda _: Changes(self.revision, self.changes))
 
     async def join(self) -> None:
         """Takes over what the other processes hold, as after a restart of this one."""
-        for one in await self._ask("admin-state", {}):
-            if one.get("revision", 0) > self.revision and "error" not in self._told(one):
-                # While it starts it is no part yet that is told of the fleet which has been loaded.
-                self.reloaded()
+        for one in await self.process.ask_others(ChangesRequest()):
+            if isinstance(one, Changes) and one.revision > self.revision:
+                with contextlib.suppress(CrosstieError):
+                    self._on_changes(one)
+                    # While it starts it is no component yet that hears of the fleet which has been loaded.
+                    self.reloaded()
 
     # The fleet, with the changes over it
 
@@ -76,7 +78,7 @@ class Administration:
             self._drained, self.changes, self.left_out = laid.drained, laid.kept, laid.left_out
             for change, why in laid.left_out:
                 sentence = f"admin: dropped: {change.words}: {_one_line(why)}"
-                self.serve.notice(Notice("admin_dropped", "warning", sentence, change=change.words))
+                self.process.notify(Notice("admin_dropped", "warning", sentence, change=change.words))
         for pool in self.gateway.live.pools:
             pool.draining = pool.name in self._drained
             for replica in pool.replicas:
@@ -87,32 +89,30 @@ class Administration:
         laid = laid_over(self.base, changes)
         self._coming = (self.base, laid)
         try:
-            self.serve.load(laid.fleet)
+            self.process.load(laid.fleet)
         except CrosstieError:
             self._coming = None
             raise
 
-    def _told(self, what: dict[str, Any]) -> dict[str, Any]:
-        """By another process: the changes that hold from now on, or that the file is to be read again."""
-        try:
-            if what.get("action") == "reload":
-                self._read_again()
-                return {}
-            if what["revision"] <= self.revision:
-                return {"error": "another change was made at the same moment"}
-            self._adopt(msgspec.convert(what["changes"], tuple[Change, ...]))
-            self.revision = what["revision"]
-        except CrosstieError as error:
-            return {"error": str(error)}
-        return {}
+    def _on_changes(self, changes: Changes) -> WorkerAnswer:
+        """Another worker has made these hold."""
+        if changes.revision <= self.revision:
+            return Failed("another change was made at the same moment")
+        self._adopt(changes.changes)
+        self.revision = changes.revision
+        return Done()
+
+    def _on_reload(self, request: ReloadRequest) -> WorkerAnswer:
+        self._read_again()
+        return Done()
 
     # Actions
 
     async def act(self, who: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
         """One of `ACTIONS`; raises CrosstieError. Done or refused, it is reported."""
-        siblings = self.serve.siblings
-        # Two processes that changed something at once would each hold what the other does not know of.
-        async with self._one_at_a_time, contextlib.nullcontext() if siblings is None else siblings.turn():
+        link = self.process.link
+        # Two workers that changed something at once would each hold what the other does not know of.
+        async with self._one_at_a_time, contextlib.nullcontext() if link is None else link.turn():
             words = action
             try:
                 await self.join()
@@ -131,7 +131,7 @@ class Administration:
         number = f"{os.getpid()}-{sum(self.counts.values())}"
         sentence = f"admin: key {who}: {_one_line(words)}: {_one_line(result)} [{number}]"
         level: Level = "warning" if refused else "info"
-        self.serve.notice(
+        self.process.notify(
             Notice("admin_change", level, sentence, key=who, action=action, result="refused" if refused else "done")
         )
 
@@ -150,17 +150,20 @@ class Administration:
                 raise BadInput(why if change not in self.changes else f"it would undo `{change.words}`: {why}")
         self._adopt(laid.kept)
         self.revision += 1
-        what = {"revision": self.revision, "changes": msgspec.to_builtins(self.changes)}
-        told = await self._siblings(what)
-        dropped = [change.words for change, _ in laid.left_out]
-        return {"changed": True, "dropped": dropped, "warnings": self._warnings(), **told}
+        return await self._done_everywhere(Changes(self.revision, self.changes), laid.left_out)
 
-    async def _siblings(self, what: dict[str, Any]) -> dict[str, Any]:
-        answers = await self._ask("admin", what)
-        return {"processes": 1 + len(answers), "refused_by": [one["error"] for one in answers if "error" in one]}
-
-    async def _ask(self, verb: str, what: dict[str, Any]) -> list[dict[str, Any]]:
-        return await self.serve.siblings.ask(verb, what) if self.serve.siblings is not None else []
+    async def _done_everywhere(
+        self, request: Changes | ReloadRequest, left_out: tuple[tuple[Change, str], ...]
+    ) -> dict[str, Any]:
+        """Has the other workers do what was done here, and says what came of it."""
+        answers = await self.process.ask_others(request)
+        return {
+            "changed": True,
+            "dropped": [change.words for change, _ in left_out],
+            "warnings": self._warnings(),
+            "processes": 1 + len(answers),
+            "refused_by": [one.why for one in answers if isinstance(one, Failed)],
+        }
 
     def _warnings(self) -> list[str]:
         live = self.gateway.live
@@ -212,7 +215,7 @@ class Administration:
         for key in _FILE_ONLY:
             if key in raw:
                 raise BadInput(f"pool.{key}: only the fleet file may name a command")
-        made = read_pool(self.serve.catalog, _REQUEST, "pool", raw)
+        made = read_pool(self.process.catalog, _REQUEST, "pool", raw)
         named = {pool.api_key_env for pool in self.base.pools}
         if made.api_key_env is not None and made.api_key_env not in named:
             # Or any variable of this process could be sent to any address.
@@ -247,14 +250,12 @@ class Administration:
 
     async def _reload_everywhere(self) -> dict[str, Any]:
         self._read_again()
-        told = await self._siblings({"action": "reload"})
-        dropped = [change.words for change, _ in self.left_out]
-        return {"changed": True, "dropped": dropped, "warnings": self._warnings(), **told}
+        return await self._done_everywhere(ReloadRequest(), self.left_out)
 
     def _read_again(self) -> None:
-        if self.serve.file is None:
+        if self.process.file is None:
             raise BadInput("this gateway was started without a fleet file")
-        self.serve.read_again(self.serve.file)
+        self.process.read_again(self.process.file)
 
     def config(self) -> str:
         """The fleet as it is served, as a file; what a file cannot say is said in its first lines."""

@@ -25,9 +25,9 @@ from crosstie.core.fleet import Fleet
 from crosstie.run.gateway.errors import RequestRejected, error_body
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.service.admin import ACTIONS, Administration
-from crosstie.run.service.admin_view import pools_here, together
-from crosstie.run.service.process import Serve
-from crosstie.run.service.recent import MOST
+from crosstie.run.service.admin_view import MOST_DECISIONS, DecisionView, fleet_view, merged
+from crosstie.run.service.messages import Decisions, DecisionsRequest, FleetAnswer, FleetRequest
+from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.wire.address import is_loopback
 from crosstie.run.wire.listener import listening
 from crosstie.run.wire.request import Limits, Request
@@ -79,8 +79,8 @@ class AdminKey:
             self.file.unlink(missing_ok=True)
 
 
-class AdminDoor:
-    """A part of the gateway. `anywhere`: it may listen beyond loopback."""
+class AdminDoor(Component):
+    """A component of the gateway. `anywhere`: it may listen beyond loopback."""
 
     def __init__(self, host: str, port: int, *, anywhere: bool = False):
         if not is_loopback(host) and not anywhere:
@@ -111,11 +111,11 @@ class AdminDoor:
         reason = error.strerror or error
         return BadInput(f"cannot listen on {self.host}:{self.port} for administrators: {reason}")
 
-    async def start(self, serve: Serve) -> None:
+    async def start(self, process: GatewayProcess) -> None:
         self._loop = asyncio.get_running_loop()
-        self.serve, self.admin = serve, Administration(serve)
-        serve.verbs["admin-pools"] = lambda _: pools_here(serve.gateway, self.admin.base)
-        serve.verbs["admin-decisions"] = self._decisions_here
+        self.process, self.admin = process, Administration(process)
+        process.on(FleetRequest, lambda _: FleetAnswer(fleet_view(process.gateway, self.admin.base)))
+        process.on(DecisionsRequest, self._decisions_here)
         await self.admin.join()
         limits = Limits(body_bytes=_MOST_BODY, request_s=10.0)
         self._server = Server(self._loop, self._handle, limits, lambda status, why: error_body(status, why))
@@ -128,7 +128,7 @@ class AdminDoor:
             raise self._cannot_listen(error) from None
         where = f"its key is in {self.key.file}" if self.key.file else f"its key is that of {KEY_VARIABLE}"
         sentence = f"admin: listens on {self.url}; {where}, fingerprint {self.key.fingerprint}"
-        serve.notice(Notice("admin_listens", "info", sentence, url=self.url))
+        process.notify(Notice("admin_listens", "info", sentence, url=self.url))
 
     def reloaded(self, fleet: Fleet) -> None:
         self.admin.reloaded()
@@ -201,7 +201,7 @@ class AdminDoor:
         now = self._loop.time()
         if now - self._complained_at >= _COMPLAIN_S:
             sentence = f"admin: {self._unwelcome} requests turned away at the door, the last for {code}"
-            self.serve.notice(Notice("admin_turned_away", "warning", sentence, requests=self._unwelcome, code=code))
+            self.process.notify(Notice("admin_turned_away", "warning", sentence, requests=self._unwelcome, code=code))
             self._complained_at, self._unwelcome = now, 0
 
     def _named(self, request: Request) -> str:
@@ -237,42 +237,42 @@ class AdminDoor:
         else:
             reply.send(200, _encode(said), _NO_STORE)
 
-    async def _everywhere(self, verb: str, what: dict[str, Any]) -> list[dict[str, Any]]:
-        """Without those processes that have not got so far yet."""
-        return [one for one in await self.serve.everywhere(verb, what) if "error" not in one]
-
     async def _pools(self) -> dict[str, Any]:
         admin = self.admin
+        # Workers that have not got so far yet answer otherwise.
+        views = [one.fleet for one in await self.process.ask_all(FleetRequest()) if isinstance(one, FleetAnswer)]
         return {
-            **together(await self._everywhere("admin-pools", {})),
+            **msgspec.to_builtins(merged(views)),
             "changes": [change.words for change in admin.changes],
             "dropped": [{"change": change.words, "why": why} for change, why in admin.left_out],
         }
 
     # Decisions
 
-    def _decisions_here(self, what: dict[str, Any]) -> dict[str, Any]:
-        """`after`: how many of each process are known already; `explain`: someone wants to know of the others too."""
+    def _decisions_here(self, request: DecisionsRequest) -> Decisions:
         recent, name = self.admin.recent, str(os.getpid())
-        if what.get("explain"):
+        if request.explain:
             self._explain_for_a_while()
-        after = what.get("after", {}).get(name, recent.taken if what.get("new") else 0)
-        rows = recent.rows(after, what.get("most", MOST))
-        skipped = 0 if what.get("last") else max(recent.taken - after, 0) - len(rows)
-        return {"process": name, "taken": recent.taken, "rows": rows, "skipped": skipped}
+        if request.after is None:
+            return Decisions(name, recent.taken, 0, recent.rows(0, request.most))
+        after = request.after.get(name, recent.taken)
+        rows = recent.rows(after, request.most)
+        return Decisions(name, recent.taken, max(recent.taken - after, 0) - len(rows), rows)
 
     def _explain_for_a_while(self) -> None:
         """Decisions that name all pools cost more: no longer than someone asks for them again and again."""
         if self._explaining is not None:
             self._explaining.cancel()
-        gateway = self.serve.gateway
+        gateway = self.process.gateway
         gateway.explaining = True
         self._explaining = self._loop.call_later(10 * _LOOK_S, lambda: setattr(gateway, "explaining", False))
 
-    async def _decisions(self, last: int) -> list[dict[str, Any]]:
-        answers = await self._everywhere("admin-decisions", {"most": last, "last": True})
-        rows = sorted((row for one in answers for row in one["rows"]), key=lambda row: row["at"])
-        return rows[-last:]
+    async def _decisions(self, last: int) -> list[DecisionView]:
+        answers = await self._decisions_of_all(DecisionsRequest(last))
+        return sorted((row for one in answers for row in one.rows), key=lambda row: row.at)[-last:]
+
+    async def _decisions_of_all(self, request: DecisionsRequest) -> list[Decisions]:
+        return [one for one in await self.process.ask_all(request) if isinstance(one, Decisions)]
 
     def _follow(self, reply: Reply, *, alternatives: bool) -> None:
         if len(self._followers) >= _MOST_FOLLOWERS:
@@ -287,15 +287,15 @@ class AdminDoor:
     async def _following(self, reply: Reply, alternatives: bool) -> None:
         """Looks for new ones a few times a second: a request has no more to do for a follower than without one."""
         after: dict[str, int] = {}
-        wish = {"new": True, "explain": alternatives}
         said_at, skipped = self._loop.time(), 0
         try:
             while not reply.gone:
-                rows: list[dict[str, Any]] = []
-                for one in await self._everywhere("admin-decisions", {**wish, "after": after}):
-                    after[one["process"]] = one["taken"]
-                    rows += one["rows"]
-                    skipped += one["skipped"]
+                rows: list[DecisionView] = []
+                request = DecisionsRequest(MOST_DECISIONS, after, explain=alternatives)
+                for one in await self._decisions_of_all(request):
+                    after[one.process] = one.taken
+                    rows += one.rows
+                    skipped += one.skipped
                 now = self._loop.time()
                 if reply.slow:
                     # Who does not read must not make this process remember.
@@ -308,8 +308,8 @@ class AdminDoor:
             reply.end()
 
 
-def _events(rows: list[dict[str, Any]], skipped: int) -> bytes:
-    rows.sort(key=lambda row: float(row["at"]))
+def _events(rows: list[DecisionView], skipped: int) -> bytes:
+    rows.sort(key=lambda row: row.at)
     said = [b"event: decision\ndata: " + _encode(row) + b"\n\n" for row in rows]
     if skipped:
         said.append(b'event: skipped\ndata: {"skipped":%d}\n\n' % skipped)
@@ -356,6 +356,6 @@ def _flag(request: Request, name: str) -> bool:
 
 def _last(request: Request) -> int:
     given = parse_qs(request.query).get("last", ["20"])[-1]
-    if not (given.isascii() and given.isdigit() and 1 <= len(given) <= 4 and 1 <= int(given) <= MOST):
-        raise RequestRejected(400, f"last: must be from 1 to {MOST}", "bad_request")
+    if not (given.isascii() and given.isdigit() and 1 <= len(given) <= 4 and 1 <= int(given) <= MOST_DECISIONS):
+        raise RequestRejected(400, f"last: must be from 1 to {MOST_DECISIONS}", "bad_request")
     return int(given)

@@ -1,4 +1,4 @@
-"""Keeps a gateway's keys and usage in step with a store: a part of its process.
+"""Keeps a gateway's keys and usage in step with a store: a component of its process.
 
 What has ended is added up on the loop. Twice a second it is handed to a thread that writes it in one transaction and
 looks what others have changed; the loop never waits for it. A batch that could not be written, or of which nobody
@@ -10,21 +10,18 @@ import queue
 import threading
 import uuid
 from time import monotonic, time
-from typing import TYPE_CHECKING
 
 from crosstie.core.errors import StoreFailed
 from crosstie.core.fleet import Fleet
-from crosstie.run.gateway.guard import Guard
+from crosstie.run.gateway.context.guard import Guard
 from crosstie.run.gateway.metrics import Family
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import Accounts, RequestRecord
 from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.store import News, Store
 from crosstie.run.ledger.usage import Batch
+from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.share.tally import BoardTally
-
-if TYPE_CHECKING:
-    from crosstie.run.service.process import Serve
 
 _EVERY_S = 0.5
 _MOST_BACK_OFF_S = 5.0
@@ -59,7 +56,7 @@ class _Round:
             self.failure = self.failure or str(error) or type(error).__name__
 
 
-class Ledger:
+class Ledger(Component):
     """For the store that the fleet file names; without one it does nothing."""
 
     def __init__(self, *, create: bool = True) -> None:
@@ -72,34 +69,34 @@ class Ledger:
         self._running: _Round | None = None
         self._batch: Batch | None = None
         self._written: dict[int, float] = {}
-        self._process = ""
+        self._process_id = ""
         self._sequence = 0
         self._version = -1
         self._back_off_s = 0.0
         self._not_before = 0.0
         self._failing = False
 
-    async def start(self, serve: "Serve") -> None:
-        self._serve, gateway = serve, serve.gateway
-        place = serve.fleet.state.store
+    async def start(self, process: GatewayProcess) -> None:
+        self._process, gateway = process, process.gateway
+        place = process.fleet.state.store
         if place is None:
             return
         self._loop = asyncio.get_running_loop()
         store = open_store(place, create=self._create)
         self._store = store
         # One for each process, also after a fork.
-        self._process = uuid.uuid4().hex
-        board = serve.board
-        self._guard = Guard(gateway.router, BoardTally(board, serve.row) if board is not None else None)
+        self._process_id = uuid.uuid4().hex
+        board = process.board
+        self._guard = Guard(gateway.router, BoardTally(board, process.row) if board is not None else None)
         first = _Round(None, self._version)
         first.run(store)
         if first.failure is not None:
             raise StoreFailed(first.failure)
         self._took(first)
-        self._heed(serve.fleet)
+        self._heed(process.fleet)
         if gateway.context.guard is not None and not self._guard.keys:
             line = "keys are required and there are none yet: `crosstie keys create NAME` makes one"
-            serve.notice(Notice("no_keys", "warning", line))
+            process.notify(Notice("no_keys", "warning", line))
         gateway.listeners.append(self._on_record)
         gateway.metrics.sources.append(self._families)
         self._thread = threading.Thread(target=self._work, args=(store,), name="ledger", daemon=True)
@@ -111,7 +108,7 @@ class Ledger:
             self._heed(fleet)
 
     def _heed(self, fleet: Fleet) -> None:
-        self._serve.gateway.context.guard = self._guard if fleet.state.keys else None
+        self._process.gateway.context.guard = self._guard if fleet.state.keys else None
 
     @property
     def pending(self) -> int:
@@ -136,7 +133,7 @@ class Ledger:
     def _begin(self) -> None:
         if self._batch is None and self.accounts.requests:
             self._sequence += 1
-            self._batch = Batch(self._process, self._sequence, self.accounts.take())
+            self._batch = Batch(self._process_id, self._sequence, self.accounts.take())
         self._running = _Round(self._batch, self._version)
         self._rounds.put(self._running)
 
@@ -161,14 +158,14 @@ class Ledger:
         elif self._failing:
             self._failing, self._back_off_s = False, 0.0
             line = "keys and usage: the store answers again, and nothing was lost"
-            self._serve.notice(Notice("ledger_recovered", "info", line))
+            self._process.notify(Notice("ledger_recovered", "info", line))
 
     def _fail(self, why: str) -> None:
         self.failures += 1
         if not self._failing:
             self._failing = True
             line = f"keys and usage cannot be kept in step with their store, which is tried again: {why}"
-            self._serve.notice(Notice("ledger_failing", "error", line, why=why))
+            self._process.notify(Notice("ledger_failing", "error", line, why=why))
 
     # The thread's side
 
@@ -193,7 +190,7 @@ class Ledger:
             await asyncio.sleep(0.005)
         if self.pending:
             line = f"usage of {self.pending} requests is lost: the store could not be written to"
-            self._serve.notice(Notice("usage_lost", "error", line, requests=self.pending))
+            self._process.notify(Notice("usage_lost", "error", line, requests=self.pending))
         self._rounds.put(None)
         if self._running is None:
             self._thread.join()

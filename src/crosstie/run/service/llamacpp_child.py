@@ -1,18 +1,14 @@
-"""llama.cpp's server as a process of its own: one line with its address on stdout, and an end when stdin ends.
-
-Standard input is a pipe that the parent holds open and never writes to. However the parent ends, kill -9 included,
-the kernel closes it, and this process follows.
-"""
+"""llama.cpp's server as a process of its own: its address in JSON on stdout, and an end when its parent ends."""
 
 import argparse
+import json
 import os
-import select
 import sys
 from importlib import import_module
 from typing import Any
 
-# How often the parent is looked for, in case something that it forked holds the pipe open.
-LOOK_S = 2.0
+from crosstie.run.wire.child import wait_until_orphaned
+
 # Errors and warnings; one more and every request writes ten lines.
 WARNINGS = 2
 # Prompts kept outside the slots. llama.cpp would take 8 GiB for them.
@@ -54,22 +50,14 @@ def serve(options: argparse.Namespace) -> Any:
     return engine.Server(chosen)
 
 
-def outlive(parent: int) -> None:
-    """Returns when the parent is gone, or has closed its end."""
-    while os.getppid() == parent:
-        readable, _, _ = select.select([sys.stdin.fileno()], [], [], LOOK_S)
-        if readable and not os.read(sys.stdin.fileno(), 4096):
-            return
-
-
 def main() -> None:
     parent = os.getppid()
     try:
         server = serve(asked())
     except RuntimeError as error:
         sys.exit(str(error))
-    print(server.listening_address, flush=True)
-    outlive(parent)
+    print(json.dumps({"url": server.listening_address}), flush=True)
+    wait_until_orphaned(parent)
     # At once: destructors would wait for requests that nobody reads any more.
     os._exit(0)
 

@@ -6,17 +6,15 @@ a server that was started without a model (b21e4de, August 2026: --models-dir or
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from crosstie.core.fleet import HostedModel, Pool
 from crosstie.run.gateway.backend import Backend
+from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.service.hook import HookFailed, run_hook
 from crosstie.run.wire.fetch import Answer, fetch
-
-if TYPE_CHECKING:
-    from crosstie.run.gateway.gateway import Gateway
 
 # How often an engine is asked whether it has finished what was asked of it.
 _ASK_S = 0.1
@@ -33,7 +31,7 @@ class Loader:
     # Whether a load that was given up can be put away at once; if not, memory is taken until it has ended.
     gives_up = True
 
-    def __init__(self, gateway: "Gateway", pool: Pool):
+    def __init__(self, gateway: Gateway, pool: Pool):
         self.gateway, self.pool = gateway, pool
         self.entries: dict[str, HostedModel] = {one.model: one for one in pool.hosts}
         self._keys = {one.model: one.backends for one in pool.by_model()}
@@ -282,6 +280,6 @@ def _listed(answer: Answer) -> list[dict[str, Any]]:
     return [one for one in data if isinstance(one, dict)] if isinstance(data, list) else []
 
 
-def loader_of(gateway: "Gateway", pool: Pool) -> Loader:
+def loader_of(gateway: Gateway, pool: Pool) -> Loader:
     kinds = {"vllm-sleep": VllmSleep, "llamacpp-router": LlamaRouter, "hook": Hook}
     return kinds[pool.loading or "hook"](gateway, pool)

@@ -10,22 +10,19 @@ import json
 import os
 import re
 import select
-import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 from time import time
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from crosstie.core.fleet import Fleet
 from crosstie.run.gateway.identity import trace_id
 from crosstie.run.gateway.metrics import Family
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
-
-if TYPE_CHECKING:
-    from crosstie.run.service.process import Serve
+from crosstie.run.service.background import BackgroundThread
+from crosstie.run.service.process import Component, GatewayProcess
 
 Style = Literal["text", "json"]
 STYLES: tuple[Style, ...] = get_args(Style)
@@ -43,7 +40,7 @@ _PLAIN = re.compile(r"[^\s\"=\\]+", re.ASCII)
 _BAD = frozenset(("failed", "cut"))
 
 
-class Log:
+class Log(Component):
     """`requests`: a line for each; `prompts`: with its body. Writes to `descriptor` until it is closed. `notices`: who
     tells them in its place."""
 
@@ -57,9 +54,7 @@ class Log:
         # Each is added to by one thread alone: left out because the queue was full; not written; bytes put in, taken.
         self._left_out = self._unwritten = self._given = self._taken = 0
         self._told_lost = 0
-        self._wake = threading.Event()
-        self._closing = False
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread("log", self._write_all, _WRITE_EVERY_S)
 
     @property
     def lost(self) -> int:
@@ -70,31 +65,20 @@ class Log:
             self._notices(sentence)
             return
         self._put(sentence, None)
-        self._wake.set()
+        self._thread.wake()
 
-    # A part of the gateway
-
-    async def start(self, serve: "Serve") -> None:
-        serve.gateway.metrics.sources.append(self._families)
+    async def start(self, process: GatewayProcess) -> None:
+        process.gateway.metrics.sources.append(self._families)
         asyncio.get_running_loop().set_exception_handler(self._broke)
         if self.prompts:
             sentence = "PROMPTS ARE WRITTEN TO THIS LOG (--log-prompts): whoever reads it reads what users ask"
             self.notice(Notice("prompts_logged", "warning", sentence))
         if self.requests:
-            serve.gateway.listeners.append(self._hear)
-
-    def reloaded(self, fleet: Fleet) -> None:
-        """What is served does not matter to how it is logged."""
-
-    async def stop(self) -> None:
-        """Nothing: whoever made the log may have something left to say, and closes it."""
+            process.gateway.listeners.append(self._hear)
 
     def close(self) -> None:
-        """Writes what there is. Whoever does not read it by then will not."""
-        self._closing = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(_LAST_S)
+        """Writes what there is. By whoever made the log, who may have something to say when the gateway has stopped."""
+        self._thread.stop(_LAST_S)
 
     def _families(self) -> list[Family]:
         what = "Lines that are missing from the log, since nobody read it as fast as it grew."
@@ -111,8 +95,7 @@ class Log:
         if len(self._entries) >= _MOST_LINES or self._given - self._taken + size > _MOST_WAITING_BYTES:
             self._left_out += 1
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        if not self._thread.started:
             self._thread.start()
         self._given += size
         self._entries.append((time(), what, body))
@@ -128,13 +111,6 @@ class Log:
         self.notice(Notice("internal_error", "error", sentence, kind=kind, where=where))
 
     # In the thread
-
-    def _run(self) -> None:
-        while not self._closing:
-            self._wake.wait(_WRITE_EVERY_S)
-            self._wake.clear()
-            self._write_all()
-        self._write_all()
 
     def _write_all(self) -> None:
         piece, lines = b"", 0
@@ -177,7 +153,7 @@ class Log:
                 # Somebody else has made the terminal or pipe one that does not wait.
                 with contextlib.suppress(OSError, ValueError):
                     select.select([], [self.descriptor], [], _LAST_S)
-                if self._closing:
+                if self._thread.stopping:
                     break
             except OSError:
                 # Closed, or its reader has gone: there is nobody to tell.

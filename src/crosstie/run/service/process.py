@@ -4,9 +4,8 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TypeVar
 
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
@@ -16,15 +15,25 @@ from crosstie.run.gateway.errors import error_body
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.pages import handler
-from crosstie.run.service.follow import stamp
+from crosstie.run.service.messages import Handlers, WorkerAnswer, WorkerRequest
+from crosstie.run.service.worker_link import WorkerLink
 from crosstie.run.share.board import Board
 from crosstie.run.wire.request import Limits
 from crosstie.run.wire.server import Server
 
 Notify = Callable[[str], None]
-# What one gateway process may be asked by another, or by an administrator: plain data in, plain data out.
-Verb = Callable[[dict[str, Any]], dict[str, Any]]
-_LOOK_AT_FILE_S = 1.0
+_CHECK_FILE_S = 1.0
+R = TypeVar("R", bound=WorkerRequest)
+
+
+def file_stamp(file: Path | None) -> tuple[int, int, int] | None:
+    """Another one after every change of the file."""
+    try:
+        found = file.stat() if file is not None else None
+    except OSError:
+        # Being replaced just now, perhaps; reading it will tell.
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
 
 
 def check_places(served: Fleet, fleet: Fleet) -> None:
@@ -41,48 +50,41 @@ def check_places(served: Fleet, fleet: Fleet) -> None:
             raise BadInput(f"state.{key}: is another now, which takes a new start of the gateway")
 
 
-class Siblings(Protocol):
-    """The other processes that serve the same fleet on this machine."""
-
-    # Theirs alone, as long as they live.
-    folder: Path
-
-    async def ask(self, verb: str, what: dict[str, Any]) -> list[dict[str, Any]]:
-        """What each of them answers; those that do not are left out."""
-
-    def turn(self) -> AbstractAsyncContextManager[None]:
-        """Only one of the processes at a time has it. Raises BadInput where another keeps it for too long."""
-
-
-class Part(Protocol):
+class Component:
     """Something that goes with a gateway: a ledger, a recording, a log, an administrator's door."""
 
-    async def start(self, serve: "Serve") -> None:
-        """Before the first request; `serve.gateway` is there. Raises CrosstieError."""
+    async def start(self, process: "GatewayProcess") -> None:
+        """Before the first request; `process.gateway` is there. Raises CrosstieError."""
+        raise NotImplementedError
 
     def reloaded(self, fleet: Fleet) -> None:
-        """The gateway has begun to serve this fleet."""
+        """The gateway has begun to serve this fleet. Nothing, where it does not matter."""
 
     async def stop(self) -> None:
         """After the last request."""
 
 
-class Serve:
-    """A gateway behind its socket. `file` is followed where there is one; `fleet` is what it said at first."""
+class GatewayProcess:
+    """A gateway behind its socket, with its components: the whole service, or one worker of it.
+
+    `file` is followed where there is one; `fleet` is what it said at first.
+    """
 
     def __init__(
         self, catalog: Catalog, fleet: Fleet, *, file: Path | None = None, speed: float = 1.0,
-        notice: Notify = lambda line: None, prepared: Callable[[Fleet], Fleet] = lambda fleet: fleet,
-        parts: Sequence[Part] = (), board: Board | None = None, row: int = 0, sockets: Sequence[socket.socket] = (),
+        notify: Notify = lambda line: None, prepared: Callable[[Fleet], Fleet] = lambda fleet: fleet,
+        components: Sequence[Component] = (), board: Board | None = None, row: int = 0,
+        sockets: Sequence[socket.socket] = (),
     ):  # fmt: skip
-        self.parts, self._started = parts, list[Part]()
-        self.catalog, self.fleet, self.file, self.speed, self.notice = catalog, fleet, file, speed, notice
+        self.components, self._started = components, list[Component]()
+        self.catalog, self.fleet, self.file, self.speed, self.notify = catalog, fleet, file, speed, notify
         # What is done to a fleet that was read again, such as putting its emulated addresses in.
         self.prepared = prepared
-        self.verbs: dict[str, Verb] = {}
         # What it shares with the other workers, which of them it is, and where they all accept; None: it is alone.
         self.board, self.row, self._sockets = board, row, sockets
-        self.siblings: Siblings | None = None
+        # What other workers may ask of this one, and how it asks them; None: there are none.
+        self.handlers: Handlers = {}
+        self.link: WorkerLink | None = None
         self.stopping = asyncio.Event()
         self.port = 0
         self._limits = Limits()
@@ -90,16 +92,16 @@ class Serve:
 
     async def start(self, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
-        self.gateway = Gateway(loop, self.catalog, self.fleet, speed=self.speed, notify=self.notice)
+        self.gateway = Gateway(loop, self.catalog, self.fleet, speed=self.speed, notify=self.notify)
         self.server = Server(
             loop, handler(self.gateway), self._limits, lambda status, why: error_body(status, why),
             refused=self.gateway.metrics.refused,
         )  # fmt: skip
-        self._seen = stamp(self.file)
+        self._seen = file_stamp(self.file)
         try:
-            for part in self.parts:
-                await part.start(self)
-                self._started.append(part)
+            for component in self.components:
+                await component.start(self)
+                self._started.append(component)
         except BaseException:
             await self._close()
             raise
@@ -142,7 +144,7 @@ class Serve:
         self.gateway.draining = True
         busy = len(self.gateway.exchanges)
         if busy:
-            self.notice(Notice("draining", "info", f"draining: {busy} requests are being answered", requests=busy))
+            self.notify(Notice("draining", "info", f"draining: {busy} requests are being answered", requests=busy))
         whole = await self.server.drain(self.gateway.serving.drain_s, give_up=self.gateway.give_up)
         await self._close()
         return whole
@@ -152,18 +154,25 @@ class Serve:
         while self._started:
             await self._started.pop().stop()
 
-    async def everywhere(self, verb: str, what: dict[str, Any]) -> list[dict[str, Any]]:
-        """Done here and by all siblings; this process answers first."""
-        own = self.verbs[verb](what)
-        return [own, *(await self.siblings.ask(verb, what) if self.siblings is not None else [])]
+    def on(self, kind: type[R], handler: Callable[[R], WorkerAnswer]) -> None:
+        """What answers a request of this kind, here or from another worker."""
+        self.handlers[kind] = handler
+
+    async def ask_all(self, request: WorkerRequest) -> list[WorkerAnswer]:
+        """The answers of this worker, which is the first, and of the others."""
+        return [self.handlers[type(request)](request), *await self.ask_others(request)]
+
+    async def ask_others(self, request: WorkerRequest) -> list[WorkerAnswer]:
+        """Those of the others; empty where there are none."""
+        return await self.link.ask(request) if self.link is not None else []
 
     # The fleet file
 
     async def _follow_file(self) -> None:
         # Workers are told by whoever follows it for all of them.
         while self.file is not None and not self._sockets:
-            await asyncio.sleep(_LOOK_AT_FILE_S)
-            if stamp(self.file) != self._seen:
+            await asyncio.sleep(_CHECK_FILE_S)
+            if file_stamp(self.file) != self._seen:
                 self.reload()
 
     def reload(self) -> bool:
@@ -177,25 +186,25 @@ class Serve:
             # Where it was the file's reader who refused, it has named the file itself.
             named = "" if str(error).startswith(f"{self.file}: ") else f"{self.file}: "
             sentence = f"fleet file refused, the old one goes on: {named}{error}"
-            self.notice(Notice("fleet_refused", "error", sentence, why=str(error)))
+            self.notify(Notice("fleet_refused", "error", sentence, why=str(error)))
             return False
 
     def read_again(self, file: Path) -> None:
         """Raises CrosstieError, and the old fleet goes on."""
-        self._seen = stamp(file)
+        self._seen = file_stamp(file)
         fleet = self.prepared(read_fleet(self.catalog, file))
         self.load(fleet)
         pools, backends = len(fleet.pools), len(self.gateway.backends)
         sentence = f"fleet file read again: {pools} pools, {backends} backends"
-        self.notice(Notice("fleet_reloaded", "info", sentence, pools=pools, backends=backends))
+        self.notify(Notice("fleet_reloaded", "info", sentence, pools=pools, backends=backends))
 
     def load(self, fleet: Fleet) -> None:
         """Serves this fleet from now on. Raises CrosstieError before anything has changed."""
         check_places(self.fleet, fleet)
         self.gateway.load(fleet)
         self._limit(fleet)
-        for part in self._started:
-            part.reloaded(fleet)
+        for component in self._started:
+            component.reloaded(fleet)
 
     def _limit(self, fleet: Fleet) -> None:
         serving, limits = fleet.serving, self._limits

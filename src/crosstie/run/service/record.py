@@ -6,23 +6,20 @@ goes wrong with the file ends the recording for a while and nothing else.
 
 import asyncio
 import contextlib
-import threading
 from collections import deque
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from crosstie.core.fleet import Fleet
 from crosstie.run.gateway.metrics import Family
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
+from crosstie.run.service.background import BackgroundThread
 from crosstie.run.service.blocks import BLOCK_TOKENS, block_ids, bytes_per_token, prompt_of
+from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.service.trace_file import TraceFile
-
-if TYPE_CHECKING:
-    from crosstie.run.service.process import Serve
 
 _WRITE_EVERY_S = 0.25
 _TRY_AGAIN_S = 5.0
@@ -33,7 +30,7 @@ _RECORDED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses
 _encode = msgspec.json.Encoder().encode
 
 
-class Recorder:
+class Recorder(Component):
     def __init__(self, path: Path, *, most_mib: int = 64, keep: int = 8, try_again_s: float = _TRY_AGAIN_S):
         self.file = TraceFile(path, most_mib * 2**20, keep)
         self.try_again_s = try_again_s
@@ -47,35 +44,28 @@ class Recorder:
         self._records: deque[tuple[RequestRecord, bytes]] = deque()
         self._given = self._taken = 0
         self._missed_before = 0
-        self._wake = threading.Event()
-        self._stopping = False
+        # What cannot be written is reported now, not when the first request has been lost.
+        self._thread = BackgroundThread(
+            "recorder", self._write, _WRITE_EVERY_S, first=lambda: self._try(b""), last=self._close
+        )
 
     @property
     def dropped(self) -> int:
         return self._turned_away + self._lost
 
-    # A part of the gateway
-
-    async def start(self, serve: "Serve") -> None:
+    async def start(self, process: GatewayProcess) -> None:
         self.file.check()
-        self._loop, self._gateway = asyncio.get_running_loop(), serve.gateway
+        self._loop, self._gateway = asyncio.get_running_loop(), process.gateway
         self._gateway.listeners.append(self._hear)
         self._gateway.metrics.sources.append(self._families)
-        # Made in the process that it runs in: in a worker, one from before the fork would be taken for dead.
-        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
-    def reloaded(self, fleet: Fleet) -> None:
-        """What is served does not matter to how it is recorded."""
-
     async def stop(self) -> None:
-        self._stopping = True
-        self._wake.set()
         # As long as a large trace takes to be put in order, on a slow disk.
-        await asyncio.to_thread(self._thread.join, 30.0)
+        await asyncio.to_thread(self._thread.stop, 30.0)
 
     def _families(self) -> list[Family]:
-        failed = bool(self.why) or not self._thread.is_alive()
+        failed = bool(self.why) or not self._thread.alive
         return [
             ("crosstie_recorded_total", "counter", "Requests that were recorded.", [({}, self.recorded)]),
             (
@@ -101,18 +91,8 @@ class Recorder:
 
     # In the thread
 
-    def _run(self) -> None:
-        # What cannot be written is told now, not when the first request has been lost.
-        self._try(b"")
-        while not self._stopping:
-            self._wake.wait(_WRITE_EVERY_S)
-            self._write()
-        self._write()
-        with contextlib.suppress(OSError):
-            self.file.close()
-
     def _write(self) -> None:
-        if self.why and monotonic() < self._again_at and not self._stopping:
+        if self.why and monotonic() < self._again_at and not self._thread.stopping:
             self._drop()
             return
         while self._records:
@@ -179,6 +159,10 @@ class Recorder:
         self._lost += requests
         self._drop()
         self.file.release()
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.file.close()
 
     def _drop(self) -> None:
         while self._records:

@@ -5,26 +5,32 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from itertools import accumulate
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.fleet import Pool
-from crosstie.host.hosted import Hosted, Move, ResidencySettings, Slot
+from crosstie.host.hosted import BUCKETS_S, Hosted, ModelCounts, Move, ResidencySettings, Slot
 from crosstie.host.residency import Residency
 from crosstie.route.hosted_sizes import sizes
 from crosstie.route.live import Replica
 from crosstie.route.load import State, become
+from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.health import probe
+from crosstie.run.gateway.metrics import Family
 from crosstie.run.service.loaders import LoadFailed, loader_of
-
-if TYPE_CHECKING:
-    from crosstie.run.gateway.gateway import Gateway
 
 # A load may take so many times as long as it is said to, and so many seconds more.
 _LATE, _LATER_S = 5.0, 60.0
 # What one load teaches of how long the next will take.
 _LEARN = 0.3
-_LOOK_S = 0.05
+_POLL_S = 0.05
+_COUNTERS = (
+    ("crosstie_model_loads_total", "loads", "Models that were loaded on a replica of a shared pool."),
+    ("crosstie_model_evictions_total", "evictions", "Models that were put away to make room for others."),
+    ("crosstie_cold_requests_total", "cold_waits", "Requests that found their model loaded nowhere."),
+    ("crosstie_load_failures_total", "failed", "Loads that failed."),
+)
+_LOAD_SECONDS = "crosstie_model_load_seconds"
 
 
 class SharedPool:
@@ -32,7 +38,7 @@ class SharedPool:
 
     def __init__(
         self,
-        gateway: "Gateway",
+        gateway: Gateway,
         catalog: Catalog,
         pool: Pool,
         elsewhere: Mapping[str, int],
@@ -97,7 +103,7 @@ class SharedPool:
                     except LoadFailed as error:
                         self.gateway.notify(f"pool {self.pool.name}: {model} is not put away: {error}")
 
-    def follow(self, before: asyncio.Task[None]) -> None:
+    def start_after(self, before: asyncio.Task[None]) -> None:
         """Nothing is loaded before `before` has ended."""
         self._before = before
 
@@ -109,7 +115,7 @@ class SharedPool:
 
     # What is asked of it
 
-    def look(self, waiting: Collection[str]) -> None:
+    def begin_loads(self, waiting: Collection[str]) -> None:
         """Begins what is to be loaded, by who waits for what."""
         now = self.gateway.now()
         self._see_who_is_up(now)
@@ -147,11 +153,11 @@ class SharedPool:
     def absent(self, model: str) -> tuple[str, float]:
         """Why it is not loaded, and in how many seconds that may be different: for clients, whom addresses, commands
         and what engines say are no concern of. Those are in the log."""
-        told = self.residency.why_waiting(model)
-        why = f"the engines of pool {self.pool.name} do not say what they have loaded" if self._fault else told.why
+        waiting = self.residency.why_waiting(model)
+        why = f"the engines of pool {self.pool.name} do not say what they have loaded" if self._fault else waiting.why
         if any(name == model for _, name in self._failed) and "failed" not in why:
             why = f"{why}; loading {model} failed before"
-        return why, told.retry_s / self.gateway.speed
+        return why, waiting.retry_s / self.gateway.speed
 
     def load_s(self, model: str) -> float:
         return self.residency.hosted[model].load_s
@@ -268,7 +274,7 @@ class SharedPool:
         while any(self.busy(slot.key, model) for model in models):
             if self.gateway.loop.time() > deadline:
                 raise LoadFailed("those in its way did not finish their requests")
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
     def _patience_s(self, load: Hosted) -> float:
         return self._load_patience_s or _LATE * load.load_s / self.gateway.speed + _LATER_S
@@ -288,3 +294,42 @@ class SharedPool:
 
     def _index(self, slot_key: str) -> int:
         return int(slot_key.rpartition("/")[2])
+
+
+def families(pools: Iterable[SharedPool]) -> list[Family]:
+    """What shared pools count, as Prometheus reads it."""
+    pools = list(pools)
+    if not pools:
+        return []
+    resident = [
+        (
+            {"pool": pool.pool.name, "backend": replica.key, "model": model},
+            float(replica.presence is not None and replica.presence.there),
+        )
+        for pool in pools
+        for (_, model), replica in pool.replicas.items()
+    ]
+    found: list[Family] = [
+        ("crosstie_model_resident", "gauge", "1 where a model of a shared pool is loaded.", resident)
+    ]
+    tallies = [
+        ({"pool": pool.pool.name, "model": model}, tally)
+        for pool in pools
+        for model, tally in pool.residency.counts.by_model.items()
+    ]
+    for name, field, what in _COUNTERS:
+        found.append((name, "counter", what, [(dict(at), float(getattr(tally, field))) for at, tally in tallies]))
+    took = [sample for at, tally in tallies for sample in _histogram(at, tally)]
+    found.append((_LOAD_SECONDS, "histogram", "How long loads took, with what they put away.", took))
+    return found
+
+
+def _histogram(at: dict[str, str], tally: ModelCounts) -> list[tuple[dict[str, str], float]]:
+    bounds = (*map(str, BUCKETS_S), "+Inf")
+    samples = [
+        ({"__name__": f"{_LOAD_SECONDS}_bucket", **at, "le": bound}, float(count))
+        for bound, count in zip(bounds, accumulate(tally.load_s.buckets), strict=True)
+    ]
+    samples.append(({"__name__": f"{_LOAD_SECONDS}_sum", **at}, tally.load_s.total_s))
+    samples.append(({"__name__": f"{_LOAD_SECONDS}_count", **at}, float(tally.load_s.count)))
+    return samples

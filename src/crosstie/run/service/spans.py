@@ -24,7 +24,7 @@ from opentelemetry.trace import (
 )
 
 from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.service.telemetry import RequestTrace, Tried, drawn
+from crosstie.run.service.request_trace import RequestTrace, TracedAttempt, random_id
 
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -82,8 +82,8 @@ class Spans:
         found = [self._request(record, trace, began_ns)]
         if record.waited_s >= _LEAST_WAIT_S:
             sent_ns = trace.attempts[0].began_ns if trace.attempts else trace.ended_ns
-            found.append(self._span(trace, "queue", drawn(64), trace.span_id, began_ns, sent_ns))
-        found += [self._attempt(record, trace, tried) for tried in trace.attempts]
+            found.append(self._span(trace, "queue", random_id(64), trace.span_id, began_ns, sent_ns))
+        found += [self._attempt(record, trace, attempt) for attempt in trace.attempts]
         return found
 
     def _request(self, record: RequestRecord, trace: RequestTrace, began_ns: int) -> ReadableSpan:
@@ -113,25 +113,25 @@ class Spans:
             kind=SpanKind.SERVER, attributes=attributes, status=status,
         )  # fmt: skip
 
-    def _attempt(self, record: RequestRecord, trace: RequestTrace, tried: Tried) -> ReadableSpan:
-        at = urlsplit(tried.backend)
-        last = tried is trace.attempts[-1]
+    def _attempt(self, record: RequestRecord, trace: RequestTrace, attempt: TracedAttempt) -> ReadableSpan:
+        at = urlsplit(attempt.backend)
+        last = attempt is trace.attempts[-1]
         attributes: Attributes = {
             "server.address": at.hostname or "",
             "server.port": at.port or (443 if at.scheme == "https" else 80),
-            "crosstie.pool": tried.pool,
-            "crosstie.backend": tried.backend,
+            "crosstie.pool": attempt.pool,
+            "crosstie.backend": attempt.backend,
             **(_model_attributes(record) if last else _request_attributes(record)),
         }
         status = Status(StatusCode.UNSET)
-        if tried.why:
-            attributes["error.type"] = str(tried.status)
-            status = Status(StatusCode.ERROR, tried.why)
-        ended_ns = tried.ended_ns or trace.ended_ns
-        events = [Event("first_token", {}, tried.first_ns)] if tried.first_ns else []
+        if attempt.why:
+            attributes["error.type"] = str(attempt.status)
+            status = Status(StatusCode.ERROR, attempt.why)
+        ended_ns = attempt.ended_ns or trace.ended_ns
+        events = [Event("first_token", {}, attempt.first_ns)] if attempt.first_ns else []
         return self._span(
-            trace, f"{_OPERATIONS.get(record.path, 'chat')} {record.model}", tried.span_id, trace.span_id,
-            tried.began_ns, ended_ns,
+            trace, f"{_OPERATIONS.get(record.path, 'chat')} {record.model}", attempt.span_id, trace.span_id,
+            attempt.began_ns, ended_ns,
             kind=SpanKind.CLIENT, attributes=attributes, status=status, events=events,
         )  # fmt: skip
 

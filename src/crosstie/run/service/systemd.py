@@ -7,17 +7,14 @@ import asyncio
 import contextlib
 import os
 import socket
-from typing import TYPE_CHECKING
 
 from crosstie.core.fleet import Fleet
-
-if TYPE_CHECKING:
-    from crosstie.run.service.process import Serve
+from crosstie.run.service.process import Component, GatewayProcess
 
 
-class Systemd:
-    async def start(self, serve: "Serve") -> None:
-        self._loop, self._serve = asyncio.get_running_loop(), serve
+class Systemd(Component):
+    async def start(self, process: GatewayProcess) -> None:
+        self._loop, self._process = asyncio.get_running_loop(), process
         self._alive: asyncio.TimerHandle | None = None
         self._leaving = self._loop.create_task(self._tell_of_leaving())
 
@@ -35,7 +32,7 @@ class Systemd:
             self._alive.cancel()
 
     async def _tell_of_leaving(self) -> None:
-        await self._serve.stopping.wait()
+        await self._process.stopping.wait()
         say("STOPPING=1\nSTATUS=draining")
 
     def _watched(self) -> None:
@@ -46,8 +43,8 @@ class Systemd:
             self._alive = self._loop.call_later(limit_s / 3.0, self._watched)
 
     def _status(self) -> str:
-        gateway = self._serve.gateway
-        return f"{len(gateway.live.pools)} pools, {len(gateway.backends)} backends on port {self._serve.port}"
+        gateway = self._process.gateway
+        return f"{len(gateway.live.pools)} pools, {len(gateway.backends)} backends on port {self._process.port}"
 
 
 def watchdog_s() -> float:

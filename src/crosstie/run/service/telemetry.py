@@ -8,21 +8,17 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
-import threading
 from collections import deque
 from time import time_ns
-from typing import TYPE_CHECKING, Any
 
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Fleet
-from crosstie.run.gateway.interfaces import Trace, Tracing
+from crosstie.run.gateway.interfaces import Tracing
 from crosstie.run.gateway.metrics import Family
-from crosstie.run.gateway.notices import Notice
+from crosstie.run.gateway.notices import Level, Notice
 from crosstie.run.gateway.record import RequestRecord
-
-if TYPE_CHECKING:
-    from crosstie.run.service.process import Serve
+from crosstie.run.service.background import BackgroundThread
+from crosstie.run.service.process import Component, GatewayProcess
+from crosstie.run.service.request_trace import RequestTrace, random_id
 
 INSTALL = "pip install 'crosstie[telemetry]'"
 _EXPORT_EVERY_S = 1.0
@@ -40,40 +36,8 @@ def wanted() -> bool:
     return named and not off and os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() == "otlp"
 
 
-class Tried:
-    """One attempt: on which backend, from when to when, and what became of it."""
-
-    __slots__ = ("backend", "began_ns", "ended_ns", "first_ns", "pool", "span_id", "status", "why")
-
-    def __init__(self, pool: str, backend: str, span_id: int):
-        self.pool, self.backend, self.span_id = pool, backend, span_id
-        self.began_ns, self.first_ns, self.ended_ns = time_ns(), 0, 0
-        self.why, self.status = "", 0
-
-
-class RequestTrace(Trace):
-    def __init__(self, number: int, span_id: int, parent_id: int, state: bytes, sampled: bool):
-        self.id = f"{number:032x}"
-        self.number, self.span_id, self.parent_id, self.state, self.sampled = number, span_id, parent_id, state, sampled
-        self.ended_ns = 0
-        self.attempts: list[Tried] = []
-
-    def attempt(self, pool: str, backend: str) -> bytes:
-        tried = Tried(pool, backend, drawn(64))
-        self.attempts.append(tried)
-        told_on = b"tracestate: %b\r\n" % self.state if self.state else b""
-        return b"traceparent: 00-%032x-%016x-%02x\r\n%b" % (self.number, tried.span_id, self.sampled, told_on)
-
-    def first_token(self) -> None:
-        self.attempts[-1].first_ns = time_ns()
-
-    def failed(self, why: str, status: int) -> None:
-        last = self.attempts[-1]
-        last.why, last.status, last.ended_ns = why, status, time_ns()
-
-
-class Telemetry(Tracing):
-    """A part of the gateway. Raises BadInput where the libraries are missing."""
+class Telemetry(Tracing, Component):
+    """A component of the gateway. Raises BadInput where the libraries are missing."""
 
     def __init__(self) -> None:
         try:
@@ -90,30 +54,21 @@ class Telemetry(Tracing):
         self.exported = self._unsent = self._left_out = 0
         self.failing = False
         self._records: deque[RequestRecord] = deque()
-        self._wake = threading.Event()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread = BackgroundThread("telemetry", self._export, _EXPORT_EVERY_S)
 
-    # A part of the gateway
-
-    async def start(self, serve: "Serve") -> None:
+    async def start(self, process: GatewayProcess) -> None:
         # What the libraries have to say of a collector that is gone is said in a notice, once.
         self._logger = logging.getLogger("opentelemetry")
         self._before = (self._logger.propagate, list(self._logger.handlers))
         self._logger.propagate, self._logger.handlers = False, [logging.NullHandler()]
-        self._loop, self._gateway = asyncio.get_running_loop(), serve.gateway
+        self._loop, self._gateway = asyncio.get_running_loop(), process.gateway
         self._gateway.context.tracing = self
         self._gateway.listeners.append(self._hear)
         self._gateway.metrics.sources.append(self._families)
         self._thread.start()
 
-    def reloaded(self, fleet: Fleet) -> None:
-        """What is served does not matter to how it is traced."""
-
     async def stop(self) -> None:
-        self._stopping = True
-        self._wake.set()
-        await asyncio.to_thread(self._thread.join, _LAST_S)
+        await asyncio.to_thread(self._thread.stop, _LAST_S)
         # Ends a wait for the next try, too.
         await asyncio.to_thread(self.spans.close)
         self._logger.propagate, self._logger.handlers = self._before
@@ -129,14 +84,14 @@ class Telemetry(Tracing):
     # On the loop
 
     def begin(self, path: str, given: bytes) -> RequestTrace:
-        number, parent_id, flags, state = drawn(128), 0, None, b""
+        number, parent_id, flags, state = random_id(128), 0, None, b""
         if given:
             parent, _, rest = given.partition(b"\r\n")
             _, trace_id, span_id, said = parent.removeprefix(b"traceparent: ").split(b"-")[:4]
             number, parent_id, flags = int(trace_id, 16), int(span_id, 16), int(said, 16)
             state = rest.removeprefix(b"tracestate: ").removesuffix(b"\r\n")
         sampled = self.spans.sampled(path, number, parent_id, flags)
-        return RequestTrace(number, drawn(64), parent_id, state, sampled)
+        return RequestTrace(number, random_id(64), parent_id, state, sampled)
 
     def _hear(self, record: RequestRecord) -> None:
         trace = record.trace
@@ -150,12 +105,6 @@ class Telemetry(Tracing):
 
     # In the thread
 
-    def _run(self) -> None:
-        while not self._stopping:
-            self._wake.wait(_EXPORT_EVERY_S)
-            self._export()
-        self._export()
-
     def _export(self) -> None:
         while self._records:
             batch = [self._records.popleft() for _ in range(min(len(self._records), _MOST_TOGETHER))]
@@ -165,19 +114,13 @@ class Telemetry(Tracing):
             if went == self.failing:
                 self.failing = not went
                 self._tell(went)
-            if not went and self._stopping:
+            if not went and self._thread.stopping:
                 break
 
     def _tell(self, went: bool) -> None:
         sentence = "traces are exported again" if went else f"traces cannot be exported to {self.spans.where}"
-        notice: Any = Notice(
-            "telemetry_resumed" if went else "telemetry_failed", "info" if went else "warning", sentence
-        )
+        level: Level
+        event, level = ("telemetry_resumed", "info") if went else ("telemetry_failed", "warning")
         # At the very end the loop may be gone, and nobody listens any more.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._gateway.notify, notice)
-
-
-def drawn(bits: int) -> int:
-    """Not zero, which stands for none."""
-    return random.getrandbits(bits) or 1
+            self._loop.call_soon_threadsafe(self._gateway.notify, Notice(event, level, sentence))

@@ -2,7 +2,7 @@
 
 It is anonymous memory, made before they are forked. Every number is eight aligned bytes that are written at once, so
 nobody reads half of one, and no lock is on the way of a request. The one lock there is, for giving out places, is the
-kernel's and falls with whoever held it. A last row beyond the processes' own is for what other machines have.
+kernel's and falls with whoever held it. A last row beyond the processes' own is for what peers have.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ OWN = (
 _IN_FLIGHT, _RATE = OWN.index("in_flight"), OWN.index("prompt_rate")
 # Clients that a process may have more than another and still take the next; and more than any has.
 _MORE, _MANY = 2, 10**9
-# How long what other machines have is believed without a sign of life from whoever brings it.
+# How long what peers have is believed without a sign of life from whoever brings it.
 SILENT_S = 3.0
 
 
@@ -49,14 +49,14 @@ class Board:
         self.workers, self.rows = workers, workers + 1
         self.replicas, self.keys = replicas, keys
         # By row, how many requests wait there for room, how many clients are connected, and when its loop last turned;
-        # when other machines were last heard of.
+        # when peers were last heard of.
         self._queued_at, self._clients_at, self._turned_at, self._heard_at = (n * self.rows for n in range(4))
         self._replicas_at = self._heard_at + 1
         self.stride = _COMMON + len(COMMON) + len(OWN) * self.rows
         self.keys_at = self._replicas_at + replicas * self.stride
         # Of a key: its name, then for each row two minutes, each with its number, requests and tokens.
         self.key_stride = 1 + 6 * self.rows
-        # A byte for each replica and each key: set by whoever changed it, cleared by whoever tells other machines.
+        # A byte for each replica and each key: set by whoever changed it, cleared by whoever tells peers.
         self._marks_at = 8 * (self.keys_at + keys * self.key_stride)
         self.memory = mmap.mmap(-1, _rounded(self._marks_at + replicas + keys))
         whole = memoryview(self.memory)
@@ -159,7 +159,7 @@ class Board:
                     # Full of rings that nobody has heard yet: one more would say nothing new.
                     os.write(self.bells[other][1], b"!")
 
-    # Other machines
+    # Peers
 
     def mark_of_replica(self, at: int) -> int:
         return self._marks_at + (at - self._replicas_at) // self.stride
@@ -188,7 +188,7 @@ class Board:
 
     @property
     def hears(self) -> bool:
-        """Whether what other machines have is known."""
+        """Whether what peers have is known."""
         at = self.numbers[self._heard_at]
         return at > 0.0 and monotonic() - at < SILENT_S
 
@@ -204,7 +204,7 @@ class Cell:
     def __init__(self, board: Board, at: int, row: int):
         self._board, self._memory, self._numbers = board, board.memory, board.numbers
         self._row, self._rows = row, board.rows
-        # What came from other machines is not told to them again.
+        # What came from peers is not told to them again.
         self._mark = board.mark_of_replica(at) if row < board.workers else 0
         self.at = at
         self._common = at + _COMMON
@@ -266,7 +266,7 @@ class Cell:
         return found
 
     def of_this_machine(self, now: float) -> tuple[float, ...]:
-        """The sum of all processes, rates as of now, as other machines are told it."""
+        """The sum of all processes, rates as of now, as peers are told it."""
         rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
         own = [values[_IN_FLIGHT * rows + row :: rows] for row in range(rows - 1)]
         counts = [sum(one[field] for one in own) for field in range(5)]
@@ -284,5 +284,5 @@ class Cell:
     def busy_until(self) -> float:
         return self._numbers[self._common + _BUSY]
 
-    def told(self) -> dict[str, float]:
+    def shared(self) -> dict[str, float]:
         return dict(zip(COMMON, self._numbers[self._common : self._common + len(COMMON)].tolist(), strict=True))

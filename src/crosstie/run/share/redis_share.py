@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from crosstie.core.errors import BadInput
-from crosstie.run.share.machines import Machines, Told
+from crosstie.run.share.peers import PeerReport, Peers
 
 _TELL_S, _WHOLE_S = 0.02, 1.0
 # What Redis may take to answer; and how long one's own words may take to come back before it counts as lost.
@@ -26,7 +26,7 @@ _CHANNEL = "crosstie:load"
 # No number of a gateway's is larger.
 _MOST = 2**53
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Told).decode
+_decode = msgspec.msgpack.Decoder(PeerReport).decode
 
 
 def connected(address: str) -> Any:
@@ -46,10 +46,10 @@ def connected(address: str) -> Any:
 
 
 class RedisShare:
-    """`told` is called with why it was lost, and with None when it is back, each once."""
+    """`on_change` is called with why it was lost, and with None when it is back, each once."""
 
-    def __init__(self, client: Any, machines: Machines, told: Callable[[str | None], None]):
-        self._client, self._machines, self._told = client, machines, told
+    def __init__(self, client: Any, peers: Peers, on_change: Callable[[str | None], None]):
+        self._client, self._peers, self._on_change = client, peers, on_change
         self.up = False
         self.lost = 0
         self._failing = False
@@ -66,7 +66,7 @@ class RedisShare:
                 await self._task
         if self.up:
             # So that nobody waits three seconds to find out.
-            bye = Told(self._machines.board.identity, True, {}, "", [], leaving=True)
+            bye = PeerReport(self._peers.board.identity, True, {}, "", [], leaving=True)
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._client.publish(_CHANNEL, _encode(bye)), _PATIENCE_S)
         with contextlib.suppress(Exception):
@@ -84,14 +84,14 @@ class RedisShare:
             # Not all gateways at once.
             await asyncio.sleep(wait_s * (0.5 + random()))
             wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
-            self._machines.forget_silent(_minute())
+            self._peers.forget_silent(_minute())
 
     def _lose(self, error: BaseException) -> None:
         self.lost += self.up
         self.up = False
         if not self._failing:
             self._failing = True
-            self._told(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+            self._on_change(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
     async def _talk(self) -> None:
         """Until it goes wrong."""
@@ -120,7 +120,7 @@ class RedisShare:
                 await asyncio.wait_for(self._client.connection_pool.disconnect(), _PATIENCE_S)
 
     async def _read_used(self) -> None:
-        if not self._machines.store:
+        if not self._peers.store:
             return
         for minute in (_minute() - 1, _minute()):
             for field, value in (await self._client.hgetall(self._used_at(minute))).items():
@@ -129,44 +129,44 @@ class RedisShare:
                     requests, tokens = map(int, value.split())
                     if not 0 <= int(key_id) <= _MOST or max(abs(requests), abs(tokens)) > _MOST:
                         continue
-                    self._machines.hear_used(machine, int(key_id), minute, requests, tokens)
+                    self._peers.hear_used(machine, int(key_id), minute, requests, tokens)
 
     def _used_at(self, minute: int) -> str:
-        return f"crosstie:used:{self._machines.store}:{minute}"
+        return f"crosstie:used:{self._peers.store}:{minute}"
 
     async def _speak(self) -> None:
         whole_at, loop = 0.0, asyncio.get_running_loop()
-        self._machines.all_is_news(_minute())
+        self._peers.all_is_news(_minute())
         while True:
             now = loop.time()
             whole = now >= whole_at
-            told = self._machines.news(whole, _minute())
-            if told is not None:
+            report = self._peers.news(whole, _minute())
+            if report is not None:
                 try:
                     async with asyncio.timeout(_PATIENCE_S):
-                        await self._tell(told)
+                        await self._send(report)
                 except TimeoutError:
-                    self._machines.untold(told)
+                    self._peers.take_back(report)
                     raise TimeoutError(f"no answer within {_PATIENCE_S:g} s") from None
                 except BaseException:
-                    self._machines.untold(told)
+                    self._peers.take_back(report)
                     raise
             if whole:
                 whole_at = now + _WHOLE_S
-                self._machines.forget_silent(_minute())
+                self._peers.forget_silent(_minute())
             if now - self._heard_at > _DEAF_S:
                 raise TimeoutError("nothing comes back")
             await asyncio.sleep(_TELL_S)
 
-    async def _tell(self, told: Told) -> None:
+    async def _send(self, report: PeerReport) -> None:
         pipe = self._client.pipeline(transaction=False)
         minutes: dict[int, dict[str, str]] = {}
-        for key_id, (minute, requests, tokens) in told.used:
-            minutes.setdefault(minute, {})[f"{told.machine}/{key_id}"] = f"{requests} {tokens}"
+        for key_id, (minute, requests, tokens) in report.used:
+            minutes.setdefault(minute, {})[f"{report.machine}/{key_id}"] = f"{requests} {tokens}"
         for minute, fields in minutes.items():
             pipe.hset(self._used_at(minute), mapping=fields)
             pipe.expire(self._used_at(minute), _KEPT_S)
-        pipe.publish(_CHANNEL, _encode(told))
+        pipe.publish(_CHANNEL, _encode(report))
         await pipe.execute()
 
     async def _hear(self, hearing: Any) -> None:
@@ -175,12 +175,12 @@ class RedisShare:
             if message is None:
                 continue
             try:
-                told = _decode(message["data"])
+                report = _decode(message["data"])
             except msgspec.MsgspecError:
                 # Of another version, or of no gateway at all.
                 continue
-            self._machines.hear(told)
-            if told.machine == self._machines.board.identity:
+            self._peers.hear(report)
+            if report.machine == self._peers.board.identity:
                 self._heard_at = asyncio.get_running_loop().time()
                 self._is_up()
 
@@ -189,7 +189,7 @@ class RedisShare:
             self.up = True
             if self._failing:
                 self._failing = False
-                self._told(None)
+                self._on_change(None)
 
 
 def _minute() -> int:

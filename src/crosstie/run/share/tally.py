@@ -1,4 +1,4 @@
-"""What keys have used of their limits, counted by all processes of this machine together, and others' beside it."""
+"""What keys have used of their limits, counted by all processes of this machine together, and peers' beside it."""
 
 from collections.abc import Sequence
 
@@ -58,8 +58,8 @@ class BoardTally:
         last = self._cell(at, self._board.workers, minute)
         return self._sum(self._numbers[self._cell(at, 0, minute) : last].tolist(), minute)
 
-    def others(self, key_id: int, minute: int, requests: int, tokens: int) -> None:
-        """What other machines have used of a minute: not more, but all of it."""
+    def set_peers(self, key_id: int, minute: int, requests: int, tokens: int) -> None:
+        """What peers have used of a minute: not more, but all of it."""
         at = self._place(key_id, minute)
         if at:
             numbers, at = self._numbers, self._cell(at, self._board.workers, minute)

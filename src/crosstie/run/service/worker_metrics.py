@@ -21,7 +21,7 @@ _OF_ALL: dict[str, Callable[[float, float], float]] = {
 _EACH = ("crosstie_ttft_correction", "crosstie_tpot_correction")
 
 
-def summed(pages: Sequence[tuple[int, str]]) -> str:
+def merged_pages(pages: Sequence[tuple[int, str]]) -> str:
     """Pages by the number of their worker; families in the order in which they first come."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, dict[str, float]] = {}

@@ -1,39 +1,36 @@
-"""Other machines' gateways over the same backends: their load and what keys used there, by way of Redis.
+"""Peers: gateways on other machines over the same backends. Their load and what keys used there, by way of Redis.
 
-One process of a machine speaks and listens for all of them, and puts what it hears on their board.
+One worker of a machine speaks and listens for all of them, and puts what it hears on their board.
 """
 
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from crosstie.core.fleet import Fleet
 from crosstie.run.gateway.metrics import Family
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.ledger.places import filled
+from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.share.board import Board
-from crosstie.run.share.machines import Machines, store_name
+from crosstie.run.share.peers import Peers, store_name
 from crosstie.run.share.redis_share import RedisShare, connected
 
-if TYPE_CHECKING:
-    from crosstie.run.service.process import Serve
 
-
-class OtherMachines:
+class PeerSharing(Component):
     def __init__(self, board: Board):
         self._board = board
 
-    async def start(self, serve: "Serve") -> None:
-        self._gateway = serve.gateway
-        state = serve.fleet.state
+    async def start(self, process: GatewayProcess) -> None:
+        self._gateway = process.gateway
+        state = process.fleet.state
         store = store_name(filled(state.store) if state.store is not None else None)
-        self._machines = Machines(self._board, store, self._gateway.now, monotonic)
-        self._share = RedisShare(connected(filled(state.redis or "")), self._machines, self._tell)
-        self._machines.replicas(self._gateway.backends)
+        self._peers = Peers(self._board, store, self._gateway.now, monotonic)
+        self._share = RedisShare(connected(filled(state.redis or "")), self._peers, self._tell)
+        self._peers.replicas(self._gateway.backends)
         self._gateway.metrics.sources.append(self._figures)
         self._share.start()
 
     def reloaded(self, fleet: Fleet) -> None:
-        self._machines.replicas(self._gateway.backends)
+        self._peers.replicas(self._gateway.backends)
 
     async def stop(self) -> None:
         await self._share.stop()
@@ -52,5 +49,5 @@ class OtherMachines:
         return [
             ("crosstie_share_up", "gauge", up, [({}, float(share.up))]),
             ("crosstie_share_lost_total", "counter", "Times that Redis was lost.", [({}, float(share.lost))]),
-            ("crosstie_share_machines", "gauge", others, [({}, float(len(self._machines)))]),
+            ("crosstie_share_machines", "gauge", others, [({}, float(len(self._peers)))]),
         ]

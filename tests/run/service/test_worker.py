@@ -17,11 +17,12 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.run.gateway.backend import IN_A_ROW
 from crosstie.run.gateway.health import probe
-from crosstie.run.service.neighbourhood import Neighbourhood
-from crosstie.run.service.process import Serve
-from crosstie.run.service.siblings import Siblings
-from crosstie.run.service.summing import counters, summed
-from crosstie.run.service.workers import Place
+from crosstie.run.service.messages import Failed, MetricsPage, MetricsRequest, WorkerAnswer
+from crosstie.run.service.process import GatewayProcess
+from crosstie.run.service.supervisor import WorkerSlot
+from crosstie.run.service.worker import Worker
+from crosstie.run.service.worker_link import WorkerLink
+from crosstie.run.service.worker_metrics import counters, merged_pages
 from crosstie.run.share.board import Board
 from crosstie.run.wire.listener import listening
 from crosstie.run.wire.request import Request
@@ -33,16 +34,16 @@ SLOW = msgspec.structs.replace(
 )
 
 
-class Worker(Running):
-    def __init__(self, serve: Serve, notices: list[str], near: Neighbourhood):
-        super().__init__(serve, notices)
+class RunningWorker(Running):
+    def __init__(self, process: GatewayProcess, notices: list[str], near: Worker):
+        super().__init__(process, notices)
         self.near = near
-        (self.backend,) = serve.gateway.backends.values()
+        (self.backend,) = process.gateway.backends.values()
 
 
 @contextlib.asynccontextmanager
-async def workers(fleet: Fleet, number: int = 2) -> AsyncIterator[list[Worker]]:
-    made: list[Worker] = []
+async def workers(fleet: Fleet, number: int = 2) -> AsyncIterator[list[RunningWorker]]:
+    made: list[RunningWorker] = []
     lines: list[socket.socket] = []
     with TemporaryDirectory(prefix="ct-") as folder, contextlib.closing(Board(number)) as board:
         try:
@@ -50,19 +51,25 @@ async def workers(fleet: Fleet, number: int = 2) -> AsyncIterator[list[Worker]]:
                 ours, theirs = socket.socketpair()
                 lines += [ours, theirs]
                 theirs.setblocking(False)
-                place = Place(row, number, board, Path(folder), listening("127.0.0.1", 0), theirs)
-                near, notices = Neighbourhood(place), list[str]()
-                serve = Serve(
-                    CATALOG, fleet, notice=notices.append, parts=[near], board=board, row=row, sockets=place.sockets
+                slot = WorkerSlot(row, number, board, Path(folder), listening("127.0.0.1", 0), theirs)
+                near, notices = Worker(slot), list[str]()
+                process = GatewayProcess(
+                    CATALOG,
+                    fleet,
+                    notify=notices.append,
+                    components=[near],
+                    board=board,
+                    row=row,
+                    sockets=slot.sockets,
                 )
-                await serve.start("127.0.0.1", 0)
-                made.append(Worker(serve, notices, near))
+                await process.start("127.0.0.1", 0)
+                made.append(RunningWorker(process, notices, near))
             yield made
             await until(lambda: not any(one.gateway.exchanges for one in made))
         finally:
             for one in made:
                 one.origin.close()
-                await one.serve.stop()
+                await one.process.stop()
             for line in lines:
                 line.close()
 
@@ -71,13 +78,13 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
 
-async def dropped(worker: Worker) -> str | None:
+async def dropped(worker: RunningWorker) -> str | None:
     said = await worker.ask("/crosstie/explain")
     found: str | None = json.loads(said.body)["considered"][0]["dropped"]
     return found
 
 
-async def knows(worker: Worker, in_flight: int) -> None:
+async def knows(worker: RunningWorker, in_flight: int) -> None:
     """Once it decides, what the others have is at most some milliseconds old."""
     async with asyncio.timeout(20):
         while worker.backend.replica.elsewhere.in_flight != in_flight:
@@ -191,26 +198,49 @@ def test_a_full_engine_and_an_open_breaker_are_known_to_all() -> None:
     run(scenario)
 
 
-def test_siblings_answer_or_are_left_out() -> None:
+def test_workers_answer_or_are_left_out() -> None:
     async def scenario() -> None:
         async with fakes() as (fake,), workers(fleet_of(pool_of("p", fake.url), serving=SLOW), 3) as (one, two, three):
 
-            def refuses(what: dict[str, Any]) -> dict[str, Any]:
+            def refuses(request: MetricsRequest) -> WorkerAnswer:
                 raise BadInput("not today")
 
+            large = "x" * 300_000
             for row, worker in enumerate((one, two, three)):
-                worker.serve.verbs["who"] = lambda what, row=row: {"row": row, "asked": what["by"]}  # type: ignore[misc]
-            assert await two.serve.everywhere("who", {"by": 2}) == [{"row": n, "asked": 2} for n in (1, 0, 2)]
-            large = {"by": "x" * 300_000}
-            assert [len(one["asked"]) for one in await two.serve.everywhere("who", large)] == [300_000] * 3
-            three.serve.verbs["who"] = refuses
-            del one.serve.verbs["who"]
-            siblings = two.serve.siblings
-            assert siblings is not None
-            assert await siblings.ask("who", {"by": 2}) == [{"error": "no who here"}, {"error": "not today"}]
-            assert isinstance(three.serve.siblings, Siblings)
-            three.serve.siblings.close()
-            assert await siblings.ask("who", {"by": 2}) == [{"error": "no who here"}]
+                worker.process.on(MetricsRequest, lambda _, row=row: MetricsPage(row, large))  # type: ignore[misc]
+            answers = await two.process.ask_all(MetricsRequest())
+            assert answers == [MetricsPage(row, large) for row in (1, 0, 2)]
+            three.process.on(MetricsRequest, refuses)
+            del one.process.handlers[MetricsRequest]
+            missing = Failed("no MetricsRequest here")
+            assert await two.process.ask_others(MetricsRequest()) == [missing, Failed("not today")]
+            assert three.process.link is not None
+            three.process.link.close()
+            assert await two.process.ask_others(MetricsRequest()) == [missing]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"kind": "Unheard"},
+        {"kind": "MetricsRequest", "more": 1},
+        {"kind": "FollowerReport", "process": "1", "asked": {}, "waiting": []},
+        {"kind": "MetricsPage", "row": 0, "page": ""},
+        [],
+    ],
+)
+def test_a_message_that_is_none_is_not_answered(message: Any) -> None:
+    async def scenario() -> None:
+        async with fakes() as (fake,), workers(fleet_of(pool_of("p", fake.url), serving=SLOW)) as (one, two):
+            body = msgspec.msgpack.encode(message)
+            reader, writer = await asyncio.open_unix_connection(str(one.near.slot.folder / "worker-0"))
+            writer.write(len(body).to_bytes(4, "big") + body)
+            assert await reader.read() == b""
+            writer.close()
+            # And nobody is the worse for it.
+            assert isinstance((await two.process.ask_others(MetricsRequest()))[0], MetricsPage)
 
     run(scenario)
 
@@ -223,8 +253,8 @@ def test_what_one_shows_is_the_sum_and_never_shrinks() -> None:
             assert [await worker.metric("crosstie_requests_total") for worker in (one, two)] == [3, 3]
             assert await one.metric("crosstie_workers") == 2
             # One that does not answer, as after a crash: what it had shown still counts.
-            assert isinstance(two.serve.siblings, Siblings)
-            two.serve.siblings.close()
+            assert two.process.link is not None
+            two.process.link.close()
             assert await one.metric("crosstie_requests_total") == 3
             assert await one.metric("crosstie_workers") == 1
             assert (await one.ask()).status == 200
@@ -258,7 +288,7 @@ def page(requests: int, up: int, busy: int) -> str:
 
 
 def test_pages_are_added_up() -> None:
-    lines = summed([(1, page(2, 1, 3)), (0, page(5, 0, 4))]).splitlines()
+    lines = merged_pages([(1, page(2, 1, 3)), (0, page(5, 0, 4))]).splitlines()
     assert 'crosstie_requests_total{pool="a b",status="200"} 7' in lines
     assert 'crosstie_ttft_seconds_bucket{pool="a",le="+Inf"} 7' in lines
     assert 'crosstie_ttft_seconds_sum{pool="a"} 0.5' in lines
@@ -268,7 +298,7 @@ def test_pages_are_added_up() -> None:
     assert 'crosstie_ttft_correction{b="x",worker="1"} 1.5' in lines
     assert len([line for line in lines if line.startswith("# TYPE")]) == 5
     # Adding up what was added up changes no label again.
-    again = summed([(0, "\n".join(lines))])
+    again = merged_pages([(0, "\n".join(lines))])
     assert again.splitlines() == lines
 
 
@@ -287,14 +317,14 @@ def test_nonsense_at_a_sibling_s_door_is_ignored(said: bytes) -> None:
         broke: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: broke.append(context))
         with TemporaryDirectory(prefix="ct-") as folder:
-            siblings = Siblings(Path(folder), 0, 2, {})
-            await siblings.open()
+            link = WorkerLink(Path(folder), 0, 2, {})
+            await link.open()
             reader, writer = await asyncio.open_unix_connection(f"{folder}/worker-0")
             writer.write(said)
             writer.write_eof()
             await reader.read()
             writer.close()
-            siblings.close()
+            link.close()
         assert broke == []
 
     run(scenario)

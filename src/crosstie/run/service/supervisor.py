@@ -17,6 +17,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,14 +25,14 @@ import msgspec
 
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.run.gateway.notices import Field, Level, Notice
-from crosstie.run.service.follow import stamp
+from crosstie.run.service.process import file_stamp
 from crosstie.run.service.systemd import say, watchdog_s
 from crosstie.run.share.board import Board
 from crosstie.run.wire.listener import listening
 
 # A worker that dies is replaced at once, one that dies soon after its start after a while that doubles.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _SOON_S = 0.1, 30.0, 10.0
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 # A worker whose loop has not turned for so long answers nobody.
 _HUNG_S = 30.0
 # What workers say within this time is taken for the same.
@@ -43,36 +44,48 @@ STOP, STOP_NOW, READ_AGAIN = b"s", b"n", b"r"
 _LONGEST_FOLDER = 80
 
 
-class Said(msgspec.Struct):
-    """What a worker tells its supervisor; kind: ready, notice, failed or loaded."""
+class Ready(msgspec.Struct, tag=True):
+    """A worker serves."""
 
-    kind: str
-    text: str = ""
+
+class Reloaded(msgspec.Struct, tag=True):
+    """It has read the fleet file again, as it was told to."""
+
+
+class StartFailed(msgspec.Struct, tag=True):
+    why: str
+
+
+class WorkerNotice(msgspec.Struct, tag=True):
+    text: str
     # Of a notice that knows more than its sentence.
     event: str = ""
     level: Level = "info"
     fields: dict[str, Field] = {}
 
 
-class Place:
+# What a worker tells its supervisor.
+Report = Ready | Reloaded | StartFailed | WorkerNotice
+_decode = msgspec.json.Decoder(Report).decode
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSlot:
     """What a worker is given: its number, its line to the supervisor, and what all share."""
 
-    def __init__(self, row: int, workers: int, board: Board, folder: Path, sockets: Sequence[socket.socket],
-                 line: socket.socket):  # fmt: skip
-        self.row, self.workers, self.board, self.folder, self.sockets = row, workers, board, folder, sockets
-        self.line = line
-
-    def say(self, kind: str, text: str = "") -> None:
-        self._send(Said(kind, text[:_MOST_SAID]))
+    row: int
+    workers: int
+    board: Board
+    folder: Path
+    sockets: Sequence[socket.socket]
+    line: socket.socket
 
     def notice(self, line: str) -> None:
-        said = Said("notice", line[:_MOST_SAID])
-        if isinstance(line, Notice):
-            said.event, said.level, said.fields = line.event, line.level, line.fields
-        self._send(said)
+        known = (line.event, line.level, line.fields) if isinstance(line, Notice) else ()
+        self.say(WorkerNotice(line[:_MOST_SAID], *known))
 
-    def _send(self, what: Said) -> None:
-        said = msgspec.json.encode(what) + b"\n"
+    def say(self, report: Report) -> None:
+        said = msgspec.json.encode(report) + b"\n"
         try:
             sent = self.line.send(said)
             if sent < len(said):
@@ -81,10 +94,11 @@ class Place:
                 self.line.setblocking(False)
         except OSError:
             # The supervisor has gone, or hears nothing: then people shall.
-            sys.stderr.write(f"{what.text}\n" if what.text else "")
+            if isinstance(report, WorkerNotice):
+                sys.stderr.write(f"{report.text}\n")
 
 
-class _Worker:
+class _WorkerProcess:
     def __init__(self, row: int):
         self.row = row
         self.pid = 0
@@ -96,22 +110,22 @@ class _Worker:
         self.status: int | None = None
 
 
-class _Spoken:
+class _Repeated:
     """How often each worker has said a line lately, and how often people were told."""
 
     def __init__(self) -> None:
         self.last = 0.0
         self.times: Counter[int] = Counter()
-        self.told = 0
+        self.passed_on = 0
 
 
-class Workers:
+class Supervisor:
     """`run` is what a worker does, in a process of its own; it returns the exit status."""
 
-    def __init__(self, number: int, run: Callable[[Place], int], notice: Callable[[str], None]):
-        self._run, self._notice = run, notice
+    def __init__(self, number: int, run: Callable[[WorkerSlot], int], notify: Callable[[str], None]):
+        self._run, self._notify = run, notify
         self.board = Board(number)
-        self.workers = [_Worker(row) for row in range(number)]
+        self.workers = [_WorkerProcess(row) for row in range(number)]
         self.file: Path | None = None
         # Asked before workers are told to read the file again; raises CrosstieError. Called once they have.
         self.read: Callable[[], Callable[[], None]] = lambda: lambda: None
@@ -121,7 +135,7 @@ class Workers:
         self._stopping = 0
         self._failed: str | None = None
         self._announced = False
-        self._spoken: dict[str, _Spoken] = {}
+        self._repeated: dict[str, _Repeated] = {}
 
     def listen(self, host: str, port: int) -> int:
         try:
@@ -149,7 +163,7 @@ class Workers:
             self.board.close()
 
     def _serve(self, announce: Callable[[], None], inputs: list[int]) -> bool:
-        self._seen, look_at = stamp(self.file), time.monotonic() + _LOOK_S
+        self._seen, check_at = file_stamp(self.file), time.monotonic() + _CHECK_S
         for worker in self.workers:
             self._start(worker)
         while any(worker.pid for worker in self.workers) or not self._stopping:
@@ -165,9 +179,9 @@ class Workers:
             now = time.monotonic()
             if watchdog_s():
                 say("WATCHDOG=1")
-            if now >= look_at:
-                look_at = now + _LOOK_S
-                if stamp(self.file) != self._seen and not self._stopping:
+            if now >= check_at:
+                check_at = now + _CHECK_S
+                if file_stamp(self.file) != self._seen and not self._stopping:
                     self._read_again()
                 self._end_the_hung(now)
             for worker in self.workers:
@@ -179,7 +193,7 @@ class Workers:
 
     # Processes
 
-    def _start(self, worker: _Worker) -> None:
+    def _start(self, worker: _WorkerProcess) -> None:
         ours, theirs = socket.socketpair()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -188,12 +202,12 @@ class Workers:
         if not pid:
             ours.close()
             theirs.setblocking(False)
-            self._be(Place(worker.row, len(self.workers), self.board, self._folder, self.sockets, theirs))
+            self._run_worker(WorkerSlot(worker.row, len(self.workers), self.board, self._folder, self.sockets, theirs))
         theirs.close()
         ours.setblocking(False)
         worker.pid, worker.line = pid, ours
 
-    def _be(self, place: Place) -> NoReturn:
+    def _run_worker(self, slot: WorkerSlot) -> NoReturn:
         """In the child: nothing of the supervisor's own is its business, neither signals nor the ends of others."""
         status = 3
         try:
@@ -205,9 +219,9 @@ class Workers:
             for other in self.workers:
                 if other.line is not None:
                     other.line.close()
-            status = self._run(place)
+            status = self._run(slot)
         except CrosstieError as error:
-            place.say("failed", str(error))
+            slot.say(StartFailed(str(error)[:_MOST_SAID]))
             status = 2
         except BaseException:  # noqa: BLE001 (told here, as nobody is above)
             traceback.print_exc()
@@ -233,7 +247,7 @@ class Workers:
                 worker.line.close()
             worker.pid, worker.line = 0, None
 
-    def _ended(self, worker: _Worker, pid: int, code: int) -> None:
+    def _ended(self, worker: _WorkerProcess, pid: int, code: int) -> None:
         worker.status = code
         if code > 0 and not self._announced and self._failed is None:
             self._failed = f"worker {worker.row} could not start: it ended with status {code}"
@@ -246,13 +260,13 @@ class Workers:
         worker.due = now + worker.wait_s
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         sentence = f"worker {worker.row} (process {pid}) {how}; another takes its place in {worker.wait_s:g} s"
-        self._notice(Notice("worker_ended", "error", sentence, worker=worker.row, status=code))
+        self._notify(Notice("worker_ended", "error", sentence, worker=worker.row, status=code))
 
     def _end_the_hung(self, now: float) -> None:
         for worker in self.workers:
             if worker.pid and worker.ready and now - max(self.board.turned_at(worker.row), worker.began) > _HUNG_S:
                 sentence = f"worker {worker.row} (process {worker.pid}) has stood still for {_HUNG_S:g} s and is ended"
-                self._notice(Notice("worker_hung", "error", sentence, worker=worker.row))
+                self._notify(Notice("worker_hung", "error", sentence, worker=worker.row))
                 os.kill(worker.pid, signal.SIGKILL)
 
     def _tell(self, what: bytes) -> None:
@@ -282,9 +296,9 @@ class Workers:
 
     def _hear(self, inputs: list[int]) -> None:
         now = time.monotonic()
-        due = min((worker.due - now for worker in self.workers if not worker.pid), default=_LOOK_S)
+        due = min((worker.due - now for worker in self.workers if not worker.pid), default=_CHECK_S)
         lines = {worker.line.fileno(): worker for worker in self.workers if worker.line is not None}
-        ready, _, _ = select.select([*inputs, *lines], [], [], 0.02 if self._stopping else max(min(due, _LOOK_S), 0.0))
+        ready, _, _ = select.select([*inputs, *lines], [], [], 0.02 if self._stopping else max(min(due, _CHECK_S), 0.0))
         for number in ready:
             if number in lines:
                 self._listen(lines[number])
@@ -312,16 +326,16 @@ class Workers:
     def _read_again(self) -> None:
         if self.file is None:
             return
-        self._seen = stamp(self.file)
+        self._seen = file_stamp(self.file)
         try:
             self._pending = self.read()
         except CrosstieError as error:
             sentence = f"fleet file refused, the old one goes on: {error}"
-            self._notice(Notice("fleet_refused", "error", sentence, why=str(error)))
+            self._notify(Notice("fleet_refused", "error", sentence, why=str(error)))
             return
         self._tell(READ_AGAIN)
 
-    def _listen(self, worker: _Worker) -> None:
+    def _listen(self, worker: _WorkerProcess) -> None:
         if worker.line is None:
             return
         with contextlib.suppress(OSError):
@@ -330,36 +344,36 @@ class Workers:
         *lines, worker.heard = worker.heard.split(b"\n")
         for line in lines:
             try:
-                said = msgspec.json.decode(line, type=Said)
+                report: Report = _decode(line)
             except msgspec.DecodeError:
                 # A worker in trouble must not be the end of those that are not.
-                said = Said("notice", f"worker {worker.row}: {line[:_MOST_SAID].decode(errors='replace')}")
-            self._take(worker, said)
+                report = WorkerNotice(f"worker {worker.row}: {line[:_MOST_SAID].decode(errors='replace')}")
+            self._take(worker, report)
 
-    def _take(self, worker: _Worker, said: Said) -> None:
-        if said.kind == "ready":
-            worker.ready = True
-        elif said.kind == "failed":
-            if self._announced:
-                self._notice(f"worker {worker.row} cannot start: {said.text}")
-            else:
-                self._failed = said.text
-        elif said.kind == "loaded" and self._pending is not None:
-            self._pending()
-            self._pending = None
-        elif said.kind == "notice":
-            self._pass_on(worker.row, said)
+    def _take(self, worker: _WorkerProcess, report: Report) -> None:
+        match report:
+            case Ready():
+                worker.ready = True
+            case StartFailed(why) if self._announced:
+                self._notify(f"worker {worker.row} cannot start: {why}")
+            case StartFailed(why):
+                self._failed = why
+            case Reloaded() if self._pending is not None:
+                self._pending()
+                self._pending = None
+            case WorkerNotice():
+                self._pass_on(worker.row, report)
 
-    def _pass_on(self, row: int, said: Said) -> None:
+    def _pass_on(self, row: int, said: WorkerNotice) -> None:
         """What one worker finds the others find too: it is said as often as the one says it who says it most."""
         now = time.monotonic()
-        if len(self._spoken) > _MOST_LINES:
-            self._spoken = {text: one for text, one in self._spoken.items() if now - one.last < _SAME_S}
-        one = self._spoken.get(said.text)
+        if len(self._repeated) > _MOST_LINES:
+            self._repeated = {text: one for text, one in self._repeated.items() if now - one.last < _SAME_S}
+        one = self._repeated.get(said.text)
         if one is None or now - one.last > _SAME_S:
-            one = self._spoken[said.text] = _Spoken()
+            one = self._repeated[said.text] = _Repeated()
         one.last = now
         one.times[row] += 1
-        if one.times[row] > one.told:
-            one.told += 1
-            self._notice(Notice(said.event, said.level, said.text, **said.fields) if said.event else said.text)
+        if one.times[row] > one.passed_on:
+            one.passed_on += 1
+            self._notify(Notice(said.event, said.level, said.text, **said.fields) if said.event else said.text)

@@ -5,9 +5,9 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from crosstie.run.share import machines as module
+from crosstie.run.share import peers as module
 from crosstie.run.share.board import Board
-from crosstie.run.share.machines import Machines, known_as, store_name
+from crosstie.run.share.peers import Peers, known_as, store_name
 from crosstie.run.share.tally import BoardTally
 
 A, B = "http://a:1/v1", "http://b:1/v1"
@@ -18,7 +18,7 @@ class Site:
 
     def __init__(self, stack: ExitStack, clock: list[float], store: str = "s"):
         self.board = stack.enter_context(closing(Board(2)))
-        self.machines = Machines(self.board, store, lambda: clock[0], lambda: clock[0])
+        self.machines = Peers(self.board, store, lambda: clock[0], lambda: clock[0])
         self.machines.replicas([A, B])
         self.cells = [self.board.cells([A, B], row) for row in (0, 1)]
         self.tallies = [BoardTally(self.board, row) for row in (0, 1)]
@@ -85,7 +85,7 @@ def test_what_comes_twice_counts_once(sites: list[Site]) -> None:
         two.machines.hear(told)
     assert two.sees() == 4
     # What did not get through is told with the next.
-    one.machines.untold(told)
+    one.machines.take_back(told)
     assert tell(sites, 0)
     assert two.sees() == 4
 

@@ -1,4 +1,4 @@
-"""What other machines have told of themselves, kept by machine, and on the board as one sum.
+"""What peers, gateways on other machines, have reported of themselves: kept by machine, and on the board as one sum.
 
 Everything that is told is a total, never a difference: what comes twice, late or again after a pause is counted once.
 """
@@ -26,8 +26,8 @@ _NOTHING: Load = (0.0,) * 8
 Used = tuple[_Count, _Sum, _Sum]
 
 
-class Told(msgspec.Struct, array_like=True):
-    """What one machine tells the others: what has changed, or, now and then, all of it."""
+class PeerReport(msgspec.Struct, array_like=True):
+    """What one machine tells its peers: what has changed, or, now and then, all of it."""
 
     machine: str
     whole: bool
@@ -38,22 +38,22 @@ class Told(msgspec.Struct, array_like=True):
     leaving: bool = False
 
 
-class _Machine:
+class _Peer:
     def __init__(self) -> None:
         self.heard_at = 0.0
         self.load: dict[str, Load] = {}
 
 
-class Machines:
+class Peers:
     """`now` is the clock that rates on the board go by, `clock` the one that silence is measured with."""
 
     def __init__(self, board: Board, store: str, now: Callable[[], float], clock: Callable[[], float]):
         self.board, self.store, self._now, self._clock = board, store, now, clock
         self.tally = BoardTally(board, 0)
-        self._others: dict[str, _Machine] = {}
+        self._peers: dict[str, _Peer] = {}
         # By name: where its load is summed up for all to read, and where this machine's own stands.
-        self._far: dict[str, Cell] = {}
-        self._near: dict[str, Cell] = {}
+        self._of_peers: dict[str, Cell] = {}
+        self._own: dict[str, Cell] = {}
         self._name_at: dict[int, str] = {}
         # By minute and key, what each other machine has used.
         self._used: dict[tuple[int, int], dict[str, tuple[int, int]]] = {}
@@ -63,21 +63,21 @@ class Machines:
         self._keys_lately: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return sum(bool(one.heard_at) for one in self._others.values())
+        return sum(bool(one.heard_at) for one in self._peers.values())
 
     def replicas(self, urls: Iterable[str]) -> None:
         """Those that are served here."""
         names = {url: known_as(url) for url in urls}
-        far, near = (self.board.cells(list(names), row) for row in (self.board.workers, 0))
-        self._far = {names[url]: cell for url, cell in far.items()}
-        self._near = {names[url]: cell for url, cell in near.items()}
-        self._name_at = {cell.at: name for name, cell in self._near.items()}
-        for name in self._far:
+        of_peers, own = (self.board.cells(list(names), row) for row in (self.board.workers, 0))
+        self._of_peers = {names[url]: cell for url, cell in of_peers.items()}
+        self._own = {names[url]: cell for url, cell in own.items()}
+        self._name_at = {cell.at: name for name, cell in self._own.items()}
+        for name in self._of_peers:
             self._write(name)
 
     # What is told
 
-    def news(self, whole: bool, minute: int) -> Told | None:
+    def news(self, whole: bool, minute: int) -> PeerReport | None:
         """What has changed since it was last asked; `whole`: all that is not nothing, and what was used lately."""
         self._changed |= {self._name_at[at] for at in self.board.changed_replicas() if at in self._name_at}
         for at in self.board.changed_keys():
@@ -86,8 +86,8 @@ class Machines:
         if not whole and not self._changed and not self._keys:
             return None
         now = self._now()
-        names = self._near if whole else [name for name in self._changed if name in self._near]
-        load = {name: self._near[name].of_this_machine(now) for name in names}
+        names = self._own if whole else [name for name in self._changed if name in self._own]
+        load = {name: self._own[name].of_this_machine(now) for name in names}
         self._changed = set()
         used: list[tuple[int, Used]] = []
         for key_id in self._keys:
@@ -96,12 +96,12 @@ class Machines:
                 if requests or tokens:
                     used.append((key_id, (one, requests, tokens)))
         self._keys = {}
-        return Told(self.board.identity, whole, load, self.store, used)  # type: ignore[arg-type]
+        return PeerReport(self.board.identity, whole, load, self.store, used)  # type: ignore[arg-type]
 
-    def untold(self, told: Told) -> None:
+    def take_back(self, report: PeerReport) -> None:
         """It may not have reached anyone."""
-        self._changed |= set(told.load)
-        self._keys.update((key_id, None) for key_id, _ in told.used)
+        self._changed |= set(report.load)
+        self._keys.update((key_id, None) for key_id, _ in report.used)
 
     def all_is_news(self, minute: int) -> None:
         """Whoever carries it may have forgotten all of it."""
@@ -110,23 +110,23 @@ class Machines:
 
     # What is heard
 
-    def hear(self, told: Told) -> None:
-        if told.machine == self.board.identity:
+    def hear(self, report: PeerReport) -> None:
+        if report.machine == self.board.identity:
             # One's own voice: what carries it works.
             self.board.heard()
             return
-        one = self._others.setdefault(told.machine, _Machine())
+        one = self._peers.setdefault(report.machine, _Peer())
         one.heard_at = self._clock()
         before = one.load
-        one.load = told.load if told.whole else {**before, **told.load}
-        if told.leaving:
+        one.load = report.load if report.whole else {**before, **report.load}
+        if report.leaving:
             one.load, one.heard_at = {}, 0.0
-        for name in {*told.load, *(before if told.whole or told.leaving else ())}:
+        for name in {*report.load, *(before if report.whole or report.leaving else ())}:
             self._write(name)
-        if told.store == self.store:
-            for key_id, (minute, requests, tokens) in told.used:
-                self.hear_used(told.machine, key_id, minute, requests, tokens)
-        if told.load:
+        if report.store == self.store:
+            for key_id, (minute, requests, tokens) in report.used:
+                self.hear_used(report.machine, key_id, minute, requests, tokens)
+        if report.load:
             self.board.ring(-1)
 
     def hear_used(self, machine: str, key_id: int, minute: int, requests: int, tokens: int) -> None:
@@ -134,22 +134,22 @@ class Machines:
             return
         by_machine = self._used.setdefault((minute, key_id), {})
         by_machine[machine] = (requests, tokens)
-        self.tally.others(key_id, minute, *(sum(one[n] for one in by_machine.values()) for n in (0, 1)))
+        self.tally.set_peers(key_id, minute, *(sum(one[n] for one in by_machine.values()) for n in (0, 1)))
 
     def forget_silent(self, minute: int) -> None:
         """Machines that have not been heard of for a while have nothing in flight, as far as anyone knows."""
-        for machine in [name for name, one in self._others.items() if self._clock() - one.heard_at > SILENT_S]:
-            for name in self._others.pop(machine).load:
+        for machine in [name for name, one in self._peers.items() if self._clock() - one.heard_at > SILENT_S]:
+            for name in self._peers.pop(machine).load:
                 self._write(name)
         if self._used or self._keys_lately:
             self._keys_lately = {key_id: last for key_id, last in self._keys_lately.items() if last >= minute - 1}
             self._used = {at: used for at, used in self._used.items() if at[0] >= minute - 2}
 
     def _write(self, name: str) -> None:
-        cell = self._far.get(name)
+        cell = self._of_peers.get(name)
         if cell is None:
             return
-        loads = [load for one in self._others.values() if (load := one.load.get(name)) is not None]
+        loads = [load for one in self._peers.values() if (load := one.load.get(name)) is not None]
         counts = [sum(load[field] for load in loads) for field in range(6)] if loads else list(_NOTHING[:6])
         urgency = [max((load[field] for load in loads), default=0.0) for field in (6, 7)]
         cell.write(int(counts[0]), int(counts[1]), counts[2], counts[3], counts[4], counts[5], self._now(), *urgency)

@@ -1,0 +1,285 @@
+"""Starts a gateway: `serve` as a child process that ends with this one, `run` here, until it is told to stop."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from crosstie.catalog.fleet_text import fleet_text
+from crosstie.catalog.fleets import read_fleet
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Parallelism
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet, Policy, Pool
+from crosstie.run.emulate.child import start_emulated
+from crosstie.run.gateway.notices import Notice
+from crosstie.run.ledger.places import open_store
+from crosstie.run.service.admin_door import AdminDoor
+from crosstie.run.service.hosting import Hosting
+from crosstie.run.service.ledger import Ledger
+from crosstie.run.service.local import CONTEXT, LocalEngine, start_local
+from crosstie.run.service.observers import Observers
+from crosstie.run.service.peers import PeerSharing
+from crosstie.run.service.process import Component, GatewayProcess, check_places
+from crosstie.run.service.supervisor import Ready, Supervisor, WorkerSlot
+from crosstie.run.service.systemd import Systemd
+from crosstie.run.service.worker import SharedLoad, Worker
+from crosstie.run.share.board import Board
+from crosstie.run.wire.child import Child, start_crosstie, when_orphaned
+from crosstie.run.wire.loops import allow_many_connections, run_on_loop, settle_memory
+
+# How long a gateway that is told to stop may take: `serve.drain_s` is 60 where its file says nothing.
+_STOP_S = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What a gateway is started with. `file` None: llama.cpp and a small model on this machine."""
+
+    file: Path | None = None
+    host: str = "127.0.0.1"
+    # 0: any that is free.
+    port: int = 8080
+    # Instead of the file's.
+    policy: Policy | None = None
+    # The replicas of every pool are emulated, so many times as fast as real time.
+    emulate: bool = False
+    speed: float = 1.0
+    # Processes that serve together.
+    workers: int = 1
+    # A second port for administrators; beyond loopback only where `admin_anywhere`.
+    admin_port: int | None = None
+    admin_host: str = "127.0.0.1"
+    admin_anywhere: bool = False
+    # End when standard input closes.
+    with_parent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A gateway that is ready. `url` ends with /v1; None: it would be, but was not started."""
+
+    fleet: Fleet
+    url: str | None
+    options: ServeOptions
+    admin_url: str | None = None
+    # Where the administrator's key was made up.
+    admin_key_file: Path | None = None
+
+
+def run(options: ServeOptions, observers: Observers, on_ready: Callable[[Served], None]) -> bool:
+    """Serves in this process until a signal ends it; whether every request was answered. Raises CrosstieError."""
+    with _prepared(options, observers) as start:
+        is_whole = start.alone(on_ready) if options.workers == 1 else start.with_workers(on_ready)
+        if not is_whole:
+            sentence = "some requests were cut off: they took longer than serve.drain_s, or it was told to end twice"
+            observers.log.notice(Notice("requests_cut_off", "error", sentence))
+        return is_whole
+
+
+def would_serve(options: ServeOptions, observers: Observers) -> Served:
+    """What would be served; nothing is started. Raises CrosstieError where it could not be."""
+    if options.file is None:
+        raise BadInput("--dry-run needs a fleet file")
+    with _prepared(options, observers, starts_engines=False) as start:
+        return Served(start.fleet, None, options)
+
+
+@contextlib.contextmanager
+def _prepared(options: ServeOptions, observers: Observers, *, starts_engines: bool = True) -> "Iterator[_Start]":
+    if options.emulate and options.file is None:
+        raise BadInput("--emulate needs a fleet file; `crosstie serve --example > fleet.toml` makes one")
+    if options.speed != 1.0 and not options.emulate:
+        raise BadInput("--speed goes with --emulate: real engines run at their own")
+    with contextlib.ExitStack() as stack:
+        stack.callback(observers.log.close)
+        door = None
+        if options.admin_port is not None:
+            door = AdminDoor(options.admin_host, options.admin_port, anywhere=options.admin_anywhere)
+            stack.callback(door.close)
+        catalog, placed = Catalog(), _as_it_is
+        if options.file is None:
+            fleet = _local_fleet(stack.enter_context(start_local()))
+        else:
+            fleet = read_fleet(catalog, options.file)
+            if options.emulate and starts_engines:
+                placed = stack.enter_context(start_emulated(options.file, speed=options.speed)).placed
+
+        def prepare(read: Fleet) -> Fleet:
+            found = placed(read)
+            return found if options.policy is None else msgspec.structs.replace(found, policy=options.policy)
+
+        yield _Start(options, catalog, prepare(fleet), prepare, observers, door)
+
+
+def _as_it_is(fleet: Fleet) -> Fleet:
+    return fleet
+
+
+def _local_fleet(engine: LocalEngine) -> Fleet:
+    """One pool of which nothing is known but its address: its speed is learnt."""
+    pool = Pool(
+        name="local", model=engine.model, accelerator=None, parallelism=Parallelism(), precision=None,
+        kv_format="bf16", stack=None, replicas=1, usd_per_gpu_hour=0.0, max_in_flight=64, max_context=CONTEXT,
+        backends=(engine.url,),
+    )  # fmt: skip
+    return Fleet(name="local", planned="", policy="cheapest-meeting-target", pools=(pool,), classes=())
+
+
+class _Start:
+    """Composes the service, be it one process or several. `prepare` is done to every fleet that is read."""
+
+    def __init__(
+        self, options: ServeOptions, catalog: Catalog, fleet: Fleet, prepare: Callable[[Fleet], Fleet],
+        observers: Observers, door: AdminDoor | None,
+    ):  # fmt: skip
+        self.options, self.catalog, self.fleet, self.prepare = options, catalog, fleet, prepare
+        self.observers, self.door = observers, door
+
+    def _process(
+        self, observers: Observers, ledger: Ledger, before: Sequence[Component], after: Sequence[Component] = (),
+        **shared: Any,
+    ) -> GatewayProcess:  # fmt: skip
+        door = [self.door] if self.door is not None else []
+        return GatewayProcess(
+            self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
+            components=[*before, ledger, Hosting(), *observers.components(), *door, *after], **shared,
+        )  # fmt: skip
+
+    def _served(self, port: int) -> Served:
+        host, door = self.options.host, self.door
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        if door is None:
+            return Served(self.fleet, url, self.options)
+        return Served(self.fleet, url, self.options, door.url, door.key.file)
+
+    def alone(self, on_ready: Callable[[Served], None]) -> bool:
+        return run_on_loop(self._alone(on_ready))
+
+    async def _alone(self, on_ready: Callable[[Served], None]) -> bool:
+        systemd = Systemd()
+        board = Board(1) if self.fleet.state.redis is not None else None
+        shared: list[Component] = [SharedLoad(board, 0), PeerSharing(board)] if board is not None else []
+        process = self._process(
+            self.observers, Ledger(), shared, [systemd], notify=self.observers.log.notice, board=board
+        )
+        allow_many_connections()
+        await process.start(self.options.host, self.options.port)
+        settle_memory()
+        # Before anyone is told that it is ready: whoever has been told may want it to end.
+        process.heed_signals()
+        if self.options.with_parent:
+            when_orphaned(asyncio.get_running_loop(), process.stopping.set)
+        on_ready(self._served(process.port))
+        systemd.ready()
+        return await process.until_stopped()
+
+    def with_workers(self, on_ready: Callable[[Served], None]) -> bool:
+        allow_many_connections()
+        if self.fleet.state.store is not None:
+            open_store(self.fleet.state.store, create=True).close()
+        supervisor = Supervisor(self.options.workers, self._run_worker, self.observers.log.notice)
+        supervisor.file, supervisor.read = self.options.file, self._read
+        port = supervisor.listen(self.options.host, self.options.port)
+        if self.door is not None:
+            self.door.listen()
+        return supervisor.serve(lambda: on_ready(self._served(port)), with_parent=self.options.with_parent)
+
+    def _run_worker(self, slot: WorkerSlot) -> int:
+        """In a process of its own, with a log of its own, since a thread writes it."""
+        observers = self.observers.of_worker(slot.notice)
+        with contextlib.closing(observers.log):
+            return 0 if run_on_loop(self._worker(slot, observers)) else 1
+
+    async def _worker(self, slot: WorkerSlot, observers: Observers) -> bool:
+        shared: list[Component] = [Worker(slot)]
+        if self.fleet.state.redis is not None and slot.row == 0:
+            # One speaks for all of them.
+            shared.append(PeerSharing(slot.board))
+        # One that comes later must not find an empty store where the others have lost theirs.
+        ledger = Ledger(create=False)
+        process = self._process(
+            observers, ledger, shared, notify=slot.notice, board=slot.board, row=slot.row, sockets=slot.sockets
+        )
+        await process.start(self.options.host, self.options.port)
+        settle_memory()
+        slot.say(Ready())
+        return await process.until_stopped()
+
+    def _read(self) -> Callable[[], None]:
+        """The file as it is now; workers that start later serve it once those that run have taken it."""
+        if self.options.file is None:
+            return lambda: None
+        fleet = self.prepare(read_fleet(self.catalog, self.options.file))
+        check_places(self.fleet, fleet)
+
+        def taken() -> None:
+            self.fleet = fleet
+
+        return taken
+
+
+class RunningGateway(Child):
+    """A gateway in a child process. Leaving a `with` block, `stop`, or the end of this process ends it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], said: dict[str, Any], folder: contextlib.ExitStack):
+        super().__init__(process)
+        self._folder = folder
+        # Of OpenAI's API, for a client's `base_url`; and the server's own, for /metrics, /health and the like.
+        self.api_url: str = said["url"]
+        self.url = self.api_url.removesuffix("/v1")
+        self.admin_url: str | None = said.get("admin_url")
+        # Addresses of the replicas, by pool.
+        self.backends: dict[str, list[str]] = {name: pool["backends"] for name, pool in said["pools"].items()}
+
+    def stop(self, grace_s: float = _STOP_S) -> int:
+        """Answers what has come, and ends: 0 where no request had to be cut off."""
+        with self._folder:
+            return super().stop(grace_s)
+
+    def cpu_s(self) -> dict[str, float]:
+        """Seconds of CPU that the gateway and the emulation have used; empty where the system does not say."""
+        found = {}
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            found["gateway"] = _cpu_s(self.process.pid)
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+            found["emulation"] = sum(_cpu_s(int(pid)) for pid in children)
+        return found
+
+
+def _cpu_s(pid: int) -> float:
+    # The name may have spaces and brackets; what follows the last bracket has none.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def serve(
+    fleet: Fleet | Path | str | None = None, *, host: str = "127.0.0.1", port: int = 0, emulate: bool = False,
+    speed: float = 1.0, policy: Policy | None = None, workers: int = 1, options: Sequence[str] = (),
+) -> RunningGateway:  # fmt: skip
+    """A gateway that answers already, over a fleet, or a fleet file that it follows; None: a small local engine.
+
+    `emulate`: without GPUs, `speed` times as fast as real time. `options`: more of `crosstie serve`, such as
+    ("--log-requests",). It is a child process, so that it has an interpreter, signals and workers of its own, whatever
+    this one does meanwhile. Raises BadInput where it cannot be started.
+    """
+    with contextlib.ExitStack() as stack:
+        if isinstance(fleet, Fleet):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crosstie-serve-")))
+            file: Path | str | None = folder / "fleet.toml"
+            (folder / "fleet.toml").write_text(fleet_text(fleet))
+        else:
+            file = fleet
+        arguments = ["serve", *([str(file)] if file is not None else []), "--host", host, "--port", str(port)]
+        arguments += ["--emulate", "--speed", str(speed)] if emulate else []
+        arguments += ["--policy", policy] if policy is not None else []
+        arguments += ["--workers", str(workers), *options]
+        process, said = start_crosstie(arguments, "the gateway could not be started")
+        return RunningGateway(process, said, stack.pop_all())
