@@ -287,7 +287,7 @@ def test_explain(emulated: Running, tmp_path: Path) -> None:
 
 FAULTS = {
     "no file to emulate": (["serve", "--emulate"], "--emulate needs a fleet file"),
-    "no file to check": (["serve", "--check"], "--check needs a fleet file"),
+    "no file to check": (["serve", "--dry-run"], "--dry-run needs a fleet file"),
     "speed of real engines": (["serve", "fleet.toml", "--speed", "20"], "--speed goes with --emulate"),
     "speed of nothing": (["serve", "fleet.toml", "--emulate", "--speed", "0"], "--speed"),
     "port taken": (["serve", "fleet.toml", "--port", "TAKEN"], "cannot listen on 127.0.0.1:TAKEN"),

@@ -306,9 +306,9 @@ def test_words_that_the_supervisor_does_not_know_are_passed_on() -> None:
     worker.line, theirs = socket.socketpair()
     worker.line.setblocking(False)
     with worker.line, theirs:
-        theirs.sendall(b'{"kind": "notice", "fields": {"x": []}}\n\xff\n{"kind": "ready"}\n{"kind"')
+        theirs.sendall(b'{"type": "WorkerNotice", "text": "", "fields": {"x": []}}\n\xff\n{"type": "Ready"}\n{"type"')
         supervisor._listen(worker)
     supervisor.board.close()
     assert [line.partition(": ")[0] for line in lines] == ["worker 0", "worker 0"]
     assert worker.ready
-    assert worker.heard == b'{"kind"'
+    assert worker.heard == b'{"type"'

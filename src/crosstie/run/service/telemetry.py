@@ -14,7 +14,7 @@ from time import time_ns
 from crosstie.core.errors import BadInput
 from crosstie.run.gateway.interfaces import Tracing
 from crosstie.run.gateway.metrics import Family
-from crosstie.run.gateway.notices import Level, Notice
+from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.background import BackgroundThread
 from crosstie.run.service.process import Component, GatewayProcess
@@ -119,8 +119,7 @@ class Telemetry(Tracing, Component):
 
     def _tell(self, went: bool) -> None:
         sentence = "traces are exported again" if went else f"traces cannot be exported to {self.spans.where}"
-        level: Level
-        event, level = ("telemetry_resumed", "info") if went else ("telemetry_failed", "warning")
+        event = Notice("telemetry_resumed" if went else "telemetry_failed", "info" if went else "warning", sentence)
         # At the very end the loop may be gone, and nobody listens any more.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._gateway.notify, Notice(event, level, sentence))
+            self._loop.call_soon_threadsafe(self._gateway.notify, event)
