@@ -265,8 +265,8 @@ class Hosting(HostedModels, Component):
     role: Leader | Follower
 
     def __init__(
-        self, *, settings: ResidencySettings | None = None, load_patience_s: float | None = None, every_s: float = _EVERY_S,
-        verify_s: float = _VERIFY_S,
+        self, *, settings: ResidencySettings | None = None, load_patience_s: float | None = None,
+        every_s: float = _EVERY_S, verify_s: float = _VERIFY_S,
     ):  # fmt: skip
         self._settings, self._load_patience_s = settings, load_patience_s
         self._every_s, self._verify_s = every_s, verify_s
