@@ -196,13 +196,8 @@ def pair(catalog: Catalog, folder: Path, speed: float, count: int) -> dict[str, 
 
 
 async def closed_loop(
-<<<<<<< HEAD
-    gateway: GatewayChild, speed: float, count: int, shared: bool
-) -> tuple[list[RequestOutcome], dict[str, float]]:
-=======
     gateway: RunningGateway, speed: float, count: int, shared: bool
-) -> tuple[list[Outcome], dict[str, float]]:
->>>>>>> fd4beb7 (The service in the words of the field: workers, leader and followers with typed messages, components, peers; a gateway can be started from Python; serve --dry-run)
+) -> tuple[list[RequestOutcome], dict[str, float]]:
     loop = asyncio.get_running_loop()
     slow = Origin(loop, Address(gateway.backends["slow"][0]))
     fault = json.dumps({"kind": "slow", "factor": SLOWER}).encode()

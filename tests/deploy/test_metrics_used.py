@@ -28,7 +28,7 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import SharedState
 from crosstie.run.service.logs import Log
 from crosstie.run.service.peers import PeerSharing
-from crosstie.run.service.process import Part
+from crosstie.run.service.process import Component
 from crosstie.run.service.record import Recorder
 from crosstie.run.service.telemetry import Telemetry
 from crosstie.run.share.board import Board
@@ -47,7 +47,7 @@ def page_of_a_gateway_that_has_served() -> str:
     async def page() -> str:
         with tempfile.TemporaryDirectory() as folder:
             log = Log()
-            parts: list[Part] = [log, Recorder(Path(folder) / "trace.jsonl"), Telemetry()]
+            components: list[Component] = [log, Recorder(Path(folder) / "trace.jsonl"), Telemetry()]
             serving = msgspec.structs.replace(HASTY, queue_s=0.2)
             async with fakes(2) as [one, other]:
                 one.metrics = other.metrics = VLLM
@@ -55,7 +55,7 @@ def page_of_a_gateway_that_has_served() -> str:
                     pool_of("one", one.url, usd_per_gpu_hour=0.1, max_in_flight=1),
                     pool_of("two", other.url, max_in_flight=1),
                 )
-                async with running(fleet_of(*pools, classes=(CHAT,), serving=serving), parts=parts) as at:
+                async with running(fleet_of(*pools, classes=(CHAT,), serving=serving), components=components) as at:
                     assert (await at.ask(stream=True)).status == 200
                     headers = {"x-crosstie-ttft-ms": "0.001", "x-crosstie-tpot-ms": "0.001"}
                     assert (await at.ask(stream=True, headers=headers)).status == 200
@@ -70,7 +70,7 @@ def page_of_a_gateway_that_has_served() -> str:
                     assert (await at.ask(stream=True)).status == 429
                     assert {(await each).status for each in both} == {504}
                     page = (await at.get("/metrics")).body.decode()
-                    for part in parts:
+                    for part in components:
                         await part.stop()
                     log.close()
                     return page
@@ -147,7 +147,7 @@ def page() -> str:
 
 @pytest.fixture(scope="module")
 def counted(page: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
-    """By gateways with all of their parts."""
+    """By gateways with all of their components."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CROSSTIE_ADMIN_KEY", "a-key-of-an-administrator-0123456789")
         yield _counted(page, tmp_path_factory)

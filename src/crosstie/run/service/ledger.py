@@ -13,7 +13,7 @@ from time import monotonic, time
 
 from crosstie.core.errors import StoreFailed
 from crosstie.core.fleet import Fleet
-from crosstie.run.gateway.context.guard import Guard
+from crosstie.run.gateway.guard import Guard
 from crosstie.run.gateway.metrics import Family
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import Accounts, RequestRecord
