@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosstie.catalog.fleet_text import example_fleet_text, fleet_text
-from crosstie.catalog.fleets import SERVE_RANGES, read_fleet
+from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.pools import MODALITIES
 from crosstie.core.deployment import Parallelism
@@ -19,6 +19,11 @@ from crosstie.core.errors import BadData
 from crosstie.core.fleet import Fleet, Pool, Route, ServedClass, Serving
 from crosstie.core.workload import Target
 
+SERVE_RANGES: dict[str, tuple[Any, Any]] = {
+    field.name: (field.type.ge, field.type.le)
+    for field in msgspec.inspect.type_info(Serving).fields  # type: ignore[attr-defined]
+    if isinstance(field.type, msgspec.inspect.IntType | msgspec.inspect.FloatType)
+}
 PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"
 TEXT = """\
 format = 1

@@ -9,11 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
-
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.pools import read_pool
-from crosstie.catalog.reading import date, number, only_keys, optional_text, read_toml, table, text, whole
+from crosstie.catalog.reading import date, only_keys, optional_text, read_record, read_toml, read_values, table, text
 from crosstie.catalog.workloads import read_target
 from crosstie.core.errors import BadData, CrosstieError, UnknownName
 from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass, Serving, SharedState
@@ -21,25 +19,6 @@ from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass, Serving
 FORMAT = 1
 _KEYS = {"format", "name", "planned", "policy", "serve", "state", "pool", "class"}
 _CLASS = {"name", "model", "requests_per_s", "input_tokens", "output_tokens", "ttft_ms", "tpot_ms", "routes"}
-_DAY, _WEEK = 86_400.0, 604_800.0
-# The range of each number of [serve]; outside it, a slip of unit.
-SERVE_RANGES: dict[str, tuple[float, float]] = {
-    "connect_timeout_s": (0.01, 600),
-    "first_byte_timeout_s": (0.01, _DAY),
-    "idle_timeout_s": (0.01, _DAY),
-    "total_timeout_s": (0.01, _WEEK),
-    "retries": (0, 100),
-    "queue_s": (0, _DAY),
-    "max_queued": (0, 10**6),
-    "health_every_s": (0.05, 3600),
-    "metrics_every_s": (0.05, 3600),
-    "slow_start_s": (0, _DAY),
-    "drain_s": (0, _DAY),
-    "max_body_mib": (0.001, 65_536),
-    "max_connections": (1, 10**6),
-    "max_connections_per_address": (0, 10**6),
-    "usd_per_kwh": (0, 10),
-}
 # A password written out, as user:password@ or as ?password=; ${VARIABLE} in its place is fine.
 _PASSWORD = re.compile(r"://[^/@]*:(?!\$\{)[^/@]+@|[?&]password=(?!\$\{)")
 # Shares are written to six digits, and people write 0.33 three times.
@@ -167,12 +146,10 @@ def _class(
     return ServedClass(
         name=name,
         model=model,
-        requests_per_s=number(file, f"{where}.requests_per_s", raw.get("requests_per_s", 0), 0, 1e9),
-        input_tokens=number(file, f"{where}.input_tokens", raw.get("input_tokens", 1), 1, 1e9),
-        output_tokens=number(file, f"{where}.output_tokens", raw.get("output_tokens", 1), 1, 1e9),
         ttft=read_target(file, f"{where}.ttft_ms", raw.get("ttft_ms")),
         tpot=read_target(file, f"{where}.tpot_ms", raw.get("tpot_ms")),
         routes=routes,
+        **read_values(file, where, raw, ServedClass, ("requests_per_s", "input_tokens", "output_tokens")),
     )
 
 
@@ -193,20 +170,14 @@ def _served_model(catalog: Catalog, file: Path, where: str, asked: str, models: 
 
 
 def _route(file: Path, where: str, raw: dict[str, Any], model: str, pools: dict[str, Pool]) -> Route:
-    only_keys(file, where, raw, {"pool", "share", "up_to_input", "why"})
-    name = text(file, f"{where}.pool", raw.get("pool"))
+    route = read_record(file, where, raw, Route, why=optional_text(file, f"{where}.why", raw.get("why")))
+    name = route.pool
     if name not in pools:
         raise BadData(file, f"{where}.pool", f"'{name}' is no pool of this file; there are {', '.join(pools)}")
     served = [one.model for one in pools[name].by_model()]
     if model not in served:
         raise BadData(file, f"{where}.pool", f"'{name}' serves {', '.join(served)}, and the class asks for {model}")
-    limit = raw.get("up_to_input")
-    return Route(
-        pool=name,
-        share=number(file, f"{where}.share", raw.get("share", 1.0), 0, 1),
-        up_to_input=None if limit is None else whole(file, f"{where}.up_to_input", limit, 1, 10**9),
-        why=optional_text(file, f"{where}.why", raw.get("why")),
-    )
+    return route
 
 
 def _check_shares(file: Path, where: str, name: str, routes: tuple[Route, ...]) -> None:
@@ -227,27 +198,11 @@ def _check_shares(file: Path, where: str, name: str, routes: tuple[Route, ...]) 
 
 
 def _serving(file: Path, raw: object, classes: list[str]) -> Serving:
-    entry = table(file, "serve", raw)
-    only_keys(file, "serve", entry, {*SERVE_RANGES, "default_class", "resume"})
-    given: dict[str, Any] = {}
-    for field in msgspec.structs.fields(Serving):
-        key, where = field.name, f"serve.{field.name}"
-        if key not in entry:
-            continue
-        if key == "default_class":
-            given[key] = text(file, where, entry[key])
-            if given[key] not in classes:
-                known = f"there are {', '.join(classes)}" if classes else "there are none"
-                raise BadData(file, where, f"'{given[key]}' is no class of this file; {known}")
-        elif field.type is bool:
-            if not isinstance(entry[key], bool):
-                raise BadData(file, where, f"{entry[key]!r} is neither true nor false")
-            given[key] = entry[key]
-        elif field.type is int:
-            given[key] = whole(file, where, entry[key], *map(int, SERVE_RANGES[key]))
-        else:
-            given[key] = number(file, where, entry[key], *SERVE_RANGES[key])
-    return Serving(**given)
+    found = read_record(file, "serve", raw, Serving)
+    if found.default_class is not None and found.default_class not in classes:
+        known = f"there are {', '.join(classes)}" if classes else "there are none"
+        raise BadData(file, "serve.default_class", f"'{found.default_class}' is no class of this file; {known}")
+    return found
 
 
 def _state(file: Path, raw: object) -> SharedState:

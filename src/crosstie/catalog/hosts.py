@@ -6,18 +6,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from crosstie.catalog.addresses import base_urls
-from crosstie.catalog.reading import number, only_keys, table, text, whole
+from crosstie.catalog.reading import only_keys, read_record, read_values, table, text
 from crosstie.core.errors import BadData
-from crosstie.core.fleet import HostedModel, Loading
+from crosstie.core.fleet import HostedModel, Loading, Pool
 
 HOST_KEYS = {"hosts", "loading", "load_hook", "host_memory_gib"}
-_ENTRY = {
-    "model", "served_as", "precision", "weight_gib", "memory_gib", "load_s", "max_context", "pinned", "backends",
-}  # fmt: skip
 # What belongs to one model, and so into its entry.
 _OF_A_MODEL = ("model", "served_as")
-_MOST_GIB = 1e5
-_LONGEST_LOAD_S = 86_400.0
 
 # What is known of a replica with the model of an entry, and how far that model reaches.
 Deployed = Callable[[str, dict[str, Any]], tuple[dict[str, Any], int | None]]
@@ -37,8 +32,7 @@ def read_hosts(
     if not isinstance(entries, list) or not entries:
         raise BadData(file, f"{where}.hosts", 'is no list of models, such as [{ model = "llama-3.1-8b" }]')
     loading = _loading(file, where, raw)
-    memory = raw.get("host_memory_gib")
-    if memory is None and "accelerator" not in raw:
+    if "host_memory_gib" not in raw and "accelerator" not in raw:
         reason = "missing: how much of a replica's memory models may take, since there is no accelerator that says so"
         raise BadData(file, f"{where}.host_memory_gib", reason)
     hosts = tuple(
@@ -51,7 +45,7 @@ def read_hosts(
         "hosts": hosts,
         "loading": loading,
         "load_hook": raw.get("load_hook"),
-        "host_memory_gib": None if memory is None else _gib(file, f"{where}.host_memory_gib", memory),
+        **read_values(file, where, raw, Pool, ("host_memory_gib",)),
     }
 
 
@@ -84,31 +78,18 @@ def _loading(file: Path, where: str, raw: dict[str, Any]) -> Loading:
 
 
 def _host(file: Path, where: str, entry: dict[str, Any], pool: dict[str, Any], deployed: Deployed) -> HostedModel:
-    only_keys(file, where, entry, _ENTRY)
+    only_keys(file, where, entry, set(HostedModel.__struct_fields__))
     known, context = deployed(where, {"precision": pool.get("precision"), **entry})
-    weight, memory, load = entry.get("weight_gib"), entry.get("memory_gib"), entry.get("load_s")
-    if known["accelerator"] is None and weight is None and memory is None:
+    if known["accelerator"] is None and "weight_gib" not in entry and "memory_gib" not in entry:
         reason = "missing: what it takes of a replica's memory, since there is no accelerator that says so"
         raise BadData(file, f"{where}.memory_gib", reason)
-    pinned, limit = entry.get("pinned", False), entry.get("max_context", pool.get("max_context", context))
-    if not isinstance(pinned, bool):
-        raise BadData(file, f"{where}.pinned", f"{pinned!r} is neither true nor false")
-    served_as = entry.get("served_as")
-    return HostedModel(
-        model=known["model"],
-        served_as=None if served_as is None else model_name(file, f"{where}.served_as", served_as),
-        precision=known["precision"],
-        weight_gib=None if weight is None else _gib(file, f"{where}.weight_gib", weight),
-        memory_gib=None if memory is None else _gib(file, f"{where}.memory_gib", memory),
-        load_s=None if load is None else number(file, f"{where}.load_s", load, 0, _LONGEST_LOAD_S),
-        max_context=None if limit is None else whole(file, f"{where}.max_context", limit, 1, 10**9),
-        pinned=pinned,
-        backends=base_urls(file, f"{where}.backends", entry.get("backends", [])),
-    )
-
-
-def _gib(file: Path, where: str, raw: object) -> float:
-    return number(file, where, raw, 1e-6, _MOST_GIB)
+    limit = {} if (limit := pool.get("max_context", context)) is None else {"max_context": limit}
+    read = {"served_as": model_name(file, f"{where}.served_as", entry["served_as"])} if "served_as" in entry else {}
+    return read_record(
+        file, where, {**limit, **entry}, HostedModel,
+        model=known["model"], precision=known["precision"],
+        backends=base_urls(file, f"{where}.backends", entry.get("backends", [])), **read,
+    )  # fmt: skip
 
 
 def _check_models(file: Path, where: str, hosts: tuple[HostedModel, ...]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from crosstie.catalog.addresses import base_urls
 from crosstie.catalog.hosts import HOST_KEYS, model_name, read_hosts
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.reading import number, only_keys, text, texts, whole
+from crosstie.catalog.reading import number, only_keys, read_values, text, texts, whole
 from crosstie.catalog.workloads import look_up
 from crosstie.core.deployment import Parallelism, kv_bytes_per_element
 from crosstie.core.errors import BadData
@@ -58,20 +58,19 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
     else:
         of_pool, context = deployed(where, raw)
     addresses = len(backends) or max((len(one.backends) for one in hosting.get("hosts", ())), default=0)
-    served_as, weight = raw.get("served_as"), raw.get("weight")
-    limit = raw.get("max_context", UNLIMITED_CONTEXT if hosting else context or UNLIMITED_CONTEXT)
+    served_as = raw.get("served_as")
+    longest = UNLIMITED_CONTEXT if hosting else context or UNLIMITED_CONTEXT
+    plain = {"max_in_flight": 256, "max_context": longest, **raw}
     return Pool(
         name=name,
         parallelism=split,
         kv_format=kv,
         replicas=_replicas(file, where, name, raw.get("replicas"), addresses),
-        max_in_flight=whole(file, f"{where}.max_in_flight", raw.get("max_in_flight", 256), 1, 10**6),
-        max_context=whole(file, f"{where}.max_context", limit, 1, 10**9),
         backends=backends,
         served_as=None if served_as is None else model_name(file, f"{where}.served_as", served_as),
         api_key_env=_variable(file, f"{where}.api_key_env", raw.get("api_key_env")),
-        weight=None if weight is None else number(file, f"{where}.weight", weight, 0, 1e6),
         modalities=_modalities(file, f"{where}.modalities", raw.get("modalities")),
+        **read_values(file, where, plain, Pool, ("max_in_flight", "max_context", "weight")),
         **of_pool,
         **hosting,
     )

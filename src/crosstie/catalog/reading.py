@@ -6,10 +6,13 @@ import io
 import re
 import tomllib
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import date as day
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+import msgspec
 
 from crosstie.core.errors import BadData, CrosstieError, near_names
 from crosstie.core.fact import BASES, Fact, Label, OtherSource
@@ -175,6 +178,67 @@ def whole(file: Path, where: str, raw: object, low: int, high: int) -> int:
     if isinstance(raw, bool) or not isinstance(raw, int) or not low <= raw <= high:
         raise BadData(file, where, f"{raw!r} must be a whole number from {low} to {high:,}")
     return raw
+
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+
+
+def read_record(file: Path, where: str, raw: object, kind: type[Record], **read: Any) -> Record:
+    """A table as the struct that has its keys; `read` are those that the caller has read itself.
+
+    The struct says what each key may be: types, `msgspec.Meta(ge=..., le=...)`, literals, defaults.
+    """
+    entry = table(file, where, raw)
+    fields = _fields(kind)
+    only_keys(file, where, entry, set(fields))
+    for key, field in fields.items():
+        if key in entry and key not in read:
+            read[key] = read_value(file, f"{where}.{key}", entry[key], field.type)
+        elif key not in read and field.required:
+            raise BadData(file, f"{where}.{key}", "missing")
+    return kind(**read)
+
+
+def read_values(
+    file: Path, where: str, raw: dict[str, Any], kind: type[Record], keys: Collection[str]
+) -> dict[str, Any]:
+    """These keys of a struct, for a table that has others too; those with a default may be absent."""
+    fields, at = _fields(kind), f"{where}." if where else ""
+    for key in keys:
+        if key not in raw and fields[key].required:
+            raise BadData(file, f"{at}{key}", "missing")
+    return {key: read_value(file, f"{at}{key}", raw[key], fields[key].type) for key in keys if key in raw}
+
+
+def read_value(file: Path, where: str, raw: object, kind: Any) -> Any:
+    """One value of a type, held to what the type says."""
+    try:
+        found = msgspec.convert(raw, kind)
+    except msgspec.ValidationError:
+        raise BadData(file, where, _mismatch(raw, kind)) from None
+    if isinstance(found, str):
+        return text(file, where, found)
+    return texts(file, where, raw) if isinstance(found, tuple) else found
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    return {field.encode_name: field for field in msgspec.structs.fields(kind)}
+
+
+def _mismatch(raw: object, expected: Any) -> str:
+    if get_origin(expected) is Literal:
+        return f"{raw!r} is not one of {', '.join(get_args(expected))}"
+    kind = msgspec.inspect.type_info(expected)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        kind = next(one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType))
+    if isinstance(kind, msgspec.inspect.IntType):
+        return f"{raw!r} must be a whole number from {kind.ge} to {kind.le:,}"
+    if isinstance(kind, msgspec.inspect.FloatType):
+        return f"{raw!r} must be a number from {kind.ge:g} to {kind.le:g}"
+    if isinstance(kind, msgspec.inspect.BoolType):
+        return f"{raw!r} is neither true nor false"
+    return "must be a non-empty string" if isinstance(kind, msgspec.inspect.StrType) else "must be a list of strings"
 
 
 def file_id(file: Path, raw: object) -> str:

@@ -2,45 +2,23 @@
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import get_args
 
-import msgspec
-
-from crosstie.catalog.reading import number, only_keys, table, text, texts, whole
+from crosstie.catalog.reading import only_keys, read_record, table, texts
 from crosstie.core.errors import BadData
-from crosstie.core.workload import LoadFrom, Sharing
-
-_KEYS = {field.name for field in msgspec.structs.fields(Sharing)}
+from crosstie.core.workload import Sharing
 
 
 def read_sharing(file: Path, raw: object, asked: Collection[str], model_of: Callable[[str, str], str]) -> Sharing:
     """`asked`: models of the classes. `model_of`: the id of a model that a key of the file names."""
     entry = table(file, "hosting", raw)
-    only_keys(file, "hosting", entry, _KEYS)
+    only_keys(file, "hosting", entry, set(Sharing.__struct_fields__))
     models = _models(file, "hosting.models", entry.get("models"), asked, model_of) or tuple(dict.fromkeys(asked))
     pinned = _models(file, "hosting.pinned", entry.get("pinned"), models, model_of)
-    usual = Sharing(models=models)
-    load_from = text(file, "hosting.load_from", entry.get("load_from", usual.load_from))
-    if load_from not in get_args(LoadFrom):
-        known = ", ".join(get_args(LoadFrom))
-        raise BadData(file, "hosting.load_from", f"'{load_from}' is not one of {known}")
+    found = read_record(file, "hosting", raw, Sharing, models=models, pinned=pinned)
     for key, needs in (("host_gb_per_s", ("host",)), ("disk_gb_per_s", ("disk", "start")), ("start_s", ("start",))):
-        if key in entry and load_from not in needs:
-            raise BadData(file, f"hosting.{key}", f"has no meaning with load_from = '{load_from}'")
-
-    def optional(key: str, low: float, high: float) -> float | None:
-        return None if key not in entry else number(file, f"hosting.{key}", entry[key], low, high)
-
-    return msgspec.structs.replace(
-        usual,
-        pinned=pinned,
-        cold_share=number(file, "hosting.cold_share", entry.get("cold_share", usual.cold_share), 1e-6, 1),
-        load_from=load_from,
-        sequences=whole(file, "hosting.sequences", entry.get("sequences", usual.sequences), 1, 10_000),
-        host_gb_per_s=optional("host_gb_per_s", 0.1, 1e4),
-        disk_gb_per_s=optional("disk_gb_per_s", 0.001, 1e4),
-        start_s=optional("start_s", 0, 3600),
-    )
+        if key in entry and found.load_from not in needs:
+            raise BadData(file, f"hosting.{key}", f"has no meaning with load_from = '{found.load_from}'")
+    return found
 
 
 def _models(

@@ -6,12 +6,23 @@ from typing import Any
 
 import msgspec
 
-from crosstie.catalog.reading import Quantity, Sources, date, only_keys, read_facts, read_toml, table, text, texts
+from crosstie.catalog.reading import (
+    Quantity,
+    Sources,
+    date,
+    only_keys,
+    read_facts,
+    read_toml,
+    read_value,
+    read_values,
+    table,
+    text,
+)
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact
 from crosstie.core.formats import COMPUTE_FORMATS, Format
-from crosstie.core.stack import Efficiency, Host, SmallGpu, Stack
+from crosstie.core.stack import Efficiency, Emulation, Host, SmallGpu, Stack
 
 STACK = {
     "chunk_tokens": Quantity("tokens", 16, 1e6, "tokens that one step may prefill"),
@@ -42,74 +53,36 @@ SINGLE = {
     "collective": Quantity("seconds", 0, 1e-2, "time a collective takes with nothing to send"),
     "link": _FRACTION,
 }
-_EMULATION = ("fused", "materialised")
+_PLAIN = (
+    "name", "aliases", "versions", "vendors", "loads", "scheduling", "admission", "memory_of", "serves",
+)  # fmt: skip
 
 
 def read_stack(file: Path) -> Stack:
     raw = read_toml(file)
-    known = {
-        "loads",
-        "id",
-        "name",
-        "aliases",
-        "versions",
-        "vendors",
-        "scheduling",
-        "admission",
-        "memory_of",
-        "serves",
-        "sources",
-        "engine",
-        "host",
-        "emulation",
-        "small",
-    }
-    only_keys(file, "", raw, known)
+    only_keys(file, "", raw, {"id", "sources", "engine", "host", "emulation", "small", *_PLAIN})
     sources = Sources(file, raw.get("sources"))
     identifier = text(file, "id", raw.get("id"))
     if identifier != file.stem:
         raise BadData(file, "id", f"'{identifier}' must match the file name '{file.stem}'")
-    vendors = texts(file, "vendors", raw.get("vendors"))
-    if not vendors:
+    plain = read_values(file, "", raw, Stack, _PLAIN)
+    if not plain["vendors"]:
         raise BadData(file, "vendors", "must name at least one vendor, or 'any'")
     engine = read_facts(file, "engine", raw.get("engine"), STACK, sources)
     host = dict(table(file, "host", raw.get("host")))
-    overlapped = host.pop("overlapped", None)
-    if not isinstance(overlapped, bool):
-        raise BadData(file, "host.overlapped", "must be true or false")
-    scheduling = text(file, "scheduling", raw.get("scheduling"))
-    if scheduling not in ("mixed", "prefill-first"):
-        raise BadData(file, "scheduling", f"'{scheduling}' is not one of mixed, prefill-first")
-    admission = text(file, "admission", raw.get("admission"))
-    if admission not in ("growing", "whole"):
-        raise BadData(file, "admission", f"'{admission}' is not one of growing, whole")
-    memory_of = text(file, "memory_of", raw.get("memory_of", "gpu"))
-    if memory_of not in ("gpu", "free"):
-        raise BadData(file, "memory_of", f"'{memory_of}' is not one of gpu, free")
-    serves = raw.get("serves", True)
-    if not isinstance(serves, bool):
-        raise BadData(file, "serves", "must be true or false")
+    overlapped = read_value(file, "host.overlapped", host.pop("overlapped", None), bool)
     emulation = table(file, "emulation", raw.get("emulation", {}))
-    for vendor, rules in emulation.items():
-        for format_id, how in table(file, f"emulation.{vendor}", rules).items():
-            if how not in _EMULATION:
-                raise BadData(file, f"emulation.{vendor}.{format_id}", f"'{how}' is not one of {', '.join(_EMULATION)}")
+    for vendor, formats in emulation.items():
+        for format_id, how in table(file, f"emulation.{vendor}", formats).items():
+            read_value(file, f"emulation.{vendor}.{format_id}", how, Emulation)
     small = SmallGpu(**read_facts(file, "small", raw["small"], SMALL, sources)) if "small" in raw else None
     stack = Stack(
         id=identifier,
-        name=text(file, "name", raw.get("name")),
-        aliases=texts(file, "aliases", raw.get("aliases", [])),
-        versions=text(file, "versions", raw.get("versions")),
-        vendors=vendors,
-        loads=texts(file, "loads", raw.get("loads")),
-        scheduling=scheduling,  # type: ignore[arg-type]
-        admission=admission,  # type: ignore[arg-type]
-        memory_of=memory_of,  # type: ignore[arg-type]
-        serves=serves,
         host=Host(overlapped=overlapped, **read_facts(file, "host", host, HOST, sources)),
         emulation=emulation,
         small=small,
         file=str(file),
+        **plain,
         **engine,
     )
     sources.check_all_cited()

@@ -2,27 +2,45 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from crosstie.catalog.lengths import Lengths, cut, read_lengths
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.reading import number, only_keys, read_toml, table, text, texts, whole
+from crosstie.catalog.reading import (
+    number,
+    only_keys,
+    read_record,
+    read_toml,
+    read_value,
+    read_values,
+    table,
+    text,
+    texts,
+)
 from crosstie.catalog.sharing import read_sharing
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.deployment import KV_FORMATS
 from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.model import Model
-from crosstie.core.workload import Constraints, ModelChoice, Prices, RequestClass, Sharing, Target, Workload
+from crosstie.core.workload import (
+    Constraints,
+    Gpus,
+    ModelChoice,
+    Prices,
+    RequestClass,
+    Sharing,
+    Target,
+    UsdPerGpuHour,
+    Workload,
+)
 
-_TRAFFIC = {"requests_per_s", "mean_over_peak", "growth_per_year", "horizon_years"}
+_TRAFFIC = ("mean_over_peak", "growth_per_year", "horizon_years")
 _CLASS = {"name", "model", "share", "requests_per_s", "input", "output", "trace", "ttft_ms", "tpot_ms"}
 PERCENTILES = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-_SIZINGS = ("safe", "likely")
 # Off a price; what is free is no price.
 MOST_DISCOUNT = 0.99
 # With more classes than this they are diverse enough without being cut at their medians.
@@ -77,10 +95,7 @@ def read_workload(catalog: Catalog, file: Path) -> Workload:
     classes = raw.get("class")
     reader = _Reader(file, catalog, [], len(classes) if isinstance(classes, list) else 0)
     traffic = table(file, "traffic", raw.get("traffic", {}))
-    only_keys(file, "traffic", traffic, _TRAFFIC)
-    sizing = raw.get("sizing", "safe")
-    if sizing not in _SIZINGS:
-        raise BadData(file, "sizing", f"'{sizing}' is not one of {', '.join(_SIZINGS)}")
+    only_keys(file, "traffic", traffic, {"requests_per_s", *_TRAFFIC})
     if "mean_over_peak" not in traffic:
         reader.notes.append("mean traffic is taken as half the peak (traffic.mean_over_peak)")
     classes = _classes(reader, raw.get("class"), traffic)
@@ -88,15 +103,13 @@ def read_workload(catalog: Catalog, file: Path) -> Workload:
         name=text(file, "name", raw.get("name", file.stem)),
         classes=classes,
         models=_models(reader, raw.get("models", {}), {one.model for one in classes}),
-        mean_over_peak=number(file, "traffic.mean_over_peak", traffic.get("mean_over_peak", 0.5), 0.001, 1),
-        growth_per_year=number(file, "traffic.growth_per_year", traffic.get("growth_per_year", 0), -0.9, 20),
-        horizon_years=whole(file, "traffic.horizon_years", traffic.get("horizon_years", 3), 1, 10),
-        sizing=sizing,
         constraints=_constraints(reader, raw.get("constraints", {})),
         prices=_prices(reader, raw.get("prices", {})),
         sharing=_sharing(reader, raw["hosting"], classes) if "hosting" in raw else None,
         file=str(file),
         notes=tuple(reader.notes),
+        **read_values(file, "traffic", traffic, Workload, _TRAFFIC),
+        **read_values(file, "", raw, Workload, ("sizing",)),
     )
 
 
@@ -269,34 +282,23 @@ def _sharing(reader: _Reader, raw: object, classes: tuple[RequestClass, ...]) ->
 def _constraints(reader: _Reader, raw: object) -> Constraints:
     file, at = reader.file, "constraints"
     entry = table(file, at, raw)
-    only_keys(file, at, entry, {field.name for field in msgspec.structs.fields(Constraints)})
-    inventory = _by_accelerator(reader, f"{at}.inventory", entry.get("inventory", {}))
-    at_most = _by_accelerator(reader, f"{at}.at_most", entry.get("at_most", {}))
-    shares = _vendor_shares(reader, f"{at}.vendor_share", entry.get("vendor_share", {}))
-    budget, power = entry.get("budget_usd_per_month"), entry.get("power_kw")
-    nodes = entry.get("whole_nodes", False)
-    if not isinstance(nodes, bool):
-        raise BadData(file, f"{at}.whole_nodes", "must be true or false")
-    vendors = _list(file, f"{at}.vendors", entry.get("vendors"), ())
-    accelerators = dict.fromkeys(
-        _accelerator(reader, f"{at}.accelerators", name)
-        for name in _list(file, f"{at}.accelerators", entry.get("accelerators"), ())
-    )
-    for name in inventory:
-        if accelerators and name not in accelerators:
+    found = read_record(
+        file, at, raw, Constraints,
+        accelerators=_listed(reader, f"{at}.accelerators", entry.get("accelerators"), _accelerator),
+        vendors=_listed(reader, f"{at}.vendors", entry.get("vendors"), _vendor),
+        inventory=_by_accelerator(reader, f"{at}.inventory", entry.get("inventory", {}), Gpus),
+        at_most=_by_accelerator(reader, f"{at}.at_most", entry.get("at_most", {}), Gpus),
+        vendor_share=_vendor_shares(reader, f"{at}.vendor_share", entry.get("vendor_share", {})),
+    )  # fmt: skip
+    for name in found.inventory:
+        if found.accelerators and name not in found.accelerators:
             raise BadData(file, f"{at}.inventory.{name}", f"is not among {at}.accelerators")
-    return Constraints(
-        accelerators=tuple(accelerators),
-        vendors=tuple(dict.fromkeys(_vendor(reader, f"{at}.vendors", vendor) for vendor in vendors)),
-        inventory={name: whole(file, f"{at}.inventory.{name}", n, 0, 10**7) for name, n in inventory.items()},
-        at_most={name: whole(file, f"{at}.at_most.{name}", n, 0, 10**7) for name, n in at_most.items()},
-        budget_usd_per_month=None if budget is None else number(file, f"{at}.budget_usd_per_month", budget, 0, 1e12),
-        power_kw=None if power is None else number(file, f"{at}.power_kw", power, 0, 1e9),
-        vendor_share=shares,
-        spare=number(file, f"{at}.spare", entry.get("spare", 0), 0, 10),
-        whole_nodes=nodes,
-        simplicity=number(file, f"{at}.simplicity", entry.get("simplicity", Constraints().simplicity), 0, 1),
-    )
+    return found
+
+
+def _listed(reader: _Reader, where: str, raw: object, known_as: Callable[[_Reader, str, str], str]) -> tuple[str, ...]:
+    """Names by their ids, each once."""
+    return tuple(dict.fromkeys(known_as(reader, where, name) for name in _list(reader.file, where, raw, ())))
 
 
 def _vendor_shares(reader: _Reader, where: str, raw: object) -> dict[str, float]:
@@ -318,7 +320,6 @@ def _prices(reader: _Reader, raw: object) -> Prices:
     file = reader.file
     entry = table(file, "prices", raw)
     only_keys(file, "prices", entry, {"basis", "usd_per_gpu_hour", "discount"})
-    rates = _by_accelerator(reader, "prices.usd_per_gpu_hour", entry.get("usd_per_gpu_hour", {}))
     discounts: dict[str, float] = {}
     for name, share in table(file, "prices.discount", entry.get("discount", {})).items():
         key = f"prices.discount.{name}"
@@ -327,19 +328,19 @@ def _prices(reader: _Reader, raw: object) -> Prices:
         discounts[whom] = number(file, key, share, 0, MOST_DISCOUNT)
     return Prices(
         basis=text(file, "prices.basis", entry.get("basis", "rent")),
-        usd_per_gpu_hour={
-            name: number(file, f"prices.usd_per_gpu_hour.{name}", usd, 0.001, 1000) for name, usd in rates.items()
-        },
+        usd_per_gpu_hour=_by_accelerator(
+            reader, "prices.usd_per_gpu_hour", entry.get("usd_per_gpu_hour", {}), UsdPerGpuHour
+        ),
         discount=discounts,
     )
 
 
-def _by_accelerator(reader: _Reader, where: str, raw: object) -> dict[str, Any]:
+def _by_accelerator(reader: _Reader, where: str, raw: object, kind: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in table(reader.file, where, raw).items():
         accelerator = _accelerator(reader, f"{where}.{name}", name)
         _once(reader.file, f"{where}.{name}", accelerator, found)
-        found[accelerator] = value
+        found[accelerator] = read_value(reader.file, f"{where}.{name}", value, kind)
     return found
 
 

@@ -3,12 +3,21 @@
 `plan` writes it to a file, `serve` keeps to that file.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from crosstie.core.deployment import Parallelism
 from crosstie.core.workload import Target
+
+# What a file may say; outside of it, a slip of unit.
+_Timeout = Annotated[float, msgspec.Meta(ge=0.01, le=86_400)]
+_Pause = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+_Interval = Annotated[float, msgspec.Meta(ge=0.05, le=3600)]
+_Many = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
+_Gib = Annotated[float, msgspec.Meta(ge=1e-6, le=1e5)]
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+_MeanTokens = Annotated[float, msgspec.Meta(ge=1, le=1e9)]
 
 Policy = Literal["cheapest-meeting-target", "fastest", "round-robin", "least-loaded", "weighted", "prefix"]
 
@@ -25,11 +34,11 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
     served_as: str | None = None
     precision: str | None = None
     # Where the catalog does not know them, or knows them wrong: memory of its weights, and seconds to load it.
-    weight_gib: float | None = None
-    load_s: float | None = None
+    weight_gib: _Gib | None = None
+    load_s: _Pause | None = None
     # All that it takes of a replica while it is loaded, its cache included; None: weights and a small cache.
-    memory_gib: float | None = None
-    max_context: int | None = None
+    memory_gib: _Gib | None = None
+    max_context: _Tokens | None = None
     # Loaded at the start and never put away.
     pinned: bool = False
     # Where each replica of the pool serves this model, if that is an address of its own.
@@ -53,9 +62,9 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     usd_per_gpu_hour: float
     # Requests that a replica may have in flight and still keep what the pool promises.
-    max_in_flight: int
+    max_in_flight: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
     # The longest request that a replica holds.
-    max_context: int
+    max_context: _Tokens
     # Where its replicas answer, one OpenAI-compatible base URL each; empty until they are deployed.
     backends: tuple[str, ...] = ()
     # The name by which the backends know the model, where it is another than the catalog's; clients may use both.
@@ -63,7 +72,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     # The environment variable that holds the backends' own API key; without one, the client's is passed on.
     api_key_env: str | None = None
     # Its part of the traffic under the `weighted` policy; None: in proportion to what it can carry.
-    weight: float | None = None
+    weight: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
     # What it accepts besides text, such as "image" and "audio"; None: nobody said, so anything is sent there.
     modalities: tuple[str, ...] | None = None
     # Several models on the same replicas; empty: only `model`. How they are changed, by which command, and how much of
@@ -71,7 +80,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[HostedModel, ...] = ()
     loading: Loading | None = None
     load_hook: str | None = None
-    host_memory_gib: float | None = None
+    host_memory_gib: _Gib | None = None
 
     @property
     def gpus(self) -> int:
@@ -102,8 +111,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of a class with prompts up to `up_to_input` tokens: this share of them goes to that pool."""
 
     pool: str
-    share: float
-    up_to_input: int | None = None
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    up_to_input: _Tokens | None = None
     why: str = ""
 
 
@@ -111,41 +120,41 @@ class ServedClass(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     model: str
     # Requests/s at the peak, and the mean lengths that the plan counted with.
-    requests_per_s: float
-    input_tokens: float
-    output_tokens: float
-    ttft: Target | None
-    tpot: Target | None
-    routes: tuple[Route, ...]
+    requests_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    input_tokens: _MeanTokens = 1.0
+    output_tokens: _MeanTokens = 1.0
+    ttft: Target | None = None
+    tpot: Target | None = None
+    routes: tuple[Route, ...] = ()
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
     """How the gateway treats clients and backends: its patience, its limits, and how often it looks."""
 
-    connect_timeout_s: float = 2.0
+    connect_timeout_s: Annotated[float, msgspec.Meta(ge=0.01, le=600)] = 2.0
     # From the request sent to the first byte of the answer, between two pieces of it, and for all of it.
-    first_byte_timeout_s: float = 120.0
-    idle_timeout_s: float = 60.0
-    total_timeout_s: float = 3600.0
+    first_byte_timeout_s: _Timeout = 120.0
+    idle_timeout_s: _Timeout = 60.0
+    total_timeout_s: Annotated[float, msgspec.Meta(ge=0.01, le=604_800)] = 3600.0
     # Further backends that are tried while the client has not been sent anything.
-    retries: int = 2
+    retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
     # Whether a stream that a backend breaks off goes on at another, where the request allows it.
     resume: bool = True
     # How long a request may wait for room where no target says so, and how many may.
-    queue_s: float = 10.0
-    max_queued: int = 1000
-    health_every_s: float = 2.0
-    metrics_every_s: float = 1.0
+    queue_s: _Pause = 10.0
+    max_queued: _Many = 1000
+    health_every_s: _Interval = 2.0
+    metrics_every_s: _Interval = 1.0
     # Over how long a backend that has just come (back) is brought up to its full share.
-    slow_start_s: float = 10.0
+    slow_start_s: _Pause = 10.0
     # How long requests in flight are waited for after SIGTERM.
-    drain_s: float = 60.0
-    max_body_mib: float = 64.0
+    drain_s: _Pause = 60.0
+    max_body_mib: Annotated[float, msgspec.Meta(ge=0.001, le=65_536)] = 64.0
     # Of clients, in all and from one address; 0: as many as there are.
-    max_connections: int = 16_384
-    max_connections_per_address: int = 0
+    max_connections: Annotated[int, msgspec.Meta(ge=1, le=10**6)] = 16_384
+    max_connections_per_address: _Many = 0
     # Of electricity, where the price of a GPU-hour does not include it: it is added to what a request costs.
-    usd_per_kwh: float = 0.0
+    usd_per_kwh: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     # The class of requests that name none; None: the one of the model whose prompts are nearest in length.
     default_class: str | None = None
 

@@ -11,6 +11,8 @@ Scheduling = Literal["mixed", "prefill-first"]
 Admission = Literal["growing", "whole"]
 # What an engine's memory fraction is a fraction of: the GPU's memory, or what weights leave of it.
 MemoryOf = Literal["gpu", "free"]
+# What becomes of a format that an accelerator lacks: unpacked inside the kernel, or written out in 16 bits first.
+Emulation = Literal["fused", "materialised"]
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,21 +39,21 @@ class SmallGpu(msgspec.Struct, frozen=True, kw_only=True):
 class Stack(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
-    aliases: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
     versions: str
     vendors: tuple[str, ...]
     # Weight formats that the engine reads; a trailing * stands for any ending.
     loads: tuple[str, ...]
     scheduling: Scheduling
     admission: Admission
-    memory_of: MemoryOf
+    memory_of: MemoryOf = "gpu"
     chunk_tokens: Fact
     max_sequences: Fact
     memory_fraction: Fact
     reserved: Fact
     host: Host
-    # Formats that an accelerator lacks: unpacked inside the kernel, or written out in 16 bits first.
-    emulation: dict[str, dict[str, str]]
+    # By vendor and format.
+    emulation: dict[str, dict[str, Emulation]]
     small: SmallGpu | None = None
     # Whether it serves requests; kernels timed by themselves do not.
     serves: bool = True

@@ -20,7 +20,8 @@ _Tokens = Annotated[float, msgspec.Meta(ge=1)]
 _WholeTokens = Annotated[int, msgspec.Meta(ge=1)]
 _Rate = Annotated[float, msgspec.Meta(ge=1e-6)]
 _Years = Annotated[int, msgspec.Meta(ge=1, le=10)]
-_Share = Annotated[float, msgspec.Meta(ge=0)]
+Gpus = Annotated[int, msgspec.Meta(ge=0, le=10**7)]
+UsdPerGpuHour = Annotated[float, msgspec.Meta(ge=0.001, le=1000)]
 _Some = msgspec.Meta(min_length=1)
 
 
@@ -107,24 +108,24 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     accelerators: tuple[str, ...] = ()
     vendors: tuple[str, ...] = ()
     # GPUs on hand, which cost only their running; and the most of a kind that can be had.
-    inventory: dict[str, int] = {}
-    at_most: dict[str, int] = {}
-    budget_usd_per_month: float | None = None
-    power_kw: float | None = None
+    inventory: dict[str, Gpus] = {}
+    at_most: dict[str, Gpus] = {}
+    budget_usd_per_month: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None = None
+    power_kw: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
     # Least share of the fleet by value, each GPU at its price, by vendor.
     vendor_share: dict[str, float] = {}
     # Capacity kept free: the fleet carries the peak and this share of it more.
-    spare: _Share = 0.0
+    spare: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     whole_nodes: bool = False
     # Pools are given up as long as the fleet gets no dearer than by this share.
-    simplicity: _Share = 0.01
+    simplicity: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """Which prices to plan by, the user's own, and discounts by accelerator or vendor."""
 
     basis: str = "rent"
-    usd_per_gpu_hour: dict[str, float] = {}
+    usd_per_gpu_hour: dict[str, UsdPerGpuHour] = {}
     discount: dict[str, float] = {}
 
 
@@ -135,14 +136,14 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     # Always resident.
     pinned: tuple[str, ...] = ()
     # Share of requests that may find their model absent, at the peak.
-    cold_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.05
+    cold_share: Annotated[float, msgspec.Meta(ge=1e-6, le=1)] = 0.05
     load_from: LoadFrom = "host"
     # Requests of the longest contexts that a resident model has a cache for.
-    sequences: Annotated[int, msgspec.Meta(ge=1)] = 8
+    sequences: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 8
     # In place of the catalog's.
-    host_gb_per_s: _Positive | None = None
-    disk_gb_per_s: _Positive | None = None
-    start_s: _Share | None = None
+    host_gb_per_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e4)] | None = None
+    disk_gb_per_s: Annotated[float, msgspec.Meta(ge=0.001, le=1e4)] | None = None
+    start_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] | None = None
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,11 +151,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     classes: Annotated[tuple[RequestClass, ...], _Some]
     models: dict[str, ModelChoice] = {}
     # Mean traffic over the peak that the fleet is sized for, and what the peak grows by in a year.
-    mean_over_peak: _Positive = 0.5
-    growth_per_year: Annotated[float, msgspec.Meta(gt=-1)] = 0.0
+    mean_over_peak: Annotated[float, msgspec.Meta(ge=0.001, le=1)] = 0.5
+    growth_per_year: Annotated[float, msgspec.Meta(ge=-0.9, le=20)] = 0.0
     horizon_years: _Years = 3
     # "safe" sizes by the slow end of the estimates' intervals, "likely" by the estimates themselves.
-    sizing: str = "safe"
+    sizing: Literal["safe", "likely"] = "safe"
     constraints: Constraints = Constraints()
     prices: Prices = Prices()
     # Which models share replicas; None: each has its own.
