@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from crosstie.catalog.reading import Quantity, Sources, only_keys, read_quantity, read_toml, table
+from crosstie.catalog.reading import Quantity, Sources, only_keys, read_facts, read_toml, table
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact
@@ -66,11 +66,7 @@ def read_costs(file: Path, whole: bool) -> dict[str, Ranged]:
 
 
 def _read_range(file: Path, where: str, raw: object, spec: Quantity, sources: Sources) -> Ranged:
-    entry = table(file, where, raw)
-    only_keys(file, where, entry, set(_ENDS))
-    facts = {end: read_quantity(file, f"{where}.{end}", entry[end], spec, sources) for end in _ENDS if end in entry}
-    if "likely" not in facts:
-        raise BadData(file, f"{where}.likely", f"missing: {spec.meaning}")
+    facts = read_facts(file, where, raw, dict.fromkeys(_ENDS, spec), sources, frozenset(("low", "high")))
     found = Ranged(**{end: facts.get(end, facts["likely"]) for end in _ENDS})
     if not found.low.si <= found.likely.si <= found.high.si:
         raise BadData(file, where, "must have low <= likely <= high")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from crosstie.catalog.reading import Quantity, Sources, only_keys, read_quantity, read_toml, table
+from crosstie.catalog.reading import Quantity, Sources, only_keys, read_facts, read_toml, table
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact
 
@@ -43,14 +43,9 @@ def read_loading(file: Path) -> LoadingFacts:
     links = table(file, "host_link", raw.get("host_link"))
     if _USUAL not in links:
         raise BadData(file, f"host_link.{_USUAL}", f"missing: {_LINK.meaning}, where an accelerator has no entry")
-    rest = table(file, "loading", raw.get("loading"))
-    only_keys(file, "loading", rest, set(_REST))
-    for key, spec in _REST.items():
-        if key not in rest:
-            raise BadData(file, f"loading.{key}", f"missing: {spec.meaning}")
     found = LoadingFacts(
-        host_link={name: read_quantity(file, f"host_link.{name}", one, _LINK, sources) for name, one in links.items()},
-        **{key: read_quantity(file, f"loading.{key}", rest[key], spec, sources) for key, spec in _REST.items()},
+        host_link=read_facts(file, "host_link", links, dict.fromkeys(links, _LINK), sources),
+        **read_facts(file, "loading", raw.get("loading"), _REST, sources),
     )
     sources.check_all_cited()
     return found

@@ -22,7 +22,7 @@ _DATE = re.compile(r"^\d{4}-\d{2}(-\d{2})?$")
 # A source in a repository: owner/name@commit, then the path.
 _REVISION = re.compile(r"[\w.-]+/[\w.-]+@([^\s:,;)]*)")
 _COMMIT = re.compile(r"^[0-9a-f]{7,40}$")
-_PROVENANCE = {"value", "unit", "basis", "source", "note", "chosen_because", "alternatives"}
+_PROVENANCE = {"basis", "source", "note", "chosen_because", "alternatives"}
 
 
 class Quantity(NamedTuple):
@@ -40,6 +40,7 @@ class Word(NamedTuple):
 
     meaning: str
     choices: tuple[str, ...] = ()
+    bases: tuple[str, ...] = BASES
 
 
 class Sources:
@@ -271,41 +272,27 @@ def is_date(value: str) -> bool:
     return bool(_DATE.match(value))
 
 
-def read_quantity(file: Path, where: str, raw: object, spec: Quantity, sources: Sources) -> Fact:
+def read_fact(file: Path, where: str, raw: object, spec: Quantity | Word, sources: Sources) -> Any:
+    """A `Fact` of a quantity, a `Label` of a word."""
+    own = {"value", "unit"} if isinstance(spec, Quantity) else {"value"}
     entry = table(file, where, raw)
-    only_keys(file, where, entry, _PROVENANCE)
-    value, unit = _number(file, where, entry, spec)
+    only_keys(file, where, entry, own | _PROVENANCE)
+    value = _value(file, where, entry, spec)
     common = _provenance(file, where, entry, spec.bases, sources)
+    others = entry.get("alternatives", [])
+    if not isinstance(others, list):
+        raise BadData(file, f"{where}.alternatives", "must be a list of tables")
     alternatives = []
-    for index, other in enumerate(_tables(file, where, entry)):
+    for index, raw_other in enumerate(others):
         at = f"{where}.alternatives[{index}]"
-        other = table(file, at, other)
-        only_keys(file, at, other, {"value", "unit", "basis", "source"})
-        other_value, other_unit = _number(file, at, other, spec)
+        other = table(file, at, raw_other)
+        only_keys(file, at, other, own | {"basis", "source"})
+        other_value = _value(file, at, other, spec)
         reference, dated = sources.cite(at, other.get("source"))
         basis = _basis(file, at, other, BASES)
-        alternatives.append(OtherSource(value=other_value, unit=other_unit, basis=basis, source=reference, date=dated))
-    return Fact(value=value, unit=unit, alternatives=tuple(alternatives), **common)
-
-
-def read_word(file: Path, where: str, raw: object, spec: Word, sources: Sources) -> Label:
-    entry = table(file, where, raw)
-    only_keys(file, where, entry, _PROVENANCE - {"unit"})
-    value = _choice(file, where, entry, spec)
-    common = _provenance(file, where, entry, BASES, sources)
-    alternatives = []
-    for index, other in enumerate(_tables(file, where, entry)):
-        at = f"{where}.alternatives[{index}]"
-        other = table(file, at, other)
-        only_keys(file, at, other, {"value", "basis", "source"})
-        reference, dated = sources.cite(at, other.get("source"))
-        alternatives.append(
-            OtherSource(
-                value=_choice(file, at, other, spec), basis=_basis(file, at, other, BASES),
-                source=reference, date=dated,
-            )
-        )  # fmt: skip
-    return Label(value=value, alternatives=tuple(alternatives), **common)
+        alternatives.append(OtherSource(**other_value, basis=basis, source=reference, date=dated))
+    kind = Fact if isinstance(spec, Quantity) else Label
+    return kind(**value, alternatives=tuple(alternatives), **common)
 
 
 def read_facts(
@@ -326,19 +313,16 @@ def read_facts(
             if key in optional:
                 continue
             raise BadData(file, at, f"missing: {spec.meaning}")
-        reader: Any = read_quantity if isinstance(spec, Quantity) else read_word
-        facts[key] = reader(file, at, entries[key], spec, sources)
+        facts[key] = read_fact(file, at, entries[key], spec, sources)
     return facts
 
 
-def _tables(file: Path, where: str, entry: dict[str, Any]) -> list[Any]:
-    alternatives = entry.get("alternatives", [])
-    if not isinstance(alternatives, list):
-        raise BadData(file, f"{where}.alternatives", "must be a list of tables")
-    return alternatives
-
-
-def _number(file: Path, where: str, entry: dict[str, Any], spec: Quantity) -> tuple[float, str]:
+def _value(file: Path, where: str, entry: dict[str, Any], spec: Quantity | Word) -> dict[str, Any]:
+    if isinstance(spec, Word):
+        word = text(file, f"{where}.value", entry.get("value"))
+        if spec.choices and word not in spec.choices:
+            raise BadData(file, f"{where}.value", f"'{word}' is not one of {', '.join(spec.choices)}")
+        return {"value": word}
     value = entry.get("value")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadData(file, f"{where}.value", "must be a number")
@@ -346,21 +330,11 @@ def _number(file: Path, where: str, entry: dict[str, Any], spec: Quantity) -> tu
     allowed = units_of(spec.dimension)
     if unit not in allowed:
         raise BadData(file, f"{where}.unit", f"'{unit}' is not a unit of {spec.dimension}: use {', '.join(allowed)}")
-    si = value * UNITS[unit].si
-    if not spec.low <= si <= spec.high:
-        factor = UNITS[unit].si
-        raise BadData(
-            file, where,
-            f"{value:g} {unit} is outside {spec.low / factor:g} to {spec.high / factor:g} {unit}; a slip of unit?",
-        )  # fmt: skip
-    return float(value), unit
-
-
-def _choice(file: Path, where: str, entry: dict[str, Any], spec: Word) -> str:
-    value = text(file, f"{where}.value", entry.get("value"))
-    if spec.choices and value not in spec.choices:
-        raise BadData(file, f"{where}.value", f"'{value}' is not one of {', '.join(spec.choices)}")
-    return value
+    factor = UNITS[unit].si
+    if not spec.low <= value * factor <= spec.high:
+        reason = f"{value:g} {unit} is outside {spec.low / factor:g} to {spec.high / factor:g} {unit}; a slip of unit?"
+        raise BadData(file, where, reason)
+    return {"value": float(value), "unit": unit}
 
 
 def _basis(file: Path, where: str, entry: dict[str, Any], allowed: tuple[str, ...]) -> Any:

@@ -21,7 +21,6 @@ from crosstie.catalog.reading import (
     text,
     texts,
 )
-from crosstie.catalog.sharing import read_sharing
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.deployment import KV_FORMATS
 from crosstie.core.errors import BadData, BadInput, CrosstieError
@@ -272,11 +271,32 @@ def _models(reader: _Reader, raw: object, asked: set[str]) -> dict[str, ModelCho
 
 
 def _sharing(reader: _Reader, raw: object, classes: tuple[RequestClass, ...]) -> Sharing:
-    def model_of(where: str, name: str) -> str:
-        found: str = look_up(reader.file, where, lambda: reader.catalog.model(name)).id
-        return found
+    """[hosting]: which models share replicas, and what that may cost in cold loads."""
+    entry, asked = table(reader.file, "hosting", raw), tuple(dict.fromkeys(one.model for one in classes))
+    only_keys(reader.file, "hosting", entry, set(Sharing.__struct_fields__))
+    models = _hosted(reader, "hosting.models", entry.get("models"), asked) or asked
+    pinned = _hosted(reader, "hosting.pinned", entry.get("pinned"), models)
+    found = read_record(reader.file, "hosting", raw, Sharing, models=models, pinned=pinned)
+    for key, needs in (("host_gb_per_s", ("host",)), ("disk_gb_per_s", ("disk", "start")), ("start_s", ("start",))):
+        if key in entry and found.load_from not in needs:
+            raise BadData(reader.file, f"hosting.{key}", f"has no meaning with load_from = '{found.load_from}'")
+    return found
 
-    return read_sharing(reader.file, raw, [one.model for one in classes], model_of)
+
+def _hosted(reader: _Reader, where: str, raw: object, among: tuple[str, ...]) -> tuple[str, ...]:
+    found: list[str] = []
+    for name in _list(reader.file, where, raw, ()):
+        model = look_up(reader.file, where, lambda name=name: reader.catalog.model(name)).id
+        if model not in among:
+            whose = "asked for by no class" if where.endswith("models") else "not among hosting.models"
+            raise BadData(reader.file, where, f"{model} is {whose}")
+        if model in found:
+            raise BadData(reader.file, where, f"{model} is there twice")
+        found.append(model)
+    if raw is not None and not found:
+        others = "all" if where.endswith("models") else "none"
+        raise BadData(reader.file, where, f"is empty: leave the key out for {others}")
+    return tuple(found)
 
 
 def _constraints(reader: _Reader, raw: object) -> Constraints:
