@@ -10,6 +10,7 @@ import sys
 from setuptools import setup
 
 COMPILED = {
+    "core": ["histogram"],
     "route": [
         "admission", "ask", "cheapest", "corrections", "decision", "filters", "learnt", "lengths", "live", "load",
         "modelled", "plain", "policy", "prefix", "router", "speed",

@@ -328,8 +328,8 @@ def test_cold_requests_loads_and_waits_are_counted_by_model() -> None:
     assert (counts.asked, counts.cold_waits, counts.loads) == (2, 1, 1)
     mine = counts.by_model["a"]
     assert (mine.asked, mine.cold_waits, mine.loads, mine.evictions) == (2, 1, 1, 0)
-    assert (mine.load_s.count, mine.load_s.total_s, mine.wait_s.total_s) == (1, 10.0, 10.0)
-    assert sum(mine.load_s.buckets) == 1
+    assert (mine.load_s.count, mine.load_s.total, mine.wait_s.total) == (1, 10.0, 10.0)
+    assert sum(mine.load_s.counts) == 1
     assert counts.by_model["b"].asked == 0
 
 

@@ -1,9 +1,10 @@
 """The nouns of a shared pool: models that it hosts, replicas with their memory, moves, and what is counted."""
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
+
+from crosstie.core.histogram import Histogram
 
 # Upper ends of the buckets that loads and waits are counted in, in seconds; whatever is longer is counted after them.
 BUCKETS_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -118,20 +119,6 @@ class ResidencySettings:
 
 
 @dataclass(slots=True, eq=False)
-class Histogram:
-    """Durations in buckets, with their sum: what Prometheus takes."""
-
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
-    count: int = 0
-    total_s: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.buckets[bisect_left(BUCKETS_S, seconds)] += 1
-        self.count += 1
-        self.total_s += seconds
-
-
-@dataclass(slots=True, eq=False)
 class ModelCounts:
     """What happened to one model, or to all of them."""
 
@@ -144,8 +131,8 @@ class ModelCounts:
     # Times that a model had to wait although others could have been evicted for it.
     refused_thrash: int = 0
     # How long loads took, and how long from the first request that found the model absent to its being there.
-    load_s: Histogram = field(default_factory=Histogram)
-    wait_s: Histogram = field(default_factory=Histogram)
+    load_s: Histogram = field(default_factory=lambda: Histogram(BUCKETS_S))
+    wait_s: Histogram = field(default_factory=lambda: Histogram(BUCKETS_S))
 
 
 @dataclass(slots=True, eq=False)

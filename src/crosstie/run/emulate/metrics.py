@@ -1,8 +1,8 @@
 """What vLLM's /metrics would say of a replica, under vLLM's names; seconds are those of the emulated engine."""
 
-from bisect import bisect_left
 from typing import NamedTuple
 
+from crosstie.core.histogram import Histogram
 from crosstie.run.emulate.prefix_cache import BLOCK_TOKENS
 
 _LATENCY = (
@@ -17,23 +17,6 @@ _BETWEEN_TOKENS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
 _ENDINGS = ("stop", "length", "abort", "error")
-
-
-class Histogram:
-    __slots__ = ("bounds", "counts", "sum")
-
-    def __init__(self, bounds: tuple[float, ...]):
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def see(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.sum += value * times
-
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
 
 
 class Metrics:
@@ -54,11 +37,11 @@ class Metrics:
         """Tokens between the first and the last are taken to have come evenly."""
         self.endings[ending] += 1
         self.generation_tokens += tokens
-        self.whole_request_s.see(last - arrived)
+        self.whole_request_s.add(last - arrived)
         if tokens > 1:
             gap = (last - first) / (tokens - 1)
-            self.between_tokens_s.see(gap, tokens - 1)
-            self.per_output_token_s.see(gap)
+            self.between_tokens_s.add(gap, tokens - 1)
+            self.per_output_token_s.add(gap)
 
 
 class Gauges(NamedTuple):
@@ -111,11 +94,9 @@ def exposition(model: str, what: str, now: Gauges, seen: Metrics) -> bytes:
 
 
 def _histogram(name: str, labels: str, histogram: Histogram) -> list[str]:
-    lines, reached = [f"# TYPE {name} histogram"], 0
-    for bound, times in zip((*histogram.bounds, "+Inf"), histogram.counts, strict=True):
-        reached += times
-        lines.append(f'{name}_bucket{{{labels},le="{bound}"}} {reached}')
-    return [*lines, f"{name}_sum{{{labels}}} {histogram.sum:.10g}", f"{name}_count{{{labels}}} {reached}"]
+    lines = [f"# TYPE {name} histogram"]
+    lines += [f'{name}_bucket{{{labels},le="{bound}"}} {count}' for bound, count in histogram.buckets()]
+    return [*lines, f"{name}_sum{{{labels}}} {histogram.total:.10g}", f"{name}_count{{{labels}}} {histogram.count}"]
 
 
 def _escaped(label: str) -> str:

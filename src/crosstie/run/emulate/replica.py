@@ -248,8 +248,8 @@ class Replica:
         if token.tokens == 1:
             one.first = token.at
             self.metrics.prompt_tokens += one.prompt_tokens
-            self.metrics.first_token_s.see(token.at - one.arrived)
-            self.metrics.queue_s.see(max(self._began.pop(one, one.arrived) - one.arrived, 0.0))
+            self.metrics.first_token_s.add(token.at - one.arrived)
+            self.metrics.queue_s.add(max(self._began.pop(one, one.arrived) - one.arrived, 0.0))
             self.prefixes.keep(one.keys)
             if one.streams and not token.finished:
                 if not self._streams:

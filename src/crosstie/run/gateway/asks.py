@@ -10,7 +10,7 @@ from crosstie.route.prefix import prefix_hashes
 from crosstie.run.gateway.body import TOKENS_PER_ATTACHMENT, RequestBody
 from crosstie.run.wire.request import Request
 
-_HINTS = frozenset(
+HINTS = frozenset(
     b"x-crosstie-" + name for name in (b"class", b"ttft-ms", b"tpot-ms", b"priority", b"pool", b"session")
 )
 # Below that there is nothing to keep, and everybody's latency is divided by it.
@@ -26,7 +26,7 @@ def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: Requ
     if model is None:
         raise UnknownModel(f"no pool serves '{asked.model}'; there are {', '.join(sorted(names))}")
     headers = request.headers
-    hinted = not headers.keys().isdisjoint(_HINTS)
+    hinted = not headers.keys().isdisjoint(HINTS)
     lengths = live.lengths
     text_bytes = 0
     if asked.token_ids is not None:

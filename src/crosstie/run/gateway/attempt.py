@@ -8,6 +8,7 @@ import asyncio
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, Replica
 from crosstie.route.speed import Prediction
+from crosstie.run.gateway.asks import HINTS
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import with_model, with_usage_requested
 from crosstie.run.gateway.exchange_state import ExchangeState
@@ -18,15 +19,18 @@ from crosstie.run.wire.client import Connection, Headers
 _NOT_FORWARDED = frozenset(
     b"host connection keep-alive proxy-connection te trailer transfer-encoding upgrade content-length expect "
     b"accept-encoding authorization api-key x-api-key proxy-authorization cookie http2-settings x-request-id "
-    b"x-crosstie-class x-crosstie-ttft-ms x-crosstie-tpot-ms x-crosstie-priority x-crosstie-pool x-crosstie-session "
     b"traceparent tracestate".split()
-)
+).union(HINTS)
 # The client's own, for backends that have no key from us.
 _CREDENTIALS = (b"authorization", b"api-key", b"x-api-key")
+# The gateway's own in every answer.
+OWN_HEADERS = (b"x-crosstie-pool", b"x-crosstie-reason", b"x-request-id")
+_OWN_LINES = b"".join(b"%b: %%b\r\n" % name for name in OWN_HEADERS) + b"%b"
+# Of a backend's answer, what goes no further.
 _NOT_RETURNED = frozenset(
-    b"connection keep-alive transfer-encoding content-length upgrade trailer server date x-request-id x-crosstie-pool "
-    b"x-crosstie-reason authorization set-cookie www-authenticate proxy-authenticate alt-svc".split()
-)
+    b"connection keep-alive transfer-encoding content-length upgrade trailer server date authorization set-cookie "
+    b"www-authenticate proxy-authenticate alt-svc".split()
+).union(OWN_HEADERS)
 
 # A kept connection that was closed while it lay idle shows it this soon; later, somebody was at work on the request.
 _STALE_S = 0.1
@@ -137,7 +141,7 @@ class Attempt:
         if self.flight.replica.presence is not None:
             # Of a model that shares its replica.
             reason += f"; waited {ask.waited_s:.1f} s for a load" if ask.cold else "; loaded"
-        return b"x-crosstie-pool: %b\r\nx-crosstie-reason: %b\r\nx-request-id: %b\r\n%b" % (
+        return _OWN_LINES % (
             self.backend.name,
             reason.encode("ascii", "replace"),
             self.exchange.request_id,

@@ -3,20 +3,20 @@
 On the way of a request only plain numbers are added up; names and labels are put together when someone asks.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 
+from crosstie.core.histogram import Histogram
 from crosstie.route.ask import Ask
 from crosstie.route.live import Flight, Served
 from crosstie.run.gateway.record import RequestRecord
 
-_TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-_TPOT_S = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
-# The names under which `observe` keeps a pool's histograms.
-HISTOGRAMS = {
-    "ttft": ("crosstie_ttft_seconds", "Time from a request's arrival to its first token.", _TTFT_S),
-    "tpot": ("crosstie_tpot_seconds", "Time between the tokens after the first, mean of a request.", _TPOT_S),
+TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+TPOT_S = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+# By the names under which `observe` keeps a pool's histograms.
+_HISTOGRAMS = {
+    "ttft": ("crosstie_ttft_seconds", "Time from a request's arrival to its first token."),
+    "tpot": ("crosstie_tpot_seconds", "Time between the tokens after the first, mean of a request."),
 }
 
 
@@ -25,26 +25,13 @@ HISTOGRAMS = {
 Family = tuple[str, str, str, list[tuple[dict[str, str], float]]]
 
 
-class Histogram:
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]):
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-
 class _PoolCounts:
     __slots__ = ("charged_usd", "input_tokens", "output_tokens", "tpot", "ttft")
 
     def __init__(self) -> None:
         self.input_tokens = self.output_tokens = 0
         self.charged_usd = 0.0
-        self.ttft, self.tpot = Histogram(_TTFT_S), Histogram(_TPOT_S)
+        self.ttft, self.tpot = Histogram(TTFT_S), Histogram(TPOT_S)
 
 
 class Metrics:
@@ -138,16 +125,20 @@ class Metrics:
         )
         for pool, counts in self.pools.items():
             _sample(lines, "crosstie_usd_total", {"pool": pool}, counts.charged_usd)
-        for field, (name, what, bounds) in HISTOGRAMS.items():
+        for field, (name, what) in _HISTOGRAMS.items():
             _family(lines, name, "histogram", what)
             for pool, counts in self.pools.items():
-                histogram: Histogram = getattr(counts, field)
-                running = 0
-                for bound, count in zip((*bounds, "+Inf"), histogram.counts, strict=True):
-                    running += count
-                    _sample(lines, f"{name}_bucket", {"pool": pool, "le": str(bound)}, running)
-                _sample(lines, f"{name}_sum", {"pool": pool}, histogram.total)
-                _sample(lines, f"{name}_count", {"pool": pool}, running)
+                for labels, value in histogram_samples(name, {"pool": pool}, getattr(counts, field)):
+                    _sample(lines, labels.pop("__name__"), labels, value)
+
+
+def histogram_samples(name: str, labels: dict[str, str], histogram: Histogram) -> list[tuple[dict[str, str], float]]:
+    samples: list[tuple[dict[str, str], float]] = [
+        ({"__name__": f"{name}_bucket", **labels, "le": bound}, count) for bound, count in histogram.buckets()
+    ]
+    samples.append(({"__name__": f"{name}_sum", **labels}, histogram.total))
+    samples.append(({"__name__": f"{name}_count", **labels}, histogram.count))
+    return samples
 
 
 def _family(lines: list[str], name: str, kind: str, what: str) -> None:

@@ -5,18 +5,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from itertools import accumulate
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.fleet import Pool
-from crosstie.host.hosted import BUCKETS_S, Hosted, ModelCounts, Move, ResidencySettings, Slot
+from crosstie.host.hosted import Hosted, Move, ResidencySettings, Slot
 from crosstie.host.residency import Residency
 from crosstie.route.hosted_sizes import sizes
 from crosstie.route.live import Replica
 from crosstie.route.load import State, become
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.health import probe
-from crosstie.run.gateway.metrics import Family
+from crosstie.run.gateway.metrics import Family, histogram_samples
 from crosstie.run.service.loaders import LoadFailed, loader_of
 
 # A load may take so many times as long as it is said to, and so many seconds more.
@@ -319,17 +318,6 @@ def families(pools: Iterable[SharedPool]) -> list[Family]:
     ]
     for name, field, what in _COUNTERS:
         found.append((name, "counter", what, [(dict(at), float(getattr(tally, field))) for at, tally in tallies]))
-    took = [sample for at, tally in tallies for sample in _histogram(at, tally)]
+    took = [sample for at, tally in tallies for sample in histogram_samples(_LOAD_SECONDS, at, tally.load_s)]
     found.append((_LOAD_SECONDS, "histogram", "How long loads took, with what they put away.", took))
     return found
-
-
-def _histogram(at: dict[str, str], tally: ModelCounts) -> list[tuple[dict[str, str], float]]:
-    bounds = (*map(str, BUCKETS_S), "+Inf")
-    samples = [
-        ({"__name__": f"{_LOAD_SECONDS}_bucket", **at, "le": bound}, float(count))
-        for bound, count in zip(bounds, accumulate(tally.load_s.buckets), strict=True)
-    ]
-    samples.append(({"__name__": f"{_LOAD_SECONDS}_sum", **at}, tally.load_s.total_s))
-    samples.append(({"__name__": f"{_LOAD_SECONDS}_count", **at}, float(tally.load_s.count)))
-    return samples
