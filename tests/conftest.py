@@ -47,7 +47,8 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def crosstie(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Runs the command line in this process, with an empty user catalog."""
+    """Runs the command line in this process, with an empty user catalog, on a screen on which nothing wraps."""
+    monkeypatch.setenv("COLUMNS", "1000")
     monkeypatch.setenv("CROSSTIE_CATALOG", str(tmp_path / "user-catalog"))
 
     def call(*arguments: str) -> Outcome:

@@ -25,9 +25,10 @@ def told(capsys: pytest.CaptureFixture[str], findings: list[Finding], verbose: b
 
 def test_the_gravest_comes_first_and_a_note_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, [finding(1, "note"), finding(2)]).splitlines()
-    assert lines[1].startswith("error   mask 2")
-    assert lines[5] == "note    mask 1"
-    assert "evidence" not in lines[6]
+    assert lines[1] == "mi300x  will not run"
+    assert lines[2].startswith("error   mask 2")
+    assert lines[6] == "note    mask 1"
+    assert "evidence" not in lines[7]
 
 
 def test_the_same_on_two_accelerators_is_one_paragraph(capsys: pytest.CaptureFixture[str]) -> None:

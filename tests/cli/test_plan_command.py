@@ -30,11 +30,20 @@ def test_the_answer_comes_first(crosstie: Command, tmp_path: Path) -> None:
     got = crosstie("plan", str(small(tmp_path)))
     assert got.status == 0
     lines = got.out.splitlines()
-    assert lines[0] == "small  1 class of requests, 5 requests/s at the peak"
-    assert lines[1].startswith("The cheapest fleet: 1 mi300x, $1.30 an hour ($949.00 a month")
-    for part in ("Routing guide", "Beside it", "What would change it", "- NVIDIA alone: 1 h200", "price of mi300x"):
+    assert lines[0] == "small: 1 request class, 5 requests/s at the peak"
+    assert lines[1].startswith("Cheapest fleet: 1 mi300x, $1.30 an hour ($949.00 a month")
+    assert lines[2].split() == ["pool", "model", "replicas", "replica", "$/h", "utilisation"]
+    for part in ("Alternatives", "What would change it", "- NVIDIA alone: 1 h200"):
         assert part in got.out
+    assert lines[-1].startswith("-v for routing")
     assert got.err == ""
+
+
+def test_what_the_answer_leaves_out_is_there_on_request(crosstie: Command, tmp_path: Path) -> None:
+    got = crosstie("plan", str(small(tmp_path)), "-v").out
+    for part in ("Routing", "Cost by class", "80% intervals", "price of mi300x", "limited by"):
+        assert part in got
+    assert "-v for" not in got
 
 
 KEYS = {
@@ -144,7 +153,9 @@ def test_prices_of_ones_own(crosstie: Command, tmp_path: Path) -> None:
     assert cheap["fleet"]["gpus"] == {"mi300x": 1}
     assert (cheap["prices"]["mi300x"]["usd"], cheap["prices"]["mi300x"]["discount"]) == (1.75, 0.5)
     assert cheap["prices"]["h200"]["usd"] == pytest.approx(0.9 * dear["prices"]["h200"]["usd"])
-    assert "$1.75 as given, 50% off" in crosstie("plan", file, "--price", "mi300x=3.5", "--discount", "AMD=50%").out
+    assert (
+        "$1.75 as given, 50% off" in crosstie("plan", file, "--price", "mi300x=3.5", "--discount", "AMD=50%", "-v").out
+    )
 
 
 def test_the_command_line_goes_before_the_file(crosstie: Command, tmp_path: Path) -> None:
@@ -203,7 +214,7 @@ def test_the_example_plans(crosstie: Command, tmp_path: Path) -> None:
     file.write_text(example.out)
     got = crosstie("plan", str(file), "--on", "mi300x,h200")
     assert got.status == 0
-    assert got.out.startswith("assistant  4 classes of requests, 60 requests/s at the peak, growing 25% a year")
+    assert got.out.startswith("assistant: 4 request classes, 60 requests/s at the peak, growing 25% a year")
 
 
 def test_traffic_may_shrink(crosstie: Command, tmp_path: Path) -> None:

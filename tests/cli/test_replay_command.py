@@ -82,11 +82,11 @@ def test_a_replay(crosstie: Command, replica: str, tmp_path: Path) -> None:
     file.write_text(fleet_text(fleet(pool(), classes=(CHAT,))))
     asked = ["replay", "azure-2023-conversation", "--url", replica, "--model", SMALL, "--class", "chat"]
     asked += ["--speed", "20", "--rate", "10", "--for", "4", "--fleet", str(file)]
-    seen = crosstie(*asked)
+    seen = crosstie(*asked, "-v")
     assert seen.status == 0
     assert "40 requests" in seen.out
     assert "p95 1,000 ms" in seen.out
-    assert "a million tokens" in seen.out
+    assert "per million tokens" in seen.out
     said = json.loads(crosstie(*asked, "--json").out)
     assert (said["requests"], said["failed"]) == (40, 0)
     assert said["classes"][0]["seen"]["name"] == "chat"

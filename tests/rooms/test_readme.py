@@ -62,7 +62,7 @@ def test_the_readme_s_blocks_fit_80_columns() -> None:
 @pytest.mark.parametrize(("page", "body"), CONSOLE, ids=range(len(CONSOLE)))
 def test_console_snippets_print_what_they_show(page: str, body: str, tmp_path: Path) -> None:
     """Each `$ crosstie ...` line, then its output; `...` stands for lines left out."""
-    env = {**os.environ, "CROSSTIE_CATALOG": str(tmp_path)}
+    env = {**os.environ, "CROSSTIE_CATALOG": str(tmp_path), "COLUMNS": "80"}
     for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
         command, _, shown = part.partition("\n")
         words = shlex.split(command)

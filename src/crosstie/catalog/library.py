@@ -235,6 +235,10 @@ class Catalog:
             self._corrections[subject] = self.calibration.correction(subject)
         return self._corrections[subject]
 
+    def ids(self, kind: str) -> list[str]:
+        """Of "models" or "accelerators", by the names of their files, none of which is read."""
+        return [file.stem for file in self._files(kind)]
+
     def _files(self, kind: str) -> list[Path]:
         """Files of one kind; a later directory's file replaces an earlier one of the same name."""
         by_name: dict[str, Path] = {}

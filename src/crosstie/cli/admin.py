@@ -16,7 +16,9 @@ from crosstie.catalog.reading import only_keys, read_toml
 from crosstie.catalog.writing import write_text
 from crosstie.cli.admin_show import show_decision, show_done, show_pools
 from crosstie.cli.assignments import amount, assigned
-from crosstie.cli.show import json_option, print_json, spinner
+from crosstie.cli.options import FILE, json_option
+from crosstie.cli.progress import progress
+from crosstie.cli.show import print_json
 from crosstie.core.errors import BadData, BadInput
 
 _KEY = "CROSSTIE_ADMIN_KEY"
@@ -94,7 +96,7 @@ def _error(body: bytes) -> dict[str, Any]:
 
 def _gateway_options(function: Callable[..., Any]) -> Callable[..., Any]:
     key = click.option(
-        "--key-file", type=click.Path(path_type=Path), metavar="FILE",
+        "--key-file", type=FILE, metavar="FILE",
         help=f"Where the key is, if not in {_KEY}; serve says where it put it.",
     )  # fmt: skip
     url = click.option(
@@ -177,7 +179,7 @@ def drain(target: str, wait: bool, within: float, url: str, key_file: Path | Non
 def _wait(gateway: Gateway, wanted: dict[str, Any], within_s: float) -> int:
     ((_, target),) = wanted.items()
     deadline = time.monotonic() + within_s
-    with spinner() as say:
+    with progress() as on_progress:
         while True:
             pools = json.loads(gateway.get("pools"))["pools"]
             rows = [row for pool in pools for row in pool["backends"] if target in (pool["pool"], row["backend"])]
@@ -187,7 +189,7 @@ def _wait(gateway: Gateway, wanted: dict[str, Any], within_s: float) -> int:
             if time.monotonic() > deadline:
                 click.echo(f"crosstie: {target}: {left} requests are still in flight after {within_s:g} s", err=True)
                 return 1
-            say(f"{target}: {left} requests in flight")
+            on_progress(0, 0, f"{target}: {left} requests in flight")
             time.sleep(_LOOK_S)
 
 
@@ -203,7 +205,7 @@ def undrain(target: str, url: str, key_file: Path | None, as_json: bool) -> int:
 @command.command("add")
 @click.argument("pool", required=False)
 @click.argument("backend", required=False, metavar="[URL]")
-@click.option("--file", type=click.Path(path_type=Path), metavar="FILE", help="A new pool: TOML with one [[pool]].")
+@click.option("--file", type=FILE, metavar="FILE", help="A new pool: TOML with one [[pool]].")
 @_gateway_options
 @json_option
 def add(
@@ -290,7 +292,7 @@ def decisions(last: int, follow: bool, alternatives: bool, url: str, key_file: P
 
 
 @command.command("config")
-@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Write it there, whole or not at all.")
+@click.option("--save", type=FILE, metavar="FILE", help="Write it there, whole or not at all.")
 @_gateway_options
 @json_option
 def config(save: Path | None, url: str, key_file: Path | None, as_json: bool) -> int:

@@ -5,35 +5,36 @@ from typing import Any
 
 import click
 
-from crosstie.cli.show import console, print_table, seconds, table
+from crosstie.cli.show import console, say, show_table
+from crosstie.core.figures import number, seconds
+from crosstie.core.units import significant
 
 
 def show_pools(said: dict[str, Any]) -> None:
     out = console()
     processes = f", {said['processes']} processes" if said["processes"] > 1 else ""
-    out.print(f"{said['fleet']}: {said['policy']}, {said['exchanges']} requests, {said['queued']} queued{processes}")
+    say(out, f"{said['fleet']}: {said['policy']}, {said['exchanges']} requests, {said['queued']} queued{processes}")
     columns = [
-        ("pool", "left"), ("model", "left"), ("weight", "right"), ("backend", "left"), ("state", "left"),
-        ("in flight", "right"), ("engine runs", "right"), ("waits", "right"), ("breaker", "left"),
-        ("TTFT x", "right"), ("TPOT x", "right"), ("why", "left"),
+        "backend", "pool", "state", ">in flight", ">engine runs", ">waits", "breaker", ">TTFT x", ">TPOT x", ">weight",
+        "model", "~why",
     ]  # fmt: skip
     rows = []
     for pool in said["pools"]:
         for row in pool["backends"]:
             load = row["reported"] or {}
             rows.append([
-                pool["pool"], pool["model"], "-" if pool["weight"] is None else f"{pool['weight']:g}",
-                row["backend"] + (" (added)" if row["from"] == "admin" else ""), row["state"], str(row["in_flight"]),
-                f"{load['running']:g}" if load else "-", f"{load['waiting']:g}" if load else "-", row["breaker"],
-                f"{row['ttft_correction']:.2f}", f"{row['tpot_correction']:.2f}", row["why_down"],
+                row["backend"] + (" (added)" if row["from"] == "admin" else ""), pool["pool"], row["state"],
+                str(row["in_flight"]), number(load.get("running")), number(load.get("waiting")), row["breaker"],
+                f"{row['ttft_correction']:.2f}", f"{row['tpot_correction']:.2f}", number(pool["weight"]), pool["model"],
+                row["why_down"],
             ])  # fmt: skip
-    print_table(out, table("", columns, rows))
+    show_table(out, columns, rows)
     for one in said["leaving"]:
-        out.print(f"removed, still answering {one['in_flight']}: {one['backend']} of {one['pool']}")
+        say(out, f"removed, still answering {one['in_flight']}: {one['backend']} of {one['pool']}")
     for words in said["changes"]:
-        out.print(f"changed: {words}")
+        say(out, f"changed: {words}")
     for one in said["dropped"]:
-        out.print(f"dropped: {one['change']}: {one['why']}")
+        say(out, f"dropped: {one['change']}: {one['why']}")
 
 
 def show_done(done: dict[str, Any]) -> None:
@@ -59,7 +60,7 @@ def show_decision(row: dict[str, Any]) -> None:
         )
     )
     for one in row["considered"]:
-        score = "-" if one["score"] is None else f"{one['score']:.4g}"
+        score = "-" if one["score"] is None else significant(one["score"], 4)
         click.echo(_plain(f"         {one['pool']}: score {score} {one['dropped'] or ''}".rstrip()))
 
 

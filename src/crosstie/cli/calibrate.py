@@ -1,25 +1,21 @@
 """`crosstie calibrate`: constants from measured results."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from crosstie.catalog.calibration import Calibration, calibration_text, empty
 from crosstie.catalog.library import Catalog, user_directories
 from crosstie.catalog.writing import write_text
-from crosstie.cli.show import console, json_option, print_json, print_table, table
-from crosstie.cli.validate import percent
+from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.progress import progress
+from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
-from crosstie.prove.calibration.calibrate import MOST_ROUNDS
+from crosstie.core.figures import percent
 from crosstie.prove.calibration.learn import SHIPPED_RESULTS, Inputs, learn, read_inputs
 
-FILE = click.Path(path_type=Path)
 _OVERALL = ("points left out", "a model left out", "a release left out", "an accelerator left out", "a family left out")
+_DETAILS = "errors by model and accelerator left out, and results that were not used"
 
 
 @click.command("calibrate")
@@ -27,8 +23,11 @@ _OVERALL = ("points left out", "a model left out", "a release left out", "an acc
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Where to. [default: your catalog's calibration.json]")
 @click.option("--alone", is_flag=True, help="Learn from RESULTS only, without the measurements that Crosstie ships.")
 @click.option("--shipped", is_flag=True, help="Learn from what Crosstie ships only: the calibration it comes with.")
+@verbose_option(_DETAILS)
 @json_option
-def command(files: tuple[Path, ...], output: Path | None, alone: bool, shipped: bool, as_json: bool) -> int:
+def command(
+    files: tuple[Path, ...], output: Path | None, alone: bool, shipped: bool, verbose: bool, as_json: bool
+) -> int:
     """Fits the model's constants to measured RESULTS, and says how wrong it is on what it has not seen.
 
     \b
@@ -54,14 +53,14 @@ def command(files: tuple[Path, ...], output: Path | None, alone: bool, shipped: 
     if target.is_dir():
         raise BadInput(f"{target}: is a folder; say which file in it")
     inputs = read_inputs(catalog, [*(() if alone else SHIPPED_RESULTS), *files])
-    with _progress() as advance:
-        made = learn(catalog, inputs, advance)
+    with progress() as on_progress:
+        made = learn(catalog, inputs, on_progress)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, calibration_text(made))
     if as_json:
         print_json({"file": str(target), "results": made.results, "refused": inputs.refused, "errors": made.errors})
     else:
-        show(made, inputs)
+        show(made, inputs, verbose)
         click.echo(f"written to {target}", err=True)
     return 0
 
@@ -73,35 +72,25 @@ def _own_file() -> Path:
     return directories[-1] / "calibration.json"
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A bar on a terminal, nothing elsewhere: the steps are few and slow."""
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
-        console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True,
-    ) as bar:  # fmt: skip
-        task = bar.add_task("reading", total=MOST_ROUNDS + 8)
-
-        def advance(what: str) -> None:
-            bar.update(task, advance=1, description=what)
-
-        yield advance
-
-
-def show(made: Calibration, inputs: Inputs) -> None:
+def show(made: Calibration, inputs: Inputs, verbose: bool) -> None:
     out = console()
     for file in made.results:
-        out.print(f"{file['file']}: {file['points']:,} operating points, {file['kernels']:,} kernels")
-    for reason, count in inputs.refused.most_common():
-        out.print(f"  {count:,} not used: {reason}", soft_wrap=True)
-    out.print(f"{len(made.scopes):,} scopes moved")
-    columns = [("cross-validated median error", "left"), ("TPOT", "right"), ("TTFT", "right"), ("throughput", "right")]
+        say(out, f"{file['file']}: {file['points']:,} operating points, {file['kernels']:,} kernels")
+    unused = inputs.refused.most_common()
+    for reason, count in unused if verbose else ():
+        say(out, f"  {count:,} not used: {reason}")
+    if unused and not verbose:
+        say(out, f"  {sum(inputs.refused.values()):,} rows not used")
+    say(out, f"{len(made.scopes):,} scopes moved")
+    metrics = [">TPOT", ">TTFT", ">throughput"]
     cells = [[title, *_errors(made, title)] for title in _OVERALL if title in made.errors]
-    print_table(out, table("", columns, cells))
-    for title in ("a model left out", "an accelerator left out"):
+    show_table(out, ["cross-validated median error", *metrics], cells)
+    for title in ("a model left out", "an accelerator left out") if verbose else ():
         names = [key for key in made.errors if key.startswith(f"{title}: ")]
         cells = [[key.removeprefix(f"{title}: "), *_errors(made, key)] for key in names]
-        print_table(out, table("", [(title, "left"), *columns[1:]], cells))
+        show_table(out, [title, *metrics], cells)
+    if not verbose:
+        closing(out, _DETAILS)
 
 
 def _errors(made: Calibration, title: str) -> list[str]:

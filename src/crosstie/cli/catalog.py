@@ -6,15 +6,18 @@ from pathlib import Path
 
 import click
 
-from crosstie.catalog.describe import FactLine, describe, overview
+from crosstie.catalog.describe import describe, overview
 from crosstie.catalog.library import Catalog, check_everything, check_file, check_names, user_directory
 from crosstie.catalog.models import model_file_text, model_id
 from crosstie.catalog.prices import KINDS as PRICE_KINDS
 from crosstie.catalog.reading import is_date
 from crosstie.catalog.writing import write_text
-from crosstie.cli.show import console, json_option, names, number, print_json, print_table, table
+from crosstie.cli.options import FILE, json_option, names
+from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.errors import BadInput, near_names
+from crosstie.core.figures import number
 
+_PROSE = ("source", "title", "layers", "name", "stores linear layers as")
 LISTS = ("accelerators", "models", "stacks", "formats", "precisions", "prices")
 
 
@@ -50,11 +53,14 @@ def list_command(kind: str, on: str | None, as_json: bool) -> int:
         return 0
     out = console()
     if rows:
-        sides = {key: "right" if any(isinstance(row[key], int | float) for row in rows) else "left" for key in rows[0]}
-        print_table(out, table("", list(sides.items()), [[number(cell) for cell in row.values()] for row in rows]))
+        columns = [
+            f">{key}" if any(isinstance(row[key], int | float) for row in rows) else f"~{key}" if key in _PROSE else key
+            for key in rows[0]
+        ]
+        show_table(out, columns, [[number(cell) for cell in row.values()] for row in rows])
     if kind == "prices":
         for name, meaning in PRICE_KINDS.items():
-            out.print(f"  {name}: {meaning}", style="dim")
+            say(out, f"  {name}: {meaning}", "dim")
     return 0
 
 
@@ -82,16 +88,12 @@ def show_command(name: str, key: str | None, as_json: bool) -> int:
         print_json({"name": title, "facts": [line.as_json() for line in lines]})
         return 0
     out = console()
-    columns = [("key", "left"), ("value", "right"), ("basis", "left"), ("date", "left"), ("source", "left")]
-    print_table(out, table(title, columns, [row(line) for line in lines]))
+    rows = [[line.key, line.shown, line.basis, line.date, line.source] for line in lines]
+    show_table(out, ["key", ">value", "basis", "date", "~source"], rows, title)
     for line in lines:
         for note in line.notes:
-            out.print(f"  {line.key}: {note}", style="dim", soft_wrap=True)
+            say(out, f"  {line.key}: {note}", "dim")
     return 0
-
-
-def row(line: FactLine) -> list[str]:
-    return [line.key, line.shown, line.basis, line.date, line.source]
 
 
 @command.command("path")
@@ -106,7 +108,7 @@ def path_command(as_json: bool) -> int:
 
 
 @command.command("check")
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, type=FILE)
 @json_option
 def check_command(files: tuple[Path, ...], as_json: bool) -> int:
     """Validates catalog FILES (.toml of any kind, prices.csv, api_prices.csv), or without any the whole catalog."""
@@ -122,15 +124,13 @@ def check_command(files: tuple[Path, ...], as_json: bool) -> int:
 
 
 @command.command("add")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=FILE)
 @click.option("--id", "identifier", metavar="ID", help="Catalog name. [default: from the path]")
 @click.option("--name", metavar="TEXT", help="Name for people. [default: the id]")
 @click.option("--source", metavar="TEXT", help="Where the config comes from. [default: the path]")
 @click.option("--date", metavar="YYYY-MM-DD", help="As of when. [default: today]")
 @click.option("--licence", metavar="TEXT", default="", help="Licence of the config.")
-@click.option(
-    "--to", "directory", type=click.Path(path_type=Path), help="Catalog folder. [default: `crosstie catalog path`]"
-)
+@click.option("--to", "directory", type=FILE, help="Catalog folder. [default: `crosstie catalog path`]")
 @click.option("--force", is_flag=True, help="Replace a file that is already there.")
 @json_option
 def add_command(

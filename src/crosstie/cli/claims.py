@@ -3,7 +3,8 @@
 import click
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.show import console, json_option, print_json, print_table, table
+from crosstie.cli.options import json_option
+from crosstie.cli.show import Output, console, heading, print_json, say, show_table
 from crosstie.core.errors import BadInput, near_names
 from crosstie.prove.claims.check import Checked, Summary, check_claims, summarise
 from crosstie.prove.claims.page import page, rest_words
@@ -66,15 +67,14 @@ def show(found: list[Checked]) -> None:
         click.echo("no claim is left", err=True)
         return
     if len(found) > _IN_FULL:
-        columns = [("id", "left"), ("claim", "left"), ("verdict", "left"), ("computed", "left")]
-        print_table(out, table("", columns, [_row(one) for one in found]))
+        show_table(out, ["id", "~claim", "verdict", "~computed"], [_row(one) for one in found])
     else:
         for one in found:
-            _show_one(one)
-    out.print(summarise(found).line, soft_wrap=True)
+            _show_one(out, one)
+    say(out, summarise(found).line)
     if len(found) > _IN_FULL:
-        out.print("  crosstie claims ID gives the reason and what it rests on", style="dim")
-    out.print("  AMD results are published by others; Crosstie has run nothing on AMD", style="dim")
+        say(out, "crosstie claims ID gives the reason and what it rests on", "dim")
+    say(out, "AMD results are published by others; Crosstie has run nothing on AMD", "dim")
 
 
 def _row(one: Checked) -> list[str]:
@@ -83,15 +83,15 @@ def _row(one: Checked) -> list[str]:
     return [claim.id, f"{claim.subject}: {value}", one.finding.verdict, one.finding.computed]
 
 
-def _show_one(one: Checked) -> None:
-    out, finding = console(), one.finding
-    out.print(f"{one.claim.id}  {one.claim.words}  (article {one.claim.article})", style="bold", soft_wrap=True)
-    out.print(f"  {finding.verdict}; computed: {finding.computed}", soft_wrap=True)
-    out.print(f"  {finding.reason}", soft_wrap=True)
+def _show_one(out: Output, one: Checked) -> None:
+    finding = one.finding
+    heading(out, f"{one.claim.id}  {one.claim.words}  (article {one.claim.article})")
+    say(out, f"  {finding.verdict}; computed: {finding.computed}")
+    say(out, f"  {finding.reason}")
     if finding.contradicted_by:
-        out.print(f"  other claims say otherwise: {', '.join(finding.contradicted_by)}", soft_wrap=True)
+        say(out, f"  other claims say otherwise: {', '.join(finding.contradicted_by)}")
     for rest in finding.rests:
-        out.print(f"  - {rest_words(rest)}", style="dim", soft_wrap=True)
+        say(out, f"  - {rest_words(rest)}", "dim")
 
 
 def to_json(found: list[Checked]) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """`crosstie compare`: the scorecard."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,23 +10,30 @@ from rich.text import Text
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.fit import deployment_json, describe
-from crosstie.cli.options import Replica, model_argument, replica_options
-from crosstie.cli.show import console, count, json_option, print_json, print_table, seconds, share, table
+from crosstie.cli.options import FILE, json_option, model_argument, on_option, verbose_option
+from crosstie.cli.replica import Replica, replica_options
+from crosstie.cli.show import closing, console, print_json, say, show_scorecard, show_table
+from crosstie.core.figures import seconds, share
+from crosstie.core.units import significant
 from crosstie.decide.compare.curve import Curve, curves
 from crosstie.decide.compare.scorecard import Entry, Scorecard
 from crosstie.web.chart import draw_curves
 
 INTERVAL = "80% interval"
+_DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and what it rests on"
 
 
 @click.command("compare")
 @model_argument
-@click.option("--on", "accelerators", required=True, metavar="A,B,...", help="Accelerators to compare.")
+@on_option("Accelerators to compare.", required=True)
 @replica_options
 @click.option("--sweep", is_flag=True, help="Also from one request in flight to a full replica.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
+@verbose_option(_DETAILS)
 @json_option
-def command(model: str, accelerators: str, replica: Replica, sweep: bool, plot: Path | None, as_json: bool) -> int:
+def command(
+    model: str, accelerators: str, replica: Replica, sweep: bool, plot: Path | None, verbose: bool, as_json: bool
+) -> int:
     """One MODEL under one load on several accelerators: the scorecard, and why one wins.
 
     \b
@@ -47,7 +54,7 @@ def command(model: str, accelerators: str, replica: Replica, sweep: bool, plot: 
     if as_json:
         print_json({**to_json(card), **({"sweep": [asdict(curve) for curve in swept]} if swept else {})})
     else:
-        show(card)
+        show(card, verbose)
         if sweep:
             show_sweep(swept)
         if plot:
@@ -55,69 +62,82 @@ def command(model: str, accelerators: str, replica: Replica, sweep: bool, plot: 
     return 0 if any(entry.estimate for entry in card.entries) else 1
 
 
-def show(card: Scorecard) -> None:
-    out = console()
-    out.print(Text.assemble((card.model.name, "bold"), f"  {describe(card.model)}"))
-    load = card.load
-    out.print(f"  {load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight")
+def show(card: Scorecard, verbose: bool) -> None:
+    out, load = console(), card.load
+    about = f"  {describe(card.model)}" if verbose else ""
+    say(out, Text.assemble((card.model.name, "bold"), about))
+    say(out, f"  {load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight")
     running = [entry for entry in card.entries if entry.estimate]
-    if running:
-        columns = [("", "left"), *((entry.accelerator.id, "right") for entry in running)]
-        print_table(out, table("", columns, rows(running, load.output_tokens)))
+    if running and verbose:
+        show_scorecard(out, [entry.accelerator.id for entry in running], scorecard(running, load.output_tokens))
+    elif running:
+        columns = ["accelerator", ">GPUs", ">TTFT", ">TPOT", ">tokens/s per GPU", f">{INTERVAL}", ">requests that fit"]
+        show_table(out, columns, [_row(entry, load.output_tokens) for entry in running])
     for entry in card.entries:
-        if entry.problem:
-            out.print(f"  {entry.accelerator.id}: {entry.problem}")
-        for note in entry.emulated:
-            out.print(f"  {entry.accelerator.id}: {note}")
+        for note in (entry.problem, *entry.emulated):
+            if note:
+                say(out, f"  {entry.accelerator.id}: {note}")
     for sentence in card.verdicts:
-        out.print(f"- {sentence}", soft_wrap=True)
-    if running:
-        out.print()
-        for entry in running:
-            assert entry.estimate
-            out.print(f"  {entry.accelerator.id}: {entry.estimate.basis}", style="dim", soft_wrap=True)
+        say(out, f"- {sentence}")
+    for entry in running if verbose else ():
+        assert entry.estimate
+        say(out, f"  {entry.accelerator.id}: {entry.estimate.basis}", "dim")
+    if running and not verbose:
+        closing(out, _DETAILS)
 
 
 def show_sweep(swept: list[Curve]) -> None:
     out = console()
-    columns = [("in flight", "right"), ("TTFT", "right"), ("tokens/s a user", "right"), ("tokens/s a GPU", "right")]
+    columns = [">in flight", ">TTFT", ">tokens/s per user", ">tokens/s per GPU"]
     for curve in swept:
         lines = zip(
             curve.concurrency, curve.ttft_s, curve.tokens_per_s_per_user, curve.output_tokens_per_s_per_gpu, strict=True
         )
-        cells = [[f"{n:,}", seconds(ttft), count(user), count(gpu)] for n, ttft, user, gpu in lines]
-        print_table(out, table(curve.label, columns, cells))
+        cells = [[f"{n:,}", seconds(ttft), significant(user), significant(gpu)] for n, ttft, user, gpu in lines]
+        show_table(out, columns, cells, curve.label)
 
 
-def rows(entries: list[Entry], output_tokens: int) -> list[list[str]]:
+def _row(entry: Entry, output_tokens: int) -> list[str]:
+    deployment, found = entry.deployment, entry.estimate
+    assert deployment
+    assert found
+    gpus = deployment.parallelism.gpus
+    return [
+        entry.accelerator.id, f"{gpus}", seconds(found.ttft_s), seconds(found.tpot_s) if output_tokens > 1 else "-",
+        significant(found.output_tokens_per_s_per_gpu),
+        _between(significant, found.interval.per_gpu(gpus)) if found.interval else "-",
+        significant(found.concurrency_that_fits),
+    ]  # fmt: skip
+
+
+def scorecard(entries: list[Entry], output_tokens: int) -> list[list[str]]:
     """One line a quantity: a scorecard is read across."""
     pairs = [(e.deployment, e.estimate) for e in entries if e.deployment and e.estimate]
-    return [
-        ["GPUs a replica", *(f"{d.parallelism.gpus} ({d.parallelism})" for d, _ in pairs)],
-        ["weights, stack", *(f"{d.precision.id}, {d.stack.name}" for d, _ in pairs)],
+    decodes = output_tokens > 1
+    rows = [
+        ["GPUs per replica", *(f"{d.parallelism.gpus} ({d.parallelism})" for d, _ in pairs)],
+        ["weights", *(d.precision.id for d, _ in pairs)],
+        ["engine", *(d.stack.name for d, _ in pairs)],
         ["TTFT", *(seconds(e.ttft_s) for _, e in pairs)],
-        *_intervals([_between(seconds, e.interval.ttft_s) if e.interval else "" for _, e in pairs]),
+        [f"  {INTERVAL}", *(_between(seconds, e.interval.ttft_s) if e.interval else "-" for _, e in pairs)],
         ["TTFT, all at once", *(seconds(e.ttft_burst_s) for _, e in pairs)],
-        ["TPOT", *(seconds(e.tpot_s) if output_tokens > 1 else "-" for _, e in pairs)],
-        *_intervals(
-            [_between(seconds, e.interval.tpot_s) if e.interval and output_tokens > 1 else "" for _, e in pairs]
-        ),
-        ["output tokens/s a replica", *(count(e.output_tokens_per_s) for _, e in pairs)],
-        ["output tokens/s a GPU", *(count(e.output_tokens_per_s_per_gpu) for _, e in pairs)],
-        *_intervals([_between(count, e.interval.per_gpu(d.parallelism.gpus)) if e.interval else "" for d, e in pairs]),
-        ["requests that fit", *(count(e.concurrency_that_fits) for _, e in pairs)],
+        ["TPOT", *(seconds(e.tpot_s) if decodes else "-" for _, e in pairs)],
+        [f"  {INTERVAL}", *(_between(seconds, e.interval.tpot_s) if e.interval and decodes else "-" for _, e in pairs)],
+        ["output tokens/s per replica", *(significant(e.output_tokens_per_s) for _, e in pairs)],
+        ["output tokens/s per GPU", *(significant(e.output_tokens_per_s_per_gpu) for _, e in pairs)],
+        [
+            f"  {INTERVAL}",
+            *(_between(significant, e.interval.per_gpu(d.parallelism.gpus)) if e.interval else "-" for d, e in pairs),
+        ],
+        ["requests that fit", *(significant(e.concurrency_that_fits) for _, e in pairs)],
         ["prefill bound by", *(e.prefill_bound for _, e in pairs)],
         ["  of its roofline", *(share(e.prefill_roofline_fraction) for _, e in pairs)],
         ["decode bound by", *(e.decode_bound for _, e in pairs)],
         ["  of its roofline", *(share(e.decode_roofline_fraction) for _, e in pairs)],
-        ["one stream, tokens/s", *(count(e.single_stream_tokens_per_s) for _, e in pairs)],
-        ["  its ceiling", *(count(e.single_stream_ceiling_tokens_per_s) for _, e in pairs)],
+        ["one stream, tokens/s", *(significant(e.single_stream_tokens_per_s) for _, e in pairs)],
+        ["  its ceiling", *(significant(e.single_stream_ceiling_tokens_per_s) for _, e in pairs)],
     ]
-
-
-def _intervals(cells: Sequence[str]) -> list[list[str]]:
-    """The line under a quantity, where any accelerator has one."""
-    return [[f"  {INTERVAL}", *(cell or "-" for cell in cells)]] if any(cells) else []
+    return [row for row in rows if INTERVAL not in row[0] or set(row[1:]) != {"-"}]
 
 
 def _between(show: Callable[[float], str], ends: tuple[float, float]) -> str:

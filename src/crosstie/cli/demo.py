@@ -4,20 +4,24 @@ import signal
 from collections.abc import Sequence
 
 import click
-from rich.table import Table
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.replay_show import at, kept, latency, promised, replay_progress
-from crosstie.cli.show import Output, console, count, dollars, json_option, print_json, print_table, share, table
+from crosstie.cli.options import json_option, verbose_option
+from crosstie.cli.progress import progress
+from crosstie.cli.replay_show import at, kept, latency, promised
+from crosstie.cli.show import Output, closing, console, print_json, say, show_table
+from crosstie.core.figures import dollars, share
+from crosstie.core.units import significant
 from crosstie.core.workload import Target
 from crosstie.prove.replay.demo import CREDITS, TRACES, Demo, DemoRunner, PolicyRun
 from crosstie.prove.replay.document import demo_document
 from crosstie.prove.replay.outcomes import ClassResult, RequestGroup
 
 _EMULATED = (
-    "EMULATED: no AMD or NVIDIA GPU ran. Replicas keep the time that the performance model predicts for them,\n"
-    "so this shows the planner, the gateway and the routing at work, and nothing about hardware."
+    "EMULATED: no AMD or NVIDIA GPU ran. Replicas keep the time that the performance model predicts for them, so this "
+    "shows the planner, the gateway and the routing at work, and nothing about hardware."
 )
+_DETAILS = "the traces, medians, and where requests went"
 
 
 @click.command("demo")
@@ -30,22 +34,21 @@ _EMULATED = (
     help="Emulated seconds of traffic.",
 )  # fmt: skip
 @click.option("--keep", is_flag=True, help="Leave the gateway running until Ctrl-C.")
+@verbose_option(_DETAILS)
 @json_option
-def command(speed: float, seconds: float, keep: bool, as_json: bool) -> int:
+def command(speed: float, seconds: float, keep: bool, verbose: bool, as_json: bool) -> int:
     """Plans a small fleet of MI300X and H200, emulates and serves it, and replays recorded requests through it.
 
     Twice the same requests: routed by the fleet's own policy, then round-robin. No GPU is needed and none runs.
     Exit status 1 if any request failed.
     """
-    with replay_progress() as (tell, track), DemoRunner(
-        Catalog(), speed=speed, seconds=seconds, on_stage=tell, on_requests=track
-    ) as runner:  # fmt: skip
-        demo = runner.run()
+    with DemoRunner(Catalog(), speed=speed, seconds=seconds) as runner:
+        with progress() as runner.on_progress:
+            demo = runner.run()
         if as_json:
             print_json(demo_document(demo))
         else:
-            tell("done")
-            _show(console(), demo)
+            _show(console(), demo, verbose)
         if keep and runner.first is not None:
             _wait_at(runner.first.url, demo)
     return 1 if any(run.result.failed for run in demo.runs) else 0
@@ -54,7 +57,9 @@ def command(speed: float, seconds: float, keep: bool, as_json: bool) -> int:
 def _wait_at(url: str, demo: Demo) -> None:
     model = demo.fleet.classes[0].model
     body = f'{{"model":"{model}","stream":true,"max_tokens":40,"messages":[{{"role":"user","content":"Hello"}}]}}'
-    click.echo(f"still serving at {url}/v1, {count(demo.speed)} times as fast as the clock; Ctrl-C ends it", err=True)
+    click.echo(
+        f"still serving at {url}/v1, {significant(demo.speed)} times as fast as the clock; Ctrl-C ends it", err=True
+    )
     click.echo(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'", err=True)
     click.echo(f"  crosstie explain --url {url} --model {model} --input 3000 --output 200", err=True)
     try:
@@ -63,28 +68,29 @@ def _wait_at(url: str, demo: Demo) -> None:
         click.echo("", err=True)
 
 
-def _show(out: Output, demo: Demo) -> None:
+def _show(out: Output, demo: Demo, verbose: bool) -> None:
     own, rival = demo.runs
-    out.print(_EMULATED)
     _show_fleet(out, demo)
-    out.print(
-        f"{demo.requests:,} recorded requests over {count(demo.seconds)} emulated seconds, "
-        f"{count(demo.speed)} to each second, at the rate that the fleet was planned for:"
-    )
-    for one in demo.fleet.classes:
-        trace = TRACES[one.name]
-        out.print(f"- {one.name}, {count(one.requests_per_s)} a second: {trace} ({CREDITS[trace]})")
-    print_table(out, _latencies(demo))
-    out.print("  plan: simulated; gateway: what it predicted as it sent them; seen: from when a request was due")
-    print_table(out, _outcomes(demo))
-    print_table(out, _places(demo))
+    _show_outcomes(out, demo)
+    say(out, _EMULATED)
+    rate = f"{significant(demo.seconds)} emulated seconds, {significant(demo.speed)} to each second"
+    say(out, f"{demo.requests:,} recorded requests over {rate}, at the rate that the fleet was planned for")
+    if verbose:
+        for one in demo.fleet.classes:
+            trace = TRACES[one.name]
+            say(out, f"- {one.name}, {significant(one.requests_per_s)} a second: {trace} ({CREDITS[trace]})")
+    _show_latencies(out, demo, verbose)
+    if verbose:
+        _show_places(out, demo)
     for run in demo.runs:
         for why, times in run.result.faults:
-            out.print(f"- {run.policy}: {times:,} x {why}")
+            say(out, f"- {run.policy}: {times:,} x {why}")
     late = " and ".join(latency(run.result.latest_s) for run in (own, rival))
-    out.print(f"  the client itself sent no request later than {late} after its time")
+    say(out, f"the client itself sent no request later than {late} after its time", "dim")
     if own.result.disturbed or rival.result.disturbed:
-        out.print("  this machine stood still meanwhile, and emulated time did not: run it again for figures to go by")
+        say(out, "this machine stood still meanwhile, and emulated time did not: run it again for figures to go by")
+    if not verbose:
+        closing(out, _DETAILS)
 
 
 def _show_fleet(out: Output, demo: Demo) -> None:
@@ -92,27 +98,28 @@ def _show_fleet(out: Output, demo: Demo) -> None:
     if plan.fleet is None:
         return
     gpus = ", ".join(f"{number} {name}" for name, number in plan.fleet.gpus.items())
-    out.print(f"The cheapest fleet of MI300X and H200: {gpus}, {dollars(demo.fleet.usd_per_hour)} an hour")
-    for vendor, aside in plan.single_vendor.items():
-        if aside is not None:
-            out.print(f"- {vendor} alone: {aside.label}, {dollars(aside.usd_per_hour)} an hour ({aside.dearer:+.0%})")
+    say(out, f"Cheapest fleet of MI300X and H200: {gpus}, {dollars(demo.fleet.usd_per_hour)} an hour")
+    for vendor, one in plan.single_vendor.items():
+        if one is not None:
+            say(out, f"- {vendor} alone: {one.label}, {dollars(one.usd_per_hour)} an hour ({one.dearer:+.0%})")
 
 
-def _latencies(demo: Demo) -> Table:
+def _show_latencies(out: Output, demo: Demo, verbose: bool) -> None:
     own, rival = demo.runs
-    columns = [("class", "left"), ("", "left"), ("target", "right")]
-    columns += [(name, "right") for name in ("plan", "gateway", "seen", "kept", "seen p50", "gateway p50")]
-    columns += [(f"{rival.policy}: seen", "right"), ("kept", "right")]
+    columns = ["class", "latency", ">target", ">plan", ">gateway", ">seen", ">kept"]
+    columns += [f">{rival.policy} seen", f">{rival.policy} kept"]
+    if verbose:
+        columns += [">seen p50", ">gateway p50"]
     rows = []
     for expected, mine, theirs in zip(demo.expected, _in_order(demo, own), _in_order(demo, rival), strict=True):
         for name, target, simulated in (
             ("TTFT", expected.ttft, expected.ttft_s), ("TPOT", expected.tpot, expected.tpot_s),
         ):  # fmt: skip
             if target is not None and simulated is not None:
-                rows.append(
-                    (expected.name, name, promised(target), latency(simulated), *_row(name, target, mine, theirs))
-                )
-    return table("Latencies at the target's percentile", columns, rows)
+                row = [expected.name, name, promised(target), latency(simulated), *_row(name, target, mine, theirs)]
+                rows.append(row[: len(columns)])
+    show_table(out, columns, rows, "Latencies at the target's percentile")
+    say(out, "  plan: simulated; gateway: what it predicted as it sent them; seen: from when a request was due", "dim")
 
 
 def _row(name: str, target: Target, mine: ClassResult, theirs: ClassResult) -> tuple[str, ...]:
@@ -122,9 +129,8 @@ def _row(name: str, target: Target, mine: ClassResult, theirs: ClassResult) -> t
     )
     other = theirs.seen.ttft_s if first else theirs.seen.tpot_s
     return (
-        at(predicted, target), at(seen, target), kept(mine.ttft_kept if first else mine.tpot_kept),
-        latency(seen.p50), latency(predicted.p50), at(other, target),
-        kept(theirs.ttft_kept if first else theirs.tpot_kept),
+        at(predicted, target), at(seen, target), kept(mine.ttft_kept if first else mine.tpot_kept), at(other, target),
+        kept(theirs.ttft_kept if first else theirs.tpot_kept), latency(seen.p50), latency(predicted.p50),
     )  # fmt: skip
 
 
@@ -133,11 +139,9 @@ def _in_order(demo: Demo, run: PolicyRun) -> list[ClassResult]:
     return [found[one.name] for one in demo.expected]
 
 
-def _outcomes(demo: Demo) -> Table:
-    columns = [("policy", "left")]
-    columns += [(f"{one.name} within targets", "right") for one in demo.expected]
-    columns += [("all", "right"), ("failed", "right"), ("$/M tokens, attributed", "right")]
-    columns += [("fleet $ over M tokens within targets", "right")]
+def _show_outcomes(out: Output, demo: Demo) -> None:
+    columns = ["policy", *(f">{one.name} within targets" for one in demo.expected), ">all", ">failed"]
+    columns += [">attributed $/M tokens", ">fleet $/M tokens within targets"]
     rows = [
         (
             run.policy, *(kept(one.kept) for one in _in_order(demo, run)), kept(run.result.kept),
@@ -145,20 +149,20 @@ def _outcomes(demo: Demo) -> Table:
         )
         for run in demo.runs
     ]  # fmt: skip
-    return table("What came of it", columns, rows)
+    show_table(out, columns, rows)
 
 
-def _places(demo: Demo) -> Table:
-    columns = [("pool", "left"), ("replicas", "right"), ("each", "left")]
+def _show_places(out: Output, demo: Demo) -> None:
+    columns = ["pool", ">replicas", "replica"]
     for run in demo.runs:
-        columns += [(f"{run.policy}: requests", "right"), ("tokens", "right")]
+        columns += [f">{run.policy} requests", f">{run.policy} tokens"]
     rows = []
     for pool in demo.fleet.pools:
-        row = [pool.name, str(pool.replicas), f"{pool.parallelism.gpus} x {pool.accelerator}"]
+        row = [pool.name, str(pool.replicas), f"{pool.accelerator} {pool.parallelism}"]
         for run in demo.runs:
             row += _taken(run, pool.name)
         rows.append(row)
-    return table("Where they went", columns, rows)
+    show_table(out, columns, rows, "Where they went")
 
 
 def _taken(run: PolicyRun, pool: str) -> Sequence[str]:

@@ -13,9 +13,11 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
-from crosstie.cli.show import console, count, json_option, print_table, table
+from crosstie.cli.options import FILE, json_option
+from crosstie.cli.show import console, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
+from crosstie.core.units import significant
 from crosstie.run.emulate.faults import Scripted, read_script
 from crosstie.run.emulate.fleet import EmulatedFleet, start
 from crosstie.run.wire.child import when_orphaned
@@ -25,14 +27,14 @@ _NOTE = "emulated: the time that the performance model predicts for each acceler
 
 
 @click.command("emulate")
-@click.argument("file", metavar="FLEET.toml", type=click.Path(path_type=Path))
+@click.argument("file", metavar="FLEET.toml", type=FILE)
 @click.option("--port", "first_port", type=int, default=0, metavar="FIRST", help="First port. [default: any free ones]")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option("--speed", type=float, default=1.0, show_default=True, metavar="X", help="Emulated seconds a second.")
 @click.option(
     "--fault", "faults", multiple=True, metavar="POOL[/I]:KIND[@S][+S]", help="A fault, by itself and in time."
 )
-@click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Write the fleet with its addresses.")
+@click.option("--write", type=FILE, metavar="FILE", help="Write the fleet with its addresses.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="For the lengths of answers.")
 @click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input closes.")
 @json_option
@@ -88,14 +90,13 @@ async def _serve(
 
 def _show(running: EmulatedFleet, speed: float) -> None:
     out = console()
-    out.print(f"{running.fleet.name}  {_NOTE}")
+    say(out, f"{running.fleet.name}  {_NOTE}")
     if speed != 1.0:
-        out.print(f"  {count(speed)} emulated seconds to each second")
-    columns = [("pool", "left"), ("replica", "right"), ("URL", "left"), ("emulates", "left")]
+        say(out, f"  {significant(speed)} emulated seconds to each second")
     rows = [
         (one.replica.emulated.pool, str(one.index), one.url, one.replica.emulated.label) for one in running.replicas
     ]
-    print_table(out, table("", columns, rows))
+    show_table(out, ["pool", ">replica", "URL", "~emulates"], rows)
     out.print("ready")
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
-from crosstie.cli.show import console, json_option, print_json, print_table, seconds, table
+from crosstie.cli.options import json_option
+from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.errors import BadInput
+from crosstie.core.figures import dollars, number, seconds
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Headers, Origin
 from crosstie.run.wire.fetch import Answer, fetch
@@ -99,33 +101,24 @@ def _why_not(answer: Answer, said: Any) -> str:
 
 def _show(said: dict[str, Any]) -> None:
     out, asked = console(), said["request"]
-    out.print(
-        f"{asked['model']}, class {asked['class'] or 'none'}: {asked['input_tokens']:,.0f} tokens in, "
-        f"{asked['expected_output_tokens']:,.0f} expected out; {_targets(asked)}"
-    )
     verdict = f"to {said['pool']} ({said['backend']})" if said["pool"] else said["outcome"]
-    out.print(f"{said['policy']}: {verdict}: {said['reason']}")
+    say(out, f"{said['policy']}: {verdict}: {said['reason']}")
+    say(
+        out,
+        f"{asked['model']}, class {asked['class'] or 'none'}: {asked['input_tokens']:,.0f} tokens in, "
+        f"{asked['expected_output_tokens']:,.0f} expected out; {_targets(asked)}",
+    )
     rows = []
     for one in said["considered"]:
         seen = one["predicted"]
-        numbers = (
-            ["-"] * 5
-            if seen is None
-            else [
-                seconds(seen["ttft_s"]),
-                seconds(seen["tpot_s"]),
-                f"{seen['usd']:.3g}",
-                f"{seen['cached_tokens']:,.0f}",
-                "-" if seen["joules"] is None else f"{seen['joules']:,.3g}",
-            ]
-        )
+        numbers = ["-"] * 5 if seen is None else [
+            seconds(seen["ttft_s"]), seconds(seen["tpot_s"]), dollars(seen["usd"]), number(seen["cached_tokens"]),
+            number(seen["joules"]),
+        ]  # fmt: skip
         chosen = "chosen" if one["backend"] and one["backend"] == said["backend"] else one["dropped"] or ""
         rows.append([one["pool"], one["backend"] or "-", *numbers, chosen])
-    columns = [
-        ("pool", "left"), ("backend", "left"), ("TTFT", "right"), ("TPOT", "right"), ("$", "right"),
-        ("cached", "right"), ("J", "right"), ("why", "left"),
-    ]  # fmt: skip
-    print_table(out, table("", columns, rows))
+    columns = ["pool", "backend", ">TTFT", ">TPOT", ">cost", ">cached tokens", ">joules", "~why"]
+    show_table(out, columns, rows)
 
 
 def _targets(asked: dict[str, Any]) -> str:

@@ -10,7 +10,9 @@ import msgspec
 from rich.text import Text
 
 from crosstie.catalog.writing import write_text
-from crosstie.cli.show import Output, console, json_option, json_text, print_json
+from crosstie.cli.options import json_option
+from crosstie.cli.show import Output, closing, console, heading, json_text, print_json, say
+from crosstie.core.figures import plural
 from crosstie.core.finding import GROUNDS, SEVERITIES, Finding, rank
 from crosstie.port.preflight.sarif import sarif
 
@@ -55,14 +57,20 @@ def to_json(finding: Finding) -> dict[str, object]:
 
 
 def _show(title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], verbose: bool) -> None:
+    """The verdicts first: whoever reads no further has the answer."""
     out = console()
-    out.print(title, style="bold", soft_wrap=True)
+    heading(out, title)
+    width = max(map(len, verdicts), default=0)
+    for name, said in verdicts.items():
+        # What follows is about the verdict: settings, or a reason.
+        colour = _VERDICT_COLOURS.get(said.partition(":")[0].partition(",")[0], "yellow")
+        say(out, Text.assemble(f"{name:<{width}}  ", (said, colour)), hang=min(width + 2, 24))
     paragraphs = _together(findings)
     shown = paragraphs if verbose or len(paragraphs) <= _MOST_SHOWN else paragraphs[:_MOST_SHOWN]
     for finding, targets in shown:
         on = f"  [{', '.join(targets)}]" if targets else ""
         head = (f"{finding.severity:<8}", _COLOURS[finding.severity])
-        out.print(Text.assemble(head, finding.what, (on, "dim")), soft_wrap=True)
+        say(out, Text.assemble(head, finding.what, (on, "dim")), hang=8)
         if finding.severity == "note" and not verbose:
             continue
         for name, said in (
@@ -71,27 +79,26 @@ def _show(title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], 
             ("remedy", finding.remedy),
         ):
             if said:
-                out.print(Text.assemble(("        " + f"{name:<9}", "dim"), said), soft_wrap=True)
+                say(out, Text.assemble(("        " + f"{name:<9}", "dim"), said), hang=17)
     if not findings:
-        out.print("no findings")
+        say(out, "no findings")
     _count_rest(out, [finding for finding, _ in paragraphs[len(shown) :]])
-    width = max(map(len, verdicts), default=0)
-    for name, said in verdicts.items():
-        # What follows is about the verdict: settings, or a reason.
-        colour = _VERDICT_COLOURS.get(said.partition(":")[0].partition(",")[0], "yellow")
-        out.print(Text.assemble(f"{name:<{width}}  ", (said, colour)), soft_wrap=True)
-    out.print(_NO_AMD, style="dim")
+    say(out, _NO_AMD, "dim")
+    if not verbose and any(finding.severity == "note" for finding in findings):
+        closing(out, "where, evidence and remedy of notes")
 
 
 def _count_rest(out: Output, rest: Sequence[Finding]) -> None:
     """A tree of sources may have hundreds of findings: what is not printed is counted, by check."""
     if not rest:
         return
-    out.print(f"and {len(rest):,} more, which -v prints, and --json and --sarif have:")
+    say(out, f"and {len(rest):,} more, which -v prints, and --json and --sarif have:")
     for (severity, check), number in Counter((finding.severity, finding.check) for finding in rest).most_common():
         files = len({finding.where.file for finding in rest if (finding.severity, finding.check) == (severity, check)})
-        in_files = f"{files:,} file{'s' if files > 1 else ''}"
-        out.print(Text.assemble((f"{severity:<8}", _COLOURS[severity]), f"{check}: {number:,} in {in_files}"))
+        say(
+            out,
+            Text.assemble((f"{severity:<8}", _COLOURS[severity]), f"{check}: {number:,} in {plural(files, 'file')}"),
+        )
 
 
 def _together(findings: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:

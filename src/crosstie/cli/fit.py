@@ -1,47 +1,36 @@
 """`crosstie fit`: how a model sits in memory."""
 
+from collections.abc import Sequence
+
 import click
 from rich.text import Text
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.options import (
-    PRECISION_HELP,
-    accelerators_from,
-    kv_option,
-    layout_from,
-    layout_options,
-    model_argument,
-    stack_option,
-)
-from crosstie.cli.show import (
-    console,
-    count,
-    gigabytes,
-    json_option,
-    kibibytes,
-    names,
-    parameters,
-    print_json,
-    print_table,
-    table,
-)
+from crosstie.cli.options import accelerators_from, json_option, model_argument, names, on_option, verbose_option
+from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, stack_option
+from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.deployment import Deployment
+from crosstie.core.figures import gigabytes, kibibytes, parameters
 from crosstie.core.model import Model
+from crosstie.core.units import significant
 from crosstie.perf.fit import Fit, Placement, Sizes, fit
+
+_DETAILS = "every layout, tokens of KV cache, and what the engine takes"
 
 
 @click.command("fit")
 @model_argument
-@click.option("--on", "accelerators", metavar="A,B", help="Accelerators; without it, all of the catalog.")
+@on_option("Accelerators. [default: all of the catalog]")
 @click.option("--precision", "precisions", metavar="P,...", default="native", show_default=True, help=PRECISION_HELP)
 @click.option("--context", type=int, metavar="N", help="Tokens a sequence. [default: 8192, or the model's limit]")
 @layout_options
 @kv_option
 @stack_option
+@verbose_option(_DETAILS)
 @json_option
 def command(
     model: str, accelerators: str | None, precisions: str, context: int | None, tp: int | None, pp: int | None,
-    ep: int | None, dp: int | None, kv: str, stack: str | None, as_json: bool,
+    ep: int | None, dp: int | None, kv: str, stack: str | None, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """How MODEL sits on each accelerator: weights, KV cache, GPUs needed, sequences that fit.
 
@@ -52,7 +41,7 @@ def command(
     crosstie fit llama-3.1-8b --precision q4_k_m --on rx-7900-xtx --stack llama.cpp
     crosstie fit ./my-model --on mi300x --tp 4
 
-    Without --tp, --pp, --ep or --dp every sensible layout is shown, the fewest GPUs first and marked.
+    Without --tp, --pp, --ep or --dp the layout with the fewest GPUs is shown, with -v every sensible one.
     Exit status 1 when the model fits on none of the accelerators.
     """
     catalog = Catalog()
@@ -71,67 +60,60 @@ def command(
     if as_json:
         print_json(to_json(result))
     else:
-        show(result)
+        show(result, verbose)
     return 0 if any(p.fits for p in result.placements) else 1
 
 
-def show(result: Fit) -> None:
-    out = console()
-    out.print(Text.assemble((result.model.name, "bold"), f"  {describe(result.model)}"))
-    for sizes in result.sizes:
-        by_format = " + ".join(f"{gigabytes(b)} {name}" for name, b in sizes.weight_bytes_by_format.items())
-        out.print(f"  {sizes.precision}: weights {gigabytes(sizes.weight_bytes)} ({by_format})")
-    sizes = result.sizes[0]
-    state = (
-        f", plus {gigabytes(sizes.state_bytes_per_sequence)} of state a sequence"
-        if sizes.state_bytes_per_sequence
-        else ""
-    )
+def show(result: Fit, verbose: bool) -> None:
+    out, model, sizes = console(), result.model, result.sizes[0]
+    say(out, Text.assemble((model.name, "bold"), f"  {describe(model)}"))
+    for one in result.sizes:
+        by_format = " + ".join(f"{gigabytes(b)} {name}" for name, b in one.weight_bytes_by_format.items())
+        say(out, f"  {one.precision}: weights {gigabytes(one.weight_bytes)} ({by_format})")
+    state = sizes.state_bytes_per_sequence
+    kept = f", plus {gigabytes(state)} of state a sequence" if state else ""
     per_token = kibibytes(sizes.kv_bytes_per_token)
-    out.print(f"  KV cache in {sizes.kv_format}: {per_token} a token at {result.context:,} tokens{state}")
-    if result.model.draft_parameters:
-        drafted = parameters(result.model.draft_parameters)
-        out.print(f"  not counted: {drafted} of draft weights (MTP), which only speculative decoding loads")
-    columns = [("accelerator", "left"), ("precision", "left"), ("GPUs", "right"), ("layout", "left")]
-    columns += [
-        (heading, "right")
-        for heading in (
-            "weights/GPU",
-            "engine/GPU",
-            "KV left/GPU",
-            "KV tokens",
-            f"sequences of {result.context:,}",
-            "interval",
-        )
-    ]
-    print_table(out, table("", columns, [row(p) for p in result.placements]))
-    for name, problem in result.problems.items():
-        out.print(f"  {name}: {problem}")
-    if any(p.fewest for p in result.placements):
-        out.print("* the fewest GPUs that hold it")
-    for name in sorted({p.deployment.stack.id for p in result.placements}):
-        stack = next(p.deployment.stack for p in result.placements if p.deployment.stack.id == name)
-        kept = f"{gigabytes(stack.reserved.si)} a GPU for itself ({stack.reserved.basis})"
-        out.print(f"  interval: {stack.name} keeping half to twice {kept}", style="dim")
-
-
-def between(p: Placement) -> str:
-    low, high = p.sequences_interval
-    return f"{low:,} to {high:,}"
-
-
-def row(p: Placement) -> list[str]:
-    split, plan = p.deployment.parallelism, p.plan
-    mark = "*" if p.fewest else " "
-    kept = (
-        [gigabytes(plan.cache_bytes), count(p.cache_tokens), f"{p.sequences:,}", between(p)]
-        if p.fits
-        else ["does not fit", "-", "0", between(p)]
-    )
-    return [
-        f"{mark} {p.deployment.accelerator.id}", p.deployment.precision.id, str(split.gpus), str(split),
-        gigabytes(plan.weight_bytes), gigabytes(plan.engine_bytes), *kept,
+    say(out, f"  KV cache in {sizes.kv_format}: {per_token} a token at {result.context:,} tokens{kept}")
+    if model.draft_parameters:
+        drafted = parameters(model.draft_parameters)
+        say(out, f"  not counted: {drafted} of draft weights (MTP), which only speculative decoding loads")
+    # Where nothing was found to be the least, everything was asked for or nothing fits.
+    least = {(p.deployment.accelerator.id, p.deployment.precision.id) for p in result.placements if p.fewest}
+    shown = [
+        p for p in result.placements
+        if verbose or p.fewest or (p.deployment.accelerator.id, p.deployment.precision.id) not in least
     ]  # fmt: skip
+    columns = ["accelerator", ">GPUs", "layout", ">weights per GPU", ">KV left per GPU"]
+    columns += [f">sequences of {result.context:,}", ">interval"]
+    if len(result.sizes) > 1:
+        columns.append("precision")
+    if verbose:
+        columns += [">KV tokens", ">engine per GPU"]
+    show_table(out, columns, [_row(p, columns) for p in shown])
+    for name, problem in result.problems.items():
+        say(out, f"  {name}: {problem}")
+    if verbose and least:
+        say(out, "* the fewest GPUs that hold it")
+    for stack in {p.deployment.stack.id: p.deployment.stack for p in result.placements}.values():
+        own = f"{gigabytes(stack.reserved.si)} a GPU for itself ({stack.reserved.basis})"
+        say(out, f"  interval: {stack.name} keeping half to twice {own}", "dim")
+    if not verbose:
+        closing(out, _DETAILS)
+
+
+def _row(p: Placement, columns: Sequence[str]) -> list[str]:
+    split, plan = p.deployment.parallelism, p.plan
+    low, high = p.sequences_interval
+    row = [
+        p.deployment.accelerator.id, str(split.gpus), str(split), gigabytes(plan.weight_bytes),
+        gigabytes(plan.cache_bytes) if p.fits else "does not fit", f"{p.sequences:,}", f"{low:,} to {high:,}",
+    ]  # fmt: skip
+    if "precision" in columns:
+        row.append(p.deployment.precision.id)
+    if ">KV tokens" in columns:
+        row[2] += " *" if p.fewest else ""
+        row += [significant(p.cache_tokens) if p.fits else "-", gigabytes(plan.engine_bytes)]
+    return row
 
 
 def describe(model: Model) -> str:

@@ -2,8 +2,9 @@
 
 from rich.text import Text
 
-from crosstie.cli.show import Output, count, dollars, gigabytes, print_table, say, seconds, share, table
-from crosstie.core.units import HOURS_PER_MONTH
+from crosstie.cli.show import Output, heading, say, show_table
+from crosstie.core.figures import dollars, gigabytes, seconds, share
+from crosstie.core.units import HOURS_PER_MONTH, significant
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.shared import SharedPlan, SharedPoolPlan
 
@@ -14,13 +15,13 @@ _FROM = {
 }
 
 
-def show_shared(out: Output, plan: Plan, shared: SharedPlan) -> None:
+def show_shared(out: Output, plan: Plan, shared: SharedPlan, verbose: bool) -> None:
     sharing = plan.workload.sharing
     assert sharing is not None, "a plan has shared replicas because its workload asks for them"
     pool = shared.answer
     many = f"{len(sharing.models)} models"
     if pool is None:
-        out.print(Text(f"No accelerator can be shared by the {many} of [hosting].", "bold"))
+        heading(out, f"No accelerator can be shared by the {many} of [hosting].")
     else:
         month = dollars(pool.usd_per_hour * HOURS_PER_MONTH)
         what = f"{pool.gpus} {pool.accelerator}"
@@ -28,9 +29,10 @@ def show_shared(out: Output, plan: Plan, shared: SharedPlan) -> None:
         say(out, Text.assemble(f"Shared by {many}: ", (what, "bold"), f", {price}"))
         say(out, f"  expected at mean traffic: {_expected(pool)}")
         _show_simulated(out, shared)
-        _show_pools(out, shared, pool)
-        _show_grounds(out, pool, sharing.load_from)
-    for name, reason in shared.left_out.items():
+        _show_pools(out, shared, pool, verbose)
+        if verbose:
+            _show_grounds(out, pool, sharing.load_from)
+    for name, reason in shared.left_out.items() if verbose or pool is None else ():
         say(out, f"  not {name}: {reason}", "dim")
 
 
@@ -39,8 +41,8 @@ def _expected(pool: SharedPoolPlan) -> str:
     if not found.loads_per_s:
         return "every model stays resident, nobody waits for a load"
     return (
-        f"{count(found.evictions_per_hour)} evictions an hour; {share(found.cold_share)} of requests find their model "
-        f"absent and wait {seconds(found.wait_s)} on average"
+        f"{significant(found.evictions_per_hour)} evictions an hour; {share(found.cold_share)} of requests find "
+        f"their model absent and wait {seconds(found.wait_s)} on average"
     )
 
 
@@ -49,28 +51,26 @@ def _show_simulated(out: Output, shared: SharedPlan) -> None:
     if seen:
         say(
             out,
-            f"  simulated, {seen.requests:,} requests: {count(seen.evictions_per_hour)} evictions an hour; "
+            f"  simulated, {seen.requests:,} requests: {significant(seen.evictions_per_hour)} evictions an hour; "
             f"{share(seen.cold_share)} cold, waiting {seconds(seen.wait_p50_s)} at p50 and {seconds(seen.wait_p99_s)} "
             "at p99",
         )
 
 
-def _show_pools(out: Output, shared: SharedPlan, answer: SharedPoolPlan) -> None:
-    columns = [
-        ("accelerator", "left"), ("replicas", "right"), ("each", "left"), ("$/h", "right"), ("busy", "right"),
-        ("for models", "right"), ("evictions/h", "right"), ("cold", "right"), ("wait", "right"),
-        (f"evictions/h with {answer.gpus} GPUs", "right"), ("limited by", "left"),
-    ]  # fmt: skip
-    print_table(out, table("", columns, [_row(pool) for pool in shared.pools]))
+def _show_pools(out: Output, shared: SharedPlan, answer: SharedPoolPlan, verbose: bool) -> None:
+    columns = ["accelerator", ">replicas", "replica", ">$/h", ">utilisation", ">evictions/h", ">cold", ">wait"]
+    if verbose:
+        columns += [">for models", f">evictions/h with {answer.gpus} GPUs", "limited by"]
+    show_table(out, columns, [_row(pool)[: len(columns)] for pool in shared.pools])
 
 
 def _row(pool: SharedPoolPlan) -> list[str]:
     found, beside = pool.expected, pool.beside
     return [
-        pool.accelerator, f"{pool.replicas:,}", f"{pool.layout.parallelism.gpus} x {pool.layout.parallelism}",
-        f"{pool.usd_per_hour:,.2f}", share(pool.utilisation), gigabytes(pool.layout.room_bytes),
-        count(found.evictions_per_hour), share(found.cold_share), seconds(found.wait_s) if found.loads_per_s else "-",
-        count(beside.evictions_per_hour) if beside.holds else "thrashes", pool.limit,
+        pool.accelerator, f"{pool.replicas:,}", str(pool.layout.parallelism), f"{pool.usd_per_hour:,.2f}",
+        share(pool.utilisation), significant(found.evictions_per_hour), share(found.cold_share),
+        seconds(found.wait_s) if found.loads_per_s else "-", gigabytes(pool.layout.room_bytes),
+        significant(beside.evictions_per_hour) if beside.holds else "thrashes", pool.limit,
     ]  # fmt: skip
 
 

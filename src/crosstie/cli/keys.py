@@ -8,9 +8,11 @@ from typing import Any
 import click
 import msgspec
 
-from crosstie.cli.show import console, dollars, json_option, print_json, print_table, table
+from crosstie.cli.options import json_option
+from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.cli.store import moment, names_in, opened, span, stamp, store_options, when
 from crosstie.core.errors import BadInput, near_names
+from crosstie.core.figures import dollars, number
 from crosstie.run.ledger.keys import PRIORITIES, Key, digest, new_public_id, new_secret, shown
 from crosstie.run.ledger.store import unknown_key
 
@@ -81,11 +83,10 @@ def list_(all_: bool, store: str | None, fleet: Path | None, as_json: bool) -> i
         return 0
     rows = [_row(key, spent.get(key.id, (0.0, 0.0)), now) for key in keys]
     columns = [
-        ("#", "right"), ("key", "left"), ("id", "left"), ("state", "left"), ("models", "left"), ("classes", "left"),
-        ("priority", "left"), ("requests/min", "right"), ("tokens/min", "right"), ("today", "right"),
-        ("this month", "right"), ("expires", "left"),
+        "key", "state", ">requests/min", ">tokens/min", ">today", ">this month", "expires", "priority", "~models",
+        "~classes", ">#", "id",
     ]  # fmt: skip
-    print_table(console(), table("", columns, rows))
+    show_table(console(), columns, rows)
     return 0
 
 
@@ -111,7 +112,7 @@ def show(name: str, store: str | None, fleet: Path | None, as_json: bool) -> int
     out = console()
     for what, value in said.items():
         text = ", ".join(value) or "any" if isinstance(value, list) else "-" if value is None else str(value)
-        out.print(f"{what.replace('_', ' '):>24}  {text}")
+        say(out, f"{what.replace('_', ' '):>24}  {text}", hang=26)
     return 0
 
 
@@ -264,8 +265,7 @@ def _row(key: Key, spent: tuple[float, float], now: float) -> list[str]:
         return dollars(used) if budget is None else f"{dollars(used)} of {dollars(budget)}"
 
     return [
-        str(key.id), key.name, key.public_id, key.state(now),
-        ", ".join(key.models) or "any", ", ".join(key.classes) or "any", key.priority,
-        "-" if key.rpm is None else f"{key.rpm:,}", "-" if key.tpm is None else f"{key.tpm:,}",
-        of(key.usd_per_day, spent[0]), of(key.usd_per_month, spent[1]), when(key.expires_at),
+        key.name, key.state(now), number(key.rpm), number(key.tpm), of(key.usd_per_day, spent[0]),
+        of(key.usd_per_month, spent[1]), when(key.expires_at), key.priority, ", ".join(key.models) or "any",
+        ", ".join(key.classes) or "any", str(key.id), key.public_id,
     ]  # fmt: skip

@@ -60,7 +60,7 @@ def run() -> None:
             # A terminal that cannot show a sign gets a question mark, not a traceback.
             stream.reconfigure(errors="replace")
     try:
-        status = crosstie.main(standalone_mode=False)
+        status = crosstie.main(prog_name="crosstie", standalone_mode=False)
         sys.stdout.flush()
     except CrosstieError as error:
         fail(str(error))

@@ -1,101 +1,49 @@
 """Options that several commands share, so that they read and behave alike."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.precision import PRECISIONS
-from crosstie.cli.show import names
 from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import KV_FORMATS, Parallelism
-from crosstie.decide.compare.scorecard import Load, Scorecard, compare
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-model_argument: Decorator = click.argument("model")
-kv_option: Decorator = click.option(
-    "--kv", type=click.Choice(list(KV_FORMATS)), default="bf16", show_default=True, help="Format of the KV cache."
-)
-PRECISION_HELP = f"How weights are stored: {', '.join(PRECISIONS)}."
-stack_option: Decorator = click.option(
-    "--stack", metavar="S", help="Engine: vllm, sglang, tensorrt-llm, llama.cpp. [default: vllm, or llama.cpp for GGUF]"
-)
+FILE = click.Path(path_type=Path)
 
 
-def layout_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    for name, what in (
-        ("--dp", "Attention replicas that share the experts."),
-        ("--ep", "Groups over which experts are spread."),
-        ("--pp", "Pipeline stages."),
-        ("--tp", "Tensor-parallel ranks."),
-    ):
-        function = click.option(name, type=int, metavar="N", help=what)(function)
-    return function
+def names(text: str | None) -> list[str]:
+    """A comma-separated option as a list."""
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """What `replica_options` were given as."""
+def _completed(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Names of the catalog's files, after the last comma of what is typed."""
 
-    load: Load
-    parallelism: Parallelism | None
-    precision: str
-    kv_format: str
-    stack: str | None
+    def complete(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+        before, comma, begun = typed.rpartition(",")
+        return [CompletionItem(before + comma + name) for name in Catalog().ids(kind) if name.startswith(begun)]
 
-    def scorecard(self, catalog: Catalog, model: str, accelerators: str) -> Scorecard:
-        return compare(
-            catalog,
-            catalog.model(model),
-            accelerators_from(catalog, accelerators, self.stack),
-            self.load,
-            parallelism=self.parallelism,
-            precision=self.precision,
-            kv_format=self.kv_format,
-            stack=self.stack,
-        )
+    return complete
 
 
-def replica_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The load and the kind of replica, which the command gets as `replica`."""
+complete_models, complete_accelerators = _completed("models"), _completed("accelerators")
 
-    @wraps(function)
-    def gathered(
-        *, input_tokens: int, output_tokens: int, concurrency: int, precision: str, tp: int | None, pp: int | None,
-        ep: int | None, dp: int | None, kv: str, stack: str | None, **others: Any,
-    ) -> Any:  # fmt: skip
-        load = Load(concurrency, input_tokens, output_tokens)
-        return function(replica=Replica(load, layout_from(tp, pp, ep, dp), precision, kv, stack), **others)
-
-    found: Callable[..., Any] = gathered
-    for option in reversed((
-        _count("--input", "input_tokens", 4096, "Prompt tokens."),
-        _count("--output", "output_tokens", 1024, "Output tokens."),
-        _count("--concurrency", "concurrency", 64, "Requests in flight on a replica."),
-        click.option("--precision", metavar="P", default="native", show_default=True, help=PRECISION_HELP),
-        layout_options, kv_option, stack_option,
-    )):  # fmt: skip
-        found = option(found)
-    return found
+json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+model_argument: Decorator = click.argument("model", shell_complete=complete_models)
 
 
-def _count(flag: str, name: str, default: int, what: str) -> Decorator:
-    return click.option(flag, name, type=int, default=default, show_default=True, metavar="N", help=what)
+def on_option(what: str, *, required: bool = False) -> Decorator:
+    return click.option(
+        "--on", "accelerators", metavar="A,B,...", required=required, shell_complete=complete_accelerators, help=what
+    )
 
 
-def layout_from(tp: int | None, pp: int | None, ep: int | None, dp: int | None) -> Parallelism | None:
-    """None where the user said nothing at all."""
-    if tp is None and pp is None and ep is None and dp is None:
-        return None
-
-    def one(value: int | None) -> int:
-        return 1 if value is None else value
-
-    return Parallelism(tp=one(tp), pp=one(pp), ep=one(ep), dp=one(dp))
+def verbose_option(what: str) -> Decorator:
+    return click.option("-v", "--verbose", is_flag=True, help=f"Also: {what}.")
 
 
 def accelerators_from(catalog: Catalog, chosen: str | None, stack: str | None) -> list[Accelerator]:

@@ -11,8 +11,10 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import example_text, find_workload, read_workload
 from crosstie.catalog.writing import write_text
 from crosstie.cli.assignments import amount, assigned, fraction
-from crosstie.cli.plan_show import show_plan
-from crosstie.cli.show import json_option, json_text, names, print_json, spinner
+from crosstie.cli.options import FILE, json_option, names, on_option, verbose_option
+from crosstie.cli.plan_show import DETAILS, show_plan
+from crosstie.cli.progress import progress
+from crosstie.cli.show import json_text, print_json
 from crosstie.cli.watch_show import show_watched, watched_json
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.workload import Workload
@@ -27,26 +29,27 @@ from crosstie.web.plan_chart import draw_plan
 
 
 @click.command("plan")
-@click.argument("files", nargs=-1, metavar="WORKLOAD | --watch PLAN...", type=click.Path(path_type=Path))
-@click.option("--fleet", type=click.Path(path_type=Path), metavar="FILE", help="Write the fleet that `serve` takes.")
-@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Keep the plan, for --watch.")
+@click.argument("files", nargs=-1, metavar="WORKLOAD | --watch PLAN...", type=FILE)
+@click.option("--fleet", type=FILE, metavar="FILE", help="Write the fleet that `serve` takes.")
+@click.option("--save", type=FILE, metavar="FILE", help="Keep the plan, for --watch.")
 @click.option("--watch", is_flag=True, help="Make saved plans (files or folders) again and say which have flipped.")
 @click.option("--price", multiple=True, metavar="A=USD", help="Your own price of a GPU-hour, such as mi300x=1.99.")
 @click.option("--discount", multiple=True, metavar="A=SHARE", help="Off the price, by accelerator or vendor: AMD=15%.")
 @click.option("--prices", "basis", type=click.Choice(list(PLANNED_BY)), help="Which prices to plan by. [default: rent]")
-@click.option("--on", "accelerators", metavar="A,B,...", help="Only these accelerators.")
+@on_option("Only these accelerators.")
 @click.option(
     "--sizing", type=click.Choice(["safe", "likely"]), help="By the upper 80% bound of estimates, or by the estimates."
 )
 @click.option("--simulate", "simulated", is_flag=True, help="Simulate the pools: do the percentiles hold?")
 @click.option("--check", "checked", is_flag=True, hidden=True)
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the fleets (.svg, .png, .pdf).")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw the fleets (.svg, .png, .pdf).")
 @click.option("--example", is_flag=True, help="Print a workload file to start from.")
+@verbose_option(DETAILS)
 @json_option
 def command(
     files: tuple[Path, ...], fleet: Path | None, save: Path | None, watch: bool, price: tuple[str, ...],
     discount: tuple[str, ...], basis: str | None, accelerators: str | None, sizing: str | None,
-    simulated: bool, checked: bool, plot: Path | None, example: bool, as_json: bool,
+    simulated: bool, checked: bool, plot: Path | None, example: bool, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
 
@@ -68,9 +71,7 @@ def command(
     simulated = simulated or checked
     if watch:
         others = {**outputs, "--price": price, "--discount": discount, "--prices": basis, "--on": accelerators}
-        given = [
-            flag for flag, value in {**others, "--sizing": sizing, "--simulate": simulated or checked}.items() if value
-        ]
+        given = [flag for flag, value in {**others, "--sizing": sizing, "--simulate": simulated}.items() if value]
         if given:
             raise BadInput(f"--watch makes plans again as they were saved; {', '.join(given)} cannot go with it")
         return _watch(catalog, files, as_json)
@@ -80,10 +81,10 @@ def command(
     _check_outputs(file, {flag: target for flag, target in outputs.items() if target})
     workload = read_workload(catalog, file)
     workload = _overridden(catalog, workload, price, discount, basis, accelerators, sizing)
-    with spinner() as tell:
-        made = plan(catalog, workload, progress=tell)
+    with progress("planning") as on_progress:
+        made = plan(catalog, workload, progress=lambda what: on_progress(0, 0, what))
         if simulated and made.answered:
-            tell("simulating the pools")
+            on_progress(0, 0, "simulating the pools")
             made = simulate_pools(made)
     content = document(made, mark_of(catalog.calibration))
     # Files before the answer, which may be read no further than its first lines.
@@ -103,7 +104,7 @@ def command(
     if as_json:
         print_json(content)
     else:
-        show_plan(made)
+        show_plan(made, verbose)
     return 0 if made.answered else 1
 
 

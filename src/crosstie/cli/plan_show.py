@@ -1,14 +1,15 @@
-"""How a plan looks on a terminal: the answer first, then who goes where, the rivals, and what would change it."""
+"""How a plan looks on a terminal: the fleet and its pools, then alternatives and what would change it."""
 
 from datetime import date
 
 from rich.text import Text
 
 from crosstie.cli.hosting_show import show_shared
-from crosstie.cli.show import Output, console, count, dollars, print_table, say, seconds, share, table
-from crosstie.core.units import HOURS_PER_MONTH
+from crosstie.cli.show import Output, closing, console, heading, say, show_table
+from crosstie.core.figures import dollars, seconds, share
+from crosstie.core.units import HOURS_PER_MONTH, significant
 from crosstie.core.workload import Target
-from crosstie.decide.plan.answer import Alternative, Carried, FleetPlan, PoolPlan
+from crosstie.decide.plan.answer import Alternative, FleetPlan, PoolPlan
 from crosstie.decide.plan.check import SimulatedClass
 from crosstie.decide.plan.flips import Flip
 from crosstie.decide.plan.market import Item
@@ -16,33 +17,37 @@ from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.report import horizon_usd
 from crosstie.decide.plan.shared import own_classes
 
+DETAILS = "routing and its reasons, cost by class, intervals, growth, prices and their age"
 
-def show_plan(plan: Plan) -> None:
+
+def show_plan(plan: Plan, verbose: bool) -> None:
     out = console()
     work = plan.workload
     rate = sum(one.requests_per_s for one in work.classes)
-    kinds = f"{len(work.classes)} class{'es' if len(work.classes) > 1 else ''} of requests"
+    kinds = f"{len(work.classes)} request class{'es' if len(work.classes) > 1 else ''}"
     grows = "growing" if work.growth_per_year > 0 else "shrinking"
     growth = f", {grows} {abs(work.growth_per_year):.0%} a year" if work.growth_per_year else ""
-    out.print(Text.assemble((work.name, "bold"), f"  {kinds}, {count(rate)} requests/s at the peak{growth}"))
+    say(out, Text.assemble((work.name, "bold"), f": {kinds}, {significant(rate)} requests/s at the peak{growth}"))
     if plan.shared:
-        show_shared(out, plan, plan.shared)
+        show_shared(out, plan, plan.shared, verbose)
     if plan.fleet is None:
         if own_classes(work):
             _show_obstacles(out, plan)
     else:
         _show_answer(out, plan, plan.fleet)
-        _show_pools(out, plan.fleet)
-        _show_routes(out, plan.fleet)
-        _show_costs(out, plan.fleet)
+        _show_pools(out, plan.fleet, verbose)
         _show_simulated(out, plan)
-        _show_rivals(out, plan, plan.fleet)
-        _show_flips(out, plan)
-    _show_rest(out, plan)
+        _show_doubt(out, plan, plan.fleet, verbose)
+        if verbose:
+            _show_routes(out, plan.fleet)
+            _show_classes(out, plan.fleet)
+        _show_alternatives(out, plan, plan.fleet)
+        _show_flips(out, plan, verbose)
+    _show_rest(out, plan, verbose)
 
 
 def _show_obstacles(out: Output, plan: Plan) -> None:
-    out.print(Text("No fleet will do.", "bold"))
+    heading(out, "No fleet will do.")
     if not plan.obstacles:
         say(out, "- several limits together are in the way; giving up any one of them would not be enough")
     if len(plan.obstacles) > 1:
@@ -59,114 +64,106 @@ def _show_answer(out: Output, plan: Plan, fleet: FleetPlan) -> None:
     years = f", {dollars(over)} over {work.horizon_years} years" if over else ""
     month = dollars(fleet.usd_per_hour * HOURS_PER_MONTH)
     price = f"{dollars(fleet.usd_per_hour)} an hour ({month} a month{years})"
-    say(out, Text.assemble("The cheapest fleet: ", (made_of, "bold"), f", {price}"))
+    tokens = f"{dollars(fleet.cost.usd_per_million)} per million tokens"
+    say(out, Text.assemble("Cheapest fleet: ", (made_of, "bold"), f", {price}; {tokens}"))
     if work.constraints.inventory or work.constraints.whole_nodes:
-        had = ", ".join(f"{n} {name}" for name, n in fleet.had.items()) or "nothing"
         nodes = " in whole nodes" if work.constraints.whole_nodes else ""
-        stock = (
-            f"; on hand and used: {', '.join(f'{n} {name}' for name, n in fleet.on_hand.items())}"
-            if fleet.on_hand
-            else ""
-        )
-        say(out, f"  to be had{nodes}: {had}{stock}")
-    cost = fleet.cost
+        stock = f"; on hand and used: {_gpus(fleet.on_hand)}" if fleet.on_hand else ""
+        say(out, f"  available{nodes}: {_gpus(fleet.had) or 'nothing'}{stock}")
+
+
+def _gpus(counts: dict[str, int]) -> str:
+    return ", ".join(f"{n} {name}" for name, n in counts.items())
+
+
+def _show_doubt(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:
+    doubt, one = plan.uncertainty, plan.by_estimates
+    if doubt is not None and doubt.low_usd_per_hour is not None and doubt.high_usd_per_hour is not None:
+        ends = f"{dollars(doubt.low_usd_per_hour)} to {dollars(doubt.high_usd_per_hour)} an hour"
+        late = f"; in {share(doubt.unmet)} a pool cannot keep its targets" if doubt.unmet >= 0.005 else ""
+        say(out, f"80% interval of the cost: {ends}; these replicas suffice in {share(doubt.enough)} of cases{late}")
+    if one:
+        at = f"{one.label}, {dollars(one.usd_per_hour)} an hour ({one.dearer:+.0%})"
+        say(out, f"sized by the upper 80% bound of the estimates; by the estimates themselves (--sizing likely): {at}")
+    if not verbose:
+        return
+    near = "no fleet is cheaper" if fleet.gap < 1e-6 else f"at most {fleet.gap:.1%} above the cheapest there is"
+    say(out, f"{near}, of {plan.replicas_considered} replicas on {len(plan.market.items)} accelerators")
+    if plan.cheaper:
+        say(out, f"cheaper with more kinds of pools: {_beside(plan.cheaper)} (constraints.simplicity)")
+    cost, mean = fleet.cost, plan.workload.mean_over_peak
     tokens = f"{dollars(cost.usd_per_million_input)} input, {dollars(cost.usd_per_million_output)} output"
     say(
         out,
-        f"  {dollars(cost.usd_per_million)} a million tokens: {tokens}, at mean traffic of {work.mean_over_peak:.0%} "
-        f"of the peak; {count(fleet.watts / 1e3)} kW",
-    )
-    _show_doubt(out, plan)
-    near = "no fleet is cheaper" if fleet.gap < 1e-6 else f"at most {fleet.gap:.1%} above the cheapest there is"
-    say(out, f"  {near}, of {plan.replicas_considered} replicas on {len(plan.market.items)} accelerators")
-    if plan.cheaper:
-        say(out, f"  not as simple: {_beside(plan.cheaper)} (constraints.simplicity)")
-
-
-def _show_doubt(out: Output, plan: Plan) -> None:
-    if plan.by_estimates:
-        one = plan.by_estimates
-        say(
-            out,
-            "  sized by the slow end of the estimates' 80% intervals; by the estimates themselves: "
-            f"{one.label}, {dollars(one.usd_per_hour)} an hour ({one.dearer:+.0%})",
-        )
-    doubt = plan.uncertainty
-    if doubt is None or doubt.low_usd_per_hour is None or doubt.high_usd_per_hour is None:
-        return
-    ends = f"{dollars(doubt.low_usd_per_hour)} and {dollars(doubt.high_usd_per_hour)}"
-    late = f", and in {share(doubt.unmet)} some pool cannot keep its targets" if doubt.unmet >= 0.005 else ""
-    say(
-        out,
-        f"  as such estimates err, the same pools cost between {ends} an hour in eight cases of ten; these replicas "
-        f"are enough in {share(doubt.enough)} of cases{late}",
+        f"a million tokens: {tokens}, at mean traffic of {mean:.0%} of the peak; {significant(fleet.watts / 1e3)} kW",
     )
 
 
-def _show_pools(out: Output, fleet: FleetPlan) -> None:
-    columns = [
-        ("pool", "left"), ("model", "left"), ("replicas", "right"), ("each", "left"), ("weights", "left"),
-        ("stack", "left"), ("$/GPU-h", "right"), ("$/h", "right"), ("busy", "right"), ("TTFT", "right"),
-        ("TPOT", "right"), ("limited by", "left"),
-    ]  # fmt: skip
-    print_table(out, table("", columns, [_pool_row(pool) for pool in fleet.pools]))
-    say(out, "  busy, TTFT, TPOT: at the peak, means, for the class that loads the pool most", "dim")
-    for pool in fleet.pools:
-        found, sure = pool.estimate, ""
-        if found.interval:
-            ttft, tpot = (f"{seconds(e[0])} to {seconds(e[1])}" for e in (found.interval.ttft_s, found.interval.tpot_s))
-            sure = f"80% intervals TTFT {ttft}, TPOT {tpot}; "
-        say(out, f"  {pool.name}: {sure}{found.basis}", "dim")
+def _show_pools(out: Output, fleet: FleetPlan, verbose: bool) -> None:
+    columns = ["pool", "model", ">replicas", "replica", ">$/h", ">utilisation"]
+    if verbose:
+        columns += ["weights", "stack", ">$/GPU-h", ">TTFT", ">TPOT", "limited by", "~80% intervals", "~estimate"]
+    show_table(out, columns, [_pool_row(pool, verbose) for pool in fleet.pools])
+    if verbose:
+        say(out, "  utilisation, TTFT, TPOT: at the peak, means, for the class that loads the pool most", "dim")
 
 
-def _pool_row(pool: PoolPlan) -> list[str]:
-    d = pool.deployment
+def _pool_row(pool: PoolPlan, verbose: bool) -> list[str]:
+    d, found = pool.deployment, pool.estimate
     weights = d.precision.id if d.kv_format == "bf16" else f"{d.precision.id}, kv {d.kv_format}"
+    row = [
+        pool.name, d.model.id, f"{pool.replicas:,}", f"{d.accelerator.id} {d.parallelism}",
+        f"{pool.usd_per_hour:,.2f}", share(pool.utilisation),
+    ]  # fmt: skip
+    if not verbose:
+        return row
+    sure = ""
+    if found.interval:
+        ttft, tpot = (f"{seconds(e[0])} to {seconds(e[1])}" for e in (found.interval.ttft_s, found.interval.tpot_s))
+        sure = f"TTFT {ttft}, TPOT {tpot}"
     return [
-        pool.name, d.model.id, f"{pool.replicas:,}", f"{d.parallelism.gpus} x {d.accelerator.id} {d.parallelism}",
-        weights, d.stack.name, f"{pool.usd_per_gpu_hour:.2f}", f"{pool.usd_per_hour:,.2f}", share(pool.utilisation),
-        seconds(pool.estimate.ttft_s), seconds(pool.estimate.tpot_s), pool.limit,
+        *row, weights, d.stack.name, f"{pool.usd_per_gpu_hour:.2f}", seconds(found.ttft_s), seconds(found.tpot_s),
+        pool.limit, sure, found.basis,
     ]  # fmt: skip
 
 
 def _show_routes(out: Output, fleet: FleetPlan) -> None:
-    names = ("class", "targets", "prompts", "share", "goes to", "why")
-    columns = [(name, "right" if name == "share" else "left") for name in names]
-    rows = []
     carried = [(pool, one) for pool in fleet.pools for one in pool.carried]
     carried.sort(key=lambda pair: (pair[1].part.index, -pair[1].share))
+    rows, exempt = [], False
     for pool, one in carried:
-        kind = one.part.request_class
-        wanted = ", ".join(_target(name, t) for name, t in (("TTFT", kind.ttft), ("TPOT", kind.tpot)) if t)
-        part = share(one.share) if one.share >= 0.005 else "<1%"
-        rows.append([kind.name, wanted or "none", _prompts(one), part, pool.name, one.why])
-    print_table(out, table("Routing guide", columns, rows))
+        piece, kind = one.part.slice, one.part.request_class
+        prompts = f"up to {piece.longest_input:,}" if len(kind.slices) > 1 else f"{piece.input_tokens:,.0f}"
+        exempt |= piece.exempt
+        rows.append([
+            kind.name, prompts + (" *" if piece.exempt else ""), share(one.share), pool.name, one.why,
+        ])  # fmt: skip
+    show_table(out, ["class", "prompt tokens", ">share", "goes to", "~why"], rows, "Routing")
+    if exempt:
+        say(out, "  * may miss its TTFT target", "dim")
 
 
-def _prompts(one: Carried) -> str:
-    piece = one.part.slice
-    if len(one.part.request_class.slices) == 1:
-        return f"{piece.input_tokens:,.0f} tokens"
-    return f"up to {piece.longest_input:,}{' (may miss TTFT)' if piece.exempt else ''}"
+def _show_classes(out: Output, fleet: FleetPlan) -> None:
+    kinds = {one.part.request_class.name: one.part.request_class for pool in fleet.pools for one in pool.carried}
+    rows = []
+    for name, cost in fleet.by_class.items():
+        each = (
+            cost.usd_per_million_input, cost.usd_per_million_output, cost.usd_per_million,
+            cost.usd_per_thousand_requests,
+        )  # fmt: skip
+        wanted = [_target(what, t) for what, t in (("TTFT", kinds[name].ttft), ("TPOT", kinds[name].tpot)) if t]
+        rows.append([name, *map(dollars, each), ", ".join(wanted) or "none"])
+    columns = ["class", ">$/M input", ">$/M output", ">$/M tokens", ">$/1,000 requests", "~targets"]
+    show_table(out, columns, rows, "Cost by class")
 
 
 def _target(name: str, target: Target) -> str:
     return f"{name} p{target.percentile * 100:g} {seconds(target.seconds)}"
 
 
-def _show_costs(out: Output, fleet: FleetPlan) -> None:
-    names = ("$/M input", "$/M output", "$/M tokens", "$/1,000 requests")
-    columns = [("class", "left"), *((name, "right") for name in names)]
-    rows = []
-    for name, cost in fleet.by_class.items():
-        each = (cost.usd_per_million_input, cost.usd_per_million_output, cost.usd_per_million)
-        rows.append([name, *map(dollars, each), dollars(cost.usd_per_thousand_requests)])
-    print_table(out, table("", columns, rows))
-
-
 def _show_simulated(out: Output, plan: Plan) -> None:
     if plan.simulated:
-        out.print(Text("Simulated, with the step times that the plan counts with", "bold"))
+        heading(out, "Simulated, with the step times that the plan counts with")
     for one in plan.simulated:
         say(out, f"- {one.name}: {_seen(one)}")
 
@@ -182,8 +179,8 @@ def _seen(one: SimulatedClass) -> str:
     return f"{', '.join(found)}: {verdict}" if found else f"no targets, {one.requests:,} requests served"
 
 
-def _show_rivals(out: Output, plan: Plan, fleet: FleetPlan) -> None:
-    out.print(Text("Beside it", "bold"))
+def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan) -> None:
+    heading(out, "Alternatives")
     used = {pool.deployment.accelerator.vendor for pool in fleet.pools}
     for vendor, one in plan.single_vendor.items():
         same = used == {vendor} and one is not None and one.gpus == fleet.gpus
@@ -207,17 +204,22 @@ def _beside(one: Alternative | None) -> str:
     return f"{one.label}, {dollars(one.usd_per_hour)} an hour ({one.dearer:+.1%})"
 
 
-def _show_flips(out: Output, plan: Plan) -> None:
-    out.print(Text("What would change it", "bold"))
-    for flip in plan.flips:
-        say(out, f"- {_flip(flip)}")
-    for one in plan.lengths:
-        word = "the same accelerators" if one.holds else "another fleet"
-        then = f"{word}, {_beside(one.fleet)}" if one.fleet else "no pool of the fleets above keeps its targets"
-        say(out, f"- prompts {one.factor:g} times as long: {then}")
-    if plan.workload.growth_per_year:
-        for year in plan.years[1:]:
-            say(out, f"- end of year {year.year}, {count(year.requests_per_s)} requests/s: {_beside(year.fleet)}")
+def _show_flips(out: Output, plan: Plan, verbose: bool) -> None:
+    lines: list[str] = [_flip(flip) for flip in plan.flips]
+    if verbose:
+        for one in plan.lengths:
+            word = "the same accelerators" if one.holds else "another fleet"
+            then = f"{word}, {_beside(one.fleet)}" if one.fleet else "no pool of the fleets above keeps its targets"
+            lines.append(f"prompts {one.factor:g} times as long: {then}")
+        if plan.workload.growth_per_year:
+            for year in plan.years[1:]:
+                lines.append(
+                    f"end of year {year.year}, {significant(year.requests_per_s)} requests/s: {_beside(year.fleet)}"
+                )
+    if lines:
+        heading(out, "What would change it")
+    for line in lines:
+        say(out, f"- {line}")
 
 
 def _flip(flip: Flip) -> str:
@@ -232,15 +234,17 @@ def _flip(flip: Flip) -> str:
     return f"{at} ({-flip.change:.0%} off), or with {more}: {flip.becomes.label} is cheaper{doubt}"
 
 
-def _show_rest(out: Output, plan: Plan) -> None:
-    out.print()
-    for item in plan.market.items:
-        if item.id in plan.accelerators:
-            say(out, f"  price of {item.id}: {_price(item, plan.made)}", "dim")
+def _show_rest(out: Output, plan: Plan, verbose: bool) -> None:
+    if verbose:
+        for item in plan.market.items:
+            if item.id in plan.accelerators:
+                say(out, f"price of {item.id}: {_price(item, plan.made)}", "dim")
     for note in plan.workload.notes:
-        say(out, f"  {note}", "dim")
+        say(out, note, "dim")
     if plan.market.left_out:
-        say(out, f"  left out for want of a price: {', '.join(plan.market.left_out)} (--price NAME=USD)", "dim")
+        say(out, f"left out for want of a price: {', '.join(plan.market.left_out)} (--price NAME=USD)", "dim")
+    if not verbose and plan.answered:
+        closing(out, DETAILS)
 
 
 def _price(item: Item, today: str) -> str:

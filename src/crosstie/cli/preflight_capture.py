@@ -5,7 +5,7 @@ import sys
 import click
 
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.show import progress
+from crosstie.cli.progress import progress
 from crosstie.port.capture.report import preflight_capture
 
 

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 import click
 
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.show import console, names, number, print_table, progress, table
+from crosstie.cli.options import names
+from crosstie.cli.progress import progress
+from crosstie.cli.show import console, show_table
+from crosstie.core.figures import number
 from crosstie.port.kernels.report import KernelRow, compilation_json, preflight_kernels
 
 _COLUMNS = (
-    ("kernel", "left"), ("on", "left"), ("configs", "right"), ("LDS", "right"), ("registers", "right"),
-    ("spills", "right"), ("waves/SIMD", "right"), ("matrix", "left"), ("verdict", "left"),
+    "kernel", "on", "verdict", ">configs", ">LDS bytes", ">registers", ">spills", ">waves/SIMD", "~matrix",
 )  # fmt: skip
 
 
@@ -88,12 +90,11 @@ def command(
 
 def _show(rows: Sequence[KernelRow]) -> None:
     if rows:
-        print_table(console(), table("", _COLUMNS, [_cells(row) for row in rows]))
+        show_table(console(), _COLUMNS, [_cells(row) for row in rows])
 
 
 def _cells(row: KernelRow) -> list[str]:
-    waves = "-" if row.waves_per_simd is None else f"{row.waves_per_simd:g}"
     return [
-        row.kernel, row.target, number(row.configurations), number(row.lds_bytes), number(row.registers),
-        number(row.spills), waves, row.matrix, row.verdict,
+        row.kernel, row.target, row.verdict, number(row.configurations), number(row.lds_bytes), number(row.registers),
+        number(row.spills), number(row.waves_per_simd), row.matrix,
     ]  # fmt: skip

@@ -4,15 +4,16 @@ import click
 
 from crosstie.cli.assignments import assigned
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.show import names, progress
+from crosstie.cli.options import complete_models, names, on_option
+from crosstie.cli.progress import progress
 from crosstie.port.preflight.model import ScanDepth, preflight
 
 _KV = ("auto", "bf16", "fp8", "fp8_e5m2")
 
 
 @click.command("model")
-@click.argument("model", metavar="MODEL_DIR")
-@click.option("--on", "accelerators", metavar="A,B", required=True, help="Accelerators, such as mi300x,mi355x,h200.")
+@click.argument("model", metavar="MODEL_DIR", shell_complete=complete_models)
+@on_option("Accelerators, such as mi300x,mi355x,h200.", required=True)
 @click.option(
     "--engine",
     metavar="E[==V]",

@@ -4,7 +4,8 @@ import click
 import msgspec
 
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.show import names, progress
+from crosstie.cli.options import names, on_option
+from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
 from crosstie.port.source.check import SourceReport, preflight_source
 from crosstie.port.source.clang import Opinion
@@ -14,7 +15,7 @@ _MOST_NAMED = 6
 
 @click.command("source")
 @click.argument("path", metavar="DIR_OR_FILE")
-@click.option("--on", "accelerators", metavar="A,B", required=True, help="Accelerators to port to, such as mi300x.")
+@on_option("Accelerators to port to, such as mi300x.", required=True)
 @click.option("--hipify/--no-hipify", default=True, show_default=True, help="Look at what HIPIFY converts and leaves.")
 @click.option(
     "--clang", metavar="PATH", help="Clang for the second opinion. [default: clang-19 or another on the path]"

@@ -1,39 +1,23 @@
 """`crosstie probe`: measures the GPU at hand."""
 
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.show import (
-    arithmetic,
-    bandwidth,
-    console,
-    gigabytes,
-    json_option,
-    names,
-    print_json,
-    print_table,
-    seconds,
-    share,
-    table,
-)
+from crosstie.cli.options import FILE, json_option, names
+from crosstie.cli.progress import progress
+from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.errors import BadInput
-from crosstie.core.progress import OnProgress
+from crosstie.core.figures import arithmetic, bandwidth, gigabytes, seconds, share
 from crosstie.prove.probe.document import Probe, Provenance, Reached, default_name, probe_from, reached, read_probe
 from crosstie.prove.probe.kernels import check_target, ending, run_plan, write_json
 from crosstie.prove.probe.plan import PARTS, plan_of
 
 SHOW = {"bytes_per_s": bandwidth, "flop_per_s": arithmetic, "s": seconds}
-FILE = click.Path(path_type=Path)
 
 
 @click.command("probe")
@@ -81,7 +65,7 @@ def command(
     check_target(output or Path("probe.json"))
     try:
         with progress() as on_progress:
-            document = run_plan(planned, on_progress)
+            document = run_plan(planned, lambda done, total, part: on_progress(done, total, PARTS[part]))
     except KeyboardInterrupt:
         raise BadInput("interrupted before the first measurement; nothing was written") from None
     made = document["provenance"]
@@ -91,22 +75,6 @@ def command(
         raise BadInput(ending(document, target, len(planned["cases"])))
     click.echo(f"written to {target}", err=True)
     return answer(probe_from(msgspec.json.encode(document), target), catalog, as_json)
-
-
-@contextmanager
-def progress() -> Iterator[OnProgress]:
-    """A bar on stderr where that is a terminal, else nothing."""
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
-    )  # fmt: skip
-    with bar:
-        task = bar.add_task("")
-
-        def on_progress(done: int, total: int, part: str) -> None:
-            bar.update(task, completed=done, total=total, description=PARTS[part])
-
-        yield on_progress
 
 
 def answer(probe: Probe, catalog: Catalog, as_json: bool) -> int:
@@ -119,24 +87,17 @@ def answer(probe: Probe, catalog: Catalog, as_json: bool) -> int:
 
 def show(probe: Probe, lines: list[Reached]) -> None:
     out, made = console(), probe.provenance
-    out.print(Text.assemble((made.device, "bold"), f"  {machine(made)}"))
-    columns = [
-        ("", "left"),
-        ("at", "left"),
-        ("reached", "right"),
-        ("peak", "right"),
-        ("of it", "right"),
-        ("peak of", "left"),
-    ]
-    print_table(out, table("", columns, [row(line) for line in lines]))
+    say(out, Text.assemble((made.device, "bold"), f"  {machine(made)}"))
+    columns = ["kernel", "at", ">reached", ">peak", ">of peak", "~peak of"]
+    show_table(out, columns, [row(line) for line in lines])
     if made.accelerator is None:
-        out.print("  the catalog has no accelerator of this name and memory, so no peak stands beside these")
+        say(out, "  the catalog has no accelerator of this name and memory, so no peak stands beside these")
     for part, reason in made.skipped.items():
-        out.print(f"  {part}: skipped, {reason}")
+        say(out, f"  {part}: skipped, {reason}")
     if made.partial:
-        out.print(f"  partial: {made.partial}", soft_wrap=True)
+        say(out, f"  partial: {made.partial}")
     for (kind, reason), times in Counter((failure.kind, failure.reason) for failure in made.failures).items():
-        out.print(f"  {kind}, {times} refused: {reason}", soft_wrap=True)
+        say(out, f"  {kind}, {times} refused: {reason}")
 
 
 def row(line: Reached) -> list[str]:

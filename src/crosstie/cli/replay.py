@@ -8,8 +8,10 @@ import click
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import Trace, find_trace, read_trace
-from crosstie.cli.replay_show import replay_progress, show_result
-from crosstie.cli.show import console, json_option, print_json
+from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.progress import progress
+from crosstie.cli.replay_show import DETAILS, show_result
+from crosstie.cli.show import console, print_json
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.prove.replay.accounts import fleet_usd_per_good_million, replayed
@@ -36,11 +38,12 @@ _KEY = "OPENAI_API_KEY"
 @click.option("--requests", "most", type=click.IntRange(1, 10**7), metavar="N", help="The first N requests.")
 @click.option("--for", "for_s", type=click.FloatRange(0.01, 1e7), metavar="S", help="The first S seconds.")
 @click.option("--start", type=click.IntRange(0, 10**9), default=0, metavar="N", help="Leave out the first N requests.")
-@click.option("--fleet", type=click.Path(path_type=Path), metavar="FILE", help="Targets and prices of the fleet.")
+@click.option("--fleet", type=FILE, metavar="FILE", help="Targets and prices of the fleet.")
+@verbose_option(DETAILS)
 @json_option
 def command(
     trace: str, url: str, model: str, class_name: str | None, rate: float | None, speed: float, most: int | None,
-    for_s: float | None, start: int, fleet: Path | None, as_json: bool,
+    for_s: float | None, start: int, fleet: Path | None, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Sends the requests of TRACE at their times, whatever has been answered by then, and measures the answers.
 
@@ -62,17 +65,17 @@ def command(
     requests: list[TimedRequest] = from_trace(
         read, class_name=class_name, requests_per_s=rate, requests=most, seconds=for_s, start=start, longest=longest
     )
-    with replay_progress() as (_, track):
+    with progress() as on_progress:
         outcomes, spent = replayed(
             url, model, requests, speed=speed, api_key=os.environ.get(_KEY) or None,
-            on_ended=lambda done, failed: track(trace, len(requests), done, failed),
+            on_progress=on_progress,
         )  # fmt: skip
     result = result_of(outcomes, targets_of(promised) if promised else {})
     per_good = fleet_usd_per_good_million(promised, result) if promised else None
     if as_json:
         print_json(result_document(result, spent, per_good))
     else:
-        show_result(console(), result, spent, per_good, speed)
+        show_result(console(), result, spent, per_good, speed, verbose)
     return 1 if result.failed else 0
 
 

@@ -1,20 +1,20 @@
 """`crosstie serve`: one OpenAI-compatible endpoint over the pools of a fleet file."""
 
-from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from crosstie.catalog.fleet_text import example_fleet_text
 from crosstie.cli.observing import observed
-from crosstie.cli.show import console, json_option, print_json, print_table, table
+from crosstie.cli.options import FILE, json_option
+from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.fleet import Policy, Pool
 from crosstie.run.service.observers import Observers
 from crosstie.run.service.start import Served, ServeOptions, run, would_serve
 
 
 @click.command("serve")
-@click.argument("file", required=False, metavar="[FLEET.toml]", type=click.Path(path_type=Path))
+@click.argument("file", required=False, metavar="[FLEET.toml]", type=FILE)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 for everyone.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
 @click.option("--policy", type=click.Choice(get_args(Policy)), help="Instead of the file's.")
@@ -86,12 +86,12 @@ def _show(served: Served, as_json: bool) -> None:
         return
     out = console()
     what = "EMULATED, no GPU runs: " if options.emulate else ""
-    out.print(f"{what}{fleet.name}: {len(fleet.pools)} pools, ${fleet.usd_per_hour:,.2f} an hour, {fleet.policy}")
+    say(out, f"{what}{fleet.name}: {len(fleet.pools)} pools, ${fleet.usd_per_hour:,.2f} an hour, {fleet.policy}")
     rows = [
         [
             pool.name,
             f"{len(pool.hosts)} models, some at a time" if pool.hosts else pool.model,
-            f"{pool.parallelism.gpus} x {pool.accelerator} {pool.parallelism}" if pool.accelerator else "any",
+            f"{pool.accelerator} {pool.parallelism}" if pool.accelerator else "any",
             str(pool.replicas),
             f"{pool.max_in_flight:,}",
             f"{max(one.max_context for one in pool.by_model()):,}",
@@ -99,14 +99,11 @@ def _show(served: Served, as_json: bool) -> None:
         ]
         for pool in fleet.pools
     ]
-    columns = [
-        ("pool", "left"), ("model", "left"), ("each", "left"), ("replicas", "right"), ("in flight", "right"),
-        ("context", "right"), ("backends", "left"),
-    ]  # fmt: skip
-    print_table(out, table("", columns, rows))
+    columns = ["pool", "model", "replica", ">replicas", ">in flight", ">context", "~backends"]
+    show_table(out, columns, rows)
     if url is not None:
-        out.print(f"serving at {url}" + (f", {options.workers} workers" if options.workers > 1 else ""))
-        out.print(f"try: crosstie explain --url {url.removesuffix('/v1')} --model {fleet.pools[0].model}")
+        say(out, f"serving at {url}" + (f", {options.workers} workers" if options.workers > 1 else ""))
+        say(out, f"try: crosstie explain --url {url.removesuffix('/v1')} --model {fleet.pools[0].model}")
 
 
 def _addresses(pool: Pool) -> list[str]:

@@ -1,23 +1,22 @@
-"""How numbers, tables and JSON look on a terminal: the one place where SI becomes GB and ms."""
+"""The screen: prose, tables and JSON. Nothing is cut at any width: the terminal's, that of COLUMNS, or 80 in a pipe."""
 
 import json
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from textwrap import wrap
 from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from crosstie.core.progress import OnProgress
-from crosstie.core.units import significant
-
-PLAIN_WIDTH = 160
-# Columns of prose, which may take several lines.
-FOLDING = ("source", "title", "layers", "name", "stores linear layers as", "why", "claim", "computed")
+_GAP = 2
+# Between values of a block, which have their names in front.
+_BETWEEN = 3
+# A column of prose is not made narrower than this: the table becomes blocks instead.
+_NARROWEST = 24
 
 
 class Output(Console):
@@ -28,29 +27,32 @@ class Output(Console):
 
 
 def console() -> Output:
-    """Colour only on terminals that want it; elsewhere plain text, wide enough not to fold tables."""
-    made = Output(highlight=False, markup=False, emoji=False)
-    return (
-        made
-        if made.is_terminal
-        else Output(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH, no_color=True)
-    )
+    """Colour only on terminals that want it."""
+    return Output(highlight=False, markup=False, emoji=False)
 
 
-def print_table(out: Console, made: Table) -> None:
-    """Never cuts a cell: a table that needs more than the terminal has is printed whole, and wraps there."""
-    terminal = out.width
-    # rich leaves the gaps between columns out of its minimum.
-    gaps = 2 * len(made.columns)
-    needed = out.measure(made, options=out.options.update_width(1000)).minimum + gaps
-    out.width = max(terminal, needed)
-    out.print(made)
-    out.width = terminal
+def say(out: Console, text: str | Text, style: str = "", *, hang: int | None = None) -> None:
+    """A line, wrapped on words under its own indentation, or `hang` columns in. A word that is too long for the width,
+    such as a path, stays whole."""
+    whole = Text(text) if isinstance(text, str) else text
+    plain = whole.plain
+    indent = len(plain) - len(plain.lstrip(" ").removeprefix("- ")) if hang is None else hang
+    first, at = whole[:indent], indent
+    room = max(out.width - indent, 1)
+    for line in wrap(plain[indent:], room, break_long_words=False, break_on_hyphens=False) or [""]:
+        begin = plain.index(line, at)
+        at = begin + len(line)
+        out.print(first + whole[begin:at], style=style, soft_wrap=True)
+        first = Text(" " * indent)
 
 
-def say(out: Output, text: str | Text, style: str = "") -> None:
-    """A line as long as it gets: the terminal wraps it, a file keeps it whole."""
-    out.print(text, style=style, soft_wrap=True)
+def heading(out: Console, text: str) -> None:
+    say(out, Text(text, "bold"))
+
+
+def closing(out: Console, details: str) -> None:
+    """The last line of an answer that has more to say."""
+    say(out, f"-v for {details}", "dim")
 
 
 def json_text(value: Any) -> str:
@@ -61,111 +63,104 @@ def print_json(value: Any) -> None:
     click.echo(json_text(value))
 
 
-@contextmanager
-def spinner() -> Iterator[Callable[[str], None]]:
-    """What is being done, on a terminal's error stream, for work that may take a second; silent elsewhere."""
-    progress = Console(stderr=True, highlight=False, markup=False)
-    if not progress.is_terminal:
-        yield lambda _: None
+def show_table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+    """A table where it fits, else a block for each row. Headings begin with ">" where cells stand to the right, and
+    with "~" where they are prose that may wrap."""
+    cells = [list(row) for row in rows]
+    if title:
+        heading(out, title)
+    widths = _widths(columns, cells, out.width)
+    if widths is None:
+        _show_blocks(out, columns, cells)
         return
-    with progress.status("") as status:
-        yield status.update
+    made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
+    for column, width in zip(columns, widths, strict=True):
+        made.add_column(
+            Text(_name(column)), justify="right" if column.startswith(">") else "left", width=width, overflow="fold"
+        )
+    for row in cells:
+        made.add_row(*map(Text, row))
+    out.print(made)
 
 
-@contextmanager
-def progress() -> Iterator[OnProgress]:
-    """The same for calls that count: takes what they report as `on_progress`."""
-    with spinner() as say:
-        yield lambda done, total, what: say(f"{what}: {done:,} of {total:,}" if total else what)
+def _name(column: str) -> str:
+    return column.lstrip("~>")
 
 
-def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")(function)
+def _widest(texts: Iterable[str]) -> int:
+    return max(map(cell_len, texts), default=0)
 
 
-def table(title: str, columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> Table:
-    """Columns are (heading, "left" or "right")."""
-    made = Table(title=title or None, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
-    for heading, side in columns:
-        folds = heading in FOLDING
-        made.add_column(heading, justify="left" if side == "left" else "right", overflow="fold", no_wrap=not folds)
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
+    """Of each column; None where they do not fit. Headings wrap on words before a table is given up."""
+    room -= _GAP * (len(columns) - 1)
+    whole, found = [], []
+    for i, column in enumerate(columns):
+        held = [row[i] for row in rows]
+        whole.append(_widest([_name(column), *held]))
+        least = _widest(_name(column).split())
+        if column.startswith("~"):
+            words = _widest(word for cell in held for word in cell.split())
+            found.append(min(whole[i], max(least, words, _NARROWEST)))
+        else:
+            found.append(max(least, _widest(held)))
+    left = room - sum(found)
+    if left < 0:
+        return None
+    # What is left goes to headings that then take one line, and to prose.
+    for i in sorted(range(len(columns)), key=lambda i: (columns[i].startswith("~"), whole[i] - found[i])):
+        more = whole[i] - found[i]
+        if columns[i].startswith("~"):
+            more = min(more, left)
+        if more <= left:
+            found[i] += more
+            left -= more
+    return found
+
+
+def _show_blocks(out: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """The first cell as a heading, short cells side by side, the same ones below each other, and prose under them."""
+    room = out.width - 2
+    values = [_widest(row[i] for row in rows) for i in range(len(columns))]
+    # What has no name, such as a bar, only goes with a table.
+    named = [i for i in range(1, len(columns)) if _name(columns[i])]
+    prose = [i for i in named if columns[i].startswith("~") or len(_name(columns[i])) + 1 + values[i] > room]
+    short = [i for i in named if i not in prose]
+    for beside in range(len(short), 0, -1):
+        stacks = [short[at::beside] for at in range(beside)]
+        labels = [_widest(_name(columns[i]) for i in stack) for stack in stacks]
+        widths = [label + 1 + max(values[i] for i in stack) for label, stack in zip(labels, stacks, strict=True)]
+        if sum(widths) + _BETWEEN * (beside - 1) <= room or beside == 1:
+            break
     for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
-    return made
+        heading(out, row[0] or "-")
+        for begin in range(0, len(short), beside):
+            line = Text("  ")
+            for i, label, width in zip(short[begin : begin + beside], labels, widths, strict=False):
+                line.append(_name(columns[i]).ljust(label + 1), "dim")
+                line.append(row[i] + " " * (width + _BETWEEN - label - 1 - cell_len(row[i])))
+            line.rstrip()
+            out.print(line, soft_wrap=True)
+        for i in prose:
+            if row[i]:
+                say(out, Text.assemble("  ", (f"{_name(columns[i])}: ", "dim"), row[i]))
 
 
-def names(text: str | None) -> list[str]:
-    """A comma-separated option as a list."""
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
-
-
-def number(value: object) -> str:
-    """A cell of a list: numbers with separators, nothing as a dash."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return significant(value, 4)
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def gigabytes(value: float) -> str:
-    return f"{value / 1e9:,.1f} GB" if value >= 1e9 or value == 0 else f"{value / 1e6:,.1f} MB"
-
-
-def kibibytes(value: float) -> str:
-    return f"{value / 1024:,.1f} KiB" if value >= 1024 else f"{value:,.0f} B"
-
-
-def seconds(value: float) -> str:
-    if not math.isfinite(value):
-        return "never"
-    if value < 1e-3:
-        return f"{value * 1e6:.3g} us" if value < 1e-5 else f"{value * 1e6:.0f} us"
-    if value < 10:
-        return f"{value * 1e3:,.3g} ms" if value < 0.1 else f"{value * 1e3:,.0f} ms"
-    return f"{value:,.0f} s"
-
-
-def count(value: float) -> str:
-    return significant(value)
-
-
-def bandwidth(value: float) -> str:
-    """Bytes per second."""
-    return f"{significant(value / 1e12)} TB/s" if value >= 1e12 else f"{significant(value / 1e9)} GB/s"
-
-
-def arithmetic(value: float) -> str:
-    """Floating-point operations per second."""
-    return f"{significant(value / 1e12)} TFLOP/s"
-
-
-def share(value: float) -> str:
-    return f"{value:.0%}"
-
-
-def parameters(value: float) -> str:
-    return f"{value / 1e12:,.2f} T" if value >= 1e12 else f"{value / 1e9:,.2f} B"
-
-
-def usd(value: float) -> str:
-    """Dollars as a bill shows them."""
-    if abs(value) >= 1e6:
-        return f"{value / 1e6:,.2f} M"
-    return significant(value)
-
-
-def many(value: float) -> str:
-    """Counts that nobody counts."""
-    if value >= 1e9:
-        return f"{significant(value / 1e9)} billion"
-    return f"{significant(value / 1e6)} million" if value >= 1e6 else f"{value:,.0f}"
-
-
-def dollars(value: float) -> str:
-    """With its sign, down to cents and below."""
-    if value >= 1e6:
-        return f"${value / 1e6:,.2f}M"
-    if value >= 1e3:
-        return f"${value:,.0f}"
-    return f"${value:,.2f}" if value >= 0.1 or value == 0 else f"${significant(value, 2)}"
+def show_scorecard(out: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Read across: a row is a quantity, a column a name. Names that do not fit beside the others go below them."""
+    first = _widest(row[0] for row in rows)
+    begin = 0
+    while begin < len(names):
+        end, width = begin, first
+        while end < len(names):
+            width += _GAP + _widest([names[end], *(row[end + 1] for row in rows)])
+            if width > out.width and end > begin:
+                break
+            end += 1
+        if begin:
+            out.print()
+        show_table(
+            out, ["", *(f">{name}" for name in names[begin:end])],
+            [[row[0], *row[1 + begin : 1 + end]] for row in rows],
+        )  # fmt: skip
+        begin = end

@@ -5,15 +5,16 @@ from pathlib import Path
 import click
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.show import console, json_option, names, print_json, print_table, share, table
+from crosstie.cli.options import FILE, json_option, names, verbose_option
+from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
+from crosstie.core.figures import share
 from crosstie.prove.calibration.results import read_results
-from crosstie.prove.calibration.tax import SHIPPED_RESULTS, Reading, Release, Tax, Trend, tax
+from crosstie.prove.calibration.tax import SHIPPED_RESULTS, Reading, Release, Series, Tax, Trend, tax
 from crosstie.web.chart import check_ending
 from crosstie.web.tax_chart import draw_tax
 
-FILE = click.Path(path_type=Path)
-_MODELS_SHOWN = 2
+_DETAILS = "every release with its spread, all trends, and which models were measured"
 
 
 @click.command("tax")
@@ -22,10 +23,11 @@ _MODELS_SHOWN = 2
 @click.option("--model", "models", metavar="M,...", help="Only these models.")
 @click.option("--engine", "engines", metavar="E,...", help="Only these engines.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw it over time (.svg, .png, .pdf).")
+@verbose_option(_DETAILS)
 @json_option
 def command(
     results: tuple[Path, ...], accelerators: str | None, models: str | None, engines: str | None, plot: Path | None,
-    as_json: bool,
+    verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The software tax over time, from measured RESULTS (by default those that Crosstie ships).
 
@@ -56,7 +58,7 @@ def command(
         click.echo(f"none of the {found.rows:,} results is left: {_reasons(found, any(only))}", err=True)
         return 1
     if not as_json:
-        show(found)
+        show(found, verbose)
     if plot:
         draw_tax(found.groups, plot)
         click.echo(f"drawn as {plot}", err=True)
@@ -76,31 +78,46 @@ def _reasons(found: Tax, filtered: bool) -> str:
     return f"{first[0]} ({first[1]:,})" if first else "the files have no rows"
 
 
-def show(found: Tax) -> None:
+def show(found: Tax, verbose: bool) -> None:
     out = console()
-    columns = [(name, "left") for name in ("accelerator", "engine", "release", "date")]
-    columns += [(name, "right") for name in ("of roofline", "10th-90th", "points", "above")] + [("models", "left")]
-    print_table(out, table("", columns, [row(group) for group in found.groups]))
-    for trend in found.trends:
-        out.print(f"- {sentence(trend)}", soft_wrap=True)
+    if verbose:
+        columns = ["release", "date", ">of roofline", ">10th-90th", ">points", ">above", "~models"]
+        show_table(out, columns, [_row(group) for group in found.groups])
+        for trend in found.trends:
+            say(out, f"- {sentence(trend)}")
+    else:
+        latest = {group.series: group for group in sorted(found.groups, key=lambda group: group.date)}
+        rows = [[*_series(series), latest[series].release, _of_roofline(latest[series])] for series in sorted(latest)]
+        show_table(out, ["accelerator", "engine", "latest release", ">of roofline"], rows)
+        rows = [
+            [*_series(trend.series), f"{trend.first.release} to {trend.last.release}", f"{trend.ratio:.2f}x"]
+            for trend in found.trends if trend.common_points
+        ]  # fmt: skip
+        if rows:
+            columns = ["accelerator", "engine", "releases", ">speed-up"]
+            show_table(out, columns, rows, "Speed-up, on operating points that both releases have")
     left_out = sum(found.left_out.values())
-    out.print(
-        f"  {found.points:,} operating points of {found.rows:,} rows; {left_out:,} points or rows left out", style="dim"
-    )
+    say(out, f"{found.points:,} operating points of {found.rows:,} rows; {left_out:,} points or rows left out", "dim")
     if found.above_roofline:
-        out.print(f"  {len(found.above_roofline):,} points above their roofline, in no median: see --json", style="dim")
-    out.print("  AMD results are published by others; Crosstie has run nothing on AMD", style="dim")
+        say(out, f"{len(found.above_roofline):,} points above their roofline, in no median: see --json", "dim")
+    say(out, "AMD results are published by others; Crosstie has run nothing on AMD", "dim")
+    if not verbose:
+        closing(out, _DETAILS)
 
 
-def row(group: Release) -> list[str]:
-    accelerator, engine, campaign = group.series
+def _of_roofline(group: Release) -> str:
+    return share(group.median) if group.median is not None else "-"
+
+
+def _series(series: Series) -> list[str]:
+    return [series.accelerator, f"{series.engine} {series.campaign}".strip()]
+
+
+def _row(group: Release) -> list[str]:
     spread = f"{share(group.p10)}-{share(group.p90)}" if group.p10 is not None and group.p90 is not None else "-"
-    more = len(group.models) - _MODELS_SHOWN
-    shown = ", ".join(group.models[:_MODELS_SHOWN]) + (f" +{more}" if more > 0 else "")
     return [
-        accelerator, f"{engine} {campaign}".strip(), group.release, group.date or "undated",
-        share(group.median) if group.median is not None else "-", spread, f"{group.points:,}",
-        f"{group.above_roofline:,}" if group.above_roofline else "", shown,
+        f"{group.series} {group.release}", group.date or "undated", _of_roofline(group), spread, f"{group.points:,}",
+        f"{group.above_roofline:,}" if group.above_roofline else "", ", ".join(group.models),
     ]  # fmt: skip
 
 

@@ -8,9 +8,11 @@ import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.assignments import amount, assigned, assigned_or_common, fraction
-from crosstie.cli.options import Replica, model_argument, replica_options
-from crosstie.cli.show import json_option, names, print_json
-from crosstie.cli.tco_show import show, to_json
+from crosstie.cli.options import FILE, json_option, model_argument, names, on_option, verbose_option
+from crosstie.cli.progress import progress
+from crosstie.cli.replica import Replica, replica_options
+from crosstie.cli.show import print_json
+from crosstie.cli.tco_show import DETAILS, show, to_json
 from crosstie.core.accelerator import Accelerator
 from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.decide.cost.choices import Successor, mean_slip_months
@@ -23,7 +25,7 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 
 @click.command("tco")
 @model_argument
-@click.option("--on", "accelerators", required=True, metavar="A,B,...", help="Accelerators to buy one of.")
+@on_option("Accelerators to buy one of.", required=True)
 @click.option("--gpus", type=int, default=8, show_default=True, metavar="N", help="Accelerators bought, of each.")
 @click.option("--years", type=float, default=3.0, show_default=True, metavar="Y", help="Horizon.")
 @click.option("--purchase", multiple=True, metavar="A=USD", help="Price of one, before discounts. [default: catalog]")
@@ -44,9 +46,12 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 @click.option("--api", "ask_apis", is_flag=True, help="Also: an API instead, at what providers charge for the model.")
 @click.option("--api-input", type=float, metavar="USD", help="An API of your own: USD per million input tokens.")
 @click.option("--api-output", type=float, metavar="USD", help="USD per million output tokens of that API.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw the tornado (.svg, .png, .pdf).")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw the tornado (.svg, .png, .pdf).")
+@verbose_option(DETAILS)
 @json_option
-def command(model: str, accelerators: str, replica: Replica, plot: Path | None, as_json: bool, **terms: Any) -> int:
+def command(
+    model: str, accelerators: str, replica: Replica, plot: Path | None, verbose: bool, as_json: bool, **terms: Any
+) -> int:
     """What owning each accelerator costs over --years for one MODEL: the bill, and USD per million output tokens.
 
     \b
@@ -69,7 +74,8 @@ def command(model: str, accelerators: str, replica: Replica, plot: Path | None, 
     card = replica.scorecard(catalog, model, accelerators)
     request = _request(catalog, [entry.accelerator for entry in card.entries], **terms)
     try:
-        answer = tco(catalog, card, request)
+        with progress("drawing samples"):
+            answer = tco(catalog, card, request)
     except DoesNotFit as error:
         click.echo(str(error), err=True)
         return 1
@@ -78,7 +84,7 @@ def command(model: str, accelerators: str, replica: Replica, plot: Path | None, 
     if as_json:
         print_json(to_json(answer))
     else:
-        show(answer)
+        show(answer, verbose)
     if plot:
         click.echo(f"drawn as {plot}", err=True)
     return 0

@@ -8,7 +8,9 @@ from rich.text import Text
 
 from crosstie.catalog.prices import Price
 from crosstie.cli.fit import deployment_json, describe
-from crosstie.cli.show import Output, console, count, many, print_table, seconds, share, table, usd
+from crosstie.cli.show import Output, closing, console, say, show_scorecard, show_table
+from crosstie.core.figures import dollars, many, plural, seconds, share
+from crosstie.core.units import significant
 from crosstie.decide.compare.scorecard import Entry
 from crosstie.decide.cost.assessment import service_gap
 from crosstie.decide.cost.choices import ApiQuote, HostOrApi
@@ -16,27 +18,50 @@ from crosstie.decide.cost.ownership import LINES, Option, Ownership, price_span
 from crosstie.decide.cost.prices import Quote
 from crosstie.decide.cost.tco import ApiComparison, ApiMarket, RentComparison, Tco, WaitComparison
 
+DETAILS = "the whole bill, break-evens, what moves it most, and what it rests on"
+# Of the verdicts: who costs less, and why.
+_ANSWERS = 2
 HONEST = "Crosstie has run nothing on AMD; its throughputs rest on published results."
 
 
-def show(answer: Tco) -> None:
+def show(answer: Tco, verbose: bool) -> None:
     out, card, assessed = console(), answer.card, answer.assessed
-    out.print(Text.assemble((card.model.name, "bold"), f"  {describe(card.model)}"))
     load, bills = card.load, list(assessed.bills.values())
-    out.print(f"  {load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight")
-    out.print(f"  {bills[0].option.gpus:,} GPUs of each, owned for {assessed.years:g} years; amounts in USD")
-    columns = [("", "left"), *((bill.option.name, "right") for bill in bills)]
-    print_table(out, table("", columns, rows(answer, bills)))
+    about = f"  {describe(card.model)}" if verbose else ""
+    say(out, Text.assemble((card.model.name, "bold"), about))
+    say(out, f"  {load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight")
+    say(out, f"  {bills[0].option.gpus:,} GPUs of each, owned for {assessed.years:g} years")
+    if verbose:
+        show_scorecard(out, [bill.option.name for bill in bills], scorecard(answer, bills))
+    else:
+        columns = ["accelerator", ">price of one", ">total", ">$/GPU-hour", ">$/M output tokens"]
+        columns += [">80% interval", *([">cheapest in"] if len(bills) > 1 else [])]
+        show_table(out, columns, [_row(answer, bill)[: len(columns)] for bill in bills])
     for entry in card.entries:
         if entry.problem:
-            out.print(f"  {entry.accelerator.id}: {entry.problem}")
-    for sentence in [*assessed.verdicts, *choice_sentences(answer)]:
-        out.print(f"- {sentence}", soft_wrap=True)
-    out.print()
-    show_grounds(out, answer, bills)
+            say(out, f"  {entry.accelerator.id}: {entry.problem}")
+    for sentence in [*assessed.verdicts[: None if verbose else _ANSWERS], *choice_sentences(answer)]:
+        say(out, f"- {sentence}")
+    if verbose:
+        show_grounds(out, answer, bills)
+    if any(entry.accelerator.vendor == "AMD" for entry in answer.running):
+        say(out, HONEST, "dim")
+    say(out, "assumptions, ranges and sources: `crosstie catalog show costs`; --set KEY=VALUE changes one", "dim")
+    if not verbose:
+        closing(out, DETAILS)
 
 
-def rows(answer: Tco, bills: Sequence[Ownership]) -> list[list[str]]:
+def _row(answer: Tco, bill: Ownership) -> list[str]:
+    name = bill.option.name
+    spread = next(one for one in answer.assessed.risk.spreads if one.option == name)
+    return [
+        name, dollars(bill.option.price.usd), dollars(bill.total_usd), dollars(bill.usd_per_gpu_hour),
+        dollars(answer.assessed.usd_per_mtok[name]), f"{dollars(spread.low)} to {dollars(spread.high)}",
+        share(spread.cheapest),
+    ]  # fmt: skip
+
+
+def scorecard(answer: Tco, bills: Sequence[Ownership]) -> list[list[str]]:
     """One line a quantity: what is bought, what it does, what it costs."""
     pairs = [(entry.deployment, entry.estimate) for entry in answer.running]
     spreads = {spread.option: spread for spread in answer.assessed.risk.spreads}
@@ -44,53 +69,48 @@ def rows(answer: Tco, bills: Sequence[Ownership]) -> list[list[str]]:
     options = [bill.option for bill in bills]
     ranges = [_price_range(option) for option in options]
     return [
-        ["price of one", *(usd(option.price.usd) for option in options)],
+        ["price of one", *(dollars(option.price.usd) for option in options)],
         *([["  from what to what", *ranges]] if any(text != "-" for text in ranges) else []),
         ["discount", *(share(option.discount) for option in options)],
-        ["GPUs a replica", *(f"{d.parallelism.gpus} ({d.parallelism})" if d else "-" for d, _ in pairs)],
+        ["GPUs per replica", *(f"{d.parallelism.gpus} ({d.parallelism})" if d else "-" for d, _ in pairs)],
         ["TPOT", *(seconds(e.tpot_s) if e else "-" for _, e in pairs)],
-        ["output tokens/s a GPU", *(_rate(option) for option in options)],
+        ["output tokens/s per GPU", *(_rate(option) for option in options)],
         ["  80% interval", *(_rate_interval(option) for option in options)],
-        ["IT power a GPU, rated", *(f"{bill.watts_per_gpu:,.0f} W" for bill in bills)],
-        *([label, *(usd(bill.usd[line]) for bill in bills)] for line, label in LINES.items()),
-        ["total", *(usd(bill.total_usd) for bill in bills)],
-        ["per GPU-hour", *(usd(bill.usd_per_gpu_hour) for bill in bills)],
-        ["per million output tokens", *(usd(answer.assessed.usd_per_mtok[bill.option.name]) for bill in bills)],
-        ["  80% of samples", *(f"{usd(spread.low)} to {usd(spread.high)}" for spread in samples)],
+        ["IT power per GPU, rated", *(f"{bill.watts_per_gpu:,.0f} W" for bill in bills)],
+        *([label, *(dollars(bill.usd[line]) for bill in bills)] for line, label in LINES.items()),
+        ["total", *(dollars(bill.total_usd) for bill in bills)],
+        ["per GPU-hour", *(dollars(bill.usd_per_gpu_hour) for bill in bills)],
+        ["per million output tokens", *(dollars(answer.assessed.usd_per_mtok[bill.option.name]) for bill in bills)],
+        ["  80% interval", *(f"{dollars(spread.low)} to {dollars(spread.high)}" for spread in samples)],
         *([["  cheapest in", *(share(spread.cheapest) for spread in samples)]] if len(samples) > 1 else []),
     ]
 
 
 def _price_range(option: Option) -> str:
     span = price_span(option.price)
-    return "-" if span.is_exact else f"{usd(span.low)} to {usd(span.high)}"
+    return "-" if span.is_exact else f"{dollars(span.low)} to {dollars(span.high)}"
 
 
 def _rate(option: Option) -> str:
     span = option.output_tokens_per_s_per_gpu
-    return count(span.likely) if span else "-"
+    return significant(span.likely) if span else "-"
 
 
 def _rate_interval(option: Option) -> str:
     span = option.output_tokens_per_s_per_gpu
-    return f"{count(span.low)} to {count(span.high)}" if span and not span.is_exact else "-"
+    return f"{significant(span.low)} to {significant(span.high)}" if span and not span.is_exact else "-"
 
 
 def show_grounds(out: Output, answer: Tco, bills: Sequence[Ownership]) -> None:
     """What the numbers rest on."""
     for bill in bills:
-        out.print(f"  {price_ground(bill.option, answer.sources)}", style="dim", soft_wrap=True)
+        say(out, f"  {price_ground(bill.option, answer.sources)}", "dim")
     for entry in answer.running:
         if entry.estimate:
-            out.print(f"  {entry.accelerator.id}: {entry.estimate.basis}", style="dim", soft_wrap=True)
+            say(out, f"  {entry.accelerator.id}: {entry.estimate.basis}", "dim")
     if answer.apis and answer.apis.sources:
         origins = sorted({price.output.source for price in answer.apis.sources})
-        out.print(f"  API prices: {'; '.join(origins)}", style="dim", soft_wrap=True)
-    if any(entry.accelerator.vendor == "AMD" for entry in answer.running):
-        out.print(f"  {HONEST}", style="dim")
-    out.print(
-        "  assumptions, ranges and sources: `crosstie catalog show costs`; --set KEY=VALUE changes one", style="dim"
-    )
+        say(out, f"  API prices: {'; '.join(origins)}", "dim")
 
 
 def price_ground(option: Option, sources: dict[str, list[Price]]) -> str:
@@ -99,17 +119,13 @@ def price_ground(option: Option, sources: dict[str, list[Price]]) -> str:
     if price.is_given:
         return f"{option.name}: price given"
     span = price_span(price)
-    opening = f"{option.name}: {price.kind} price {usd(price.usd)}, {usd(span.low)} to {usd(span.high)}"
-    told = "; ".join(f"{p.provider} {usd(p.amount.value)} ({p.amount.basis}, {p.amount.date})" for p in behind)
+    opening = f"{option.name}: {price.kind} price {dollars(price.usd)}, {dollars(span.low)} to {dollars(span.high)}"
+    told = "; ".join(f"{p.provider} {dollars(p.amount.value)} ({p.amount.basis}, {p.amount.date})" for p in behind)
     if price.low == price.high:
         same = "one source" if price.prices == 1 else f"{price.prices} prices that agree"
         return f"{opening} ({same}, so a fifth either way is assumed): {told}"
-    providers = count_of(len({p.provider for p in behind}), "source")
-    return f"{opening} (median of {providers}, {count_of(price.prices, 'price')}, {dates(price)}): {told}"
-
-
-def count_of(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    providers = plural(len({p.provider for p in behind}), "source")
+    return f"{opening} (median of {providers}, {plural(price.prices, 'price')}, {dates(price)}): {told}"
 
 
 def dates(quote: Quote | ApiQuote) -> str:
@@ -139,8 +155,8 @@ def idle_sentence(entry: Entry, bill: Ownership) -> str:
 def rent_sentence(rented: RentComparison) -> str:
     quote, usual = rented.rent, rented.choices[1]
     what = "given" if quote.is_given else f"{quote.kind}, {_range(quote)}"
-    opening = f"Rent {rented.name} at {usual.rent_usd_per_hour:.2f} USD an hour ({what}) or own at "
-    opening += f"{usual.owned_usd_per_hour:.2f}: "
+    opening = f"Rent {rented.name} at {dollars(usual.rent_usd_per_hour)} an hour ({what}) or own at "
+    opening += f"{dollars(usual.owned_usd_per_hour)}: "
     months = f"; the outlay is back after {usual.payback_months:.0f} months" if usual.payback_months else ""
     if quote.kind == "rent-3-years":
         more = "less" if usual.buy_wins_around_the_clock else "more"
@@ -154,7 +170,9 @@ def rent_sentence(rented: RentComparison) -> str:
 
 
 def _range(quote: Quote) -> str:
-    ends = f"{quote.low:.2f} to {quote.high:.2f} over {quote.prices} prices" if quote.prices > 1 else "one price"
+    ends = (
+        f"{dollars(quote.low)} to {dollars(quote.high)} over {quote.prices} prices" if quote.prices > 1 else "one price"
+    )
     return f"{ends}, {dates(quote)}"
 
 
@@ -162,9 +180,9 @@ def api_sentences(apis: ApiMarket, model: str) -> list[str]:
     quote = apis.quote
     if quote.is_given:
         return [given_api_sentence(one.name, one.choices[1]) for one in apis.options]
-    how_many = f"{count_of(len(quote.providers), 'provider')}, {count_of(quote.prices, 'price')}, {dates(quote)}"
-    ends = f"{quote.low:.3g} ({quote.cheapest}) to {quote.high:.3g} ({quote.dearest})"
-    opening = f"APIs sell {model} at {ends} USD per million output tokens, prompts included, median {quote.usd:.3g}"
+    how_many = f"{plural(len(quote.providers), 'provider')}, {plural(quote.prices, 'price')}, {dates(quote)}"
+    ends = f"{dollars(quote.low)} ({quote.cheapest}) to {dollars(quote.high)} ({quote.dearest})"
+    opening = f"APIs sell {model} at {ends} per million output tokens, prompts included, median {dollars(quote.usd)}"
     return [f"{opening} ({how_many}).", *(listed_api_sentence(one, quote) for one in apis.options)]
 
 
@@ -172,10 +190,10 @@ def listed_api_sentence(one: ApiComparison, quote: ApiQuote) -> str:
     least, usual, most = one.choices
     name, mine = one.name, usual.own_usd_per_mtok
     winner = f"{name} beats the median API" if usual.fleet_wins else f"The median API beats {name}"
-    beaten = f"cheaper than {quote.dearer_than(mine)} of {count_of(len(quote.providers), 'provider')}"
+    beaten = f"cheaper than {quote.dearer_than(mine)} of {plural(len(quote.providers), 'provider')}"
     levels = f"with the cheapest at {_level(least)}, with the dearest at {_level(most)}"
     return (
-        f"{winner}: {mine:.3g} against {quote.usd:.3g}, {beaten}; level with the median at "
+        f"{winner}: {dollars(mine)} against {dollars(quote.usd)}, {beaten}; level with the median at "
         f"{_level(usual, 'output tokens a day', 'of what the fleet can do')}, {levels}."
     )
 
@@ -187,7 +205,7 @@ def _level(choice: HostOrApi, unit: str = "", of: str = "") -> str:
 
 
 def given_api_sentence(name: str, choice: HostOrApi) -> str:
-    sums = f"{choice.own_usd_per_mtok:.3g} against {choice.api_usd_per_mtok:.3g} USD per million output tokens"
+    sums = f"{dollars(choice.own_usd_per_mtok)} against {dollars(choice.api_usd_per_mtok)} per million output tokens"
     winner = f"{name} beats the API" if choice.fleet_wins else f"The API beats {name}"
     line = f"{many(choice.break_even_tokens_per_day)} output tokens a day, {share(choice.break_even_utilisation)}"
     if choice.break_even_utilisation > 1:
@@ -198,8 +216,8 @@ def given_api_sentence(name: str, choice: HostOrApi) -> str:
 def wait_sentence(waiting: WaitComparison) -> str:
     choice, successor, name = waiting.choice, waiting.successor, waiting.option.name
     better = f"Waiting for {successor.accelerator.id} wins" if choice.waiting_wins else f"Buying {name} now wins"
-    sums = f"{usd(choice.buy_now_usd)} USD for buying {name} now, {usd(choice.wait_usd)} expected for waiting"
-    parts = f"{usd(choice.bridge_usd)} of it rent at {waiting.rent.usd:.2f} an hour"
+    sums = f"{dollars(choice.buy_now_usd)} for buying {name} now, {dollars(choice.wait_usd)} expected for waiting"
+    parts = f"{dollars(choice.bridge_usd)} of it rent at {dollars(waiting.rent.usd)} an hour"
     speed = choice.break_even_speedup
     level = f"level at a speed-up of {speed:.2f}x" if speed else "at no speed-up would waiting win"
     slip = choice.break_even_slip_months

@@ -8,9 +8,11 @@ from typing import cast
 
 import click
 
-from crosstie.cli.show import console, dollars, json_option, print_json, print_table, table
+from crosstie.cli.options import json_option
+from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.cli.store import moment, opened, span, store_options
 from crosstie.core.errors import BadInput
+from crosstie.core.figures import dollars, share
 from crosstie.run.ledger.keys import Key
 from crosstie.run.ledger.store import Store, unknown_key
 from crosstie.run.ledger.usage import BYS, By, Used, hour_of, total
@@ -97,7 +99,7 @@ def _budget_shares(store: Store, keys: list[Key]) -> dict[str, str]:
     for key in keys:
         today, month = spent.get(key.id, (0.0, 0.0))
         said = [
-            f"{_percent(used / budget)} of {dollars(budget)} {period}"
+            f"{share(used / budget)} of {dollars(budget)} {period}"
             for budget, used, period in ((key.usd_per_day, today, "today"), (key.usd_per_month, month, "this month"))
             if budget
         ]
@@ -115,7 +117,7 @@ def _csv(by: list[By], rows: list[Used]) -> str:
     out = csv.writer(made, lineterminator="\n")
     out.writerow([*by, *_NUMBERS])
     for row in rows:
-        # Never rounded: 17 digits give a double back.
+        # Never rounded: 17 significant give a double back.
         out.writerow([*map(_harmless, row.of), *(getattr(row, name) for name in _NUMBERS[:-1]), repr(row.usd)])
     return made.getvalue()
 
@@ -128,15 +130,13 @@ def _harmless(name: str) -> str:
 def _show(by: list[By], rows: list[Used], shares: dict[str, str]) -> None:
     out, most = console(), max((row.usd for row in rows), default=0.0)
     if not rows:
-        out.print("nothing was used")
+        say(out, "nothing was used")
         return
     if by[0] not in _TIMES:
         rows = sorted(rows, key=lambda row: -row.usd)
-    columns: list[tuple[str, str]] = [(one, "left") for one in by]
-    columns += [("requests", "right"), ("refused", "right"), ("failed", "right"), ("tokens in", "right"),
-                ("out", "right"), ("cost", "right"), ("", "left")]  # fmt: skip
+    columns = [*by, ">requests", ">refused", ">failed", ">input tokens", ">output tokens", ">cost", ""]
     if shares:
-        columns.append(("of the budget", "left"))
+        columns.append("~of the budget")
     cells = [
         [*map(_named, by, row.of), *_numbers(row), _bar(row.usd / most if most else 0.0),
          *([shares.get(row.of[0], "-")] if shares else [])]
@@ -144,15 +144,11 @@ def _show(by: list[By], rows: list[Used], shares: dict[str, str]) -> None:
     ]  # fmt: skip
     if len(rows) > 1:
         cells.append(["all", *[""] * (len(by) - 1), *_numbers(total(rows)), "", *([""] if shares else [])])
-    print_table(out, table("", columns, cells))
+    show_table(out, columns, cells)
 
 
 def _named(by: By, value: str) -> str:
     return value or ("no key" if by == "key" else "-")
-
-
-def _percent(fraction: float) -> str:
-    return "<1%" if 0 < fraction < 0.01 else f"{fraction:.0%}"
 
 
 def _numbers(row: Used) -> list[str]:

@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
-from crosstie.cli.show import console, json_option, print_json, print_table, share, table
+from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.progress import progress
+from crosstie.cli.show import Output, closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
+from crosstie.core.figures import percent, share
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.validate import GROUPINGS, METRICS, Validation, document, predictions, validate
 
@@ -21,14 +23,17 @@ _HEADLINES = {
     "by_nearness": "nearest measurement behind the estimate",
 }
 _SHOWN = ("tpot", "ttft", "throughput")
+_DETAILS = "errors by engine, model, source and nearest measurement, and every reason why a row was not predicted"
+_REASONS = 3
 
 
 @click.command("validate")
-@click.argument("files", nargs=-1, required=True, metavar="RESULTS...", type=click.Path(path_type=Path))
-@click.option("--predictions", "target", type=click.Path(path_type=Path), metavar="OUT.csv",
+@click.argument("files", nargs=-1, required=True, metavar="RESULTS...", type=FILE)
+@click.option("--predictions", "target", type=FILE, metavar="OUT.csv",
               help="Write every row with its prediction and interval, or the reason why there is none.")  # fmt: skip
+@verbose_option(_DETAILS)
 @json_option
-def command(files: tuple[Path, ...], target: Path | None, as_json: bool) -> int:
+def command(files: tuple[Path, ...], target: Path | None, verbose: bool, as_json: bool) -> int:
     """How far predictions are from measured results: coverage, error, rank and intervals.
 
     \b
@@ -46,60 +51,59 @@ def command(files: tuple[Path, ...], target: Path | None, as_json: bool) -> int:
     """
     if target and target.resolve() in [file.resolve() for file in files]:
         raise BadInput(f"--predictions {target} would replace the RESULTS")
-    found = validate(Catalog(), read_results(*files))
+    with progress("reading") as on_progress:
+        found = validate(Catalog(), read_results(*files), on_progress)
     if target:
         write_text(target, predictions(found))
     if as_json:
         print_json(document(found))
     else:
-        show(found)
+        show(found, verbose)
         if target:
             click.echo(f"predictions written to {target}", err=True)
     return 0 if found.outcomes else 1
 
 
-def show(found: Validation) -> None:
+def show(found: Validation, verbose: bool) -> None:
     out = console()
     made = document(found)
-    out.print(f"{made['rows']:,} rows, {made['covered']:,} predicted ({share(made['coverage'])})")
-    for reason, count in made["uncovered"].items():
-        out.print(f"  {count:,} not: {reason}", soft_wrap=True)
+    say(out, f"{made['rows']:,} rows, {made['covered']:,} predicted ({share(made['coverage'])})")
+    reasons = list(made["uncovered"].items())
+    for reason, count in reasons if verbose else reasons[:_REASONS]:
+        say(out, f"  {count:,} not: {reason}")
     if not found.outcomes:
         return
-    columns = [("", "left"), ("rows", "right"), ("median error", "right"), ("90th percentile", "right")]
     cells = [
         [METRICS[name], f"{error['n']:,}", *(percent(error[key]) for key in ("median_ape", "p90_ape", "bias"))]
         for name, error in made["metrics"].items()
         if error["n"]
     ]
-    print_table(out, table("", [*columns, ("bias", "right")], cells))
-    for key in GROUPINGS:
-        _group(out, _HEADLINES[key], made[key])
-    ranked, alike = made["rank"], made["rank"]["alike"]
+    show_table(out, ["~metric", ">rows", ">median error", ">90th percentile", ">bias"], cells)
+    ranked, alike, held = made["rank"], made["rank"]["alike"], made["interval"]
     if ranked["pairs"]:
-        out.print(
-            f"rank: {ranked['correct']:,} of {ranked['pairs']:,} pairs of accelerators in the right order "
-            f"({share(ranked['correct'] / ranked['pairs'])})"
-        )
+        right = f"{ranked['correct']:,} of {ranked['pairs']:,} pairs of accelerators in the right order"
+        say(out, f"rank: {right} ({share(ranked['correct'] / ranked['pairs'])})")
     if alike["pairs"]:
         right = share(alike["correct"] / alike["pairs"])
-        out.print(f"  at the same clients and GPUs: {alike['correct']:,} of {alike['pairs']:,} ({right})")
-    held = made["interval"]
+        say(out, f"  at the same clients and GPUs: {alike['correct']:,} of {alike['pairs']:,} ({right})")
     if held["n"]:
-        out.print(f"intervals meant to hold {share(held['level'])} hold {share(held['inside'])} of {held['n']:,}")
+        say(out, f"intervals meant to hold {share(held['level'])} hold {share(held['inside'])} of {held['n']:,}")
+    for key in GROUPINGS if verbose else ("by_accelerator",):
+        _group(out, _HEADLINES[key], made[key])
     for fleet in made["fleets"]:
         ratio = share(fleet["measured_over_sum"])
-        out.print(
+        say(
+            out,
             f"fleet {fleet['fleet']}, {fleet['model']} {fleet['scenario']}: {fleet['predicted']:,.0f} tok/s predicted, "
             f"{fleet['measured']:,.0f} measured, which is {ratio} of the {fleet['sum_of_parts']:,.0f} of its parts",
-            soft_wrap=True,
         )
+    if not verbose:
+        closing(out, _DETAILS)
 
 
-def _group(out: Console, title: str, groups: dict[str, Any]) -> None:
+def _group(out: Output, title: str, groups: dict[str, Any]) -> None:
     """Median errors side by side, rows in small beside them."""
-    columns = [(title, "left"), *((part, "right") for name in _SHOWN for part in (name.upper(), "rows"))]
-    columns = [(heading.replace("THROUGHPUT", "throughput"), side) for heading, side in columns]
+    columns = [f"~{title}", ">TPOT", ">rows", ">TTFT", ">rows", ">throughput", ">rows"]
     cells = []
     for name, metrics in groups.items():
         line = [name]
@@ -107,8 +111,4 @@ def _group(out: Console, title: str, groups: dict[str, Any]) -> None:
             error = metrics.get(metric, {"n": 0})
             line += [percent(error["median_ape"]), f"{error['n']:,}"] if error["n"] else ["-", "-"]
         cells.append(line)
-    print_table(out, table("", columns, cells))
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
+    show_table(out, columns, cells)

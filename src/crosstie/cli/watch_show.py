@@ -4,7 +4,8 @@ from typing import Any
 
 from rich.text import Text
 
-from crosstie.cli.show import console, dollars, say
+from crosstie.cli.show import console, say
+from crosstie.core.figures import dollars
 from crosstie.decide.plan.watch import PriceMove, Watched
 
 

@@ -50,7 +50,7 @@ def test_settings_of_all_and_of_one(crosstie: Command) -> None:
 
 
 def test_a_table_and_sentences_for_a_meeting(crosstie: Command) -> None:
-    got = crosstie(*BOTH, "--discount", "14%")
+    got = crosstie(*BOTH, "--discount", "14%", "-v")
     assert got.status == 0
     for said in (
         "800 GPUs of each, owned for 3 years", "accelerators: value lost", "per million output tokens",
@@ -62,13 +62,13 @@ def test_a_table_and_sentences_for_a_meeting(crosstie: Command) -> None:
 
 def test_a_lone_price_of_the_catalog_gets_a_fifth_either_way(crosstie: Command, ours: Priced) -> None:
     ours(("shop", 30_000, "2026-08"))
-    got = crosstie(*ASK, "--on", "ours")
+    got = crosstie(*ASK, "--on", "ours", "-v")
     assert (
-        "ours: purchase price 30,000, 24,000 to 36,000 (one source, so a fifth either way is assumed): "
-        "shop 30,000 (claimed, 2026-08)"
+        "ours: purchase price $30,000, $24,000 to $36,000 (one source, so a fifth either way is assumed): "
+        "shop $30,000 (claimed, 2026-08)"
     ) in got.out
     ours(("shop", 30_000, "2026-08"), ("street", 30_000, "2026-09"))
-    assert "24,000 to 36,000 (2 prices that agree, so a fifth" in crosstie(*ASK, "--on", "ours").out
+    assert "$24,000 to $36,000 (2 prices that agree, so a fifth" in crosstie(*ASK, "--on", "ours", "-v").out
 
 
 def test_prices_of_the_catalog_are_a_range_with_sources(crosstie: Command, ours: Priced) -> None:
@@ -78,14 +78,14 @@ def test_prices_of_the_catalog_are_a_range_with_sources(crosstie: Command, ours:
         ("street", 26_000, "2025-03"),
         ("list", 40_000, "2026-11"),
     )
-    got = crosstie(*ASK, "--on", "ours")
+    got = crosstie(*ASK, "--on", "ours", "-v")
     assert (
-        "ours: purchase price 30,000, 20,000 to 40,000 (median of 3 sources, 4 prices, 2025-03 to 2026-11): shop 30,000 "
-        "(claimed, 2026-08); street 20,000 (claimed, 2025-03); street 26,000 (claimed, 2025-03); list 40,000 "
+        "ours: purchase price $30,000, $20,000 to $40,000 (median of 3 sources, 4 prices, 2025-03 to 2026-11): shop "
+        "$30,000 (claimed, 2026-08); street $20,000 (claimed, 2025-03); street $26,000 (claimed, 2025-03); list $40,000 "
         "(claimed, 2026-11)"
     ) in got.out
-    assert re.search(r"price of one +30,000 *\n +from what to what +20,000 to 40,000 *\n", got.out)
-    assert "from what to what" not in crosstie(*ASK, "--on", "ours", "--purchase", "ours=30000").out
+    assert re.search(r"price of one +\$30,000 *\n +from what to what +\$20,000 to \$40,000 *\n", got.out)
+    assert "from what to what" not in crosstie(*ASK, "--on", "ours", "--purchase", "ours=30000", "-v").out
 
 
 def test_the_samples_use_the_range_of_prices(crosstie: Command, ours: Priced) -> None:
@@ -136,7 +136,7 @@ def test_rent_api_and_waiting(crosstie: Command) -> None:
     assert got["buy_or_wait"]["gpus_later"] == pytest.approx(800 / 2.4)
     told = " ".join(got["verdicts"])
     for said in (
-        "Rent mi325x at 2.50 USD an hour (given)",
+        "Rent mi325x at $2.50 an hour (given)",
         "than the contract",
         "of all hours",
         "beats the API",
@@ -178,12 +178,12 @@ def test_what_providers_charge(crosstie: Command, tmp_path: Path) -> None:
         assert choice["break_even_utilisation"] == pytest.approx(day / usd * 1e6 / can)
     told = " ".join(got["verdicts"])
     for said in (
-        "APIs sell our-tune at 2 (ann) to 40 (cas) USD per million output tokens, prompts included, median 8 "
+        "APIs sell our-tune at $2.00 (ann) to $40.00 (cas) per million output tokens, prompts included, median $8.00 "
         "(3 providers, 3 prices, 2026-08 to 2026-10).",
         "level with the median at", "of what the fleet can do", "with the cheapest at", "with the dearest at",
     ):  # fmt: skip
         assert said in told, said
-    assert "API prices: a test; another test" in crosstie(*ask, "--api").out
+    assert "API prices: a test; another test" in crosstie(*ask, "--api", "-v").out
     own = asked(crosstie, *ask, "--api", "--api-input", "0.5", "--api-output", "1.5")
     assert own["api"]["price"]["usd"] == 3.5
     assert "APIs sell" not in " ".join(own["verdicts"])

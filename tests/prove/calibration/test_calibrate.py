@@ -1,7 +1,7 @@
 """Fits to evidence that the model made itself under factors that are known, and the command around them."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.cli import calibrate as command
 from crosstie.core.correction import CONSTANTS
 from crosstie.core.errors import BadInput
+from crosstie.core.progress import OnProgress
 from crosstie.perf.hardware import Array
 from crosstie.prove.calibration import learn as learning
 from crosstie.prove.calibration.calibrate import Regression, gather
@@ -392,7 +393,7 @@ def test_a_target_that_cannot_be_is_refused_before_the_work(
 ) -> None:
     worked = []
 
-    def spy(catalog: Catalog, inputs: Inputs, progress: Callable[[str], None]) -> Calibration:
+    def spy(catalog: Catalog, inputs: Inputs, on_progress: OnProgress) -> Calibration:
         worked.append(True)
         return empty()
 

@@ -200,13 +200,14 @@ def test_mlperf_is_a_line_of_its_own(catalog: Catalog, tmp_path: Path) -> None:
 
 def test_the_command(crosstie: Command, tmp_path: Path) -> None:
     file = str(results(tmp_path, {}, LATER | {"value": "10"}, LATER | {"concurrency": "64"}))
-    got = crosstie("tax", file)
+    got = crosstie("tax", file, "-v")
     assert (got.status, got.err) == (0, "")
-    assert "h100-sxm      vllm     0.6.0     2025-01-01" in got.out
+    assert "h100-sxm vllm 0.6.0  2025-01-01" in got.out
+    assert "0.6.0 to 0.9.0     2.00x" in crosstie("tax", file).out
     assert "0.6.0 (2025-01-01) to 0.9.0 (2025-06-01): 2.00x, on 1 operating point that both have" in got.out
     assert "Crosstie has run nothing on AMD" in got.out
     other = str(results(tmp_path, {}, LATER | {"concurrency": "64"}))
-    assert "on different operating points, so no speed-up" in crosstie("tax", other).out
+    assert "on different operating points, so no speed-up" in crosstie("tax", other, "-v").out
 
 
 def test_the_document(crosstie: Command, tmp_path: Path) -> None:

@@ -137,14 +137,14 @@ def test_prompts_share_what_the_trace_says_and_nothing_else() -> None:
 
 
 def test_every_request_ends_once_with_its_tokens() -> None:
-    ends: list[tuple[int, int]] = []
+    ends: list[tuple[int, int, str]] = []
     asked = requests(60)
-    outcomes = replay(asked, on_ended=lambda done, failed: ends.append((done, failed)))
+    outcomes = replay(asked, on_progress=lambda *told: ends.append(told))
     assert [one.request for one in outcomes] == asked
     assert {(one.status, one.error) for one in outcomes} == {(200, "")}
     assert {(one.input_tokens, one.output_tokens) for one in outcomes} == {(200, 20)}
     assert all(one.ttft_s > 0 and one.tpot_s >= 0 for one in outcomes)
-    assert ends[-1] == (60, 0)
+    assert ends[-1] == (60, 60, "replaying")
     assert ends == sorted(ends)
 
 

@@ -199,7 +199,7 @@ def test_usage_by_key_model_and_day(crosstie: Command, store: Path) -> None:
     assert "% of $1,000 this month" in shown
     assert "█" in shown
     # What is little is not nothing.
-    assert "$1e-09" in crosstie("usage", "--until", "2025-10-31").out
+    assert "$0.000000001" in crosstie("usage", "--until", "2025-10-31").out
 
     said = json.loads(
         crosstie(

@@ -66,7 +66,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
         needed = any(one.severity == "setting" and one.target in ("", accelerator) for one in self.findings)
         if plain == "will not run" or not (settings or needed):
             return plain
-        return f"{plain}{':' if plain == 'ready with settings' else ', with'} {settings or 'the remedies above'}"
+        return f"{plain}{':' if plain == 'ready with settings' else ', with'} {settings or 'the remedies below'}"
 
 
 def preflight(

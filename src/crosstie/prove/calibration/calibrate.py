@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from crosstie.catalog.calibration import LEVELS, Level, Subject, scope_of
 from crosstie.catalog.library import Catalog
 from crosstie.core.correction import CONSTANTS
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array, Mask
 from crosstie.prove.calibration.cases import Case, measured_subject
 from crosstie.prove.calibration.kernels import Kernel, KernelPredictor, subject_of_kernel
@@ -167,19 +168,18 @@ class Regression:
 
     def solve(
         self, used: Mask, start: Array | None = None, rounds: int = MOST_ROUNDS,
-        on_progress: Callable[[], None] | None = None,
+        on_progress: OnProgress = no_progress,
     ) -> Array:  # fmt: skip
         """The parts of all scopes, (scopes, constants), that the used rows make most likely."""
         parts = np.zeros((len(self.scopes), _CONSTANTS)) if start is None else start.copy()
         rows = np.flatnonzero(used)
-        for _ in range(rounds):
+        for done in range(rounds):
+            on_progress(done, rounds, "fit, in rounds until it settles")
             around = self._around(parts, rows)
             pull: Array = np.asarray(np.linalg.solve(around.covariance, around.target), np.float64)
             change = self._parts(rows, around.slopes, pull) - parts
             furthest = float(np.abs(self.corrections(change)).max())
             parts = parts + _FURTHEST_MOVE / max(furthest, _FURTHEST_MOVE) * change
-            if on_progress:
-                on_progress()
             if furthest < _SETTLED:
                 break
         return parts
@@ -200,7 +200,7 @@ class Regression:
         return _Linear(miss + (slopes * cells[cell]).sum(axis=1), slopes, together)
 
     def left_out(
-        self, parts: Array, *groupings: NDArray[np.str_], on_progress: Callable[[], None] | None = None
+        self, parts: Array, *groupings: NDArray[np.str_], on_progress: OnProgress = no_progress
     ) -> list[Array]:
         """Errors, as logarithms of predicted over measured, of each group had it been left out.
 
@@ -212,7 +212,8 @@ class Regression:
         inverse = np.linalg.inv(around.covariance)
         pull = inverse @ around.target
         found = []
-        for grouping in groupings:
+        for done, grouping in enumerate(groupings):
+            on_progress(done, len(groupings), "cross-validation")
             error = np.full(len(pull), np.nan)
             for name in sorted(set(grouping.tolist()) - {""}):
                 group = np.flatnonzero(grouping == name)
@@ -223,8 +224,6 @@ class Regression:
                 kept = self.corrections(parts) - np.clip(change, -_FURTHEST_MOVE, _FURTHEST_MOVE)
                 error[group] = (self.predict(kept) - self.evidence.logs)[group]
             found.append(error)
-            if on_progress:
-                on_progress()
         return found
 
     def _parts(self, rows: Rows, slopes: Array, pull: Array) -> Array:

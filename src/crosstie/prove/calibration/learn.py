@@ -18,6 +18,7 @@ from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.catalog.reading import text_of
 from crosstie.core.correction import CONSTANTS, METRICS, NEARNESS, Spread
 from crosstie.core.errors import BadInput
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array, Mask
 from crosstie.prove.calibration.calibrate import Measurements, Regression, gather
 from crosstie.prove.calibration.cases import Case, Cases
@@ -144,23 +145,17 @@ def _probed_kernel(measurement: Measurement, accelerator: str) -> Kernel:
     return msgspec.structs.replace(plain, **shape)
 
 
-def learn(catalog: Catalog, inputs: Inputs, on_progress: Callable[[str], None] = lambda what: None) -> Calibration:
-    on_progress("schedules")
+def learn(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_progress) -> Calibration:
+    on_progress(0, 0, "schedules")
     evidence = gather(catalog, inputs.cases, inputs.kernels)
     if not len(evidence.logs):
         raise BadInput("no row says anything about the constants: tails and arrivals by the clock do not")
     fit = Regression(catalog, evidence)
     everything = np.ones(len(evidence.logs), dtype=bool)
-    parts = fit.solve(everything, on_progress=lambda: on_progress("fit"))
-    on_progress("cross-validation")
+    parts = fit.solve(everything, on_progress=on_progress)
     groupings = left_out_groups(evidence)
-    errors = dict(
-        zip(
-            groupings,
-            fit.left_out(parts, *groupings.values(), on_progress=lambda: on_progress("cross-validation")),
-            strict=True,
-        )
-    )
+    left_out = fit.left_out(parts, *groupings.values(), on_progress=on_progress)
+    errors = dict(zip(groupings, left_out, strict=True))
     rounded = {
         scope: tuple(round(float(part), 4) for part in parts[index])
         for scope, index in fit.scopes.items()

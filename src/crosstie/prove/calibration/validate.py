@@ -12,6 +12,7 @@ import numpy as np
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.correction import Correction
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array
 from crosstie.prove.calibration.cases import Case, Cases
 from crosstie.prove.calibration.columns import UNPREDICTABLE, reason_of
@@ -86,12 +87,13 @@ class Validation:
         return dict(Counter(missed.reason for missed in self.missed).most_common())
 
 
-def validate(catalog: Catalog, results: Results) -> Validation:
+def validate(catalog: Catalog, results: Results, on_progress: OnProgress = no_progress) -> Validation:
     resolve = Cases(catalog)
     cases: list[Case] = []
     owners: list[tuple[Point, range]] = []
-    missed = [Missed(None, None, row.file, row.line, row.reason) for row in results.unusable]
-    for point in results.points:
+    missed = [Missed(None, None, refused.file, refused.line, refused.reason) for refused in results.unusable]
+    for done, point in enumerate(results.points):
+        on_progress(done, len(results.points), "operating points")
         try:
             found = resolve.of(point)
         except UNPREDICTABLE as error:
@@ -100,6 +102,7 @@ def validate(catalog: Catalog, results: Results) -> Validation:
             continue
         owners.append((point, range(len(cases), len(cases) + len(found))))
         cases += found
+    on_progress(0, 0, f"predicting {len(cases):,} cases")
     columns = Predictor(cases).predict() if cases else {}
     outcomes = []
     for point, indices in owners:

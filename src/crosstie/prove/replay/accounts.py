@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crosstie.core.fleet import Fleet
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.prove.replay.outcomes import ReplayResult
-from crosstie.prove.replay.replay import OnEnded, Replay, RequestOutcome
+from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
@@ -66,7 +67,7 @@ def replayed(
     *,
     speed: float = 1.0,
     api_key: str | None = None,
-    on_ended: OnEnded = lambda done, failed: None,
+    on_progress: OnProgress = no_progress,
 ) -> tuple[list[RequestOutcome], Spent]:
     """Replays on an event loop of its own. What was spent is empty where the server is no Crosstie gateway."""
 
@@ -75,7 +76,7 @@ def replayed(
     async def run() -> tuple[list[RequestOutcome], Spent]:
         loop = asyncio.get_running_loop()
         before = await spent_so_far(loop, url)
-        outcomes = await Replay(loop, url, model, speed=speed, api_key=api_key, on_ended=on_ended).run(requests)
+        outcomes = await Replay(loop, url, model, speed=speed, api_key=api_key, on_progress=on_progress).run(requests)
         return outcomes, (await spent_so_far(loop, url)).since(before)
 
     return run_on_loop(run())

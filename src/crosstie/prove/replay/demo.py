@@ -6,7 +6,6 @@ routing at work, not hardware.
 """
 
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.decide.plan.check import SimulatedClass, check
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import Plan, make_plan
@@ -36,10 +36,6 @@ CREDITS = {
 RIVAL: Policy = "round-robin"
 # To each pool in the simulation that stands beside what is seen: percentiles within a tenth, in four seconds.
 _SIMULATED = 1500
-
-# What is being done; and of a policy: so many requests, so many ended, so many failed.
-OnStage = Callable[[str], None]
-OnRequests = Callable[[str, int, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -85,14 +81,8 @@ def demo_requests(fleet: Fleet, seconds: float, load: float = 1.0) -> list[Timed
 class DemoRunner:
     """Holds what must be ended: `with DemoRunner(...) as demo`. `first` goes on serving until then."""
 
-    def __init__(self, catalog: Catalog, *, speed: float, seconds: float, on_stage: OnStage, on_requests: OnRequests):
-        self.catalog, self.speed, self.seconds, self._on_stage, self._on_requests = (
-            catalog,
-            speed,
-            seconds,
-            on_stage,
-            on_requests,
-        )
+    def __init__(self, catalog: Catalog, *, speed: float, seconds: float, on_progress: OnProgress = no_progress):
+        self.catalog, self.speed, self.seconds, self.on_progress = catalog, speed, seconds, on_progress
         self.first: RunningGateway | None = None
         self._held = ExitStack()
 
@@ -103,7 +93,7 @@ class DemoRunner:
         self._held.close()
 
     def run(self) -> Demo:
-        self._on_stage("planning the fleet")
+        self.on_progress(0, 0, "planning the fleet")
         plan, fleet, expected = planned(self.catalog)
         folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="crosstie-demo-")))
         file = folder / "fleet.toml"
@@ -113,7 +103,7 @@ class DemoRunner:
         return Demo(plan, fleet, expected, len(requests), self.seconds, self.speed, runs)
 
     def _run(self, file: Path, fleet: Fleet, requests: list[TimedRequest], policy: Policy) -> PolicyRun:
-        self._on_stage(f"starting {len(fleet.pools)} pools of emulated replicas and a gateway, {policy}")
+        self.on_progress(0, 0, f"starting {len(fleet.pools)} pools of emulated replicas and a gateway, {policy}")
         gateway = serve(file, emulate=True, speed=self.speed, policy=policy)
         if self.first is None:
             self.first = gateway
@@ -124,7 +114,7 @@ class DemoRunner:
                 fleet.classes[0].model,
                 requests,
                 speed=self.speed,
-                on_ended=lambda done, failed: self._on_requests(policy, len(requests), done, failed),
+                on_progress=lambda done, total, what: self.on_progress(done, total, f"{policy}: {what}"),
             )
         finally:
             if gateway is not self.first:

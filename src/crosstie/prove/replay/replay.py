@@ -12,12 +12,13 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 
 import msgspec
 
 from crosstie.core.errors import BadInput
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.prove.replay.traffic import TimedRequest, prompt
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Connection, Headers, Origin
@@ -32,9 +33,6 @@ _MOST_ERROR = 300
 _TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|text)": ?"(?!")')
 _USAGE = re.compile(rb'"usage": ?\{')
 _PREDICTED = re.compile(rb"TTFT ([0-9.]+)(?: of [0-9.]+)? ms, TPOT ([0-9.]+)")
-
-# Requests that have ended, and how many of these failed.
-OnEnded = Callable[[int, int], None]
 
 
 class _Usage(msgspec.Struct):
@@ -209,12 +207,12 @@ class Replay:
         most_in_flight: int = 10_000,
         silence_s: float = 120.0,
         api_key: str | None = None,
-        on_ended: OnEnded = lambda done, failed: None,
+        on_progress: OnProgress = no_progress,
     ):
         """`silence_s`: real seconds without a byte after which a request is given up."""
         if not (speed > 0 and most_in_flight >= 1 and silence_s > 0):
             raise BadInput("speed, requests in flight and patience must be above zero")
-        self.loop, self.speed, self._on_ended = loop, speed, on_ended
+        self.loop, self.speed, self.on_progress = loop, speed, on_progress
         self.most_in_flight, self.silence_s = most_in_flight, silence_s
         self.origin = Origin(loop, Address(url))
         self._model = msgspec.json.encode(model)
@@ -244,7 +242,7 @@ class Replay:
             if self._timer is not None:
                 self._timer.cancel()
             self.origin.close()
-        self._on_ended(self._ended, self._failed)
+        self._report()
         return self._outcomes
 
     def _send_due(self) -> None:
@@ -299,9 +297,13 @@ class Replay:
             # The next one waited for room.
             self.loop.call_soon(self._send_due)
 
+    def _report(self) -> None:
+        failed = f", {self._failed:,} failed" if self._failed else ""
+        self.on_progress(self._ended, len(self._requests), f"replaying{failed}")
+
     async def _watch(self) -> None:
         while True:
-            self._on_ended(self._ended, self._failed)
+            self._report()
             silent_since = perf_counter() - self.silence_s
             for call in [one for one in self._calls if one.heard_at < silent_since]:
                 call.give_up(f"silent for {self.silence_s:g} s")

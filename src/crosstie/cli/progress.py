@@ -1,0 +1,60 @@
+"""How far a long command is, on a terminal's error stream: a bar where the total is known, else a turning sign."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+from crosstie.core.progress import OnProgress, no_progress
+
+_REST_OF_LINE = 56
+
+
+class _Count(ProgressColumn):
+    """How many of how many; nothing while the total is not known."""
+
+    def __init__(self, counts: DownloadColumn | MofNCompleteColumn) -> None:
+        super().__init__()
+        self._counts = counts
+
+    def render(self, task: Task) -> Text:
+        return self._counts.render(task) if task.total else Text()
+
+
+@contextmanager
+def progress(what: str = "", *, in_bytes: bool = False) -> Iterator[OnProgress]:
+    """What long calls take as `on_progress`. Silent in pipes, on terminals that cannot move the cursor, and where the
+    command was asked for --json."""
+    stream = Console(stderr=True, highlight=False, markup=False)
+    context = click.get_current_context(silent=True)
+    as_json = context is not None and context.params.get("as_json")
+    if not stream.is_terminal or stream.is_dumb_terminal or as_json:
+        yield no_progress
+        return
+    # A line that wraps could not be erased.
+    room = max(stream.width - _REST_OF_LINE, 12)
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(bar_width=20),
+        _Count(DownloadColumn() if in_bytes else MofNCompleteColumn()), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=stream, transient=True) as bars:
+        task = bars.add_task(what, total=None)
+
+        def on_progress(done: int, total: int, what: str) -> None:
+            shown = what if len(what) <= room else f"{what[: room - 3]}..."
+            bars.update(task, completed=done, total=total or None, description=shown)
+
+        yield on_progress

@@ -1,0 +1,71 @@
+"""How numbers are written for people: money, times, bytes and rates, to three significant figures, no exponents."""
+
+import math
+
+from crosstie.core.units import significant
+
+
+def number(value: object) -> str:
+    """A cell of a list: numbers with separators, nothing as a dash."""
+    if value is None:
+        return "-"
+    return significant(value, 4) if isinstance(value, int | float) else str(value)
+
+
+def dollars(value: float) -> str:
+    """$2.77M, $60,152, $82.40, $0.0531."""
+    if abs(value) >= 1e6:
+        return f"${value / 1e6:,.2f}M"
+    if abs(value) >= 1e3:
+        return f"${value:,.0f}"
+    return f"${value:,.2f}" if abs(value) >= 0.1 or value == 0 else f"${significant(value)}"
+
+
+def seconds(value: float) -> str:
+    if not math.isfinite(value):
+        return "never"
+    if value < 1e-3:
+        return f"{significant(value * 1e6)} us"
+    return f"{significant(value * 1e3)} ms" if value < 10 else f"{value:,.0f} s"
+
+
+def gigabytes(value: float) -> str:
+    return f"{value / 1e9:,.1f} GB" if value >= 1e9 or value == 0 else f"{value / 1e6:,.1f} MB"
+
+
+def kibibytes(value: float) -> str:
+    return f"{value / 1024:,.1f} KiB" if value >= 1024 else f"{value:,.0f} B"
+
+
+def bandwidth(value: float) -> str:
+    """Bytes per second."""
+    return f"{significant(value / 1e12)} TB/s" if value >= 1e12 else f"{significant(value / 1e9)} GB/s"
+
+
+def arithmetic(value: float) -> str:
+    """Floating-point operations per second."""
+    return f"{significant(value / 1e12)} TFLOP/s"
+
+
+def share(value: float) -> str:
+    return "<1%" if 0 < value < 0.005 else f"{value:.0%}"
+
+
+def percent(value: float) -> str:
+    """An error or a share of requests, where a tenth of a percent matters."""
+    return "-" if math.isnan(value) else f"{value:.1%}"
+
+
+def parameters(value: float) -> str:
+    return f"{value / 1e12:,.2f} T" if value >= 1e12 else f"{value / 1e9:,.2f} B"
+
+
+def many(value: float) -> str:
+    """Counts that nobody counts."""
+    if value >= 1e9:
+        return f"{significant(value / 1e9)} billion"
+    return f"{significant(value / 1e6)} million" if value >= 1e6 else f"{value:,.0f}"
+
+
+def plural(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
