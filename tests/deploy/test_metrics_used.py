@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.deploy.promql import faults_of, groupings_of, matchers_of, metrics_of
 from tests.engines.streams import get

@@ -1,0 +1,80 @@
+"""What contributors and releases rely on: workflows, templates, hooks, wheels, release notes."""
+
+import re
+import runpy
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import crosstie
+
+ROOT = Path(__file__).parents[2]
+YAML = sorted([*ROOT.glob(".github/**/*.yml"), ROOT / ".pre-commit-config.yaml"])
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+NOTES = runpy.run_path(str(ROOT / "tools" / "release_notes.py"))["notes"]
+COMPILED = runpy.run_path(str(ROOT / "tools" / "check_compiled.py"))["compiled_modules"]
+
+
+def workflow(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text())
+    return found
+
+
+def commands(job: dict[str, Any]) -> list[str]:
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
+@pytest.mark.parametrize("file", YAML, ids=lambda file: str(file.relative_to(ROOT)))
+def test_every_yaml_file_is_read(file: Path) -> None:
+    assert isinstance(yaml.safe_load(file.read_text()), dict)
+
+
+def test_ci_runs_what_a_contributor_runs() -> None:
+    jobs = workflow("ci.yml")["jobs"]
+    assert commands(jobs["all"]) == [".ci/run"]
+    assert jobs["quick"]["strategy"]["matrix"]["python"] == ["3.11", "3.12"]
+    targets = {word for job in jobs.values() for line in commands(job) for word in re.findall(r"make ([\w-]+)", line)}
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets == {"test", "docs"}
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+
+
+def test_pythons_that_are_tested_are_those_that_are_promised_and_built() -> None:
+    promised = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
+    tested = workflow("ci.yml")["jobs"]["quick"]["strategy"]["matrix"]["python"]
+    built = [f"3.{minor}" for minor in re.findall(r"cp3(\d+)-", " ".join(PROJECT["tool"]["cibuildwheel"]["build"]))]
+    assert promised == tested == built
+
+
+def test_templates_ask_for_something() -> None:
+    templates = [file for file in YAML if file.parent.name == "ISSUE_TEMPLATE" and file.name != "config.yml"]
+    assert len(templates) == 3
+    for file in templates:
+        form = yaml.safe_load(file.read_text())
+        assert {"name", "description", "body"} <= set(form)
+        assert len({field["id"] for field in form["body"]}) == len(form["body"])
+
+
+def test_a_wheel_is_tried_and_must_be_compiled() -> None:
+    assert any("tools/check_compiled.py" in line for line in PROJECT["tool"]["cibuildwheel"]["test-command"])
+    modules = COMPILED(ROOT / "setup.py")
+    assert len(modules) > 20
+    assert all((ROOT / "src" / name.replace(".", "/")).with_suffix(".py").exists() for name in modules)
+
+
+def test_the_version_is_said_once_the_same() -> None:
+    assert PROJECT["project"]["version"] == crosstie.__version__
+
+
+def test_the_notes_of_a_version_are_its_section() -> None:
+    changelog = "# Changelog\n\n## Unreleased\n\n- new\n\n## 0.2.0 (2026-12-01)\n\n- second\n\n## 0.1.0\n\n- first\n"
+    assert NOTES(changelog, "0.2.0") == "- second\n"
+    with pytest.raises(SystemExit, match=r"no section for 0\.3\.0"):
+        NOTES(changelog, "0.3.0")
+
+
+def test_changes_have_a_place() -> None:
+    assert re.search(r"^## Unreleased$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
