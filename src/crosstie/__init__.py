@@ -2,12 +2,9 @@
 
     import crosstie
 
-    catalog = crosstie.Catalog()
-    model = catalog.model("llama-3.1-70b")
-    card = crosstie.compare(
-        catalog, model, [catalog.accelerator("mi300x"), catalog.accelerator("h200")],
-        crosstie.Load(concurrency=64, input_tokens=4096, output_tokens=1024),
-    )
+    card = crosstie.compare("llama-3.1-70b", "mi300x,h200", input_tokens=4096, output_tokens=1024, concurrency=64)
+    plan = crosstie.plan("workload.toml")
+    report = crosstie.preflight("./my-model", "mi300x", engine="vllm")
 
 Names are imported when first used, so that `import crosstie` stays quick.
 """
@@ -18,116 +15,115 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from crosstie.catalog.fleet_text import fleet_text
-    from crosstie.catalog.fleets import read_fleet
-    from crosstie.catalog.library import Catalog
-    from crosstie.catalog.workloads import read_workload
-    from crosstie.core.accelerator import Accelerator
-    from crosstie.core.deployment import Deployment, Parallelism
-    from crosstie.core.errors import BadData, BadInput, CrosstieError, UnknownName
-    from crosstie.core.estimate import Estimate
-    from crosstie.core.fact import Fact, Label
-    from crosstie.core.fleet import Fleet, Pool, Route
-    from crosstie.core.formats import Format, Precision
-    from crosstie.core.model import Layer, Model, Scan, State, Tensor
-    from crosstie.core.stack import Efficiency, Stack
-    from crosstie.core.workload import RequestClass, Target, Workload
-    from crosstie.decide.compare.scorecard import Entry, Load, Scorecard, compare
-    from crosstie.decide.plan.check import check
-    from crosstie.decide.plan.fleet import fleet_of
-    from crosstie.decide.plan.plan import Plan, make_plan
-    from crosstie.perf.estimate import estimate, estimates
-    from crosstie.perf.fit import Fit, Placement, fit, smallest_layout
-    from crosstie.perf.hardware import Hardware
-    from crosstie.perf.memory import MemoryPlan, memory_plan, sequences_that_fit, weight_bytes
-    from crosstie.perf.steady_state import SteadyState, single_stream_ceiling, steady_state
-    from crosstie.perf.step import Shape, StepCost, shape, step
+    from crosstie.catalog.calibration import Calibration as Calibration
+    from crosstie.catalog.calibration import calibration_text as calibration_text
+    from crosstie.catalog.fleet_text import fleet_text as fleet_text
+    from crosstie.catalog.fleets import read_fleet as read_fleet
+    from crosstie.catalog.library import Catalog as Catalog
+    from crosstie.catalog.workloads import read_workload as read_workload
+    from crosstie.core.accelerator import Accelerator as Accelerator
+    from crosstie.core.deployment import Deployment as Deployment
+    from crosstie.core.deployment import Parallelism as Parallelism
+    from crosstie.core.errors import BadData as BadData
+    from crosstie.core.errors import BadInput as BadInput
+    from crosstie.core.errors import CrosstieError as CrosstieError
+    from crosstie.core.errors import DoesNotFit as DoesNotFit
+    from crosstie.core.errors import UnknownName as UnknownName
+    from crosstie.core.estimate import Estimate as Estimate
+    from crosstie.core.fact import Fact as Fact
+    from crosstie.core.fact import Label as Label
+    from crosstie.core.finding import Finding as Finding
+    from crosstie.core.fleet import Fleet as Fleet
+    from crosstie.core.fleet import Pool as Pool
+    from crosstie.core.fleet import Route as Route
+    from crosstie.core.formats import Format as Format
+    from crosstie.core.formats import Precision as Precision
+    from crosstie.core.model import Layer as Layer
+    from crosstie.core.model import Model as Model
+    from crosstie.core.model import Scan as Scan
+    from crosstie.core.model import State as State
+    from crosstie.core.model import Tensor as Tensor
+    from crosstie.core.stack import Efficiency as Efficiency
+    from crosstie.core.stack import Stack as Stack
+    from crosstie.core.workload import RequestClass as RequestClass
+    from crosstie.core.workload import Target as Target
+    from crosstie.core.workload import Workload as Workload
+    from crosstie.decide.api import compare as compare
+    from crosstie.decide.api import fit as fit
+    from crosstie.decide.api import plan as plan
+    from crosstie.decide.api import simulate as simulate
+    from crosstie.decide.api import tco as tco
+    from crosstie.decide.compare.scorecard import Entry as Entry
+    from crosstie.decide.compare.scorecard import Load as Load
+    from crosstie.decide.compare.scorecard import Scorecard as Scorecard
+    from crosstie.decide.cost.tco import Tco as Tco
+    from crosstie.decide.cost.tco import TcoRequest as TcoRequest
+    from crosstie.decide.plan.fleet import fleet_of as fleet_of
+    from crosstie.decide.plan.plan import Plan as Plan
+    from crosstie.decide.plan.simulate import Simulation as Simulation
+    from crosstie.perf.estimate import estimate as estimate
+    from crosstie.perf.estimate import estimates as estimates
+    from crosstie.perf.fit import Fit as Fit
+    from crosstie.perf.fit import Placement as Placement
+    from crosstie.perf.hardware import Hardware as Hardware
+    from crosstie.perf.memory import MemoryPlan as MemoryPlan
+    from crosstie.perf.memory import memory_plan as memory_plan
+    from crosstie.perf.memory import sequences_that_fit as sequences_that_fit
+    from crosstie.perf.memory import weight_bytes as weight_bytes
+    from crosstie.perf.steady_state import SteadyState as SteadyState
+    from crosstie.perf.steady_state import single_stream_ceiling as single_stream_ceiling
+    from crosstie.perf.steady_state import steady_state as steady_state
+    from crosstie.perf.step import Shape as Shape
+    from crosstie.perf.step import StepCost as StepCost
+    from crosstie.perf.step import shape as shape
+    from crosstie.perf.step import step as step
+    from crosstie.port.api import convert as convert
+    from crosstie.port.api import preflight as preflight
+    from crosstie.port.checkpoint.convert import Converted as Converted
+    from crosstie.port.preflight.model import Report as Report
+    from crosstie.prove.api import calibrate as calibrate
+    from crosstie.prove.api import validate as validate
+    from crosstie.prove.calibration.validate import Validation as Validation
 
+# Where each public name lives; a test holds it to the imports above, which are for type checkers.
 _HOMES = {
+    "crosstie.catalog.calibration": ("Calibration", "calibration_text"),
     "crosstie.catalog.fleet_text": ("fleet_text",),
     "crosstie.catalog.fleets": ("read_fleet",),
     "crosstie.catalog.library": ("Catalog",),
     "crosstie.catalog.workloads": ("read_workload",),
     "crosstie.core.accelerator": ("Accelerator",),
     "crosstie.core.deployment": ("Deployment", "Parallelism"),
-    "crosstie.core.errors": ("BadData", "BadInput", "CrosstieError", "UnknownName"),
+    "crosstie.core.errors": ("BadData", "BadInput", "CrosstieError", "DoesNotFit", "UnknownName"),
     "crosstie.core.estimate": ("Estimate",),
     "crosstie.core.fact": ("Fact", "Label"),
+    "crosstie.core.finding": ("Finding",),
     "crosstie.core.fleet": ("Fleet", "Pool", "Route"),
     "crosstie.core.formats": ("Format", "Precision"),
     "crosstie.core.model": ("Layer", "Model", "Scan", "State", "Tensor"),
     "crosstie.core.stack": ("Efficiency", "Stack"),
     "crosstie.core.workload": ("RequestClass", "Target", "Workload"),
+    "crosstie.decide.api": ("compare", "fit", "plan", "simulate", "tco"),
+    "crosstie.decide.compare.scorecard": ("Entry", "Load", "Scorecard"),
+    "crosstie.decide.cost.tco": ("Tco", "TcoRequest"),
+    "crosstie.decide.plan.fleet": ("fleet_of",),
+    "crosstie.decide.plan.plan": ("Plan",),
+    "crosstie.decide.plan.simulate": ("Simulation",),
     "crosstie.perf.estimate": ("estimate", "estimates"),
-    "crosstie.perf.fit": ("Fit", "Placement", "fit", "smallest_layout"),
+    "crosstie.perf.fit": ("Fit", "Placement"),
     "crosstie.perf.hardware": ("Hardware",),
     "crosstie.perf.memory": ("MemoryPlan", "memory_plan", "sequences_that_fit", "weight_bytes"),
     "crosstie.perf.steady_state": ("SteadyState", "single_stream_ceiling", "steady_state"),
     "crosstie.perf.step": ("Shape", "StepCost", "shape", "step"),
-    "crosstie.decide.plan.check": ("check",),
-    "crosstie.decide.compare.scorecard": ("Entry", "Load", "Scorecard", "compare"),
-    "crosstie.decide.plan.fleet": ("fleet_of",),
-    "crosstie.decide.plan.plan": ("Plan", "make_plan"),
+    "crosstie.port.api": ("convert", "preflight"),
+    "crosstie.port.checkpoint.convert": ("Converted",),
+    "crosstie.port.preflight.model": ("Report",),
+    "crosstie.prove.api": ("calibrate", "validate"),
+    "crosstie.prove.calibration.validate": ("Validation",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Accelerator",
-    "BadData",
-    "BadInput",
-    "Catalog",
-    "CrosstieError",
-    "Deployment",
-    "Efficiency",
-    "Entry",
-    "Estimate",
-    "Fact",
-    "Fit",
-    "Fleet",
-    "Format",
-    "Hardware",
-    "Label",
-    "Layer",
-    "Load",
-    "MemoryPlan",
-    "Model",
-    "Parallelism",
-    "Placement",
-    "Plan",
-    "Pool",
-    "Precision",
-    "RequestClass",
-    "Route",
-    "Scan",
-    "Scorecard",
-    "Shape",
-    "Stack",
-    "State",
-    "SteadyState",
-    "StepCost",
-    "Target",
-    "Tensor",
-    "UnknownName",
-    "Workload",
-    "check",
-    "compare",
-    "estimate",
-    "estimates",
-    "fit",
-    "fleet_of",
-    "fleet_text",
-    "make_plan",
-    "memory_plan",
-    "read_fleet",
-    "read_workload",
-    "sequences_that_fit",
-    "shape",
-    "single_stream_ceiling",
-    "smallest_layout",
-    "steady_state",
-    "step",
-    "weight_bytes",
-]
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
@@ -137,4 +133,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -1,0 +1,129 @@
+"""Decide, from Python: what fits, which is faster, which fleet to buy, how it would do, what owning it costs.
+
+Models are catalog names, Hugging Face folders or config files, accelerators catalog names, workloads and fleets files;
+the nouns themselves are taken as well. `catalog` is the shipped data with the user's folder unless another is given.
+What is wrong with a question raises a `CrosstieError` of one line.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.named import (
+    AcceleratorNames,
+    ModelName,
+    named_accelerators,
+    named_fleet,
+    named_model,
+    named_workload,
+)
+from crosstie.core.deployment import Parallelism
+from crosstie.core.fleet import Fleet, Policy
+from crosstie.core.workload import Workload
+from crosstie.decide.compare import scorecard
+from crosstie.decide.compare.scorecard import Load, Scorecard
+from crosstie.decide.cost import tco as owning
+from crosstie.decide.cost.tco import Tco, TcoRequest
+from crosstie.decide.plan import plan as planning
+from crosstie.decide.plan import simulate as simulating
+from crosstie.decide.plan.plan import Plan
+from crosstie.decide.plan.simulate import Simulation
+from crosstie.perf import fit as fitting
+from crosstie.perf.fit import Fit
+
+_USUAL_CONTEXT = 8192
+
+
+def fit(
+    model: ModelName, on: AcceleratorNames | None = None, *, context: int | None = None,
+    precisions: str | Sequence[str] = "native", kv_format: str = "bf16", stack: str | None = None,
+    layout: Parallelism | None = None, catalog: Catalog | None = None,
+) -> Fit:  # fmt: skip
+    """How a model sits in memory on each accelerator: weights, KV cache, the fewest GPUs, sequences that fit.
+
+    Without `on`, on all that the stack runs on; without `layout`, in every sensible one. `context` is 8,192 tokens
+    unless given, or the model's limit where that is less.
+    """
+    catalog = catalog or Catalog()
+    found = named_model(catalog, model)
+    wanted = precisions.split(",") if isinstance(precisions, str) else precisions
+    return fitting.fit(
+        catalog,
+        found,
+        named_accelerators(catalog, on, stack),
+        context=context if context is not None else min(_USUAL_CONTEXT, found.max_context or _USUAL_CONTEXT),
+        # Two names of the same format are asked for once.
+        precisions=list({catalog.precision(found, name).id: name for name in wanted}.values()),
+        kv_format=kv_format,
+        stack=stack,
+        layouts=[layout] if layout else None,
+    )
+
+
+def compare(
+    model: ModelName, on: AcceleratorNames, *, input_tokens: int = 4096, output_tokens: int = 1024,
+    concurrency: int = 64, precision: str = "native", kv_format: str = "bf16", stack: str | None = None,
+    layout: Parallelism | None = None, catalog: Catalog | None = None,
+) -> Scorecard:  # fmt: skip
+    """One model under one load on several accelerators: an estimate for each, and a sentence a pair that says why.
+
+    `concurrency` is requests in flight on a replica. Without `layout` each accelerator gets the fewest GPUs that hold
+    the model and the load. An accelerator that cannot run it has a `problem` instead of an estimate.
+    """
+    catalog = catalog or Catalog()
+    return scorecard.compare(
+        catalog,
+        named_model(catalog, model),
+        named_accelerators(catalog, on, stack),
+        Load(concurrency, input_tokens, output_tokens),
+        parallelism=layout,
+        precision=precision,
+        kv_format=kv_format,
+        stack=stack,
+    )
+
+
+def plan(
+    workload: str | Path | Workload, *, catalog: Catalog | None = None, progress: Callable[[str], None] | None = None
+) -> Plan:
+    """The cheapest fleet for a workload file or a shipped example, with alternatives and what would change it.
+
+    Where no fleet will do, `plan.fleet` is None and `plan.obstacles` says why. `fleet_of(plan)` is the fleet that
+    `serve` takes, `fleet_text` writes it as a file. `progress` is called with a line for whoever waits.
+    """
+    catalog = catalog or Catalog()
+    return planning.plan(catalog, named_workload(catalog, workload), progress=progress)
+
+
+def simulate(
+    fleet: str | Path | Fleet | Plan, workload: str | Path | Workload | None = None, *, policy: Policy | None = None,
+    requests: int = 5000, load: float = 1.0, seed: int = 7, catalog: Catalog | None = None,
+) -> Simulation:  # fmt: skip
+    """Traffic of a workload through a fleet, by the gateway's own routing policy and engines that work in steps.
+
+    A plan brings its workload; a fleet needs one. `policy` tries another than the fleet's, `load` is times the peak.
+    Nothing is measured: replicas take the time that the performance model predicts.
+    """
+    catalog = catalog or Catalog()
+    if workload is None:
+        if not isinstance(fleet, Plan):
+            raise TypeError("simulate() of a fleet needs a workload")
+        workload = fleet.workload
+    return simulating.simulate(
+        catalog,
+        fleet if isinstance(fleet, Plan) else named_fleet(catalog, fleet),
+        named_workload(catalog, workload),
+        policy=policy,
+        requests=requests,
+        load=load,
+        seed=seed,
+    )
+
+
+def tco(card: Scorecard, request: TcoRequest | None = None, *, catalog: Catalog | None = None) -> Tco:
+    """What owning each accelerator of a scorecard costs over the years, per million output tokens, and how sure it is.
+
+    `card` comes from `compare` and says how fast each is; `request` has prices, discounts, engineers and assumptions
+    in place of the catalog's, and what to compare with: renting, an API, or waiting for a successor.
+    """
+    return owning.tco(catalog or Catalog(), card, request)

@@ -1,0 +1,31 @@
+"""Prove, from Python: predictions against measured results, and a calibration that has learnt from them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from crosstie.catalog.calibration import Calibration, empty
+from crosstie.catalog.library import Catalog
+from crosstie.prove.calibration import validate as comparing
+from crosstie.prove.calibration.learn import SHIPPED_RESULTS, learn, read_inputs
+from crosstie.prove.calibration.results import read_results
+from crosstie.prove.calibration.validate import Validation
+
+
+def validate(*results: str | Path, catalog: Catalog | None = None) -> Validation:
+    """Every row of results files (CSV, gzipped or not) predicted the way it was measured, beside what was measured.
+
+    Rows that cannot be predicted are in `missed`, each with its reason; `docs/validate.md` has the columns.
+    """
+    return comparing.validate(catalog or Catalog(), read_results(*results))
+
+
+def calibrate(*results: str | Path, alone: bool = False, progress: Callable[[str], None] | None = None) -> Calibration:
+    """The model's constants fitted to results files and documents of `crosstie probe`, and how wrong it is then.
+
+    They are learnt from together with what Crosstie ships, or `alone`; takes minutes. `Catalog(calibration=...)`
+    estimates by it; `calibration_text` writes the file that the user's catalog folder takes.
+    """
+    # What an earlier calibration says is no evidence.
+    catalog = Catalog(calibration=empty())
+    inputs = read_inputs(catalog, [*(() if alone else SHIPPED_RESULTS), *(Path(file) for file in results)])
+    return learn(catalog, inputs, progress or (lambda _: None))
