@@ -2,14 +2,9 @@
 
 import crosstie
 
-catalog = crosstie.Catalog()
 dollars_an_hour = {"mi300x": 1.30, "mi355x": 2.90, "h200": 2.90, "b200": 3.70}
 card = crosstie.compare(
-    catalog,
-    catalog.model("llama-3.3-70b"),
-    [catalog.accelerator(name) for name in dollars_an_hour],
-    crosstie.Load(concurrency=64, input_tokens=2000, output_tokens=500),
-    precision="fp8",
+    "llama-3.3-70b", on=dollars_an_hour, concurrency=64, input_tokens=2000, output_tokens=500, precision="fp8"
 )
 for entry in card.entries:
     if entry.estimate is None:

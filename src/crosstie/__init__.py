@@ -2,9 +2,9 @@
 
     import crosstie
 
-    card = crosstie.compare("llama-3.1-70b", "mi300x,h200", input_tokens=4096, output_tokens=1024, concurrency=64)
+    card = crosstie.compare("llama-3.1-70b", on="mi300x,h200", input_tokens=4096, output_tokens=1024, concurrency=64)
     plan = crosstie.plan("workload.toml")
-    report = crosstie.preflight("./my-model", "mi300x", engine="vllm")
+    report = crosstie.preflight("./my-model", on="mi300x", engine="vllm")
 
 Names are imported when first used, so that `import crosstie` stays quick.
 """
@@ -77,10 +77,16 @@ if TYPE_CHECKING:
     from crosstie.perf.step import StepCost as StepCost
     from crosstie.perf.step import shape as shape
     from crosstie.perf.step import step as step
-    from crosstie.port.api import convert as convert
-    from crosstie.port.api import preflight as preflight
-    from crosstie.port.checkpoint.convert import Converted as Converted
-    from crosstie.port.preflight.model import Report as Report
+    from crosstie.port.capture.report import CaptureReport as CaptureReport
+    from crosstie.port.capture.report import preflight_capture as preflight_capture
+    from crosstie.port.checkpoint.convert import ConversionReport as ConversionReport
+    from crosstie.port.checkpoint.convert import convert as convert
+    from crosstie.port.kernels.report import KernelReport as KernelReport
+    from crosstie.port.kernels.report import preflight_kernels as preflight_kernels
+    from crosstie.port.preflight.model import ModelReport as ModelReport
+    from crosstie.port.preflight.model import preflight as preflight
+    from crosstie.port.source.check import SourceReport as SourceReport
+    from crosstie.port.source.check import preflight_source as preflight_source
     from crosstie.prove.api import calibrate as calibrate
     from crosstie.prove.api import validate as validate
     from crosstie.prove.calibration.validate import Validation as Validation
@@ -115,9 +121,11 @@ _HOMES = {
     "crosstie.perf.memory": ("MemoryPlan", "memory_plan", "sequences_that_fit", "weight_bytes"),
     "crosstie.perf.steady_state": ("SteadyState", "single_stream_ceiling", "steady_state"),
     "crosstie.perf.step": ("Shape", "StepCost", "shape", "step"),
-    "crosstie.port.api": ("convert", "preflight"),
-    "crosstie.port.checkpoint.convert": ("Converted",),
-    "crosstie.port.preflight.model": ("Report",),
+    "crosstie.port.capture.report": ("CaptureReport", "preflight_capture"),
+    "crosstie.port.checkpoint.convert": ("ConversionReport", "convert"),
+    "crosstie.port.kernels.report": ("KernelReport", "preflight_kernels"),
+    "crosstie.port.preflight.model": ("ModelReport", "preflight"),
+    "crosstie.port.source.check": ("SourceReport", "preflight_source"),
     "crosstie.prove.api": ("calibrate", "validate"),
     "crosstie.prove.calibration.validate": ("Validation",),
 }
@@ -126,10 +134,12 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'crosstie' has no name '{name}'")
-    return getattr(import_module(_HOME_OF[name]), name)
+if not TYPE_CHECKING:
+    # Hidden from type checkers, which would take any name for one of ours.
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'crosstie' has no name '{name}'")
+        return getattr(import_module(_HOME_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -25,9 +25,7 @@ def run(*words: object) -> str:
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("workloads/*.toml")), ids=lambda file: file.stem)
 def test_a_fleet_is_found_for_every_workload(file: Path) -> None:
-    catalog = crosstie.Catalog([])
-    plan = crosstie.make_plan(catalog, crosstie.read_workload(catalog, file))
-    assert not plan.obstacles
+    assert not crosstie.plan(file, catalog=crosstie.Catalog([])).obstacles
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("fleets/*.toml")), ids=lambda file: file.stem)

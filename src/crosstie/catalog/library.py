@@ -145,19 +145,29 @@ class Catalog:
         quick = self._quick("accelerators", name)
         return self._once(quick, read_accelerator) if quick else _find("accelerator", name, self.accelerators)
 
-    def accelerators_named(self, names: str | Iterable[str]) -> list[Accelerator]:
-        """One name or several, each accelerator once."""
-        chosen = [names] if isinstance(names, str) else names
-        found = {one.id: one for one in map(self.accelerator, chosen)}
-        if not found:
+    def accelerators_named(
+        self, names: str | Iterable[str | Accelerator] | None, stack: str | None = None
+    ) -> list[Accelerator]:
+        """Several of them, "mi300x,h200" or one by one, each once; None: all that the stack runs on."""
+        if names is None:
+            known = self.accelerators.values()
+            return [one for one in known if stack is None or self.stack(stack).runs_on(one.vendor)]
+        if isinstance(names, str):
+            names = [name for part in names.split(",") if (name := part.strip())]
+        nouns = [one if isinstance(one, Accelerator) else self.accelerator(one) for one in names]
+        if not nouns:
             raise BadInput("--on names no accelerator")
-        return list(found.values())
+        return list({one.id: one for one in nouns}.values())
 
-    def model(self, name: str) -> Model:
-        """By id, alias, or the path of a model directory, config.json or catalog file.
+    def model(self, name: str | Path | Model) -> Model:
+        """By id, alias, or the path of a model directory, config.json or catalog file; a model is itself.
 
         A folder of the same name does not hide a model of the catalog; write ./NAME for the folder.
         """
+        if isinstance(name, Model):
+            return name
+        if isinstance(name, Path):
+            name = str(name if name.is_absolute() else Path.cwd() / name)
         if not name.strip():
             raise BadInput("the name of the model is empty")
         if name.endswith(".toml"):

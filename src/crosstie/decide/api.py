@@ -5,20 +5,17 @@ the nouns themselves are taken as well. `catalog` is the shipped data with the u
 What is wrong with a question raises a `CrosstieError` of one line.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.named import (
-    AcceleratorNames,
-    ModelName,
-    named_accelerators,
-    named_fleet,
-    named_model,
-    named_workload,
-)
+from crosstie.catalog.workloads import find_workload, read_workload
+from crosstie.core.accelerator import Accelerator
 from crosstie.core.deployment import Parallelism
+from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
+from crosstie.core.model import Model
 from crosstie.core.workload import Workload
 from crosstie.decide.compare import scorecard
 from crosstie.decide.compare.scorecard import Load, Scorecard
@@ -35,7 +32,7 @@ _USUAL_CONTEXT = 8192
 
 
 def fit(
-    model: ModelName, on: AcceleratorNames | None = None, *, context: int | None = None,
+    model: str | Path | Model, on: str | Iterable[str | Accelerator] | None = None, *, context: int | None = None,
     precisions: str | Sequence[str] = "native", kv_format: str = "bf16", stack: str | None = None,
     layout: Parallelism | None = None, catalog: Catalog | None = None,
 ) -> Fit:  # fmt: skip
@@ -45,12 +42,12 @@ def fit(
     unless given, or the model's limit where that is less.
     """
     catalog = catalog or Catalog()
-    found = named_model(catalog, model)
+    found = catalog.model(model)
     wanted = precisions.split(",") if isinstance(precisions, str) else precisions
     return fitting.fit(
         catalog,
         found,
-        named_accelerators(catalog, on, stack),
+        catalog.accelerators_named(on, stack),
         context=context if context is not None else min(_USUAL_CONTEXT, found.max_context or _USUAL_CONTEXT),
         # Two names of the same format are asked for once.
         precisions=list({catalog.precision(found, name).id: name for name in wanted}.values()),
@@ -61,8 +58,9 @@ def fit(
 
 
 def compare(
-    model: ModelName, on: AcceleratorNames, *, input_tokens: int = 4096, output_tokens: int = 1024,
-    concurrency: int = 64, precision: str = "native", kv_format: str = "bf16", stack: str | None = None,
+    model: str | Path | Model, on: str | Iterable[str | Accelerator], *,
+    input_tokens: int = 4096, output_tokens: int = 1024, concurrency: int = 64,
+    precision: str = "native", kv_format: str = "bf16", stack: str | None = None,
     layout: Parallelism | None = None, catalog: Catalog | None = None,
 ) -> Scorecard:  # fmt: skip
     """One model under one load on several accelerators: an estimate for each, and a sentence a pair that says why.
@@ -73,8 +71,8 @@ def compare(
     catalog = catalog or Catalog()
     return scorecard.compare(
         catalog,
-        named_model(catalog, model),
-        named_accelerators(catalog, on, stack),
+        catalog.model(model),
+        catalog.accelerators_named(on, stack),
         Load(concurrency, input_tokens, output_tokens),
         parallelism=layout,
         precision=precision,
@@ -92,7 +90,7 @@ def plan(
     `serve` takes, `fleet_text` writes it as a file. `progress` is called with a line for whoever waits.
     """
     catalog = catalog or Catalog()
-    return planning.plan(catalog, named_workload(catalog, workload), progress=progress)
+    return planning.plan(catalog, _workload(catalog, workload), progress=progress)
 
 
 def simulate(
@@ -107,12 +105,12 @@ def simulate(
     catalog = catalog or Catalog()
     if workload is None:
         if not isinstance(fleet, Plan):
-            raise TypeError("simulate() of a fleet needs a workload")
+            raise BadInput("a fleet is simulated with a workload; a plan brings its own")
         workload = fleet.workload
     return simulating.simulate(
         catalog,
-        fleet if isinstance(fleet, Plan) else named_fleet(catalog, fleet),
-        named_workload(catalog, workload),
+        read_fleet(catalog, Path(fleet)) if isinstance(fleet, str | Path) else fleet,
+        _workload(catalog, workload),
         policy=policy,
         requests=requests,
         load=load,
@@ -127,3 +125,8 @@ def tco(card: Scorecard, request: TcoRequest | None = None, *, catalog: Catalog 
     in place of the catalog's, and what to compare with: renting, an API, or waiting for a successor.
     """
     return owning.tco(catalog or Catalog(), card, request)
+
+
+def _workload(catalog: Catalog, given: str | Path | Workload) -> Workload:
+    """A workload file, or the name of a shipped example."""
+    return given if isinstance(given, Workload) else read_workload(catalog, find_workload(Path(given)))
