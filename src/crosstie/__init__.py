@@ -15,80 +15,55 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from crosstie.catalog.calibration import Calibration as Calibration
-    from crosstie.catalog.calibration import calibration_text as calibration_text
+    from crosstie.catalog.calibration import Calibration as Calibration, calibration_text as calibration_text
     from crosstie.catalog.fleet_text import fleet_text as fleet_text
     from crosstie.catalog.fleets import read_fleet as read_fleet
     from crosstie.catalog.library import Catalog as Catalog
     from crosstie.catalog.workloads import read_workload as read_workload
     from crosstie.core.accelerator import Accelerator as Accelerator
-    from crosstie.core.deployment import Deployment as Deployment
-    from crosstie.core.deployment import Parallelism as Parallelism
-    from crosstie.core.errors import BadData as BadData
-    from crosstie.core.errors import BadInput as BadInput
-    from crosstie.core.errors import CrosstieError as CrosstieError
-    from crosstie.core.errors import DoesNotFit as DoesNotFit
-    from crosstie.core.errors import UnknownName as UnknownName
+    from crosstie.core.deployment import Deployment as Deployment, Parallelism as Parallelism
+    from crosstie.core.errors import (
+        BadData as BadData,
+        BadInput as BadInput,
+        CrosstieError as CrosstieError,
+        DoesNotFit as DoesNotFit,
+        UnknownName as UnknownName,
+    )
     from crosstie.core.estimate import Estimate as Estimate
-    from crosstie.core.fact import Fact as Fact
-    from crosstie.core.fact import Label as Label
+    from crosstie.core.fact import Fact as Fact, Label as Label
     from crosstie.core.finding import Finding as Finding
-    from crosstie.core.fleet import Fleet as Fleet
-    from crosstie.core.fleet import Pool as Pool
-    from crosstie.core.fleet import Route as Route
-    from crosstie.core.formats import Format as Format
-    from crosstie.core.formats import Precision as Precision
-    from crosstie.core.model import Layer as Layer
-    from crosstie.core.model import Model as Model
-    from crosstie.core.model import Scan as Scan
-    from crosstie.core.model import State as State
-    from crosstie.core.model import Tensor as Tensor
-    from crosstie.core.stack import Efficiency as Efficiency
-    from crosstie.core.stack import Stack as Stack
-    from crosstie.core.workload import RequestClass as RequestClass
-    from crosstie.core.workload import Target as Target
-    from crosstie.core.workload import Workload as Workload
-    from crosstie.decide.api import compare as compare
-    from crosstie.decide.api import fit as fit
-    from crosstie.decide.api import plan as plan
-    from crosstie.decide.api import simulate as simulate
-    from crosstie.decide.api import tco as tco
-    from crosstie.decide.compare.scorecard import Entry as Entry
-    from crosstie.decide.compare.scorecard import Load as Load
-    from crosstie.decide.compare.scorecard import Scorecard as Scorecard
-    from crosstie.decide.cost.tco import Tco as Tco
-    from crosstie.decide.cost.tco import TcoRequest as TcoRequest
+    from crosstie.core.fleet import Fleet as Fleet, Pool as Pool, Route as Route
+    from crosstie.core.formats import Format as Format, Precision as Precision
+    from crosstie.core.model import Layer as Layer, Model as Model, Scan as Scan, State as State, Tensor as Tensor
+    from crosstie.core.stack import Efficiency as Efficiency, Stack as Stack
+    from crosstie.core.workload import RequestClass as RequestClass, Target as Target, Workload as Workload
+    from crosstie.decide.api import compare as compare, fit as fit, plan as plan, simulate as simulate, tco as tco
+    from crosstie.decide.compare.scorecard import Entry as Entry, Load as Load, Scorecard as Scorecard
+    from crosstie.decide.cost.tco import Tco as Tco, TcoRequest as TcoRequest
     from crosstie.decide.plan.fleet import fleet_of as fleet_of
     from crosstie.decide.plan.plan import Plan as Plan
     from crosstie.decide.plan.simulate import Simulation as Simulation
-    from crosstie.perf.estimate import estimate as estimate
-    from crosstie.perf.estimate import estimates as estimates
-    from crosstie.perf.fit import Fit as Fit
-    from crosstie.perf.fit import Placement as Placement
+    from crosstie.perf.estimate import estimate as estimate, estimates as estimates
+    from crosstie.perf.fit import Fit as Fit, Placement as Placement
     from crosstie.perf.hardware import Hardware as Hardware
-    from crosstie.perf.memory import MemoryPlan as MemoryPlan
-    from crosstie.perf.memory import memory_plan as memory_plan
-    from crosstie.perf.memory import sequences_that_fit as sequences_that_fit
-    from crosstie.perf.memory import weight_bytes as weight_bytes
-    from crosstie.perf.steady_state import SteadyState as SteadyState
-    from crosstie.perf.steady_state import single_stream_ceiling as single_stream_ceiling
-    from crosstie.perf.steady_state import steady_state as steady_state
-    from crosstie.perf.step import Shape as Shape
-    from crosstie.perf.step import StepCost as StepCost
-    from crosstie.perf.step import shape as shape
-    from crosstie.perf.step import step as step
-    from crosstie.port.capture.report import CaptureReport as CaptureReport
-    from crosstie.port.capture.report import preflight_capture as preflight_capture
-    from crosstie.port.checkpoint.convert import ConversionReport as ConversionReport
-    from crosstie.port.checkpoint.convert import convert as convert
-    from crosstie.port.kernels.report import KernelReport as KernelReport
-    from crosstie.port.kernels.report import preflight_kernels as preflight_kernels
-    from crosstie.port.preflight.model import ModelReport as ModelReport
-    from crosstie.port.preflight.model import preflight as preflight
-    from crosstie.port.source.check import SourceReport as SourceReport
-    from crosstie.port.source.check import preflight_source as preflight_source
-    from crosstie.prove.api import calibrate as calibrate
-    from crosstie.prove.api import validate as validate
+    from crosstie.perf.memory import (
+        MemoryPlan as MemoryPlan,
+        memory_plan as memory_plan,
+        sequences_that_fit as sequences_that_fit,
+        weight_bytes as weight_bytes,
+    )
+    from crosstie.perf.steady_state import (
+        SteadyState as SteadyState,
+        single_stream_ceiling as single_stream_ceiling,
+        steady_state as steady_state,
+    )
+    from crosstie.perf.step import Shape as Shape, StepCost as StepCost, shape as shape, step as step
+    from crosstie.port.capture.report import CaptureReport as CaptureReport, preflight_capture as preflight_capture
+    from crosstie.port.checkpoint.convert import ConversionReport as ConversionReport, convert as convert
+    from crosstie.port.kernels.report import KernelReport as KernelReport, preflight_kernels as preflight_kernels
+    from crosstie.port.preflight.model import ModelReport as ModelReport, preflight as preflight
+    from crosstie.port.source.check import SourceReport as SourceReport, preflight_source as preflight_source
+    from crosstie.prove.api import calibrate as calibrate, validate as validate
     from crosstie.prove.calibration.validate import Validation as Validation
 
 # Where each public name lives; a test holds it to the imports above, which are for type checkers.

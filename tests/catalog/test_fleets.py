@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from crosstie.catalog.fleet_text import example_fleet_text, fleet_text
 from crosstie.catalog.fleets import read_fleet

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from crosstie.catalog.lengths import Lengths, cut, read_lengths
 from crosstie.catalog.traces import find_trace, read_trace

@@ -1,7 +1,6 @@
 """Laws of residency, whatever is asked, fails or goes away: driven here step by step, by none of its own simulation."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from crosstie.host.hosted import Hosted, Move, ResidencySettings, Slot
 from crosstie.host.residency import Residency

@@ -2,8 +2,7 @@
 
 import msgspec
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.accelerator import Accelerator

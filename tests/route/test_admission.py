@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 from tests.route.fleets import ask, live, load, pool
 
 from crosstie.route.admission import Ticket, WaitingRoom

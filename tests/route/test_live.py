@@ -1,8 +1,7 @@
 """Transitions: counts come back to nothing whatever happens, and what is completed teaches."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 from tests.route.fleets import AMD, ask, decided, live, load, pool, told
 
 from crosstie.route.live import Replica

@@ -4,8 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 from tests.route.fleets import CATALOG, ask, decided, live, load, pool
 
 from crosstie.core.deployment import Parallelism

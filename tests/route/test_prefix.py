@@ -1,7 +1,6 @@
 """Hashes of prefixes, and what a replica is believed to hold of them."""
 
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 
 from crosstie.route.prefix import BLOCK_BYTES, MOST_BLOCKS, Prefixes, prefix_hashes
 

@@ -4,8 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 from tests.sim.test_arrivals import RANKS, SMALL, TINY, WHOLE, replica
 
 from crosstie.core.deployment import Parallelism

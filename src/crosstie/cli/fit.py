@@ -6,7 +6,7 @@ import click
 from rich.text import Text
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.options import accelerators_from, json_option, model_argument, names, on_option, verbose_option
+from crosstie.cli.options import json_option, model_argument, names, on_option, verbose_option
 from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, stack_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.deployment import Deployment
@@ -50,7 +50,7 @@ def command(
     result = fit(
         catalog,
         found,
-        accelerators_from(catalog, accelerators, stack),
+        catalog.accelerators_named(accelerators, stack),
         context=context if context is not None else min(8192, found.max_context or 8192),
         precisions=list({catalog.precision(found, name).id: name for name in names(precisions)}.values()),
         kv_format=kv,

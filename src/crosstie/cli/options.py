@@ -8,7 +8,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.accelerator import Accelerator
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -44,12 +43,3 @@ def on_option(what: str, *, required: bool = False) -> Decorator:
 
 def verbose_option(what: str) -> Decorator:
     return click.option("-v", "--verbose", is_flag=True, help=f"Also: {what}.")
-
-
-def accelerators_from(catalog: Catalog, chosen: str | None, stack: str | None) -> list[Accelerator]:
-    """Those that were named, each once; without a name all that the stack runs on."""
-    if chosen is not None:
-        return catalog.accelerators_named(names(chosen))
-    if stack is None:
-        return list(catalog.accelerators.values())
-    return [a for a in catalog.accelerators.values() if catalog.stack(stack).runs_on(a.vendor)]

@@ -9,7 +9,7 @@ import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.precision import PRECISIONS
-from crosstie.cli.options import Decorator, accelerators_from
+from crosstie.cli.options import Decorator
 from crosstie.core.deployment import KV_FORMATS, Parallelism
 from crosstie.decide.compare.scorecard import Load, Scorecard, compare
 
@@ -47,7 +47,7 @@ class Replica:
         return compare(
             catalog,
             catalog.model(model),
-            accelerators_from(catalog, accelerators, self.stack),
+            catalog.accelerators_named(accelerators, self.stack),
             self.load,
             parallelism=self.parallelism,
             precision=self.precision,

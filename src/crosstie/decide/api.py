@@ -21,8 +21,7 @@ from crosstie.decide.compare import scorecard
 from crosstie.decide.compare.scorecard import Load, Scorecard
 from crosstie.decide.cost import tco as owning
 from crosstie.decide.cost.tco import Tco, TcoRequest
-from crosstie.decide.plan import plan as planning
-from crosstie.decide.plan import simulate as simulating
+from crosstie.decide.plan import plan as planning, simulate as simulating
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.simulate import Simulation
 from crosstie.perf import fit as fitting

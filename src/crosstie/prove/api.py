@@ -1,10 +1,10 @@
 """Prove, from Python: predictions against measured results, and a calibration that has learnt from them."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from crosstie.catalog.calibration import Calibration, empty
 from crosstie.catalog.library import Catalog
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.prove.calibration import validate as comparing
 from crosstie.prove.calibration.learn import SHIPPED_RESULTS, learn, read_inputs
 from crosstie.prove.calibration.results import read_results
@@ -19,7 +19,7 @@ def validate(*results: str | Path, catalog: Catalog | None = None) -> Validation
     return comparing.validate(catalog or Catalog(), read_results(*results))
 
 
-def calibrate(*results: str | Path, alone: bool = False, progress: Callable[[str], None] | None = None) -> Calibration:
+def calibrate(*results: str | Path, alone: bool = False, on_progress: OnProgress = no_progress) -> Calibration:
     """The model's constants fitted to results files and documents of `crosstie probe`, and how wrong it is then.
 
     They are learnt from together with what Crosstie ships, or `alone`; takes minutes. `Catalog(calibration=...)`
@@ -28,4 +28,4 @@ def calibrate(*results: str | Path, alone: bool = False, progress: Callable[[str
     # What an earlier calibration says is no evidence.
     catalog = Catalog(calibration=empty())
     inputs = read_inputs(catalog, [*(() if alone else SHIPPED_RESULTS), *(Path(file) for file in results)])
-    return learn(catalog, inputs, progress or (lambda _: None))
+    return learn(catalog, inputs, on_progress)

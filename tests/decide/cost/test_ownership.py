@@ -4,8 +4,7 @@ import dataclasses
 
 import msgspec
 import pytest
-from hypothesis import given as each
-from hypothesis import strategies as st
+from hypothesis import given as each, strategies as st
 from tests.decide.cost.conftest import ranged
 
 from crosstie.catalog.costs import Ranged, watts

@@ -5,8 +5,7 @@ import dataclasses
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given as each
-from hypothesis import strategies as st
+from hypothesis import given as each, strategies as st
 
 from crosstie.catalog.costs import Ranged
 from crosstie.core.accelerator import Accelerator

@@ -6,8 +6,7 @@ from statistics import NormalDist
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from crosstie.catalog.calibration import empty
 from crosstie.catalog.library import Catalog

@@ -10,16 +10,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from numpy.typing import NDArray
 from safetensors import safe_open
 from tests.port.checkpoint import samples
 from tests.port.checkpoint.samples import CONVERTIBLE, codes, dressed, floats, write_model
 
 from crosstie.core.errors import BadData, BadInput
-from crosstie.port.checkpoint import convert as converting
-from crosstie.port.checkpoint import shard as sharding
+from crosstie.port.checkpoint import convert as converting, shard as sharding
 from crosstie.port.checkpoint.conversion import Conversion, plan_conversion
 from crosstie.port.checkpoint.convert import Converted, run_conversion
 from crosstie.port.checkpoint.converters import converters

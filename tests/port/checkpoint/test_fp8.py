@@ -3,8 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from crosstie.port.checkpoint.fp8 import SCALE_FACTOR, VALUES, Codes, Recoder, count_codes, to_fn, to_fnuz
 

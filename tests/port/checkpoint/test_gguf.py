@@ -4,8 +4,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from crosstie.core.errors import BadData
 from crosstie.port.checkpoint.gguf import read_gguf

@@ -1,8 +1,7 @@
 """The lexer: comments, strings, continued lines, and lines that are right whatever the text is."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from crosstie.port.source.files import decoded
 from crosstie.port.source.lexer import lex, outline

@@ -15,8 +15,7 @@ import pytest
 from tests.conftest import Command
 from tests.prove.probe.fakes import FakeTorch, measured
 
-from crosstie.prove.probe import device as probe_device
-from crosstie.prove.probe import kernels as probe_kernels
+from crosstie.prove.probe import device as probe_device, kernels as probe_kernels
 from crosstie.prove.probe.document import read_probe
 from crosstie.prove.probe.kernels import Bench, Case, Measured
 

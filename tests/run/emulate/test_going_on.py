@@ -4,8 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.run.emulate.running import CATALOG, CHAT, SMALL, fleet, pool
 
 from crosstie.run.emulate.fleet import start

@@ -6,8 +6,7 @@ import json
 from math import isfinite
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from crosstie.core.errors import BadInput
 from crosstie.run.gateway.backend import engine_load

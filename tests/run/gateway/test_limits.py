@@ -1,7 +1,6 @@
 """Limits by the minute: when one more fits, and how long to wait for it."""
 
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from crosstie.run.gateway.limits import Window, rate_headers
 

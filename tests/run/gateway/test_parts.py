@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from crosstie.core.errors import BadInput
 from crosstie.run.gateway.backend import IN_A_ROW, Breaker, engine_load

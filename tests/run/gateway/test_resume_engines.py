@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import openai
 import pytest
-from tests.run.emulate.running import fleet as emulated_fleet
-from tests.run.emulate.running import pool as emulated_pool
+from tests.run.emulate.running import fleet as emulated_fleet, pool as emulated_pool
 from tests.run.gateway.fakes import CATALOG, HASTY, Running, fleet_of, pool_of, running, until
 from tests.run.gateway.tellers import Heard
 from tests.run.service.test_local import real

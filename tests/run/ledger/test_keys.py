@@ -7,8 +7,7 @@ from math import log2
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.run.ledger.test_store import key
 
 from crosstie.core.errors import BadInput

@@ -9,8 +9,7 @@ from typing import Any
 
 import httptools
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.run.wire import oracle
 from tests.run.wire.sockets import serving
 
