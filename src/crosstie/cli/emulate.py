@@ -18,7 +18,7 @@ from crosstie.cli.show import console, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.core.units import significant
-from crosstie.run.emulate.faults import Scripted, read_script
+from crosstie.run.emulate.faults import ScriptedFault, read_script
 from crosstie.run.emulate.fleet import EmulatedFleet, start
 from crosstie.run.wire.child import when_orphaned
 from crosstie.run.wire.loops import allow_many_connections, run_on_loop
@@ -62,7 +62,7 @@ def command(
 
 
 async def _serve(
-    catalog: Catalog, fleet: Fleet, host: str, first_port: int, speed: float, seed: int, script: list[Scripted],
+    catalog: Catalog, fleet: Fleet, host: str, first_port: int, speed: float, seed: int, script: list[ScriptedFault],
     write: Path | None, with_parent: bool, as_json: bool,
 ) -> None:  # fmt: skip
     loop = asyncio.get_running_loop()

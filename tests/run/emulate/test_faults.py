@@ -7,7 +7,7 @@ import pytest
 from tests.run.emulate.running import CHAT, Client, chat, emulating, fleet, pool
 
 from crosstie.core.errors import BadInput
-from crosstie.run.emulate.faults import Fault, Faults, Scripted, read_fault, read_script
+from crosstie.run.emulate.faults import Fault, Faults, ScriptedFault, read_fault, read_script
 from crosstie.run.wire.loops import run_on_loop
 
 LONG = chat(max_tokens=400, ignore_eos=True)
@@ -184,10 +184,10 @@ def test_a_share_is_counted_not_drawn() -> None:
 
 def test_what_a_script_says() -> None:
     got = read_script("chat-mi300x/2:cut@30+60.5,after_tokens=5,mid_event=true,share=0.5")
-    assert got == Scripted(
+    assert got == ScriptedFault(
         "chat-mi300x", 2, 30.0, Fault(kind="cut", for_s=60.5, after_tokens=5, mid_event=True, share=0.5)
     )
-    assert read_script("a:slow,factor=2") == Scripted("a", None, 0.0, Fault(kind="slow", factor=2.0))
+    assert read_script("a:slow,factor=2") == ScriptedFault("a", None, 0.0, Fault(kind="slow", factor=2.0))
 
 
 @pytest.mark.parametrize(

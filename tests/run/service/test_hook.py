@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from crosstie.run.service.hook import HookFailed, run_hook
 from tests.run.gateway.fakes import Fake, fleet_of, pool_of, running, until
 from tests.run.service.processes import gone
 from tests.run.service.shared import PATIENT
 
 from crosstie.core.fleet import HostedModel, Pool
-from crosstie.run.service.hook import HookFailed, run_hook
 from crosstie.run.service.hosting import Hosting
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply

@@ -42,60 +42,57 @@ def _so_far(usage: Usage | None) -> str:
     return f',"usage":{usage.json()}' if usage is not None else ""
 
 
-class Chat:
-    def __init__(self, id: str, created: int, model: str, ending: str, include_usage: bool):
-        self._about = (
-            f'"created":{created},"model":{json.dumps(model)},"system_fingerprint":"{FINGERPRINT}","choices":['
-        )
-        self._id, self._ending, self._include_usage = f"chatcmpl-{id}", ending, include_usage
-        self._head = f'data: {{"id":"{self._id}","object":"chat.completion.chunk",{self._about}'
-        self._piece = self._head + '{"index":0,"delta":{"content":"'
+class _Choices:
+    """Completions with one choice; how a piece of text stands in a chunk, and all of it in a whole answer."""
 
-    def begun(self) -> bytes:
-        delta = '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
-        return (self._head + delta).encode()
+    id_prefix = kind = chunk_kind = ""
+    chunk_text = whole_text = ("", "")
 
-    def piece(self, text: str, usage: Usage | None = None) -> bytes:
-        return f'{self._piece}{text}"}},"logprobs":null,"finish_reason":null}}]{_so_far(usage)}}}\n\n'.encode()
-
-    def ended(self, text: str, whole: str, usage: Usage) -> bytes:
-        last = f'{self._piece}{text}"}},"logprobs":null,"finish_reason":"{self._ending}"}}]}}\n\n'
-        if self._include_usage:
-            last += f'{self._head}],"usage":{usage.json()}}}\n\n'
-        return last.encode() + _DONE
-
-    def whole(self, text: str, usage: Usage) -> bytes:
-        message = f'{{"role":"assistant","content":"{text}"}}'
-        return (
-            f'{{"id":"{self._id}","object":"chat.completion",{self._about}{{"index":0,"message":{message},'
-            f'"logprobs":null,"finish_reason":"{self._ending}"}}],"usage":{usage.json()}}}'
-        ).encode()
-
-
-class Completion:
     def __init__(self, id: str, created: int, model: str, ending: str, include_usage: bool):
         self._ending, self._include_usage = ending, include_usage
-        self._about = (
-            f'{{"id":"cmpl-{id}","object":"text_completion","created":{created},"model":{json.dumps(model)},'
-            f'"system_fingerprint":"{FINGERPRINT}","choices":['
-        )
-        self._piece = f'data: {self._about}{{"index":0,"text":"'
+
+        def head(kind: str) -> str:
+            return (
+                f'{{"id":"{self.id_prefix}-{id}","object":"{kind}","created":{created},"model":{json.dumps(model)},'
+                f'"system_fingerprint":"{FINGERPRINT}","choices":['
+            )
+
+        self._whole, self._chunk = head(self.kind), f"data: {head(self.chunk_kind)}"
+        opening, self._closing = self.chunk_text
+        self._piece = f'{self._chunk}{{"index":0,{opening}'
 
     def begun(self) -> bytes:
         return b""
 
     def piece(self, text: str, usage: Usage | None = None) -> bytes:
-        return f'{self._piece}{text}","logprobs":null,"finish_reason":null}}]{_so_far(usage)}}}\n\n'.encode()
+        ending = f'{self._closing},"logprobs":null,"finish_reason":null}}]{_so_far(usage)}}}\n\n'
+        return f"{self._piece}{text}{ending}".encode()
 
     def ended(self, text: str, whole: str, usage: Usage) -> bytes:
-        last = f'{self._piece}{text}","logprobs":null,"finish_reason":"{self._ending}"}}]}}\n\n'
+        last = f'{self._piece}{text}{self._closing},"logprobs":null,"finish_reason":"{self._ending}"}}]}}\n\n'
         if self._include_usage:
-            last += f'data: {self._about}],"usage":{usage.json()}}}\n\n'
+            last += f'{self._chunk}],"usage":{usage.json()}}}\n\n'
         return last.encode() + _DONE
 
     def whole(self, text: str, usage: Usage) -> bytes:
-        choice = f'{{"index":0,"text":"{text}","logprobs":null,"finish_reason":"{self._ending}"}}'
-        return f'{self._about}{choice}],"usage":{usage.json()}}}'.encode()
+        opening, closing = self.whole_text
+        choice = f'{{"index":0,{opening}{text}{closing},"logprobs":null,"finish_reason":"{self._ending}"}}'
+        return f'{self._whole}{choice}],"usage":{usage.json()}}}'.encode()
+
+
+class Chat(_Choices):
+    id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    chunk_text = ('"delta":{"content":"', '"}')
+    whole_text = ('"message":{"role":"assistant","content":"', '"}')
+
+    def begun(self) -> bytes:
+        delta = '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
+        return (self._chunk + delta).encode()
+
+
+class Completion(_Choices):
+    id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+    chunk_text = whole_text = ('"text":"', '"')
 
 
 class Response:

@@ -5,7 +5,8 @@ a share of 0.25 hits the fourth.
 """
 
 import math
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -47,7 +48,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.kind != "hang" if self.health is None else self.health
 
 
-class Scripted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ScriptedFault:
     """A fault that comes by itself; `replica` None: to every one of the pool."""
 
     pool: str
@@ -64,7 +66,7 @@ def read_fault(body: bytes) -> Fault:
     return _checked(found)
 
 
-def read_script(line: str) -> Scripted:
+def read_script(line: str) -> ScriptedFault:
     """POOL[/INDEX]:KIND[@START_S][+FOR_S][,key=value]..."""
     try:
         return _script(line)
@@ -72,7 +74,7 @@ def read_script(line: str) -> Scripted:
         raise BadInput(f"--fault {line}: {error}") from None
 
 
-def _script(line: str) -> Scripted:
+def _script(line: str) -> ScriptedFault:
     where, colon, what = line.partition(":")
     if not colon or not where or not what:
         raise BadInput("write POOL[/INDEX]:KIND[@START_S][+FOR_S][,key=value]")
@@ -102,7 +104,7 @@ def _script(line: str) -> Scripted:
         fault = _checked(msgspec.convert(values, type=Fault))
     except msgspec.ValidationError as error:
         raise BadInput(str(error)) from None
-    return Scripted(pool, int(index) if slash else None, start_s, fault)
+    return ScriptedFault(pool, int(index) if slash else None, start_s, fault)
 
 
 def _seconds(what: str, text: str) -> float:

@@ -13,7 +13,7 @@ from crosstie.core.fleet import Fleet, Pool
 from crosstie.perf.memory import memory_plan
 from crosstie.route import build
 from crosstie.route.hosted_sizes import sizes
-from crosstie.run.emulate.faults import Scripted
+from crosstie.run.emulate.faults import ScriptedFault
 from crosstie.run.emulate.hosted import HostedEngine, Machine, Router, SharedReplica, SleepingServer
 from crosstie.run.emulate.replica import Emulated, Replica
 from crosstie.run.emulate.server import EmulatedServer
@@ -52,7 +52,7 @@ async def start(
     first_port: int = 0,
     speed: float = 1.0,
     seed: int = 0,
-    faults: Sequence[Scripted] = (),
+    faults: Sequence[ScriptedFault] = (),
     chunk_every_s: float | None = None,
     max_waiting: int = 1024,
 ) -> EmulatedFleet:
@@ -193,7 +193,7 @@ async def _listen(server: EmulatedServer, host: str, port: int) -> None:
         raise BadInput(f"{server.name} cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
-def _check_faults(fleet: Fleet, faults: Sequence[Scripted]) -> None:
+def _check_faults(fleet: Fleet, faults: Sequence[ScriptedFault]) -> None:
     replicas = {pool.name: pool.replicas for pool in fleet.pools}
     for one in faults:
         if one.pool not in replicas:
@@ -203,7 +203,7 @@ def _check_faults(fleet: Fleet, faults: Sequence[Scripted]) -> None:
 
 
 def _schedule(
-    loop: asyncio.AbstractEventLoop, made: EmulatedFleet, faults: Sequence[Scripted], speed: float
+    loop: asyncio.AbstractEventLoop, made: EmulatedFleet, faults: Sequence[ScriptedFault], speed: float
 ) -> list[asyncio.TimerHandle]:
     return [
         loop.call_later(one.start_s / speed, server.inject, one.fault)

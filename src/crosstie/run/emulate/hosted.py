@@ -12,15 +12,15 @@ import msgspec
 
 from crosstie.host.hosted import Hosted
 from crosstie.run.emulate.answers import failure
-from crosstie.run.emulate.asked import Refused
 from crosstie.run.emulate.faults import Fault
 from crosstie.run.emulate.replica import Replica, Sequence
+from crosstie.run.emulate.requests import EngineError
 from crosstie.run.emulate.server import EmulatedServer
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 
 # How often a server that is to sleep looks whether its requests have ended.
-_LOOK_S = 0.005
+_POLL_S = 0.005
 
 
 class Machine:
@@ -35,7 +35,7 @@ class Machine:
         used = sum(other.takes.taken_bytes for other in self.engines if other.state != "unloaded" and other is not one)
         return used + one.takes.taken_bytes <= self.capacity_bytes
 
-    def look(self) -> None:
+    def share_time(self) -> None:
         """Who computes beside others is so many times as slow."""
         crowd = max(sum(one.replica.busy for one in self.engines), 1)
         if crowd != self._crowd:
@@ -60,7 +60,7 @@ class SharedReplica(Replica):
     def _tell_machine(self) -> None:
         if self.machine is not None:
             # Later: it may be in the middle of its steps.
-            self.loop.call_soon(self.machine.look)
+            self.loop.call_soon(self.machine.share_time)
 
 
 class HostedEngine(EmulatedServer):
@@ -99,7 +99,7 @@ class HostedEngine(EmulatedServer):
         """What it was answering is cut."""
         self.replica.drop()
         self.state = "unloaded"
-        self.machine.look()
+        self.machine.share_time()
 
     def inject(self, fault: Fault) -> None:
         super().inject(fault)
@@ -112,7 +112,7 @@ class HostedEngine(EmulatedServer):
         except msgspec.DecodeError:
             found = None
         if not isinstance(found, dict):
-            raise Refused(400, "BadRequestError", "the body is no JSON object")
+            raise EngineError(400, "BadRequestError", "the body is no JSON object")
         return found
 
 
@@ -145,9 +145,9 @@ class SleepingServer(HostedEngine):
         asked = parse_qs(request.query)
         level, mode = asked.get("level", ["1"])[0], asked.get("mode", ["abort"])[0]
         if level not in ("0", "1", "2") or mode not in ("abort", "wait", "keep"):
-            raise Refused(400, "BadRequestError", f"level {level}, mode {mode}: not known")
+            raise EngineError(400, "BadRequestError", f"level {level}, mode {mode}: not known")
         if mode == "wait" and self.replica.busy:
-            self.loop.call_later(_LOOK_S, self._sleep, request, reply)
+            self.loop.call_later(_POLL_S, self._sleep, request, reply)
             return
         self.unload()
         if not reply.gone:
@@ -201,15 +201,15 @@ class Router(EmulatedServer):
             name = next(iter(self.engines.values()))._decoded(request).get("model")
             engine = self.engines.get(name) if isinstance(name, str) else None
             if engine is None:
-                raise Refused(404 if path == "/models/load" else 400, "not_found_error", "model is not found")
+                raise EngineError(404 if path == "/models/load" else 400, "not_found_error", "model is not found")
             running = engine.state != "unloaded"
             if path == "/models/load":
                 if running:
-                    raise Refused(400, "invalid_request_error", "model is already running")
+                    raise EngineError(400, "invalid_request_error", "model is already running")
                 engine.load(lambda done: None)
             else:
                 if not running:
-                    raise Refused(400, "invalid_request_error", "model is not running")
+                    raise EngineError(400, "invalid_request_error", "model is not running")
                 engine.unload()
             reply.send(200, b'{"success":true}', self.headers)
             return
@@ -221,9 +221,9 @@ class Router(EmulatedServer):
             name = first._decoded(request).get("model")
             engine = self.engines.get(name) if isinstance(name, str) else None
             if engine is None:
-                raise Refused(400, "invalid_request_error", f"model '{name}' not found")
+                raise EngineError(400, "invalid_request_error", f"model '{name}' not found")
             if engine.state != "loaded":
-                raise Refused(400, "invalid_request_error", "model is not loaded")
+                raise EngineError(400, "invalid_request_error", "model is not loaded")
             engine._generating[path](request, reply)
 
         return passed
@@ -238,7 +238,7 @@ class Router(EmulatedServer):
         reply.send(200, json.dumps({"data": data, "object": "list"}).encode(), self.headers)
 
     def _no_model(self, reply: Reply) -> None:
-        raise Refused(400, "invalid_request_error", "model name is missing from the request")
+        raise EngineError(400, "invalid_request_error", "model name is missing from the request")
 
     def inject(self, fault: Fault) -> None:
         super().inject(fault)

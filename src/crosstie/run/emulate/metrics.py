@@ -1,6 +1,6 @@
 """What vLLM's /metrics would say of a replica, under vLLM's names; seconds are those of the emulated engine."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from crosstie.core.histogram import Histogram
 from crosstie.run.emulate.prefix_cache import BLOCK_TOKENS
@@ -44,7 +44,8 @@ class Metrics:
             self.per_output_token_s.add(gap)
 
 
-class Gauges(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Gauges:
     """What a replica is doing at the moment of asking."""
 
     running: int

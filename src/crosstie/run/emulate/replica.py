@@ -23,13 +23,13 @@ CHUNK_EVERY_S = 0.02
 _TIMER_S = 0.001
 
 
-class Asker(Protocol):
+class TokenListener(Protocol):
     """Who is told how far an answer has come; once it has finished, nothing more."""
 
     @property
     def slow(self) -> bool: ...
 
-    def told(self, tokens: int, finished: bool) -> None: ...
+    def on_tokens(self, tokens: int, finished: bool) -> None: ...
 
     def cut_off(self) -> None: ...
 
@@ -38,18 +38,20 @@ class Sequence:
     """A request at a replica, by identity."""
 
     __slots__ = (
-        "arrived", "asker", "cached_tokens", "ending", "first", "keys", "output_tokens", "prompt_tokens",
-        "streams", "tail", "told",
+        "arrived", "cached_tokens", "ending", "first", "keys", "listener", "output_tokens", "passed_on",
+        "prompt_tokens", "streams", "tail",
     )  # fmt: skip
 
-    def __init__(self, asker: Asker, prompt: bytes, prompt_tokens: int, output_tokens: int, ending: str, streams: bool):
-        self.asker, self.prompt_tokens, self.output_tokens = asker, prompt_tokens, output_tokens
+    def __init__(
+        self, listener: TokenListener, prompt: bytes, prompt_tokens: int, output_tokens: int, ending: str, streams: bool
+    ):
+        self.listener, self.prompt_tokens, self.output_tokens = listener, prompt_tokens, output_tokens
         # How the answer will end; whether it is passed on piece by piece.
         self.ending, self.streams = ending, streams
         # For the prefix cache: whole blocks of the prompt, and what is left of it.
         self.keys = block_keys(prompt)
         self.tail = prompt[len(self.keys) * BLOCK_BYTES :]
-        self.cached_tokens = self.told = 0
+        self.cached_tokens = self.passed_on = 0
         self.arrived = self.first = math.nan
 
 
@@ -169,7 +171,7 @@ class Replica:
         """Everything that it has is cut off."""
         for one in list(self._active):
             self.cancel(one)
-            one.asker.cut_off()
+            one.listener.cut_off()
 
     def hold(self) -> None:
         """Nobody is told anything until `release`; the engine goes on."""
@@ -262,17 +264,17 @@ class Replica:
             self.prefixes.keep([*one.keys, *block_keys(answer, one.keys[-1] if one.keys else 0)])
             self._forget(one)
         if token.finished or one.streams:
-            one.told = token.tokens
-            one.asker.told(token.tokens, token.finished)
+            one.passed_on = token.tokens
+            one.listener.on_tokens(token.tokens, token.finished)
 
     def _pass_on(self) -> None:
         made = self.engine.made
         for one in list(self._streams):
             tokens = made(one)
             # Whoever reads slowly gets more at a time.
-            if tokens > one.told and not one.asker.slow:
-                one.told = tokens
-                one.asker.told(tokens, False)
+            if tokens > one.passed_on and not one.listener.slow:
+                one.passed_on = tokens
+                one.listener.on_tokens(tokens, False)
 
     def _forget(self, one: Sequence) -> None:
         self._active.pop(one, None)

@@ -4,10 +4,11 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from crosstie.core.errors import BadInput
-from crosstie.run.emulate import asked as asking
+from crosstie.run.emulate import requests
 from crosstie.run.emulate.answers import (
     EMBEDDING_DIMENSIONS,
     FINGERPRINT,
@@ -20,15 +21,29 @@ from crosstie.run.emulate.answers import (
     failure,
     models,
 )
-from crosstie.run.emulate.asked import Asked, ChatBody, CompletionBody, EmbeddingBody, Refused, ResponseBody, Text
 from crosstie.run.emulate.faults import KINDS, Fault, Faults, Kind, read_fault
 from crosstie.run.emulate.replica import Replica, Sequence
+from crosstie.run.emulate.requests import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    EngineError,
+    GenerationRequest,
+    PromptText,
+    ResponseBody,
+)
 from crosstie.run.emulate.tokens import filler
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply, Server
 
 _STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 _MOST_DIMENSIONS = 8192
+# By path: the body, its prompt as text, and the answer's shape.
+_GENERATE: dict[str, tuple[Any, Callable[[Any], PromptText], Callable[..., Shape]]] = {
+    "/v1/chat/completions": (ChatBody, requests.chat_text, Chat),
+    "/v1/completions": (CompletionBody, requests.completion_text, Completion),
+    "/v1/responses": (ResponseBody, requests.response_text, Response),
+}
 # How often a port that could not be taken again after a crash is tried.
 _AGAIN_S = 0.05
 # How long the answer to whoever asked for a crash has to leave.
@@ -40,7 +55,7 @@ class Generating:
 
     __slots__ = ("cut", "replica", "reply", "sent", "sequence", "server", "shape", "wanted")
 
-    def __init__(self, server: "EmulatedServer", reply: Reply, shape: Shape, wanted: Asked):
+    def __init__(self, server: "EmulatedServer", reply: Reply, shape: Shape, wanted: GenerationRequest):
         self.server, self.replica, self.reply, self.shape = server, server.replica, reply, shape
         self.wanted = wanted
         self.sequence = Sequence(
@@ -59,7 +74,7 @@ class Generating:
     def slow(self) -> bool:
         return self.reply.slow
 
-    def told(self, tokens: int, finished: bool) -> None:
+    def on_tokens(self, tokens: int, finished: bool) -> None:
         one, reply = self.sequence, self.reply
         if not one.streams:
             reply.send(200, self.shape.whole(self._text(0, tokens), self._usage(tokens)), self.server.headers)
@@ -116,7 +131,7 @@ class Generating:
 class Embedding:
     """Inputs that are prefilled together, as one prompt of their length."""
 
-    def __init__(self, server: "EmulatedServer", reply: Reply, texts: list[Text], body: EmbeddingBody):
+    def __init__(self, server: "EmulatedServer", reply: Reply, texts: list[PromptText], body: EmbeddingBody):
         self.server, self.reply = server, reply
         self.texts = [b"".join(text.pieces) for text in texts]
         self.body = body
@@ -127,7 +142,7 @@ class Embedding:
 
     slow = False
 
-    def told(self, tokens: int, finished: bool) -> None:
+    def on_tokens(self, tokens: int, finished: bool) -> None:
         dimensions = self.body.dimensions or EMBEDDING_DIMENSIONS
         as_base64 = self.body.encoding_format == "base64"
         model, counted = self.server.model, self.sequence.prompt_tokens
@@ -172,15 +187,7 @@ class EmulatedServer:
         self._timers: dict[Kind, asyncio.TimerHandle] = {}
         self._reopening: asyncio.Task[None] | None = None
         self._generating: dict[str, Callable[[Request, Reply], None]] = {
-            "/v1/chat/completions": lambda request, reply: self._generate(
-                request, reply, ChatBody, asking.chat_text, Chat
-            ),
-            "/v1/completions": lambda request, reply: self._generate(
-                request, reply, CompletionBody, asking.completion_text, Completion
-            ),
-            "/v1/responses": lambda request, reply: self._generate(
-                request, reply, ResponseBody, asking.response_text, Response
-            ),
+            **{path: partial(self._generate, *how) for path, how in _GENERATE.items()},
             "/v1/embeddings": self._embed,
         }
         self._telling: dict[str, Callable[[Reply], None]] = {
@@ -277,9 +284,9 @@ class EmulatedServer:
         else:
             try:
                 self._answer(path, request, reply, generates)
-            except Refused as refused:
-                body = failure(refused.status, refused.kind, str(refused), refused.param)
-                reply.send(refused.status, body, self.headers)
+            except EngineError as error:
+                body = failure(error.status, error.kind, str(error), error.param)
+                reply.send(error.status, body, self.headers)
 
     def _answer(
         self, path: str, request: Request, reply: Reply, generates: Callable[[Request, Reply], None] | None
@@ -290,21 +297,22 @@ class EmulatedServer:
                 raise _error(fault) if kind == "error" else _full()
         tells = self._telling.get(path)
         if generates is None and tells is None:
-            raise Refused(404, "NotFoundError", "Not Found")
+            raise EngineError(404, "NotFoundError", "Not Found")
         if request.method != ("POST" if generates else "GET") and not (tells and request.method == "HEAD"):
-            raise Refused(405, "MethodNotAllowedError", "Method Not Allowed")
+            raise EngineError(405, "MethodNotAllowedError", "Method Not Allowed")
         if generates:
             generates(request, reply)
         elif tells:
             tells(reply)
 
     def _generate(
-        self, request: Request, reply: Reply, type: Any, text_of: Callable[[Any], Text], shape_of: Callable[..., Shape]
-    ) -> None:
-        body = asking.decode(request.body, type)
+        self, type: Any, text_of: Callable[[Any], PromptText], shape_of: Callable[..., Shape], request: Request,
+        reply: Reply,
+    ) -> None:  # fmt: skip
+        body = requests.decode(request.body, type)
         self._check_model(body.model)
-        emulated = self.replica.emulated
-        wanted = asking.asked(body, text_of(body), emulated.max_context, emulated.mean_output_tokens, self.seed)
+        emulated, text = self.replica.emulated, text_of(body)
+        wanted = requests.generation_of(body, text, emulated.max_context, emulated.mean_output_tokens, self.seed)
         self._check_room()
         self._answered += 1
         id = f"emulated-{emulated.pool}-{self.index}-{self._answered}"
@@ -312,21 +320,21 @@ class EmulatedServer:
         Generating(self, reply, shape, wanted)
 
     def _embed(self, request: Request, reply: Reply) -> None:
-        body: EmbeddingBody = asking.decode(request.body, EmbeddingBody)
+        body: EmbeddingBody = requests.decode(request.body, EmbeddingBody)
         self._check_model(body.model)
         if body.dimensions is not None and not 1 <= body.dimensions <= _MOST_DIMENSIONS:
-            raise asking.bad_request(f"dimensions {body.dimensions}: from 1 to {_MOST_DIMENSIONS}", "dimensions")
-        texts = asking.prompts(body.input, "input")
+            raise requests.bad_request(f"dimensions {body.dimensions}: from 1 to {_MOST_DIMENSIONS}", "dimensions")
+        texts = requests.prompts(body.input, "input")
         longest, most = max(text.tokens for text in texts), self.replica.emulated.max_context
         if longest > most:
             message = f"This model's maximum context length is {most} tokens. However, an input has {longest} tokens."
-            raise asking.bad_request(message, "input")
+            raise requests.bad_request(message, "input")
         self._check_room()
         Embedding(self, reply, texts, body)
 
     def _check_model(self, asked: str | None) -> None:
         if asked is not None and asked != self.model:
-            raise Refused(404, "NotFoundError", f"The model `{asked}` does not exist.", "model")
+            raise EngineError(404, "NotFoundError", f"The model `{asked}` does not exist.", "model")
 
     def _check_room(self) -> None:
         if self.replica.full:
@@ -371,9 +379,9 @@ class EmulatedServer:
         return json.dumps({"replica": self.name, "faults": shown}).encode()
 
 
-def _full() -> Refused:
-    return Refused(503, "ServiceUnavailableError", "The engine's queue is full: too many requests are waiting.")
+def _full() -> EngineError:
+    return EngineError(503, "ServiceUnavailableError", "The engine's queue is full: too many requests are waiting.")
 
 
-def _error(fault: Fault) -> Refused:
-    return Refused(fault.status or 500, "InternalServerError", "EngineCore encountered an issue (emulated fault).")
+def _error(fault: Fault) -> EngineError:
+    return EngineError(fault.status or 500, "InternalServerError", "EngineCore encountered an issue (emulated fault).")

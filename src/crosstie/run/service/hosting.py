@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection
 
@@ -29,40 +30,40 @@ _EVERY_S, _VERIFY_S = 0.1, 5.0
 _SILENT_S = 3.0
 
 
-class Role:
+class Role(ABC):
     """What a worker does for shared pools: as their `Leader`, or as a `Follower`."""
 
     def __init__(self, process: GatewayProcess):
         self.process, self.gateway = process, process.gateway
 
     @property
+    @abstractmethod
     def models(self) -> Collection[str]:
         """Those that shared pools host."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load_s(self, model: str) -> float:
         """How long a hosted model takes to load, where it loads quickest."""
-        raise NotImplementedError
 
+    @abstractmethod
     def serve(self, fleet: Fleet) -> None:
         """The fleet that is served from now on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def asked(self, model: str) -> None:
         """A request for a hosted model has come."""
-        raise NotImplementedError
 
+    @abstractmethod
     def absent(self, model: str) -> tuple[str, float]:
         """Why a hosted model is loaded nowhere, and after how many seconds to ask again."""
-        raise NotImplementedError
 
+    @abstractmethod
     def doubted(self, replica: Replica, *, surely: bool) -> None:
         """It may have lost its model, or surely has."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def step(self, *, verify: bool) -> bool:
         """What is to be done now and again, with all replicas asked what they have if `verify`. Whether any leads."""
-        raise NotImplementedError
 
     def close(self) -> list[asyncio.Task[None]]:
         """What has still to end."""

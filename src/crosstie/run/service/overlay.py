@@ -6,8 +6,9 @@ with the reason; the others hold.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -39,7 +40,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{verb} backend {self.backend}" if self.backend else f"{verb} pool {self.pool}"
 
 
-class Laid(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Laid:
     """A fleet with its changes. `drained`: names of pools and addresses of backends."""
 
     fleet: Fleet

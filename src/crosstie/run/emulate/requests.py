@@ -3,14 +3,15 @@
 import zlib
 from array import array
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from crosstie.run.emulate.tokens import AUDIO_TOKENS, BYTES_PER_TOKEN, IMAGE_TOKENS, begun, count, drawn_length
 
 
-class Refused(Exception):
+class EngineError(Exception):
     """A request that an engine would not take."""
 
     def __init__(self, status: int, kind: str, message: str, param: str | None = None):
@@ -18,11 +19,11 @@ class Refused(Exception):
         super().__init__(message)
 
 
-def bad_request(message: str, param: str | None = None) -> Refused:
-    return Refused(400, "BadRequestError", message, param)
+def bad_request(message: str, param: str | None = None) -> EngineError:
+    return EngineError(400, "BadRequestError", message, param)
 
 
-class Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
     type: str = "text"
     text: str = ""
     image_url: msgspec.Raw = msgspec.Raw()
@@ -34,10 +35,10 @@ class Message(msgspec.Struct):
     """Of a chat, or an item of the Responses API; those that are calls of tools or their results carry no role."""
 
     role: str = "tool"
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     tool_calls: msgspec.Raw = msgspec.Raw()
     arguments: str = ""
-    output: str | list[Part] = ""
+    output: str | list[ContentPart] = ""
 
 
 class StreamOptions(msgspec.Struct):
@@ -98,7 +99,10 @@ class EmbeddingBody(msgspec.Struct, kw_only=True):
     dimensions: int | None = None
 
 
-class Asked(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What an engine is to do."""
+
     prompt: bytes
     prompt_tokens: int
     output_tokens: int
@@ -122,7 +126,7 @@ def decode(body: bytes, type: Any) -> Any:
         raise bad_request("the body is not UTF-8") from None
 
 
-class Text:
+class PromptText:
     """A prompt that grows: its bytes for the prefix cache, its tokens for the engine. Names of roles and marks of
     pictures tell prompts apart and count for nothing."""
 
@@ -158,7 +162,7 @@ class Text:
             self.json(one.tool_calls)
             self.mark("\n")
 
-    def part(self, part: Part) -> None:
+    def part(self, part: ContentPart) -> None:
         kind = part.type
         if kind in ("text", "input_text", "output_text", "refusal"):
             self.add(part.text)
@@ -173,10 +177,10 @@ class Text:
         self.tokens += tokens
 
 
-def chat_text(body: ChatBody) -> Text:
+def chat_text(body: ChatBody) -> PromptText:
     if not body.messages:
         raise bad_request("messages is empty", "messages")
-    text, messages = Text(), body.messages
+    text, messages = PromptText(), body.messages
     text.json(body.tools)
     if not body.continue_final_message:
         text.messages(messages)
@@ -192,13 +196,13 @@ def chat_text(body: ChatBody) -> Text:
     return text
 
 
-def response_text(body: ResponseBody) -> Text:
+def response_text(body: ResponseBody) -> PromptText:
     if body.previous_response_id is not None:
         message = f"Response with id '{body.previous_response_id}' not found: emulated responses are not kept"
-        raise Refused(404, "NotFoundError", message, "previous_response_id")
+        raise EngineError(404, "NotFoundError", message, "previous_response_id")
     if not body.input:
         raise bad_request("input is empty", "input")
-    text = Text()
+    text = PromptText()
     given = [Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     text.json(body.tools)
     if body.instructions:
@@ -208,14 +212,14 @@ def response_text(body: ResponseBody) -> Text:
     return text
 
 
-def completion_text(body: CompletionBody) -> Text:
+def completion_text(body: CompletionBody) -> PromptText:
     texts = prompts(body.prompt, "prompt")
     if len(texts) > 1:
         raise bad_request(f"{len(texts)} prompts: an emulated replica takes one a request", "prompt")
     return texts[0]
 
 
-def prompts(given: Prompt, param: str) -> list[Text]:
+def prompts(given: Prompt, param: str) -> list[PromptText]:
     """One for each text or list of token numbers."""
     if not given:
         raise bad_request(f"{param} is empty", param)
@@ -225,7 +229,7 @@ def prompts(given: Prompt, param: str) -> list[Text]:
         several = [given] if isinstance(given[0], int) else given
     found = []
     for one in several:
-        text = Text()
+        text = PromptText()
         if isinstance(one, str):
             text.add(one)
         elif isinstance(one, list) and all(isinstance(token, int) and 0 <= token < 2**31 for token in one):
@@ -237,7 +241,7 @@ def prompts(given: Prompt, param: str) -> list[Text]:
     return found
 
 
-def asked(body: _Body, text: Text, max_context: int, mean_output: float, seed: int) -> Asked:
+def generation_of(body: _Body, text: PromptText, max_context: int, mean_output: float, seed: int) -> GenerationRequest:
     """How much is asked for, refused as vLLM refuses it."""
     if body.n not in (None, 1):
         raise bad_request(f"n is {body.n}: an emulated replica gives one choice", "n")
@@ -265,7 +269,7 @@ def asked(body: _Body, text: Text, max_context: int, mean_output: float, seed: i
         drawn = drawn_length(prompt[: len(prompt) - there * BYTES_PER_TOKEN], seed ^ given, mean_output)
         wanted = max(drawn - there, least)
     options = body.stream_options or StreamOptions()
-    return Asked(
+    return GenerationRequest(
         prompt=prompt,
         prompt_tokens=tokens,
         # An engine that has nothing to add finds that out in one step.
