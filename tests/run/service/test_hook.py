@@ -13,6 +13,7 @@ from tests.run.service.shared import PATIENT
 
 from crosstie.core.fleet import HostedModel, Pool
 from crosstie.run.service.hosting import Hosting
+from crosstie.run.service.loaders import HookFailed, run_hook
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 
