@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from crosstie.run.service.hook import HookFailed, run_hook
 from tests.run.gateway.fakes import Fake, fleet_of, pool_of, running, until
 from tests.run.service.processes import gone
 from tests.run.service.shared import PATIENT
