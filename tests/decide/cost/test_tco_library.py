@@ -1,0 +1,44 @@
+"""`tco` from Python: a scorecard and a request in, the assessment and what is held against it out."""
+
+import pytest
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Parallelism
+from crosstie.core.errors import BadInput, DoesNotFit
+from crosstie.decide.compare.scorecard import Load, Scorecard, compare
+from crosstie.decide.cost.choices import Successor
+from crosstie.decide.cost.tco import TcoRequest, tco
+
+
+def card(catalog: Catalog, *names: str, gpus: int | None = None) -> Scorecard:
+    split = None if gpus is None else Parallelism(tp=gpus)
+    chosen = [catalog.accelerator(name) for name in names]
+    return compare(
+        catalog, catalog.model("llama-3.1-70b"), chosen, Load(64, 4096, 1024), precision="fp8", parallelism=split
+    )
+
+
+def test_the_bill_of_each_and_what_was_asked_beside_it(catalog: Catalog) -> None:
+    successor = Successor(catalog.accelerator("b200"), months=6, mean_slip_months=3, speedup=2, purchase_usd=40_000)
+    request = TcoRequest(gpus=64, discount={"h200": 0.1}, samples=200, rent=True, api=True, successor=successor)
+    got = tco(catalog, card(catalog, "mi300x", "h200"), request)
+    assert set(got.assessed.bills) == {"mi300x", "h200"}
+    assert got.assessed.bills["h200"].option.discount == 0.1
+    assert {one.name for one in got.rented} == {"mi300x", "h200"}
+    assert got.apis is not None
+    assert got.waiting is not None
+    assert got.waiting.option.name == got.assessed.ranking[0]
+    plain = tco(catalog, got.card, TcoRequest(gpus=64, samples=200))
+    assert not plain.rented
+    assert plain.apis is None
+    assert plain.waiting is None
+
+
+def test_what_is_asked_wrongly_is_refused_with_its_name(catalog: Catalog) -> None:
+    both = card(catalog, "mi300x", "h200")
+    with pytest.raises(BadInput, match="engineers: b200 is not on the scorecard, which has mi300x, h200"):
+        tco(catalog, both, TcoRequest(engineers={"b200": 1.0}))
+    with pytest.raises(BadInput, match="rents change nothing"):
+        tco(catalog, both, TcoRequest(rent_usd_per_hour={"h200": 2.0}))
+    with pytest.raises(DoesNotFit, match="none can run it: rtx-4090"):
+        tco(catalog, card(catalog, "rtx-4090", gpus=1))
