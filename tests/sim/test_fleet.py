@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 from functools import cache
+from heapq import heapify, heappop, heappush
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from crosstie.core.fleet import Fleet, Policy, Pool
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import make_plan
-from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest, closed_loop, score
+from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest, score
 
 FAST, SLOW = "http://fast", "http://slow"
 REQUEST = SimulatedRequest(0.0, MODEL, 1000, 150)
@@ -39,6 +41,32 @@ PAIRS: dict[str, tuple[tuple[Pool, Pool], dict[str, Any]]] = {
         {"slower": {SLOW: 5.0}, "actual": {FAST: alone("h200", "fast"), SLOW: alone("h200", "slow")}},
     ),
 }
+
+
+def closed_loop(simulator: FleetSimulator, clients: int, template: SimulatedRequest, until_s: float) -> float:
+    """So many clients, each of whom sends its next request when the last one ends; answers a second in the later half.
+
+    Clients start one after the other, so that they do not run in step.
+    """
+    waiting = [(0.01 * index, index) for index in range(clients)]
+    heapify(waiting)
+    seen = 0
+    while True:
+        due = waiting[0][0] if waiting else inf
+        if min(due, simulator.next_event_s()) > until_s:
+            break
+        if due <= simulator.next_event_s():
+            heappop(waiting)
+            simulator.advance(due)
+            simulator.send(replace(template, arrival_s=due))
+        else:
+            simulator.advance(simulator.next_event_s())
+        for _ in range(len(simulator.answered) - seen):
+            heappush(waiting, (simulator.now, seen))
+            seen += 1
+    half = 0.5 * until_s
+    done = sum(one.pool is not None and one.request.arrival_s + one.finished_s > half for one in simulator.answered)
+    return done / half
 
 
 def throughput(

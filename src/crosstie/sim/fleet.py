@@ -5,8 +5,8 @@ come, and now and then what each engine reports of itself. Answers' lengths are 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass
+from heapq import heappop, heappush
 from math import inf
 
 import msgspec
@@ -51,18 +51,12 @@ class SimulatedAnswer:
     finished_s: float
     # Its part of the price of the replica, by the tokens that it turned out to have.
     usd: float
-    # Whether the router expected it to keep its targets, and what it expected.
-    expected: bool = False
-    expected_ttft_s: float = 0.0
-    expected_tpot_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
     request: SimulatedRequest
     flight: Flight
-    decision: Decision
-    engine: Engine
 
 
 class FleetSimulator:
@@ -161,7 +155,7 @@ class FleetSimulator:
         cached = int(prediction.cached_tokens)
         flight = replica.start(ask, prediction, self.now)
         self._numbers += 1
-        self._sent[self._numbers] = _Sent(request, flight, decision, engine)
+        self._sent[self._numbers] = _Sent(request, flight)
         engine.add(self._numbers, request.input_tokens, request.output_tokens, self.now, cached)
         self._plan(replica.key)
 
@@ -222,11 +216,8 @@ class FleetSimulator:
         del self._sent[number]
         request, flight = sent.request, sent.flight
         served = flight.end(at, output_tokens=request.output_tokens, input_tokens=request.input_tokens, completed=True)
-        prediction = sent.decision.prediction
         assert served is not None
-        assert prediction is not None
         assert flight.first_at is not None
-        waited = flight.started - request.arrival_s
         self.answered.append(
             SimulatedAnswer(
                 request,
@@ -236,9 +227,6 @@ class FleetSimulator:
                 served.tpot_s or 0.0,
                 at - request.arrival_s,
                 served.charged_usd,
-                sent.decision.meets,
-                prediction.ttft_s + waited,
-                prediction.tpot_s,
             )
         )
 
@@ -274,32 +262,6 @@ class FleetSimulator:
                 self._start(ticket.item, ticket.ask, decision)
             else:
                 self._turn_away(ticket.item)
-
-
-def closed_loop(simulator: FleetSimulator, clients: int, template: SimulatedRequest, until_s: float) -> float:
-    """So many clients, each of whom sends its next request when the last one ends; answers a second in the later half.
-
-    Clients start one after the other, so that they do not run in step.
-    """
-    waiting = [(0.01 * index, index) for index in range(clients)]
-    heapify(waiting)
-    seen = 0
-    while True:
-        due = waiting[0][0] if waiting else inf
-        if min(due, simulator.next_event_s()) > until_s:
-            break
-        if due <= simulator.next_event_s():
-            heappop(waiting)
-            simulator.advance(due)
-            simulator.send(replace(template, arrival_s=due))
-        else:
-            simulator.advance(simulator.next_event_s())
-        for _ in range(len(simulator.answered) - seen):
-            heappush(waiting, (simulator.now, seen))
-            seen += 1
-    half = 0.5 * until_s
-    done = sum(one.pool is not None and one.request.arrival_s + one.finished_s > half for one in simulator.answered)
-    return done / half
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,22 +74,14 @@ def host(
     ahead: bool = True,
 ) -> HostingResult:
     """`ahead`: whether models are also loaded that nobody waits for."""
-    return _Run(hosted, capacity_bytes, traffic, settings, warm_up_s, ahead).result()
+    slots = [Slot(f"replica-{place}", size) for place, size in enumerate(capacity_bytes)]
+    return _Run(Residency(hosted, slots, 0.0, settings), traffic, warm_up_s, ahead).result()
 
 
 class _Run:
-    def __init__(
-        self,
-        hosted: Sequence[Hosted],
-        capacity_bytes: Sequence[float],
-        traffic: Traffic,
-        settings: ResidencySettings | None,
-        warm_up_s: float,
-        ahead: bool,
-    ) -> None:
-        self.slots = [Slot(f"replica-{place}", size) for place, size in enumerate(capacity_bytes)]
-        self.residency = Residency(hosted, self.slots, 0.0, settings)
-        self.names = [one.model for one in hosted]
+    def __init__(self, residency: Residency, traffic: Traffic, warm_up_s: float, ahead: bool) -> None:
+        self.residency = residency
+        self.names = list(residency.hosted)
         self.traffic, self.warm_up_s = traffic, warm_up_s
         self.in_flight: dict[tuple[str, str], int] = {}
         # Of each model: the requests that wait for it; and when it is asked for next.

@@ -63,4 +63,4 @@ def test_a_workload_is_adjusted_in_what_is_given_and_nothing_else() -> None:
         ({"accelerators": []}, "none is named"),
     ):
         with pytest.raises(BadInput, match=why):
-            adjusted(WORK, **wrong)  # type: ignore[arg-type]
+            adjusted(WORK, **wrong)

@@ -19,8 +19,6 @@ from crosstie.decide.cost.ranges import ValueRange, exactly, likely
 from crosstie.perf.hardware import Array
 
 Costs = Mapping[str, Ranged]
-# What an option says for itself, beside the catalog's assumptions.
-OWN_INPUTS = ("purchase_usd", "discount", "engineers", "gpus", "years", "gpu_watts", "output_tokens_per_s_per_gpu")
 # Lines of a bill, in the order in which they are read.
 LINES = {
     "accelerators": "accelerators: value lost",

@@ -10,7 +10,6 @@ from crosstie.core.estimate import Estimate
 from crosstie.core.units import significant
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.capacity import LIMITS, Tier, TrafficPart
-from crosstie.decide.plan.market import Item
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Array, Programme, Solution
 from crosstie.perf.estimate import estimate
@@ -272,7 +271,3 @@ def _cost(pools: Sequence[PoolPlan], workload: Workload, names: Sequence[str]) -
         usd_per_million=spent / (inputs + outputs) * _MILLION,
         usd_per_thousand_requests=spent / requests * 1e3,
     )
-
-
-def item_of(asked: Choice, name: str) -> Item:
-    return next(item for item in asked.market.items if item.id == name)

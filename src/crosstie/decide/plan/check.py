@@ -6,6 +6,7 @@ percentiles and the mixing of classes, not the estimates of step times, which bo
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -20,6 +21,9 @@ from crosstie.sim.arrivals import Arrival, simulate
 _REQUESTS = 6000
 _WARM_UP = 0.2
 _LONGEST_RUN_TOKENS = 1_500_000
+
+# TTFT, TPOT and weight of a request.
+Row = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +45,17 @@ class SimulatedClass:
 
 def check(fleet: FleetPlan, classes: tuple[RequestClass, ...], requests: int = _REQUESTS) -> list[SimulatedClass]:
     """Every pool by one of its replicas; requests of a class count by the traffic that a pool takes of it."""
-    ttfts: dict[str, list[tuple[float, float]]] = {one.name: [] for one in classes}
-    tpots: dict[str, list[tuple[float, float]]] = {one.name: [] for one in classes}
+    rows: dict[str, list[Row]] = {one.name: [] for one in classes}
     for pool in fleet.pools:
-        if pool.deployment.parallelism.pp > 1 or not pool.carried:
-            continue
-        _simulate_pool(pool, requests, ttfts, tpots)
+        if pool.deployment.parallelism.pp == 1 and pool.carried:
+            for name, row in _simulated(pool, requests):
+                rows[name].append(row)
     return [
         SimulatedClass(
             name=one.name,
-            requests=len(ttfts[one.name]),
-            ttft_s=_quantile(ttfts[one.name], one.ttft),
-            tpot_s=_quantile(tpots[one.name], one.tpot),
+            requests=len(rows[one.name]),
+            ttft_s=_quantile([(ttft_s, weight) for ttft_s, _, weight in rows[one.name]], one.ttft),
+            tpot_s=_quantile([(tpot_s, weight) for _, tpot_s, weight in rows[one.name]], one.tpot),
             ttft=one.ttft,
             tpot=one.tpot,
         )
@@ -60,9 +63,8 @@ def check(fleet: FleetPlan, classes: tuple[RequestClass, ...], requests: int = _
     ]
 
 
-def _simulate_pool(
-    pool: PoolPlan, count: int, ttfts: dict[str, list[tuple[float, float]]], tpots: dict[str, list[tuple[float, float]]]
-) -> None:
+def _simulated(pool: PoolPlan, count: int) -> Iterator[tuple[str, Row]]:
+    """By request after the warm-up: its class, its latencies and what it counts for."""
     chance = np.random.default_rng(7)
     rates = np.array([one.requests_per_s for one in pool.carried]) / pool.replicas
     mean_tokens = fmean([one.part.slice.output_tokens for one in pool.carried])
@@ -72,24 +74,20 @@ def _simulate_pool(
     kinds = chance.choice(len(rates), count, p=rates / rates.sum())
     samples = [one.part.slice.sample for one in pool.carried]
     drawn = [samples[kind][int(u * len(samples[kind]))] for kind, u in zip(kinds, chance.random(count), strict=True)]
-    sent = [Arrival(float(at), *lengths) for at, lengths in zip(arrivals, drawn, strict=True)]
-    served = simulate(pool.deployment, sent)
+    served = simulate(pool.deployment, [Arrival(float(at), *each) for at, each in zip(arrivals, drawn, strict=True)])
     started = int(count * _WARM_UP)
     seen = np.bincount(kinds[started:], minlength=len(rates))
     for index in range(started, count):
         carried = pool.carried[int(kinds[index])]
-        name = carried.part.request_class.name
         weight = carried.requests_per_s / seen[kinds[index]]
-        ttfts[name].append((float(served.ttft_s[index]), weight))
-        if not math.isnan(served.tpot_s[index]):
-            tpots[name].append((float(served.tpot_s[index]), weight))
+        yield carried.part.request_class.name, (float(served.ttft_s[index]), float(served.tpot_s[index]), weight)
 
 
-def _quantile(values: list[tuple[float, float]], target: Target | None) -> float | None:
-    if not values or target is None:
+def _quantile(values: Sequence[tuple[float, float]], target: Target | None) -> float | None:
+    """Of values with weights; those that are no number, as the TPOT of one token, are left out."""
+    kept = np.array([pair for pair in values if not math.isnan(pair[0])])
+    if not len(kept) or target is None:
         return None
-    seconds = np.array([value for value, _ in values])
-    weight = np.array([weight for _, weight in values])
-    order = np.argsort(seconds)
-    reached = np.cumsum(weight[order]) / weight.sum()
-    return float(seconds[order][min(int(np.searchsorted(reached, target.percentile)), len(order) - 1)])
+    seconds, weight = kept[np.argsort(kept[:, 0])].T
+    reached = np.cumsum(weight) / weight.sum()
+    return float(seconds[min(int(np.searchsorted(reached, target.percentile)), len(seconds) - 1)])

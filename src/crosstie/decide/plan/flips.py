@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crosstie.decide.plan.answer import Alternative, alternative, gpus_of, item_of
+from crosstie.decide.plan.answer import Alternative, alternative, gpus_of
 from crosstie.decide.plan.market import Item
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Mask, Solution
@@ -64,8 +64,8 @@ def leaving(asked: Choice, answer: Solution, without: dict[str, Solution | None]
     """For each accelerator of the fleet the price above which a fleet without it is cheaper than this one."""
     found = []
     for name, other in without.items():
-        item = item_of(asked, name)
-        paid = answer.bought[asked.market.items.index(item)]
+        place = asked.market.index(name)
+        item, paid = asked.market.items[place], answer.bought[place]
         becomes = alternative(asked, other, answer.usd_per_hour)
         if other is None or becomes is None or paid <= 0:
             continue
@@ -85,7 +85,7 @@ def entering(asked: Choice, answer: Solution, known: Mask) -> list[Flip]:
         usd = min(relaxed, now[name]) * _WHOLE
         becomes = _at_price(asked, name, usd, answer, known) if usd > _FURTHEST * now[name] else None
         if becomes:
-            found.append(_flip("discount", item_of(asked, name), usd, becomes))
+            found.append(_flip("discount", asked.market.items[asked.market.index(name)], usd, becomes))
     return found
 
 

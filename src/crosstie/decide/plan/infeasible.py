@@ -188,39 +188,25 @@ def _limits(asked: Choice, workload: Workload) -> list[Obstacle]:
     """Each limit that would do to give up alone, with the least that it would have to become."""
     problem, limits = asked.problem, workload.constraints
     found: list[Obstacle] = []
-    if np.isfinite(problem.budget_usd_per_hour):
-        free = solve(replace(problem, budget_usd_per_hour=np.inf))
-        if free:
-            found.append(
-                Obstacle(
-                    "constraints.budget_usd_per_month", f"{limits.budget_usd_per_month:,.12g}",
-                    f"{_rounded_up(free.usd_per_hour * HOURS_PER_MONTH):,.6g}",
-                    "the cheapest fleet that meets everything else costs that",
-                )
-            )  # fmt: skip
-    if np.isfinite(problem.power_watts):
-        # As good as none, but a limit still: without any, only what is worth its price is looked at.
-        free = solve(replace(problem, power_watts=_BOUNDLESS_WATTS), minimise="power")
-        if free:
-            found.append(
-                Obstacle(
-                    "constraints.power_kw", f"{limits.power_kw:,.12g}", f"{_rounded_up(free.watts / 1e3):,.6g}",
-                    "the fleet of least power that meets everything else takes that",
-                )
-            )  # fmt: skip
-    if np.isfinite(problem.at_most).any():
-        free = solve(replace(problem, at_most=np.full_like(problem.at_most, np.inf)))
-        if free:
-            found.append(_at_most(asked, free.gpus))
+    if np.isfinite(problem.budget_usd_per_hour) and (free := solve(replace(problem, budget_usd_per_hour=np.inf))):
+        needs = f"{_rounded_up(free.usd_per_hour * HOURS_PER_MONTH):,.6g}"
+        why = "the cheapest fleet that meets everything else costs that"
+        key, now = "constraints.budget_usd_per_month", f"{limits.budget_usd_per_month:,.12g}"
+        found.append(Obstacle(key, now, needs, why))
+    # As good as none, but a limit still: without any, only what is worth its price is looked at.
+    boundless = replace(problem, power_watts=_BOUNDLESS_WATTS)
+    if np.isfinite(problem.power_watts) and (free := solve(boundless, minimise="power")):
+        needs = f"{_rounded_up(free.watts / 1e3):,.6g}"
+        why = "the fleet of least power that meets everything else takes that"
+        found.append(Obstacle("constraints.power_kw", f"{limits.power_kw:,.12g}", needs, why))
+    unstinted = replace(problem, at_most=np.full_like(problem.at_most, np.inf))
+    if np.isfinite(problem.at_most).any() and (free := solve(unstinted)):
+        found.append(_at_most(asked, free.gpus))
     for vendor, share in limits.vendor_share.items():
         without = _without_share(asked, vendor)
         if share > 0 and without is not None:
-            found.append(
-                Obstacle(
-                    f"constraints.vendor_share.{vendor}", f"{share:g}", f"{without:.2g}",
-                    f"the cheapest fleet that meets everything else has that share of {vendor}",
-                )
-            )  # fmt: skip
+            why = f"the cheapest fleet that meets everything else has that share of {vendor}"
+            found.append(Obstacle(f"constraints.vendor_share.{vendor}", f"{share:g}", f"{without:.2g}", why))
     return found
 
 

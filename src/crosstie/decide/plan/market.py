@@ -52,6 +52,9 @@ class Market:
     def vendors(self) -> list[str]:
         return sorted({item.vendor for item in self.items})
 
+    def index(self, name: str) -> int:
+        return next(i for i, item in enumerate(self.items) if item.id == name)
+
     def priced(self, prices: Mapping[str, float]) -> "Market":
         """The same with other prices of some accelerators."""
         items = tuple(

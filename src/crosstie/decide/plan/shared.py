@@ -182,7 +182,7 @@ def _pool(layout: SharedLayout, load: _Loads, workload: Workload, sharing: Shari
 
 def _priced(layout: SharedLayout, gpus: int, workload: Workload, market: Market) -> Solution:
     """The pool as a programme's only column, which carries the only part; within the limits."""
-    place = next(i for i, item in enumerate(market.items) if item.id == layout.accelerator.id)
+    place = market.index(layout.accelerator.id)
     one = np.ones((1, 1))
     problem = programme(
         market, workload, demand=np.ones(1), rate=one, gpus=np.array([float(gpus)]), accelerator=np.array([place])
