@@ -4,15 +4,14 @@ from pathlib import Path
 
 import click
 
-from crosstie.catalog.calibration import Calibration, calibration_text, empty
-from crosstie.catalog.library import Catalog, user_directories
-from crosstie.catalog.writing import write_text
+from crosstie.catalog.calibration import Calibration
+from crosstie.catalog.library import user_directories
 from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent
-from crosstie.prove.calibration.learn import SHIPPED_RESULTS, Inputs, learn, read_inputs
+from crosstie.prove.calibration.calibrate import calibrate
 
 _OVERALL = ("points left out", "a model left out", "a release left out", "an accelerator left out", "a family left out")
 _DETAILS = "errors by model and accelerator left out, and results that were not used"
@@ -47,20 +46,17 @@ def command(
     if not files and not shipped:
         raise BadInput("no RESULTS are named; --shipped makes the calibration that Crosstie comes with")
     target = output or _own_file()
-    # What an earlier calibration says is no evidence, and one that cannot be read must not be in the way. What is
-    # shipped must not depend on whose machine makes it.
-    catalog = Catalog([] if shipped else None, calibration=empty())
     if target.is_dir():
         raise BadInput(f"{target}: is a folder; say which file in it")
-    inputs = read_inputs(catalog, [*(() if alone else SHIPPED_RESULTS), *files])
     with progress() as on_progress:
-        made = learn(catalog, inputs, on_progress)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(target, calibration_text(made))
+        # What is shipped must not depend on whose machine makes it.
+        made = calibrate(files, with_shipped=not alone, directories=[] if shipped else None, on_progress=on_progress)
+    made.write(target)
     if as_json:
-        print_json({"file": str(target), "results": made.results, "refused": inputs.refused, "errors": made.errors})
+        found = made.calibration
+        print_json({"file": str(target), "results": found.results, "refused": made.unused, "errors": found.errors})
     else:
-        show(made, inputs, verbose)
+        show(made.calibration, made.unused, verbose)
         click.echo(f"written to {target}", err=True)
     return 0
 
@@ -72,15 +68,14 @@ def _own_file() -> Path:
     return directories[-1] / "calibration.json"
 
 
-def show(made: Calibration, inputs: Inputs, verbose: bool) -> None:
+def show(made: Calibration, unused: dict[str, int], verbose: bool) -> None:
     out = console()
     for file in made.results:
         say(out, f"{file['file']}: {file['points']:,} operating points, {file['kernels']:,} kernels")
-    unused = inputs.refused.most_common()
-    for reason, count in unused if verbose else ():
+    for reason, count in unused.items() if verbose else ():
         say(out, f"  {count:,} not used: {reason}")
     if unused and not verbose:
-        say(out, f"  {sum(inputs.refused.values()):,} rows not used")
+        say(out, f"  {sum(unused.values()):,} rows not used")
     say(out, f"{len(made.scopes):,} scopes moved")
     metrics = [">TPOT", ">TTFT", ">throughput"]
     cells = [[title, *_errors(made, title)] for title in _OVERALL if title in made.errors]

@@ -5,11 +5,11 @@ import click
 from crosstie.catalog.library import Catalog
 from crosstie.cli.options import json_option
 from crosstie.cli.show import Output, console, heading, print_json, say, show_table
-from crosstie.core.errors import BadInput, near_names
+from crosstie.core.errors import BadInput
 from crosstie.prove.claims.check import Checked, Summary, check_claims, summarise
 from crosstie.prove.claims.page import page, rest_words
 from crosstie.prove.claims.reading import read_claims, select
-from crosstie.prove.claims.verdicts import VERDICTS
+from crosstie.prove.claims.verdicts import verdict_named
 
 # So many claims are shown with all that they rest on; more of them as a table.
 _IN_FULL = 3
@@ -37,7 +37,7 @@ def command(asked: tuple[str, ...], verdict: str | None, article: str | None, ma
     if markdown and (as_json or asked or verdict or article):
         raise BadInput("--markdown prints the whole page and goes with nothing else")
     chosen = select(read_claims(), asked, article)
-    wanted = _verdict(verdict)
+    wanted = verdict_named(verdict) if verdict is not None else None
     found = check_claims(Catalog(), chosen)
     if wanted:
         found = [one for one in found if one.finding.verdict == wanted]
@@ -48,17 +48,6 @@ def command(asked: tuple[str, ...], verdict: str | None, article: str | None, ma
     else:
         show(found)
     return 0 if found else 1
-
-
-def _verdict(name: str | None) -> str | None:
-    if name is None or name in VERDICTS:
-        return name
-    near = [known for known in VERDICTS if name.strip() and name.casefold() in known.casefold()]
-    if len(near) == 1:
-        return near[0]
-    hint = near_names(name, VERDICTS) or near
-    more = f" Did you mean {' or '.join(hint)}?" if hint else ""
-    raise BadInput(f"unknown verdict '{name}'.{more} Known: {', '.join(VERDICTS)}.")
 
 
 def show(found: list[Checked]) -> None:

@@ -12,7 +12,6 @@ from crosstie.cli.progress import progress
 from crosstie.cli.show import Output, closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent, share
-from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.validate import GROUPINGS, METRICS, Validation, document, predictions, validate
 
 _HEADLINES = {
@@ -52,7 +51,7 @@ def command(files: tuple[Path, ...], target: Path | None, verbose: bool, as_json
     if target and target.resolve() in [file.resolve() for file in files]:
         raise BadInput(f"--predictions {target} would replace the RESULTS")
     with progress("reading") as on_progress:
-        found = validate(Catalog(), read_results(*files), on_progress)
+        found = validate(Catalog(), files, on_progress)
     if target:
         write_text(target, predictions(found))
     if as_json:

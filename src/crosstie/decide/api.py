@@ -27,8 +27,6 @@ from crosstie.decide.plan.simulate import Simulation
 from crosstie.perf import fit as fitting
 from crosstie.perf.fit import Fit
 
-_USUAL_CONTEXT = 8192
-
 
 def fit(
     model: str | Path | Model, on: str | Iterable[str | Accelerator] | None = None, *, context: int | None = None,
@@ -41,15 +39,12 @@ def fit(
     unless given, or the model's limit where that is less.
     """
     catalog = catalog or Catalog()
-    found = catalog.model(model)
-    wanted = precisions.split(",") if isinstance(precisions, str) else precisions
     return fitting.fit(
         catalog,
-        found,
+        catalog.model(model),
         catalog.accelerators_named(on, stack),
-        context=context if context is not None else min(_USUAL_CONTEXT, found.max_context or _USUAL_CONTEXT),
-        # Two names of the same format are asked for once.
-        precisions=list({catalog.precision(found, name).id: name for name in wanted}.values()),
+        context=context,
+        precisions=precisions.split(",") if isinstance(precisions, str) else precisions,
         kv_format=kv_format,
         stack=stack,
         layouts=[layout] if layout else None,

@@ -20,6 +20,7 @@ from crosstie.perf.memory import (
 )
 
 _MOST_STAGES = 16
+_USUAL_CONTEXT = 8192
 
 
 class Deployments(Protocol):
@@ -93,15 +94,21 @@ def fit(
     model: Model,
     accelerators: Sequence[Accelerator],
     *,
-    context: int,
+    context: int | None = None,
     precisions: Sequence[str] = ("native",),
     kv_format: str = "bf16",
     stack: str | None = None,
     layouts: Sequence[Parallelism] | None = None,
 ) -> Fit:
-    """Every layout that holds the model within a domain, or the given layouts only."""
+    """Every layout that holds the model within a domain, or the given layouts only.
+
+    `context`: tokens a sequence; 8,192 by default, or the model's limit. Names of one precision count once.
+    """
     if not precisions:
         raise BadInput("no precision is named")
+    if context is None:
+        context = min(_USUAL_CONTEXT, model.max_context or _USUAL_CONTEXT)
+    precisions = list({catalog.precision(model, name).id: name for name in precisions}.values())
     model.check_context(context, f"a context of {context}")
     element = kv_bytes_per_element(kv_format)
     state, per_sequence = model.cache_bytes(0, element), model.cache_bytes(context, element)

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-from crosstie.catalog.calibration import Calibration, empty
+from crosstie.catalog.calibration import Calibration
 from crosstie.catalog.library import Catalog
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.prove.calibration import validate as comparing
-from crosstie.prove.calibration.learn import SHIPPED_RESULTS, learn, read_inputs
-from crosstie.prove.calibration.results import read_results
+from crosstie.prove.calibration import calibrate as learning, validate as comparing
 from crosstie.prove.calibration.validate import Validation
 
 
@@ -16,7 +14,7 @@ def validate(*results: str | Path, catalog: Catalog | None = None) -> Validation
 
     Rows that cannot be predicted are in `missed`, each with its reason; `docs/validate.md` has the columns.
     """
-    return comparing.validate(catalog or Catalog(), read_results(*results))
+    return comparing.validate(catalog or Catalog(), results)
 
 
 def calibrate(*results: str | Path, alone: bool = False, on_progress: OnProgress = no_progress) -> Calibration:
@@ -25,7 +23,4 @@ def calibrate(*results: str | Path, alone: bool = False, on_progress: OnProgress
     They are learnt from together with what Crosstie ships, or `alone`; takes minutes. `Catalog(calibration=...)`
     estimates by it; `calibration_text` writes the file that the user's catalog folder takes.
     """
-    # What an earlier calibration says is no evidence.
-    catalog = Catalog(calibration=empty())
-    inputs = read_inputs(catalog, [*(() if alone else SHIPPED_RESULTS), *(Path(file) for file in results)])
-    return learn(catalog, inputs, on_progress)
+    return learning.calibrate(results, with_shipped=not alone, on_progress=on_progress).calibration

@@ -11,16 +11,15 @@ from tests.prove.calibration.rows import point, row, written
 
 from crosstie.catalog.calibration import Calibration, calibration_text, empty, read_calibration, subject_of
 from crosstie.catalog.library import Catalog
-from crosstie.cli import calibrate as command
 from crosstie.core.correction import CONSTANTS
 from crosstie.core.errors import BadInput
 from crosstie.core.progress import OnProgress
 from crosstie.perf.hardware import Array
-from crosstie.prove.calibration import learn as learning
-from crosstie.prove.calibration.calibrate import Regression, gather
+from crosstie.prove.calibration import calibrate as learning
+from crosstie.prove.calibration.calibrate import Inputs, learn, left_out_groups, read_inputs
 from crosstie.prove.calibration.cases import Case, Cases, measured_subject
-from crosstie.prove.calibration.learn import Inputs, learn, left_out_groups, read_inputs
 from crosstie.prove.calibration.predict import Predictor, quantity_of
+from crosstie.prove.calibration.regression import Regression, gather
 from crosstie.prove.calibration.results import Metric, Row
 
 METRICS = (Metric("tpot"), Metric("ttft"), Metric("throughput"))
@@ -304,7 +303,7 @@ def test_results_are_learnt_beside_what_is_shipped(
     crosstie: Command, tmp_path: Path, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = results(tmp_path / "shipped.csv", catalog, {}, 3)
-    monkeypatch.setattr(command, "SHIPPED_RESULTS", (shipped,))
+    monkeypatch.setattr(learning, "SHIPPED_RESULTS", (shipped,))
     mine, target = results(tmp_path / "mine.csv", catalog), tmp_path / "deep" / "er" / "out.json"
     got = crosstie("calibrate", str(mine), "-o", str(target))
     assert got.status == 0, got.err
@@ -397,7 +396,7 @@ def test_a_target_that_cannot_be_is_refused_before_the_work(
         worked.append(True)
         return empty()
 
-    monkeypatch.setattr(command, "learn", spy)
+    monkeypatch.setattr(learning, "learn", spy)
     (tmp_path / "folder").mkdir()
     assert (
         crosstie("calibrate", str(written(tmp_path / "a.csv", row())), "--alone", "-o", str(tmp_path / "folder")).status
@@ -413,8 +412,8 @@ def test_fleets_and_refused_rows_are_counted(catalog: Catalog, tmp_path: Path) -
     )  # fmt: skip
     found = read_inputs(catalog, [file])
     assert len(found.cases) == 1
-    assert sum(found.refused.values()) == 3
-    assert found.refused["a mixed fleet says nothing about one accelerator"] == 1
+    assert sum(found.unused.values()) == 3
+    assert found.unused["a mixed fleet says nothing about one accelerator"] == 1
     with pytest.raises(BadInput, match="can be learnt from"):
         read_inputs(catalog, [written(tmp_path / "b.csv", row(model="nobody"))])
 

@@ -9,8 +9,8 @@ import pytest
 from crosstie.catalog.library import Catalog
 from crosstie.core.correction import CONSTANTS
 from crosstie.core.errors import BadData, UnknownName
-from crosstie.prove.calibration.calibrate import Regression, gather
 from crosstie.prove.calibration.kernels import KINDS, Kernel, KernelPredictor, read_kernels, subject_of_kernel
+from crosstie.prove.calibration.regression import Regression, gather
 
 HEAD = "accelerator,stack,kind,format,seconds,m,n,k"
 GOOD = "h200,vllm,gemm,bf16,1e-4,64,4096,4096"

@@ -8,8 +8,8 @@ import pytest
 from crosstie.catalog.library import Catalog
 from crosstie.core.correction import CONSTANTS
 from crosstie.core.errors import BadInput
-from crosstie.prove.calibration.calibrate import Regression, gather
-from crosstie.prove.calibration.learn import SHIPPED_RESULTS, read_inputs
+from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS, read_inputs
+from crosstie.prove.calibration.regression import Regression, gather
 from crosstie.prove.calibration.report import fill, tables
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.validate import document, validate

@@ -15,8 +15,7 @@ from crosstie.catalog.calibration import Calibration
 from crosstie.catalog.library import Catalog
 from crosstie.core.correction import NEARNESS
 from crosstie.core.errors import BadInput
-from crosstie.prove.calibration.learn import SHIPPED_RESULTS
-from crosstie.prove.calibration.results import read_results
+from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS
 from crosstie.prove.calibration.validate import document, summary, validate
 
 Errors = dict[str, dict[str, float]]
@@ -74,7 +73,7 @@ def intervals(made: Calibration) -> str:
 
 def shipped(catalog: Catalog) -> str:
     """Over the shipped results, which the calibration has seen: coverage and rank are what to read here."""
-    found = document(validate(catalog, read_results(SHIPPED_RESULTS[0])))
+    found = document(validate(catalog, SHIPPED_RESULTS[0]))
     modelled = found["rows"] - sum(
         count for reason, count in found["uncovered"].items() if "not modelled" in reason or "gpu_power" in reason
     )

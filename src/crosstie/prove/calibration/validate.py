@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from crosstie.perf.hardware import Array
 from crosstie.prove.calibration.cases import Case, Cases
 from crosstie.prove.calibration.columns import UNPREDICTABLE, reason_of
 from crosstie.prove.calibration.predict import Predictor, quantity_of
-from crosstie.prove.calibration.results import Metric, Point, Results, Row
+from crosstie.prove.calibration.results import Metric, Point, Results, Row, read_results
 
 # What is reported apart; a tail (p90 and beyond) is its own metric, because a mean says little about it.
 METRICS = {
@@ -74,6 +75,8 @@ class Missed:
 
 @dataclass(frozen=True)
 class Validation:
+    """Every row of the results: with its prediction, or with the reason why there is none."""
+
     rows: int
     outcomes: list[PredictedRow]
     missed: list[Missed]
@@ -87,11 +90,16 @@ class Validation:
         return dict(Counter(missed.reason for missed in self.missed).most_common())
 
 
-def validate(catalog: Catalog, results: Results, on_progress: OnProgress = no_progress) -> Validation:
+def validate(
+    catalog: Catalog, results: Results | str | Path | Sequence[str | Path], on_progress: OnProgress = no_progress
+) -> Validation:
+    """Predicts every row of the results, files or already read, as it was measured; `document` sums it up."""
+    if not isinstance(results, Results):
+        results = read_results(*([results] if isinstance(results, str | Path) else results))
     resolve = Cases(catalog)
     cases: list[Case] = []
     owners: list[tuple[Point, range]] = []
-    missed = [Missed(None, None, refused.file, refused.line, refused.reason) for refused in results.unusable]
+    missed = [Missed(None, None, row.file, row.line, row.reason) for row in results.unusable]
     for done, point in enumerate(results.points):
         on_progress(done, len(results.points), "operating points")
         try:
@@ -279,6 +287,7 @@ def fleets(validation: Validation) -> list[dict[str, Any]]:
 
 
 def document(validation: Validation) -> dict[str, Any]:
+    """Coverage, errors by metric and by group, ranks and how often intervals hold: what `validate --json` prints."""
     outcomes = validation.outcomes
     return {
         "rows": validation.rows,

@@ -7,6 +7,7 @@ compares then, so that another catalog gives another verdict.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from crosstie.core.errors import BadInput, near_names
 from crosstie.prove.claims.evidence import Evidence
 from crosstie.prove.claims.reading import Claim, Span
 from crosstie.prove.claims.rests import Rest
@@ -23,6 +24,18 @@ VERDICTS = {
     CONTRADICTED: "the check alone does not settle it, and another claim of the list says otherwise",
     UNCHECKABLE: "neither the catalog, the model nor a public source that was read has the figure",
 }
+
+
+def verdict_named(name: str) -> str:
+    """A verdict by its name, or by a part that no other has."""
+    if name in VERDICTS:
+        return name
+    near = [known for known in VERDICTS if name.strip() and name.casefold() in known.casefold()]
+    if len(near) == 1:
+        return near[0]
+    hint = near_names(name, VERDICTS) or near
+    more = f" Did you mean {' or '.join(hint)}?" if hint else ""
+    raise BadInput(f"unknown verdict '{name}'.{more} Known: {', '.join(VERDICTS)}.")
 
 
 @dataclass(frozen=True)
