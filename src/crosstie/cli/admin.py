@@ -126,7 +126,7 @@ def command() -> None:
     \b
     export CROSSTIE_ADMIN_KEY=...            # the same for serve and for these
     crosstie admin pools
-    crosstie admin drain chat-mi300x --wait  # a pool, or one backend by its address
+    crosstie admin drain chat-mi300x --wait  # a pool, or a backend by address
     crosstie admin decisions --follow
 
     Changes lie over the fleet file until they are undone or reset; a restart forgets them, and
@@ -151,7 +151,7 @@ def _target(target: str) -> dict[str, Any]:
     return {"backend": read_address(Path("URL"), "", target)} if "://" in target else {"pool": target}
 
 
-@command.command("pools")
+@command.command("pools", epilog="Example: crosstie admin pools")
 @_gateway_options
 @json_option
 def pools(url: str, key_file: Path | None, as_json: bool) -> int:
@@ -161,7 +161,7 @@ def pools(url: str, key_file: Path | None, as_json: bool) -> int:
     return 0
 
 
-@command.command("drain")
+@command.command("drain", epilog="Example: crosstie admin drain chat-mi300x --wait")
 @click.argument("target", metavar="POOL|URL")
 @click.option("--wait", is_flag=True, help="Until nothing is in flight there.")
 @click.option("--within", type=click.FloatRange(0.1), default=3600.0, show_default=True, metavar="S",
@@ -193,7 +193,7 @@ def _wait(gateway: Gateway, wanted: dict[str, Any], within_s: float) -> int:
             time.sleep(_LOOK_S)
 
 
-@command.command("undrain")
+@command.command("undrain", epilog="Example: crosstie admin undrain chat-mi300x")
 @click.argument("target", metavar="POOL|URL")
 @_gateway_options
 @json_option
@@ -202,7 +202,7 @@ def undrain(target: str, url: str, key_file: Path | None, as_json: bool) -> int:
     return _answered(_reach(url, key_file), "undrain", _target(target), as_json)
 
 
-@command.command("add")
+@command.command("add", epilog="Example: crosstie admin add chat-mi300x http://10.0.0.7:8000")
 @click.argument("pool", required=False)
 @click.argument("backend", required=False, metavar="[URL]")
 @click.option("--file", type=FILE, metavar="FILE", help="A new pool: TOML with one [[pool]].")
@@ -227,7 +227,7 @@ def _pool_table(file: Path) -> dict[str, Any]:
     return found[0]
 
 
-@command.command("remove")
+@command.command("remove", epilog="Example: crosstie admin remove http://10.0.0.7:8000")
 @click.argument("target", metavar="POOL|URL")
 @_gateway_options
 @json_option
@@ -236,7 +236,7 @@ def remove(target: str, url: str, key_file: Path | None, as_json: bool) -> int:
     return _answered(_reach(url, key_file), "remove", _target(target), as_json)
 
 
-@command.command("weight")
+@command.command("weight", epilog="Example: crosstie admin weight chat-mi300x=3 chat-h200=1")
 @click.argument("weights", nargs=-1, required=True, metavar="POOL=WEIGHT...")
 @_gateway_options
 @json_option
@@ -245,7 +245,7 @@ def weight(weights: tuple[str, ...], url: str, key_file: Path | None, as_json: b
     return _answered(_reach(url, key_file), "weight", {"weights": assigned("weight", weights, amount)}, as_json)
 
 
-@command.command("reload")
+@command.command("reload", epilog="Example: crosstie admin reload")
 @_gateway_options
 @json_option
 def reload(url: str, key_file: Path | None, as_json: bool) -> int:
@@ -253,7 +253,7 @@ def reload(url: str, key_file: Path | None, as_json: bool) -> int:
     return _answered(_reach(url, key_file), "reload", {}, as_json)
 
 
-@command.command("reset")
+@command.command("reset", epilog="Example: crosstie admin reset")
 @_gateway_options
 @json_option
 def reset(url: str, key_file: Path | None, as_json: bool) -> int:
@@ -261,8 +261,10 @@ def reset(url: str, key_file: Path | None, as_json: bool) -> int:
     return _answered(_reach(url, key_file), "reset", {}, as_json)
 
 
-@command.command("decisions")
-@click.option("--last", type=click.IntRange(1, 500), default=20, show_default=True, help="How many of the latest.")
+@command.command("decisions", epilog="Example: crosstie admin decisions --follow --alternatives")
+@click.option(
+    "--last", type=click.IntRange(1, 500), default=20, show_default=True, metavar="N", help="How many of the latest."
+)
 @click.option("--follow", is_flag=True, help="As they are taken, until interrupted.")
 @click.option("--alternatives", is_flag=True, help="With --follow: what every other pool scored, or what dropped it.")
 @_gateway_options
@@ -291,7 +293,7 @@ def decisions(last: int, follow: bool, alternatives: bool, url: str, key_file: P
     return 1
 
 
-@command.command("config")
+@command.command("config", epilog="Example: crosstie admin config --save fleet.toml")
 @click.option("--save", type=FILE, metavar="FILE", help="Write it there, whole or not at all.")
 @_gateway_options
 @json_option

@@ -30,14 +30,14 @@ def command() -> None:
     crosstie catalog show mi300x
     crosstie catalog show mi300x dense.fp8
     crosstie catalog list prices --on mi300x,h200
-    crosstie catalog add ./my-model --source "the team's fine-tune" --date 2026-11-01
+    crosstie catalog add ./my-model --source "our fine-tune" --date 2026-11-01
 
     A new accelerator or model is one file: put it into the folder that `crosstie catalog path` prints,
     or name it wherever a command takes a name. Files there replace shipped ones of the same id.
     """
 
 
-@command.command("list")
+@command.command("list", epilog="Example: crosstie catalog list prices --on mi300x,h200")
 @click.argument("kind", type=click.Choice(LISTS), default="accelerators", metavar="[KIND]")
 @click.option("--on", metavar="A,B", help="Only these accelerators' prices.")
 @json_option
@@ -96,7 +96,7 @@ def show_command(name: str, key: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command("path")
+@command.command("path", epilog="Example: crosstie catalog path")
 @json_option
 def path_command(as_json: bool) -> int:
     """Prints the folder where your own catalog files go."""
@@ -107,7 +107,7 @@ def path_command(as_json: bool) -> int:
     return 0
 
 
-@command.command("check")
+@command.command("check", epilog="Example: crosstie catalog check my-gpu.toml")
 @click.argument("files", nargs=-1, type=FILE)
 @json_option
 def check_command(files: tuple[Path, ...], as_json: bool) -> int:
@@ -123,7 +123,7 @@ def check_command(files: tuple[Path, ...], as_json: bool) -> int:
     return 0
 
 
-@command.command("add")
+@command.command("add", epilog="Example: crosstie catalog add ./my-model --id my-model")
 @click.argument("path", type=FILE)
 @click.option("--id", "identifier", metavar="ID", help="Catalog name. [default: from the path]")
 @click.option("--name", metavar="TEXT", help="Name for people. [default: the id]")

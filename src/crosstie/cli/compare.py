@@ -37,9 +37,9 @@ def command(
     """One MODEL under one load on several accelerators: the scorecard, and why one wins.
 
     \b
-    crosstie compare llama-3.1-70b --on mi300x,h200,h100-sxm --input 4096 --output 1024 --concurrency 64
-    crosstie compare deepseek-v3 --on mi355x,b200 --tp 8 --concurrency 128 --kv fp8
-    crosstie compare llama-3.1-405b --on mi300x,h200 --precision fp8 --tp 8 --stack sglang
+    crosstie compare llama-3.1-70b --on mi300x,h200 --input 4096 --output 1024
+    crosstie compare deepseek-v3 --on mi355x,b200 --tp 8 --kv fp8
+    crosstie compare llama-3.1-405b --on mi300x,h200 --precision fp8
 
     Without --tp each accelerator gets the fewest GPUs that hold the model and the load. TTFT and TPOT
     are means in a steady state; "all at once" is the mean TTFT when every client starts together, as

@@ -18,7 +18,7 @@ from crosstie.port.checkpoint.fp8 import DTYPES, Dialect
 @click.argument("model_dir", type=FILE)
 @click.option("-o", "--out", required=True, type=FILE, help="A new folder, on any disk.")
 @click.option("--to", required=True, type=click.Choice(list(DTYPES)), help="The dialect that the weights shall have.")
-@click.option("--jobs", type=click.IntRange(1, 16), help="Processes; one a core, up to 8, unless given.")
+@click.option("--jobs", type=click.IntRange(1, 16), metavar="N", help="Processes. [default: one a core, up to 8]")
 @click.option(
     "--even-if-normalised",
     is_flag=True,
@@ -39,8 +39,8 @@ def command(
     """Convert the FP8 checkpoint in MODEL_DIR to e4m3fnuz (MI300X, MI325X) or e4m3fn (everything else), exactly.
 
     \b
-    crosstie convert ./Llama-3.1-8B-Instruct-FP8 -o ./Llama-3.1-8B-Instruct-FNUZ --to e4m3fnuz
-    crosstie convert ./Llama-3.1-8B-Instruct-FNUZ -o ./back --to e4m3fn --dry-run
+    crosstie convert ./Llama-3.1-8B-FP8 -o ./Llama-3.1-8B-FNUZ --to e4m3fnuz
+    crosstie convert ./Llama-3.1-8B-FNUZ -o ./back --to e4m3fn --dry-run
 
     Bytes stay, the one for minus zero aside, and every scale that goes with them doubles or halves; what has no exact
     counterpart is refused with its tensor. Each byte that was written is read back and compared. MODEL_DIR is only

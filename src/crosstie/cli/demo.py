@@ -24,7 +24,7 @@ _EMULATED = (
 _DETAILS = "the traces, medians, and where requests went"
 
 
-@click.command("demo")
+@click.command("demo", epilog="Example: crosstie demo --speed 20 --seconds 100 --keep")
 @click.option(
     "--speed", type=click.FloatRange(0.1, 100), default=10.0, show_default=True, metavar="X",
     help="Emulated seconds to each second.",

@@ -38,7 +38,7 @@ def command(
     crosstie fit llama-3.1-70b --on mi300x,h100-sxm --context 32768
     crosstie fit llama-3.1-405b --precision fp8,bf16 --on mi300x,h200,h100-sxm
     crosstie fit deepseek-v3 --on mi355x,b200 --kv fp8
-    crosstie fit llama-3.1-8b --precision q4_k_m --on rx-7900-xtx --stack llama.cpp
+    crosstie fit llama-3.1-8b --precision q4_k_m --on rx-7900-xtx
     crosstie fit ./my-model --on mi300x --tp 4
 
     Without --tp, --pp, --ep or --dp the layout with the fewest GPUs is shown, with -v every sensible one.

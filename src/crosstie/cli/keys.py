@@ -24,7 +24,7 @@ def command() -> None:
     """Keys of the gateway: who may use it, which models and classes, how much a minute, a day and a month.
 
     \b
-    crosstie keys create alice --store crosstie.db --model llama-3.1-8b --rpm 60 --usd-per-day 5
+    crosstie keys create alice --store crosstie.db --model llama-3.1-8b --rpm 60
     crosstie keys list --store crosstie.db
     crosstie keys rotate alice --grace 1h
 
@@ -48,7 +48,7 @@ def _permissions(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@command.command("create")
+@command.command("create", epilog="Example: crosstie keys create alice --rpm 60 --usd-per-day 5")
 @click.argument("name")
 @_permissions
 @store_options
@@ -68,7 +68,7 @@ def create(name: str, store: str | None, fleet: Path | None, as_json: bool, **gi
     return 0
 
 
-@command.command("list")
+@command.command("list", epilog="Example: crosstie keys list --all")
 @click.option("--all", "all_", is_flag=True, help="Revoked ones too.")
 @store_options
 @json_option
@@ -90,7 +90,7 @@ def list_(all_: bool, store: str | None, fleet: Path | None, as_json: bool) -> i
     return 0
 
 
-@command.command("show")
+@command.command("show", epilog="Example: crosstie keys show alice")
 @click.argument("name")
 @store_options
 @json_option
@@ -116,7 +116,7 @@ def show(name: str, store: str | None, fleet: Path | None, as_json: bool) -> int
     return 0
 
 
-@command.command("update")
+@command.command("update", epilog="Example: crosstie keys update alice --tpm 20000 --no-limit rpm")
 @click.argument("name")
 @_permissions
 @click.option("--any-model", is_flag=True, help="No longer limited to models.")
@@ -150,7 +150,7 @@ def update(
     return 0
 
 
-@command.command("revoke")
+@command.command("revoke", epilog="Example: crosstie keys revoke alice")
 @click.argument("name")
 @store_options
 @json_option
@@ -168,7 +168,7 @@ def revoke(name: str, store: str | None, fleet: Path | None, as_json: bool) -> i
     return 0
 
 
-@command.command("rotate")
+@command.command("rotate", epilog="Example: crosstie keys rotate alice --grace 1h")
 @click.argument("name")
 @click.option("--grace", default="0s", metavar="TIME", help="So long the old one is still good: 30m, 1h, 7d. [none]")
 @store_options

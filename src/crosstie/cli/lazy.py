@@ -1,27 +1,57 @@
-"""Groups of commands that know their names and help lines without importing a command to print them."""
+"""Groups that know their commands without importing them, and commands that list their options under headings."""
 
 from importlib import import_module
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 
 class LazyGroup(click.Group):
-    """`listed`: command -> its help line; `home`: what the name of a command's module begins with."""
+    """`sections`: heading -> command -> its help line; `home`: what the name of a command's module begins with."""
 
-    def __init__(self, *args: Any, listed: dict[str, str], home: str, **kwargs: Any):
+    def __init__(self, *args: Any, sections: dict[str, dict[str, str]], home: str, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.listed, self.home = listed, home
+        self.sections, self.home = sections, home
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.listed)
+        return [name for listed in self.sections.values() for name in listed]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.listed:
+        if cmd_name not in self.list_commands(ctx):
             return None
         command: click.Command = import_module(self.home + cmd_name).command
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Without importing every command for its help line, as click would."""
+        listed = [pair for commands in self.sections.values() for pair in commands.items()]
+        found = [CompletionItem(name, help=text) for name, text in listed if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self.listed.items()))
+        for heading, listed in self.sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(list(listed.items()))
+
+
+class GroupedCommand(click.Command):
+    """`groups`: heading -> names of options, as they are given; the others come first."""
+
+    def __init__(self, *args: Any, groups: dict[str, str], **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.groups = {name: heading for heading, names in groups.items() for name in names.split()}
+        unknown = set(self.groups) - {name for parameter in self.params for name in parameter.opts}
+        if unknown:
+            raise ValueError(f"no such options: {', '.join(sorted(unknown))}")
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+            if record is not None:
+                heading = self.groups.get(parameter.opts[0], "Options")
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)

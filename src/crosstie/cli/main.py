@@ -9,32 +9,43 @@ import click
 from crosstie.cli.lazy import LazyGroup
 from crosstie.core.errors import CrosstieError
 
-COMMANDS = {
-    "fit": "how a model sits in memory on each accelerator",
-    "compare": "one model under one load on several accelerators, and why one wins",
-    "plan": "the cheapest fleet for a workload, who goes where, and what would change it",
-    "preflight": "what breaks on ROCm before anyone rents the GPU: FP8, kernels, graph capture, CUDA source",
-    "convert": "an FP8 checkpoint from one dialect to the other, exactly",
-    "serve": "one OpenAI endpoint over the fleet, each request to the cheapest pool that is fast enough",
-    "keys": "API keys of the gateway: models, limits and budgets of each",
-    "usage": "requests, tokens and dollars by key, model, pool, class or day",
-    "explain": "where a running gateway would send a request, and why",
-    "admin": "pools of a running gateway: how they are, drained, added, removed, weighed; decisions as they are taken",
-    "emulate": "a fleet's replicas without its accelerators, in the time they would take, with faults",
-    "replay": "recorded requests sent to an endpoint at their times: latencies against targets",
-    "demo": "a mixed fleet planned, emulated and served on this machine, with recorded requests",
-    "tco": "what owning each would cost over years, per million tokens, and how sure that is",
-    "probe": "what the GPU of this machine reaches, measured through PyTorch",
-    "validate": "predictions against measured results: coverage, error, rank, intervals",
-    "calibrate": "fit the constants to measured results, with cross-validated errors",
-    "tax": "what software leaves of each accelerator's roofline, release by release",
-    "claims": "what public articles assert about AMD and NVIDIA, checked one by one",
-    "catalog": "accelerators, models, stacks and prices, each number with its source",
+SECTIONS = {
+    "Decide": {
+        "fit": "how a model sits in memory on each accelerator",
+        "compare": "one model under one load on several accelerators, and why one wins",
+        "plan": "the cheapest fleet for a workload, who goes where, and what would change it",
+        "tco": "what owning each would cost over years, per million tokens, and how sure that is",
+        "catalog": "accelerators, models, stacks and prices, each number with its source",
+    },
+    "Port": {
+        "preflight": "what breaks on ROCm before anyone rents the GPU: FP8, kernels, graph capture, CUDA source",
+        "convert": "an FP8 checkpoint from one dialect to the other, exactly",
+    },
+    "Run": {
+        "serve": "one OpenAI endpoint over the fleet, each request to the cheapest pool that is fast enough",
+        "keys": "API keys of the gateway: models, limits and budgets of each",
+        "usage": "requests, tokens and dollars by key, model, pool, class or day",
+        "explain": "where a running gateway would send a request, and why",
+        "admin": "pools of a running gateway: state, drain, add, remove, weights, decisions",
+        "emulate": "a fleet's replicas without its accelerators, in the time they would take, with faults",
+    },
+    "Prove": {
+        "replay": "recorded requests sent to an endpoint at their times: latencies against targets",
+        "demo": "a mixed fleet planned, emulated and served on this machine, with recorded requests",
+        "probe": "what the GPU of this machine reaches, measured through PyTorch",
+        "validate": "predictions against measured results: coverage, error, rank, intervals",
+        "calibrate": "fit the constants to measured results, with cross-validated errors",
+        "tax": "what software leaves of each accelerator's roofline, release by release",
+        "claims": "what public articles assert about AMD and NVIDIA, checked one by one",
+    },
+    "Shell": {
+        "completion": "completion of commands, models and accelerators in your shell",
+    },
 }
 
 
 @click.group(
-    cls=LazyGroup, listed=COMMANDS, home="crosstie.cli.", context_settings={"help_option_names": ["-h", "--help"]}
+    cls=LazyGroup, sections=SECTIONS, home="crosstie.cli.", context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(package_name="crosstie", prog_name="crosstie")
 def crosstie() -> None:
@@ -43,12 +54,13 @@ def crosstie() -> None:
     \b
     Start here:
       crosstie fit llama-3.1-70b --on mi300x,h100-sxm
-      crosstie compare llama-3.1-70b --on mi300x,h200 --input 4096 --output 1024 --concurrency 64
+      crosstie compare llama-3.1-70b --on mi300x,h200 --input 4096 --output 1024
       crosstie plan assistant
       crosstie catalog show mi300x
 
     A model is a catalog name, a Hugging Face model directory or a config.json. Every command takes
-    --json. Exit status: 0 answered, 1 the answer is no (nothing fits), 2 the question was wrong.
+    --json; answers come first and -v adds the details. They are as wide as the terminal, or as COLUMNS
+    says, or 80 columns in a pipe. Exit status: 0 answered, 1 the answer is no (nothing fits), 2 the question was wrong.
     """
 
 

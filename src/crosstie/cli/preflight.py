@@ -21,7 +21,7 @@ class PreflightGroup(LazyGroup):
         return super().parse_args(ctx, args)
 
 
-@click.group("preflight", cls=PreflightGroup, listed=COMMANDS, home="crosstie.cli.preflight_")
+@click.group("preflight", cls=PreflightGroup, sections={"Commands": COMMANDS}, home="crosstie.cli.preflight_")
 def command() -> None:
     """What breaks when a model moves from CUDA to ROCm, found without a GPU, with evidence and remedy.
 

@@ -66,8 +66,8 @@ def command(
 
     \b
     crosstie preflight kernels my_kernels.py --on mi300x,mi355x,h100-sxm
-    crosstie preflight kernels my_package.ops --launch my_package.ops:smoke_test --on gfx942
-    crosstie preflight kernels --example vllm --on mi300x --python /path/to/vllm/bin/python
+    crosstie preflight kernels my_package.ops --launch smoke_test --on gfx942
+    crosstie preflight kernels --example vllm --on mi300x --python venv/bin/python
 
     Types come from a spec (my_kernels.toml beside the file, or CROSSTIE_KERNELS in it), or from a shadow launch:
     functions named crosstie_launch... in the file and those of --launch are called with a torch and a Triton that

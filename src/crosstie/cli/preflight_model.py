@@ -51,9 +51,9 @@ def command(
 
     \b
     crosstie preflight ./DeepSeek-R1 --on mi300x,mi355x,h200 --engine vllm
-    crosstie preflight ./my-model --on mi300x --engine vllm==0.28.0 --tp 8 --env VLLM_ROCM_USE_AITER=1
-    crosstie preflight ./my-model --on mi300x --engine sglang --kv fp8 --sarif findings.sarif
-    crosstie preflight deepseek-v3 --on mi300x          (a catalog name: the config alone)
+    crosstie preflight ./my-model --on mi300x --tp 8 --env VLLM_ROCM_USE_AITER=1
+    crosstie preflight ./my-model --on mi300x --engine sglang --sarif found.sarif
+    crosstie preflight model deepseek-v3 --on mi300x  # a name: the config alone
 
     Reads config.json, the quantisation config and the safetensors headers; of the tensors the scales, and a sample
     of FP8 weights. Checks: FP8 dialect, loader, kernels of each operation, memory, architecture, features. Verdicts:

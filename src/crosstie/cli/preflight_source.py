@@ -34,7 +34,7 @@ def command(
     \b
     crosstie preflight source ./csrc --on mi300x,mi355x
     crosstie preflight source ./kernel.cu --on rx-7900-xtx --json
-    crosstie preflight source . --on mi300x --sarif findings.sarif --fail-on unknown
+    crosstie preflight source . --on mi300x --sarif findings.sarif
 
     Reads the sources as a build for ROCm would (code behind #ifndef USE_ROCM is left out), runs PyTorch's HIPIFY on
     a copy, looks for what it does not see, and asks clang's HIP front end where there is one. What is a hazard

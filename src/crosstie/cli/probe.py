@@ -44,9 +44,9 @@ def command(
     On a machine that has PyTorch and not Crosstie, the source tree is enough:
 
     \b
-    crosstie probe --plan plan.json                                                # anywhere
-    PYTHONPATH=src python3 -m crosstie.prove.probe.kernels plan.json out.json      # there
-    crosstie probe --read out.json                                                 # anywhere
+    crosstie probe --plan plan.json   # anywhere; then there:
+    PYTHONPATH=src python3 -m crosstie.prove.probe.kernels plan.json out.json
+    crosstie probe --read out.json    # anywhere
     """
     if read is not None and (output or parts or quick or plan):
         raise BadInput("--read shows a document, so -o, --parts, --quick and --plan do not go with it")

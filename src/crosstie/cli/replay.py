@@ -48,8 +48,8 @@ def command(
     """Sends the requests of TRACE at their times, whatever has been answered by then, and measures the answers.
 
     \b
-    crosstie replay azure-2023-conversation --model llama-3.3-70b --class chat --rate 5 --for 60
-    crosstie replay requests.csv --url http://server:8000 --model llama-3.1-8b --requests 500
+    crosstie replay azure-2023-conversation --model llama-3.1-8b --rate 5 --for 60
+    crosstie replay requests.csv --url http://server:8000 --model llama-3.1-8b
 
     TRACE is the name of a shipped trace (azure-2023-conversation, azure-2023-code, mooncake-conversation) or a file
     as docs/plan.md has them, or what `crosstie serve --record` wrote. Prompts are filler of the recorded length, and

@@ -5,6 +5,7 @@ from typing import Any, get_args
 import click
 
 from crosstie.catalog.fleet_text import example_fleet_text
+from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.observing import observed
 from crosstie.cli.options import FILE, json_option
 from crosstie.cli.show import console, print_json, say, show_table
@@ -13,26 +14,49 @@ from crosstie.run.service.observers import Observers
 from crosstie.run.service.start import Served, ServeOptions, run, would_serve
 
 
-@click.command("serve")
+@click.command(
+    "serve",
+    cls=GroupedCommand,
+    groups={
+        "Without GPUs": "--emulate --speed",
+        "Administration": "--admin-port --admin-host --admin-anywhere",
+        "Records, logs and traces": "--record --record-max-mib --record-keep --log-format --log-requests "
+        "--log-prompts --otel",
+    },
+)
 @click.argument("file", required=False, metavar="[FLEET.toml]", type=FILE)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; 0.0.0.0 for everyone.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
-@click.option("--policy", type=click.Choice(get_args(Policy)), help="Instead of the file's.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, metavar="A", help="Where to listen; 0.0.0.0 for everyone."
+)
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, metavar="N", help="0 takes a free one."
+)
+@click.option(
+    "--policy",
+    type=click.Choice(get_args(Policy)),
+    metavar="P",
+    help=f"Not the file's, but one of {', '.join(get_args(Policy))}.",
+)
 @click.option("--emulate", is_flag=True, help="No GPUs at hand: emulate every pool's replicas.")
 @click.option(
-    "--speed", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True,
+    "--speed", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True, metavar="X",
     help="With --emulate: so many times as fast as real time.",
 )  # fmt: skip
 @click.option(
-    "--admin-port", type=click.IntRange(0, 65535), help="A second port for `crosstie admin`, with its own key."
+    "--admin-port",
+    type=click.IntRange(0, 65535),
+    metavar="N",
+    help="A second port, for `crosstie admin`.",
 )
-@click.option("--admin-host", default="127.0.0.1", show_default=True, help="Where administrators are listened to.")
+@click.option(
+    "--admin-host", default="127.0.0.1", show_default=True, metavar="A", help="Where administrators are listened to."
+)
 @click.option("--admin-anywhere", is_flag=True, help="--admin-host may be other than loopback.")
 @click.option("--dry-run", is_flag=True, help="Read the file, say what would be served, and end.")
 @click.option("--check", is_flag=True, hidden=True, help="The former name of --dry-run.")
 @click.option("--example", is_flag=True, help="Print a fleet file to start from.")
 @click.option(
-    "--workers", type=click.IntRange(1, 256), default=1, show_default=True,
+    "--workers", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N",
     help="Processes that serve together; one for each core that the gateway may use.",
 )  # fmt: skip
 @click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input closes.")
@@ -42,10 +66,10 @@ def command(dry_run: bool, check: bool, example: bool, as_json: bool, observers:
     """One OpenAI-compatible endpoint over the pools of FLEET.toml; each request to the cheapest that is fast enough.
 
     \b
-    crosstie plan workload.toml --fleet fleet.toml    # then add each pool's backends, and
+    crosstie plan workload.toml --fleet fleet.toml  # then add the backends
     crosstie serve fleet.toml --port 8080
-    crosstie serve fleet.toml --emulate --speed 20    # the same fleet without a GPU
-    crosstie serve                                    # llama.cpp and a small model on this machine
+    crosstie serve fleet.toml --emulate --speed 20  # the same without a GPU
+    crosstie serve                                  # a small model, here
 
     /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/responses, /v1/models; /health, /ready, /metrics.
     Hints by header: x-crosstie-class, -ttft-ms, -tpot-ms, -priority, -pool, -session. The file is read again on

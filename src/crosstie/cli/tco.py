@@ -8,6 +8,7 @@ import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.assignments import amount, assigned, assigned_or_common, fraction
+from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, json_option, model_argument, names, on_option, verbose_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replica import Replica, replica_options
@@ -23,7 +24,16 @@ from crosstie.web.tco_chart import draw_tornado
 _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 
 
-@click.command("tco")
+@click.command(
+    "tco",
+    cls=GroupedCommand,
+    groups={
+        "Prices and assumptions": "--purchase --discount --engineers --engineer-usd --utilisation --set --vary",
+        "Load and replica": "--input --output --concurrency --precision --tp --pp --ep --dp --kv --stack",
+        "Alternatives to owning": "--rent --rent-usd --wait --api --api-input --api-output",
+        "Samples": "--samples --seed",
+    },
+)
 @model_argument
 @on_option("Accelerators to buy one of.", required=True)
 @click.option("--gpus", type=int, default=8, show_default=True, metavar="N", help="Accelerators bought, of each.")
@@ -38,7 +48,9 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 )
 @replica_options
 @click.option("--samples", type=int, default=10_000, show_default=True, metavar="N", help="Samples of the Monte Carlo.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Its seed.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Seed of the Monte Carlo."
+)
 @click.option("--vary", metavar="P%", help="Move every assumption by P% instead of over its own range.")
 @click.option("--rent", is_flag=True, help="Also: rent instead, at the catalog's rents.")
 @click.option("--rent-usd", multiple=True, metavar="A=USD", help="Rent by the hour in place of the catalog's.")
@@ -56,11 +68,10 @@ def command(
 
     \b
     crosstie tco llama-3.1-70b --precision fp8 --on mi300x,h200 --gpus 64
-    crosstie tco llama-3.1-70b --precision fp8 --on mi325x,h200 --gpus 800 --purchase mi325x=22000 \\
-      --purchase h200=35000 --discount 14% --engineers mi325x=2 --engineer-usd 280000
-    crosstie tco llama-3.1-70b --on mi300x,h200 --set usd_per_kwh=0.07 --set mi300x:support_per_year=0.05
+    crosstie tco llama-3.1-70b --on mi300x,h200 --discount 14% --years 5
+    crosstie tco llama-3.1-70b --on mi325x --purchase mi325x=22000 --set pue=1.2
     crosstie tco llama-3.1-70b --on mi300x --rent --api
-    crosstie tco llama-3.1-70b --on h200 --wait b200,months=6,speedup=2,usd=40000,slip=3
+    crosstie tco llama-3.1-70b --on h200 --wait b200,months=6,speedup=2,usd=40000
 
     Throughput is the performance model's at one operating point, times the utilisation. Each assumption has a
     range: the Monte Carlo draws from all of them, the tornado moves one at a time. --wait rents until B is there
