@@ -73,7 +73,7 @@ def test_models_at_work_on_the_same_machine_slow_each_other_down() -> None:
     assert alone is not None
     assert decision.prediction is not None
     other.start(ask(B), decision.prediction, 1.0)
-    one.fresh_until = float("-inf")
+    one.touch()
     beside = decided(policy, found, ask(A), 1.0).prediction
     assert beside is not None
     assert 1.8 < beside.tpot_s / alone.tpot_s < 2.05

@@ -25,8 +25,6 @@ _SOONEST_S, _LATEST_S = 1.0, 60.0
 class Ticket:
     """A place in the waiting room. `item` is the caller's own, whatever it wakes the client by."""
 
-    __slots__ = ("ask", "deadline", "item", "lane", "number", "since")
-
     def __init__(self, ask: Ask, item: Any, since: float, deadline: float, number: int):
         self.ask = ask
         self.item = item
@@ -43,8 +41,6 @@ class Ticket:
 
 class _Lanes:
     """Of one priority, each in the order of arrival: dicts, so that whoever leaves is quickly gone."""
-
-    __slots__ = ("in_time", "late")
 
     def __init__(self) -> None:
         self.in_time: dict[Ticket, None] = {}

@@ -4,28 +4,6 @@
 class Ask:
     """A plain class, since it is made and read at every request, and compiled with those who do."""
 
-    __slots__ = (
-        "class_name",
-        "cold",
-        "copies",
-        "input_tokens",
-        "modalities",
-        "model",
-        "most_output",
-        "output_tokens",
-        "patience_s",
-        "pin",
-        "prefix",
-        "priority",
-        "prompt_bytes",
-        "session",
-        "streams",
-        "tpot_s",
-        "tried",
-        "ttft_s",
-        "waited_s",
-    )
-
     def __init__(
         self,
         *,

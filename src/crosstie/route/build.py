@@ -120,7 +120,7 @@ def _staff(live: LivePool, fleet: Fleet, lengths: Lengths, since: float) -> None
     for replica in live.replicas:
         replica.slow_start_s = slow_s
         replica.draining = False
-        replica.fresh_until = float("-inf")
+        replica.touch()
 
 
 def _same_deployment(before: Pool, after: Pool) -> bool:

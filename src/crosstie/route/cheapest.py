@@ -30,8 +30,6 @@ _AFTER = 1e12
 class Limits:
     """What a request must keep; `finish_s` where it names no target."""
 
-    __slots__ = ("finish_s", "tpot_deviations", "tpot_s", "ttft_deviations", "ttft_s")
-
     def __init__(self, ttft_s: float, tpot_s: float, finish_s: float, ttft_deviations: float, tpot_deviations: float):
         self.ttft_s = ttft_s
         self.tpot_s = tpot_s
@@ -46,28 +44,8 @@ class Limits:
 class Best:
     """The best replica of a pool; `miss` is the larger of the two latencies over their limits, up to 1 if both hold."""
 
-    __slots__ = (
-        "cached", "finish_s", "miss", "predicted_usd", "raw_tpot_s", "raw_ttft_s", "replica", "tpot_s", "ttft_s",
-    )  # fmt: skip
-
-    def __init__(self, replica: Replica, usd: float, finish_s: float, miss: float, cached: float):
-        self.replica = replica
-        self.predicted_usd = usd
-        self.finish_s = finish_s
-        self.miss = miss
-        self.cached = cached
-        self.ttft_s = self.tpot_s = self.raw_ttft_s = self.raw_tpot_s = 0.0
-
-    @property
-    def prediction(self) -> Prediction:
-        return Prediction(
-            ttft_s=self.ttft_s,
-            tpot_s=self.tpot_s,
-            predicted_usd=self.predicted_usd,
-            cached_tokens=self.cached,
-            raw_ttft_s=self.raw_ttft_s,
-            raw_tpot_s=self.raw_tpot_s,
-        )
+    def __init__(self, replica: Replica, prediction: Prediction, finish_s: float, miss: float):
+        self.replica, self.prediction, self.finish_s, self.miss = replica, prediction, finish_s, miss
 
 
 def limits_of(query: Query) -> Limits:
@@ -144,9 +122,11 @@ def best_of(query: Query, pool: LivePool, limits: Limits, turn: int, usd: float 
     finish_s, miss, ttft_s, tpot_s, cached, raw_ttft_s, raw_tpot_s = chosen
     if usd is None or cached:
         usd = pool.request_usd(input_tokens - cached, cached, output_tokens)
-    found = Best(best, usd, finish_s, miss, cached)
-    found.ttft_s, found.tpot_s, found.raw_ttft_s, found.raw_tpot_s = ttft_s, tpot_s, raw_ttft_s, raw_tpot_s
-    return found
+    predicted = Prediction(
+        ttft_s=ttft_s, tpot_s=tpot_s, predicted_usd=usd, cached_tokens=cached, raw_ttft_s=raw_ttft_s,
+        raw_tpot_s=raw_tpot_s,
+    )  # fmt: skip
+    return Best(best, predicted, finish_s, miss)
 
 
 def _finish_s(best: Best) -> float:
@@ -221,8 +201,8 @@ class CheapestMeetingTarget(_Predicting):
         return within, found
 
     def _cheapest(self, within: list[Best], ask: Ask, pools: int, meets: bool) -> Decision:
-        most_usd = min(one.predicted_usd for one in within) * _SAME_PRICE
-        chosen = min((one for one in within if one.predicted_usd <= most_usd), key=_finish_s)
+        most_usd = min(one.prediction.predicted_usd for one in within) * _SAME_PRICE
+        chosen = min((one for one in within if one.prediction.predicted_usd <= most_usd), key=_finish_s)
         prediction = chosen.prediction
         said = "within target" if meets else "without harm to others, its TTFT lost,"
         return Decision(
@@ -238,8 +218,8 @@ class CheapestMeetingTarget(_Predicting):
             return None
         view = best.replica.view
         kept = [
-            ("TTFT", best.ttft_s, min(limits.ttft_s, pool.promised_ttft_s, view.strictest_ttft_s)),
-            ("TPOT", best.tpot_s, min(limits.tpot_s, pool.promised_tpot_s, view.strictest_tpot_s)),
+            ("TTFT", best.prediction.ttft_s, min(limits.ttft_s, pool.promised_ttft_s, view.strictest_ttft_s)),
+            ("TPOT", best.prediction.tpot_s, min(limits.tpot_s, pool.promised_tpot_s, view.strictest_tpot_s)),
             ("finish", best.finish_s, limits.finish_s),
         ]
         name, seconds, limit = max(kept, key=lambda one: one[1] / one[2])

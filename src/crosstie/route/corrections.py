@@ -25,8 +25,6 @@ def log_ratio(observed: float, predicted: float, guard: float) -> float:
 class Correction:
     """Observed over predicted, decayed, and shrunk to that of a parent, or to 1."""
 
-    __slots__ = ("_at", "_mean", "_memory_s", "_parent", "_weight")
-
     def __init__(self, memory_s: float, parent: "Correction | None" = None):
         self._memory_s = memory_s
         self._parent = parent
@@ -62,8 +60,6 @@ class Correction:
 
 class Scatter:
     """Decayed standard deviation of the logarithm of observed over predicted, after correction."""
-
-    __slots__ = ("_variance",)
 
     def __init__(self) -> None:
         self._variance = _SCATTER_START**2

@@ -29,8 +29,6 @@ class Considered(NamedTuple):
 class Decision:
     """`meets`: whether the prediction keeps the targets. The reason is put into words when it is asked for."""
 
-    __slots__ = ("_why", "considered", "meets", "outcome", "prediction", "refusal", "replica")
-
     def __init__(
         self,
         outcome: Outcome,

@@ -14,8 +14,6 @@ _KEPT = 0.98
 class FittedLine:
     """y = a + b x by least squares, past points fading; b is not negative, a not below a tenth of the mean of y."""
 
-    __slots__ = ("_n", "_x", "_xx", "_xy", "_y", "intercept", "slope")
-
     def __init__(self, intercept: float, slope: float, at: float):
         """Starts as two points of the line, at 0 and at `at`, which count for as much as one observation."""
         self._n, self._x, self._y = 1.0, 0.5 * at, intercept + 0.5 * slope * at

@@ -21,8 +21,6 @@ _MEMORY_TOKENS = 1e6
 class _Mean:
     """A mean that starts somewhere and forgets; both sums are kept, so that large items weigh more."""
 
-    __slots__ = ("above", "below", "memory")
-
     def __init__(self, start: float, weight: float, memory: float):
         self.above, self.below, self.memory = start * weight, weight, memory
 

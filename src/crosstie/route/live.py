@@ -39,6 +39,8 @@ class LivePool:
         # How much slower than modelled it decodes, and so how much more of a replica each request takes.
         self.slowness = 1.0
         self.slowness_until = -inf
+        # Until when no replica's view is too old.
+        self.fresh_until = -inf
         self.ttft_scatter = Scatter()
         self.tpot_scatter = Scatter()
         # Where each conversation went last.
@@ -70,13 +72,20 @@ class LivePool:
         return self.pool.name
 
     def advance(self, now: float) -> None:
-        """What was learnt of its speed fades even while nobody is sent there."""
+        """Makes the views of its replicas anew that are too old."""
+        if now < self.fresh_until:
+            return
         if now >= self.slowness_until:
+            # What was learnt of its speed fades even while nobody is sent there.
             self.slowness = self.tpot.factor(now)
             self.slowness_until = now + FACTORS_S
+        fresh_until = self.slowness_until
         for replica in self.replicas:
             if now >= replica.fresh_until:
                 replica.advance(now)
+            if replica.fresh_until < fresh_until:
+                fresh_until = replica.fresh_until
+        self.fresh_until = fresh_until
 
     def joules(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
         """A request's part of the rated power of a replica."""
@@ -126,11 +135,6 @@ class LiveFleet:
 class Replica(Load):
     """One backend: what is on it, whether it may be sent more, and what it has delivered."""
 
-    __slots__ = (
-        "draining", "factors_until", "fresh_until", "pool", "prefixes", "queue", "reported", "silent", "since",
-        "slow_start_s", "tpot", "ttft", "up", "view", "why_down",
-    )  # fmt: skip
-
     def __init__(self, key: str, pool: LivePool, since: float, slow_start_s: float = 0.0, block_tokens: float = 512.0):
         super().__init__(key, since)
         self.pool = pool
@@ -148,20 +152,25 @@ class Replica(Load):
         self.tpot = Correction(_REPLICA_MEMORY_S, pool.tpot)
         self.prefixes = Prefixes(int(min(pool.speed.cache_tokens, 1e8) / block_tokens))
         self.view = View()
-        self.fresh_until = self.factors_until = -inf
+        self.factors_until = -inf
+        self.touch()
+
+    def touch(self) -> None:
+        """Something has changed: the next `advance` makes its view anew."""
+        self.fresh_until = self.pool.fresh_until = -inf
 
     def came_up(self, now: float) -> None:
         """Health or breaker let it back: it is brought up slowly."""
         if not self.up:
             self.since = now
         self.up, self.why_down = True, ""
-        self.fresh_until = -inf
+        self.touch()
 
     def went_down(self, why: str) -> None:
         self.up, self.why_down = False, why
         # What it held is likely to be gone when it comes back.
         self.prefixes = Prefixes(self.prefixes.most)
-        self.fresh_until = -inf
+        self.touch()
 
     def full(self, now: float, for_s: float) -> None:
         """The engine has refused a request because it has too many."""
@@ -181,7 +190,7 @@ class Replica(Load):
             held = max(kv_used_fraction * speed.cache_tokens - self.held_tokens - elsewhere.held_tokens, 0.0)
         self.external_held = held
         self.external_until = now + 5.0 if beyond else -inf
-        self.fresh_until = -inf
+        self.touch()
 
     def start(self, ask: Ask, prediction: Prediction, now: float) -> "Flight":
         flight = Flight(self, ask, prediction, now)
@@ -199,7 +208,7 @@ class Replica(Load):
             self.pool.remember(ask.session, self)
         if not ask.streams:
             self.silent.append((now + prediction.ttft_s, flight))
-        self.fresh_until = -inf
+        self.touch()
         self.publish()
         return flight
 
@@ -240,7 +249,7 @@ class Replica(Load):
         busy_until = self.busy_until
         changed = self.elsewhere.read(now)
         self.busy_until = max(busy_until, self.elsewhere.busy_until)
-        self.fresh_until = -inf
+        self.touch()
         return changed or self.busy_until != busy_until
 
 
@@ -260,11 +269,6 @@ class Served(NamedTuple):
 
 class Flight:
     """One request on one replica. Its counts are released exactly once, however it ends."""
-
-    __slots__ = (
-        "ahead_tokens", "ask", "context", "first_at", "in_flight", "new_tokens", "prediction", "released", "replica",
-        "seen", "started", "targets",
-    )  # fmt: skip
 
     def __init__(self, replica: Replica, ask: Ask, prediction: Prediction, now: float):
         self.replica = replica
@@ -291,7 +295,7 @@ class Flight:
         self._leave_queue()
         replica.decoding_tokens += self.context
         replica.last_first_at = max(replica.last_first_at, now)
-        replica.fresh_until = -inf
+        replica.touch()
         replica.publish()
 
     def first_token(self, now: float) -> None:
@@ -301,7 +305,8 @@ class Flight:
         self.first_at, self.seen = now, True
         replica, pool = self.replica, self.replica.pool
         observed = now - self.started
-        replica.factors_until = replica.fresh_until = -inf
+        replica.factors_until = -inf
+        replica.touch()
         replica.ttft.teach(log_ratio(observed, self.prediction.raw_ttft_s, _TTFT_GUARD_S), now)
         pool.ttft_scatter.teach(log_ratio(observed, self.prediction.ttft_s, _TTFT_GUARD_S))
         pool.speed.saw_first(self.ahead_tokens, observed)
@@ -340,7 +345,8 @@ class Flight:
         tpot_s = (now - first) / (output_tokens - 1)
         if tpot_s <= 0.0:
             return None
-        replica.factors_until = replica.fresh_until = -inf
+        replica.factors_until = -inf
+        replica.touch()
         replica.tpot.teach(log_ratio(tpot_s, predicted.raw_tpot_s, _TPOT_GUARD_S), now)
         replica.pool.tpot_scatter.teach(log_ratio(tpot_s, predicted.tpot_s, _TPOT_GUARD_S))
         now_there = replica.in_flight + replica.elsewhere.in_flight + 1
@@ -370,5 +376,5 @@ class Flight:
             replica.targets[self.targets] = left
         else:
             del replica.targets[self.targets]
-        replica.fresh_until = -inf
+        replica.touch()
         replica.publish()

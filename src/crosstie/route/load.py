@@ -50,11 +50,6 @@ class Reported(NamedTuple):
 class LoadElsewhere:
     """Sums over other workers and peers as they were last read; nothing where there are none."""
 
-    __slots__ = (
-        "busy_until", "cell", "decoding_tokens", "held_tokens", "in_flight", "prompt_rate", "rate_at",
-        "strictest_tpot_s", "strictest_ttft_s", "waiting", "waiting_tokens",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         # Where all write and read; None: this worker is alone.
         self.cell: Cell | None = None
@@ -101,12 +96,6 @@ class LoadElsewhere:
 
 class Load:
     """Counts of one replica; `live.Replica` moves them."""
-
-    __slots__ = (
-        "busy_until", "decoding_tokens", "elsewhere", "external_held", "external_running", "external_until",
-        "external_waiting", "head_started", "head_tokens", "held_tokens", "in_flight", "key", "last_first_at",
-        "presence", "prompt_rate", "rate_at", "targets", "waiting", "waiting_tokens",
-    )  # fmt: skip
 
     def __init__(self, key: str, since: float):
         self.key = key
@@ -156,8 +145,6 @@ class Load:
 
 class Presence:
     """Of one model on one replica. What is not resident is sent nothing, as though its engine had no room."""
-
-    __slots__ = ("beside", "state", "why")
 
     def __init__(self) -> None:
         # Nobody has asked the engine yet.

@@ -23,8 +23,6 @@ from crosstie.route.speed import Prediction, estimate
 class Query:
     """A request, and what there is to choose from. The fleet has been advanced to `now`."""
 
-    __slots__ = ("ask", "exclude", "fleet", "now", "pools")
-
     def __init__(self, fleet: LiveFleet, pools: list[LivePool], ask: Ask, now: float, exclude: Collection[str]):
         self.fleet, self.ask, self.now = fleet, ask, now
         # Those of the request's model that could serve it if they had room.

@@ -28,8 +28,6 @@ def prefix_hashes(body: bytes, start: int = 0) -> tuple[int, ...]:
 class Prefixes:
     """What a replica is believed to hold: the blocks that came last, as many as its cache has room for."""
 
-    __slots__ = ("_held", "most")
-
     def __init__(self, most: int):
         self.most = max(most, 1)
         self._held: dict[int, None] = {}

@@ -12,12 +12,6 @@ ENDLESS = 1e15
 class View:
     """A replica's load as predictions need it. Seconds are as modelled: factors come last."""
 
-    __slots__ = (
-        "ahead_tokens", "before_s", "eighth", "eighth_s", "free_tokens", "full_s", "late_s", "limit", "none_s",
-        "per_free_s", "room", "slope_high", "slope_low", "step_s", "stretch", "strictest_tpot_s", "strictest_ttft_s",
-        "tpot_factor", "ttft_factor",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         # Before the first prompt token is computed; prompt tokens that are computed before one's own are.
         self.before_s = 0.0
@@ -89,8 +83,6 @@ class Speed(ABC):
 
 class Prediction:
     """At a replica's present load, corrected by what it has delivered; `raw`: before that correction."""
-
-    __slots__ = ("cached_tokens", "predicted_usd", "raw_tpot_s", "raw_ttft_s", "tpot_s", "ttft_s")
 
     def __init__(
         self,

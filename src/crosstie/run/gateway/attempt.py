@@ -43,11 +43,6 @@ _COUNTING = ("vllm", "sglang", "emulated")
 
 
 class Attempt:
-    __slots__ = (
-        "backend", "begun", "connecting", "connection", "context", "counting", "decision", "exchange", "flight",
-        "last_at", "prediction", "relay", "sent_at", "status",
-    )  # fmt: skip
-
     def __init__(self, exchange: ExchangeState, decision: Decision, replica: Replica, prediction: Prediction):
         context = exchange.context
         self.exchange, self.context, self.decision, self.prediction = exchange, context, decision, prediction

@@ -34,8 +34,6 @@ class Breaker:
     closed: all goes through. open: nothing, for a while that doubles. trying: one fault opens it again.
     """
 
-    __slots__ = ("_in_a_row", "_latest", "_open_s", "_until", "state")
-
     def __init__(self) -> None:
         self.state = "closed"
         self._in_a_row = 0

@@ -3,6 +3,7 @@
 Only a handful of fields are decoded. The prompt stays bytes: its length and its beginnings are all that is used.
 """
 
+import contextlib
 from typing import NamedTuple
 
 import msgspec
@@ -15,9 +16,9 @@ from crosstie.run.gateway.fields import (
     UsageFields,
     decode,
     decode_answer,
-    decode_few,
     decode_messages,
     decode_models,
+    decode_name,
     decode_parts,
 )
 
@@ -56,11 +57,6 @@ _NOTHING = Attached(0, 0, frozenset())
 
 
 class RequestBody:
-    __slots__ = (
-        "attached", "copies", "model", "most_output", "options_absent", "prompt_at", "prompt_bytes", "session",
-        "stream", "token_ids", "wants_continuous", "wants_usage",
-    )  # fmt: skip
-
     def __init__(self, fields: Fields, body: bytes):
         options = fields.stream_options
         self.model = fields.model
@@ -122,14 +118,14 @@ def read_body(body: bytes) -> RequestBody:
 def _leniently(body: bytes) -> Fields:
     """Fields as engines read them that take 16.0 and "16" for 16: whoever writes them so is not to be streamed to,
     nor to have a prompt read, without its being counted."""
-    few = decode_few(body)
+    parts = decode_parts(body)
+    absent = msgspec.Raw()
     messages: list[Message] = []
-    try:
-        messages = decode_messages(few.messages) if len(few.messages) else []
-        unread = msgspec.Raw()
-    except msgspec.ValidationError:
-        unread = few.messages
-    given = msgspec.json.decode(few.stream_options) if len(few.stream_options) else msgspec.UNSET
+    unread = parts.get("messages", absent)
+    with contextlib.suppress(msgspec.ValidationError):
+        messages = decode_messages(unread) if len(unread) else []
+        unread = absent
+    given = msgspec.json.decode(parts["stream_options"]) if "stream_options" in parts else msgspec.UNSET
     options = StreamOptions() if given is not msgspec.UNSET else msgspec.UNSET
     if isinstance(options, StreamOptions) and isinstance(given, dict):
         options.include_usage = _means_yes(given.get("include_usage"))
@@ -137,18 +133,18 @@ def _leniently(body: bytes) -> Fields:
     # Options that are none at all make the engine refuse: nothing will be streamed, and nothing can be added to them.
     streams = given is msgspec.UNSET or given is None or isinstance(given, dict)
     return Fields(
-        model=few.model,
-        stream=streams and len(few.stream) > 0 and _means_yes(msgspec.json.decode(few.stream)),
+        model=decode_name(parts["model"]) if "model" in parts else None,
+        stream=streams and "stream" in parts and _means_yes(msgspec.json.decode(parts["stream"])),
         stream_options=options,
-        max_tokens=_number(few.max_tokens),
-        max_completion_tokens=_number(few.max_completion_tokens),
-        max_output_tokens=_number(few.max_output_tokens),
-        n=_number(few.n),
-        best_of=_number(few.best_of),
-        tools=few.tools,
+        max_tokens=_number(parts, "max_tokens"),
+        max_completion_tokens=_number(parts, "max_completion_tokens"),
+        max_output_tokens=_number(parts, "max_output_tokens"),
+        n=_number(parts, "n"),
+        best_of=_number(parts, "best_of"),
+        tools=parts.get("tools", absent),
         messages=messages,
-        prompt=few.prompt,
-        input=unread if len(unread) else few.input,
+        prompt=parts.get("prompt", absent),
+        input=unread if len(unread) else parts.get("input", absent),
     )
 
 
@@ -156,10 +152,8 @@ def _means_yes(value: object) -> bool:
     return value == 1 or (isinstance(value, str) and value.strip().lower() in _YES)
 
 
-def _number(given: msgspec.Raw) -> int | None:
-    if not len(given):
-        return None
-    value = msgspec.json.decode(given)
+def _number(parts: dict[str, msgspec.Raw], name: str) -> int | None:
+    value = msgspec.json.decode(parts[name]) if name in parts else None
     try:
         return int(min(float(value), _MOST_TOKENS)) if isinstance(value, int | float | str) else None
     except (ValueError, OverflowError):

@@ -37,8 +37,6 @@ class ExchangeOwner(Protocol):
 
 
 class Exchange(ExchangeState):
-    __slots__ = ("attempt", "code", "handover", "legs", "owner", "status", "ticket", "unsent")
-
     def __init__(
         self, context: Context, owner: ExchangeOwner, request: Request, reply: Reply, parsed: RequestBody, ask: Ask,
         record: RequestRecord,

@@ -16,11 +16,6 @@ from crosstie.run.wire.server import Reply
 
 
 class ExchangeState(ABC):
-    __slots__ = (
-        "arrived", "ask", "attempts", "began", "body", "broke", "closed", "context", "given", "parsed", "path",
-        "record", "reply", "request", "request_id", "seam", "trace_headers", "transcript", "tried",
-    )  # fmt: skip
-
     def __init__(
         self, context: Context, request: Request, reply: Reply, parsed: RequestBody, ask: Ask, record: RequestRecord,
     ):  # fmt: skip

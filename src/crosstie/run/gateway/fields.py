@@ -32,23 +32,6 @@ class Fields(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
 
 
-class FewFields(msgspec.Struct):
-    """What is still read of a body that has a field of the wrong kind, as it stands there."""
-
-    model: str | None = None
-    stream: msgspec.Raw = msgspec.Raw()
-    stream_options: msgspec.Raw = msgspec.Raw()
-    max_tokens: msgspec.Raw = msgspec.Raw()
-    max_completion_tokens: msgspec.Raw = msgspec.Raw()
-    max_output_tokens: msgspec.Raw = msgspec.Raw()
-    n: msgspec.Raw = msgspec.Raw()
-    best_of: msgspec.Raw = msgspec.Raw()
-    tools: msgspec.Raw = msgspec.Raw()
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
-
-
 class UsageFields(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -108,7 +91,7 @@ class ModelsFields(msgspec.Struct):
 
 
 decode = msgspec.json.Decoder(Fields).decode
-decode_few = msgspec.json.Decoder(FewFields).decode
+decode_name = msgspec.json.Decoder(str | None).decode
 decode_messages = msgspec.json.Decoder(list[Message]).decode
 decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_answer = msgspec.json.Decoder(AnswerFields).decode

@@ -16,12 +16,6 @@ NEVER = float("inf")
 class Holder:
     """A key as the guard has it: what it may do, and what it has spent."""
 
-    __slots__ = (
-        "classes", "digest", "ends_at", "id", "key", "limited", "models", "month_usd", "names", "names_of",
-        "old_digest", "old_until", "own_usd", "priority", "reserved_usd", "restricted", "revoked", "rpm", "today_usd",
-        "tpm", "usd_per_day", "usd_per_month",
-    )  # fmt: skip
-
     def __init__(self, key: Key):
         # Dollars of today and this month as the store last told them; those that it did not know of then; and what
         # requests in flight may come to.
@@ -54,8 +48,6 @@ class Holder:
 class Grant:
     """What was let in against a key's limits, to be settled when it has ended."""
 
-    __slots__ = ("headers", "holder", "minute", "reserved_usd", "tokens")
-
     def __init__(self, holder: Holder, minute: int, tokens: int, reserved_usd: float, headers: bytes):
         self.holder, self.minute, self.tokens, self.reserved_usd = holder, minute, tokens, reserved_usd
         # Lines for the answer that say how much is left.
@@ -63,8 +55,6 @@ class Grant:
 
 
 class Window:
-    __slots__ = ("before", "limit", "passed", "used")
-
     def __init__(self, limit: int, before: int, used: int, passed: float):
         # What was estimated too high and taken back may, with several counting, leave less than nothing.
         self.limit, self.before, self.used = limit, max(before, 0), max(used, 0)

@@ -22,12 +22,11 @@ _HISTOGRAMS = {
 
 # A metric as a part gives it: its name, its kind, what it says, and its values by their labels. Samples that have a
 # name of their own, as those of a histogram do, have it as the label __name__.
-Family = tuple[str, str, str, list[tuple[dict[str, str], float]]]
+Samples = list[tuple[dict[str, str], float]]
+Family = tuple[str, str, str, Samples]
 
 
 class _PoolCounts:
-    __slots__ = ("charged_usd", "input_tokens", "output_tokens", "tpot", "ttft")
-
     def __init__(self) -> None:
         self.input_tokens = self.output_tokens = 0
         self.charged_usd = 0.0
@@ -85,70 +84,66 @@ class Metrics:
     def page(self, gauges: list[Family]) -> str:
         """As Prometheus reads it; `gauges` tell what there is at this moment."""
         lines: list[str] = []
-        _family(lines, "crosstie_requests_total", "counter", "Requests by how they ended.")
-        for (pool, model, name, how, status), count in self.requests.items():
-            labels = {"pool": pool, "model": model, "class": name, "outcome": how, "status": str(status)}
-            _sample(lines, "crosstie_requests_total", labels, count)
-        _family(lines, "crosstie_refused_total", "counter", "Requests refused before any decision, by code.")
-        for code, count in self.refused.items():
-            _sample(lines, "crosstie_refused_total", {"code": code}, count)
-        _family(lines, "crosstie_targets_total", "counter", "Requests with a target, by whether it was kept.")
-        for (name, target, kept), count in self.targets.items():
-            labels = {"class": name, "target": target, "kept": "yes" if kept else "no"}
-            _sample(lines, "crosstie_targets_total", labels, count)
-        for name, what, found in (
-            ("crosstie_retries_total", "Attempts that were repeated elsewhere.", self.retries),
-            ("crosstie_backend_faults_total", "Faults of backends: refused, cut, 5xx, silent.", self.faults),
-            ("crosstie_resumed_total", "Streams that broke off elsewhere and went on here.", self.resumed),
-        ):
-            _family(lines, name, "counter", what)
-            for pool, count in found.items():
-                _sample(lines, name, {"pool": pool}, count)
-        _family(lines, "crosstie_resume_failed_total", "counter", "Streams that broke off and did not go on, by why.")
-        for reason, count in self.not_resumed.items():
-            _sample(lines, "crosstie_resume_failed_total", {"reason": reason}, count)
-        self._pool_counts(lines)
-        for families in (gauges, *(source() for source in self.sources)):
+        for families in (self._families(), gauges, *(source() for source in self.sources)):
             for name, kind, what, samples in families:
-                _family(lines, name, kind, what)
+                lines += (f"# HELP {name} {what}", f"# TYPE {name} {kind}")
                 for labels, value in samples:
-                    _sample(lines, labels.pop("__name__", name), labels, value)
+                    sample = labels.pop("__name__", name)
+                    said = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+                    lines.append(f"{sample}{{{said}}} {value}" if said else f"{sample} {value}")
         return "\n".join(lines) + "\n"
 
-    def _pool_counts(self, lines: list[str]) -> None:
-        _family(lines, "crosstie_tokens_total", "counter", "Tokens that were served, as the engines count them.")
-        for pool, counts in self.pools.items():
-            _sample(lines, "crosstie_tokens_total", {"pool": pool, "kind": "input"}, counts.input_tokens)
-            _sample(lines, "crosstie_tokens_total", {"pool": pool, "kind": "output"}, counts.output_tokens)
-        _family(
-            lines, "crosstie_usd_total", "counter", "What served requests cost at their pools' prices and design loads."
-        )
-        for pool, counts in self.pools.items():
-            _sample(lines, "crosstie_usd_total", {"pool": pool}, counts.charged_usd)
+    def _families(self) -> list[Family]:
+        pools = self.pools.items()
+        requests: Samples = [
+            ({"pool": pool, "model": model, "class": name, "outcome": how, "status": str(status)}, count)
+            for (pool, model, name, how, status), count in self.requests.items()
+        ]
+        targets: Samples = [
+            ({"class": name, "target": target, "kept": "yes" if kept else "no"}, count)
+            for (name, target, kept), count in self.targets.items()
+        ]
+        tokens: Samples = [
+            ({"pool": pool, "kind": kind}, count)
+            for pool, one in pools
+            for kind, count in (("input", one.input_tokens), ("output", one.output_tokens))
+        ]
+        usd: Samples = [({"pool": pool}, one.charged_usd) for pool, one in pools]
+        found: list[tuple[str, str, Samples]] = [
+            ("requests", "Requests by how they ended.", requests),
+            ("refused", "Requests refused before any decision, by code.", _counted("code", self.refused)),
+            ("targets", "Requests with a target, by whether it was kept.", targets),
+            ("retries", "Attempts that were repeated elsewhere.", _counted("pool", self.retries)),
+            ("backend_faults", "Faults of backends: refused, cut, 5xx, silent.", _counted("pool", self.faults)),
+            ("resumed", "Streams that broke off elsewhere and went on here.", _counted("pool", self.resumed)),
+            (
+                "resume_failed",
+                "Streams that broke off and did not go on, by why.",
+                _counted("reason", self.not_resumed),
+            ),
+            ("tokens", "Tokens that were served, as the engines count them.", tokens),
+            ("usd", "What served requests cost at their pools' prices and design loads.", usd),
+        ]
+        counters: list[Family] = [(f"crosstie_{name}_total", "counter", what, samples) for name, what, samples in found]
         for field, (name, what) in _HISTOGRAMS.items():
-            _family(lines, name, "histogram", what)
-            for pool, counts in self.pools.items():
-                for labels, value in histogram_samples(name, {"pool": pool}, getattr(counts, field)):
-                    _sample(lines, labels.pop("__name__"), labels, value)
+            seen: Samples = []
+            for pool, one in pools:
+                seen += histogram_samples(name, {"pool": pool}, getattr(one, field))
+            counters.append((name, "histogram", what, seen))
+        return counters
 
 
-def histogram_samples(name: str, labels: dict[str, str], histogram: Histogram) -> list[tuple[dict[str, str], float]]:
-    samples: list[tuple[dict[str, str], float]] = [
+def _counted(label: str, counter: Counter[str]) -> Samples:
+    return [({label: name}, count) for name, count in counter.items()]
+
+
+def histogram_samples(name: str, labels: dict[str, str], histogram: Histogram) -> Samples:
+    samples: Samples = [
         ({"__name__": f"{name}_bucket", **labels, "le": bound}, count) for bound, count in histogram.buckets()
     ]
     samples.append(({"__name__": f"{name}_sum", **labels}, histogram.total))
     samples.append(({"__name__": f"{name}_count", **labels}, histogram.count))
     return samples
-
-
-def _family(lines: list[str], name: str, kind: str, what: str) -> None:
-    lines.append(f"# HELP {name} {what}")
-    lines.append(f"# TYPE {name} {kind}")
-
-
-def _sample(lines: list[str], name: str, labels: dict[str, str], value: float) -> None:
-    said = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-    lines.append(f"{name}{{{said}}} {value}" if said else f"{name} {value}")
 
 
 def _escaped(text: str) -> str:

@@ -12,12 +12,6 @@ _MOST_LINES = 100_000
 class RequestRecord:
     """A plain class, since one is made for every request."""
 
-    __slots__ = (
-        "arrived_at", "attempts", "backend", "charged_usd", "class_name", "code", "counted", "grant", "how",
-        "input_tokens", "key_id", "model", "output_tokens", "path", "pool", "prefix", "request", "request_id",
-        "resumed", "seconds", "status", "streamed", "trace", "traceparent", "ttft_s", "waited_s",
-    )  # fmt: skip
-
     def __init__(self, request_id: bytes, path: str, arrived_at: float, how: str, status: int):
         self.request_id, self.path, self.how, self.status = request_id, path, how, status
         # Seconds since the epoch, by this machine's clock.

@@ -26,11 +26,6 @@ _ABSENT = (b"", b"null", b"[]")
 class Transcript:
     """`texts`: what each event added to the answer."""
 
-    __slots__ = (
-        "_compressed", "_counted", "_events", "_since", "_size", "_total", "done", "finish", "first", "given",
-        "several", "texts", "token_ids", "why_not",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self._events: list[bytes] = []
         self._compressed: list[bytes] = []

@@ -71,20 +71,16 @@ async def fetch(
         async with asyncio.timeout(timeout_s):
             kept = connection = origin.take()
             connection = connection or await origin.open(timeout_s)
-            future: asyncio.Future[Answer] = origin.loop.create_future()
-            asking = _Collector(future, most_bytes)
-            connection.send(data, asking)
-            try:
-                return await future
-            except ConnectionError:
-                if kept is None or connection.answered:
-                    raise
-            # It was closed while it lay idle: once more, on a new one.
-            connection = await origin.open(timeout_s)
-            future = origin.loop.create_future()
-            asking = _Collector(future, most_bytes)
-            connection.send(data, asking)
-            return await future
+            while True:
+                asking = _Collector(origin.loop.create_future(), most_bytes)
+                connection.send(data, asking)
+                try:
+                    return await asking.future
+                except ConnectionError:
+                    if kept is None or connection.answered:
+                        raise
+                # It was closed while it lay idle: once more, on a new one.
+                kept, connection = None, await origin.open(timeout_s)
     except BaseException as error:
         # Unless the answer has come in the same moment: then the connection may be another's already.
         if connection is not None and connection.handler is asking:

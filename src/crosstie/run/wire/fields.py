@@ -39,8 +39,6 @@ _NOT_TRAILERS = _ONCE | {b"connection", b"te", b"trailer", b"upgrade", b"expect"
 class RequestLine:
     """The first line: `host` is what an absolute target says, None for the usual kind."""
 
-    __slots__ = ("end", "host", "http11", "method", "target")
-
     def __init__(self, method: bytes, target: bytes, http11: bool, end: int, host: bytes | None = None):
         self.method, self.target, self.http11, self.end, self.host = method, target, http11, end, host
 

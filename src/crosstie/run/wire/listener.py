@@ -161,15 +161,8 @@ class SharedListener:
         while self._sockets:
             one = self._sockets.pop()
             self.loop.remove_reader(one.fileno())
-            with one:
-                while True:
-                    try:
-                        accepted, _ = one.accept()
-                    except OSError:
-                        # Nobody is left, or the next has gone already.
-                        break
-                    accepted.setblocking(False)
-                    await self.loop.connect_accepted_socket(self._made, accepted)
+            for accepted in _queued(one):
+                await self.loop.connect_accepted_socket(self._made, accepted)
 
     def close(self) -> None:
         while self._sockets:

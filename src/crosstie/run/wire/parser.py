@@ -30,11 +30,6 @@ _HEAD, _BODY, _SIZE, _CHUNK_DATA, _CHUNK_END, _TRAILERS = 0, 1, 2, 3, 4, 5
 class RequestParser:
     """`feed` it what has come, then ask for `next`."""
 
-    __slots__ = (
-        "_at", "_blank", "_body", "_data", "_framing", "_left", "_limits", "_parts", "_request", "_seen", "_state",
-        "held", "http11", "keep_alive", "wants_continue",
-    )  # fmt: skip
-
     def __init__(self, limits: Limits):
         self._limits = limits
         self._data = b""

@@ -42,8 +42,6 @@ class Watcher(Protocol):
 class Reply:
     """The answer to one request. What is written after its client has gone is dropped."""
 
-    __slots__ = ("_chunked", "_connection", "_head", "done", "started", "watcher")
-
     def __init__(self, connection: "ServerConnection"):
         self._connection = connection
         self._head = b""

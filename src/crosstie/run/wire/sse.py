@@ -11,8 +11,6 @@ MOST_HELD = 4 * 2**20
 class Events:
     """Holds back the beginning of an event until its end has come."""
 
-    __slots__ = ("held",)
-
     def __init__(self) -> None:
         self.held = b""
 
