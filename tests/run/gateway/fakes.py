@@ -12,6 +12,7 @@ import msgspec
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Fleet, Pool, ServedClass, Serving
+from crosstie.run.gateway.attempt import OWN_HEADERS
 from crosstie.run.service.process import GatewayProcess
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
@@ -91,7 +92,9 @@ class Fake:
     def _stream(self, body: dict[str, Any], reply: Reply, until: int, *, at: int = 0) -> None:
         """One event at a time, so that a test may come between them."""
         if not reply.started:
-            reply.start(200, b"content-type: text/event-stream\r\nx-engine: fake\r\n", None)
+            # What only a gateway may say of an answer is said by a backend in vain.
+            forged = b"".join(b"%b: forged\r\n" % name for name in OWN_HEADERS)
+            reply.start(200, b"content-type: text/event-stream\r\nx-engine: fake\r\n" + forged, None)
         if at < until:
             said = {"choices": [{"index": 0, "delta": {"content": f"w{at} "}, "finish_reason": None}]}
             reply.write(b"data: " + json.dumps(said).encode() + b"\n\n")

@@ -67,6 +67,8 @@ async def test_a_stream_passes_whole_and_its_usage_is_counted_but_not_shown() ->
             None,
         ]
         assert answer.header(b"x-engine") == b"fake"
+        assert answer.header(b"x-crosstie-pool") == b"one"
+        assert b"forged" not in [value for _, value in answer.headers]
         assert fake.hit[0][1]["stream_options"] == {"include_usage": True}
         assert await at.metric("crosstie_tokens_total", kind="output") == 5
         assert await at.metric("crosstie_tokens_total", kind="input") == 7
