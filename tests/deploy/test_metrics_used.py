@@ -15,7 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.deploy.promql import faults_of, groupings_of, matchers_of, metrics_of
 from tests.engines.streams import get
-from tests.run.gateway.fakes import HASTY, fakes, fleet_of, pool_of, running, until
+from tests.run.gateway.fakes import CALM, fakes, fleet_of, pool_of, running, until
 from tests.run.gateway.tellers import tellers
 from tests.run.gateway.test_keys import keyed
 from tests.run.gateway.test_resume import fleet_over, identified
@@ -48,7 +48,8 @@ def page_of_a_gateway_that_has_served() -> str:
         with tempfile.TemporaryDirectory() as folder:
             log = Log()
             components: list[Component] = [log, Recorder(Path(folder) / "trace.jsonl"), Telemetry()]
-            serving = msgspec.structs.replace(HASTY, queue_s=0.2)
+            # Who waits is turned away long before those who hang are given up.
+            serving = msgspec.structs.replace(CALM, queue_s=0.2, first_byte_timeout_s=3.0)
             async with fakes(2) as [one, other]:
                 one.metrics = other.metrics = VLLM
                 pools = (

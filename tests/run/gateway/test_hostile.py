@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.run.gateway.fakes import HASTY, MODEL, Fake, fakes, fleet_of, pool_of, running, until
+from tests.run.gateway.fakes import CALM, HASTY, MODEL, Fake, fakes, fleet_of, pool_of, running, until
 from tests.run.gateway.test_faults import STREAM
 from tests.run.wire.test_server import on_loop
 
@@ -50,13 +50,10 @@ async def raw_one(answer: bytes, *, close: bool = False) -> Raw:
 @pytest.mark.parametrize("hint", ["ttft-ms", "tpot-ms"])
 def test_a_target_of_nothing_is_refused_and_harms_nobody(hint: str) -> None:
     async def test() -> None:
-        async with fakes() as [fake]:
-            fake.pause_s = 0.1
-            async with running(fleet_of(pool_of("one", fake.url))) as at:
-                first = asyncio.create_task(at.ask(stream=True, headers={f"x-crosstie-{hint}": "1e-322"}))
-                await asyncio.sleep(0.05)
-                assert (await at.ask(headers={"x-crosstie-ttft-ms": "5000"})).status == 200
-                assert (await first).status == 400
+        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url))) as at:
+            first = asyncio.create_task(at.ask(stream=True, headers={f"x-crosstie-{hint}": "1e-322"}))
+            assert (await at.ask(headers={"x-crosstie-ttft-ms": "5000"})).status == 200
+            assert (await first).status == 400
 
     run_on_loop(test())
 
@@ -90,7 +87,8 @@ async def test_an_engine_that_reports_an_endless_load_is_still_asked() -> None:
         fake.metrics = b"vllm:num_requests_running 1e999\nvllm:num_requests_waiting 1e999\nsglang:token_usage 1e999\n"
         pool = pool_of("one", fake.url, accelerator="h100-sxm", precision="fp8", stack="vllm")
         async with running(fleet_of(pool)) as at:
-            await asyncio.sleep(0.3)
+            # The second time it is asked, the gateway has read what it said the first time.
+            await until(lambda: fake.scrapes >= 2)
             assert (await at.ask(stream=True)).status == 200
 
 
@@ -184,7 +182,8 @@ async def test_a_bad_reload_changes_nothing() -> None:
 async def test_a_slow_reader_s_connection_upstream_serves_the_next_client() -> None:
     """The last piece of a stream finds its client slow, and the connection is kept."""
     async with fakes() as [fake]:
-        serving = msgspec.structs.replace(HASTY, idle_timeout_s=5.0, first_byte_timeout_s=1.0, health_every_s=30.0)
+        # No other request shall take the connection that is kept.
+        serving = msgspec.structs.replace(CALM, health_every_s=600.0, metrics_every_s=600.0)
         async with running(fleet_of(pool_of("one", fake.url), serving=serving)) as at:
             finish = b'data: {"choices":[{"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
             big = b'data: "' + b"x" * 8_000_000 + b'"\n\n'
@@ -198,10 +197,9 @@ async def test_a_slow_reader_s_connection_upstream_serves_the_next_client() -> N
             fake.mode = "huge"
             reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
             writer.write(STREAM)
-            await asyncio.sleep(0.5)
-            read = 0
+            await until(lambda: any(exchange.reply.slow for exchange in at.gateway.exchanges))
             while at.gateway.exchanges:
-                read += len(await reader.read(65536))
+                await reader.read(65536)
             fake.mode = "ok"
             answer = await at.ask(stream=True)
             assert payloads(answer.body)[-1] == b"[DONE]"
@@ -219,7 +217,7 @@ async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off() -> None:
 
         fake._huge = huge  # type: ignore[attr-defined]
         fake.mode = "huge"
-        serving = msgspec.structs.replace(HASTY, idle_timeout_s=1.0, first_byte_timeout_s=20.0, total_timeout_s=60.0)
+        serving = msgspec.structs.replace(CALM, idle_timeout_s=2.0)
         async with running(fleet_of(pool_of("one", fake.url), serving=serving)) as at:
             # What the kernel holds for it would hide for a while whether it reads.
             raw = socket.socket()
@@ -227,8 +225,8 @@ async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off() -> None:
             raw.connect(("127.0.0.1", at.port))
             reader, writer = await asyncio.open_connection(sock=raw, limit=65536)
             writer.write(STREAM)
-            # Twice as long as who reads nothing is borne with.
-            end = at.gateway.loop.time() + 2.0
+            # Longer than who reads nothing is borne with.
+            end = at.gateway.loop.time() + 3.0
             while at.gateway.loop.time() < end:
                 await asyncio.sleep(0.02)
                 await reader.read(2**18)
@@ -241,11 +239,11 @@ async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off() -> None:
 async def test_a_halt_of_the_gateway_is_not_taken_for_its_backends_silence() -> None:
     async with fakes() as [fake]:
         fake.pause_s, fake.tokens = 0.02, 40
-        async with running(fleet_of(pool_of("one", fake.url))) as at:
+        async with running(fleet_of(pool_of("one", fake.url), serving=HASTY)) as at:
             asked = asyncio.create_task(at.ask(stream=True))
-            await asyncio.sleep(0.2)
+            await until(lambda: any(exchange.reply.started for exchange in at.gateway.exchanges))
             # Longer than the patience with backends.
-            time.sleep(0.8)
+            time.sleep(HASTY.idle_timeout_s + 0.3)
             assert payloads((await asked).body)[-1] == b"[DONE]"
             assert await at.metric("crosstie_backend_faults_total") == 0
 
@@ -281,7 +279,7 @@ async def test_neither_keys_nor_prompts_are_told_to_anyone() -> None:
     raw, seen = await raw_one(b""), list[str]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UPSTREAM_KEY", SECRET + "\n")
-        async with running(fleet_of(pool_of("one", raw.url, api_key_env="UPSTREAM_KEY"))) as at:
+        async with running(fleet_of(pool_of("one", raw.url, api_key_env="UPSTREAM_KEY"), serving=HASTY)) as at:
             said = [{"role": "user", "content": PROMPT}]
             for fault in (*faults, None):
                 raw.answer, raw.close = fault or b"", fault == b""
@@ -328,7 +326,7 @@ async def test_cookies_and_what_concerns_the_gateway_s_own_key_go_no_further() -
 
 @on_loop
 async def test_what_the_wire_refuses_is_counted_and_connections_are_limited() -> None:
-    serving = msgspec.structs.replace(HASTY, max_connections=3)
+    serving = msgspec.structs.replace(CALM, max_connections=3)
     async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url), serving=serving)) as at:
         for data in (b"GET / HTTP/3.0\r\n\r\n", b"\0"):
             reader, writer = await asyncio.open_connection("127.0.0.1", at.port)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.run.gateway.fakes import CATALOG, HASTY, MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
+from tests.run.gateway.fakes import CATALOG, MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
 from tests.run.wire.sockets import said
 
 from crosstie.core.errors import BadInput, CrosstieError, StoreFailed
@@ -31,7 +31,6 @@ from crosstie.run.wire.server import Reply
 
 OTHER = "qwen3-8b"
 # For requests that have to be in flight while something else happens.
-PATIENT = msgspec.structs.replace(HASTY, first_byte_timeout_s=60.0, idle_timeout_s=60.0, total_timeout_s=60.0)
 CLASSES = tuple(
     ServedClass(
         name=name, model=model, requests_per_s=1.0, input_tokens=length, output_tokens=20.0,
@@ -62,7 +61,7 @@ class Keyed:
 
     async def followed(self) -> None:
         version = self.store.keys_version()
-        await until(lambda: self.part._version == version, within_s=30)
+        await until(lambda: self.part._version == version)
 
     async def ask(self, token: str | None, headers: dict[str, str] | None = None, **body: Any) -> Answer:
         own = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -73,7 +72,7 @@ class Keyed:
         return await fetch(self.at.origin, "GET", path, headers=lines)
 
     async def written(self) -> list[Used]:
-        await until(lambda: self.part.pending == 0, within_s=30)
+        await until(lambda: self.part.pending == 0)
         return self.store.used(["key", "outcome", "code"])
 
 
@@ -303,7 +302,7 @@ async def test_classes_of_a_key(tmp_path: Path) -> None:
         explained = json.loads((await at.at.ask("/crosstie/explain", headers=hinted)).body)["request"]
         assert (explained["class"], explained["ttft_target_s"]) == ("batch", 0.5)
         assert (await at.ask(token)).status == 200
-        await until(lambda: at.part.pending == 0, within_s=30)
+        await until(lambda: at.part.pending == 0)
         assert {row.of for row in at.store.used(["class", "outcome"])} == {("", "refused"), ("batch", "served")}
         await at.change(classes=("other",))
         assert code_of(await at.ask(token)) == (403, "class_not_allowed")
@@ -357,7 +356,7 @@ async def test_requests_a_minute(tmp_path: Path) -> None:
 
 @on_loop
 async def test_tokens_a_minute_are_estimated_and_then_settled(tmp_path: Path) -> None:
-    async with keyed(tmp_path, serving=PATIENT) as at:
+    async with keyed(tmp_path) as at:
         token = await at.key(tpm=1000)
         # It is let in for what it asks for, and then counted for what it got: 7 tokens in, 5 out.
         first = await at.ask(token, stream=True, max_tokens=19)
@@ -398,7 +397,7 @@ async def test_a_budget_holds_for_what_is_in_flight_and_for_what_others_spend(tm
         # Another gateway writes to the same store.
         line = (hour_of(now), 1, MODEL, "", "elsewhere", "served", "")
         at.store.write(Batch("another", 1, {line: Counts(1, 1, 1, 1, 1.5)}))
-        await until(lambda: at.part._guard._by_id[1].today_usd >= 1.5, within_s=30)
+        await until(lambda: at.part._guard._by_id[1].today_usd >= 1.5)
         spent = await at.ask(token)
         assert code_of(spent) == (429, "insufficient_quota")
         assert "budget of 1 USD a day (UTC) is spent" in message_of(spent)
@@ -414,7 +413,7 @@ async def test_a_budget_holds_for_what_is_in_flight_and_for_what_others_spend(tm
 
 @on_loop
 async def test_requests_in_flight_reserve_what_they_may_cost(tmp_path: Path) -> None:
-    async with keyed(tmp_path, serving=PATIENT) as at:
+    async with keyed(tmp_path) as at:
         token = await at.key(usd_per_day=1e6)
         at.fake.mode = "hang"
         first = asyncio.create_task(at.ask(token))
@@ -535,7 +534,7 @@ async def test_a_store_that_fails_stops_nobody_and_loses_nothing(tmp_path: Path)
             other.execute("BEGIN IMMEDIATE")
             for _ in range(3):
                 assert (await at.ask(token)).status == 200
-            await until(lambda: at.part.failures >= 2, within_s=30)
+            await until(lambda: at.part.failures >= 2)
             assert (await at.ask(token)).status == 200
             assert await at.at.metric("crosstie_ledger_pending") == 4
             assert await at.at.metric("crosstie_ledger_failures_total") >= 2
@@ -544,7 +543,7 @@ async def test_a_store_that_fails_stops_nobody_and_loses_nothing(tmp_path: Path)
             other.execute("ROLLBACK")
             other.close()
             assert total(await at.written()).requests == 4
-            await until(lambda: any("answers again" in line for line in at.at.notices), within_s=30)
+            await until(lambda: any("answers again" in line for line in at.at.notices))
 
 
 @on_loop
@@ -565,15 +564,15 @@ async def test_a_commit_of_which_nobody_knows_is_counted_once(tmp_path: Path) ->
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store, "write", write)
             assert (await at.ask(token)).status == 200
-            await until(lambda: at.part.failures, within_s=30)
+            await until(lambda: at.part.failures)
             assert (await at.ask(token)).status == 200
-            await until(lambda: at.part.pending == 0, within_s=30)
+            await until(lambda: at.part.pending == 0)
         # The first batch as it was, three times; the second request came with another.
         assert tries == [1, 1, 1, 2]
         (row,) = await at.written()
         assert row.requests == 2
         holder = at.part._guard._by_id[1]
-        await until(lambda: holder.own_usd == pytest.approx(0.0, abs=1e-12), within_s=30)
+        await until(lambda: holder.own_usd == pytest.approx(0.0, abs=1e-12))
         assert holder.today_usd == pytest.approx(row.usd)
 
 
@@ -593,7 +592,7 @@ async def test_a_store_that_does_not_answer_is_reported_and_waited_for(tmp_path:
             patch.setattr(store, "write", write)
             patch.setattr(ledger_module, "_SILENT_S", 0.1)
             assert (await at.ask(token)).status == 200
-            await until(lambda: any("does not answer" in line for line in at.at.notices), within_s=30)
+            await until(lambda: any("does not answer" in line for line in at.at.notices))
             assert (await at.ask(token)).status == 200
             assert at.part.pending == 2
             answers.set()

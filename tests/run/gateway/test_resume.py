@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.run.gateway.fakes import HASTY, MODEL, Running, fleet_of, pool_of, running, until
+from tests.run.gateway.fakes import CALM, HASTY, MODEL, Running, fleet_of, pool_of, running, until
 from tests.run.gateway.tellers import PROMPT_TOKENS, STORY, WORDS, Heard, Teller, tellers
+from tests.waiting import LIMIT_S
 
 from crosstie.core.fleet import Fleet, Serving
 from crosstie.run.gateway.record import RequestRecord
@@ -24,7 +25,7 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 COUNTED = {"include_usage": True}
 
 
-def fleet_over(*made: Teller, serving: Serving = HASTY, **changes: Any) -> Fleet:
+def fleet_over(*made: Teller, serving: Serving = CALM, **changes: Any) -> Fleet:
     """The first is the cheapest, so it is asked first."""
     pools = [pool_of(one.name, one.url, usd_per_gpu_hour=1.0 + at, **changes) for at, one in enumerate(made)]
     return fleet_of(*pools, serving=serving)
@@ -45,7 +46,7 @@ async def heard(at: Running, path: str = CHAT, headers: dict[str, str] | None = 
     if path == CHAT:
         return Heard(await at.ask(path, headers, stream=True, **body))
     said = {"model": MODEL, "prompt": "once", "stream": True, **body}
-    return Heard(await fetch(at.origin, "POST", path, body=json.dumps(said).encode(), timeout_s=10))
+    return Heard(await fetch(at.origin, "POST", path, body=json.dumps(said).encode(), timeout_s=LIMIT_S))
 
 
 def over_two(
@@ -57,7 +58,8 @@ def over_two(
     async def main() -> None:
         async with tellers(2, story) as [bad, good]:
             bad.mode = mode
-            async with running(fleet_over(bad, good, **changes)) as at:
+            patience = HASTY if mode == "half-then-silent" else CALM
+            async with running(fleet_over(bad, good, **{"serving": patience, **changes})) as at:
                 await identified(at)
                 records: list[RequestRecord] = []
                 at.gateway.listeners.append(records.append)

@@ -8,11 +8,10 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import openai
 import pytest
 from tests.run.emulate.running import fleet as emulated_fleet, pool as emulated_pool
-from tests.run.gateway.fakes import CATALOG, HASTY, Running, fleet_of, pool_of, running, until
+from tests.run.gateway.fakes import CALM, CATALOG, Running, fleet_of, pool_of, running, until
 from tests.run.gateway.tellers import Heard
 from tests.run.service.test_local import real
 from tests.run.wire.test_server import on_loop
@@ -26,11 +25,6 @@ from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.loops import run_on_loop
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-# An engine on a busy processor takes its time.
-CALM = msgspec.structs.replace(
-    HASTY, connect_timeout_s=10.0, first_byte_timeout_s=120.0, idle_timeout_s=120.0, total_timeout_s=600.0, queue_s=60.0,
-    health_every_s=1.0,
-)  # fmt: skip
 # Whose answers have line ends that are made one by one and read as one, and characters of several tokens.
 QUESTIONS: dict[str, dict[str, Any]] = {
     "code": {"messages": [{"role": "user", "content": "Write a Python function that reverses a list, with comments."}]},
@@ -51,7 +45,7 @@ async def two_engines(serving: Serving = CALM) -> AsyncIterator[tuple[Running, d
         engines = {engine.url: engine for engine in (one, other)}
         pools = [pool_of(f"p{at}", url, model="m", served_as=one.model) for at, url in enumerate(engines)]
         async with running(fleet_of(*pools, serving=serving)) as at:
-            await until(lambda: all(backend.identified for backend in at.gateway.backends.values()), 60)
+            await until(lambda: all(backend.identified for backend in at.gateway.backends.values()))
             yield at, engines
 
 
@@ -63,7 +57,7 @@ async def kill_while_answering(at: Running, engines: dict[str, LocalEngine], eve
             e.attempt is not None and getattr(e.attempt.relay, "events", 0) >= events for e in at.gateway.exchanges
         )
 
-    await until(sent, 120)
+    await until(sent)
     [exchange] = at.gateway.exchanges
     assert exchange.attempt is not None
     engine = engines[exchange.attempt.backend.replica.key]
@@ -139,7 +133,8 @@ async def test_openai_s_own_client_reads_a_resumed_stream_as_one() -> None:
 @pytest.mark.parametrize("after", [1, 7, 40, 80])
 def test_emulated_replicas_go_on_where_others_were_cut(path: str, after: int) -> None:
     async def main() -> None:
-        pools = [emulated_pool(name, usd_per_gpu_hour=1.0 + at) for at, name in enumerate(("one", "two"))]
+        # The first is asked first, even if a busy machine has made it look slow: the second is a thousand times dearer.
+        pools = [emulated_pool(name, usd_per_gpu_hour=usd) for name, usd in (("one", 1.0), ("two", 1000.0))]
         emulated = await start(
             CATALOG, emulated_fleet(*pools, policy="cheapest-meeting-target", serving=CALM), speed=50.0
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.run.gateway.fakes import HASTY, MODEL, fakes, fleet_of, pool_of, running, until
+from tests.run.gateway.fakes import CALM, HASTY, MODEL, fakes, fleet_of, pool_of, running, until
 from tests.run.wire.sockets import said
 from tests.run.wire.test_server import on_loop
 
@@ -253,10 +253,8 @@ async def test_many_at_once_and_nothing_is_mixed_up() -> None:
 async def test_who_finds_no_room_waits_for_it_and_is_turned_away_in_time() -> None:
     async with fakes() as [fake]:
         fake.pause_s = 0.05
-        fleet = fleet_of(
-            pool_of("one", fake.url, max_in_flight=1), serving=msgspec.structs.replace(HASTY, queue_s=1.0, max_queued=3)
-        )
-        async with running(fleet) as at:
+        narrow = pool_of("one", fake.url, max_in_flight=1)
+        async with running(fleet_of(narrow, serving=msgspec.structs.replace(CALM, max_queued=3))) as at:
             answers = await asyncio.gather(*(at.ask() for _ in range(4)))
             assert [answer.status for answer in answers] == [200] * 4
             many = await asyncio.gather(*(at.ask() for _ in range(8)))
@@ -266,7 +264,8 @@ async def test_who_finds_no_room_waits_for_it_and_is_turned_away_in_time() -> No
             turned = next(answer for answer in many if answer.status == 429)
             assert int(turned.header(b"retry-after") or 0) >= 1
             assert json.loads(turned.body)["error"]["code"] == "fleet_saturated"
-            fake.mode = "hang"
+        fake.mode = "hang"
+        async with running(fleet_of(narrow, serving=HASTY)) as at:
             late = await asyncio.gather(*(at.ask() for _ in range(2)))
             assert {answer.status for answer in late} <= {429, 504}
 
@@ -275,9 +274,7 @@ async def test_who_finds_no_room_waits_for_it_and_is_turned_away_in_time() -> No
 async def test_the_urgent_are_let_in_first_and_the_least_urgent_shed() -> None:
     async with fakes() as [fake]:
         fake.pause_s = 0.05
-        fleet = fleet_of(
-            pool_of("one", fake.url, max_in_flight=1), serving=msgspec.structs.replace(HASTY, queue_s=2.0, max_queued=2)
-        )
+        fleet = fleet_of(pool_of("one", fake.url, max_in_flight=1), serving=msgspec.structs.replace(CALM, max_queued=2))
         async with running(fleet) as at:
             asked = [asyncio.create_task(at.ask(headers={"x-crosstie-priority": level, "x-request-id": level + str(i)}))
                      for i, level in enumerate(["normal", "low", "normal", "high"])]  # fmt: skip

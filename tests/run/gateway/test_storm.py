@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.run.gateway.fakes import HASTY, MODEL, Fake, Running, fleet_of, pool_of, running, until
+from tests.run.gateway.fakes import CALM, MODEL, Fake, Running, fleet_of, pool_of, running, until
 
 from crosstie.core.fleet import Fleet
 from crosstie.run.wire.loops import run_on_loop
@@ -27,7 +27,10 @@ pytestmark = pytest.mark.storm
 STORM_S = float(os.environ.get("CROSSTIE_STORM_S", "5"))
 SEED = int(os.environ.get("CROSSTIE_STORM_SEED", "1"))
 CLIENTS = 24
-SERVING = msgspec.structs.replace(HASTY, queue_s=0.3, max_queued=12, total_timeout_s=3.0, retries=2)
+SERVING = msgspec.structs.replace(
+    CALM, connect_timeout_s=0.5, first_byte_timeout_s=0.5, idle_timeout_s=0.5, queue_s=0.3, max_queued=12,
+    total_timeout_s=3.0, retries=2, drain_s=3.0,
+)  # fmt: skip
 
 
 class Mad(Fake):
@@ -238,19 +241,19 @@ async def storm(fleet: Fleet, mad: list[Mad], seed: int) -> None:
                 group.create_task(client.run(loop.time() + STORM_S))
             group.create_task(_reloads(at, fleet, seed))
         gateway = at.gateway
-        await until(lambda: not gateway.exchanges, 8.0)
+        await until(lambda: not gateway.exchanges)
         assert not len(gateway.waiting)
         for replica in [*gateway.live.replicas(), *gateway.live.leaving]:
             assert (replica.in_flight, replica.waiting, len(replica.queue), replica.targets) == (0, 0, 0, {})
             assert replica.held_tokens == replica.decoding_tokens == 0.0
-        await until(lambda: not at.process.server.connections, 3.0)
+        await until(lambda: not at.process.server.connections)
         for backend in gateway.backends.values():
             # None but idle ones, and the one that asks after its health.
             assert backend.origin.connections - len(backend.origin._idle) <= 1
             assert len(backend.origin._connecting) == 0
         for one in mad:
             one.sane = True
-        await until(lambda: all(replica.up for replica in gateway.live.replicas()), 35.0)
+        await until(lambda: all(replica.up for replica in gateway.live.replicas()))
         for _ in range(20):
             answer = await at.ask(stream=True)
             assert payloads(answer.body)[-1] == b"[DONE]", answer

@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import comes_true as comes_true
 
 import crosstie
 
 # Two busy cores: a start takes a second or two, and may take ten times as long.
-START_S = 90.0
-END_S = 60.0
+START_S = 180.0
+END_S = 120.0
 SOURCE = Path(crosstie.__file__).parents[1]
 
 
@@ -99,15 +101,6 @@ def _announced(process: subprocess.Popen[bytes], complaints: Path) -> dict[str, 
         with contextlib.suppress(json.JSONDecodeError):
             found: dict[str, Any] = json.loads(said)
             return found
-
-
-def comes_true(condition: Callable[[], object], within_s: float = 30.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def gone(pid: int) -> bool:

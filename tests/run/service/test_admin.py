@@ -501,7 +501,7 @@ def test_decisions_are_followed_with_those_that_were_not_chosen() -> None:
             assert {one["pool"] for one in row["considered"]} == {"one", "two"}
             writer.close()
             # Nobody follows: nothing is worked out for them any more.
-            await until(lambda: not admin.running.gateway.explaining and not admin.door._followers, 20)
+            await until(lambda: not admin.running.gateway.explaining and not admin.door._followers)
             await admin.running.ask()
             assert (await admin.get("decisions?last=1"))["decisions"][0]["considered"] == []
 

@@ -66,7 +66,7 @@ def test_one_that_takes_too_long_is_ended_with_all_it_has_started(tmp_path: Path
     async def run() -> None:
         with pytest.raises(HookFailed, match="took longer than"):
             await run_hook(command, GIVEN, 3.0)
-        await until(lambda: gone(int((tmp_path / "pid").read_text())), within_s=30)
+        await until(lambda: gone(int((tmp_path / "pid").read_text())))
 
     asyncio.run(run())
 
@@ -76,10 +76,10 @@ def test_one_that_is_given_up_is_ended_too(tmp_path: Path) -> None:
 
     async def run() -> None:
         task = asyncio.create_task(run_hook(command, GIVEN, 600))
-        await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), within_s=30)
+        await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await until(lambda: gone(int((tmp_path / "pid").read_text())), within_s=30)
+        await until(lambda: gone(int((tmp_path / "pid").read_text())))
 
     asyncio.run(run())
 
@@ -154,7 +154,7 @@ def test_models_that_a_command_swaps(tmp_path: Path) -> None:
             ]
             assert await one.metric("crosstie_model_evictions_total", model="two") == 1
             asking = asyncio.create_task(one.ask(model="broken"))
-            await until(lambda: any("it does not fit" in line for line in one.notices), within_s=30)
+            await until(lambda: any("it does not fit" in line for line in one.notices))
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
             # What the command wrote is in the log, and is told to no client.

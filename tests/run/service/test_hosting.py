@@ -264,8 +264,8 @@ def test_a_replica_that_was_started_anew_has_lost_its_models(loading: Any) -> No
             for server in one.emulated.replicas:
                 server.inject(_fault(kind="crash", for_s=20.0))
             replica = one.pool.replicas[0, A]
-            await until(lambda: not replica.up, within_s=20)
-            await until(lambda: replica.up, within_s=20)
+            await until(lambda: not replica.up)
+            await until(lambda: replica.up)
             status, why = await ask(one, A)
             assert (status, one.count("loads", A)) == (200, 2)
             assert "for a load" in why
@@ -310,7 +310,7 @@ def test_a_model_with_requests_in_flight_is_not_put_away() -> None:
             long = asyncio.create_task(one.running.ask(model=A, max_tokens=6000, ignore_eos=True))
             await until(lambda: one.pool.replicas[0, A].in_flight == 1)
             other = asyncio.create_task(ask(one, B))
-            await until(lambda: one.state(0, A) == "leaving", within_s=20)
+            await until(lambda: one.state(0, A) == "leaving")
             assert one.engine(0, A).state == "loaded"
             # Nobody new is let in beside it, so that it can leave at all.
             third = asyncio.create_task(ask(one, A))

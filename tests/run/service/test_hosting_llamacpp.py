@@ -113,14 +113,14 @@ def test_llama_cpp_s_router(llama_router: tuple[subprocess.Popen[bytes], str]) -
         async with running(
             fleet_of(shared("llamacpp-router", backends=(url,)), serving=PATIENT), components=[hosting]
         ) as one:
-            await until(lambda: all(backend.replica.up for backend in one.gateway.backends.values()), within_s=60)
-            await until(lambda: not hosting.pools["shared"].unsure, within_s=60)
+            await until(lambda: all(backend.replica.up for backend in one.gateway.backends.values()))
+            await until(lambda: not hosting.pools["shared"].unsure)
             await swap(one, hosting)
             # The process of the one that is loaded is killed: the router knows, and so does the gateway soon.
             loaded = hosting.pools["shared"].slots[0]
             for child in children(process.pid):
                 os.kill(child, signal.SIGKILL)
-            await until(lambda: not loaded.resident, within_s=30)
+            await until(lambda: not loaded.resident)
             assert "for a load" in (await asked(one, "beta"))[1]
             await hosting.stop()
 
@@ -170,7 +170,7 @@ def test_servers_that_a_command_starts_and_ends(tmp_path: Path) -> None:
             # Killed: the next request has it started again.
             pid = int((notes / "beta").read_text())
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: not hosting.pools["shared"].slots[0].resident, within_s=30)
+            await until(lambda: not hosting.pools["shared"].slots[0].resident)
             assert "for a load" in (await asked(one, "beta"))[1]
             await hosting.stop()
 

@@ -182,7 +182,7 @@ async def test_a_reader_that_does_not_read_holds_nobody_up_and_what_is_lost_is_c
                     got += os.read(reading, 1 << 20)
                 return b'"event":"log_dropped"' in got
 
-            await until(told_of_loss, within_s=30)
+            await until(told_of_loss)
             assert json.loads(next(line for line in got.splitlines() if b"log_dropped" in line))["lines"] == lost
     finally:
         log.close()

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from tests.run.gateway.fakes import until
 from tests.run.share.redis_server import RedisServer, redis_server
+from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
 from crosstie.run.share.board import Board
@@ -23,7 +24,6 @@ from crosstie.run.share.tally import BoardTally
 pytestmark = pytest.mark.database
 
 A = "http://a:1/v1"
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -68,17 +68,17 @@ def test_load_and_limits_reach_the_other(server: RedisServer) -> None:
         async with sites(server.url, server.url) as (one, two):
             one.load(3)
             one.tally.add(7, minute, 2, 10)
-            await until(lambda: two.cell.in_flight_elsewhere() == 3, PATIENCE_S)
-            await until(lambda: two.tally.total(7, minute) == (2, 10), PATIENCE_S)
+            await until(lambda: two.cell.in_flight_elsewhere() == 3)
+            await until(lambda: two.tally.total(7, minute) == (2, 10))
             two.load(1)
             two.tally.add(7, minute, 1, 1)
-            await until(lambda: one.cell.in_flight_elsewhere() == 1, PATIENCE_S)
-            await until(lambda: one.tally.total(7, minute) == two.tally.total(7, minute) == (3, 11), PATIENCE_S)
+            await until(lambda: one.cell.in_flight_elsewhere() == 1)
+            await until(lambda: one.tally.total(7, minute) == two.tally.total(7, minute) == (3, 11))
             assert one.share.up
             assert len(one.machines) == 1
             # One that ends says so.
             await two.share.stop()
-            await until(lambda: one.cell.in_flight_elsewhere() == 0, PATIENCE_S)
+            await until(lambda: one.cell.in_flight_elsewhere() == 0)
             assert one.told == []
 
     asyncio.run(scenario())
@@ -89,20 +89,20 @@ def test_who_comes_later_knows_what_was_used(server: RedisServer) -> None:
         minute = int(time() // 60)
         async with sites(server.url) as (one,):
             one.tally.add(7, minute, 2, 10)
-            await until(lambda: one.share.up, PATIENCE_S)
-            # PeerReport a second time before it counts as settled: the first may have been under way.
+            await until(lambda: one.share.up)
+            # Told a second time before it counts as settled: the first may have been under way.
             one.tally.add(7, minute, 1, 1)
             client = connected(server.url)
             key = f"crosstie:used:s:{minute}"
             field = f"{one.board.identity}/7"
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(LIMIT_S):
                 while await client.hget(key, field) != b"3 11":
                     await asyncio.sleep(0.01)
             assert 0 < await client.ttl(key) <= 180
             await client.aclose()
         # The first has gone, what its keys used has not.
         async with sites(server.url) as (two,):
-            await until(lambda: two.tally.total(7, minute) == (3, 11), PATIENCE_S)
+            await until(lambda: two.tally.total(7, minute) == (3, 11))
 
     asyncio.run(scenario())
 
@@ -114,15 +114,15 @@ def test_redis_lost_and_found(server: RedisServer, how: str) -> None:
         async with sites(server.url, server.url) as (one, two):
             one.load(3)
             one.tally.add(7, minute, 1, 1)
-            await until(lambda: two.cell.in_flight_elsewhere() == 3 and total(two, minute) == 1, PATIENCE_S)
-            await until(lambda: one.share.up and two.share.up, PATIENCE_S)
+            await until(lambda: two.cell.in_flight_elsewhere() == 3 and total(two, minute) == 1)
+            await until(lambda: one.share.up and two.share.up)
             if how == "killed":
                 server.kill()
             else:
                 server.send(signal.SIGSTOP)
-            await until(lambda: not one.share.up and not two.share.up, PATIENCE_S)
+            await until(lambda: not one.share.up and not two.share.up)
             # Load is this machine's own; what is known to be used stays used.
-            await until(lambda: two.cell.in_flight_elsewhere() == 0, PATIENCE_S)
+            await until(lambda: two.cell.in_flight_elsewhere() == 0)
             assert total(two, minute) == 1
             one.load(4)
             one.tally.add(7, minute, 1, 1)
@@ -132,12 +132,12 @@ def test_redis_lost_and_found(server: RedisServer, how: str) -> None:
                 server.start()
             else:
                 server.send(signal.SIGCONT)
-            await until(lambda: two.cell.in_flight_elsewhere() == 4, PATIENCE_S)
-            await until(lambda: total(one, minute) == total(two, minute) == 3, PATIENCE_S)
-            await until(lambda: one.share.up and two.share.up, PATIENCE_S)
+            await until(lambda: two.cell.in_flight_elsewhere() == 4)
+            await until(lambda: total(one, minute) == total(two, minute) == 3)
+            await until(lambda: one.share.up and two.share.up)
             # Also to one who comes now, though a Redis that was killed had forgotten it.
             async with sites(server.url) as (late,):
-                await until(lambda: total(late, minute) == 3, PATIENCE_S)
+                await until(lambda: total(late, minute) == 3)
             for site in (one, two):
                 assert len(site.told) == 2
                 assert site.told[0]
@@ -153,7 +153,7 @@ def test_a_wrong_password_is_told_without_it(tmp_path: Path) -> None:
             wrong = server.url.replace("redis://", "redis://:not-this-one@")
             right = server.url.replace("redis://", "redis://:right-one@")
             async with sites(wrong, right) as (one, two):
-                await until(lambda: one.told and two.share.up, PATIENCE_S)
+                await until(lambda: one.told and two.share.up)
                 assert not one.share.up
                 assert one.told[0] is not None
                 assert "AuthenticationError" in one.told[0]
@@ -167,17 +167,17 @@ def test_a_redis_that_is_full_counts_as_lost(server: RedisServer) -> None:
     async def scenario() -> None:
         minute = int(time() // 60)
         async with sites(server.url) as (one,):
-            await until(lambda: one.share.up, PATIENCE_S)
+            await until(lambda: one.share.up)
             client = connected(server.url)
             await client.config_set("maxmemory", "1")
             one.tally.add(7, minute, 1, 1)
-            await until(lambda: one.told, PATIENCE_S)
+            await until(lambda: one.told)
             assert one.told[0] is not None
             assert "OutOfMemory" in one.told[0] or "OOM" in one.told[0]
             assert total(one, minute) == 1
             await client.config_set("maxmemory", "0")
-            await until(lambda: one.share.up, PATIENCE_S)
-            async with asyncio.timeout(PATIENCE_S):
+            await until(lambda: one.share.up)
+            async with asyncio.timeout(LIMIT_S):
                 while await client.hget(f"crosstie:used:s:{minute}", f"{one.board.identity}/7") != b"1 1":
                     await asyncio.sleep(0.01)
             await client.aclose()
@@ -189,7 +189,7 @@ def test_strangers_on_the_channel_are_not_understood(server: RedisServer) -> Non
     async def scenario() -> None:
         minute = int(time() // 60)
         async with sites(server.url, server.url) as (one, two):
-            await until(lambda: one.share.up and two.share.up, PATIENCE_S)
+            await until(lambda: one.share.up and two.share.up)
             client = connected(server.url)
             nonsense = [
                 PeerReport("m", True, {A: (amount,) * 8}, "s", [(key_id, (minute, 1, 1))])
@@ -201,12 +201,12 @@ def test_strangers_on_the_channel_are_not_understood(server: RedisServer) -> Non
             await client.hset(f"crosstie:used:s:{minute}", mapping=used)
             await client.aclose()
             one.load(2)
-            await until(lambda: two.cell.in_flight_elsewhere() == 2, PATIENCE_S)
+            await until(lambda: two.cell.in_flight_elsewhere() == 2)
             assert one.told == two.told == []
             assert one.cell.in_flight_elsewhere() == 0
             # Nor in what is found at the start.
             async with sites(server.url) as (late,):
-                await until(lambda: late.share.up, PATIENCE_S)
+                await until(lambda: late.share.up)
                 assert late.told == []
                 assert late.tally.total(2, minute) == (0, 0)
 

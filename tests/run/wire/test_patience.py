@@ -149,7 +149,7 @@ def test_who_has_gone_is_told_from_who_waits(version: bytes) -> None:
                 raw.sendall(ASK.replace(b"HTTP/1.1", version))
                 await until(lambda: replies)
             # It closes in full, with nothing unread: only a FIN comes.
-            await until(lambda: watcher.told == ["gone"], 10)
+            await until(lambda: watcher.told == ["gone"])
             assert not server.connections
 
     run_on_loop(test())
