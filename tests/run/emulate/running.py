@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+from tests.waiting import LIMIT_S
+
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Fleet, Pool
@@ -80,9 +82,9 @@ class Client:
         self.origin = Origin(asyncio.get_running_loop(), Address(url))
 
     async def get(self, path: str, method: str = "GET") -> Answer:
-        return await fetch(self.origin, method, path)
+        return await fetch(self.origin, method, path, timeout_s=LIMIT_S)
 
-    async def post(self, path: str, body: Any, timeout_s: float = 10.0) -> Answer:
+    async def post(self, path: str, body: Any, timeout_s: float = LIMIT_S) -> Answer:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         return await fetch(self.origin, "POST", path, body=raw, timeout_s=timeout_s)
 
@@ -90,14 +92,14 @@ class Client:
         return await self.post("/emulate/fault", fault)
 
     async def begin(self, path: str, body: dict[str, Any]) -> tuple[Any, _Reader]:
-        connection, reader = await self.origin.open(5.0), _Reader()
+        connection, reader = await self.origin.open(LIMIT_S), _Reader()
         data = json.dumps({"stream": True, **body}).encode()
         connection.send(request_bytes(self.origin, "POST", path, body=data), reader)
         return connection, reader
 
     async def stream(self, body: dict[str, Any], path: str = CHAT) -> Events:
         connection, reader = await self.begin(path, body)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT_S):
             whole = await reader.done
         connection.abort()
         times, found = [], []

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from tests.run.emulate.running import CHAT, Client, chat, emulating, fleet, pool
+from tests.waiting import LIMIT_S, until
 
 from crosstie.core.errors import BadInput
 from crosstie.run.emulate.faults import Fault, Faults, ScriptedFault, read_fault, read_script
@@ -14,7 +15,7 @@ LONG = chat(max_tokens=400, ignore_eos=True)
 
 
 async def comes_back(client: Client, path: str = "/health") -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT_S):
         while True:
             try:
                 if (await client.get(path)).status == 200:
@@ -28,11 +29,9 @@ def test_a_crash_drops_everyone_refuses_and_comes_back_empty() -> None:
     async def body() -> None:
         async with emulating(speed=2.0) as (_, client):
             connection, reader = await client.begin(CHAT, LONG)
-            async with asyncio.timeout(5):
-                while not reader.pieces:
-                    await asyncio.sleep(0.01)
-            assert (await client.fault(kind="crash", for_s=0.6)).status == 200
-            async with asyncio.timeout(5):
+            await until(lambda: reader.pieces)
+            assert (await client.fault(kind="crash", for_s=6.0)).status == 200
+            async with asyncio.timeout(LIMIT_S):
                 assert not await reader.done, "the stream was cut, not ended"
             connection.abort()
             with pytest.raises(OSError, match=r"refused|Connect call failed"):
@@ -71,15 +70,14 @@ def test_a_hang_stops_streams_that_run() -> None:
     async def body() -> None:
         async with emulating(speed=2.0) as (_, client):
             connection, reader = await client.begin(CHAT, LONG)
-            async with asyncio.timeout(5):
-                while not reader.pieces:
-                    await asyncio.sleep(0.01)
-            await client.fault(kind="hang", for_s=1.0)
-            await asyncio.sleep(0.05)
+            await until(lambda: reader.pieces)
+            await client.fault(kind="hang")
+            await asyncio.sleep(0.1)
             had = len(reader.pieces)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.3)
             assert len(reader.pieces) == had
-            async with asyncio.timeout(10):
+            await client.get("/emulate/fault", "DELETE")
+            async with asyncio.timeout(LIMIT_S):
                 assert await reader.done
             connection.abort()
 
@@ -149,11 +147,11 @@ def test_a_replica_that_refuses_closes_connections_at_once() -> None:
     async def body() -> None:
         async with emulating(speed=1.0) as (made, client):
             assert (await client.get("/health")).status == 200
-            await client.fault(kind="refuse", for_s=0.5)
+            await client.fault(kind="refuse", for_s=3.0)
             with pytest.raises(OSError, match="connection lost"):
                 await client.get("/health")
             reader, writer = await asyncio.open_connection("127.0.0.1", made.replicas[0].port)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(LIMIT_S):
                 assert await reader.read() == b""
             writer.close()
             await comes_back(client)
@@ -166,7 +164,7 @@ def test_a_script_comes_by_itself_to_whom_it_names() -> None:
         script = [read_script("one/1:error@0.5+100,status=500"), read_script("two:reject")]
         both = fleet(pool(replicas=2), pool("two"))
         async with emulating(both, speed=10.0, faults=script) as (made, _):
-            await asyncio.sleep(0.2)
+            await until(lambda: all(made.replicas[at].faults.all for at in (1, 2)))
             in_force = {one.name: [fault.kind for fault in one.faults.all] for one in made.replicas}
             assert in_force == {"one/0": [], "one/1": ["error"], "two/0": ["reject"]}
 

@@ -165,7 +165,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
 
     assert run_on_loop(health()) == 200
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err.decode().strip()) == (0, f"fleet written to {written}")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.run.emulate.running import CATALOG, CHAT, Client, chat, fleet
 from tests.run.service.shared import shared_pool
+from tests.waiting import LIMIT_S
 
 from crosstie.run.emulate.fleet import start
 
@@ -75,7 +76,7 @@ def test_a_router() -> None:
 
         async def loaded(model: str) -> dict[str, Any]:
             found: dict[str, Any] = {"value": "loading"}
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(LIMIT_S):
                 while found["value"] == "loading":
                     found = (await states())[model]
             return found
@@ -112,7 +113,7 @@ def test_engines_that_compute_at_the_same_time_take_turns() -> None:
             await client.post("/wake_up", {})
         engines = [made.replica("shared", 0, model) for model in (A, B)]
         alone = asyncio.create_task(clients[0].post(CHAT, chat(max_tokens=3000, ignore_eos=True)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while not engines[0].replica.busy:
                 await asyncio.sleep(0.001)
             await asyncio.sleep(0)

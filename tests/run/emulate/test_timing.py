@@ -9,6 +9,7 @@ import math
 
 import pytest
 from tests.run.emulate.running import CATALOG, CHAT, LARGE, chat, emulating, fleet, pool
+from tests.waiting import LIMIT_S
 
 from crosstie.core.fleet import Route, ServedClass
 from crosstie.run.emulate.fleet import deployment_of
@@ -76,12 +77,12 @@ def test_a_full_cache_makes_requests_wait() -> None:
     tight = fleet(pool(model=LARGE, accelerator="mi300x", precision="bf16", max_context=60_000))
 
     async def body() -> None:
-        async with emulating(tight, speed=200.0) as (_, client):
+        async with emulating(tight, speed=50.0) as (_, client):
 
             def asked(index: int) -> dict[str, object]:
                 return {**chat(f"{index} " + "x" * 120_000, max_tokens=3000, ignore_eos=True), "model": LARGE}
 
-            answers = [asyncio.ensure_future(client.post(CHAT, asked(index), 60.0)) for index in range(6)]
+            answers = [asyncio.ensure_future(client.post(CHAT, asked(index))) for index in range(6)]
             seen, used = 0.0, 0.0
             while not all(answer.done() for answer in answers):
                 metrics = await client.metrics()
@@ -98,7 +99,7 @@ def test_a_full_cache_makes_requests_wait() -> None:
 
 def test_a_full_queue_is_a_503() -> None:
     async def body() -> None:
-        async with emulating(max_waiting=3) as (_, client):
+        async with emulating(max_waiting=3, speed=2.0) as (_, client):
             asked = [chat(f"{index} " + "x" * 4000, max_tokens=5) for index in range(12)]
             answers = await asyncio.gather(*(client.post(CHAT, one) for one in asked))
             refused = [json.loads(answer.body)["error"] for answer in answers if answer.status != 200]
@@ -151,7 +152,7 @@ def test_whoever_leaves_frees_what_was_held() -> None:
     async def body() -> None:
         async with emulating(speed=2.0) as (_, client):
             connection, reader = await client.begin(CHAT, chat(max_tokens=20_000, ignore_eos=True))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(LIMIT_S):
                 await reader.headed.wait()
                 while not reader.pieces:
                     await asyncio.sleep(0.01)
@@ -160,7 +161,7 @@ def test_whoever_leaves_frees_what_was_held() -> None:
             assert busy["vllm:kv_cache_usage_perc"] > 0
             assert busy["vllm:generation_tokens_total"] > 0
             connection.abort()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(LIMIT_S):
                 while (await client.metrics())["vllm:num_requests_running"]:
                     await asyncio.sleep(0.01)
             idle = await client.metrics()
@@ -177,7 +178,7 @@ def test_the_head_comes_before_the_first_token() -> None:
         async with emulating(fleet(pool(model=LARGE)), speed=1.0) as (_, client):
             asked = {**chat("x" * 60_000, max_tokens=5), "model": LARGE}
             connection, reader = await client.begin(CHAT, asked)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(LIMIT_S):
                 await reader.headed.wait()
             assert reader.status == 200
             assert not reader.pieces

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 from tests.run.emulate.running import CHAT, chat, emulating
+from tests.waiting import LIMIT_S
 
 from crosstie.run.emulate.faults import read_fault
 from crosstie.run.wire.loops import run_on_loop
@@ -48,7 +49,7 @@ def test_nothing_is_left_behind() -> None:
             server.clear()
             await asyncio.sleep(0.2)
             replica = server.replica
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(LIMIT_S):
                 while not replica.engine.idle:
                     await asyncio.sleep(0.02)
             assert not replica._active

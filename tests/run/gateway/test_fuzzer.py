@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 from tests.run.wire.sockets import scripted
+from tests.waiting import LIMIT_S
 
 from crosstie.run.wire.loops import run_on_loop
 
@@ -66,10 +67,10 @@ def test_a_client_s_conversation_is_judged(fuzzer: ModuleType, answer: str, said
         plan = clients.Planned(clients.good(generator, "m", own), {own}, 1, "good")
         # Closing on half a request would reset the connection, and the answer with it.
         talk = scripted(answers[answer], then_close=answer == "nothing")
-        async with talk as (port, _), asyncio.timeout(20):
+        async with talk as (port, _), asyncio.timeout(LIMIT_S):
             await fuzzer.converse(port, plan, generator, found)
 
-    run_on_loop(asyncio.wait_for(test(), 30))
+    run_on_loop(asyncio.wait_for(test(), LIMIT_S))
     if said:
         assert said in found.violations[0]
     else:
@@ -95,4 +96,4 @@ def test_an_engine_notices_what_was_smuggled(fuzzer: ModuleType) -> None:
         engine.stop()
         await asyncio.sleep(0.01)
 
-    run_on_loop(asyncio.wait_for(test(), 30))
+    run_on_loop(asyncio.wait_for(test(), LIMIT_S))

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tests.run.gateway.fakes import until
 from tests.run.service.shared import MODELS, PATIENT, SPEED, Hosted, hosted, shared_pool, with_hosts
+from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
 from crosstie.host.hosted import Hosted as Size
@@ -223,7 +224,7 @@ def test_a_model_that_loads_nowhere_is_refused_with_a_time_to_come_back() -> Non
             async def served() -> bool:
                 return (await ask(one, A))[0] == 200
 
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(LIMIT_S):
                 while not await served():
                     await asyncio.sleep(0.05)
 

@@ -131,8 +131,8 @@ def test_a_crowd_of_streams_leaves_room_for_the_gateway_s_questions(engine: Loca
     try:
         for connection in crowd:
             connection.request("POST", "/v1/chat/completions", json.dumps(words), {"Content-Type": "application/json"})
-        assert comes_true(lambda: "requests_deferred 36\n" in ask(engine.url, "/metrics", timeout_s=15)[1])
-        assert ask(engine.url, "/health", timeout_s=15)[0] == 200
+        assert comes_true(lambda: "requests_deferred 36\n" in ask(engine.url, "/metrics", timeout_s=120)[1])
+        assert ask(engine.url, "/health", timeout_s=120)[0] == 200
     finally:
         for connection in crowd:
             connection.close()

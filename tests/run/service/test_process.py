@@ -211,7 +211,7 @@ def test_a_drain_that_is_too_short_is_status_1_and_a_line(pools: dict[str, Pool]
         assert "some requests were cut off: they took longer than serve.drain_s" in running.errors
         # And those whom it cost their answer are told, as of any other failure.
         for one in flying:
-            assert one.read(10).ending == "error"
+            assert one.read(120).ending == "error"
             assert one.complete
             assert one.chunks[-1]["error"]["code"] == "gateway_ended"
 
@@ -223,7 +223,7 @@ def test_told_twice_it_ends_at_once_and_says_what_that_cost(pools: dict[str, Poo
         assert comes_true(lambda: "draining: 1 requests" in running.errors)
         assert running.ends() == 1
         assert "some requests were cut off" in running.errors
-        assert one.read(10).ending in ("cut", "error")
+        assert one.read(120).ending in ("cut", "error")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

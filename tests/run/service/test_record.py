@@ -22,6 +22,7 @@ from tests.run.emulate.running import SMALL, fleet, pool
 from tests.run.gateway.fakes import MODEL, Fake, fakes, fleet_of, in_folder, pool_of, running, until
 from tests.run.gateway.test_serving import CHAT
 from tests.run.service.processes import comes_true, command, environment, gone, serving
+from tests.waiting import LIMIT_S
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.traces import read_trace
@@ -319,7 +320,7 @@ async def test_a_folder_that_goes_stops_the_recording_and_nothing_else(tmp_path:
             await asyncio.sleep(0.05)
             return recorder.recorded > 1
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while not await recorded_again():
                 pass
         await until(lambda: any("again" in one for one in at.notices))

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.run.gateway.fakes import CALM, CATALOG, Fake, Running, fakes, fleet_of, pool_of, until
+from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
@@ -84,7 +85,7 @@ async def dropped(worker: RunningWorker) -> str | None:
 
 async def knows(worker: RunningWorker, in_flight: int) -> None:
     """Once it decides, what the others have is at most some milliseconds old."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LIMIT_S):
         while worker.backend.replica.elsewhere.in_flight != in_flight:
             await dropped(worker)
 

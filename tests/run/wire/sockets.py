@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from tests.waiting import LIMIT_S
+
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
 from crosstie.run.wire.request import Limits, Request
@@ -58,7 +60,7 @@ async def origin_of(port: int) -> AsyncIterator[Origin]:
         origin.close()
 
 
-async def said(port: int, data: bytes, *, until: bytes | None = None, within_s: float = 5.0) -> bytes:
+async def said(port: int, data: bytes, *, until: bytes | None = None, within_s: float = LIMIT_S) -> bytes:
     """What a server answers to raw bytes, until it closes or the answer ends with `until`."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data)

@@ -4,6 +4,7 @@ import os
 import pytest
 from tests.run.wire.sockets import origin_of, scripted, serving
 from tests.run.wire.test_server import on_loop
+from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
 from crosstie.run.wire.address import Address
@@ -40,10 +41,10 @@ class Heard:
 
 async def heard(port: int) -> list[object]:
     async with origin_of(port) as origin:
-        connection = await origin.open(1.0)
+        connection = await origin.open(LIMIT_S)
         listener = Heard()
         connection.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", listener)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LIMIT_S):
             await listener.over.wait()
         kept = origin.take()
         assert origin.connections == (1 if kept else 0)
@@ -194,7 +195,7 @@ async def test_giving_up_in_the_moment_of_an_answer_harms_nobody_else() -> None:
             await asking
         assert connection.handler is other
         replies[0].send(200, b"yo")
-        await asyncio.wait_for(other.over.wait(), 5)
+        await asyncio.wait_for(other.over.wait(), LIMIT_S)
         assert other.told == [200, b"yo", "ended"]
 
 

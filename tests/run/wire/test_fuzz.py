@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.run.wire import oracle
 from tests.run.wire.sockets import serving
+from tests.waiting import LIMIT_S
 
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.request import Limits, Request
@@ -317,7 +318,7 @@ def test_over_sockets_it_answers_each_and_closes(several: list[list[bytes]]) -> 
         assert got.count(b"<") == answers, "another's answer"
 
     async def test() -> None:
-        async with serving(echo) as (server, port), asyncio.timeout(20):
+        async with serving(echo) as (server, port), asyncio.timeout(LIMIT_S):
             await asyncio.gather(
                 *(one(port, number, reads) for number, reads in enumerate(several)), return_exceptions=False
             )

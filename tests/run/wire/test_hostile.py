@@ -9,6 +9,7 @@ import pytest
 from tests.run.wire.sockets import origin_of, said, scripted, serving
 from tests.run.wire.test_client import OK, Heard, heard
 from tests.run.wire.test_server import echo, on_loop
+from tests.waiting import LIMIT_S, until
 
 from crosstie.core.errors import BadInput
 from crosstie.run.wire.address import Address
@@ -31,7 +32,7 @@ def _no_traceback(caplog: pytest.LogCaptureFixture) -> Any:
 def test_a_connection_that_was_paused_when_its_answer_ended_is_heard_again() -> None:
     async def test() -> None:
         async with serving(echo) as (_, port), origin_of(port) as origin:
-            connection = await origin.open(1.0)
+            connection = await origin.open(LIMIT_S)
 
             class Slow(Heard):
                 def on_body(self, data: bytes) -> None:
@@ -40,9 +41,9 @@ def test_a_connection_that_was_paused_when_its_answer_ended_is_heard_again() -> 
 
             listener = Slow()
             connection.send(GET % b"one", listener)
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(LIMIT_S):
                 await listener.over.wait()
-            answer = await fetch(origin, "GET", "/two", timeout_s=1.0)
+            answer = await fetch(origin, "GET", "/two", timeout_s=LIMIT_S)
             assert answer.body.startswith(b"GET /two")
             assert connection.uses == 2
 
@@ -69,10 +70,10 @@ async def test_another_protocol_is_no_answer() -> None:
 @on_loop
 async def test_a_connection_whose_request_has_not_left_is_not_used_again() -> None:
     async with scripted(OK, then_close=False) as (port, _), origin_of(port) as origin:
-        connection = await origin.open(1.0)
+        connection = await origin.open(LIMIT_S)
         listener = Heard()
         connection.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n" + b"x" * 99999999, listener)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LIMIT_S):
             await listener.over.wait()
         assert listener.told == [200, b"hi", "ended"]
         assert origin.connections == 0
@@ -82,7 +83,7 @@ async def test_a_connection_whose_request_has_not_left_is_not_used_again() -> No
 async def test_an_origin_that_is_given_up_keeps_nothing() -> None:
     async with serving(echo) as (_, port), origin_of(port) as origin:
         await fetch(origin, "GET", "/")
-        busy = await origin.open(1.0)
+        busy = await origin.open(LIMIT_S)
         assert origin.connections == 2
         origin.retire()
         assert origin.connections == 1
@@ -114,16 +115,14 @@ async def test_a_request_that_comes_just_before_the_next_one_s_turn_waits_for_it
     async with serving(lambda request, reply: held.append((request, reply))) as (server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET % b"1" + GET % b"2")
-        async with asyncio.timeout(2):
-            while not held:
-                await asyncio.sleep(0.01)
+        await until(lambda: held)
         [connection] = server.connections
         held[0][1].send(200, b"one")
         assert not connection.idle
         # In the same turn of the loop, as when both sockets were ready at once.
         connection.data_received(GET % b"3")
         for at in (1, 2):
-            await asyncio.sleep(0.05)
+            await until(lambda at=at: len(held) > at)  # type: ignore[misc]
             assert len(held) == at + 1
             held[at][1].send(200, [b"two", b"three"][at - 1])
         got = b""
@@ -145,7 +144,7 @@ async def test_an_offer_to_upgrade_swallows_nothing_that_follows() -> None:
                 await asyncio.sleep(0.05)
             writer.write(GET % b"two")
             got = b""
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(LIMIT_S):
                 while b"/two" not in got:
                     got += await reader.read(65536)
             assert got.index(b"/one") < got.index(b"/two")
@@ -172,8 +171,8 @@ async def test_a_drain_answers_what_was_pipelined() -> None:
 
     async with serving(later) as (server, port):
         asked = asyncio.create_task(said(port, b"".join(GET % (b"%d" % i) for i in range(5))))
-        await asyncio.sleep(0.02)
-        assert await server.drain(3.0, grace_s=0.0)
+        await until(lambda: any(not one.idle for one in server.connections))
+        assert await server.drain(LIMIT_S, grace_s=0.0)
         got = await asked
         assert got.count(b"200 OK") == 5
         assert got.count(b"connection: close") == 1
@@ -183,8 +182,8 @@ async def test_a_drain_answers_what_was_pipelined() -> None:
 async def test_a_drain_that_is_cut_short_says_so() -> None:
     async with serving(lambda request, reply: None) as (server, port):
         asked = asyncio.create_task(said(port, GET % b""))
-        await asyncio.sleep(0.05)
-        draining = asyncio.create_task(server.drain(3.0, grace_s=0.0))
+        await until(lambda: any(not one.idle for one in server.connections))
+        draining = asyncio.create_task(server.drain(LIMIT_S, grace_s=0.0))
         await asyncio.sleep(0.05)
         server.close()
         assert not await draining
@@ -227,18 +226,16 @@ async def test_a_refusal_after_a_head_has_its_body() -> None:
 @pytest.mark.parametrize("close", [b"connection: close\r\n", b""])
 def test_who_never_reads_its_answer_is_given_up_and_who_reads_slowly_is_not(close: bytes) -> None:
     async def test() -> None:
-        async with serving(lambda _, reply: reply.send(200, b"x" * 20_000_000), Limits(idle_s=1.5)) as (server, port):
+        async with serving(lambda _, reply: reply.send(200, b"x" * 20_000_000), Limits(idle_s=3.0)) as (server, port):
             raw = socket.create_connection(("127.0.0.1", port))
             raw.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n%b\r\n" % close)
             got = 0
-            for _ in range(12):
+            for _ in range(20):
                 await asyncio.sleep(0.25)
                 assert len(server.connections) == 1
                 got += len(await asyncio.to_thread(raw.recv, 500_000))
             assert got < 20_000_000
-            async with asyncio.timeout(5):
-                while server.connections:
-                    await asyncio.sleep(0.05)
+            await until(lambda: not server.connections)
             raw.close()
 
     run_on_loop(test())

@@ -6,9 +6,9 @@ import sys
 from typing import Any
 
 import pytest
-from tests.run.gateway.fakes import until
 from tests.run.wire.sockets import said, serving
 from tests.run.wire.test_server import Watcher, echo, on_loop
+from tests.waiting import LIMIT_S, until
 
 from crosstie.run.wire.listener import hear_no_more
 from crosstie.run.wire.loops import run_on_loop
@@ -27,7 +27,7 @@ def _no_traceback(caplog: pytest.LogCaptureFixture) -> Any:
 @on_loop
 async def test_a_head_that_does_not_end_is_given_up_sooner_than_a_body() -> None:
     async with serving(echo, Limits(head_s=0.5, request_s=600)) as (server, port):
-        assert (await said(port, ASK[:20], within_s=20)).startswith(b"HTTP/1.1 408 ")
+        assert (await said(port, ASK[:20])).startswith(b"HTTP/1.1 408 ")
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(ASK[:-2])
         await until(lambda: any(one._parser.held for one in server.connections))
@@ -179,7 +179,7 @@ async def test_a_stream_ends_for_who_waits_and_is_dropped_for_who_has_gone() -> 
             raw.sendall(ASK)
             await asyncio.to_thread(raw.recv, 65536)
             await until(lambda: len(replies) == 2)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LIMIT_S):
             while "gone" not in watcher.told:
                 replies[1].write(b"more")
                 await asyncio.sleep(0.01)

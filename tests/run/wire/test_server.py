@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.run.wire.sockets import said, serving
+from tests.waiting import LIMIT_S, until
 
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.request import Limits, Request
@@ -157,15 +158,15 @@ async def test_whoever_answers_is_told_of_a_slow_client_and_of_one_that_goes() -
     async with serving(flood) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        await asyncio.sleep(0.1)
+        await until(lambda: watcher.told)
         assert watcher.told == ["slow"]
         assert replies[0].slow
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(LIMIT_S):
             while watcher.told == ["slow"]:
                 await reader.read(2**20)
         assert watcher.told == ["slow", "ready"]
         writer.transport.abort()
-        await asyncio.sleep(0.1)
+        await until(lambda: len(watcher.told) == 3)
         assert watcher.told == ["slow", "ready", "gone"]
         replies[0].write(b"into the void")
         replies[0].end()
@@ -173,13 +174,12 @@ async def test_whoever_answers_is_told_of_a_slow_client_and_of_one_that_goes() -
 
 @on_loop
 async def test_draining_answers_what_has_come_and_then_closes() -> None:
-    def slow(request: Request, reply: Reply) -> None:
-        asyncio.get_running_loop().call_later(0.5, reply.send, 200, b"late")
-
-    async with serving(slow) as (server, port):
+    replies: list[Reply] = []
+    async with serving(lambda request, reply: replies.append(reply)) as (server, port):
         waiting = asyncio.create_task(said(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"))
-        await asyncio.sleep(0.1)
-        assert await server.drain(within_s=5.0)
+        await until(lambda: replies)
+        asyncio.get_running_loop().call_later(0.5, replies[0].send, 200, b"late")
+        assert await server.drain(within_s=LIMIT_S)
         got = await waiting
         assert got.endswith(b"late")
         assert b"connection: close" in got
@@ -189,9 +189,10 @@ async def test_draining_answers_what_has_come_and_then_closes() -> None:
 
 @on_loop
 async def test_draining_says_so_when_a_request_was_not_answered_in_time() -> None:
-    async with serving(lambda request, reply: None) as (server, port):
+    replies: list[Reply] = []
+    async with serving(lambda request, reply: replies.append(reply)) as (server, port):
         waiting = asyncio.create_task(said(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"))
-        await asyncio.sleep(0.1)
+        await until(lambda: replies)
         assert not await server.drain(within_s=0.2)
         assert await waiting == b""
 
@@ -203,15 +204,15 @@ async def test_a_request_that_comes_between_two_answers_does_not_overtake() -> N
     async with serving(lambda request, reply: asked.append((request.path, reply))) as (server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /1 HTTP/1.1\r\nhost: x\r\n\r\nGET /2 HTTP/1.1\r\nhost: x\r\n\r\n")
-        await asyncio.sleep(0.1)
+        await until(lambda: asked)
         (connection,) = server.connections
         asked[0][1].send(200, b"one")
         connection.data_received(b"GET /3 HTTP/1.1\r\nhost: x\r\n\r\n")
         assert not connection.idle
-        await asyncio.sleep(0.05)
+        await until(lambda: len(asked) > 1)
         assert [path for path, _ in asked] == ["/1", "/2"]
         asked[1][1].send(200, b"two")
-        await asyncio.sleep(0.05)
+        await until(lambda: len(asked) > 2)
         assert [path for path, _ in asked] == ["/1", "/2", "/3"]
         asked[2][1].send(200, b"three")
         got = await reader.readuntil(b"three")
@@ -225,15 +226,15 @@ async def test_nobody_who_was_connected_is_lost_when_it_stops_to_listen() -> Non
 
     async with serving(lambda request, reply: reply.send(200, b"here")) as (server, port):
         clients = [socket.socket() for _ in range(10)]
-        draining = asyncio.create_task(server.drain(within_s=5.0, grace_s=0.2))
+        draining = asyncio.create_task(server.drain(within_s=LIMIT_S, grace_s=1.0))
         await asyncio.sleep(0.1)
         # The loop stands still, as under load: when it goes on the time to close has come, and these are queued.
         for client in clients:
             client.connect(("127.0.0.1", port))
-        time.sleep(0.2)
+        time.sleep(1.0)
         await asyncio.sleep(0.02)
         for client in clients:
-            client.settimeout(5)
+            client.settimeout(LIMIT_S)
             client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         for client in clients:
             with client:
@@ -245,9 +246,10 @@ async def test_nobody_who_was_connected_is_lost_when_it_stops_to_listen() -> Non
 
 @on_loop
 async def test_draining_that_is_cut_short_says_so() -> None:
-    async with serving(lambda request, reply: None) as (server, port):
+    replies: list[Reply] = []
+    async with serving(lambda request, reply: replies.append(reply)) as (server, port):
         waiting = asyncio.create_task(said(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"))
-        await asyncio.sleep(0.1)
+        await until(lambda: replies)
         draining = asyncio.create_task(server.drain(within_s=30.0))
         await asyncio.sleep(0.1)
         server.close()
