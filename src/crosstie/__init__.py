@@ -20,8 +20,13 @@ if TYPE_CHECKING:
     from crosstie.catalog.fleets import read_fleet as read_fleet
     from crosstie.catalog.library import Catalog as Catalog
     from crosstie.catalog.workloads import read_workload as read_workload
-    from crosstie.core.accelerator import Accelerator as Accelerator
-    from crosstie.core.deployment import Deployment as Deployment, Parallelism as Parallelism
+    from crosstie.core.deployment import (
+        Accelerator as Accelerator,
+        Deployment as Deployment,
+        Efficiency as Efficiency,
+        Parallelism as Parallelism,
+        Stack as Stack,
+    )
     from crosstie.core.errors import (
         BadData as BadData,
         BadInput as BadInput,
@@ -33,9 +38,15 @@ if TYPE_CHECKING:
     from crosstie.core.fact import Fact as Fact, Label as Label
     from crosstie.core.finding import Finding as Finding
     from crosstie.core.fleet import Fleet as Fleet, Pool as Pool, Route as Route
-    from crosstie.core.formats import Format as Format, Precision as Precision
-    from crosstie.core.model import Layer as Layer, Model as Model, Scan as Scan, State as State, Tensor as Tensor
-    from crosstie.core.stack import Efficiency as Efficiency, Stack as Stack
+    from crosstie.core.model import (
+        Format as Format,
+        Layer as Layer,
+        Model as Model,
+        Precision as Precision,
+        Scan as Scan,
+        State as State,
+        Tensor as Tensor,
+    )
     from crosstie.core.workload import RequestClass as RequestClass, Target as Target, Workload as Workload
     from crosstie.decide.api import compare as compare, fit as fit, plan as plan, simulate as simulate, tco as tco
     from crosstie.decide.compare.scorecard import Entry as Entry, Load as Load, Scorecard as Scorecard
@@ -73,16 +84,13 @@ _HOMES = {
     "crosstie.catalog.fleets": ("read_fleet",),
     "crosstie.catalog.library": ("Catalog",),
     "crosstie.catalog.workloads": ("read_workload",),
-    "crosstie.core.accelerator": ("Accelerator",),
-    "crosstie.core.deployment": ("Deployment", "Parallelism"),
+    "crosstie.core.deployment": ("Accelerator", "Deployment", "Efficiency", "Parallelism", "Stack"),
     "crosstie.core.errors": ("BadData", "BadInput", "CrosstieError", "DoesNotFit", "UnknownName"),
     "crosstie.core.estimate": ("Estimate",),
     "crosstie.core.fact": ("Fact", "Label"),
     "crosstie.core.finding": ("Finding",),
     "crosstie.core.fleet": ("Fleet", "Pool", "Route"),
-    "crosstie.core.formats": ("Format", "Precision"),
-    "crosstie.core.model": ("Layer", "Model", "Scan", "State", "Tensor"),
-    "crosstie.core.stack": ("Efficiency", "Stack"),
+    "crosstie.core.model": ("Format", "Layer", "Model", "Precision", "Scan", "State", "Tensor"),
     "crosstie.core.workload": ("RequestClass", "Target", "Workload"),
     "crosstie.decide.api": ("compare", "fit", "plan", "simulate", "tco"),
     "crosstie.decide.compare.scorecard": ("Entry", "Load", "Scorecard"),

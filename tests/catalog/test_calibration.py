@@ -27,9 +27,9 @@ from crosstie.catalog.calibration import (
     subject_of,
 )
 from crosstie.catalog.library import SHIPPED, Catalog
-from crosstie.core.correction import CONSTANTS, METRICS, NEARNESS, Spread
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadData
+from crosstie.core.estimate import CONSTANTS, METRICS, NEARNESS, Spread
 from crosstie.perf.hardware import CEILINGS, Hardware
 
 HERE = Subject("NVIDIA", "hopper", "h200", "vllm", "8-bit", "dense", "32 x 4096, 8B", "plain layout")

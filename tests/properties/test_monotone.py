@@ -5,8 +5,7 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import Parallelism
+from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Hardware
 from crosstie.perf.memory import memory_plan

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from crosstie.catalog.reading import Quantity, Sources, Word, file_id, only_keys, read_facts, read_toml, text, texts
-from crosstie.core.accelerator import Accelerator, Chip, Memory, ScaleOut, ScaleUp
+from crosstie.core.deployment import Accelerator, Chip, Memory, ScaleOut, ScaleUp
 from crosstie.core.errors import BadData
-from crosstie.core.formats import COMPUTE_FORMATS
+from crosstie.core.model import COMPUTE_FORMATS
 
 _NOT_MEASURED = ("spec", "derived", "claimed", "assumed")
 

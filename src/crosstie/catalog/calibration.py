@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from crosstie.core.correction import CONSTANTS, METRICS, Correction, Spread
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadData
+from crosstie.core.estimate import CONSTANTS, METRICS, Correction, Spread
 from crosstie.core.model import Model
 
 FORMAT = 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from crosstie.catalog.reading import Quantity, Sources, only_keys, read_facts, read_toml, table
-from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact
 from crosstie.core.units import UNITS

@@ -8,11 +8,10 @@ import msgspec
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.precision import FOUR_BIT, GGUF, UNIFORM
-from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Accelerator, Efficiency, Stack
 from crosstie.core.errors import UnknownName
 from crosstie.core.fact import Fact, Label
 from crosstie.core.model import Model
-from crosstie.core.stack import Efficiency, Stack
 from crosstie.core.units import with_unit
 
 

@@ -21,13 +21,10 @@ from crosstie.catalog.precision import resolve as resolve_precision
 from crosstie.catalog.prices import Price, read_prices
 from crosstie.catalog.reading import read_toml
 from crosstie.catalog.stacks import merge_efficiency, read_efficiency, read_formats, read_stack, resolve_efficiency
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.correction import Correction
-from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.deployment import Accelerator, Deployment, Efficiency, Parallelism, Stack
 from crosstie.core.errors import BadData, BadInput, UnknownName, near_names
-from crosstie.core.formats import Format, Precision
-from crosstie.core.model import Model
-from crosstie.core.stack import Efficiency, Stack
+from crosstie.core.estimate import Correction
+from crosstie.core.model import Format, Model, Precision
 
 SHIPPED = Path(__file__).parent / "data"
 

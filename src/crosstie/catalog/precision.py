@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from crosstie.core.errors import UnknownName
-from crosstie.core.formats import ATTENTION_ROLES, LINEAR_ROLES, ROLES, Format, Mix, Precision, only
-from crosstie.core.model import Model
+from crosstie.core.model import ATTENTION_ROLES, LINEAR_ROLES, ROLES, Format, Mix, Model, Precision, only
 
 # Precisions that store every linear layer of the blocks in one format and the rest in 16 bits.
 UNIFORM = {

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from crosstie.catalog.config import Config
 from crosstie.core.errors import BadData
-from crosstie.core.formats import ATTENTION_ROLES, LINEAR_ROLES, ROLES
+from crosstie.core.model import ATTENTION_ROLES, LINEAR_ROLES, ROLES
 
 # What a checkpoint stores of a role: format id -> share of the layers.
 Shares = dict[str, float]

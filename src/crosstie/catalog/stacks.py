@@ -18,11 +18,10 @@ from crosstie.catalog.reading import (
     table,
     text,
 )
-from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Accelerator, Efficiency, Emulation, Host, SmallGpu, Stack
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact
-from crosstie.core.formats import COMPUTE_FORMATS, Format
-from crosstie.core.stack import Efficiency, Emulation, Host, SmallGpu, Stack
+from crosstie.core.model import COMPUTE_FORMATS, Format
 
 STACK = {
     "chunk_tokens": Quantity("tokens", 16, 1e6, "tokens that one step may prefill"),

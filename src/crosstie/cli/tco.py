@@ -14,7 +14,7 @@ from crosstie.cli.progress import progress
 from crosstie.cli.replica import Replica, replica_options
 from crosstie.cli.show import print_json
 from crosstie.cli.tco_show import DETAILS, show, to_json
-from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.decide.cost.choices import Successor, mean_slip_months
 from crosstie.decide.cost.tco import TcoRequest, tco

@@ -1,13 +1,183 @@
-"""One replica: a model on accelerators, split in some way, stored in some formats, under a stack."""
+"""One replica: what silicon offers, how the software on it behaves, and a model split over them in some way.
+
+Every field of an accelerator is a `Fact` or a `Label`, so it knows where it comes from.
+"""
+
+from typing import Literal
 
 import msgspec
 
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.correction import NONE, Correction
 from crosstie.core.errors import BadInput
-from crosstie.core.formats import Precision
-from crosstie.core.model import Model
-from crosstie.core.stack import Efficiency, Stack
+from crosstie.core.estimate import NONE, Correction
+from crosstie.core.fact import Fact, Label
+from crosstie.core.model import Model, Precision
+
+
+class Chip(msgspec.Struct, frozen=True, kw_only=True):
+    architecture: Label
+    isa: Label
+    compute_units: Fact
+    wave_width: Fact
+    lds: Fact
+    tdp: Fact
+    fp8_dialect: Label
+    fp4_dialect: Label
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    kind: Label
+    capacity: Fact
+    bandwidth: Fact
+    usable: Fact | None = None
+
+
+class ScaleUp(msgspec.Struct, frozen=True, kw_only=True):
+    technology: Label
+    topology: Label
+    bandwidth: Fact
+    domain: Fact
+
+
+class ScaleOut(msgspec.Struct, frozen=True, kw_only=True):
+    bandwidth: Fact
+
+
+class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    aliases: tuple[str, ...]
+    vendor: str
+    family: str
+    chip: Chip
+    memory: Memory
+    dense: dict[str, Fact]
+    sparse: dict[str, Fact]
+    scale_up: ScaleUp
+    scale_out: ScaleOut
+    measured: dict[str, Fact]
+    file: str = ""
+
+    @property
+    def memory_bytes(self) -> float:
+        """What a program can allocate: the driver's own figure where one was measured."""
+        return (self.memory.usable or self.memory.capacity).si
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        return self.memory.bandwidth.si
+
+    @property
+    def domain(self) -> int:
+        return round(self.scale_up.domain.value)
+
+    def flop_per_s(self, compute_format: str) -> float | None:
+        """Dense peak of a compute format, or None where the matrix units lack it."""
+        fact = self.dense.get(compute_format)
+        return None if fact is None else fact.si
+
+
+Scheduling = Literal["mixed", "prefill-first"]
+# Whether a request is let in when its prompt fits, or only when all that it may become does.
+Admission = Literal["growing", "whole"]
+# What an engine's memory fraction is a fraction of: the GPU's memory, or what weights leave of it.
+MemoryOf = Literal["gpu", "free"]
+# What becomes of a format that an accelerator lacks: unpacked inside the kernel, or written out in 16 bits first.
+Emulation = Literal["fused", "materialised"]
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine step costs outside the GPU's kernels."""
+
+    step: Fact
+    # What a step that carries prompts adds: graphs do not cover it, so every kernel is launched by hand.
+    prompt: Fact
+    sequence: Fact
+    # What a request adds to its first token: HTTP, tokenising, waiting for the step under way.
+    request: Fact
+    # Whether the engine prepares the next step while the GPU runs this one.
+    overlapped: bool
+
+
+class SmallGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits that an engine lowers on GPUs with less memory than `below`."""
+
+    below: Fact
+    chunk_tokens: Fact
+    max_sequences: Fact
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    aliases: tuple[str, ...] = ()
+    versions: str
+    vendors: tuple[str, ...]
+    # Weight formats that the engine reads; a trailing * stands for any ending.
+    loads: tuple[str, ...]
+    scheduling: Scheduling
+    admission: Admission
+    memory_of: MemoryOf = "gpu"
+    chunk_tokens: Fact
+    max_sequences: Fact
+    memory_fraction: Fact
+    reserved: Fact
+    host: Host
+    # By vendor and format.
+    emulation: dict[str, dict[str, Emulation]]
+    small: SmallGpu | None = None
+    # Whether it serves requests; kernels timed by themselves do not.
+    serves: bool = True
+    file: str = ""
+
+    def runs_on(self, vendor: str) -> bool:
+        return vendor in self.vendors or "any" in self.vendors
+
+    def reads(self, format_id: str) -> bool:
+        return any(format_id == name or (name.endswith("*") and format_id.startswith(name[:-1])) for name in self.loads)
+
+    def chunk_tokens_on(self, memory_bytes: float) -> float:
+        small = self.small
+        return (small if small and memory_bytes < small.below.si else self).chunk_tokens.value
+
+    def max_sequences_on(self, memory_bytes: float) -> float:
+        small = self.small
+        return (small if small and memory_bytes < small.below.si else self).max_sequences.value
+
+    @property
+    def held_share(self) -> float:
+        """Share of its output that a running request has in the cache, on average over its life."""
+        return 1.0 if self.admission == "whole" else 0.5
+
+    def materialises(self, format_id: str, vendor: str) -> bool:
+        return self.emulation.get(vendor, {}).get(format_id) == "materialised"
+
+
+class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
+    """The constants between a peak and what kernels reach. Each has a physical meaning.
+
+    compute         dense GEMM rate at large sizes over the dense peak, by compute format
+    experts         rate of grouped products of experts over that of plain ones
+    weights         rate of streaming weights over HBM bandwidth, by stored bits: 16, 8 or 4
+    attention       rate of prefill attention arithmetic over the 16-bit dense peak
+    cache           rate of reading the KV cache over HBM bandwidth
+    elementwise     rate of norms and activations over HBM bandwidth
+    kernel          time that a kernel takes to start, ramp up and drain
+    collective      time that a collective takes with nothing to send
+    link            rate of a collective over the scale-up bandwidth
+    """
+
+    compute: dict[str, Fact]
+    experts: Fact
+    weights: dict[str, Fact]
+    attention: Fact
+    cache: Fact
+    elementwise: Fact
+    kernel: Fact
+    collective: Fact
+    link: Fact
+    # Where each constant comes from: an accelerator, its family, or the default.
+    scope: dict[str, str]
+
 
 KV_FORMATS = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 

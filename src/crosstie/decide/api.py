@@ -11,8 +11,7 @@ from pathlib import Path
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import find_workload, read_workload
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import Parallelism
+from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
 from crosstie.core.model import Model

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from crosstie.catalog.loading import LoadingFacts
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import Deployment
+from crosstie.core.deployment import Accelerator, Deployment
 from crosstie.core.workload import Sharing
 from crosstie.host.hosted import Hosted
 from crosstie.perf.memory import gpu_cache_bytes_per_sequence, gpu_weight_bytes, memory_plan

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from crosstie.core.correction import METRICS, Correction
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
-from crosstie.core.estimate import Estimate, Interval
+from crosstie.core.estimate import METRICS, Correction, Estimate, Interval
 from crosstie.core.fact import Fact
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import memory_plan

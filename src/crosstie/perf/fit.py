@@ -6,11 +6,9 @@ from typing import Protocol
 
 import msgspec
 
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import Deployment, Parallelism, kv_bytes_per_element
+from crosstie.core.deployment import Accelerator, Deployment, Parallelism, kv_bytes_per_element
 from crosstie.core.errors import BadInput
-from crosstie.core.formats import Precision
-from crosstie.core.model import Model
+from crosstie.core.model import Model, Precision
 from crosstie.perf.memory import (
     MemoryPlan,
     cache_sequences,

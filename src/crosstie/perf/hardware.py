@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.correction import CONSTANTS
-from crosstie.core.deployment import Deployment
+from crosstie.core.deployment import Accelerator, Deployment
 from crosstie.core.errors import BadInput
-from crosstie.core.formats import Format
+from crosstie.core.estimate import CONSTANTS
+from crosstie.core.model import Format
 from crosstie.perf.work import work_of
 
 Array = NDArray[np.float64]

@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from crosstie.core.deployment import Deployment, Parallelism
-from crosstie.core.formats import Precision
-from crosstie.core.model import Model, Tensor
+from crosstie.core.model import Model, Precision, Tensor
 from crosstie.perf.hardware import Array
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given as each, strategies as st
 
 from crosstie.catalog.costs import Ranged
-from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput
 from crosstie.decide.cost.assessment import assess, service_gap
 from crosstie.decide.cost.ownership import Option, own

@@ -11,8 +11,8 @@ from tests.prove.calibration.rows import point, row, written
 
 from crosstie.catalog.calibration import Calibration, calibration_text, empty, read_calibration, subject_of
 from crosstie.catalog.library import Catalog
-from crosstie.core.correction import CONSTANTS
 from crosstie.core.errors import BadInput
+from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress
 from crosstie.perf.hardware import Array
 from crosstie.prove.calibration import calibrate as learning

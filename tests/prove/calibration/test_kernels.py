@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.correction import CONSTANTS
 from crosstie.core.errors import BadData, UnknownName
+from crosstie.core.estimate import CONSTANTS
 from crosstie.prove.calibration.kernels import KINDS, Kernel, KernelPredictor, read_kernels, subject_of_kernel
 from crosstie.prove.calibration.regression import Regression, gather
 

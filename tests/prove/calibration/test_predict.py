@@ -8,7 +8,7 @@ from tests.prove.calibration.rows import point
 
 from crosstie.catalog.calibration import empty
 from crosstie.catalog.library import Catalog
-from crosstie.core.correction import CONSTANTS
+from crosstie.core.estimate import CONSTANTS
 from crosstie.perf.hardware import Hardware
 from crosstie.perf.steady_state import steady_state
 from crosstie.perf.step import gpu_s, shape

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.correction import CONSTANTS
 from crosstie.core.errors import BadInput
+from crosstie.core.estimate import CONSTANTS
 from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS, read_inputs
 from crosstie.prove.calibration.regression import Regression, gather
 from crosstie.prove.calibration.report import fill, tables

@@ -6,8 +6,7 @@ from itertools import combinations
 from typing import Any
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.deployment import Accelerator, Deployment, Parallelism
 from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.core.estimate import Estimate
 from crosstie.core.model import Model

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from crosstie.catalog.costs import COSTS, Ranged
-from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput, near_names
 from crosstie.core.estimate import Estimate
 from crosstie.core.units import HOURS_PER_YEAR, MONTHS_PER_YEAR, SECONDS_PER_HOUR, UNITS

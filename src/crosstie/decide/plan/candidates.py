@@ -9,8 +9,7 @@ import msgspec
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.loading import shipped_loading
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.deployment import Accelerator, Deployment, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
 from crosstie.core.workload import ModelChoice, Sharing, Workload

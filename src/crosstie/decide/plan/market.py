@@ -8,7 +8,7 @@ import msgspec
 from crosstie.catalog.costs import watts
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import MOST_DISCOUNT
-from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.workload import Workload
 from crosstie.decide.cost.ownership import hourly_usd, running_usd_per_hour

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import Deployment
+from crosstie.core.deployment import Accelerator, Deployment
 from crosstie.core.workload import RequestClass, Workload
 from crosstie.decide.plan.candidates import candidates, key_of
 from crosstie.decide.plan.capacity import (

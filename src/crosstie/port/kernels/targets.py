@@ -9,7 +9,7 @@ import msgspec
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import read_rows
-from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadData, BadInput, UnknownName
 
 _ISA = re.compile(r"gfx[0-9a-f]{3,4}|sm_\d{2,3}")

@@ -7,7 +7,7 @@ so a setting that cures one operation and breaks another does not win.
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 
-from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Accelerator
 from crosstie.core.finding import Finding, Location, rank
 from crosstie.port.preflight.engine import Engine
 from crosstie.port.preflight.operations import Operation, compute_type

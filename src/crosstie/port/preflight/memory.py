@@ -1,8 +1,7 @@
 """Whether a model fits, and on how many GPUs: `fit` as findings."""
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import Parallelism
+from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import CrosstieError
 from crosstie.core.finding import Finding, Location
 from crosstie.core.model import Model

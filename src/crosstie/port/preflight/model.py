@@ -6,8 +6,7 @@ from typing import Literal
 import msgspec
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import Parallelism
+from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.finding import Finding, Location, rank, verdict
 from crosstie.core.model import Model

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Accelerator
 from crosstie.core.finding import Finding, Location
 from crosstie.core.progress import OnProgress
 from crosstie.port.checkpoint.fp8 import Codes, Dialect, Recoder, scale_values

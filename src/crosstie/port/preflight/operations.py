@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from crosstie.catalog.config import Config
-from crosstie.core.formats import LINEAR_ROLES
-from crosstie.core.model import Model, Tensor
+from crosstie.core.model import LINEAR_ROLES, Model, Tensor
 from crosstie.port.preflight.rules import Facts, Value
 
 # Families that say nothing of these in their config.

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Accelerator
 from crosstie.core.finding import Finding, Location, worst
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.port.source.clang import Compiler, Opinion, find_compiler, second_opinion

@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Accelerator
 from crosstie.core.finding import Finding, Grounds, Location, Severity
 
 _LDS = re.compile(r"^lds<([0-9]+)$")

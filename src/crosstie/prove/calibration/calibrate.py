@@ -25,8 +25,8 @@ from crosstie.catalog.calibration import (
 from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.catalog.reading import text_of
 from crosstie.catalog.writing import write_text
-from crosstie.core.correction import CONSTANTS, METRICS, NEARNESS, Spread
 from crosstie.core.errors import BadInput
+from crosstie.core.estimate import CONSTANTS, METRICS, NEARNESS, Spread
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array, Mask
 from crosstie.prove.calibration.cases import Case, Cases

@@ -9,11 +9,9 @@ import msgspec
 from crosstie.catalog.calibration import Subject, subject_of
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.protocols import BenchmarkSettings, Protocols
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.deployment import Accelerator, Deployment, Parallelism, Stack
 from crosstie.core.fact import Fact
 from crosstie.core.model import Model
-from crosstie.core.stack import Stack
 from crosstie.perf.fit import smallest_layout
 from crosstie.perf.memory import memory_plan
 from crosstie.prove.calibration.columns import (

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.protocols import BenchmarkSettings
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import Parallelism
+from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import BadInput, CrosstieError, DoesNotFit, UnknownName
 from crosstie.core.model import Model
 from crosstie.prove.calibration.results import Point

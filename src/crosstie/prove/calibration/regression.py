@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from crosstie.catalog.calibration import LEVELS, Level, Subject, scope_of
 from crosstie.catalog.library import Catalog
-from crosstie.core.correction import CONSTANTS
+from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array, Mask
 from crosstie.prove.calibration.cases import Case, measured_subject

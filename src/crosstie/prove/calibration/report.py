@@ -13,8 +13,8 @@ import numpy as np
 
 from crosstie.catalog.calibration import Calibration
 from crosstie.catalog.library import Catalog
-from crosstie.core.correction import NEARNESS
 from crosstie.core.errors import BadInput
+from crosstie.core.estimate import NEARNESS
 from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS
 from crosstie.prove.calibration.validate import document, summary, validate
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.correction import Correction
+from crosstie.core.estimate import Correction
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array
 from crosstie.prove.calibration.cases import Case, Cases

@@ -12,8 +12,7 @@ from typing import Any
 from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.catalog.prices import Price
 from crosstie.catalog.reading import Sources, only_keys, optional_text, read_toml, table, text
-from crosstie.core.accelerator import Accelerator
-from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.deployment import Accelerator, Deployment, Parallelism
 from crosstie.core.errors import BadData, BadInput, DoesNotFit
 from crosstie.core.estimate import Estimate
 from crosstie.core.fact import Fact, Label

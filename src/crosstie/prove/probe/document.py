@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.accelerator import Accelerator
+from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.perf.hardware import Hardware
 from crosstie.perf.step import shape, step
