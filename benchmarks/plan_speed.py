@@ -31,7 +31,7 @@ import sys, time, json
 from pathlib import Path
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import find_workload, read_workload
-from crosstie.decide.plan.plan import make_plan
+from crosstie.decide.plan.plan import plan as make_plan
 import highspy
 catalog = Catalog([])
 catalog.accelerators, catalog.stacks, catalog.calibration, catalog.prices, catalog.costs, catalog.formats

@@ -39,7 +39,7 @@ from crosstie.catalog.workloads import read_workload
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.fleet import Fleet, Policy, Pool
 from crosstie.decide.plan.fleet import fleet_of
-from crosstie.decide.plan.plan import make_plan
+from crosstie.decide.plan.plan import plan as make_plan
 from crosstie.perf.estimate import estimate
 from crosstie.prove.replay.accounts import fleet_usd_per_good_million, replayed
 from crosstie.prove.replay.outcomes import result_of, targets_of

@@ -19,7 +19,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy, Pool
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.fleet import fleet_of
-from crosstie.decide.plan.plan import make_plan
+from crosstie.decide.plan.plan import plan as make_plan
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest, score
 
 FAST, SLOW = "http://fast", "http://slow"

@@ -8,7 +8,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.optimise import simplest
-from crosstie.decide.plan.plan import make_plan
+from crosstie.decide.plan.plan import plan as make_plan
 from crosstie.decide.plan.programme import Solution
 from crosstie.decide.plan.survey import of_one_stack, offers, one_stack, surveys
 

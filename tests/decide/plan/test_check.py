@@ -9,7 +9,7 @@ from tests.decide.plan.workloads import one_class, workload
 from crosstie.catalog.library import Catalog
 from crosstie.core.workload import RequestClass, Target
 from crosstie.decide.plan.check import SimulatedClass, _quantile, check
-from crosstie.decide.plan.plan import make_plan
+from crosstie.decide.plan.plan import plan as make_plan
 
 # Closed forms against a simulation: none of these misses by more.
 TOLERANCE = 1.15

@@ -11,7 +11,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import EXAMPLES, read_workload
 from crosstie.core.fleet import Serving
 from crosstie.decide.plan.fleet import fleet_of
-from crosstie.decide.plan.plan import make_plan
+from crosstie.decide.plan.plan import plan as make_plan
 
 WORKLOADS: dict[str, tuple[Change, ...]] = {
     "one length": (),

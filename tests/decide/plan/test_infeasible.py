@@ -12,7 +12,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
 from crosstie.core.workload import Constraints, Target, Workload
 from crosstie.decide.plan.infeasible import Obstacle, steps_up_to, two_digits
-from crosstie.decide.plan.plan import Plan, make_plan
+from crosstie.decide.plan.plan import Plan, plan as make_plan
 
 TTFT, TPOT = "ttft_ms = { p95 = 1000 }\n", "tpot_ms = { p90 = 50 }\n"
 LENGTHS = "input = 1000\noutput = 200\n"

@@ -18,7 +18,7 @@ from crosstie.decide.plan.answer import FleetPlan
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.market import market
 from crosstie.decide.plan.optimise import Choice, choice
-from crosstie.decide.plan.plan import Plan, make_plan
+from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.solver import GAP, solve
 from crosstie.decide.plan.survey import offers, one_stack, surveys, undominated
 

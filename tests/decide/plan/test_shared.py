@@ -11,7 +11,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
 from crosstie.core.errors import BadData
 from crosstie.decide.plan.fleet import fleet_of
-from crosstie.decide.plan.plan import Plan, make_plan
+from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.simulate import simulate_sharing
 
 MODELS = ("llama-3.1-8b", "gpt-oss-20b", "qwen3-32b", "llama-3.3-70b", "gpt-oss-120b")

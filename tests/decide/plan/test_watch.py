@@ -12,7 +12,7 @@ from tests.small_workload import Change, constrained, small
 from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.catalog.workloads import read_workload
 from crosstie.cli.show import json_text
-from crosstie.decide.plan.plan import make_plan
+from crosstie.decide.plan.plan import plan as make_plan
 from crosstie.decide.plan.report import document as made_of, mark_of
 
 HEAD = "accelerator,provider,kind,value,unit,basis,date,source,note\n"

@@ -4,8 +4,8 @@ Providers differ by a factor of five for the same GPU, so a quote carries the le
 most of its providers, how old they are, and of which kind they are.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from crosstie.catalog.api_prices import ApiPrice
@@ -48,6 +48,11 @@ class Quote:
     def is_given(self) -> bool:
         """Whether the user gave it, in place of what the catalog knows."""
         return self.kind == "given"
+
+    def mapped(self, change: Callable[[float], float], kind: str = "") -> "Quote":
+        """With each of its amounts changed."""
+        usd, low, high = map(change, (self.usd, self.low, self.high))
+        return replace(self, usd=usd, low=low, high=high, kind=kind or self.kind)
 
 
 @dataclass(frozen=True, slots=True)

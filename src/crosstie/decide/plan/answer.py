@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import numpy as np
 
@@ -191,14 +192,17 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
 def _named(pools: list[PoolPlan]) -> list[PoolPlan]:
     """Pools by the class that loads them most and their accelerator, the dearest first."""
     found: list[PoolPlan] = []
-    taken: dict[str, int] = {}
     for pool in sorted(pools, key=lambda one: -one.usd_per_hour):
         main = pool.carried[0].part.request_class.name if pool.carried else "idle"
         stem = _slug(f"{main}-{pool.deployment.accelerator.id}")
-        taken[stem] = taken.get(stem, 0) + 1
-        name = stem if taken[stem] == 1 else f"{stem}-{taken[stem]}"
-        found.append(replace(pool, name=name))
+        found.append(replace(pool, name=unused_name(stem, {one.name for one in found})))
     return found
+
+
+def unused_name(stem: str, taken: set[str]) -> str:
+    """The stem, with a number behind it where another pool has it."""
+    numbered = (f"{stem}-{number}" for number in count(2))
+    return stem if stem not in taken else next(name for name in numbered if name not in taken)
 
 
 def _slug(text: str) -> str:

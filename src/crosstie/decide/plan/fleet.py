@@ -7,7 +7,7 @@ from crosstie.catalog.pools import UNLIMITED_CONTEXT
 from crosstie.core.fleet import Fleet, HostedModel, Pool, Route, ServedClass
 from crosstie.core.units import UNITS
 from crosstie.core.workload import RequestClass, Workload
-from crosstie.decide.plan.answer import PoolPlan
+from crosstie.decide.plan.answer import PoolPlan, unused_name
 from crosstie.decide.plan.candidates import longest_context
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.shared import SharedPoolPlan
@@ -22,7 +22,7 @@ def fleet_of(plan: Plan) -> Fleet:
         raise ValueError("a plan without a fleet has none to write")
     own = plan.fleet.pools if plan.fleet else []
     shared = plan.shared.answer if plan.shared else None
-    name = _shared_name(shared, {pool.name for pool in own}) if shared else ""
+    name = unused_name(f"shared-{shared.accelerator}", {pool.name for pool in own}) if shared else ""
     shared_models = plan.workload.sharing.models if plan.workload.sharing else ()
     return Fleet(
         name=plan.workload.name,
@@ -34,15 +34,6 @@ def fleet_of(plan: Plan) -> Fleet:
             for one in plan.workload.classes
         ),
     )
-
-
-def _shared_name(pool: SharedPoolPlan, taken: set[str]) -> str:
-    name = stem = f"shared-{pool.accelerator}"
-    number = 1
-    while name in taken:
-        number += 1
-        name = f"{stem}-{number}"
-    return name
 
 
 def _shared(name: str, pool: SharedPoolPlan, workload: Workload) -> Pool:

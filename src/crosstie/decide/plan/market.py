@@ -155,14 +155,6 @@ def _hourly(
     if quote is None:
         return None
     if quote.is_given or workload.prices.basis != BUY:
-        return _less(quote, discount)
-
-    def owned(purchase_usd: float) -> float:
-        return hourly_usd(accelerator, purchase_usd * (1.0 - discount), catalog.costs, float(workload.horizon_years))
-
-    return replace(quote, usd=owned(quote.usd), low=owned(quote.low), high=owned(quote.high), kind=BUY)
-
-
-def _less(quote: Quote, discount: float) -> Quote:
-    left = 1.0 - discount
-    return replace(quote, usd=quote.usd * left, low=quote.low * left, high=quote.high * left)
+        return quote.mapped(lambda usd: usd * (1.0 - discount))
+    costs, years = catalog.costs, float(workload.horizon_years)
+    return quote.mapped(lambda usd: hourly_usd(accelerator, usd * (1.0 - discount), costs, years), kind=BUY)

@@ -218,7 +218,3 @@ def _years(asked: Choice, answer: Solution, workload: Workload, known: Mask) -> 
         fleet = alternative(asked, solution, answer.usd_per_hour)
         found.append(Year(year, today * max(growth, 1.0) * times, fleet))
     return found
-
-
-# The name that the package exported first.
-make_plan = plan

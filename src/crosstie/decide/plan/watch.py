@@ -9,7 +9,7 @@ import msgspec
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.workload import Workload
-from crosstie.decide.plan.plan import Plan, make_plan
+from crosstie.decide.plan.plan import Plan, plan
 from crosstie.decide.plan.report import DIGEST, Saved, SavedPrice, mark_of, read_saved
 
 # A price that moved less is the same.
@@ -86,7 +86,7 @@ def saved_plans(given: Sequence[Path]) -> list[Path]:
 def _watched(catalog: Catalog, file: Path, today: str) -> Watched:
     saved = read_saved(file)
     try:
-        now = make_plan(catalog, saved.workload, today=today)
+        now = plan(catalog, saved.workload, today=today)
     except CrosstieError as error:
         raise BadData(file, "", f"cannot be planned again: {error}") from None
     prices = {item.id: item.quote for item in now.market.items}
@@ -117,7 +117,7 @@ def _explained(catalog: Catalog, saved: Saved, found: Watched) -> Watched:
     if not known or not (found.moves or found.appeared or found.gone):
         because = "the catalog or its calibration"
     else:
-        at_old_prices = set(make_plan(catalog, _with_prices(saved.workload, known)).accelerators)
+        at_old_prices = set(plan(catalog, _with_prices(saved.workload, known)).accelerators)
         if at_old_prices == set(found.then_gpus):
             because = "prices"
         else:
