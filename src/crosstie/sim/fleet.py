@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
-import msgspec
-
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy, Pool
@@ -264,7 +262,8 @@ class FleetSimulator:
                 self._turn_away(ticket.item)
 
 
-class Score(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True)
+class Score:
     """What a policy gave a class of requests, or all of them."""
 
     requests: int

@@ -1,6 +1,6 @@
 """From a programme to the cheapest fleet: what cannot matter is left out, what is separate is solved apart."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -45,9 +45,8 @@ def solve(
         found = _piece(problem.only(some, parts), minimise, gap)
         if found is None:
             return None
-        replicas[some] = found.replicas
-        share[np.ix_(some, parts)] = found.share
-        bound += found.bound
+        replicas[some], share[np.ix_(some, parts)] = found[:2]
+        bound += found[2]
     return problem.fleet(replicas, share, 0.0 if by_power else bound)
 
 
@@ -101,11 +100,8 @@ def worth_their_price(problem: Programme, columns: Indices, price: Array) -> Ind
     return np.sort(columns[kept])
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    replicas: Indices
-    share: Array
-    bound: float
+# Replicas, shares and the bound that was proved.
+_Found = tuple[Indices, Array, float]
 
 
 def _piece(problem: Programme, minimise: str, gap: float) -> _Found | None:
@@ -121,8 +117,8 @@ def _piece(problem: Programme, minimise: str, gap: float) -> _Found | None:
         # Limits that whole replicas of these columns cannot keep.
         return _mixed(problem, minimise, gap)
     replicas, share = np.zeros(len(problem.gpus), np.int64), np.zeros_like(problem.rate)
-    replicas[used], share[used] = found.replicas, found.share
-    return _Found(replicas, share, bound)
+    replicas[used], share[used] = found[:2]
+    return replicas, share, bound
 
 
 def _mixed(problem: Programme, minimise: str, gap: float) -> _Found | None:
@@ -138,7 +134,7 @@ def _mixed(problem: Programme, minimise: str, gap: float) -> _Found | None:
         return found
     if values is None:
         return None
-    return _Found(np.round(values[: rows.first_share]).astype(np.int64), _shares(rows, values), bound)
+    return np.round(values[: rows.first_share]).astype(np.int64), _shares(rows, values), bound
 
 
 def _rounded_up(rows: Rows, minimise: str) -> _Found | None:
@@ -148,7 +144,7 @@ def _rounded_up(rows: Rows, minimise: str) -> _Found | None:
         return None
     replicas = np.ceil(values[: rows.first_share] - 1e-9)
     kept, _ = run_highs(rows, _objective(rows, minimise), GAP, replicas=replicas)
-    return None if kept is None else _Found(replicas.astype(np.int64), _shares(rows, kept), bound)
+    return None if kept is None else (replicas.astype(np.int64), _shares(rows, kept), bound)
 
 
 def _objective(rows: Rows, minimise: str) -> Array:

@@ -4,11 +4,10 @@ Errors are drawn from the intervals that calibration gives: one draw a deploymen
 longer or shorter together, and independent between deployments.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import EstimateScale, capacity
@@ -40,44 +39,35 @@ def uncertainty(surveyed: Sequence[Survey], asked: Choice, answer: Solution) -> 
     columns = [asked.offers.columns[i] for i in used]
     if not any(column.deployment.correction.spread for column in columns):
         return None
-    ability = _ability(surveyed, asked, answer, columns)
     chance = np.random.default_rng(1)
     drawn = {key_of(column.deployment): chance.standard_normal(_DRAWS) for column in columns}
     gpus = np.zeros((_DRAWS, len(asked.problem.usd_per_hour)))
     hopeless = np.zeros(_DRAWS, bool)
     enough = np.ones(_DRAWS, bool)
-    for index, column in enumerate(columns):
-        replicas = int(answer.replicas[used[index]])
-        able = np.interp(drawn[key_of(column.deployment)], _DEVIATIONS, ability[:, index])
+    for place, column in zip(used, columns, strict=True):
+        replicas = int(answer.replicas[place])
+        carried = answer.share[place] * asked.problem.demand
+        able = np.interp(drawn[key_of(column.deployment)], _DEVIATIONS, _ability(surveyed, column, carried))
         hopeless |= able * _MOST * replicas < 1.0
         enough &= able * replicas >= 1.0 - 1e-6
         needed = np.ceil(np.minimum(1.0 / np.maximum(able, 1e-9), _MOST * replicas) - 1e-6)
-        gpus[:, asked.problem.accelerator[used[index]]] += needed * asked.problem.gpus[used[index]]
+        gpus[:, asked.problem.accelerator[place]] += needed * asked.problem.gpus[place]
     kept = asked.problem.spent_usd_per_hour(gpus).sum(axis=1)[~hopeless]
     low, high = np.quantile(kept, (0.1, 0.9)).tolist() if len(kept) else (None, None)
     return Uncertainty(low, high, unmet=float(hopeless.mean()), enough=float(enough.mean()))
 
 
-def _ability(surveyed: Sequence[Survey], asked: Choice, answer: Solution, columns: Sequence[Column]) -> Array:
-    """(deviations, columns): the share of what the plan gives a column that one replica carries."""
-    used = np.flatnonzero(answer.replicas)
-    carried = answer.share[used] * asked.problem.demand
-    found = np.zeros((len(_DEVIATIONS), len(columns)))
-    for index, column in enumerate(columns):
-        load = np.zeros(len(_DEVIATIONS))
-        for part, rate in _rates(surveyed, column, np.flatnonzero(carried[index])):
-            load += np.divide(carried[index, part], rate, out=np.full_like(rate, np.inf), where=rate > 0)
-        found[:, index] = 1.0 / np.maximum(load, 1e-9)
-    return found
-
-
-def _rates(surveyed: Sequence[Survey], column: Column, parts: NDArray[np.int64]) -> Iterator[tuple[int, Array]]:
-    """Requests/s that one column takes of each part, by deviation: the deployment once for each of them."""
+def _ability(surveyed: Sequence[Survey], column: Column, carried: Array) -> Array:
+    """By deviation: the share of what the plan gives a column that one replica carries."""
     key = key_of(column.deployment)
     one, row = next((s, i) for s in surveyed for i, d in enumerate(s.deployments) if key_of(d) == key)
+    # The deployment once for each deviation.
     several = one.rows([row] * len(_DEVIATIONS))
     scale = EstimateScale.at(several.deployments, _DEVIATIONS)
     promise = promise_of(several, column.tier, scale)
+    load = np.zeros(len(_DEVIATIONS))
     for part, curve in zip(several.parts, several.curves, strict=True):
-        if part.index in parts:
-            yield part.index, capacity(curve, part, promise, scale).requests_per_s
+        if carried[part.index]:
+            rate = capacity(curve, part, promise, scale).requests_per_s
+            load += np.divide(carried[part.index], rate, out=np.full_like(rate, np.inf), where=rate > 0)
+    return np.asarray(1.0 / np.maximum(load, 1e-9))
