@@ -82,7 +82,7 @@ class WaitingModel:
     wait: Wait = Wait("", 0.0)
     counted: bool = False
     # Whether anybody waits at present, or has only not been gone for long.
-    there: bool = True
+    is_awaited: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

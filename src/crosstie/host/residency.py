@@ -116,7 +116,7 @@ class Residency:
             self.forget(model)
             return None
         waiting = self._waiting.setdefault(model, WaitingModel(now, now))
-        waiting.asked_at, waiting.there = now, True
+        waiting.asked_at, waiting.is_awaited = now, True
         for slot in self.slots:
             if slot.loading == model:
                 left = slot.loading_since + one.load_s - now
@@ -160,7 +160,7 @@ class Residency:
         promised = {slot.claimed_by for slot in self.slots}
         return any(
             other.since < waiting.since
-            and other.there
+            and other.is_awaited
             and name != model
             and name not in promised
             and now >= max(other.since + self._settings.waits_s(self.hosted[name]), self._not_before[name])
@@ -180,7 +180,7 @@ class Residency:
         move = self._another_copy(now, busy)
         if move is not None:
             return move
-        if any(waiting.there for waiting in self._waiting.values()):
+        if any(waiting.is_awaited for waiting in self._waiting.values()):
             # Whoever waits needs the link.
             return None
         absent = [m for m in self.hosted if not self.resident(m) and self._may_load(m, now)]
@@ -358,8 +358,8 @@ class Residency:
         """Models that somebody waits for at present. The others keep their place for those who come again, and hold
         up nobody."""
         for model, waiting in self._waiting.items():
-            waiting.there = model in waited_for
-            if not waiting.there:
+            waiting.is_awaited = model in waited_for
+            if not waiting.is_awaited:
                 self._unclaim(model)
 
     def forget(self, model: str) -> None:

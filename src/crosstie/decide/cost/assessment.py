@@ -166,8 +166,8 @@ def _level_discount(found: BreakEven) -> str:
 def _drivers(bars: Sequence[Bar], first: str, second: str | None) -> list[str]:
     if not bars:
         return ["Every input is exact, so nothing is left to vary."]
-    told = "; ".join(_bar(bar, second is not None) for bar in bars[:_SHOWN_BARS])
-    found = [f"What moves it most, one at a time: {told}."]
+    listed = "; ".join(_bar(bar, second is not None) for bar in bars[:_SHOWN_BARS])
+    found = [f"What moves it most, one at a time: {listed}."]
     if second:
         turning = [describe(bar) for bar in bars if min(bar.outcome_at_low, bar.outcome_at_high) < 0.0]
         found.append(
