@@ -53,6 +53,11 @@ def test_the_readme_names_every_dependency() -> None:
     assert re.split(r", | and ", said) == needs
 
 
+def test_the_readme_shows_ten_lines_of_a_plan() -> None:
+    (shown,) = re.findall(r"```console\n\$ crosstie plan assistant\n(.*?)```", README, re.DOTALL)
+    assert len([line for line in shown.splitlines() if line != "..."]) == 10
+
+
 def test_the_readme_s_blocks_fit_80_columns() -> None:
     shown = [line for body in re.findall(r"```\w+\n(.*?)```", README, re.DOTALL) for line in body.splitlines()]
     assert [line for line in shown if len(line) > 80] == []
