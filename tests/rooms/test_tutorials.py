@@ -44,7 +44,7 @@ def output_of(commands: list[str], folder: Path) -> list[tuple[str, int]]:
     mark = "==== status"
     script = "\n".join(f"{command}\necho '{mark}' $?" for command in commands)
     bin_folder = Path(sys.executable).parent
-    tools = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "CROSSTIE_CATALOG": str(folder / "none"), "COLUMNS": "100"}
+    tools = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "CROSSTIE_CATALOG": str(folder / "none"), "COLUMNS": "80"}
     shell = subprocess.Popen(
         ["bash", "-c", script],
         cwd=folder,
