@@ -202,7 +202,7 @@ def test_where_a_load_fails_the_next_replica_is_tried() -> None:
 
 def test_a_model_that_loads_nowhere_is_refused_with_a_time_to_come_back() -> None:
     async def run() -> None:
-        impatient = msgspec.structs.replace(PATIENT, queue_s=0.2)
+        impatient = msgspec.structs.replace(PATIENT, queue_s=2.0)
         async with hosted(shared_pool(A, B), serving=impatient) as one:
             for index in range(2):
                 one.engine(index, A).takes = Size(A, 1e15, 2.0)
@@ -437,7 +437,7 @@ def test_engines_that_cannot_sleep_are_told_of() -> None:
             assert answer.status == 503
             assert b"do not say what they have loaded" in answer.body
             assert b"127.0.0.1" not in answer.body
-            assert any("--enable-sleep-mode" in line for line in one.running.notices)
+            await until(lambda: any("--enable-sleep-mode" in line for line in one.running.notices))
 
     asyncio.run(run())
 

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from tests.run.service.processes import gone
 from tests.waiting import comes_true
 
 from crosstie.core.errors import BadInput
@@ -64,15 +65,6 @@ def refuses(url: str) -> bool:
     except (OSError, http.client.HTTPException):
         return False
     return False
-
-
-def gone(pid: int) -> bool:
-    """Ended, reaped or not: whoever inherits an orphan may be slow to reap it."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state == "Z"
 
 
 @pytest.fixture(scope="module")
