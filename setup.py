@@ -16,7 +16,7 @@ COMPILED = {
         "modelled", "plain", "policy", "prefix", "router", "speed",
     ],
     "run/wire": [
-        "client", "fields", "parser", "request", "server", "sse",
+        "client", "parser", "request", "server", "sse",
     ],
     "run/gateway": [
         "asks", "attempt", "backend", "body", "context", "errors", "exchange", "exchange_state", "gateway", "guard",

@@ -106,11 +106,6 @@ class WaitingRoom:
                 found.append(ticket)
         return found
 
-    def next_deadline(self) -> float | None:
-        while self._deadlines and not self._deadlines[0][2].there:
-            heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
-
     def take(self, decide: "Decider", now: float) -> tuple[Ticket, Decision] | None:
         """The next whom the policy would not keep waiting, with its decision; it has left.
 

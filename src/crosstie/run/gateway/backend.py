@@ -38,7 +38,8 @@ class Breaker:
         self.state = "closed"
         self._in_a_row = 0
         self._latest: deque[bool] = deque(maxlen=_LATEST)
-        self._until = 0.0
+        # When it lets requests through again, where it is open.
+        self.until = 0.0
         self._open_s = _FIRST_OPEN_S
 
     def succeeded(self) -> None:
@@ -59,23 +60,18 @@ class Breaker:
         often = len(self._latest) >= _LATEST // 2 and faults >= SHARE * len(self._latest)
         if self.state == "trying" or self._in_a_row >= IN_A_ROW or often:
             self.state = "open"
-            self._until = now + self._open_s
+            self.until = now + self._open_s
             self._open_s = min(2.0 * self._open_s, _LONGEST_OPEN_S)
             return True
         return False
 
-    @property
-    def until(self) -> float:
-        """When it lets requests through again, where it is open."""
-        return self._until
-
     def open_too(self, until: float) -> None:
         """Another gateway's breaker for the same backend has opened until then."""
-        self.state, self._until = "open", until
+        self.state, self.until = "open", until
 
     def check(self, now: float) -> bool:
         """Whether it has just begun to let requests through again, on trial."""
-        if self.state != "open" or now < self._until:
+        if self.state != "open" or now < self.until:
             return False
         self.state = "trying"
         self._in_a_row = 0

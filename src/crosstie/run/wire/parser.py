@@ -1,23 +1,42 @@
 """Bytes of one client in, whole requests out: where each ends, by RFC 9112, and never by a guess.
 
-Nothing is read of a request before its turn: what has come behind it stays bytes until it is asked for.
+Nothing is read of a request before its turn: what has come behind it stays bytes until it is asked for. What two
+readers could take for two different things is refused, whatever the standards let a server forgive.
 """
 
 import re
+from typing import NoReturn
 
-from crosstie.run.wire.fields import (
-    body_length,
-    body_too_large,
-    check_trailers,
-    first_line,
-    header_fields,
-    keeps_alive,
-    unfinished_head,
-)
 from crosstie.run.wire.request import BadRequest, Limits, Request
 
-# The size of a chunk and its extensions: names, and values that are tokens or in quotes.
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+_PATH = rb"[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+(?:%[0-9A-Fa-f]{2}[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+)*+"
+# What nearly every request begins with.
+_USUAL_LINE = re.compile(rb"(GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) (/" + _PATH + rb") HTTP/1\.([01])\r\n")
+_ANY_LINE = re.compile(rb"(" + _TOKEN + rb") ([!-~]++) (HTTP/[0-9]\.[0-9])\r\n")
+_ABSOLUTE = re.compile(rb"https?://([^/?]*+)(" + _PATH + rb")", re.IGNORECASE)
+_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
+_FIELD_NAME = re.compile(rb"(" + _TOKEN + rb"):")
+_FIELDS = re.compile(rb"(?:" + _TOKEN + rb":[\t -~\x80-\xff]*+\r\n)*+")
+_PRINTABLE = b"\t" + bytes(range(32, 127)) + bytes(range(128, 256))
+_HOST = re.compile(rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=%]*+|\[[0-9A-Fa-f:.]++\])(?::[0-9]*+)?")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+
+# More than a first line has beside its target.
+_REST_OF_LINE = 64
+# Names of headers as they were written, and in lower case: most of them come with every request.
+_NAMES: dict[bytes, bytes] = {}
+_MOST_NAMES = 1000
+# Of which there can be one: taking the first or the last of two is how two readers come to differ.
+_ONCE = frozenset(
+    b"host content-length transfer-encoding content-type authorization proxy-authorization x-api-key api-key "
+    b"x-request-id".split()
+)
+_OWN = b"x-crosstie-"
+# Fields that say where a message ends, or to whom it goes: after its body it is too late for them.
+_NOT_TRAILERS = _ONCE | {b"connection", b"te", b"trailer", b"upgrade", b"expect"}
+
+# The size of a chunk and its extensions: names, and values that are tokens or in quotes.
 _QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*+"'
 _CHUNK = re.compile(
     rb"([0-9A-Fa-f]++)(?:[ \t]*+;[ \t]*+" + _TOKEN + rb"(?:[ \t]*+=[ \t]*+(?:" + _TOKEN + rb"|" + _QUOTED + rb"))?+)*+"
@@ -201,3 +220,186 @@ class RequestParser:
         check_trailers(data[at : end + 2])
         self._at = end + 4
         return True
+
+
+# The grammar of a head: its first line and its header fields, by RFC 9112 and RFC 9110.
+
+
+class RequestLine:
+    """The first line: `host` is what an absolute target says, None for the usual kind."""
+
+    def __init__(self, method: bytes, target: bytes, http11: bool, end: int, host: bytes | None = None):
+        self.method, self.target, self.http11, self.end, self.host = method, target, http11, end, host
+
+
+def first_line(head: bytes, limits: Limits) -> RequestLine:
+    """Of a head, or of as much of one as has come if its first line is whole. Raises BadRequest."""
+    usual = _USUAL_LINE.match(head)
+    if usual is not None:
+        method, target, minor = usual.groups()
+        if len(target) > limits.target_bytes:
+            _target_too_long(limits)
+        return RequestLine(method, target, minor == b"1", usual.end())
+    return _other_line(head, limits)
+
+
+def _other_line(head: bytes, limits: Limits) -> RequestLine:
+    found = _ANY_LINE.match(head)
+    if found is None:
+        if head.find(b"\r\n") > limits.target_bytes:
+            _target_too_long(limits)
+        raise BadRequest(400, "the first line is not a method, a target and a version")
+    method, target, version = found.groups()
+    if len(target) > limits.target_bytes:
+        _target_too_long(limits)
+    if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+        raise BadRequest(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+    http11 = version == b"HTTP/1.1"
+    if method == b"CONNECT":
+        raise BadRequest(501, "this is no proxy")
+    if method not in _METHODS:
+        raise BadRequest(501, "no such method")
+    if target == b"*" and method == b"OPTIONS":
+        return RequestLine(method, target, http11, found.end())
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is None:
+        raise BadRequest(400, "the target is no path of this server")
+    host, path = absolute.groups()
+    return RequestLine(method, path if path.startswith(b"/") else b"/" + path, http11, found.end(), host)
+
+
+def _target_too_long(limits: Limits) -> NoReturn:
+    raise BadRequest(414, f"a target of more than {limits.target_bytes} bytes")
+
+
+def unfinished_head(part: bytes, seen: int, limits: Limits) -> None:
+    """What can be said of a head before its end has come; `seen` bytes of it were looked at before."""
+    first = part[0]
+    if not (65 <= first <= 90 or 97 <= first <= 122 or first == 13):
+        raise BadRequest(400, "this is no HTTP request; perhaps it is TLS, which is not spoken here")
+    if _BARE_LF.search(part, seen):
+        raise BadRequest(400, "a line ends without a carriage return")
+    end = part.find(b"\n")
+    if end >= 0:
+        if end >= seen:
+            first_line(part, limits)
+    elif len(part) > limits.target_bytes + _REST_OF_LINE:
+        _target_too_long(limits)
+    if len(part) > limits.head_bytes:
+        _head_too_long(limits)
+
+
+def _head_too_long(limits: Limits) -> NoReturn:
+    raise BadRequest(431, f"a head of more than {limits.head_bytes} bytes")
+
+
+def header_fields(head: bytes, line: RequestLine, limits: Limits) -> dict[bytes, bytes]:
+    """Names in lower case, values without the space around them. Raises BadRequest."""
+    if len(head) > limits.head_bytes:
+        _head_too_long(limits)
+    if len(head) > limits.header_bytes and max(map(len, head.split(b"\r\n")[1:])) > limits.header_bytes:
+        raise BadRequest(431, f"a header of more than {limits.header_bytes} bytes")
+    lines = head[line.end : -2].split(b"\r\n") if len(head) > line.end else []
+    count = len(lines)
+    if count > limits.headers:
+        raise BadRequest(431, f"more than {limits.headers} headers")
+    if head.translate(None, _PRINTABLE) != b"\r\n" * (count + 1):
+        raise BadRequest(400, "a header has control characters, or a line end that is not CR LF")
+    fields: dict[bytes, bytes] = {}
+    for one in lines:
+        given, colon, value = one.partition(b":")
+        name = _NAMES.get(given) if colon else None
+        # After the check above it strips spaces and tabs, which is what may stand around a value.
+        fields[name or _name(one)] = value.strip()
+    if len(fields) < count:
+        fields = _joined(lines)
+    host = fields.get(b"host")
+    if host is None:
+        if line.http11:
+            raise BadRequest(400, "no host")
+    elif _HOST.fullmatch(host) is None:
+        raise BadRequest(400, "the host is no host")
+    if line.host is not None and (not line.host or line.host.lower() != (host or b"").lower()):
+        raise BadRequest(400, "the target names another host than the host header")
+    return fields
+
+
+def _name(line: bytes) -> bytes:
+    """Of a header that was not met before."""
+    found = _FIELD_NAME.match(line)
+    if found is None:
+        raise BadRequest(400, "a header is not NAME: VALUE on one line")
+    name = bytes(found[1]).lower()
+    if len(_NAMES) < _MOST_NAMES:
+        _NAMES[found[1]] = name
+    return name
+
+
+def _joined(lines: list[bytes]) -> dict[bytes, bytes]:
+    """Where a name is there twice: lists go on (RFC 9110, 5.3), whatever else is refused."""
+    fields: dict[bytes, bytes] = {}
+    for line in lines:
+        given, _, value = line.partition(b":")
+        name, value = given.lower(), value.strip()
+        if name in fields:
+            if name in _ONCE or name.startswith(_OWN):
+                raise BadRequest(400, f"two headers {name.decode('ascii')}")
+            value = fields[name] + (b"; " if name == b"cookie" else b", ") + value
+        fields[name] = value
+    return fields
+
+
+def check_trailers(lines: bytes) -> None:
+    """Lines after the last chunk: well formed, and nothing that would change what came before them."""
+    if _FIELDS.fullmatch(lines) is None:
+        raise BadRequest(400, "a trailer is not NAME: VALUE, on one line that ends with CR LF")
+    for one in lines.split(b"\r\n")[:-1]:
+        name = one.partition(b":")[0].lower()
+        if name in _NOT_TRAILERS or name.startswith(_OWN):
+            raise BadRequest(400, f"{name.decode('ascii')} cannot come after the body")
+
+
+def body_length(fields: dict[bytes, bytes], http11: bool, limits: Limits) -> int:
+    """Of what follows the head; -1 where it comes in chunks. Raises BadRequest."""
+    length, coding = fields.get(b"content-length"), fields.get(b"transfer-encoding")
+    if coding is not None:
+        return _in_chunks(coding.lower(), length, http11)
+    if length is None:
+        return 0
+    if not length.isdigit():
+        raise BadRequest(400, "content-length is no number")
+    digits = length.lstrip(b"0") or b"0"
+    # More digits than that are more bytes than any limit, and slow to turn into a number.
+    if len(digits) > 18 or int(digits) > limits.body_bytes:
+        body_too_large(limits)
+    return int(digits)
+
+
+def _in_chunks(coding: bytes, length: bytes | None, http11: bool) -> int:
+    if length is not None:
+        raise BadRequest(400, "both content-length and transfer-encoding")
+    if not http11:
+        raise BadRequest(400, "HTTP/1.0 has no transfer-encoding")
+    if coding == b"chunked":
+        return -1
+    codings = [one.strip(b" \t") for one in coding.split(b",")]
+    if codings[-1] == b"chunked" and codings.count(b"chunked") == 1 and all(codings):
+        raise BadRequest(501, "of transfer-encodings only chunked is understood")
+    raise BadRequest(400, "transfer-encoding is not chunked")
+
+
+def body_too_large(limits: Limits) -> NoReturn:
+    raise BadRequest(413, f"a body of more than {limits.body_bytes} bytes")
+
+
+def keeps_alive(fields: dict[bytes, bytes], http11: bool) -> bool:
+    """Whether the connection goes on after this request. What belongs to this connection alone goes no further."""
+    said = fields.get(b"connection")
+    if said is None:
+        return http11
+    if said == b"keep-alive":
+        return True
+    options = [option.strip(b" \t") for option in said.lower().split(b",")]
+    for option in options:
+        fields.pop(option, None)
+    return b"close" not in options and (http11 or b"keep-alive" in options)
