@@ -56,7 +56,7 @@ def show(found: list[Checked]) -> None:
         click.echo("no claim is left", err=True)
         return
     if len(found) > _IN_FULL:
-        show_table(out, ["id", "~claim", "verdict", "~computed"], [_row(one) for one in found])
+        show_table(out, ["id", "~claim", "~verdict", "~computed"], [_row(one) for one in found])
     else:
         for one in found:
             _show_one(out, one)

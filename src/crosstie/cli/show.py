@@ -16,7 +16,7 @@ _GAP = 2
 # Between values of a block, which have their names in front.
 _BETWEEN = 3
 # A column of prose is not made narrower than this: the table becomes blocks instead.
-_NARROWEST = 24
+_NARROWEST = 20
 
 
 class Output(Console):
