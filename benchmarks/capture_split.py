@@ -107,7 +107,7 @@ def rotated(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.T
     return torch.cat([one * cosine - other * sine, other * cosine + one * sine], -1)
 
 
-class Step(nn.Module):
+class SegmentCode(nn.Module):
     """`fixed_pages`: 0 chooses by score."""
 
     def __init__(self, shape: Shape, batch: int, mass: float, fixed_pages: int = 0):
@@ -191,7 +191,7 @@ def chosen_pages(module: nn.Module, shape: Shape, batch: int, device: torch.devi
 def measure(
     shape: Shape, batch: int, mass: float, fixed_pages: int, steps: int, device: torch.device
 ) -> dict[str, Any]:
-    module = Step(shape, batch, mass, fixed_pages).eval()
+    module = SegmentCode(shape, batch, mass, fixed_pages).eval()
     clock = Clock(device)
     begin = time.perf_counter()
     # Each step writes the same to the cache both times, so the two ways can share it.

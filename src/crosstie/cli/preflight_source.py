@@ -60,14 +60,9 @@ def command(
 
 
 def _opinion(opinion: Opinion | None) -> dict[str, object] | None:
-    if opinion is None:
-        return None
-    return {
-        "version": opinion.version,
-        "targets": list(opinion.targets),
-        "judged": list(opinion.judged),
-        "not_judged": opinion.not_judged,
-    }
+    """Without its hazards, which are among the findings."""
+    document = msgspec.to_builtins(opinion) or {}
+    return {key: value for key, value in document.items() if key != "hazards"} or None
 
 
 def _title(path: str, found: SourceReport) -> str:

@@ -20,7 +20,7 @@ from crosstie.port.checkpoint.conversion import plan_conversion
 from crosstie.port.checkpoint.convert import Converted, run_conversion
 from crosstie.port.checkpoint.fp8 import Codes
 from crosstie.port.checkpoint.index import open_checkpoint
-from crosstie.port.checkpoint.output import JOURNAL, Output
+from crosstie.port.checkpoint.output import JOURNAL, OutputFolder
 from crosstie.port.checkpoint.shard import ShardPlan
 
 SCRIPT = Path(__file__).with_name("killed.py")
@@ -65,13 +65,13 @@ def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pa
     source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
     go_on(source, tmp_path / "whole")
 
-    def seal_once(output: Output, shard: ShardPlan, codes: Codes, real: Any = Output.seal) -> None:
+    def seal_once(output: OutputFolder, shard: ShardPlan, codes: Codes, real: Any = OutputFolder.seal) -> None:
         if output.has_finished:
             raise OSError(errno.EIO, "Input/output error")
         real(output, shard, codes)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Output, "seal", seal_once)
+        patched.setattr(OutputFolder, "seal", seal_once)
         with pytest.raises(BadInput, match="Input/output error; run it again"):
             go_on(source, tmp_path / "out")
     return source, tmp_path / "out"
@@ -147,7 +147,7 @@ def test_two_at_once_are_kept_apart(tmp_path: Path) -> None:
     source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
     plan = plan_conversion(open_checkpoint(source), "e4m3fnuz")
     with (
-        Output(tmp_path / "out", plan, flush=False).opened(),
+        OutputFolder(tmp_path / "out", plan, flush=False).opened(),
         pytest.raises(BadInput, match="another conversion is writing"),
     ):
         run_conversion(plan, tmp_path / "out", jobs=1)

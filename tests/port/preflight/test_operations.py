@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 
 from crosstie.catalog.config import Config
-from crosstie.port.preflight.operations import Layout, Operation, Weights, operations
+from crosstie.port.preflight.operations import Layout, ModelOperation, Weights, operations
 
 PLAIN = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
 
 
-def needed(raw: dict[str, Any], **layout: Any) -> list[Operation]:
+def needed(raw: dict[str, Any], **layout: Any) -> list[ModelOperation]:
     stored = [Weights(scheme="fp8-block", activations="dynamic")]
     return operations(Config(raw, "config.json"), None, Layout(**layout), stored, stored)
 
 
-def only(kind: str, raw: dict[str, Any], **layout: Any) -> Operation:
+def only(kind: str, raw: dict[str, Any], **layout: Any) -> ModelOperation:
     (found,) = [one for one in needed(raw, **layout) if one.kind == kind]
     return found
 

@@ -50,7 +50,7 @@ from crosstie.port.capture.subject import (
     vary,
     with_device_and_seed,
 )
-from crosstie.port.capture.tape import Entry, NotFollowed, address
+from crosstie.port.capture.tape import NotFollowed, TapeEntry, address
 from crosstie.port.capture.twin import EndedProcess, Twin
 
 Numbers = dict[str, Any]
@@ -143,7 +143,7 @@ Found = tuple[Reason, str, Site]
 
 
 def stale_hazards(
-    device: Device, captured: list[Entry], following: list[Entry], evidence: str, at: Site
+    device: Device, captured: list[TapeEntry], following: list[TapeEntry], evidence: str, at: Site
 ) -> list[CaptureHazard]:
     """At least one. `evidence`: the numbers that differ; `at`: the function, where no line can be named."""
     found = list(between(captured, following))
@@ -157,7 +157,7 @@ def stale_hazards(
     return list(made.values())
 
 
-def between(captured: list[Entry], following: list[Entry]) -> Iterator[Found]:
+def between(captured: list[TapeEntry], following: list[TapeEntry]) -> Iterator[Found]:
     made_before: set[int] = set()
     made_after: set[int] = set()
     for before, after in zip(captured, following, strict=False):
@@ -187,7 +187,7 @@ def between(captured: list[Entry], following: list[Entry]) -> Iterator[Found]:
         yield BRANCH, f"{len(captured)} operations in the captured call, {len(following)} in the next", rest.site
 
 
-def _from_earlier_calls(device: Device, captured: list[Entry]) -> Iterator[Found]:
+def _from_earlier_calls(device: Device, captured: list[TapeEntry]) -> Iterator[Found]:
     made: set[int] = set()
     for entry in captured:
         for tensor in entry.tensors:
@@ -197,7 +197,7 @@ def _from_earlier_calls(device: Device, captured: list[Entry]) -> Iterator[Found
         made |= {address(out) for out in entry.outs}
 
 
-def _from_pinned(device: Device, captured: list[Entry]) -> Iterator[Found]:
+def _from_pinned(device: Device, captured: list[TapeEntry]) -> Iterator[Found]:
     for entry in captured:
         if any(device.memories.is_pinned(tensor) for tensor in entry.tensors):
             yield PINNED, f"{entry.name} from pinned memory", entry.site

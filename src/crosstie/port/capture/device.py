@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from crosstie.port.capture.device_tensor import DEVICE, HOST, DeviceTensor, Memories, Memory, plain_bytes
+from crosstie.port.capture.device_tensor import DEVICE, HOST, DeviceTensor, Memories, MemoryRecord, plain_bytes
 from crosstie.port.capture.hazards import (
     EVENT_QUERY,
     GENERATOR,
@@ -35,7 +35,7 @@ from crosstie.port.capture.hazards import (
 )
 from crosstie.port.capture.rules import hazards_of, may_mix
 from crosstie.port.capture.sites import Site, user_site
-from crosstie.port.capture.tape import Baked, Entry, NotFollowed, run_on_host, stays_on_host
+from crosstie.port.capture.tape import Baked, NotFollowed, TapeEntry, run_on_host, stays_on_host
 
 
 class Streams:
@@ -203,7 +203,7 @@ class Device:
         # Where work was put on streams that are not part of the capture, and serial numbers of the memory it made.
         self.outside: list[Site] = []
         self._made_outside: set[int] = set()
-        self.tape: list[Entry] = []
+        self.tape: list[TapeEntry] = []
         # By serial number of the memory: its bytes, and what they were before the capture.
         self._overwritten: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._first_of_capture = 0
@@ -357,7 +357,7 @@ class Device:
             self.memories.note(out).pinned = True
         if self.in_capture:
             launched = _for_the_host([self._as_launched(leaf) for leaf in leaves], spec)
-            self.tape.append(Entry(func, launched, out, site))
+            self.tape.append(TapeEntry(func, launched, out, site))
             self._reads_of_outside(func, host_args, host_kwargs, site)
             self.streams.current.unjoined = site
         elif self.capturing:
@@ -401,7 +401,7 @@ class Device:
             return leaf.elem
         return Baked(leaf) if isinstance(leaf, torch.Tensor) and not self.memories.is_pinned(leaf) else leaf
 
-    def _note_memory(self, given: Any, out: Any, site: Site) -> list[Memory]:
+    def _note_memory(self, given: Any, out: Any, site: Site) -> list[MemoryRecord]:
         """What is computed from the inputs, and where: a cache filled from them in warm-up is stale at replay."""
         known = [self.memories.of(tensor) for tensor in _strided(given)]
         from_inputs = any(memory is not None and memory.from_inputs for memory in known)

@@ -80,7 +80,7 @@ class DeviceTensor(torch.Tensor):
         torch._C.TensorBase.data.__set__(self, DeviceTensor(self.elem, self.owner))
 
 
-class Memory:
+class MemoryRecord:
     """One storage, on the device or the host."""
 
     def __init__(self, serial: int, tensor: torch.Tensor, call: int, site: Site | None):
@@ -97,17 +97,17 @@ class Memories:
     """All storages met so far, by address."""
 
     def __init__(self) -> None:
-        self._by_address: dict[int, Memory] = {}
+        self._by_address: dict[int, MemoryRecord] = {}
         self.count = 0
 
-    def of(self, tensor: torch.Tensor) -> Memory | None:
+    def of(self, tensor: torch.Tensor) -> MemoryRecord | None:
         return self._by_address.get(tensor.untyped_storage()._cdata)
 
-    def note(self, tensor: torch.Tensor, call: int = 0, site: Site | None = None) -> Memory:
+    def note(self, tensor: torch.Tensor, call: int = 0, site: Site | None = None) -> MemoryRecord:
         address = tensor.untyped_storage()._cdata
         known = self._by_address.get(address)
         if known is None:
-            known = self._by_address[address] = Memory(self.count, tensor, call, site)
+            known = self._by_address[address] = MemoryRecord(self.count, tensor, call, site)
             self.count += 1
         return known
 

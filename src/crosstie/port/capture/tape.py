@@ -29,7 +29,7 @@ class Baked:
         self.value = tensor.detach().clone()
 
 
-class Entry:
+class TapeEntry:
     """One operation. A tensor among its arguments is device or pinned memory, by reference; all else is constant."""
 
     def __init__(self, func: Any, arguments: Any, out: Any, site: Site):

@@ -22,7 +22,7 @@ from crosstie.port.checkpoint.fp8 import DTYPES, OTHER, Dialect
 from crosstie.port.checkpoint.headers import Header, encode_header
 from crosstie.port.checkpoint.index import Checkpoint
 from crosstie.port.checkpoint.roles import EXPONENTS, FLOATS
-from crosstie.port.checkpoint.shard import Change, ShardPlan, Step, identity_of
+from crosstie.port.checkpoint.shard import ByteRange, Change, ShardPlan, identity_of
 
 _CONFIGS = (MODELOPT_FILE, "config.json")
 _NORMALISED = "vLLM and SGLang convert it themselves when they load it on gfx942"
@@ -173,7 +173,7 @@ def _is_fp8(activations: Mapping[str, Any] | None) -> bool:
 def _shard(
     header: Header, to: Dialect, recoded: frozenset[str], rescaled: frozenset[str], marks: Mapping[str, str]
 ) -> ShardPlan:
-    steps: list[Step] = []
+    steps: list[ByteRange] = []
     entries = []
     for name, info in header.tensors.items():
         change: Change = "codes" if name in recoded else ("scale" if name in rescaled else "none")
@@ -181,7 +181,7 @@ def _shard(
         if change == "none" and steps and steps[-1].change == "none":
             steps[-1] = msgspec.structs.replace(steps[-1], stop=stop)
         else:
-            steps.append(Step(change, name, info.dtype, info.offset, stop))
+            steps.append(ByteRange(change, name, info.dtype, info.offset, stop))
         entries.append((name, DTYPES[to] if change == "codes" else info.dtype, info.shape, info.nbytes))
     metadata = {key: value for key, value in header.metadata.items() if key not in (MARK, KV_MARK)}
     return ShardPlan(

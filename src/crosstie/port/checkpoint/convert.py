@@ -19,7 +19,7 @@ from crosstie.port.checkpoint.converters import StretchConverter, converters
 from crosstie.port.checkpoint.fp8 import DTYPES, OTHER, Codes, Dialect
 from crosstie.port.checkpoint.headers import read_header
 from crosstie.port.checkpoint.index import open_checkpoint
-from crosstie.port.checkpoint.output import Output, flush
+from crosstie.port.checkpoint.output import OutputFolder, flush
 from crosstie.port.checkpoint.shard import ShardPlan, Stretch, windows
 
 # How many windows a process takes at once: worth a message, few enough that one shard keeps all processes busy.
@@ -148,7 +148,7 @@ def run_conversion(
     """Fills `out`; raises with nothing left behind where the checkpoint cannot be converted. Progress is in bytes."""
     began = time.monotonic()
     progress = Progress(on_progress, "converting", sum(shard.data_bytes for shard in conversion.shards))
-    output = Output(out, conversion, flush=sync)
+    output = OutputFolder(out, conversion, flush=sync)
     try:
         with output.opened():
             try:
@@ -163,7 +163,7 @@ def run_conversion(
 
 
 def _convert(
-    conversion: Conversion, output: Output, jobs: int, sync: bool, progress: Progress, began: float
+    conversion: Conversion, output: OutputFolder, jobs: int, sync: bool, progress: Progress, began: float
 ) -> Converted:
     shards, nbytes = len(conversion.shards), conversion.nbytes
     if output.was_complete:
@@ -198,7 +198,7 @@ def _convert(
     )
 
 
-def _compare_again(conversion: Conversion, output: Output, jobs: int, progress: Progress) -> None:
+def _compare_again(conversion: Conversion, output: OutputFolder, jobs: int, progress: Progress) -> None:
     """A source with other numbers in it has the same headers."""
     todo = [_Job(shard, output.final(shard), conversion.to, only_compared=True) for shard in conversion.shards]
     try:
@@ -211,7 +211,7 @@ def _compare_again(conversion: Conversion, output: Output, jobs: int, progress: 
 
 
 def _run(
-    conversion: Conversion, output: Output, todo: Sequence[_Job], jobs: int, sync: bool, progress: Progress
+    conversion: Conversion, output: OutputFolder, todo: Sequence[_Job], jobs: int, sync: bool, progress: Progress
 ) -> Codes:
     """All stretches of all shards, each process taking the next one; finished shards are sealed beside that."""
     queue = _in_turn(todo, jobs)
@@ -250,7 +250,7 @@ def _run(
     return sum((job.codes for job in todo), Codes())
 
 
-def _finish(conversion: Conversion, job: _Job, output: Output, sync: bool) -> None:
+def _finish(conversion: Conversion, job: _Job, output: OutputFolder, sync: bool) -> None:
     if not job.shard.unchanged():
         raise BadData(job.shard.source, "", "was changed while it was converted")
     _compare_header(conversion, job)

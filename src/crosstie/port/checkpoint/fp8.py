@@ -125,10 +125,6 @@ def _count_all_ones(codes: Bytes) -> int:
     return int(np.count_nonzero(codes & _MAGNITUDE == _ALL_ONES))
 
 
-def count_codes(codes: bytes) -> Codes:
-    return Recoder("e4m3fn").count(np.frombuffer(codes, np.uint8))
-
-
 def same(some: Bytes, others: Bytes) -> bool:
     """As np.array_equal, eight bytes at a time where that is possible."""
     if some.size == others.size and some.size % 8 == 0:
@@ -136,25 +132,6 @@ def same(some: Bytes, others: Bytes) -> bool:
         if wide.flags.aligned and wide_others.flags.aligned:
             return bool((wide == wide_others).all())
     return np.array_equal(some, others)
-
-
-def to_fnuz(codes: bytes) -> bytes:
-    """e4m3fn bytes as e4m3fnuz, for a scale that doubles; NaN has no counterpart and raises ValueError."""
-    return _recoded(codes, "e4m3fnuz")
-
-
-def to_fn(codes: bytes) -> bytes:
-    """e4m3fnuz bytes as e4m3fn, for a scale that halves; NaN and +-240 have no counterpart and raise ValueError."""
-    return _recoded(codes, "e4m3fn")
-
-
-def _recoded(codes: bytes, to: Dialect) -> bytes:
-    source = np.frombuffer(codes, np.uint8)
-    out = np.empty_like(source)
-    lost = Recoder(to).recode(source, out).lost(to)
-    if lost:
-        raise ValueError(f"{lost:,} of {source.size:,} bytes have no counterpart in {to}")
-    return out.tobytes()
 
 
 def _blocks(codes: Bytes) -> Iterator[Bytes]:

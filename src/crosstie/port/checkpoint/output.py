@@ -51,7 +51,7 @@ class Journal(msgspec.Struct, kw_only=True):
     finished: dict[str, Finished]
 
 
-class Output:
+class OutputFolder:
     def __init__(self, folder: Path, conversion: Conversion, *, flush: bool):
         self.folder, self._conversion, self._flush = folder, conversion, flush
         self._journal = Journal(conversion=_fingerprint(conversion), finished={})

@@ -41,7 +41,7 @@ _LONGEST_SCALE = 8
 _SHORTER = "became shorter while it was read"
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class ByteRange(msgspec.Struct, frozen=True, array_like=True):
     """A run of the source's bytes that is treated in one way: a tensor, several that stay as they are, or a part."""
 
     change: Change
@@ -58,7 +58,7 @@ class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
     # The new file's first bytes: its header, which may be longer or shorter than the source's.
     head: bytes
     data_start: int
-    steps: tuple[Step, ...]
+    steps: tuple[ByteRange, ...]
 
     @property
     def name(self) -> str:
@@ -96,7 +96,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     shift: int
     # Whether the shard will be flushed: the disk may as well begin.
     flush: bool
-    windows: list[list[Step]]
+    windows: list[list[ByteRange]]
     # The target is there already: it is read, not written.
     only_compared: bool = False
 
@@ -105,9 +105,9 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
         return sum(step.stop - step.start for window in self.windows for step in window)
 
 
-def windows(steps: Iterable[Step]) -> Iterator[list[Step]]:
+def windows(steps: Iterable[ByteRange]) -> Iterator[list[ByteRange]]:
     """The steps cut into windows, no scale cut in two."""
-    window: list[Step] = []
+    window: list[ByteRange] = []
     room = WINDOW_BYTES
     for step in steps:
         at = step.start
@@ -156,7 +156,9 @@ class Converter:
                 os.posix_fadvise(target, start + shift, stop - start, os.POSIX_FADV_DONTNEED)
             return found
 
-    def pass_window(self, stretch: Stretch, steps: Sequence[Step], read: Read, target: int, read_back: Read) -> Codes:
+    def pass_window(
+        self, stretch: Stretch, steps: Sequence[ByteRange], read: Read, target: int, read_back: Read
+    ) -> Codes:
         """From the source to the file descriptor `target`."""
         start, stop, shift = steps[0].start, steps[-1].stop, stretch.shift
         before, after = read(start, stop), self._target[: stop - start]
@@ -198,14 +200,14 @@ class Converter:
         finally:
             os.close(descriptor)
 
-    def _recode(self, stretch: Stretch, step: Step, before: Bytes, after: Bytes) -> Codes:
+    def _recode(self, stretch: Stretch, step: ByteRange, before: Bytes, after: Bytes) -> Codes:
         found = self._recoder.recode(before, after)
         lost = found.lost(self.to)
         if lost:
             raise BadData(stretch.source, step.name, f"{lost:,} weights {_why_lost(found, self.to)}")
         return found
 
-    def _rescale(self, stretch: Stretch, step: Step, before: Bytes) -> Bytes:
+    def _rescale(self, stretch: Stretch, step: ByteRange, before: Bytes) -> Bytes:
         try:
             return rescale(before, step.dtype, self._factor)
         except Inexact as error:

@@ -22,7 +22,7 @@ from types import CodeType, ModuleType
 from typing import Any, TextIO
 
 from crosstie.core.errors import BadData, BadInput, CrosstieError
-from crosstie.port.kernels.spec import Entry, entries, read_spec_file
+from crosstie.port.kernels.spec import KernelSpec, entries, read_spec_file
 
 LAUNCH_PREFIX = "crosstie_launch"
 SPEC_NAME = "CROSSTIE_KERNELS"
@@ -78,7 +78,7 @@ def _run(request: dict[str, Any], say: Say) -> None:
     except ImportError:
         raise BadInput("preflight kernels needs triton: pip install 'crosstie[preflight]'") from None
     from crosstie.port.kernels.compiling import Compiler
-    from crosstie.port.kernels.shadow import Driver, FakeGpu, Recorder, pretend
+    from crosstie.port.kernels.shadow import Driver, FakeGpu, LaunchRecorder, pretend
 
     device = FakeGpu(**request["device"])
     target = Driver(device).get_current_target()
@@ -90,7 +90,7 @@ def _run(request: dict[str, Any], say: Say) -> None:
     # By default a signal that nobody handles: code that hangs inside a C library ends as well.
     signal.alarm(int(request["collect_timeout_s"]))
     groups = itertools.count()
-    recorder = Recorder(groups, compiler.now)
+    recorder = LaunchRecorder(groups, compiler.now)
     recorder.install(request["max_configs"])
     module, stopped = load(request["what"])
     found = kernels_in(module)
@@ -184,7 +184,7 @@ def _specified(
     """Jobs, and how many configurations the spec leaves out."""
     from crosstie.port.kernels.jobs import jobs_of, left_out
 
-    spec: list[Entry] = read_spec_file(Path(request["spec"])) if request["spec"] else []
+    spec: list[KernelSpec] = read_spec_file(Path(request["spec"])) if request["spec"] else []
     written = getattr(module, SPEC_NAME, None)
     if written is not None:
         spec += entries(f"{module.__file__ or module.__name__}", written)

@@ -10,7 +10,7 @@ from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.jit import JITFunction
 
 from crosstie.core.errors import BadData
-from crosstie.port.kernels.spec import Entry
+from crosstie.port.kernels.spec import KernelSpec
 
 _ALWAYS_SHOWN = ("num_warps", "num_stages")
 
@@ -97,7 +97,7 @@ def _layers(candidate: Any) -> _Layers:
     return found
 
 
-def jobs_of(entry: Entry, candidate: Any, backend: Any, groups: "itertools.count[int]") -> Iterator[Job]:
+def jobs_of(entry: KernelSpec, candidate: Any, backend: Any, groups: "itertools.count[int]") -> Iterator[Job]:
     """Every configuration of its autotuner, or the one that the spec gives."""
     layers, group = _layers(candidate), next(groups)
     function = jit_function(candidate)
@@ -115,12 +115,12 @@ def jobs_of(entry: Entry, candidate: Any, backend: Any, groups: "itertools.count
         yield _job(entry, function, constants, options, backend, group, tuned=len(configs) > 1)
 
 
-def left_out(entry: Entry, candidate: Any) -> int:
+def left_out(entry: KernelSpec, candidate: Any) -> int:
     """Configurations that the spec does not want compiled."""
     return 0 if entry.max_configs is None else max(0, len(_layers(candidate).configs) - entry.max_configs)
 
 
-def _computed(entry: Entry, name: str, compute: Callable[[dict[str, Any]], Any], known: dict[str, Any]) -> Any:
+def _computed(entry: KernelSpec, name: str, compute: Callable[[dict[str, Any]], Any], known: dict[str, Any]) -> Any:
     try:
         return compute(known)
     except Exception as error:  # noqa: BLE001 - a heuristic is the author's code and may raise anything
@@ -129,7 +129,7 @@ def _computed(entry: Entry, name: str, compute: Callable[[dict[str, Any]], Any],
 
 
 def _job(
-    entry: Entry, function: Any, constants: dict[str, Any], options: dict[str, Any], backend: Any, group: int,
+    entry: KernelSpec, function: Any, constants: dict[str, Any], options: dict[str, Any], backend: Any, group: int,
     tuned: bool,
 ) -> Job:  # fmt: skip
     signature: dict[str, Any] = {}
@@ -167,7 +167,7 @@ def _source(function: Any) -> Callable[..., Any] | None:
     return GluonASTSource
 
 
-def _constant(entry: Entry, name: str, value: Any) -> Any:
+def _constant(entry: KernelSpec, name: str, value: Any) -> Any:
     """TOML has no word for a type: "tl.float16" is one."""
     if isinstance(value, str) and value.startswith("tl."):
         import triton.language
@@ -179,7 +179,7 @@ def _constant(entry: Entry, name: str, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _attributes(entry: Entry, name: str, kind: str, backend: Any) -> list[list[Any]]:
+def _attributes(entry: KernelSpec, name: str, kind: str, backend: Any) -> list[list[Any]]:
     """As a launch would find them, in the words of the backend: D is divisible by 16, S lies within 2 GiB."""
     letters = ""
     if (kind.startswith("*") or kind[0] in "iu") and entry.divides(name) % 16 == 0:

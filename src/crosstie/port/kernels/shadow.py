@@ -331,7 +331,7 @@ class Launched:
         return SimpleNamespace(shared=facts.get("lds_bytes", 0), num_warps=facts.get("num_warps", 4))
 
 
-class Recorder:
+class LaunchRecorder:
     """Jobs in the order of their launches, each once."""
 
     def __init__(self, groups: "itertools.count[int]", compile_now: Callable[[Job], dict[str, Any]]):

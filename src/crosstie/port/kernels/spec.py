@@ -28,7 +28,7 @@ _USUAL_DIVISIBILITY = 16
 
 
 @dataclass(frozen=True)
-class Entry:
+class KernelSpec:
     """One way of launching one kernel."""
 
     kernel: str
@@ -54,7 +54,7 @@ class Entry:
         return self.divisibility.get(argument, _USUAL_DIVISIBILITY)
 
 
-def read_spec_file(file: Path) -> list[Entry]:
+def read_spec_file(file: Path) -> list[KernelSpec]:
     try:
         raw = tomllib.loads(file.read_text())
     except tomllib.TOMLDecodeError as error:
@@ -67,14 +67,14 @@ def read_spec_file(file: Path) -> list[Entry]:
     return entries(str(file), raw.get("kernel"))
 
 
-def entries(file: str, raw: object) -> list[Entry]:
+def entries(file: str, raw: object) -> list[KernelSpec]:
     """`raw`: a list of tables, as TOML gives it or as the module has it."""
     if not isinstance(raw, list) or not raw:
         raise BadData(file, "kernel", "must be a list of tables, one for each way of launching a kernel")
     return [_entry(file, f"kernel {number + 1}", one) for number, one in enumerate(raw)]
 
 
-def _entry(file: str, where: str, raw: object) -> Entry:
+def _entry(file: str, where: str, raw: object) -> KernelSpec:
     if not isinstance(raw, Mapping):
         raise BadData(file, where, "must be a table")
     name = raw.get("name")
@@ -93,7 +93,7 @@ def _entry(file: str, where: str, raw: object) -> Entry:
     options = _table(file, where, "options", raw.get("options", {}))
     options |= {key: _count(file, f"{where}.{key}", raw[key]) for key in _COUNTS[:3] if key in raw}
     limit = raw.get("max_configs")
-    return Entry(
+    return KernelSpec(
         kernel=name,
         types=types,
         constants=constants,

@@ -9,8 +9,8 @@ from itertools import combinations
 
 from crosstie.core.deployment import Accelerator
 from crosstie.core.finding import Finding, Location, rank
-from crosstie.port.preflight.engine import Engine
-from crosstie.port.preflight.operations import Operation, compute_type
+from crosstie.port.preflight.engine import EngineRelease
+from crosstie.port.preflight.operations import ModelOperation, compute_type
 from crosstie.port.preflight.rules import SETTINGS, Facts, Value, decide, rules
 
 # What a check is called in reports and in SARIF, by the operation that it is about.
@@ -39,7 +39,7 @@ def settings_facts(environment: Mapping[str, str], flags: Mapping[str, str]) -> 
 
 
 def choice(
-    engine: Engine, accelerator: Accelerator, operation: Operation, settings: Mapping[str, Value], file: str
+    engine: EngineRelease, accelerator: Accelerator, operation: ModelOperation, settings: Mapping[str, Value], file: str
 ) -> Finding:
     """The rule that decides, or an honest "unknown" where no rule speaks of this."""
     isa = accelerator.chip.isa.value
@@ -67,11 +67,11 @@ def choice(
     )
 
 
-def _is_fp8(operation: Operation) -> bool:
+def _is_fp8(operation: ModelOperation) -> bool:
     return str(operation.facts.get("scheme", "")).startswith(("fp8", "nvfp4", "mxfp8"))
 
 
-def _facts(operation: Operation) -> str:
+def _facts(operation: ModelOperation) -> str:
     return ", ".join(f"{name} {value}" for name, value in operation.facts.items())
 
 

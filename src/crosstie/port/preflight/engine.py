@@ -14,12 +14,12 @@ from crosstie.catalog.config import Config
 from crosstie.catalog.reading import Sources, only_keys, read_toml, table, text
 from crosstie.core.errors import BadInput
 from crosstie.core.finding import Finding, Location
-from crosstie.port.preflight.operations import Operation
+from crosstie.port.preflight.operations import ModelOperation
 
 DATA = Path(__file__).parent / "data"
 
 
-class Engine(msgspec.Struct, frozen=True, kw_only=True):
+class EngineRelease(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: Version
     # The stack of the catalog that stands for it in memory arithmetic.
@@ -32,7 +32,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name} {self.version}"
 
 
-def engine_from(said: str) -> Engine:
+def engine_from(said: str) -> EngineRelease:
     name, _, release = said.strip().partition("==")
     known = _engines()
     if name not in known:
@@ -43,7 +43,7 @@ def engine_from(said: str) -> Engine:
         version = Version(re.sub(r"^b(?=\d+$)", "", release)) if release else newest
     except InvalidVersion:
         raise BadInput(f"'{release}' is no release of {name}: write {name}=={newest}") from None
-    return Engine(name=name, version=version, stack=stack, newest=newest, named=bool(release))
+    return EngineRelease(name=name, version=version, stack=stack, newest=newest, named=bool(release))
 
 
 @cache
@@ -106,7 +106,7 @@ _FALLBACK = {
 }
 
 
-def architecture_findings(config: Config, engine: Engine) -> list[Finding]:
+def architecture_findings(config: Config, engine: EngineRelease) -> list[Finding]:
     named = config.outer.get("architectures")
     where = Location(file=str(config.file), name="architectures")
     if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
@@ -129,7 +129,7 @@ def architecture_findings(config: Config, engine: Engine) -> list[Finding]:
     return found
 
 
-def _architecture(name: str, config: Config, engine: Engine, where: Location) -> Finding:
+def _architecture(name: str, config: Config, engine: EngineRelease, where: Location) -> Finding:
     known = architectures(engine.name)
     support = known.get(name)
     if support is None:
@@ -196,7 +196,7 @@ def _is_draft(name: str, depth: object) -> bool:
     return beyond or _DRAFT.search(name) is not None
 
 
-def feature_operations(config: Config, asked: Sequence[str]) -> list[Operation]:
+def feature_operations(config: Config, asked: Sequence[str]) -> list[ModelOperation]:
     """The features that are always on, those that the model needs, and those that the user asks for."""
     named = config.outer.get("architectures")
     architecture = named[0] if isinstance(named, list) and named else ""
@@ -204,7 +204,7 @@ def feature_operations(config: Config, asked: Sequence[str]) -> list[Operation]:
     if any(config.outer.get(key) not in (None, False) for key in _OTHER_SENSES):
         wanted["multimodal"] = None
     return [
-        Operation(
+        ModelOperation(
             kind="feature", facts={"name": name, "architecture": str(architecture)}, words=name, key="architectures"
         )
         for name in wanted

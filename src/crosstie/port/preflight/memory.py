@@ -3,7 +3,7 @@
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import CrosstieError
-from crosstie.core.finding import Finding, Location
+from crosstie.core.finding import Finding, Location, Severity
 from crosstie.core.model import Model
 from crosstie.perf.fit import Placement, candidate_layouts, place, place_each
 
@@ -27,20 +27,28 @@ def _preference(placement: Placement) -> tuple[bool, int, int]:
     return placement.sequences_interval[0] < 1, split.gpus, split.pp
 
 
+def _finding(
+    severity: Severity, model: Model, accelerator: Accelerator, *, what: str, evidence: str, remedy: str,
+    key: str = "weights",
+) -> Finding:  # fmt: skip
+    return Finding(
+        check="memory", severity=severity, what=what, where=Location(file=model.file, name=key), evidence=evidence,
+        grounds="computed", remedy=remedy, target=accelerator.id,
+    )  # fmt: skip
+
+
 def uncounted(error: CrosstieError, model: Model, accelerator: Accelerator) -> Finding:
     """A precision, cache or stack that the arithmetic does not know."""
-    return Finding(
-        check="memory", severity="unknown", where=Location(file=model.file, name="weights"), grounds="computed",
-        what="whether it fits was not counted", evidence=str(error), target=accelerator.id,
+    return _finding(
+        "unknown", model, accelerator, what="whether it fits was not counted", evidence=str(error),
         remedy=f"count by hand, or ask `crosstie fit` with a precision that it knows ({model.id})",
     )  # fmt: skip
 
 
 def memory_finding(placement: Placement | None, model: Model, accelerator: Accelerator, context: int) -> Finding:
-    where = Location(file=model.file, name="weights")
     if placement is None:
-        return Finding(
-            check="memory", severity="error", where=where, grounds="computed", target=accelerator.id,
+        return _finding(
+            "error", model, accelerator,
             what=f"no layout within {accelerator.domain} GPUs holds the weights and one sequence of {context:,} tokens",
             evidence=f"{accelerator.memory_bytes / 1e9:.0f} GB a GPU; `crosstie fit {model.id} --on {accelerator.id}`",
             remedy="a smaller precision, a shorter --context, or an accelerator with more memory",
@@ -48,22 +56,22 @@ def memory_finding(placement: Placement | None, model: Model, accelerator: Accel
     plan, split = placement.plan, placement.deployment.parallelism
     sizes = f"{plan.weight_bytes / 1e9:.1f} GB of weights a GPU at {split}, {plan.capacity_bytes / 1e9:.0f} GB there"
     if not placement.fits:
-        return Finding(
-            check="memory", severity="error", where=where, grounds="computed", target=accelerator.id,
+        return _finding(
+            "error", model, accelerator,
             what=f"at {split} memory does not hold the weights and one sequence of {context:,} tokens",
             evidence=sizes, remedy="more ranks (--tp), a smaller precision or a shorter --context",
         )  # fmt: skip
     # The engine's own share of memory is an assumption; with twice of it the answer may turn.
     low, high = placement.sequences_interval
     if low < 1:
-        return Finding(
-            check="memory", severity="unknown", where=where, grounds="computed", target=accelerator.id,
+        return _finding(
+            "unknown", model, accelerator,
             what=f"at {split} one sequence of {context:,} tokens fits only if the engine itself keeps little memory",
             evidence=f"{sizes}; between {low} and {high} sequences",
             remedy="more ranks (--tp), a smaller precision or a shorter --context",
         )  # fmt: skip
-    return Finding(
-        check="memory", severity="note", where=where, grounds="computed", target=accelerator.id, remedy="",
+    return _finding(
+        "note", model, accelerator, remedy="",
         what=f"fits on {split.gpus} GPU{'s' if split.gpus > 1 else ''} ({split}) "
         f"with {placement.sequences:,} sequences of {context:,} tokens",
         evidence=f"{sizes}; {low:,} to {high:,} sequences as the engine keeps more or less for itself",
@@ -71,8 +79,8 @@ def memory_finding(placement: Placement | None, model: Model, accelerator: Accel
 
 
 def ranks_finding(error: CrosstieError, model: Model, accelerator: Accelerator) -> Finding:
-    return Finding(
-        check="memory", severity="error", where=Location(file=model.file, name="num_attention_heads"),
-        what="the ranks that were asked for cannot share this model", evidence=str(error), grounds="computed",
-        remedy="another --tp: one that divides the heads and stays within the domain", target=accelerator.id,
+    return _finding(
+        "error", model, accelerator, key="num_attention_heads",
+        what="the ranks that were asked for cannot share this model", evidence=str(error),
+        remedy="another --tp: one that divides the heads and stays within the domain",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from crosstie.perf.fit import Placement
 from crosstie.port.preflight.choices import best_settings, choice, settings_facts, words
 from crosstie.port.preflight.engine import (
     FEATURES,
-    Engine,
+    EngineRelease,
     architecture_findings,
     draft_findings,
     engine_from,
@@ -23,7 +23,7 @@ from crosstie.port.preflight.engine import (
 )
 from crosstie.port.preflight.memory import memory_finding, placement_on, ranks_finding, uncounted
 from crosstie.port.preflight.numbers import stored_findings
-from crosstie.port.preflight.operations import Layout, Operation, operations
+from crosstie.port.preflight.operations import Layout, ModelOperation, operations
 from crosstie.port.preflight.rules import Facts
 from crosstie.port.preflight.stored import Stored, load_operations, read_stored
 
@@ -33,7 +33,7 @@ ScanDepth = Literal["none", "sample", "all"]
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the model is meant to run; what is None follows from the checkpoint or the accelerator."""
 
-    engine: Engine
+    engine: EngineRelease
     tp: int | None = None
     ep: bool = False
     kv: str | None = None
@@ -49,7 +49,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, and how each accelerator stands with the settings that are best there."""
 
     name: str
-    engine: Engine
+    engine: EngineRelease
     findings: tuple[Finding, ...]
     # By accelerator: the verdict, and the layout that it is about.
     verdicts: dict[str, str]
@@ -176,7 +176,7 @@ def _kernels(
     stored: Stored, model: Model | None, accelerator: Accelerator, options: ModelOptions, layout: Layout
 ) -> tuple[list[Finding], list[str]]:
     """What runs each operation as things are set, and the settings with which more of them would run well."""
-    needed: list[Operation] = [
+    needed: list[ModelOperation] = [
         *load_operations(stored, layout), *feature_operations(stored.config, options.features),
     ]  # fmt: skip
     unread: list[Finding] = []

@@ -48,7 +48,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     kv: str = "bf16"
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
+class ModelOperation(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     facts: dict[str, Value]
     # For people: "attention of 64 heads of 128".
@@ -60,7 +60,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 def operations(
     config: Config, model: Model | None, layout: Layout, linear: Sequence[Weights], experts: Sequence[Weights],
     sinks: bool = False,
-) -> list[Operation]:  # fmt: skip
+) -> list[ModelOperation]:  # fmt: skip
     """Each operation once, in the order in which a token meets them; products once for each way to store weights.
 
     `sinks`: the checkpoint has tensors of attention sinks, whatever its config says.
@@ -85,7 +85,7 @@ def stored_facts(config: Config, weights: Weights) -> dict[str, Value]:
     return facts if weights.group is None else {**facts, "group": weights.group}
 
 
-def _gemm(config: Config, model: Model | None, layout: Layout, linear: Weights) -> Operation:
+def _gemm(config: Config, model: Model | None, layout: Layout, linear: Weights) -> ModelOperation:
     facts: dict[str, Value] = {"weights": linear.scheme, "tp": layout.tp, **stored_facts(config, linear)}
     if model:
         sides = [side for tensor, _ in model.tensors() for side in _sides(tensor, layout)]
@@ -95,7 +95,7 @@ def _gemm(config: Config, model: Model | None, layout: Layout, linear: Weights) 
         if linear.group and linear.group > 0:
             inputs = [into for tensor, _ in model.tensors() if (into := _shared_input(tensor, layout))]
             facts["whole_groups"] = all(length % linear.group == 0 for length in inputs)
-    return Operation(
+    return ModelOperation(
         kind="gemm", facts=facts, words=f"matrix products with {linear.scheme} weights", key="quantization_config"
     )
 
@@ -117,7 +117,7 @@ def _shared_input(tensor: Tensor, layout: Layout) -> float | None:
     return tensor.cols / min(layout.tp, tensor.max_shards)
 
 
-def _mixers(config: Config, model: Model | None, layout: Layout, sinks: bool) -> Iterator[Operation]:
+def _mixers(config: Config, model: Model | None, layout: Layout, sinks: bool) -> Iterator[ModelOperation]:
     family = config.word("model_type")
     if config.get("compress_ratios") is not None:
         yield _sparse(config, layout, "v4")
@@ -130,7 +130,7 @@ def _mixers(config: Config, model: Model | None, layout: Layout, sinks: bool) ->
         yield from _grouped(config, model, layout, family, sinks)
     recurrent = _recurrent(config, family)
     if recurrent:
-        yield Operation(
+        yield ModelOperation(
             kind="linear_attention", facts={"kind": recurrent[0]}, words=f"{recurrent[0]} layers", key=recurrent[1]
         )
 
@@ -156,19 +156,19 @@ def _heads(config: Config, layout: Layout) -> dict[str, Value]:
     return {"heads": heads // layout.tp} if heads and heads % layout.tp == 0 else {}
 
 
-def _latent(config: Config, layout: Layout) -> Operation:
+def _latent(config: Config, layout: Layout) -> ModelOperation:
     facts = {**_heads(config, layout), "kv": layout.kv}
     for name in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"):
         value = config.maybe(name, least=0)
         if value is not None:
             facts[name] = value
-    return Operation(
+    return ModelOperation(
         kind="mla", facts=facts, key="kv_lora_rank",
         words=f"latent attention (MLA) with {facts.get('heads', '?')} heads a rank, rank {facts.get('kv_lora_rank')}",
     )  # fmt: skip
 
 
-def _sparse(config: Config, layout: Layout, kind: str) -> Operation:
+def _sparse(config: Config, layout: Layout, kind: str) -> ModelOperation:
     facts: dict[str, Value] = {**_heads(config, layout), "kind": kind, "kv": layout.kv}
     for name, key in (("index_heads", "index_n_heads"), ("index_head_dim", "index_head_dim"), ("top_k", "index_topk")):
         value = config.maybe(key)
@@ -176,12 +176,12 @@ def _sparse(config: Config, layout: Layout, kind: str) -> Operation:
             facts[name] = value
     key = "compress_ratios" if kind == "v4" else "index_topk"
     words = f"sparse attention ({kind}) with {facts.get('heads', '?')} heads a rank, top {facts.get('top_k', '?')}"
-    return Operation(kind="sparse_attention", facts=facts, words=words, key=key)
+    return ModelOperation(kind="sparse_attention", facts=facts, words=words, key=key)
 
 
 def _grouped(
     config: Config, model: Model | None, layout: Layout, family: str, sinks: bool
-) -> Iterator[Operation]:  # fmt: skip
+) -> Iterator[ModelOperation]:  # fmt: skip
     heads = config.count("num_attention_heads", "n_head")
     kv_heads = config.maybe("num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
     if model is not None and config.get("multi_query") is not None:
@@ -232,7 +232,7 @@ def _scale(config: Config, family: str, dim: int | None) -> str:
 def _one_grouped(
     layout: Layout, shared: Facts, counts: tuple[int, int], sizes: tuple[int | None, int | None], window: bool,
     chunked: bool,
-) -> Operation:  # fmt: skip
+) -> ModelOperation:  # fmt: skip
     (heads, kv_heads), (dim, values) = counts, sizes
     facts: dict[str, Value] = {**shared, "window": window, "chunked": chunked}
     if heads % kv_heads == 0:
@@ -245,7 +245,7 @@ def _one_grouped(
     kind = " over a window" if window else " in chunks" if chunked else ""
     sinks = ", with sinks" if shared["sinks"] else ""
     words = f"attention{kind}, {heads} heads of {dim or '?'} on {kv_heads} key-value heads{sinks}"
-    return Operation(kind="attention", facts=facts, words=words, key="num_attention_heads")
+    return ModelOperation(kind="attention", facts=facts, words=words, key="num_attention_heads")
 
 
 def _activation(config: Config) -> str:
@@ -254,7 +254,7 @@ def _activation(config: Config) -> str:
     return said if isinstance(said, str) else "silu"
 
 
-def _moe(config: Config, layout: Layout, experts: Weights) -> Operation | None:
+def _moe(config: Config, layout: Layout, experts: Weights) -> ModelOperation | None:
     names = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
     count = config.maybe(*names, least=0)
     if not count:
@@ -284,4 +284,4 @@ def _moe(config: Config, layout: Layout, experts: Weights) -> Operation | None:
         facts["inter"] = inner // ranks
     words = f"{count} experts, {active or '?'} a token, {facts.get('inter', '?')} wide a rank, in {experts.scheme}"
     key = next(name for name in names if config.raw.get(name) is not None)
-    return Operation(kind="moe", facts=facts, words=words, key=key)
+    return ModelOperation(kind="moe", facts=facts, words=words, key=key)

@@ -31,7 +31,7 @@ from crosstie.port.checkpoint.formats import (
 from crosstie.port.checkpoint.gguf import Gguf, read_gguf
 from crosstie.port.checkpoint.index import Checkpoint, open_checkpoint
 from crosstie.port.checkpoint.roles import Part
-from crosstie.port.preflight.operations import Layout, Operation, Weights, stored_facts
+from crosstie.port.preflight.operations import Layout, ModelOperation, Weights, stored_facts
 
 # GGUF's architecture -> model_type of Hugging Face, where the catalog's readers tell families apart by it.
 _FAMILIES = {
@@ -334,7 +334,7 @@ def _native(model: Model, role: str, method: str) -> Weights:
     return Weights(scheme=scheme, activations=activations, method=method)
 
 
-def load_operations(stored: Stored, layout: Layout) -> list[Operation]:
+def load_operations(stored: Stored, layout: Layout) -> list[ModelOperation]:
     """What the engine's loader is given: each part in each of its formats, and the KV cache's scales."""
     found = [
         _load(stored, part, weights)
@@ -345,10 +345,10 @@ def load_operations(stored: Stored, layout: Layout) -> list[Operation]:
     return found if layout.kv in ("bf16", "fp16") else [*found, _kv_cache(stored, layout)]
 
 
-def _load(stored: Stored, part: str, weights: Weights) -> Operation:
+def _load(stored: Stored, part: str, weights: Weights) -> ModelOperation:
     what = "experts" if part == "moe" else "linear layers"
     said = weights.scheme if stored.method == "none" else f"{weights.scheme} ({stored.method})"
-    return Operation(
+    return ModelOperation(
         kind="load", key="quantization_config", words=f"loading {what} in {said}",
         facts={
             **stored_facts(stored.config, weights), "method": stored.method, "scheme": weights.scheme, "part": part,
@@ -357,7 +357,7 @@ def _load(stored: Stored, part: str, weights: Weights) -> Operation:
     )  # fmt: skip
 
 
-def _kv_cache(stored: Stored, layout: Layout) -> Operation:
+def _kv_cache(stored: Stored, layout: Layout) -> ModelOperation:
     config = stored.config
     sparse = config.get("index_topk", "compress_ratios") is not None
     kind = "sparse" if sparse else "mla" if config.get("kv_lora_rank") is not None else "gqa"
@@ -366,7 +366,7 @@ def _kv_cache(stored: Stored, layout: Layout) -> Operation:
     kept = stored.scheme is not None and stored.scheme.kv_kept
     dialect = {"fn": "fnuz", "fnuz": "fn"}[stored.dialect] if kept else stored.dialect
     beside = " with scales of the checkpoint" if stored.kv_scales and layout.kv.startswith("fp8") else ""
-    return Operation(
+    return ModelOperation(
         kind="kv_cache", key="num_key_value_heads", words=f"a KV cache in {layout.kv}{beside}",
         facts={
             "dtype": layout.kv, "scales": scales, "method": stored.method, "kind": kind, "dialect": dialect,

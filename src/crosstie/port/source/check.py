@@ -10,7 +10,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator
 from crosstie.core.finding import Finding, Location, worst
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.port.source.clang import Compiler, Opinion, find_compiler, second_opinion
+from crosstie.port.source.clang import Clang, Opinion, find_compiler, second_opinion
 from crosstie.port.source.code import streams
 from crosstie.port.source.cpp import hazards_in
 from crosstie.port.source.files import Files, build_hazards, hip_builds, read_files
@@ -38,7 +38,7 @@ VERDICTS = {
 NOTHING_TO_PORT = "nothing to port"
 
 
-class Converted(msgspec.Struct, frozen=True, kw_only=True):
+class HipifyCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What HIPIFY did: names by file, names in all."""
 
     files: dict[str, dict[str, int]]
@@ -60,7 +60,7 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     cpp_files: int
     python_files: int
     build_files: int
-    converted: Converted | None
+    converted: HipifyCounts | None
     opinion: Opinion | None
 
 
@@ -106,9 +106,9 @@ def _hazards_of(
     files: Files,
     hazards: list[SourceHazard],
     options: SourceOptions,
-    compiler: Compiler | None,
+    compiler: Clang | None,
     on_progress: OnProgress,
-) -> tuple[Converted | None, Opinion | None]:
+) -> tuple[HipifyCounts | None, Opinion | None]:
     on_progress(0, len(files.cpp), "reading preprocessor lines")
     project = Project(files.cpp)
     names = empty_names()
@@ -169,14 +169,13 @@ def _second(root: Path, opinion: Opinion, targets: Sequence[SourceTarget]) -> So
         severity="note",
         what=f"clang compiled {len(opinion.judged)} of {total} files for {', '.join(opinion.targets)}{instead}",
         file=root.as_posix(),
-        line=None,
         evidence=f"{opinion.version}; {len(opinion.not_judged)} could not be judged{example}",
         remedy="",
         grounds="compiled",
     )
 
 
-def _leftovers(project: Project, names: CudaNames, result: Hipified, hazards: list[SourceHazard]) -> Converted:
+def _leftovers(project: Project, names: CudaNames, result: Hipified, hazards: list[SourceHazard]) -> HipifyCounts:
     for path in result.outputs:
         hazards += leftover_hazards(path, project, names, result.kept(path), result.kept_headers(path))
         hazards += broken_headers(path, project, names, result.broken_headers(path, names.headers[path]))
@@ -184,10 +183,10 @@ def _leftovers(project: Project, names: CudaNames, result: Hipified, hazards: li
         hazards.append(
             SourceHazard(
                 check="hipify-failed", severity="unknown", what="HIPIFY could not convert this file", file=path,
-                line=None, evidence=why, remedy="convert it by hand", grounds="computed",
+                evidence=why, remedy="convert it by hand", grounds="computed",
             )
         )  # fmt: skip
-    return Converted(
+    return HipifyCounts(
         files={path: found for path, found in result.converted.items() if found},
         names=dict(result.by_name().most_common()),
     )
@@ -202,7 +201,6 @@ def _without_hipify(names: CudaNames) -> SourceHazard:
         severity="unknown" if used else "note",
         what="what HIPIFY converts was not looked at: torch is not installed",
         file=path or ".",
-        line=None,
         evidence=f"{len(used):,} names of CUDA are used: {', '.join(used[:5])}" if used else "no name of CUDA is used",
         remedy="pip install 'crosstie[preflight]'",
     )

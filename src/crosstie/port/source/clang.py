@@ -50,7 +50,7 @@ _BELIEVED: tuple[tuple[re.Pattern[str], str, str, str, str], ...] = (
 )  # fmt: skip
 
 
-class Compiler(msgspec.Struct, frozen=True, kw_only=True):
+class Clang(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     version: str
     # Those of the targets' instruction sets that it can compile for.
@@ -67,7 +67,7 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
     hazards: tuple[SourceHazard, ...]
 
 
-def find_compiler(asked: str | None, targets: Sequence[SourceTarget]) -> Compiler | None:
+def find_compiler(asked: str | None, targets: Sequence[SourceTarget]) -> Clang | None:
     """The clang that was asked for, or the first that there is; one that was asked for must work."""
     path = shutil.which(asked) if asked else next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
@@ -82,11 +82,11 @@ def find_compiler(asked: str | None, targets: Sequence[SourceTarget]) -> Compile
         if asked and not usable and _run(path, probe, "gfx942", ()):
             raise BadInput(f"--clang {asked}: it does not compile HIP for {', '.join(isas)} or gfx942")
     version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    return Compiler(path=path, version=(version.splitlines() or ["clang"])[0], targets=usable or ("gfx942",))
+    return Clang(path=path, version=(version.splitlines() or ["clang"])[0], targets=usable or ("gfx942",))
 
 
 def second_opinion(
-    compiler: Compiler, result: Hipified, texts: Mapping[str, str], jobs: int, on_progress: OnProgress
+    compiler: Clang, result: Hipified, texts: Mapping[str, str], jobs: int, on_progress: OnProgress
 ) -> Opinion:
     not_judged: dict[str, str] = {}
     units: list[str] = []

@@ -8,7 +8,7 @@ from functools import cached_property
 import msgspec
 
 from crosstie.port.source.hazard import SourceHazard
-from crosstie.port.source.lexer import Token, Value, arguments, closing, evaluate, lex
+from crosstie.port.source.lexer import CppToken, Value, arguments, closing, evaluate, lex
 from crosstie.port.source.project import Project
 
 LANE_CALLS = re.compile(
@@ -39,14 +39,14 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     returns: tuple[str, ...]
     # Parameters of the template before it, each with the tokens of its default.
-    template: tuple[tuple[str, tuple[Token, ...]], ...]
+    template: tuple[tuple[str, tuple[CppToken, ...]], ...]
 
 
 class Declaration(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     at: int
     words: tuple[str, ...]
-    value: tuple[Token, ...]
+    value: tuple[CppToken, ...]
 
     @property
     def bits(self) -> int | None:
@@ -58,7 +58,9 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
 class Code:
     """A stream of tokens: a file's code, or the body of one of its macros."""
 
-    def __init__(self, path: str, tokens: list[Token], project: Project, lines: Sequence[str], macro: frozenset[str]):
+    def __init__(
+        self, path: str, tokens: list[CppToken], project: Project, lines: Sequence[str], macro: frozenset[str]
+    ):
         self.path, self.tokens, self.project, self._source = path, tokens, project, lines
         # Parameters of the macro whose body this is.
         self.parameters = macro
@@ -82,7 +84,7 @@ class Code:
         before = [one for one in self.declarations.get(name, ()) if one.at < at]
         return before[-1] if before else None
 
-    def value(self, tokens: Sequence[Token], at: int, depth: int = 0) -> Value:
+    def value(self, tokens: Sequence[CppToken], at: int, depth: int = 0) -> Value:
         """A constant expression as it stands at a place; None where it is not constant or not known."""
 
         def named(name: str) -> Value:
@@ -96,7 +98,7 @@ class Code:
 
         return evaluate(tokens, named)
 
-    def calls(self, name: str) -> Iterator[tuple[int, list[Sequence[Token]]]]:
+    def calls(self, name: str) -> Iterator[tuple[int, list[Sequence[CppToken]]]]:
         """Where a name is called, and with what."""
         for at in self.names.get(name, ()):
             open_at = at + 1
@@ -215,7 +217,7 @@ def streams(path: str, project: Project) -> list[Code]:
     return found
 
 
-def skip_angles(tokens: Sequence[Token], at: int) -> int:
+def skip_angles(tokens: Sequence[CppToken], at: int) -> int:
     """Past `<...>` that opens at `at`, where it reads as template arguments; else `at` itself."""
     depth = 0
     for index in range(at, min(len(tokens), at + 200)):
@@ -231,7 +233,7 @@ def skip_angles(tokens: Sequence[Token], at: int) -> int:
     return at
 
 
-def _functions(tokens: Sequence[Token]) -> Iterator[Function]:
+def _functions(tokens: Sequence[CppToken]) -> Iterator[Function]:
     index = 0
     while index < len(tokens):
         if tokens[index].text == "{" and tokens[index].kind == "sign":
@@ -246,7 +248,7 @@ def _functions(tokens: Sequence[Token]) -> Iterator[Function]:
         index += 1
 
 
-def _end(tokens: Sequence[Token], brace: int) -> int:
+def _end(tokens: Sequence[CppToken], brace: int) -> int:
     """Its closing brace, or where the next function plainly begins: both sides of an open #if may open one brace."""
     end = closing(tokens, brace)
     for index in range(brace + 1, end):
@@ -256,7 +258,7 @@ def _end(tokens: Sequence[Token], brace: int) -> int:
     return end
 
 
-def _head(tokens: Sequence[Token], brace: int) -> tuple[int, tuple[str, ...]] | None:
+def _head(tokens: Sequence[CppToken], brace: int) -> tuple[int, tuple[str, ...]] | None:
     """The index of the function's name and the words of its type, where the brace opens a function."""
     at = brace - 1
     while at > 0 and tokens[at].text in _AFTER_PARAMETERS:
@@ -280,7 +282,7 @@ def _head(tokens: Sequence[Token], brace: int) -> tuple[int, tuple[str, ...]] | 
     return at, tuple(words)
 
 
-def template_of(tokens: Sequence[Token], name_at: int) -> tuple[tuple[str, tuple[Token, ...]], ...]:
+def template_of(tokens: Sequence[CppToken], name_at: int) -> tuple[tuple[str, tuple[CppToken, ...]], ...]:
     """The parameters of the template that a function or structure is, each with its default."""
     for at in range(name_at - 1, max(-1, name_at - 200), -1):
         if tokens[at].text in (";", "}", "{"):
@@ -291,14 +293,14 @@ def template_of(tokens: Sequence[Token], name_at: int) -> tuple[tuple[str, tuple
     return ()
 
 
-def _parameter(tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
+def _parameter(tokens: Sequence[CppToken]) -> tuple[str, tuple[CppToken, ...]]:
     for index, token in enumerate(tokens):
         if token.text == "=":
             return (tokens[index - 1].text if index else ""), tuple(tokens[index + 1 :])
     return (tokens[-1].text if tokens else ""), ()
 
 
-def _aliases(tokens: Sequence[Token]) -> dict[str, tuple[str, ...]]:
+def _aliases(tokens: Sequence[CppToken]) -> dict[str, tuple[str, ...]]:
     """`using lanes = unsigned int;` and `typedef unsigned int lanes;` by name, with the words of the type."""
     found: dict[str, tuple[str, ...]] = {}
     for index, token in enumerate(tokens):
@@ -312,7 +314,7 @@ def _aliases(tokens: Sequence[Token]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _declarations(tokens: Sequence[Token], aliases: Mapping[str, tuple[str, ...]]) -> dict[str, list[Declaration]]:
+def _declarations(tokens: Sequence[CppToken], aliases: Mapping[str, tuple[str, ...]]) -> dict[str, list[Declaration]]:
     """Names declared with a plain type: `const unsigned mask = ...`, `uint32_t a, b`, a parameter."""
     types = _TYPE_WORDS | set(aliases)
     found: dict[str, list[Declaration]] = {}
@@ -343,7 +345,7 @@ def _declarations(tokens: Sequence[Token], aliases: Mapping[str, tuple[str, ...]
 _ENDS_DECLARATOR = {"=", ";", ",", ")", "{", ":", "["}
 
 
-def _initial(tokens: Sequence[Token], at: int) -> tuple[Token, ...]:
+def _initial(tokens: Sequence[CppToken], at: int) -> tuple[CppToken, ...]:
     """What a name is set to: behind `=`, up to the comma, semicolon or bracket that ends it."""
     if tokens[at].text != "=":
         return ()

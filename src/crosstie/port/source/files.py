@@ -62,7 +62,6 @@ def binary_hazard(path: str, size: int) -> SourceHazard:
         severity="error",
         what="device code of NVIDIA, which no AMD GPU loads",
         file=path,
-        line=None,
         evidence=f"{size:,} bytes of {path.rsplit('.', 1)[-1]}",
         remedy="build it from source with hipcc --genco --offload-arch=gfx942, or leave it out",
     )
@@ -184,7 +183,6 @@ def _unread(name: str, why: str) -> SourceHazard:
         severity="unknown",
         what="this file was not read",
         file=name,
-        line=None,
         evidence=why,
         remedy="check it by hand, or give it as text of less than 8 MB",
     )

@@ -58,9 +58,9 @@ class SourceHazard(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity
     what: str
     file: str
-    line: int | None
     evidence: str
     remedy: str
+    line: int | None = None
     on: str = "rocm"
     name: str = ""
     grounds: Grounds = "read"

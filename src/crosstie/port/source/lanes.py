@@ -7,7 +7,7 @@ from itertools import pairwise
 from crosstie.core.finding import Severity
 from crosstie.port.source.code import LANE_CALLS, NARROW, WIDE, Code
 from crosstie.port.source.hazard import SourceHazard
-from crosstie.port.source.lexer import Token, arguments, closing, number
+from crosstie.port.source.lexer import CppToken, arguments, closing, number
 
 _SIZE_NAME = re.compile(
     r"(?i)(?:warp|wave(?:front)?)_*(?:size|sz|threads|width|len(?:gth)?|lanes)"
@@ -106,7 +106,7 @@ def _sizes(code: Code) -> Iterator[SourceHazard]:
                 yield code.hazard("warp-size", severity, what, at, _FIX, "wave64")
 
 
-def _until(tokens: Sequence[Token], at: int) -> Sequence[Token]:
+def _until(tokens: Sequence[CppToken], at: int) -> Sequence[CppToken]:
     depth = 0
     for index in range(at, min(len(tokens), at + 60)):
         text = tokens[index].text
@@ -181,12 +181,12 @@ def _right(code: Code, at: int) -> int | None:
     return None
 
 
-def _is_size(token: Token) -> bool:
+def _is_size(token: CppToken) -> bool:
     """Such names are judged where they are set."""
     return token.kind == "name" and bool(_SIZE_NAME.search(token.text))
 
 
-def _operand(tokens: Sequence[Token], at: int) -> Sequence[Token]:
+def _operand(tokens: Sequence[CppToken], at: int) -> Sequence[CppToken]:
     """What stands left of a sign: a bracket, or names joined by dots."""
     index = at - 1
     if index >= 0 and tokens[index].text in (")", "]"):
@@ -205,7 +205,7 @@ def _operand(tokens: Sequence[Token], at: int) -> Sequence[Token]:
     return tokens[index + 1 : at]
 
 
-def _assigned(tokens: Sequence[Token], at: int) -> str:
+def _assigned(tokens: Sequence[CppToken], at: int) -> str:
     """The name on the left of the statement's `=`, "" where there is none."""
     for index in range(at - 1, max(-1, at - 40), -1):
         text = tokens[index].text
@@ -218,7 +218,7 @@ def _assigned(tokens: Sequence[Token], at: int) -> str:
     return ""
 
 
-def _is_thread(code: Code, token: Token, at: int) -> bool:
+def _is_thread(code: Code, token: CppToken, at: int) -> bool:
     if token.kind != "name":
         return False
     if token.text in ("threadIdx", "hipThreadIdx_x") or _THREAD.match(token.text):
@@ -227,7 +227,7 @@ def _is_thread(code: Code, token: Token, at: int) -> bool:
     return declaration is not None and any(one.text == "threadIdx" for one in declaration.value)
 
 
-def _is_block(token: Token) -> bool:
+def _is_block(token: CppToken) -> bool:
     return token.kind == "name" and bool(_BLOCK.match(token.text))
 
 
@@ -266,7 +266,7 @@ def _while_loops(code: Code) -> Iterator[SourceHazard]:
                 yield _half(code, at)
 
 
-def _is_shuffle(token: Token) -> bool:
+def _is_shuffle(token: CppToken) -> bool:
     return token.kind == "name" and bool(re.search(r"(?i)shfl|shuffle", token.text))
 
 
@@ -281,8 +281,8 @@ def _reduction_severity(code: Code) -> Severity:
     return "unknown" if code.knows_wavefronts else "error"
 
 
-def _semicolons(tokens: Sequence[Token]) -> list[Sequence[Token]]:
-    parts: list[Sequence[Token]] = []
+def _semicolons(tokens: Sequence[CppToken]) -> list[Sequence[CppToken]]:
+    parts: list[Sequence[CppToken]] = []
     start = 0
     for index, token in enumerate(tokens):
         if token.text == ";":
@@ -291,7 +291,7 @@ def _semicolons(tokens: Sequence[Token]) -> list[Sequence[Token]]:
     return [*parts, tokens[start:]]
 
 
-def _covers_32(code: Code, parts: Sequence[Sequence[Token]], at: int) -> bool:
+def _covers_32(code: Code, parts: Sequence[Sequence[CppToken]], at: int) -> bool:
     start, stop, step = ([token.text for token in part] for part in parts)
     halves = any(sign in step for sign in (">>=", "/=", ">>", "/"))
     doubles = any(sign in step for sign in ("<<=", "*=", "<<", "*"))
@@ -304,7 +304,7 @@ def _covers_32(code: Code, parts: Sequence[Sequence[Token]], at: int) -> bool:
     return code.value(parts[1][sign + 1 :], at) == (32 if stop[sign] == "<" else 16)
 
 
-def _width_given(body: Sequence[Token]) -> bool:
+def _width_given(body: Sequence[CppToken]) -> bool:
     """Whether every shuffle in it says its width."""
     seen = False
     for index, token in enumerate(body):
@@ -365,7 +365,7 @@ def _constant_width(code: Code) -> Iterator[SourceHazard]:
             yield code.hazard("warp-size-constant", "error", what, at, remedy)
 
 
-def _assigned_constexpr(tokens: Sequence[Token], at: int) -> bool:
+def _assigned_constexpr(tokens: Sequence[CppToken], at: int) -> bool:
     for index in range(at - 1, max(-1, at - 30), -1):
         if tokens[index].text in (";", "{", "}", "if"):
             return False
@@ -374,7 +374,7 @@ def _assigned_constexpr(tokens: Sequence[Token], at: int) -> bool:
     return False
 
 
-def _is_array_declaration(tokens: Sequence[Token], at: int) -> bool:
+def _is_array_declaration(tokens: Sequence[CppToken], at: int) -> bool:
     """Whether a place is in the bracket of `float name[...]`."""
     types = NARROW | WIDE | {"float", "double", "half", "char", "T", "scalar_t", "__shared__"}
     bracket = next((index for index in range(at - 1, max(1, at - 8), -1) if tokens[index].text in ("[", "]", ";")), 0)

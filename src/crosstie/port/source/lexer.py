@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 
-class Token(NamedTuple):
+class CppToken(NamedTuple):
     # "name", "number", "string" (text without its quotes), "char" or "sign".
     kind: str
     text: str
@@ -24,7 +24,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     """A preprocessor line: `#define WARP 32` has the word define and the tokens WARP and 32."""
 
     word: str
-    tokens: tuple[Token, ...]
+    tokens: tuple[CppToken, ...]
     line: int
     # What stands between <> or "" after include; "" elsewhere.
     header: str = ""
@@ -33,7 +33,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lexed(msgspec.Struct, frozen=True, kw_only=True):
-    tokens: list[Token]
+    tokens: list[CppToken]
     directives: list[Directive]
 
 
@@ -104,7 +104,7 @@ def _join(text: str) -> tuple[str, list[int]]:
 def lex(text: str) -> Lexed:
     joined, splices = _join(text)
     lines = _Lines(joined, splices)
-    tokens: list[Token] = []
+    tokens: list[CppToken] = []
     directives: list[Directive] = []
     offset, end, fresh = 0, len(joined), True
     while offset < end:
@@ -148,17 +148,17 @@ def outline(text: str) -> list[Directive]:
     return directives
 
 
-def _token(found: re.Match[str], lines: _Lines) -> Token | None:
+def _token(found: re.Match[str], lines: _Lines) -> CppToken | None:
     kind = found.lastgroup
     if kind in ("space", "comment", "newline"):
         return None
     line = lines.of(found.start())
     if kind == "raw":
-        return Token("string", found["inside"], line)
+        return CppToken("string", found["inside"], line)
     if kind == "string":
-        return Token("string", _ESCAPE.sub(_unescape, found["content"]), line)
+        return CppToken("string", _ESCAPE.sub(_unescape, found["content"]), line)
     assert kind is not None
-    return Token(kind, found[0], line)
+    return CppToken(kind, found[0], line)
 
 
 def _unescape(found: re.Match[str]) -> str:
@@ -168,7 +168,7 @@ def _unescape(found: re.Match[str]) -> str:
 def _directive(joined: str, offset: int, lines: _Lines) -> tuple[Directive, int]:
     """Reads from behind the # to the end of the line; a block comment that it opens may carry it further."""
     line = lines.of(offset - 1)
-    tokens: list[Token] = []
+    tokens: list[CppToken] = []
     word, header, function_like, name_end = "", "", False, -1
     while offset < len(joined):
         found = _TOKEN.match(joined, offset)
@@ -251,7 +251,7 @@ class _Stop(Exception):
 
 
 class _Reader:
-    def __init__(self, tokens: Sequence[Token], names: Names, defined: Callable[[str], bool | None]):
+    def __init__(self, tokens: Sequence[CppToken], names: Names, defined: Callable[[str], bool | None]):
         self._tokens, self._names, self._defined = tokens, names, defined
         self._at, self._depth = 0, 0
 
@@ -399,7 +399,7 @@ def _apply(sign: str, left: Value, right: Value) -> Value:
     }[sign]  # fmt: skip
 
 
-def closing(tokens: Sequence[Token], at: int) -> int:
+def closing(tokens: Sequence[CppToken], at: int) -> int:
     """The index of the bracket that closes the one at `at`; the last index where none does."""
     opened = tokens[at].text
     shut = {"(": ")", "[": "]", "{": "}"}[opened]
@@ -415,9 +415,9 @@ def closing(tokens: Sequence[Token], at: int) -> int:
     return len(tokens) - 1
 
 
-def arguments(tokens: Sequence[Token]) -> list[Sequence[Token]]:
+def arguments(tokens: Sequence[CppToken]) -> list[Sequence[CppToken]]:
     """Parted at the commas outside brackets; nothing gives no argument."""
-    parts: list[Sequence[Token]] = []
+    parts: list[Sequence[CppToken]] = []
     depth = start = 0
     for index, token in enumerate(tokens):
         if token.kind != "sign":
@@ -436,7 +436,7 @@ def _unknown(_: str) -> bool | None:
     return None
 
 
-def evaluate(tokens: Sequence[Token], names: Names, defined: Callable[[str], bool | None] = _unknown) -> Value:
+def evaluate(tokens: Sequence[CppToken], names: Names, defined: Callable[[str], bool | None] = _unknown) -> Value:
     try:
         return _Reader(tokens, names, defined).whole()
     except (_Stop, RecursionError):

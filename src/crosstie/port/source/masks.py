@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from crosstie.port.source.code import NARROW, WIDE, Code
 from crosstie.port.source.hazard import SourceHazard
-from crosstie.port.source.lexer import Token, arguments, closing, number
+from crosstie.port.source.lexer import CppToken, arguments, closing, number
 
 _MASKED = (
     "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync", "__ballot_sync", "__any_sync",
@@ -57,11 +57,11 @@ def _declares(code: Code, at: int) -> bool:
     return before is not None and before.kind == "name" and before.text not in ("return", "else", "do", "case")
 
 
-def _from_macro(code: Code, tokens: Sequence[Token]) -> bool:
+def _from_macro(code: Code, tokens: Sequence[CppToken]) -> bool:
     return any(token.text in code.parameters for token in tokens)
 
 
-def _bits(code: Code, tokens: Sequence[Token], at: int, depth: int = 0) -> int | None:
+def _bits(code: Code, tokens: Sequence[CppToken], at: int, depth: int = 0) -> int | None:
     """64 where anything in it is that wide, 32 where all of it is known to be narrower, else None."""
     widths: list[int | None] = []
     for index, token in enumerate(tokens):
@@ -77,7 +77,7 @@ def _bits(code: Code, tokens: Sequence[Token], at: int, depth: int = 0) -> int |
     return None if None in known or not known else 32
 
 
-def _name_bits(code: Code, name: str, at: int, depth: int, following: Sequence[Token]) -> int | None:
+def _name_bits(code: Code, name: str, at: int, depth: int, following: Sequence[CppToken]) -> int | None:
     """0 for what says nothing about the width, such as static_cast."""
     if name in _BALLOTS or name in WIDE or name in ("__lanemask_lt", "__lanemask_eq"):
         return 64
@@ -153,7 +153,7 @@ def _kept_bits(code: Code, at: int) -> int | None:
     return None
 
 
-def _element_of(tokens: Sequence[Token], at: int) -> int:
+def _element_of(tokens: Sequence[CppToken], at: int) -> int:
     """The index of `votes` where `votes[w]` ends at a place; of the name itself where there is no bracket."""
     depth = 0
     for index in range(at, max(-1, at - 40), -1):
@@ -215,7 +215,7 @@ def _counts(code: Code) -> Iterator[SourceHazard]:
             yield code.hazard("ballot-truncated", "error", what, at, f"use {wide}", "wave64")
 
 
-def _is_ballot(code: Code, tokens: Sequence[Token], at: int) -> bool:
+def _is_ballot(code: Code, tokens: Sequence[CppToken], at: int) -> bool:
     for token in tokens:
         if token.kind != "name":
             continue

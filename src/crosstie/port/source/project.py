@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from crosstie.port.source.lexer import Directive, Token, Value, evaluate, lex, outline
+from crosstie.port.source.lexer import CppToken, Directive, Value, evaluate, lex, outline
 
 # Macros of NVIDIA's compiler and headers, which a build for ROCm lacks. __CUDACC__ is not among them: HIPIFY makes
 # __HIPCC__ of it. Nor is CUDA_VERSION, which it turns into TORCH_HIP_VERSION.
@@ -269,11 +269,11 @@ class Definition(msgspec.Struct, frozen=True):
     directive: Directive
 
     @property
-    def body(self) -> tuple[Token, ...]:
+    def body(self) -> tuple[CppToken, ...]:
         return self.directive.tokens[1:]
 
 
-class Unit(msgspec.Struct, kw_only=True):
+class SourceFile(msgspec.Struct, kw_only=True):
     """One file: its text, its preprocessor lines, its constants by name as (expression, line)."""
 
     path: str
@@ -290,7 +290,7 @@ class Unit(msgspec.Struct, kw_only=True):
         return self.text.count("\n") + 1
 
 
-def read_unit(path: str, text: str) -> Unit:
+def read_unit(path: str, text: str) -> SourceFile:
     constants: dict[str, list[tuple[str, int]]] = {}
     newlines = [found.start() for found in re.finditer("\n", text)]
     for found in _CONSTANT.finditer(text):
@@ -300,7 +300,7 @@ def read_unit(path: str, text: str) -> Unit:
             line = _line(newlines, body.start(1) + found.start())
             constants.setdefault(found[1], []).append((found[2], line))
     made = {found[1] or found[2] or found[3]: _line(newlines, found.start()) for found in _MADE.finditer(text)}
-    return Unit(path=path, text=text, directives=outline(text), constants=constants, made=made)
+    return SourceFile(path=path, text=text, directives=outline(text), constants=constants, made=made)
 
 
 def _line(newlines: Sequence[int], offset: int) -> int:
@@ -446,7 +446,7 @@ class Project:
         return 0 if file == path else 1 if file in self._reach[path] else 2
 
 
-def _visibility(units: Mapping[str, Unit]) -> tuple[dict[str, set[str]], dict[str, frozenset[str]]]:
+def _visibility(units: Mapping[str, SourceFile]) -> tuple[dict[str, set[str]], dict[str, frozenset[str]]]:
     """Per file what it includes; and the same with, for a header, what stands around it where it is included."""
     by_name = _by_name(units)
     direct = {
@@ -467,7 +467,7 @@ def _visibility(units: Mapping[str, Unit]) -> tuple[dict[str, set[str]], dict[st
     return reach, {path: frozenset(found) for path, found in around.items()}
 
 
-def _by_name(units: Mapping[str, Unit]) -> dict[str, list[str]]:
+def _by_name(units: Mapping[str, SourceFile]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in units:
         found.setdefault(PurePosixPath(path).name, []).append(path)

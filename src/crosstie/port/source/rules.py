@@ -1,6 +1,7 @@
 """Rows of data/*.toml: what names, PTX, Python code and build files say that differs on ROCm, and what cures it."""
 
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,15 @@ from crosstie.catalog.reading import Sources, only_keys, optional_text, read_tom
 from crosstie.core.errors import BadData
 from crosstie.core.finding import SEVERITIES, Severity
 from crosstie.port.source.hazard import CONDITIONS
+
+
+def _rows(file: Path, kind: str, kinds: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, Any], Sources]]:
+    """The tables [[kind]] of a file, each with its name for faults; `kinds`: all that the file may have."""
+    raw = read_toml(file)
+    only_keys(file, "", raw, {"sources", kind, *kinds})
+    sources = Sources(file, raw.get("sources"))
+    for position, entry in enumerate(raw.get(kind) or [], 1):
+        yield f"{kind} {position}", table(file, f"{kind} {position}", entry), sources
 
 
 def _common(file: Path, where: str, entry: dict[str, Any], sources: Sources) -> dict[str, Any]:
@@ -61,13 +71,7 @@ class PythonRule(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def python_rules(kind: str, file: Path = PYTHON_FILE) -> tuple[PythonRule, ...]:
-    raw = read_toml(file)
-    only_keys(file, "", raw, {"sources", *KINDS})
-    sources = Sources(file, raw.get("sources"))
-    return tuple(
-        _python_rule(file, kind, f"{kind} {position}", table(file, f"{kind} {position}", entry), sources)
-        for position, entry in enumerate(raw.get(kind) or [], 1)
-    )
+    return tuple(_python_rule(file, kind, *row) for row in _rows(file, kind, KINDS))
 
 
 def _python_rule(file: Path, kind: str, where: str, entry: dict[str, Any], sources: Sources) -> PythonRule:
@@ -114,13 +118,7 @@ class NameRule(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def name_rules(file: Path = NAMES_FILE) -> tuple[NameRule, ...]:
-    raw = read_toml(file)
-    only_keys(file, "", raw, {"sources", "rule"})
-    sources = Sources(file, raw.get("sources"))
-    return tuple(
-        _name_rule(file, f"rule {position}", table(file, f"rule {position}", entry), sources)
-        for position, entry in enumerate(raw.get("rule") or [], 1)
-    )
+    return tuple(_name_rule(file, *row) for row in _rows(file, "rule"))
 
 
 def _name_rule(file: Path, where: str, entry: dict[str, Any], sources: Sources) -> NameRule:
@@ -162,13 +160,9 @@ class PtxRule(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def ptx_rules(file: Path = PTX_FILE) -> tuple[PtxRule, ...]:
-    raw = read_toml(file)
-    only_keys(file, "", raw, {"sources", "class"})
-    sources = Sources(file, raw.get("sources"))
     found: list[PtxRule] = []
-    for position, entry in enumerate(raw.get("class") or [], 1):
-        row = table(file, f"class {position}", entry)
-        name = text(file, f"class {position}.id", row.get("id"))
+    for where, row, sources in _rows(file, "class"):
+        name = text(file, f"{where}.id", row.get("id"))
         only_keys(file, name, row, {"id", "opcodes", "says", "remedy", "source"})
         if any(name == other.id for other in found):
             raise BadData(file, name, "this id stands here twice")

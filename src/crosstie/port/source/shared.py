@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from crosstie.port.source.code import Code, Function, skip_angles, template_of
 from crosstie.port.source.hazard import SourceHazard
-from crosstie.port.source.lexer import Token, Value, arguments, closing, evaluate, size_of
+from crosstie.port.source.lexer import CppToken, Value, arguments, closing, evaluate, size_of
 
 _OPT_IN = "cudaFuncAttributeMaxDynamicSharedMemorySize"
 _OPT_IN_NAMES = (
@@ -35,7 +35,7 @@ def _over(code: Code, what: str, size: int, at: int, severity: str = "error") ->
 
 
 def _static(code: Code) -> Iterator[SourceHazard]:
-    by_function: dict[int, list[tuple[int, Sequence[Token]]]] = {}
+    by_function: dict[int, list[tuple[int, Sequence[CppToken]]]] = {}
     for at in code.names.get("__shared__", ()):
         if at and code.tokens[at - 1].text == "extern":
             continue
@@ -50,18 +50,18 @@ def _static(code: Code) -> Iterator[SourceHazard]:
             yield from _over(code, f"the arrays of {name}", best, at)
 
 
-def _total(code: Code, statements: Sequence[tuple[int, Sequence[Token]]], binding: Mapping[str, int]) -> int:
+def _total(code: Code, statements: Sequence[tuple[int, Sequence[CppToken]]], binding: Mapping[str, int]) -> int:
     return sum(_bytes(code, statement, at, binding) or 0 for at, statement in statements)
 
 
-def _statement(tokens: Sequence[Token], at: int) -> Sequence[Token]:
+def _statement(tokens: Sequence[CppToken], at: int) -> Sequence[CppToken]:
     for index in range(at + 1, min(len(tokens), at + 200)):
         if tokens[index].text in (";", "{") and tokens[index].kind == "sign":
             return tokens[at + 1 : index]
     return ()
 
 
-def _bytes(code: Code, statement: Sequence[Token], at: int, binding: Mapping[str, int]) -> Value:
+def _bytes(code: Code, statement: Sequence[CppToken], at: int, binding: Mapping[str, int]) -> Value:
     """The size of `float a[64][65], b[32]`; None where a type or a dimension is not known."""
     words: list[str] = []
     index = 0
@@ -93,7 +93,7 @@ def _bytes(code: Code, statement: Sequence[Token], at: int, binding: Mapping[str
     return total
 
 
-def _structure(code: Code, kind: Sequence[Token], at: int, binding: Mapping[str, int]) -> Value:
+def _structure(code: Code, kind: Sequence[CppToken], at: int, binding: Mapping[str, int]) -> Value:
     """The bytes of a structure of plain members that the file defines, without padding: `Tile`, `Tile<float, 64>`."""
     tokens = code.tokens
     angle = next((index for index, token in enumerate(kind) if token.text == "<"), len(kind))
@@ -123,7 +123,7 @@ def _structure(code: Code, kind: Sequence[Token], at: int, binding: Mapping[str,
     return None
 
 
-def _elements(code: Code, declarator: Sequence[Token], at: int, binding: Mapping[str, int]) -> Value:
+def _elements(code: Code, declarator: Sequence[CppToken], at: int, binding: Mapping[str, int]) -> Value:
     elements, index = 1, 1
     while index < len(declarator) and declarator[index].text == "[":
         end = closing(declarator, index)
@@ -136,7 +136,7 @@ def _elements(code: Code, declarator: Sequence[Token], at: int, binding: Mapping
     return elements
 
 
-def _with(code: Code, tokens: Sequence[Token], at: int, binding: Mapping[str, int]) -> Value:
+def _with(code: Code, tokens: Sequence[CppToken], at: int, binding: Mapping[str, int]) -> Value:
     def named(name: str) -> Value:
         if name in binding:
             return binding[name]
@@ -207,7 +207,7 @@ def _given_after(code: Code, at: int) -> Value:
     return None
 
 
-def _run_time(code: Code, tokens: Sequence[Token], at: int) -> Value:
+def _run_time(code: Code, tokens: Sequence[CppToken], at: int) -> Value:
     """Also through a variable that is set once where it is declared: `int smem = 96 * 1024;`."""
 
     def named(name: str) -> Value:
@@ -219,9 +219,9 @@ def _run_time(code: Code, tokens: Sequence[Token], at: int) -> Value:
     return evaluate(_with_sizes(code, tokens, at), named)
 
 
-def _with_sizes(code: Code, tokens: Sequence[Token], at: int) -> list[Token]:
+def _with_sizes(code: Code, tokens: Sequence[CppToken], at: int) -> list[CppToken]:
     """The same with `sizeof(Storage)` as a number, where Storage is a structure of the file."""
-    found: list[Token] = []
+    found: list[CppToken] = []
     index = 0
     while index < len(tokens):
         token = tokens[index]
@@ -230,7 +230,7 @@ def _with_sizes(code: Code, tokens: Sequence[Token], at: int) -> list[Token]:
             end = closing(tokens, index + 1)
             size = _structure(code, tokens[index + 2 : end], at, {})
             if size is not None:
-                found.append(Token("number", str(size), token.line))
+                found.append(CppToken("number", str(size), token.line))
                 index = end + 1
                 continue
         found.append(token)

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from crosstie.port.split.graphs import address, written_arguments
-from crosstie.port.split.opaque import Obstacle, opaque_call
+from crosstie.port.split.opaque import TraceObstacle, opaque_call
 from crosstie.port.split.trace import place
 
 _KEY = "crosstie_memory"
@@ -167,7 +167,7 @@ def _reason(node: fx.Node, device: torch.device) -> str:
         return "" if _source(node) else f"{name} is no operator"
     tags = target.tags
     if torch.Tag.inplace_view in tags:
-        raise Obstacle(None, f"{name} changes the shape of a tensor in place ({place(node)})")
+        raise TraceObstacle(None, f"{name} changes the shape of a tensor in place ({place(node)})")
     if torch.Tag.nondeterministic_seeded in tags and not _without_dropout(node):
         return f"{name} draws random numbers"
     if torch.Tag.data_dependent_output in tags or target._overloadpacket in _WAITING:

@@ -14,14 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from crosstie.port.capture.sites import NOWHERE
-from crosstie.port.capture.tape import Entry
+from crosstie.port.capture.tape import TapeEntry
 
 
 class Graph(Protocol):
     def replay(self) -> None: ...
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Captures functions one after the other; their graphs are replayed in that order."""
 
     def capture(self, function: Callable[[], Any]) -> tuple[Graph, Any]: ...
@@ -30,7 +30,7 @@ class Recorder(Protocol):
         """Until no graph runs any more: before graphs are let go."""
 
 
-def recorder(device: torch.device) -> Recorder:
+def recorder(device: torch.device) -> GraphRecorder:
     return GpuRecorder(device) if device.type == "cuda" else TapeRecorder()
 
 
@@ -89,7 +89,7 @@ class TapeRecorder:
 class Tape(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.entries: list[Entry] = []
+        self.entries: list[TapeEntry] = []
         self.born: set[int] = set()
         self.before: dict[int, tuple[Any, Any]] = {}
 
@@ -100,7 +100,7 @@ class Tape(TorchDispatchMode):
             if storage.data_ptr() not in self.born and storage.data_ptr() not in self.before:
                 self.before[storage.data_ptr()] = (storage, storage.clone())
         out = func(*args, **kwargs)
-        entry = Entry(func, (args, kwargs), out, NOWHERE)
+        entry = TapeEntry(func, (args, kwargs), out, NOWHERE)
         self.born.update(address(new) for new, fresh in zip(entry.outs, entry.fresh, strict=True) if fresh)
         self.entries.append(entry)
         return out

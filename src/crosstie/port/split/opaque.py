@@ -71,7 +71,7 @@ def forwards(replaced: dict[nn.Module, Callable[..., Any]]) -> Iterator[None]:
                 module.__dict__["forward"] = own
 
 
-class Obstacle(Exception):
+class TraceObstacle(Exception):
     """A trace cannot go on. `module`: whose Python is to blame, None where the traceback says it."""
 
     def __init__(self, module: nn.Module | None, why: str):
@@ -225,13 +225,15 @@ def stub(owner: Any, function: Callable[..., Any], calls: Sequence[Seen]) -> Cal
     def stubbed(*args: Any, **kwargs: Any) -> Any:
         seen = next(remaining, None)
         if seen is None:
-            raise Obstacle(None, f"{title(owner)} is called more often than in the run that was watched")
+            raise TraceObstacle(None, f"{title(owner)} is called more often than in the run that was watched")
         mode = get_proxy_mode()
         assert mode is not None
         leaves, spec = tree_flatten((args, kwargs))
         for leaf in leaves:
             if not isinstance(leaf, (torch.Tensor, nn.Module, *_SYMBOLS, *PLAIN)):
-                raise Obstacle(None, f"{title(owner)} takes a {type(leaf).__name__}, neither tensor nor plain value")
+                raise TraceObstacle(
+                    None, f"{title(owner)} takes a {type(leaf).__name__}, neither tensor nor plain value"
+                )
         call = OpaqueCall(title(owner), function, leaves, spec, seen)
         proxies = tuple(mode.tracer.unwrap_proxy(leaves[n]) for n in call.moving)
         proxy = mode.tracer.create_proxy("call_function", as_function(call), proxies, {}, name="opaque")
@@ -323,7 +325,7 @@ class PythonState:
                 value.update(before)
 
 
-class Guard:
+class StateGuard:
     """Holds as long as what graphs have built in is what the module has.
 
     `living` names what changes in every call by the module's own doing: (dictionary's id, name).

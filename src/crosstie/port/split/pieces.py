@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_flatten
 
 from crosstie.core.errors import BadInput
 from crosstie.port.split.cut import FOLLOWS, SHORT, Segment, is_kernel
-from crosstie.port.split.graphs import Recorder, recorder
-from crosstie.port.split.opaque import PLAIN, Guard, Obstacle, PythonState, Watch, forwards
-from crosstie.port.split.run import Plan
+from crosstie.port.split.graphs import GraphRecorder, recorder
+from crosstie.port.split.opaque import PLAIN, PythonState, StateGuard, TraceObstacle, Watch, forwards
+from crosstie.port.split.run import GraphPlan
 from crosstie.port.split.trace import TraceRequest, Untraceable, place, trace
 
 # Graphs thrown away because the module was changed from outside, before it is left alone.
@@ -47,11 +47,11 @@ class SplitOptions:
     most_signatures: int
     shortest: int
     device: torch.device
-    recorder: Recorder
+    recorder: GraphRecorder
 
 
 @dataclass
-class Counts:
+class CallCounts:
     """How calls were answered."""
 
     replayed: int = 0
@@ -66,14 +66,14 @@ class Region:
         self.name, self.module, self.options = name, module, options
         # Before anybody puts this region in its place.
         self.forward = module.forward
-        self.plans: OrderedDict[Any, tuple[Plan, Guard]] = OrderedDict()
+        self.plans: OrderedDict[Any, tuple[GraphPlan, StateGuard]] = OrderedDict()
         self.seen: set[Any] = set()
         self.thrown_away = 0
         # Why this module's own Python runs in every call, or in calls of a signature; "" as long as it need not.
         self.open = ""
         self.open_for: dict[Any, str] = {}
         self.children: dict[nn.Module, Region] = {}
-        self.counts = Counts()
+        self.counts = CallCounts()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.open:
@@ -121,11 +121,11 @@ class Region:
         leaves, spec = tree_flatten((args, kwargs))
         try:
             traced = trace(TraceRequest(self.module, self.forward, leaves, spec, watch, before, self._passed_over))
-            plan = Plan(traced, options.device, options.recorder, options.shortest, options.most_signatures)
-        except (Untraceable, Obstacle) as error:
+            plan = GraphPlan(traced, options.device, options.recorder, options.shortest, options.most_signatures)
+        except (Untraceable, TraceObstacle) as error:
             self.open_for[key] = error.why
         else:
-            self.plans[key] = (plan, Guard(self.module, plan.constants, living))
+            self.plans[key] = (plan, StateGuard(self.module, plan.constants, living))
             if len(self.plans) > options.most_signatures:
                 options.recorder.wait()
                 self.plans.popitem(last=False)
@@ -159,7 +159,7 @@ class Region:
         return found
 
 
-def _piece(name: str, plan: Plan, segment: Segment) -> Piece:
+def _piece(name: str, plan: GraphPlan, segment: Segment) -> Piece:
     causes = {node: why for node, why in segment.why.items() if why not in (FOLLOWS, SHORT)} or segment.why
     said = dict.fromkeys(f"{why} ({at})" if (at := place(node)) else why for node, why in causes.items())
     flops = sum(plan.flops.get(node, 0) for node in segment.nodes)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from crosstie.port.split.cut import LARGE_BYTES, Segment, cut, mark_memory, name_of, storages, writes
-from crosstie.port.split.graphs import Graph, Recorder, address, written_arguments
+from crosstie.port.split.graphs import Graph, GraphRecorder, address, written_arguments
 from crosstie.port.split.opaque import Departure, Like, opaque_call
 from crosstie.port.split.trace import Traced
 
@@ -67,7 +67,7 @@ def compiled(
 
 
 @dataclass
-class Step:
+class SegmentCode:
     """A part as code: what it takes from the slots, what it leaves there, and what nobody reads after it."""
 
     segment: Segment
@@ -95,12 +95,12 @@ class GraphSet:
 
 
 @dataclass
-class Plan:
+class GraphPlan:
     """One module for one signature of arguments."""
 
     traced: Traced
     device: torch.device
-    recorder: Recorder
+    recorder: GraphRecorder
     shortest: int
     most_addresses: int
     flops: dict[fx.Node, int] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class Plan:
         self.segments = cut(self.traced.graph, self.device, self.shortest, self.kept_out)
         self.slots: dict[fx.Node, int] = {node: slot for slot, node in enumerate(self.inputs)}
         self.steps = [self._step(segment) for segment in self.segments]
-        last: dict[int, Step] = {slot: step for step in self.steps for slot in [*step.takes, *step.leaves]}
+        last: dict[int, SegmentCode] = {slot: step for step in self.steps for slot in [*step.takes, *step.leaves]}
         kept = {self.slots[node] for node in self.results if isinstance(node, fx.Node) and node in self.slots}
         for slot, step in last.items():
             if slot not in kept and slot >= len(self.inputs):
@@ -146,7 +146,7 @@ class Plan:
             if storages(node) & static or _bytes(node.meta["val"]) > LARGE_BYTES
         ]  # fmt: skip
 
-    def _step(self, segment: Segment) -> Step:
+    def _step(self, segment: Segment) -> SegmentCode:
         inside = set(segment.nodes)
         takes: dict[fx.Node, None] = {}
         for node in segment.nodes:
@@ -155,7 +155,7 @@ class Plan:
         for node in leaves:
             self.slots[node] = len(self.slots)
         code = compiled(self.traced.graph, segment.nodes, list(takes), leaves)
-        return Step(segment, code, [self.slots[n] for n in takes], [self.slots[n] for n in leaves], [])
+        return SegmentCode(segment, code, [self.slots[n] for n in takes], [self.slots[n] for n in leaves], [])
 
     # The three ways ------------------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class Plan:
         return answer
 
     def _captured(
-        self, step: Step, env: list[Any], rooms: dict[int, "Room"], at_home: set[int], graphs: GraphSet
+        self, step: SegmentCode, env: list[Any], rooms: dict[int, "Room"], at_home: set[int], graphs: GraphSet
     ) -> Captured | None:
         copies = []
         for slot in step.takes:

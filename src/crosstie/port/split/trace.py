@@ -30,8 +30,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from crosstie.port.split.opaque import (
     PLAIN,
     Like,
-    Obstacle,
     PythonState,
+    TraceObstacle,
     Watch,
     forwards,
     holders,
@@ -70,24 +70,20 @@ def _symbol(args: Any) -> Any:
     return value if isinstance(value, torch.SymInt | torch.SymFloat) else None
 
 
-class _Int(metaclass=_Standing):
-    real = int
+class _Number(metaclass=_Standing):
+    symbolic: Callable[..., Any]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         symbol = _symbol(args)
-        if symbol is not None:
-            return torch.sym_int(symbol)
-        return int(*args, **kwargs)
+        return cls.real(*args, **kwargs) if symbol is None else cls.symbolic(symbol)
 
 
-class _Float(metaclass=_Standing):
-    real = float
+class _Int(_Number):
+    real, symbolic = int, staticmethod(torch.sym_int)
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        symbol = _symbol(args)
-        if symbol is not None:
-            return torch.sym_float(symbol)
-        return float(*args, **kwargs)
+
+class _Float(_Number):
+    real, symbolic = float, staticmethod(torch.sym_float)
 
 
 @contextmanager
@@ -158,7 +154,7 @@ class _OnlyHeld(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         reads = torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
         if tensors and not any(map(is_fake, tensors)) and (reads or func._schema.is_mutable):
-            raise Obstacle(None, f"{func} works on a tensor that is no attribute of a module")
+            raise TraceObstacle(None, f"{func} works on a tensor that is no attribute of a module")
         return func(*args, **kwargs)
 
 
@@ -220,7 +216,7 @@ def trace(request: TraceRequest) -> Traced:
             finally:
                 now.put_back()
             _compare(root, traced.graph, again.graph)
-        except Obstacle as found:
+        except TraceObstacle as found:
             module = found.module
             while module is not None and (module in opaque or not watch.passable(module)):
                 module = parents.get(module)
@@ -256,7 +252,7 @@ def _trace_once(request: TraceRequest, opaque: dict[nn.Module, str]) -> Traced:
             elif isinstance(leaf, PLAIN):
                 results.append(("plain", leaf))
             else:
-                raise Obstacle(root, f"it returns a {type(leaf).__name__}, neither tensor nor plain value")
+                raise TraceObstacle(root, f"it returns a {type(leaf).__name__}, neither tensor nor plain value")
         return outputs
 
     # Without fallback: kernels that have no fake counterpart would be run on made-up data.
@@ -292,15 +288,17 @@ def _trace_once(request: TraceRequest, opaque: dict[nn.Module, str]) -> Traced:
         ):
             graph = tracer(*inputs, *held.fakes(fakes))
         changed = state.changed()
-    except Obstacle as found:
-        raise Obstacle(found.module or _module_of(found, root), found.why) from found
+    except TraceObstacle as found:
+        raise TraceObstacle(found.module or _module_of(found, root), found.why) from found
     except Exception as error:  # Whatever it is: the module runs as Python, where it shows itself again.
-        raise Obstacle(_module_of(error, root), _why(error)) from error
+        raise TraceObstacle(_module_of(error, root), _why(error)) from error
     finally:
         state.put_back()
     if changed:
         module, _, name = changed[0]
-        raise Obstacle(module, f"`{name}` of {type(module).__name__} changes during the call: state kept in Python")
+        raise TraceObstacle(
+            module, f"`{name}` of {type(module).__name__} changes during the call: state kept in Python"
+        )
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     held.hold(graph, placeholders[len(inputs) :])
     return Traced(graph, results, out_spec[0], {module: opaque[module] for module in passed})
@@ -325,9 +323,9 @@ def _compare(root: nn.Module, one: fx.GraphModule, other: fx.GraphModule) -> Non
     for a, b in zip(ours, theirs, strict=False):
         if _spelt(a) != _spelt(b) or not _same_constant(one, a, other, b):
             at = place(a)
-            raise Obstacle(None, f"{a.target} gets a number of Python's that is another one in each call ({at})")
+            raise TraceObstacle(None, f"{a.target} gets a number of Python's that is another one in each call ({at})")
     if len(ours) != len(theirs):
-        raise Obstacle(None, "it does not do the same operations in each call")
+        raise TraceObstacle(None, "it does not do the same operations in each call")
 
 
 def _spelt(node: fx.Node) -> str:
