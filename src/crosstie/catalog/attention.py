@@ -3,13 +3,14 @@
 Shapes follow the definitions in transformers 5.22 and vLLM 0.32; docs/model.md has the formulas.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from crosstie.catalog.config import Config
 from crosstie.core.model import Scan, State, Tensor
 
 
-class Attention(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Attention:
     kind: str
     tensors: tuple[Tensor, ...]
     scans: tuple[Scan, ...] = ()

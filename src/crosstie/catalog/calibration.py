@@ -7,6 +7,7 @@ inherits what is known nearest to it.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +40,8 @@ class Subject(NamedTuple):
     campaign: str = ""
 
 
-class Level(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Level:
     """A kind of scope: the words that tell its scopes apart, and how far a constant may move in one.
 
     `width` is the standard deviation of the logarithm that is expected before anything is measured.

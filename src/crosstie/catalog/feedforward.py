@@ -1,6 +1,6 @@
 """Feed-forward kinds: dense, gated or not, and mixtures of experts with or without shared ones."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from crosstie.catalog.attention import plain, split_in, split_out, vector
 from crosstie.core.model import Tensor
@@ -11,7 +11,8 @@ from crosstie.core.model import Tensor
 ROUTING_KERNELS = 8
 
 
-class FeedForward(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FeedForward:
     kind: str
     tensors: tuple[Tensor, ...]
     moved_elements: float

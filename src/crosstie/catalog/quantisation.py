@@ -7,7 +7,8 @@ on every layer, so that "all but the first and the last" becomes a share.
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from crosstie.catalog.config import Config
 from crosstie.core.errors import BadData
@@ -56,7 +57,8 @@ _IGNORED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modul
 Pattern = re.Pattern[str]
 
 
-class Names(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Names:
     """What a layer has that a config could name: its roles, and whether its attention is linear."""
 
     roles: frozenset[str]

@@ -7,10 +7,11 @@ import re
 import tomllib
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date as day
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -25,7 +26,8 @@ _COMMIT = re.compile(r"^[0-9a-f]{7,40}$")
 _PROVENANCE = {"basis", "source", "note", "chosen_because", "alternatives"}
 
 
-class Quantity(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Quantity:
     """A number that a file may give: its dimension, and the SI range outside which it is a slip."""
 
     dimension: str
@@ -35,7 +37,8 @@ class Quantity(NamedTuple):
     bases: tuple[str, ...] = BASES
 
 
-class Word(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Word:
     """A word that a file may give, and the choices where they are closed."""
 
     meaning: str

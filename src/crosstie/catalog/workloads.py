@@ -3,8 +3,9 @@
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -79,7 +80,8 @@ def example_text() -> str:
     return (EXAMPLES / "assistant.toml").read_text(encoding="utf-8")
 
 
-class _Reader(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Reader:
     """What every part of a file needs: names for the fault, the catalog, notes to add to, how many classes."""
 
     file: Path

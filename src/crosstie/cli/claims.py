@@ -1,5 +1,7 @@
 """`crosstie claims`: what public articles assert about AMD and NVIDIA, each with a verdict and its reason."""
 
+from dataclasses import asdict
+
 import click
 
 from crosstie.catalog.library import Catalog
@@ -105,5 +107,5 @@ def claim_json(one: Checked) -> dict[str, object]:
         "computed": finding.computed,
         "reason": finding.reason,
         "contradicted_by": list(finding.contradicted_by),
-        "rests_on": [rest._asdict() for rest in finding.rests],
+        "rests_on": [asdict(rest) for rest in finding.rests],
     }

@@ -15,9 +15,9 @@ which is X Z: a root to find.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,7 +35,8 @@ _WORTH_SPLITTING = 20_000
 _FEWEST = 1e-3
 
 
-class SteadyState(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SteadyState:
     """Arrays of shape (deployments, points)."""
 
     ttft_s: Array
@@ -87,16 +88,21 @@ def steady_state(
         left, right = pool.map(
             lambda half: _steady_state(hardware, *(v[..., half] for v in loads), in_step=in_step), halves
         )
-    return SteadyState(*(_joined(a, b) for a, b in zip(left, right, strict=True)))
+    return _joined(left, right)
 
 
-def _joined(left: Any, right: Any) -> Any:
-    """Two halves of the points as one: arrays, or costs made of arrays."""
-    if not isinstance(left, StepCost):
-        return np.concatenate((left, right), axis=-1)
-    names = [field.name for field in fields(StepCost) if field.name != "host_overlapped"]
-    parts = {name: _joined(getattr(left, name), getattr(right, name)) for name in names}
-    return StepCost(host_overlapped=left.host_overlapped, **parts)
+Joined = TypeVar("Joined", bound="SteadyState | StepCost")
+
+
+def _joined(left: Joined, right: Joined) -> Joined:
+    """Two halves of the points as one: arrays, and costs made of arrays."""
+    parts: dict[str, Any] = {}
+    for field in fields(left):
+        one, other = getattr(left, field.name), getattr(right, field.name)
+        # Whether the host is overlapped is a column of the deployments, the same in both halves.
+        if field.name != "host_overlapped":
+            parts[field.name] = _joined(one, other) if is_dataclass(one) else np.concatenate((one, other), axis=-1)
+    return replace(left, **parts)
 
 
 def _steady_state(hardware: Hardware, clients: Array, inputs: Array, outputs: Array, *, in_step: bool) -> SteadyState:

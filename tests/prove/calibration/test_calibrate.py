@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -149,7 +150,7 @@ def test_one_wild_row_hardly_moves_anything(catalog: Catalog) -> None:
     def solved(wild: float) -> Array:
         cases = measure(cases_at(catalog, LOADS), SLOW)
         bad = cases[5].point.rows[0]
-        cases[5].point.rows[0] = bad._replace(value=bad.value * wild)
+        cases[5].point.rows[0] = replace(bad, value=bad.value * wild)
         fit = Regression(catalog, gather(catalog, cases))
         return np.asarray(fit.predict(fit.corrections(fit.solve(all_rows(fit)))))
 
@@ -165,7 +166,7 @@ def mixed_evidence(catalog: Catalog) -> list[Case]:
     cases += measure(cases_at(catalog, LOADS[:6], accelerator="h200", model="qwen3-8b"), {"cache": 0.9, "kernel": 1.2})
     draw = np.random.default_rng(3)
     for case in cases:
-        case.point.rows = [r._replace(value=r.value * float(np.exp(draw.normal(0, 0.03)))) for r in case.point.rows]
+        case.point.rows = [replace(r, value=r.value * float(np.exp(draw.normal(0, 0.03)))) for r in case.point.rows]
     return cases
 
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from crosstie.catalog.reading import text_of
 from crosstie.core.errors import BadData, BadInput
@@ -23,7 +22,8 @@ _OF_THE_ROW = frozenset(("metric", "unit", "value", "source_ref", "qc_littles_la
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
-class Metric(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Metric:
     """What a row's number is: `kind` of ttft, tpot, e2e, throughput, batch, step, decode_step, prefill."""
 
     kind: str
@@ -65,7 +65,8 @@ def metric_of(name: str, unit: str) -> Metric | str:
     return f"metric {name} is not predicted"
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Row:
     file: str
     line: int
     metric: Metric
@@ -73,7 +74,8 @@ class Row(NamedTuple):
     value: float
 
 
-class UnusableRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class UnusableRow:
     file: str
     line: int
     reason: str

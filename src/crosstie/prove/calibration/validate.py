@@ -4,7 +4,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ def _predicted(metric: Metric, cases: Sequence[Case], indices: range, columns: d
     if metric.kind != "throughput":
         return None
     parts = [float(columns["output_tokens_per_s"][i]) for i in indices]
-    total = FLEET_SHARE * sum(parts) * quantity_of(cases[0], metric._replace(per_gpu=False))[1]
+    total = FLEET_SHARE * sum(parts) * quantity_of(cases[0], replace(metric, per_gpu=False))[1]
     return total / (sum(case.gpus for case in cases) if metric.per_gpu else 1.0)
 
 

@@ -1,7 +1,7 @@
 """What a verdict rests on, in words: facts of the catalog, estimates, measured rows, prices, arithmetic, sources."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from crosstie.core.fact import Fact, Label
 from crosstie.decide.cost.prices import Quote, behind
@@ -17,7 +17,8 @@ def between(low: float, high: float, unit: str = "") -> str:
     return f"{low:,.3g} to {high:,.3g}{unit}" if high < 1000 else f"{low:,.0f} to {high:,.0f}{unit}"
 
 
-class Rest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Rest:
     """One thing that a verdict rests on: a fact of the catalog, the model, measured rows, arithmetic or a source."""
 
     kind: str
