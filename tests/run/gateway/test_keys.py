@@ -60,7 +60,7 @@ class Keyed:
         await self.followed()
 
     async def followed(self) -> None:
-        version = self.store.keys_version()
+        version = self.store.news(-1, 0.0).version
         await until(lambda: self.part._version == version)
 
     async def ask(self, token: str | None, headers: dict[str, str] | None = None, **body: Any) -> Answer:

@@ -278,7 +278,7 @@ def test_explain(emulated: Running, tmp_path: Path) -> None:
     assert (said.result().returncode, document["outcome"]) == (0, "send")
     assert {one["pool"] for one in document["considered"]} == {"amd", "nvidia"}
     assert long.result().returncode == 1
-    assert "exceed the 8192 of the longest context" in long.result().stdout
+    assert "exceed the 8192 of the longest context" in " ".join(long.result().stdout.split())
     assert unknown.result().returncode == 2
     assert "no pool serves 'gpt-9'" in unknown.result().stderr
 

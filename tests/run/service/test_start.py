@@ -50,7 +50,6 @@ def test_workers_and_other_options_are_passed_on(tmp_path: Path) -> None:
     with serve(FLEET, emulate=True, speed=20.0, workers=2, options=("--admin-port", "0")) as gateway:
         assert asked(f"{gateway.api_url}/chat/completions", CHAT)[0] == 200
         assert gateway.admin_url is not None
-        assert set(gateway.cpu_s()) == {"gateway", "emulation"}
         # Told twice, it has ended once.
         assert [gateway.stop(), gateway.stop()] == [0, 0]
 

@@ -311,7 +311,7 @@ def test_of_a_page_only_what_grows_is_kept() -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"\0\0\0\5", b"\xff\xff\xff\xff", b"\0\0\0\2[]", b"\0\0\0\2xx", b"\0\0\0\2{}"])
-def test_nonsense_at_a_sibling_s_door_is_ignored(said: bytes) -> None:
+def test_nonsense_at_a_worker_s_socket_is_ignored(said: bytes) -> None:
     async def scenario() -> None:
         broke: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: broke.append(context))

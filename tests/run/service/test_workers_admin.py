@@ -91,7 +91,7 @@ def test_changes_are_reported_and_the_gateway_goes_on(administered: Running) -> 
 def test_a_worker_that_comes_later_takes_over_what_was_changed(administered: Running) -> None:
     admin(administered, "drain", {"pool": "amd"})
     for pid in administered.children():
-        # One after the other, so that in the end neither has been told by anyone but its sibling.
+        # One after the other, so that in the end neither has been told by anyone but the other worker.
         os.kill(pid, signal.SIGKILL)
         assert comes_true(partial(_replaced, administered, pid))
     assert views(administered) == {("drain pool amd",)}

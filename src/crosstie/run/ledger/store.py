@@ -94,11 +94,6 @@ class Store:
         with self.session(writes=False) as session:
             return _keys(session)
 
-    def keys_version(self) -> int:
-        """Another one after every change of a key."""
-        with self.session(writes=False) as session:
-            return meta(session)["keys"]
-
     def news(self, version: int, at: float) -> News:
         """What a gateway wants to hear, in one go: keys if there is another version of them, and what those with a
         budget have spent."""

@@ -55,6 +55,10 @@ class Loader:
 
     async def resident(self, index: int) -> dict[str, bool | None]:
         """Whether each model can be served by that replica; None: it does not say."""
+        models = list(self.entries)
+        return dict(zip(models, await asyncio.gather(*(self._is_loaded(index, one) for one in models)), strict=True))
+
+    async def _is_loaded(self, index: int, model: str) -> bool | None:
         raise NotImplementedError
 
     def backend(self, index: int, model: str) -> Backend:
@@ -145,11 +149,7 @@ class VllmSleep(Loader):
         found = _object(answer).get("is_sleeping")
         return found if isinstance(found, bool) else None
 
-    async def resident(self, index: int) -> dict[str, bool | None]:
-        models = list(self.entries)
-        return dict(zip(models, await asyncio.gather(*(self._awake(index, one) for one in models)), strict=True))
-
-    async def _awake(self, index: int, model: str) -> bool | None:
+    async def _is_loaded(self, index: int, model: str) -> bool | None:
         try:
             found = await self._sleeping(self.backend(index, model), None)
         except ConnectionRefusedError:
@@ -230,7 +230,7 @@ class Hook(Loader):
         await self._run("load", index, model, patience_s)
 
         async def there() -> bool:
-            return await self._serves(index, model) is True
+            return await self._is_loaded(index, model) is True
 
         await self._until(there, patience_s, "the command was done, and the server did not list the model")
 
@@ -257,11 +257,7 @@ class Hook(Loader):
             if said:
                 self.gateway.notify(f"pool {self.pool.name}: {action} {model} on replica {index}: {said}")
 
-    async def resident(self, index: int) -> dict[str, bool | None]:
-        models = list(self.entries)
-        return dict(zip(models, await asyncio.gather(*(self._serves(index, one) for one in models)), strict=True))
-
-    async def _serves(self, index: int, model: str) -> bool | None:
+    async def _is_loaded(self, index: int, model: str) -> bool | None:
         backend = self.backend(index, model)
         try:
             answer = await self._ask(backend, "GET", f"{backend.base.decode()}/models")

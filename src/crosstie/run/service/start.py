@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -243,21 +242,6 @@ class RunningGateway(Child):
         """Answers what has come, and ends: 0 where no request had to be cut off."""
         with self._folder:
             return super().stop(grace_s)
-
-    def cpu_s(self) -> dict[str, float]:
-        """Seconds of CPU that the gateway and the emulation have used; empty where the system does not say."""
-        found = {}
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            found["gateway"] = _cpu_s(self.process.pid)
-            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-            found["emulation"] = sum(_cpu_s(int(pid)) for pid in children)
-        return found
-
-
-def _cpu_s(pid: int) -> float:
-    # The name may have spaces and brackets; what follows the last bracket has none.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def serve(

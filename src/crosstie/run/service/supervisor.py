@@ -44,19 +44,19 @@ STOP, STOP_NOW, READ_AGAIN = b"s", b"n", b"r"
 _LONGEST_FOLDER = 80
 
 
-class Ready(msgspec.Struct, tag=True):
+class Ready(msgspec.Struct, frozen=True, tag=True):
     """A worker serves."""
 
 
-class Reloaded(msgspec.Struct, tag=True):
+class Reloaded(msgspec.Struct, frozen=True, tag=True):
     """It has read the fleet file again, as it was told to."""
 
 
-class StartFailed(msgspec.Struct, tag=True):
-    why: str
+class StartFailed(msgspec.Struct, frozen=True, tag=True):
+    text: str
 
 
-class WorkerNotice(msgspec.Struct, tag=True):
+class WorkerNotice(msgspec.Struct, frozen=True, tag=True):
     text: str
     # Of a notice that knows more than its sentence.
     event: str = ""
@@ -94,7 +94,7 @@ class WorkerSlot:
                 self.line.setblocking(False)
         except OSError:
             # The supervisor has gone, or hears nothing: then people shall.
-            if isinstance(report, WorkerNotice):
+            if isinstance(report, WorkerNotice | StartFailed):
                 sys.stderr.write(f"{report.text}\n")
 
 
