@@ -69,7 +69,7 @@ def _show_answer(out: Output, plan: Plan, fleet: FleetPlan) -> None:
     if work.constraints.inventory or work.constraints.whole_nodes:
         nodes = " in whole nodes" if work.constraints.whole_nodes else ""
         stock = f"; on hand and used: {_gpus(fleet.on_hand)}" if fleet.on_hand else ""
-        say(out, f"  available{nodes}: {_gpus(fleet.had) or 'nothing'}{stock}")
+        say(out, f"  to rent or buy{nodes}: {_gpus(fleet.bought) or 'nothing'}{stock}")
 
 
 def _gpus(counts: dict[str, int]) -> str:

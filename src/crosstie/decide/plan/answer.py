@@ -74,10 +74,10 @@ class FleetPlan:
     pools: list[PoolPlan]
     usd_per_hour: float
     watts: float
-    # GPUs that run, those of them that are on hand, and those that must be had, in whole nodes where that is asked.
+    # GPUs that run, those of them that are on hand, and those that must be bought, in whole nodes where that is asked.
     gpus: dict[str, int]
     on_hand: dict[str, int]
-    had: dict[str, int]
+    bought: dict[str, int]
     # How far from the cheapest it may be, as far as the search went.
     gap: float
     by_class: dict[str, Cost]
@@ -124,7 +124,7 @@ def fleet_plan(asked: Choice, solution: Solution, workload: Workload) -> FleetPl
         on_hand={
             item.id: round(min(solution.gpus[i], item.on_hand)) for i, item in enumerate(items) if item.on_hand
         },
-        had={item.id: round(solution.bought[i]) for i, item in enumerate(items) if solution.bought[i] > 0},
+        bought={item.id: round(solution.bought[i]) for i, item in enumerate(items) if solution.bought[i] > 0},
         gap=solution.gap,
         by_class={one.name: _cost(pools, workload, [one.name]) for one in workload.classes},
         cost=_cost(pools, workload, [one.name for one in workload.classes]),
@@ -132,7 +132,7 @@ def fleet_plan(asked: Choice, solution: Solution, workload: Workload) -> FleetPl
 
 
 def _effective_usd_per_gpu_hour(asked: Choice, solution: Solution) -> Array:
-    """By accelerator: what its GPUs cost on average, those on hand and those that are had."""
+    """By accelerator: what its GPUs cost on average, those on hand and those that are bought."""
     problem = asked.problem
     spent = problem.spent_usd_per_hour(solution.gpus)
     return np.divide(spent, solution.gpus, out=problem.usd_per_hour.copy(), where=solution.gpus > 0)

@@ -20,7 +20,7 @@ _MERGED_AT_MOST = 8
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A question ready to be solved: what could be had, at which price, under which limits."""
+    """A question ready to be solved: what is available, at which price, under which limits."""
 
     offers: Offers
     market: Market

@@ -29,14 +29,14 @@ class Programme:
     # By column.
     gpus: Array
     accelerator: Indices
-    # By accelerator: USD an hour of one GPU that must be had, and of running one on hand.
+    # By accelerator: USD an hour of one GPU that must be bought, and of running one on hand.
     usd_per_hour: Array
     running_usd_per_hour: Array
     watts: Array
     inventory: Array
-    # GPUs on hand that are used, and those that are had, together.
+    # GPUs on hand that are used, and those that are bought, together.
     at_most: Array
-    # GPUs that are had at once: 1, or a node.
+    # GPUs that are bought at once: 1, or a node.
     unit: Array
     vendor: Indices
     # By vendor: the least share of the fleet's value, each GPU at its price, on hand or not.
@@ -70,11 +70,11 @@ class Programme:
         return np.minimum(self.running_usd_per_hour, self.usd_per_hour)
 
     def bought(self, gpus: Array) -> Array:
-        """Of GPUs by accelerator those that must be had, in whole units; the last axis is accelerators."""
+        """Of GPUs by accelerator those that must be bought, in whole units; the last axis is accelerators."""
         return np.asarray(np.ceil(np.maximum(gpus - self.inventory, 0.0) / self.unit - 1e-6) * self.unit)
 
     def spent_usd_per_hour(self, gpus: Array) -> Array:
-        """The same in money, by accelerator: what is had costs its price, used or not; the rest its running."""
+        """The same in money, by accelerator: what is bought costs its price, used or not; the rest its running."""
         bought = self.bought(gpus)
         return bought * self.usd_per_hour + np.maximum(gpus - bought, 0.0) * self.on_hand_usd_per_hour
 

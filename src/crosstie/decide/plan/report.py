@@ -104,7 +104,7 @@ def _fleet(plan: Plan, fleet: FleetPlan) -> dict[str, Any]:
         "watts": fleet.watts,
         "gpus": fleet.gpus,
         "on_hand": fleet.on_hand,
-        "to_be_had": fleet.had,
+        "to_be_had": fleet.bought,
         "optimality_gap": fleet.gap,
         "usd_per_million_tokens": to_builtins(fleet.cost),
         "by_class": to_builtins(fleet.by_class),

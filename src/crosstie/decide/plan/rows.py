@@ -32,15 +32,15 @@ class OutOfTime(BadInput):
 
 
 class Rows:
-    """Variables: n by column, x by pair of column and part; by accelerator units had, and GPUs on hand in use."""
+    """Variables: n by column, x by pair of column and part; by accelerator units bought, and GPUs on hand in use."""
 
     def __init__(self, problem: Programme):
         self.problem = problem
         self.column, self.part = np.nonzero(problem.rate)
         self.first_share = len(problem.gpus)
-        self.first_had = self.first_share + len(self.column)
-        self.first_held = self.first_had + len(problem.usd_per_hour)
-        self.size = self.first_held + len(problem.usd_per_hour)
+        self.first_bought = self.first_share + len(self.column)
+        self.first_on_hand = self.first_bought + len(problem.usd_per_hour)
+        self.size = self.first_on_hand + len(problem.usd_per_hour)
         self.lower: list[float] = []
         self.upper: list[float] = []
         self.entries: list[tuple[NDArray[Any], Array]] = []
@@ -71,8 +71,8 @@ class Rows:
             mine = np.flatnonzero(problem.accelerator == kind)
             if not len(mine):
                 continue
-            sources, unit = [self.first_had + kind, self.first_held + kind], problem.unit[kind]
-            # What is used is had or on hand.
+            sources, unit = [self.first_bought + kind, self.first_on_hand + kind], problem.unit[kind]
+            # What is used is bought or on hand.
             needed = np.concatenate((problem.gpus[mine], [-unit, -1.0]))
             self.add(np.concatenate((mine, sources)), needed, -np.inf, 0.0)
             if np.isfinite(problem.at_most[kind]):
@@ -94,8 +94,8 @@ class Rows:
     def cost(self) -> Array:
         problem = self.problem
         cost = np.zeros(self.size)
-        cost[self.first_had : self.first_held] = problem.usd_per_hour * problem.unit
-        cost[self.first_held :] = problem.on_hand_usd_per_hour
+        cost[self.first_bought : self.first_on_hand] = problem.usd_per_hour * problem.unit
+        cost[self.first_on_hand :] = problem.on_hand_usd_per_hour
         return cost
 
     def power(self) -> Array:
@@ -106,14 +106,14 @@ class Rows:
     def whole(self) -> Mask:
         mask = np.zeros(self.size, bool)
         mask[: self.first_share] = True
-        # GPUs that are had one by one are whole by themselves, since replicas are.
-        mask[self.first_had : self.first_held] = self.problem.unit > 1
+        # GPUs that are bought one by one are whole by themselves, since replicas are.
+        mask[self.first_bought : self.first_on_hand] = self.problem.unit > 1
         return mask
 
     def most(self) -> Array:
         bounds = np.full(self.size, np.inf)
-        bounds[self.first_share : self.first_had] = 1.0
-        bounds[self.first_held :] = self.problem.inventory
+        bounds[self.first_share : self.first_bought] = 1.0
+        bounds[self.first_on_hand :] = self.problem.inventory
         return bounds
 
 

@@ -162,7 +162,7 @@ def tidied(problem: Programme, solution: Solution) -> Solution:
     cost = np.zeros(rows.size)
     worth = problem.replica_usd_per_hour[used]
     load = problem.demand[rows.part] / rows.problem.rate[rows.column, rows.part]
-    cost[rows.first_share : rows.first_had] = worth[rows.column] * load
+    cost[rows.first_share : rows.first_bought] = worth[rows.column] * load
     values, _ = run_highs(rows, cost, GAP, replicas=solution.replicas[used].astype(np.float64))
     if values is None:
         return solution
@@ -173,7 +173,7 @@ def tidied(problem: Programme, solution: Solution) -> Solution:
 
 def _shares(rows: Rows, values: Array) -> Array:
     share = np.zeros_like(rows.problem.rate)
-    share[rows.column, rows.part] = np.clip(values[rows.first_share : rows.first_had], 0.0, 1.0)
+    share[rows.column, rows.part] = np.clip(values[rows.first_share : rows.first_bought], 0.0, 1.0)
     # What the solver leaves of a millionth is nobody's traffic.
     share[share < 1e-6] = 0.0
     return np.asarray(share / share.sum(axis=0, keepdims=True))
