@@ -22,6 +22,9 @@ from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
 from crosstie.sim.engine import Engine
 
+# How often a gateway reads the engines' own metrics.
+_REPORT_EVERY_S = 1.0
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class SimulatedRequest:
@@ -70,7 +73,6 @@ class FleetSimulator:
         *,
         slower: Mapping[str, float] | None = None,
         actual: Mapping[str, Pool] | None = None,
-        report_every_s: float = 1.0,
         patient: bool = True,
     ):
         self.live: LiveFleet = live_fleet(catalog, fleet, 0.0)
@@ -78,13 +80,12 @@ class FleetSimulator:
         self.serving = fleet.serving
         self.patient = patient
         self.room = WaitingRoom(fleet.serving.max_queued)
-        self.report_every_s = report_every_s
         self.now = 0.0
         self.answered: list[SimulatedAnswer] = []
         self.engines: dict[str, Engine] = {}
         self._sent: dict[int, _Sent] = {}
         self._numbers = 0
-        self._next_report = report_every_s
+        self._next_report = _REPORT_EVERY_S
         # Steps' ends, to know which engine is next.
         self._upcoming: list[tuple[float, str]] = []
         self._planned: dict[str, float] = {}
@@ -231,7 +232,7 @@ class FleetSimulator:
     def _report(self, now: float) -> None:
         """Engines' own metrics, as often as a gateway reads them."""
         while self._next_report <= now:
-            at, self._next_report = self._next_report, self._next_report + self.report_every_s
+            at, self._next_report = self._next_report, self._next_report + _REPORT_EVERY_S
             if now - at > 10.0:
                 continue
             for replica in self.live.replicas():

@@ -17,8 +17,6 @@ from crosstie.host.residency import Residency
 
 Array = NDArray[np.float64]
 
-# Unloading frees memory without copying it: vLLM's sleep discards the cache, and weights are on the host already.
-_UNLOAD_S = 0.0
 # How often it is looked for loads that nobody waits for.
 _AHEAD_EVERY_S = 10.0
 
@@ -168,7 +166,8 @@ class _Run:
             self.evictions += len(move.evict)
         used = move.slot.used_bytes(self.residency.hosted)
         self.fullest = max(self.fullest, used / move.slot.capacity_bytes)
-        self.later(now + move.load.load_s + _UNLOAD_S * len(move.evict), "loaded", move)
+        # Unloading takes no time: vLLM's sleep discards the cache, and weights are on the host already.
+        self.later(now + move.load.load_s, "loaded", move)
 
     def _happen(self, now: float, kind: str, what: object) -> None:
         if kind == "retry":
