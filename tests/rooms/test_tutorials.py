@@ -27,8 +27,8 @@ def steps(page: str) -> list[tuple[str, str]]:
         if language == "python":
             found.append((f"python - <<'END'\n{body}END", ""))
         else:
-            parts = re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]
-            found += [(command, shown) for command, _, shown in (part.partition("\n") for part in parts)]
+            # A command goes on after a backslash at the end of its line.
+            found += re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", body, re.MULTILINE)
     return found
 
 
