@@ -100,12 +100,13 @@ def _catalog(kind: str) -> Callable[[], str]:
 
 
 def _library() -> str:
-    """Every public name, by the room that it comes from."""
+    """Every public name by its home: what the commands do first, then the nouns and the model."""
     homes: dict[str, list[str]] = {}
     for name in crosstie.__all__:
         homes.setdefault(getattr(crosstie, name).__module__, []).append(name)
     parts = []
-    for home, names in sorted(homes.items()):
+    wings = ("decide", "port", "run", "prove")
+    for home, names in sorted(homes.items(), key=lambda one: (one[0].split(".")[1] not in wings, one[0])):
         parts += [f"## {home}", *(f"::: {home}.{name}" for name in names)]
     return "\n\n".join(parts)
 
