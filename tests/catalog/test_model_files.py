@@ -246,7 +246,7 @@ def test_a_broken_model_file_names_the_key(change: Any, key: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(("content", "reason"), [("{", "not valid JSON"), ("[]", "one JSON object"), ("\xff", "UTF-8")])
-def test_a_broken_json(content: str, reason: str, tmp_path: Path) -> None:
+def test_a_config_that_is_no_json_is_refused_with_the_reason(content: str, reason: str, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_bytes(content.encode("latin-1"))
     with pytest.raises(BadData, match=reason):

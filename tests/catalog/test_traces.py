@@ -47,7 +47,7 @@ def test_a_trace_is_three_columns(tmp_path: Path) -> None:
         (" arrival_time_ns , input_toks,output_toks", ["46926808", "1046926808"]),
     ],
 )
-def test_spellings(header: str, times: list[str], tmp_path: Path) -> None:
+def test_columns_and_times_are_read_in_every_spelling(header: str, times: list[str], tmp_path: Path) -> None:
     trace = trace_of(f"{header}\n{times[0]},374,44\n{times[1]},396,109\n", tmp_path)
     assert arrivals(trace) == pytest.approx([0, 1])
     assert trace.input_tokens.tolist() == [374, 396]

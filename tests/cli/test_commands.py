@@ -22,7 +22,7 @@ CONFIG = {
 }  # fmt: skip
 
 
-def test_fit_answers(crosstie: Command) -> None:
+def test_fit_says_what_fits_where(crosstie: Command) -> None:
     got = crosstie("fit", "llama-3.1-70b", "--on", "mi300x,h100-sxm")
     assert got.status == 0
     assert "weights 141.1 GB" in got.out
@@ -31,7 +31,7 @@ def test_fit_answers(crosstie: Command) -> None:
     assert re.search(r"h100-sxm +2 +TP2 +70.6 GB", got.out)
 
 
-def test_fit_as_json(crosstie: Command) -> None:
+def test_fit_as_json_has_its_keys(crosstie: Command) -> None:
     got = json.loads(crosstie("fit", "deepseek-v3", "--on", "mi355x", "--kv", "fp8", "--json").out)
     assert got["parameters"] == 671_026_419_200
     assert got["sizes"][0]["kv_bytes_per_token"] == 61 * 576
@@ -188,12 +188,12 @@ def test_a_number_and_its_source_in_one_command(crosstie: Command) -> None:
 
 
 @pytest.mark.parametrize("kind", ["accelerators", "models", "stacks", "formats", "precisions", "prices"])
-def test_lists(crosstie: Command, kind: str) -> None:
+def test_every_kind_of_the_catalog_is_listed(crosstie: Command, kind: str) -> None:
     assert crosstie("catalog", "list", kind).status == 0
     assert len(json.loads(crosstie("catalog", "list", kind, "--json").out)) >= 4
 
 
-def test_prices_of_some(crosstie: Command) -> None:
+def test_prices_are_listed_for_chosen_accelerators(crosstie: Command) -> None:
     got = json.loads(crosstie("catalog", "list", "prices", "--on", "mi300x", "--json").out)
     assert got
     assert {row["accelerator"] for row in got} == {"mi300x"}

@@ -36,7 +36,7 @@ def test_findings_as_text_json_and_sarif(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_exit_status(tmp_path: Path) -> None:
+def test_the_exit_status_says_how_bad_it_is(tmp_path: Path) -> None:
     source = tmp_path / "a.py"
     source.write_text("torch.backends.cuda.matmul.allow_tf32 = True\n")
     assert run(str(source), "--on", "mi300x").returncode == 0

@@ -77,7 +77,7 @@ def test_where_nobody_answers_all_fails_and_the_status_says_so(crosstie: Command
     assert "3 x no connection" in seen.out
 
 
-def test_a_replay(crosstie: Command, replica: str, tmp_path: Path) -> None:
+def test_a_replay_says_what_it_measured(crosstie: Command, replica: str, tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(fleet_text(fleet(pool(), classes=(CHAT,))))
     asked = ["replay", "azure-2023-conversation", "--url", replica, "--model", SMALL, "--class", "chat"]

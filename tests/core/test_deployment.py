@@ -36,7 +36,7 @@ def test_possible_splits_are_not(catalog: Catalog) -> None:
     Parallelism(dp=8, ep=8).check(catalog.model("deepseek-v3"), catalog.accelerator("h200"))
 
 
-def test_gpus_and_name() -> None:
+def test_a_layout_says_its_gpus_and_its_name() -> None:
     assert Parallelism(tp=8, pp=2).gpus == 16
     assert str(Parallelism(tp=8, pp=2)) == "TP8·PP2"
     assert str(Parallelism(dp=8, ep=8)) == "DP8·EP8"

@@ -44,7 +44,7 @@ def test_sparse_peaks_are_kept_apart(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     ("unit", "si"), [("GiB", 2**30), ("GB/s", 1e9), ("Gbit/s", 1.25e8), ("TFLOP/s", 1e12), ("USD/h", 1 / 3600)]
 )
-def test_units(unit: str, si: float) -> None:
+def test_units_become_si(unit: str, si: float) -> None:
     assert UNITS[unit].si == pytest.approx(si)
     assert Fact(value=2, unit=unit, basis="spec", source="s", date="2026-01").si == pytest.approx(2 * si)
 

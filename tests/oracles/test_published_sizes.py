@@ -78,7 +78,7 @@ GGUF_FILES = {
 
 
 @pytest.mark.parametrize(("name", "precision"), GGUF_FILES)
-def test_gguf_files(catalog: Catalog, name: str, precision: str) -> None:
+def test_weights_are_as_large_as_published_gguf_files(catalog: Catalog, name: str, precision: str) -> None:
     model = catalog.model(name)
     assert weight_bytes(model, catalog.precision(model, precision)) == pytest.approx(
         GGUF_FILES[name, precision], rel=0.002

@@ -118,7 +118,7 @@ def test_a_context_beyond_the_model_is_refused(catalog: Catalog) -> None:
         fit(catalog, catalog.model("qwen3-8b"), [], context=0)
 
 
-def test_formats_add_up(catalog: Catalog) -> None:
+def test_bytes_by_format_add_up_to_the_weights(catalog: Catalog) -> None:
     model = catalog.model("gpt-oss-120b")
     result = fit(catalog, model, [], context=8192)
     assert set(result.sizes[0].weight_bytes_by_format) == {"mxfp4-a8", "bf16"}

@@ -254,6 +254,6 @@ def test_several_estimates_are_those_of_each(catalog: Catalog) -> None:
         assert estimate(one, concurrency=16, input_tokens=512, output_tokens=64).tpot_s == pytest.approx(got.tpot_s)
 
 
-def test_ceiling() -> None:
+def test_one_stream_is_no_faster_than_memory_allows() -> None:
     assert single_stream_ceiling(10e9, 1e12) == 100
     assert single_stream_ceiling(10e9, 1e12, gpus=4) == 400

@@ -46,7 +46,7 @@ def test_a_pool_that_says_nothing_of_modalities_takes_all_and_one_that_does_keep
     assert dropped == {"amd": "modality: takes no audio", "nvidia": None}
 
 
-def test_a_pin_holds() -> None:
+def test_a_request_goes_to_the_pool_it_is_pinned_to() -> None:
     fleet = live()
     got = decide(fleet, pin="nvidia")
     assert got.replica is not None

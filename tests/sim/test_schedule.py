@@ -67,7 +67,7 @@ def test_a_burst_prefill_first() -> None:
     assert float(got.prefill_span[got.prefill_tokens > 0][0]) == 100
 
 
-def test_a_burst_mixed() -> None:
+def test_a_mixed_burst_runs_as_worked_by_hand() -> None:
     """Budget 200: two prompts; then 198 beside two that decode, so the fourth has two tokens left over."""
     got = schedule(replace(PLAIN, clients=4, slots=4, requests=4, chunk_tokens=200))
     assert kinds(got) == {(0, 200): 1, (2, 198): 1, (3, 2): 1, (4, 0): 7, (2, 0): 1, (1, 0): 1}

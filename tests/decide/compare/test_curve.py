@@ -23,5 +23,5 @@ def test_only_what_runs_gets_a_curve(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize(("most", "steps"), [(0, [1]), (1, [1]), (8, [1, 2, 4, 8]), (11, [1, 2, 4, 8, 11])])
-def test_doublings(most: int, steps: list[int]) -> None:
+def test_batches_double_up_to_the_largest(most: int, steps: list[int]) -> None:
     assert doublings(most) == steps

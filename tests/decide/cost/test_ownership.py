@@ -34,7 +34,7 @@ def changed(option: Option, **fields: object) -> Option:
     return dataclasses.replace(option, **fields)  # type: ignore[arg-type]
 
 
-def test_a_bill_by_hand(h200_fleet: Option, exact_costs: Costs) -> None:
+def test_the_bill_is_what_was_worked_by_hand(h200_fleet: Option, exact_costs: Costs) -> None:
     """Ten GPUs for two years; one is 9,000 USD after 10% off, with server and network 12,000.
 
     Hardware falls from 1 to 0.2 over four years: after two it has lost 0.4, and in the mean 0.8 of its

@@ -200,7 +200,7 @@ def test_contests_need_options_with_throughput(h200_fleet: Option, exact_costs: 
         contest([dataclasses.replace(h200_fleet, output_tokens_per_s_per_gpu=None)], exact_costs, 3.0)
 
 
-def test_savings() -> None:
+def test_a_saving_is_a_share_of_the_dearer() -> None:
     assert saving(69.0, 100.0) == pytest.approx(0.31)
     assert saving(110.0, 100.0) == pytest.approx(-0.1)
 

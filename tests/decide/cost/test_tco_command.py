@@ -221,7 +221,7 @@ def test_a_seed_is_the_same_answer(crosstie: Command) -> None:
     assert crosstie(*BOTH, "--seed", "3").out != crosstie(*BOTH, "--seed", "4").out
 
 
-def test_a_picture(crosstie: Command, tmp_path: Path) -> None:
+def test_tco_draws_a_picture(crosstie: Command, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for arguments, words in ((BOTH, "saving of mi325x"), ([*ASK, "--on", "h200"], "USD per million")):
         file = tmp_path / f"{len(arguments)}.svg"
@@ -291,6 +291,6 @@ def test_gpus_beside_whole_replicas_are_named(crosstie: Command) -> None:
     assert "without work" not in crosstie(*ASK, "--on", "h200", "--gpus", "8", "--tp", "2").out
 
 
-def test_help_teaches(crosstie: Command) -> None:
+def test_the_help_of_tco_shows_an_example(crosstie: Command) -> None:
     got = crosstie("tco", "--help")
     assert "--purchase mi325x=22000" in " ".join(got.out.split())

@@ -153,7 +153,7 @@ def test_prices_drive_accelerators_out_and_in(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("prices", [PRICES, *some_prices(2, seed=2)], ids=str)
-def test_flips_flip(prices: dict[str, float]) -> None:
+def test_a_hair_beyond_a_flip_another_fleet_is_cheaper(prices: dict[str, float]) -> None:
     """A hair beyond the price the fleet of the plan is no longer the cheapest: a new plan beats it."""
     plan = planned(usd_per_gpu_hour=prices)
     fleet = fleet_of(plan)

@@ -337,7 +337,9 @@ CASES: list[tuple[str, dict[str, object], list[int] | None, float]] = [
 
 
 @pytest.mark.parametrize(("changes", "replicas", "usd"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_hand_worked(changes: dict[str, object], replicas: list[int] | None, usd: float) -> None:
+def test_the_programme_finds_what_was_worked_by_hand(
+    changes: dict[str, object], replicas: list[int] | None, usd: float
+) -> None:
     problem = two_kinds(**changes)
     found = solve(problem, gap=0.0)
     if replicas is None:

@@ -99,7 +99,7 @@ def test_a_hazard_with_its_line_and_remedy(crosstie: Command, steps: str) -> Non
     assert "remedy" in done.out
 
 
-def test_json_and_sarif(crosstie: Command, steps: str, tmp_path: Path) -> None:
+def test_capture_as_json_and_sarif_has_its_keys(crosstie: Command, steps: str, tmp_path: Path) -> None:
     done = crosstie("preflight", "capture", f"{steps}:counts", "--inputs", "inputs", "--json", "--sarif", "out.sarif")
     assert done.status == 1
     said = json.loads(done.out)
@@ -132,7 +132,7 @@ def test_a_module_and_its_class(crosstie: Command, steps: str, name: str) -> Non
     assert json.loads(done.out)["verdicts"] == {name: "ok"}
 
 
-def test_fail_on(crosstie: Command, steps: str) -> None:
+def test_fail_on_takes_known_severities(crosstie: Command, steps: str) -> None:
     asked = ("preflight", "capture", f"{steps}:safe", "--inputs", "inputs")
     assert crosstie(*asked, "--fail-on", "note").status == 0
     assert crosstie(*asked, "--fail-on", "nonsense").status == 2

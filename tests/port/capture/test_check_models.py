@@ -24,7 +24,7 @@ def checked(name: str) -> CaptureResult:
     ["llama_forward", "llama_forward_padding_mask", "llama_decode", "qwen3_forward", "qwen3_decode",
      "mixtral_forward_batched_experts"],
 )  # fmt: skip
-def test_no_false_alarm(name: str) -> None:
+def test_a_model_that_captures_raises_no_alarm(name: str) -> None:
     result = checked(name)
     assert (result.verdict, result.hazards) == ("ok", ())
 

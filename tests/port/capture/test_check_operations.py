@@ -144,6 +144,6 @@ def test_capture_refuses(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_capture_takes(name: str) -> None:
+def test_operations_that_capture_takes_are_no_hazard(name: str) -> None:
     result = check(TAKEN[name], inputs)
     assert (result.verdict, result.hazards) == ("ok", ())

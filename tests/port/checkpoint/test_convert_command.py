@@ -35,7 +35,7 @@ def test_it_says_what_was_done(tmp_path: Path) -> None:
     assert "nothing was left to do: an earlier run has finished it" in " ".join(again.output.split())
 
 
-def test_as_json(tmp_path: Path) -> None:
+def test_convert_as_json_has_its_keys(tmp_path: Path) -> None:
     source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
     answer = json.loads(invoke(source, "-o", tmp_path / "out", "--to", "e4m3fnuz", "--json").output)
     assert (answer["from"], answer["to"], answer["method"], answer["shards"]) == ("e4m3fn", "e4m3fnuz", "modelopt", 2)

@@ -84,6 +84,6 @@ def test_cut_anywhere_it_is_a_clear_error(tmp_path_factory: pytest.TempPathFacto
         read(tmp_path_factory.mktemp("cut"), whole()[:cut])
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_gguf_file_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="No such file"):
         read_gguf(tmp_path / "none.gguf")

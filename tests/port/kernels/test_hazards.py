@@ -70,7 +70,7 @@ def test_a_grid_that_is_refused(tmp_path: Path) -> None:
     ]
 
 
-def test_spills(tmp_path: Path) -> None:
+def test_registers_that_spill_are_found(tmp_path: Path) -> None:
     source = """
     @triton.jit
     def crossed(x, y, o, N: tl.constexpr):
@@ -127,7 +127,7 @@ def test_one_good_dot_does_not_hide_a_bad_one(tmp_path: Path) -> None:
     assert found.of("two", "gfx942")["dot-without-matrix"].where.line == 9
 
 
-def test_fp8_by_dialect(tmp_path: Path) -> None:
+def test_fp8_of_the_other_dialect_is_found(tmp_path: Path) -> None:
     """`matmul` in OCP's e4m3, `twin` in e4m3fnuz: each is the hazard where the other is native."""
     entries = [matmul("*fp8e4nv", (64, 64, 64)), matmul("*fp8e4b8", (64, 64, 64), "twin")]
     found = check(tmp_path, MATMULS, ["gfx942", "gfx950", "sm_90", "sm_80"], entries)

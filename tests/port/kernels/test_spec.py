@@ -28,7 +28,7 @@ grid = [128, 2]
 """
 
 
-def test_all_keys(tmp_path: Path) -> None:
+def test_all_keys_of_a_spec_are_read(tmp_path: Path) -> None:
     file = tmp_path / "copy.toml"
     file.write_text(WHOLE)
     (entry,) = read_spec_file(file)

@@ -40,7 +40,7 @@ EIGHT = {"num_bits": 8, "type": "float", "dynamic": True}
         (compressed({"weights": {"num_bits": 8, "type": "float"}}, {"weights": weights()}), "int4", 128, False, "none"),
     ],
 )  # fmt: skip
-def test_declared(
+def test_a_declared_quantisation_is_understood(
     said: dict[str, Any], scheme: str, group: int, act_order: bool, activations: str
 ) -> None:  # fmt: skip
     found = as_declared(PACKED, said)

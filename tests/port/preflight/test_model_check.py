@@ -313,7 +313,7 @@ def test_a_checkpoint_that_contradicts_itself_will_not_run(catalog: Catalog, tmp
     assert ask(catalog, folder, "h200").verdicts == {"h200": "will not run"}
 
 
-def test_the_command(crosstie: Command, tmp_path: Path) -> None:
+def test_preflight_says_what_will_not_run(crosstie: Command, tmp_path: Path) -> None:
     folder = tiny.write(tmp_path / "model", "modelopt")
     sarif = tmp_path / "found.sarif"
     told = crosstie("preflight", str(folder), "--on", "mi300x,h200", "--sarif", str(sarif))
@@ -426,6 +426,6 @@ def test_places_in_sarif_are_relative_where_they_can_be(
     assert places() == {"my%20model/config.json"}
 
 
-def test_help_teaches(crosstie: Command) -> None:
+def test_the_help_of_preflight_names_its_commands(crosstie: Command) -> None:
     assert "kernels" in crosstie("preflight", "--help").out
     assert "MODEL_DIR" in crosstie("preflight", "model", "--help").out

@@ -71,7 +71,7 @@ def test_conditions_on_numbers(tmp_path: Path, condition: str, holds: int, fails
     assert not rule.holds(Version("0.28.0"), "gfx942", {**FACTS, "gqa_ratio": fails})
 
 
-def test_targets() -> None:
+def test_a_rule_covers_the_targets_it_names() -> None:
     assert covers("any", "gfx942")
     assert covers("rocm", "gfx942")
     assert not covers("rocm", "sm_90")

@@ -224,7 +224,9 @@ def decided(engine: str, release: str, isa: str, operation: str, changes: dict[s
         ("feature", "0.5.18", "gfx942", {"name": "sleep-mode"}, "unknown feature-sleep-rocm"),
     ],
 )  # fmt: skip
-def test_sglang(operation: str, release: str, isa: str, changes: dict[str, Value], expected: str) -> None:
+def test_rules_of_sglang_decide_known_cases(
+    operation: str, release: str, isa: str, changes: dict[str, Value], expected: str
+) -> None:
     assert decided("sglang", release, isa, operation, changes) == expected
 
 
@@ -277,7 +279,9 @@ def test_sglang(operation: str, release: str, isa: str, changes: dict[str, Value
         ("feature", "10586", "gfx942", {"name": "expert-parallel"}, "error feature-absent"),
     ],
 )
-def test_llama_cpp(operation: str, release: str, isa: str, changes: dict[str, Value], expected: str) -> None:
+def test_rules_of_llama_cpp_decide_known_cases(
+    operation: str, release: str, isa: str, changes: dict[str, Value], expected: str
+) -> None:
     assert decided("llama.cpp", release, isa, operation, changes) == expected
 
 
@@ -293,7 +297,9 @@ def test_llama_cpp(operation: str, release: str, isa: str, changes: dict[str, Va
         ("llama.cpp", "gpt-oss", "6096", None),
     ],
 )
-def test_architectures(engine: str, name: str, since: str, until: str | None) -> None:
+def test_architectures_are_supported_from_and_to_a_release(
+    engine: str, name: str, since: str, until: str | None
+) -> None:
     support = architectures(engine)[name]
     assert str(support.since) == since
     assert (str(support.until) if support.until else None) == until

@@ -256,7 +256,9 @@ def test_a_note_names_its_chips_and_its_case() -> None:
         ("linear_attention", "0.32.0", "gfx942", {"kind": "rwkv"}, ""),
     ],
 )  # fmt: skip
-def test_known_cases(operation: str, release: str, isa: str, changes: dict[str, Value], expected: str) -> None:
+def test_rules_of_vllm_decide_known_cases(
+    operation: str, release: str, isa: str, changes: dict[str, Value], expected: str
+) -> None:
     found = decide("vllm", Version(release), isa, operation, PLAIN[operation] | changes)
     assert (found.id if found else "") == expected
 

@@ -23,7 +23,7 @@ def severities(text: str) -> list[str]:
         ("#ifdef SOMETHING\n#if __CUDA_ARCH__ >= 800\nfast();\n#endif\n#endif", "error"),
     ],
 )
-def test_sides(text: str, expected: str) -> None:
+def test_each_side_of_an_architecture_test_has_its_severity(text: str, expected: str) -> None:
     assert severities(text) == [expected]
     assert all(one.remedy for one in findings(text))
 

@@ -55,11 +55,11 @@ def test_every_class_has_words_and_no_opcode_stands_twice() -> None:
         'asm volatile("s_nop 0\\n\\ts_barrier");',
     ],
 )  # fmt: skip
-def test_no_ptx(statement: str) -> None:
+def test_assembly_that_is_no_ptx_is_left_alone(statement: str) -> None:
     assert "inline-ptx" not in names(kernel(statement))
 
 
-def test_spellings() -> None:
+def test_inline_assembly_is_found_in_every_spelling() -> None:
     for word in ("asm", "asm volatile", "__asm__", "__asm__ __volatile__", "asm volatile inline"):
         assert "inline-ptx" in names(kernel(f'{word}("membar.gl;");'))
     parts = 'asm volatile(\n  "{\\n"\n  "  mov.b64 %0, {%1, %2};\\n"\n  "}\\n"\n  : "=l"(x) : "r"(a), "r"(b));'

@@ -12,7 +12,7 @@ from crosstie.port.source.files import build_hazards, decoded, hip_builds, read_
 ASM = 'void f() { asm volatile("bar.sync 0;"); }\n'
 
 
-def test_kinds(tmp_path: Path) -> None:
+def test_files_are_chosen_by_their_kind(tmp_path: Path) -> None:
     for name in (
         "a.cu",
         "b.cuh",
@@ -89,7 +89,7 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (b"a\r\nb\rc", "a\nb\nc"), ("é".encode("latin-1"), "é"), ("é".encode(), "é"), (b"\xef\xbb\xbfa", "a"), ("a".encode("utf-16"), "a"), (b"a\0b", None), (b"", ""),
     ],
 )  # fmt: skip
-def test_encodings(data: bytes, text: str | None) -> None:
+def test_encodings_are_told_apart(data: bytes, text: str | None) -> None:
     assert decoded(data) == text
 
 
@@ -101,7 +101,7 @@ def test_encodings(data: bytes, text: str | None) -> None:
         ("add_compile_options(--expt-relaxed-constexpr)", "nvcc-flag"), ("target_link_libraries(a CUDA::cudart)", "cuda-library"),
     ],
 )  # fmt: skip
-def test_build_files(line: str, check: str) -> None:
+def test_hazards_of_build_files_are_found(line: str, check: str) -> None:
     found = list(build_hazards("CMakeLists.txt", f"\n{line}\n"))
     assert check in {one.check for one in found}
     assert all(one.line == 2 and one.severity == "error" for one in found)

@@ -14,7 +14,7 @@ HAZARD = 'asm volatile("bar.sync 1, 64;");'
         "#ifndef PADDLE_WITH_HIP", "#if !TORCH_HIP_VERSION_MAJOR && !defined(ENABLE_ROCM)", "#if defined(USE_ROCM) && 0", "#if __CUDA_ARCH__ >= 900", "#ifdef __CUDA_ARCH__", "#ifndef MYLIB_USE_ROCM",
     ],
 )  # fmt: skip
-def test_left_out(condition: str) -> None:
+def test_code_that_amd_never_compiles_is_left_out(condition: str) -> None:
     assert "inline-ptx" not in names(kernel(f"{condition}\n{HAZARD}\n#endif"))
 
 
@@ -26,11 +26,11 @@ def test_left_out(condition: str) -> None:
         "#ifdef MYLIB_NO_ROCM", "#if defined(SOMETHING) || !defined(USE_ROCM)", "#if", "#if )(", "#ifdef __gfx942__",
     ],
 )  # fmt: skip
-def test_read(condition: str) -> None:
+def test_code_that_amd_may_compile_is_read(condition: str) -> None:
     assert "inline-ptx" in names(kernel(f"{condition}\n{HAZARD}\n#endif"))
 
 
-def test_else_and_elif() -> None:
+def test_sides_of_else_and_elif_are_told_apart() -> None:
     def reads(*sides: str) -> bool:
         return "inline-ptx" in names(kernel("\n".join(sides) + "\n#endif"))
 

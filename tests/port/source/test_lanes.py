@@ -14,7 +14,7 @@ SHUFFLE = "float v = __shfl_xor(out[0], 1, 32);"
         "template <int WARP_SIZE = 32> void f();",
     ],
 )  # fmt: skip
-def test_sizes(line: str) -> None:
+def test_warp_sizes_as_constants_are_found(line: str) -> None:
     found = findings(line + "\n" + kernel(SHUFFLE))
     assert [(one.check, one.where.line, one.severity) for one in found] == [("warp-size", 1, "error")]
     assert found[0].remedy
@@ -46,7 +46,7 @@ def test_a_size_without_lanes_that_talk_is_not_known() -> None:
         "int const tid = threadIdx.x; out[tid >> 5] = v;", "const int num_warps = NUM_THREADS / 32;",
     ],
 )  # fmt: skip
-def test_arithmetic(line: str) -> None:
+def test_arithmetic_on_lanes_is_found(line: str) -> None:
     with_lanes = [one for one in findings(kernel(f"{SHUFFLE}\n{line}")) if one.check == "lane-arithmetic"]
     assert [(one.where.line, one.severity) for one in with_lanes] == [(3, "error")]
     alone = [one for one in findings(kernel(line)) if one.check == "lane-arithmetic"]
@@ -80,7 +80,7 @@ def test_arithmetic_that_is_right(line: str) -> None:
         "v = __shfl_sync(m, v, 31);",
     ],
 )
-def test_reductions(body: str) -> None:
+def test_reductions_over_32_lanes_are_found(body: str) -> None:
     text = kernel("unsigned long long m = ~0ull;\nfloat v = out[0];\n" + body)
     assert ("warp-reduction", 4) in checks(text)
     assert "warp-reduction" not in names(text, on="rx-7900-xtx")

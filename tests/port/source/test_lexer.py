@@ -30,7 +30,7 @@ def texts(source: str) -> list[str]:
         ("1.5e-3f", ["1.5e-3f"]),
     ],
 )
-def test_tokens(source: str, expected: list[str]) -> None:
+def test_source_is_cut_into_its_tokens(source: str, expected: list[str]) -> None:
     assert texts(source) == expected
 
 
@@ -43,7 +43,7 @@ def test_lines_go_on_through_comments_strings_and_continuations() -> None:
     assert [(token.text, token.line) for token in lexed.directives[0].tokens] == [("X", 6), ("y", 7)]
 
 
-def test_directives() -> None:
+def test_directives_are_read() -> None:
     found = lex('#include <a/b.h>\n  # include "c.h" // why\n#define F(x) x\n#define G (x)\n#if 0\n#endif').directives
     assert [one.word for one in found] == ["include", "include", "define", "define", "if", "endif"]
     assert [one.header for one in found[:2]] == ["a/b.h", "c.h"]

@@ -8,7 +8,7 @@ from tests.port.source.snippets import checks, findings, kernel, names
     "mask",
     ["0xffffffff", "0xFFFFFFFFu", "~0u", "-1", "0xffff", "(1u << 16) - 1", "unsigned(-1)", "(unsigned)-1", "static_cast<uint32_t>(-1)", "FULL_MASK", "kAll", "mask", "lanes"],
 )  # fmt: skip
-def test_masks(mask: str) -> None:
+def test_masks_of_32_bits_are_found(mask: str) -> None:
     before = "#define FULL_MASK 0xffffffff\nconstexpr unsigned kAll = 0xffffffffu;\n"
     text = before + kernel(
         f"unsigned mask = 1;\nconst uint32_t lanes = 3;\nfloat v = __shfl_xor_sync({mask}, out[0], 1);"
@@ -32,7 +32,7 @@ def test_masks(mask: str) -> None:
         "__reduce_add_sync({}, n)",
     ],
 )
-def test_calls(call: str) -> None:
+def test_every_call_with_a_mask_is_found(call: str) -> None:
     assert ("mask-32-bit", 2) in checks(kernel(call.format("0xffffffff") + ";"))
     assert not names(kernel(call.format("0xffffffffffffffffULL") + ";")) & {
         "mask-32-bit",
@@ -95,7 +95,7 @@ def test_comments_strings_and_own_functions_are_no_calls() -> None:
         "bool all = __ballot(n) == 0xffffffff;", "int c = __clz(__ballot(n));",
     ],
 )  # fmt: skip
-def test_ballots(line: str) -> None:
+def test_ballots_kept_in_32_bits_are_found(line: str) -> None:
     assert ("ballot-truncated", 2) in checks(kernel(line))
     assert "ballot-truncated" not in names(kernel(line), on="rx-7900-xtx")
 
@@ -117,7 +117,7 @@ def test_a_ballot_returned_in_32_bits() -> None:
     assert "ballot-truncated" not in names("__device__ unsigned long long vote(int p) { return __ballot(p); }")
 
 
-def test_bits_of_lanes() -> None:
+def test_bits_of_lanes_in_32_bits_are_found() -> None:
     assert ("lane-bit", 2) in checks(kernel("unsigned below = (1u << lane) - 1;"))
     assert "lane-bit" not in names(kernel("unsigned long long below = (1ull << lane) - 1;\nint x = 1 << n;"))
 

@@ -27,7 +27,7 @@ USES = [
 
 
 @pytest.mark.parametrize(("check", "line"), USES)
-def test_uses(check: str, line: str) -> None:
+def test_every_use_of_a_name_is_found_where_it_counts(check: str, line: str) -> None:
     assert (check, 2) in checks("\n" + line + "\n")
     # A comment, a string, code for NVIDIA, and a target of NVIDIA's.
     quoted = line.replace("\\", "\\\\").replace('"', '\\"')
@@ -95,7 +95,7 @@ def test_bad_rows_are_refused(tmp_path: Path, row: str, key: str) -> None:
         name_rules(file)
 
 
-def test_launches() -> None:
+def test_launch_bounds_with_a_second_number_are_found() -> None:
     assert "launch-bounds" in names("__global__ void __launch_bounds__(256, 2) k() {}")
     assert "launch-bounds" not in names(
         "__global__ void __launch_bounds__(256) k() {}\n__global__ void __launch_bounds__(256, 1) j() {}"

@@ -27,7 +27,7 @@ USES = [
 
 
 @pytest.mark.parametrize(("check", "line"), USES)
-def test_uses(check: str, line: str) -> None:
+def test_every_use_in_python_is_found_where_it_counts(check: str, line: str) -> None:
     assert check in {one[0] for one in found("\n" + line)}
     assert all(one.where.line and one.where.line > 1 for one in python_findings("\n" + line))
     indented = "\n".join("    " + part for part in line.split("\n"))

@@ -12,7 +12,7 @@ from tests.port.source.snippets import checks, findings, kernel, names
         "alignas(128) __shared__ uint64_t s[9000];", "__shared__ int s[SIZE];", "struct Tile { float a[128][128]; half b[64]; };\n__shared__ Tile s;", "struct Tile { half a[64][64]; };\n__shared__ Tile s[2][5];", "__shared__ double s[sizeof(float) * 3000];",
     ],
 )  # fmt: skip
-def test_static_arrays(body: str) -> None:
+def test_static_arrays_beyond_the_limit_are_found(body: str) -> None:
     text = "#define SIZE (20 * 1024)\n" + kernel(body)
     found = [one for one in findings(text, on="mi300x,mi355x") if one.check == "shared-memory"]
     assert [(one.severity, one.target) for one in found] == [("error", "mi300x")]
@@ -44,7 +44,7 @@ def test_over_both_limits() -> None:
     assert [one.target for one in found] == [""]
 
 
-def test_templates() -> None:
+def test_arrays_of_templates_are_measured_where_they_are_launched() -> None:
     text = "template <int BM, int BN = 64>\n__global__ void k() { __shared__ float s[BM][BN]; }\nvoid f() { k<%s><<<1, 1>>>(); }"
     assert "shared-memory" in names(text % "512")
     assert "shared-memory" in names(text % "128, 256")
@@ -63,7 +63,7 @@ def test_opt_ins_and_launches() -> None:
     assert "shared-memory" not in names(opt % "98304", on="mi355x")
 
 
-def test_budgets() -> None:
+def test_budgets_of_shared_memory_in_names_are_unknown() -> None:
     assert [one.severity for one in findings("constexpr int kMaxSmemBytes = 227 * 1024;")] == ["unknown"]
     assert not names("constexpr int kMaxSmemBytes = 48 * 1024;\nconstexpr int kRows = 99999;")
 

@@ -90,7 +90,7 @@ def test_counts_that_change_with_every_call() -> None:
 
 
 @pytest.mark.parametrize("threshold", [-1e9, 1e9], ids=["all", "none"])
-def test_all_and_none(threshold: float) -> None:
+def test_a_mask_may_take_all_or_none(threshold: float) -> None:
     agree(Sparse(), [(x(), torch.arange(4), threshold) for _ in range(5)])
 
 

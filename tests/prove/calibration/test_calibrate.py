@@ -222,7 +222,7 @@ def test_the_order_of_rows_does_not_matter_to_intervals(catalog: Catalog) -> Non
     assert one == pytest.approx(other, rel=0.02)
 
 
-def test_the_same_twice(catalog: Catalog) -> None:
+def test_the_same_evidence_gives_the_same_calibration(catalog: Catalog) -> None:
     once, again = (calibration_text(learn(catalog, Inputs(cases=mixed_evidence(catalog)))) for _ in range(2))
     assert once == again
 
@@ -338,7 +338,7 @@ def test_results_are_learnt_beside_what_is_shipped(
         (("--alone", "."), "cannot be read"),
     ],
 )
-def test_bad_questions(
+def test_bad_questions_are_refused_with_a_reason(
     crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], reason: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

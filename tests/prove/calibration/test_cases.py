@@ -107,7 +107,9 @@ def test_what_cannot_be_predicted_is_counted_with_its_reason(crosstie: Command, 
         ("llama-3.1-8b", 1, "", Parallelism()),
     ],
 )
-def test_layouts(resolve: Cases, model: str, gpus: int, written_as: str, wanted: Parallelism) -> None:
+def test_layouts_are_understood_as_written(
+    resolve: Cases, model: str, gpus: int, written_as: str, wanted: Parallelism
+) -> None:
     case = one(resolve, model=model, num_accelerators=str(gpus), parallelism=written_as)
     assert case.deployment.parallelism == wanted
     assert case.replicas == gpus / wanted.gpus
@@ -170,12 +172,14 @@ def test_limits_are_those_of_the_round(catalog: Catalog) -> None:
         ("h200", "llama-3.1-8b", "", "native"),
     ],
 )
-def test_precisions(resolve: Cases, catalog: Catalog, accelerator: str, model: str, name: str, wanted: str) -> None:
+def test_precisions_are_understood_as_written(
+    resolve: Cases, catalog: Catalog, accelerator: str, model: str, name: str, wanted: str
+) -> None:
     case = one(resolve, accelerator=accelerator, model=model, precision=name, tp="8", num_accelerators="8")
     assert case.deployment.precision == catalog.precision(catalog.model(model), wanted)
 
 
-def test_loads(resolve: Cases) -> None:
+def test_the_kind_of_load_is_told_from_the_row(resolve: Cases) -> None:
     assert one(resolve).method == "loop"
     assert one(resolve).requests == 160
     assert one(resolve, num_prompts="40").requests == 40
@@ -216,7 +220,7 @@ def test_settings_of_one_row_do_not_leak_into_the_next(resolve: Cases) -> None:
     assert one(resolve).deployment == before
 
 
-def test_fleets() -> None:
+def test_mixed_fleets_are_divided_among_their_parts() -> None:
     assert fleet_parts(["8 x H200", "4xMI350X"], 1) == [("H200", 8), ("MI350X", 4)]
     assert fleet_parts(["H200", "MI350X"], 16) == [("H200", 8), ("MI350X", 8)]
     with pytest.raises(NotPredicted, match="do not divide"):

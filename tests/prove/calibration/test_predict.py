@@ -46,7 +46,7 @@ def test_one_client_has_a_step_a_token(resolve: Cases) -> None:
 
 
 @pytest.mark.parametrize("clients", ["16", "128"])
-def test_littles_law(resolve: Cases, clients: str) -> None:
+def test_predictions_keep_littles_law(resolve: Cases, clients: str) -> None:
     """All rounds but the last keep every client inside."""
     case = one(resolve, concurrency=clients, num_prompts=str(20 * int(clients)))
     got = predicted(case)

@@ -31,7 +31,7 @@ from crosstie.prove.calibration.results import REQUIRED, Metric, metric_of, read
         ("prefill_ms", "ms", Metric("prefill")),
     ],
 )
-def test_metrics(name: str, unit: str, wanted: Metric) -> None:
+def test_names_and_units_of_metrics_are_understood(name: str, unit: str, wanted: Metric) -> None:
     assert metric_of(name, unit) == wanted
 
 

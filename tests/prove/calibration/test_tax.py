@@ -198,7 +198,7 @@ def test_mlperf_is_a_line_of_its_own(catalog: Catalog, tmp_path: Path) -> None:
     assert found.trends == []
 
 
-def test_the_command(crosstie: Command, tmp_path: Path) -> None:
+def test_tax_prints_its_trend(crosstie: Command, tmp_path: Path) -> None:
     file = str(results(tmp_path, {}, LATER | {"value": "10"}, LATER | {"concurrency": "64"}))
     got = crosstie("tax", file, "-v")
     assert (got.status, got.err) == (0, "")
@@ -210,7 +210,7 @@ def test_the_command(crosstie: Command, tmp_path: Path) -> None:
     assert "on different operating points, so no speed-up" in crosstie("tax", other, "-v").out
 
 
-def test_the_document(crosstie: Command, tmp_path: Path) -> None:
+def test_tax_as_json_has_its_keys(crosstie: Command, tmp_path: Path) -> None:
     file = str(results(tmp_path, {}, LATER, {"value": "0.01", "concurrency": "2"}, {"value": "none"}))
     found: dict[str, Any] = json.loads(crosstie("tax", file, "--json").out)
     assert set(found) == {"rows", "points", "groups", "trends", "above_roofline", "left_out"}
@@ -238,7 +238,7 @@ FILTERS: list[tuple[Sequence[str], int]] = [
 @pytest.mark.parametrize(
     ("options", "points"), FILTERS, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
 )
-def test_filters(crosstie: Command, tmp_path: Path, options: Sequence[str], points: int) -> None:
+def test_options_choose_the_points(crosstie: Command, tmp_path: Path, options: Sequence[str], points: int) -> None:
     large = {"model": "llama-3.1-70b", "tp": "4", "num_accelerators": "4", "accelerator": "mi300x", "value": "60"}
     unnamed = {"accelerator": "b200", "engine": ""}
     file = str(
@@ -287,7 +287,7 @@ def test_nothing_left_is_status_1(crosstie: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
-def test_the_picture(crosstie: Command, tmp_path: Path, ending: str) -> None:
+def test_tax_draws_its_picture_in_every_format(crosstie: Command, tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")
     file = results(tmp_path, {}, LATER | {"value": "10"}, LATER | {"accelerator": "mi300x", "date": "2025-07"})
     picture = tmp_path / f"tax.{ending}"

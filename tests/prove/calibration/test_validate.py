@@ -65,7 +65,7 @@ def test_the_keys_are_there_without_rows(tmp_path: Path) -> None:
     assert set(found["metrics"]["ttft"]) == {"n", "median_ape", "p90_ape", "bias"}  # type: ignore[index]
 
 
-def test_errors_by_hand(tmp_path: Path) -> None:
+def test_errors_are_those_worked_by_hand(tmp_path: Path) -> None:
     """Predictions of 100 against these measurements: 25% too high, right, half, a tenth."""
     value = predicted(tmp_path)
     measured = [value / 1.25, value, value * 2, value * 10]
@@ -152,7 +152,7 @@ def pair(
     return found_in(tmp_path, *rows)["rank"]  # type: ignore[return-value]
 
 
-def test_rank_of_a_pair(tmp_path: Path) -> None:
+def test_a_pair_is_ranked_right_or_wrong(tmp_path: Path) -> None:
     h200, mi300x = (predicted(tmp_path, accelerator=name) for name in ("h200", "mi300x"))
     assert h200 != mi300x
     better, worse = (3000.0, 2000.0) if h200 > mi300x else (2000.0, 3000.0)

@@ -290,7 +290,7 @@ def test_mistakes_are_one_line_and_status_2(crosstie: Command, arguments: tuple[
     assert got.err.count("\n") == 1
 
 
-def test_json_shape(crosstie: Command) -> None:
+def test_claims_as_json_have_their_keys(crosstie: Command) -> None:
     got = crosstie("claims", "c02", "c27", "--json")
     answer = json.loads(got.out)
     assert set(answer) == {"summary", "claims"}
@@ -309,7 +309,7 @@ def test_the_page_is_what_the_command_prints(crosstie: Command, found: dict[str,
     assert not re.search(r"\de\+\d", printed)
 
 
-def test_counts_add_up(found: dict[str, Checked]) -> None:
+def test_counts_of_verdicts_add_up_to_all_claims(found: dict[str, Checked]) -> None:
     summary = summarise(list(found.values()))
     assert sum(summary.counts.values()) == 72
     assert sum(total for total, _, _ in summary.articles.values()) == 72

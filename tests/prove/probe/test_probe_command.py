@@ -45,7 +45,7 @@ def only_file(folder: Path) -> Path:
     return file
 
 
-def test_a_whole_run(crosstie: Command, torch: FakeTorch, tmp_path: Path) -> None:
+def test_a_whole_run_is_written_to_one_file(crosstie: Command, torch: FakeTorch, tmp_path: Path) -> None:
     got = crosstie("probe")
     assert got.status == 0
     file = only_file(tmp_path)
@@ -289,7 +289,7 @@ def test_alone_without_torch(crosstie: Command, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_alone_on_a_gpu(
+def test_a_run_alone_on_a_gpu_says_so(
     crosstie: Command, monkeypatch: pytest.MonkeyPatch, torch: FakeTorch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     crosstie("probe", "--plan", "plan.json", "--quick")

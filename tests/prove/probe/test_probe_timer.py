@@ -56,7 +56,7 @@ def test_an_interrupt_during_a_capture_is_not_a_refusal(monkeypatch: pytest.Monk
         GpuTimer(torch).time(run)
 
 
-def test_the_host_clock() -> None:
+def test_the_host_clock_takes_the_fewest_samples_without_a_budget() -> None:
     calls = []
     found = HostTimer().time(lambda: calls.append(1), budget_s=0.0)
     assert found.samples == LEAST_SAMPLES

@@ -89,7 +89,7 @@ def test_processes_reduce() -> None:
     assert "rank 0: AssertionError: Unknown backend type" in problem
 
 
-def test_groups() -> None:
+def test_groups_double_up_to_all_gpus() -> None:
     assert groups_of(2) == [2]
     assert groups_of(6) == [2, 4, 6]
     assert groups_of(8) == [2, 4, 8]

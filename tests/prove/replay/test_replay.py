@@ -198,7 +198,7 @@ def test_silence_is_given_up() -> None:
     assert ["silent" in one.error for one in outcomes] == [True] * 3
 
 
-def test_nobody_there() -> None:
+def test_a_server_that_is_not_there_fails_every_request() -> None:
     async def run() -> list[RequestOutcome]:
         return await Replay(asyncio.get_running_loop(), "http://127.0.0.1:9", SMALL).run(requests(3))
 
@@ -269,7 +269,7 @@ def test_without_targets_all_that_was_served_is_kept() -> None:
     assert (result.kept, result.classes[0].ttft_kept) == (0.5, None)
 
 
-def test_what_was_spent() -> None:
+def test_what_was_spent_is_read_from_the_gateway_s_metrics() -> None:
     page = "\n".join((
         "# TYPE crosstie_usd_total counter",
         'crosstie_usd_total{pool="a"} 0.5',

@@ -60,7 +60,7 @@ def test_addresses_on_this_machine_are_kept_and_others_replaced() -> None:
     run_on_loop(body())
 
 
-def test_ports_in_order() -> None:
+def test_ports_are_given_out_in_order() -> None:
     async def body() -> None:
         port = free_port()
         async with emulating(fleet(pool()), first_port=port) as (made, _):

@@ -23,7 +23,7 @@ async def said(client: Client, path: str, body: Any = None) -> tuple[int, dict[s
     return answer.status, json.loads(answer.body)
 
 
-def test_sleep_and_wake() -> None:
+def test_engines_sleep_and_wake_as_vllm_s_do() -> None:
     async def run() -> None:
         made = await start(CATALOG, shared("vllm-sleep", A, B, C), speed=20.0)
         first, second, third = (Client(host.backends[0]) for host in made.fleet.pools[0].hosts)
@@ -66,7 +66,7 @@ def test_what_becomes_of_requests_when_a_server_is_to_sleep(mode: str) -> None:
     asyncio.run(run())
 
 
-def test_a_router() -> None:
+def test_a_router_loads_and_unloads_as_llama_cpp_s_does() -> None:
     async def run() -> None:
         made = await start(CATALOG, shared("llamacpp-router", A, B, C), speed=20.0)
         client = Client(made.fleet.pools[0].backends[0])

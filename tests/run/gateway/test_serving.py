@@ -159,7 +159,7 @@ def test_what_no_pool_can_serve_is_refused_in_words(
 
 
 @on_loop
-async def test_its_own_pages() -> None:
+async def test_the_gateway_s_own_pages_answer() -> None:
     async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url), classes=(CHAT,))) as at:
         assert json.loads((await at.get("/health")).body)["status"] == "ok"
         assert json.loads((await at.get("/ready")).body) == {"status": "ready", "pools": {"one": {"up": 1, "of": 1}}}

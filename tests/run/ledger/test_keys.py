@@ -56,7 +56,7 @@ def test_the_state_of_a_key() -> None:
 
 
 @given(st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1)))
-def test_the_calendar(said: datetime) -> None:
+def test_days_and_months_end_when_the_calendar_says(said: datetime) -> None:
     now = said.replace(tzinfo=UTC).timestamp()
     assert 0 < day_end(now) - now <= 86_400
     assert 0 < month_end(now) - now <= 31 * 86_400

@@ -163,7 +163,7 @@ def test_more_requests_than_an_engine_s_connection_lasts(local: Running) -> None
 
 @real
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_curl(local: Running) -> None:
+def test_curl_reads_answers_and_streams(local: Running) -> None:
     body = {"model": LOCAL, "messages": FRANCE, "temperature": 0, "max_tokens": 24}
     asked = ["curl", "-sS", "--max-time", "60", f"{local.url}/chat/completions", "-H", "content-type: application/json"]
     whole = subprocess.run([*asked, "-d", json.dumps(body)], capture_output=True, text=True)
@@ -262,7 +262,7 @@ def explain(running: Running, *arguments: str, folder: Path) -> subprocess.Compl
 
 
 @pytest.mark.slow
-def test_explain(emulated: Running, tmp_path: Path) -> None:
+def test_explain_says_where_a_request_would_go_and_why(emulated: Running, tmp_path: Path) -> None:
     request = tmp_path / "request.json"
     request.write_text(json.dumps({"model": SMALL, "messages": FRANCE, "max_tokens": 50}))
     with ThreadPoolExecutor(2) as hands:
