@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from crosstie.catalog.api_prices import COLUMNS, read_api_prices
 from crosstie.catalog.library import SHIPPED, Catalog, check_everything, check_file
+from crosstie.catalog.prices import API_COLUMNS as COLUMNS, read_api_prices
 from crosstie.core.errors import BadData
 
 ROW = "llama-3.1-8b,acme,0.05,0.08,claimed,2026-01,somebody,a note"

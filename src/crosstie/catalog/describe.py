@@ -1,7 +1,7 @@
 """The catalog as lines of text: a key, a value, and why anyone should believe it."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -30,10 +30,7 @@ class FactLine:
         return with_unit(self.value, self.unit) if isinstance(self.value, float | int) else self.value
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "key": self.key, "value": self.value, "unit": self.unit, "basis": self.basis, "date": self.date,
-            "source": self.source, "notes": list(self.notes),
-        }  # fmt: skip
+        return {**asdict(self), "notes": list(self.notes)}
 
 
 def describe(catalog: Catalog, name: str) -> tuple[str, list[FactLine]]:
@@ -83,10 +80,7 @@ def efficiency_lines(efficiency: Efficiency) -> list[FactLine]:
         parts = {key: value} if isinstance(value, Fact) else {f"{key}.{inner}": v for inner, v in value.items()}
         for name, fact in parts.items():
             line = fact_line(f"efficiency.{name}", fact)
-            scope = f"constant of {efficiency.scope[name]}"
-            lines.append(
-                FactLine(line.key, line.value, line.unit, line.basis, line.date, line.source, (*line.notes, scope))
-            )
+            lines.append(replace(line, notes=(*line.notes, f"constant of {efficiency.scope[name]}")))
     return lines
 
 
@@ -151,82 +145,70 @@ def fact_line(key: str, fact: Fact | Label) -> FactLine:
 
 def overview(catalog: Catalog, kind: str, only: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """One row a noun, with the few numbers that people look for first, in the units that their keys name."""
-    if kind == "accelerators":
-        return [_accelerator_row(a) for a in catalog.accelerators.values()]
-    if kind == "models":
-        return [_model_row(m) for m in catalog.models.values()]
-    if kind == "stacks":
-        return [
-            {
-                "id": s.id,
-                "name": s.name,
-                "versions": s.versions,
-                "vendors": ", ".join(s.vendors),
-                "schedules": s.scheduling,
-                "reads": ", ".join(s.loads),
-            }
-            for s in catalog.stacks.values()
-        ]
-    if kind == "formats":
-        return [
-            {
-                "id": f.id,
-                "bits a weight": f.bits,
-                "title": f.title,
-                "runs as": ", ".join(f.runs_as),
-                "source": f.source,
-                "date": f.date,
-            }
-            for f in catalog.formats.values()
-        ]
     if kind == "precisions":
         stored = {"native": "what the checkpoint has", **UNIFORM, **FOUR_BIT}
         for name, (base, better) in GGUF.items():
             stored[name] = base if base == better else f"{base}, and {better} where llama.cpp spends more bits"
         return [{"precision": name, "stores linear layers as": what} for name, what in stored.items()]
-    return [
-        {
-            "accelerator": p.accelerator,
-            "provider": p.provider,
-            "kind": p.kind,
-            "value": p.amount.value,
-            "unit": p.amount.unit,
-            "basis": p.amount.basis,
-            "date": p.amount.date,
-            "source": p.amount.source,
-        }
-        for p in catalog.prices
-        if only is None or p.accelerator in only
-    ]
+    if kind == "prices":
+        nouns: Iterable[Any] = (price for price in catalog.prices if only is None or price.accelerator in only)
+    else:
+        nouns = getattr(catalog, kind).values()
+    return [{heading: of(noun) for heading, of in _COLUMNS[kind].items()} for noun in nouns]
 
 
-def _accelerator_row(a: Accelerator) -> dict[str, Any]:
-    def rate(name: str) -> float | None:
-        fact = a.dense.get(name)
-        return fact.si / 1e12 if fact else None
-
-    return {
-        "id": a.id,
-        "name": a.name,
-        "isa": a.chip.isa.value,
-        "GiB": a.memory.capacity.si / 2**30,
-        "TB/s": a.memory_bytes_per_s / 1e12,
-        "bf16 TF": rate("bf16"),
-        "fp8 TF": rate("fp8"),
-        "fp4 TF": rate("fp4"),
-        "fp8": a.chip.fp8_dialect.value,
-        "link GB/s": a.scale_up.bandwidth.si / 1e9,
-        "domain": a.domain,
-        "W": a.chip.tdp.si,
-    }
+def _tera(accelerator: Accelerator, compute_format: str) -> float | None:
+    rate = accelerator.flop_per_s(compute_format)
+    return None if rate is None else rate / 1e12
 
 
-def _model_row(m: Model) -> dict[str, Any]:
-    return {
-        "id": m.id,
-        "parameters B": m.parameters / 1e9,
-        "active B": m.active_parameters / 1e9,
-        "stored as": m.native_name,
-        "context": m.max_context,
-        "layers": "; ".join(f"{layer.count} x {layer.kind}" for layer in m.layers),
-    }
+_COLUMNS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "accelerators": {
+        "id": lambda a: a.id,
+        "name": lambda a: a.name,
+        "isa": lambda a: a.chip.isa.value,
+        "GiB": lambda a: a.memory.capacity.si / 2**30,
+        "TB/s": lambda a: a.memory_bytes_per_s / 1e12,
+        "bf16 TF": lambda a: _tera(a, "bf16"),
+        "fp8 TF": lambda a: _tera(a, "fp8"),
+        "fp4 TF": lambda a: _tera(a, "fp4"),
+        "fp8": lambda a: a.chip.fp8_dialect.value,
+        "link GB/s": lambda a: a.scale_up.bandwidth.si / 1e9,
+        "domain": lambda a: a.domain,
+        "W": lambda a: a.chip.tdp.si,
+    },
+    "models": {
+        "id": lambda m: m.id,
+        "parameters B": lambda m: m.parameters / 1e9,
+        "active B": lambda m: m.active_parameters / 1e9,
+        "stored as": lambda m: m.native_name,
+        "context": lambda m: m.max_context,
+        "layers": lambda m: "; ".join(f"{layer.count} x {layer.kind}" for layer in m.layers),
+    },
+    "stacks": {
+        "id": lambda s: s.id,
+        "name": lambda s: s.name,
+        "versions": lambda s: s.versions,
+        "vendors": lambda s: ", ".join(s.vendors),
+        "schedules": lambda s: s.scheduling,
+        "reads": lambda s: ", ".join(s.loads),
+    },
+    "formats": {
+        "id": lambda f: f.id,
+        "bits a weight": lambda f: f.bits,
+        "title": lambda f: f.title,
+        "runs as": lambda f: ", ".join(f.runs_as),
+        "source": lambda f: f.source,
+        "date": lambda f: f.date,
+    },
+    "prices": {
+        "accelerator": lambda p: p.accelerator,
+        "provider": lambda p: p.provider,
+        "kind": lambda p: p.kind,
+        "value": lambda p: p.amount.value,
+        "unit": lambda p: p.amount.unit,
+        "basis": lambda p: p.amount.basis,
+        "date": lambda p: p.amount.date,
+        "source": lambda p: p.amount.source,
+    },
+}

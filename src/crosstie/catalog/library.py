@@ -13,12 +13,11 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from crosstie.catalog.accelerators import read_accelerator
-from crosstie.catalog.api_prices import ApiPrice, read_api_prices
 from crosstie.catalog.calibration import Calibration, Subject, empty, read_calibration, subject_of
 from crosstie.catalog.costs import Ranged, read_costs
 from crosstie.catalog.models import read_model_file, read_model_path
 from crosstie.catalog.precision import resolve as resolve_precision
-from crosstie.catalog.prices import Price, read_prices
+from crosstie.catalog.prices import ApiPrice, Price, read_api_prices, read_prices
 from crosstie.catalog.reading import read_toml
 from crosstie.catalog.stacks import merge_efficiency, read_efficiency, read_formats, read_stack, resolve_efficiency
 from crosstie.core.deployment import Accelerator, Deployment, Efficiency, Parallelism, Stack

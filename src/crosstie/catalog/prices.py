@@ -1,7 +1,8 @@
-"""What an accelerator costs to rent or buy: one CSV, one offer or claim a row."""
+"""What an accelerator costs to rent or buy, and what others charge for tokens: a CSV each, one price a row."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -11,6 +12,11 @@ from crosstie.core.fact import Fact
 from crosstie.core.units import UNITS
 
 COLUMNS = ("accelerator", "provider", "kind", "value", "unit", "basis", "date", "source", "note")
+API_COLUMNS = (
+    "model", "provider", "usd_per_million_input", "usd_per_million_output", "basis", "date", "source", "note",
+)  # fmt: skip
+# USD a million tokens: outside of it somebody wrote a price per token or per thousand.
+_API_LOW, _API_HIGH = 0.001, 100.0
 KINDS = {
     "on-demand": "rent by the hour as the provider publishes it, the median of its offers",
     "spot": "interruptible rent by the hour as the provider publishes it, the median of its offers",
@@ -30,12 +36,26 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     amount: Fact
 
 
+class ApiPrice(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a model with open weights. `input.si` and `output.si` are USD a token."""
+
+    model: str
+    provider: str
+    input: Fact
+    output: Fact
+
+
 def read_prices(file: Path, accelerators: Mapping[str, object]) -> tuple[Price, ...]:
     """`accelerators`: the ids that a row may name."""
-    return tuple(_read_row(file, where, row, accelerators) for where, row in read_rows(file, COLUMNS))
+    return tuple(_price(file, where, row, accelerators) for where, row in read_rows(file, COLUMNS))
 
 
-def _read_row(file: Path, where: str, row: dict[str, str], accelerators: Mapping[str, object]) -> Price:
+def read_api_prices(file: Path, models: Mapping[str, object]) -> tuple[ApiPrice, ...]:
+    """`models`: the ids that a row may name."""
+    return tuple(_api_price(file, where, row, models) for where, row in read_rows(file, API_COLUMNS))
+
+
+def _price(file: Path, where: str, row: dict[str, str], accelerators: Mapping[str, object]) -> Price:
     if row["accelerator"] not in accelerators:
         raise BadData(file, where, f"accelerator '{row['accelerator']}' is not in the catalog")
     if row["kind"] not in KINDS:
@@ -44,8 +64,25 @@ def _read_row(file: Path, where: str, row: dict[str, str], accelerators: Mapping
     wanted = ("usd", 500, 500_000) if row["kind"].startswith("purchase") else ("usd_per_s", 0.05, 100)
     if unit not in UNITS or UNITS[unit].dimension != wanted[0] or not wanted[1] <= value <= wanted[2]:
         raise BadData(file, where, f"{value:g} {unit} is no price of kind {row['kind']}; a slip of unit?")
-    fact = Fact(
-        value=value, unit=unit, basis=row["basis"], source=row["source"], date=row["date"],  # type: ignore[arg-type]
-        note=row["note"],
-    )  # fmt: skip
-    return Price(accelerator=row["accelerator"], provider=row["provider"], kind=row["kind"], amount=fact)
+    kept = {key: row[key] for key in ("accelerator", "provider", "kind")}
+    return Price(**kept, amount=_fact(row, value, unit))
+
+
+def _api_price(file: Path, where: str, row: dict[str, str], models: Mapping[str, object]) -> ApiPrice:
+    if row["model"] not in models:
+        raise BadData(file, where, f"model '{row['model']}' is not in the catalog")
+    if not row["provider"].strip():
+        raise BadData(file, where, "provider is empty")
+    facts = {}
+    for side in ("input", "output"):
+        column = f"usd_per_million_{side}"
+        value = cell_number(file, where, row, column)
+        if not _API_LOW <= value <= _API_HIGH:
+            raise BadData(file, where, f"{column} {value:g} is no price of a million tokens; a slip of unit?")
+        facts[side] = _fact(row, value, "USD/Mtoken")
+    return ApiPrice(model=row["model"], provider=row["provider"], **facts)
+
+
+def _fact(row: dict[str, str], value: float, unit: str) -> Fact:
+    provenance: dict[str, Any] = {key: row[key] for key in ("basis", "source", "date", "note")}
+    return Fact(value=value, unit=unit, **provenance)

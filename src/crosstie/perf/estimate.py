@@ -101,11 +101,7 @@ def check_lengths(hardware: Hardware, input_tokens: int, output_tokens: int) -> 
 
 def bound(cost: StepCost, row: int) -> str:
     """The resource that a step spends most of its time on."""
-    parts = {
-        "compute": float(cost.compute_s[row, 0]),
-        "memory bandwidth": float(cost.memory_s[row, 0]),
-        "interconnect": float(cost.interconnect_s[row, 0]),
-    }
+    parts = {name: float(of(cost)[row, 0]) for name, of in _RESOURCES.items() if name != "host"}
     host = float(cost.host_s[row, 0])
     if host > (sum(parts.values()) if bool(cost.host_overlapped[row, 0]) else max(parts.values())):
         return "host"

@@ -5,9 +5,9 @@ import dataclasses
 import msgspec
 import pytest
 
-from crosstie.catalog.api_prices import ApiPrice
 from crosstie.catalog.costs import Ranged
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.prices import ApiPrice
 from crosstie.core.errors import BadInput
 from crosstie.core.fact import Fact
 from crosstie.decide.cost.choices import (

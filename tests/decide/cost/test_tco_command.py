@@ -9,8 +9,8 @@ import pytest
 from tests.conftest import Command
 from tests.decide.cost.conftest import NO_ALIASES, ROUND, Priced
 
-from crosstie.catalog.api_prices import COLUMNS as API_COLUMNS
 from crosstie.catalog.library import SHIPPED
+from crosstie.catalog.prices import API_COLUMNS
 
 ASK = ["tco", "llama-3.1-70b", "--precision", "fp8", "--samples", "500"]
 BOTH = [*ASK, "--on", "mi325x,h200", "--gpus", "800", "--purchase", "mi325x=22000", "--purchase", "h200=35000"]

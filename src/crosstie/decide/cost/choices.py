@@ -6,7 +6,7 @@ from statistics import median
 
 import numpy as np
 
-from crosstie.catalog.api_prices import ApiPrice
+from crosstie.catalog.prices import ApiPrice
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput
 from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR, MONTHS_PER_YEAR

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from crosstie.catalog.api_prices import ApiPrice
 from crosstie.catalog.library import Catalog, spellings
-from crosstie.catalog.prices import KINDS, Price
+from crosstie.catalog.prices import KINDS, ApiPrice, Price
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
 

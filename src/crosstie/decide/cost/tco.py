@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from crosstie.catalog.api_prices import ApiPrice
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.prices import Price
+from crosstie.catalog.prices import ApiPrice, Price
 from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.decide.compare.scorecard import Entry, Scorecard
 from crosstie.decide.cost.assessment import Assessment, assess
