@@ -82,10 +82,9 @@ def command(
     workload = read_workload(catalog, file)
     workload = _overridden(catalog, workload, price, discount, basis, accelerators, sizing)
     with progress("planning") as on_progress:
-        made = plan(catalog, workload, progress=lambda what: on_progress(0, 0, what))
+        made = plan(catalog, workload, on_progress=on_progress)
         if simulated and made.answered:
-            on_progress(0, 0, "simulating the pools")
-            made = simulate_pools(made)
+            made = simulate_pools(made, on_progress)
     content = document(made, mark_of(catalog.calibration))
     # Files before the answer, which may be read no further than its first lines.
     if save:

@@ -55,6 +55,8 @@ def progress(what: str = "", *, in_bytes: bool = False) -> Iterator[OnProgress]:
 
         def on_progress(done: int, total: int, what: str) -> None:
             shown = what if len(what) <= room else f"{what[: room - 3]}..."
-            bars.update(task, completed=done, total=total or None, description=shown)
+            # Of an update that says None, the total of what was done before would stay.
+            bars.tasks[0].total = total or None
+            bars.update(task, completed=done, description=shown)
 
         yield on_progress

@@ -5,7 +5,7 @@ the nouns themselves are taken as well. `catalog` is the shipped data with the u
 What is wrong with a question raises a `CrosstieError` of one line.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from crosstie.catalog.fleets import read_fleet
@@ -15,6 +15,7 @@ from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
 from crosstie.core.model import Model
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.compare import scorecard
 from crosstie.decide.compare.scorecard import Load, Scorecard
@@ -75,15 +76,15 @@ def compare(
 
 
 def plan(
-    workload: str | Path | Workload, *, catalog: Catalog | None = None, progress: Callable[[str], None] | None = None
+    workload: str | Path | Workload, *, catalog: Catalog | None = None, on_progress: OnProgress = no_progress
 ) -> Plan:
     """The cheapest fleet for a workload file or a shipped example, with alternatives and what would change it.
 
     Where no fleet will do, `plan.fleet` is None and `plan.obstacles` says why. `fleet_of(plan)` is the fleet that
-    `serve` takes, `fleet_text` writes it as a file. `progress` is called with a line for whoever waits.
+    `serve` takes, `fleet_text` writes it as a file. `on_progress` hears how far it is.
     """
     catalog = catalog or Catalog()
-    return planning.plan(catalog, _workload(catalog, workload), progress=progress)
+    return planning.plan(catalog, _workload(catalog, workload), on_progress=on_progress)
 
 
 def simulate(

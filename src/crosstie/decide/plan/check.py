@@ -12,6 +12,7 @@ from statistics import fmean
 
 import numpy as np
 
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import RequestClass, Target
 from crosstie.decide.plan.answer import FleetPlan, PoolPlan
 from crosstie.sim.arrivals import Arrival, simulate
@@ -43,10 +44,16 @@ class SimulatedClass:
         return all(seen <= target.seconds for seen, target in pairs if seen is not None and target is not None)
 
 
-def check(fleet: FleetPlan, classes: tuple[RequestClass, ...], requests: int = _REQUESTS) -> list[SimulatedClass]:
+def check(
+    fleet: FleetPlan,
+    classes: tuple[RequestClass, ...],
+    requests: int = _REQUESTS,
+    on_progress: OnProgress = no_progress,
+) -> list[SimulatedClass]:
     """Every pool by one of its replicas; requests of a class count by the traffic that a pool takes of it."""
     rows: dict[str, list[Row]] = {one.name: [] for one in classes}
-    for pool in fleet.pools:
+    for done, pool in enumerate(fleet.pools):
+        on_progress(done, len(fleet.pools), f"simulating {pool.name}")
         if pool.deployment.parallelism.pp == 1 and pool.carried:
             for name, row in _simulated(pool, requests):
                 rows[name].append(row)

@@ -6,6 +6,7 @@ from datetime import date
 import numpy as np
 
 from crosstie.catalog.library import Catalog
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan
 from crosstie.decide.plan.binding import Binding, bindings
@@ -20,7 +21,6 @@ from crosstie.decide.plan.programme import Mask, Solution
 from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import (
-    Progress,
     Survey,
     longer,
     of_one_stack,
@@ -112,40 +112,39 @@ class Plan:
         return list(self.gpus)
 
 
-def plan(catalog: Catalog, workload: Workload, *, today: str = "", progress: Progress | None = None) -> Plan:
+def plan(catalog: Catalog, workload: Workload, *, today: str = "", on_progress: OnProgress = no_progress) -> Plan:
     """The cheapest fleet for a workload, with what stands beside it; where none will do, `obstacles` says why.
 
-    `today` (YYYY-MM-DD) dates the plan; `progress` is called with a line for whoever waits. A workload comes from a
+    `today` (YYYY-MM-DD) dates the plan; `on_progress` hears how far it is. A workload comes from a
     file (`read_workload`) or is made of structs; what is wrong with it raises `BadData` or `BadInput`.
     """
-    tell = progress or (lambda _: None)
     made = today or date.today().isoformat()
     priced = market(catalog, workload)
     if workload.sharing is None:
-        return _own_plan(catalog, workload, priced, made, tell)
-    shared = shared_plan(catalog, workload, workload.sharing, priced, tell)
+        return _own_plan(catalog, workload, priced, made, on_progress)
+    shared = shared_plan(catalog, workload, workload.sharing, priced, on_progress)
     own = beside_shared(workload, shared)
     if own is None:
         considered = len(shared.pools) + len(shared.left_out)
         return Plan(workload, made, priced, None, [], considered, shared=shared)
-    others = _own_plan(catalog, own, market(catalog, own), made, tell)
+    others = _own_plan(catalog, own, market(catalog, own), made, on_progress)
     return replace(others, workload=workload, market=priced, shared=shared)
 
 
-def _own_plan(catalog: Catalog, workload: Workload, priced: Market, made: str, tell: Progress) -> Plan:
+def _own_plan(catalog: Catalog, workload: Workload, priced: Market, made: str, on_progress: OnProgress) -> Plan:
     """Of models that each have replicas of their own."""
-    everything = surveys(catalog, workload, [item.accelerator for item in priced.items], tell)
+    everything = surveys(catalog, workload, [item.accelerator for item in priced.items], on_progress)
     scaling = scaling_of(workload)
     surveyed = of_one_stack(everything, scaling)
     offered = undominated(offers(surveyed, scaling))
     # The fleet is for the peak by the end of its first year.
     asked = choice(offered, priced, workload, growth=max(1.0 + workload.growth_per_year, 1.0))
-    tell(f"{len(offered.columns)} pools to choose from")
+    on_progress(0, 0, f"{len(offered.columns)} pools to choose from")
     answer = solve(asked.problem)
     considered = sum(len(one.deployments) for one in everything)
     if answer is None:
         return Plan(workload, made, priced, None, obstacles(everything, asked, workload), considered)
-    tell("the fleets beside it, and what would change the answer")
+    on_progress(0, 0, "the fleets beside it, and what would change the answer")
     return _with_alternatives(surveyed, asked, answer, Plan(workload, made, priced, None, [], considered))
 
 

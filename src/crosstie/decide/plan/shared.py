@@ -15,6 +15,7 @@ import numpy as np
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData, BadInput
+from crosstie.core.progress import OnProgress
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import RequestClass, Sharing, Workload
 from crosstie.decide.plan.candidates import SharedLayout, Unfit, key_of, longest_context, shared_layouts
@@ -22,7 +23,7 @@ from crosstie.decide.plan.capacity import Capacity, TrafficPart
 from crosstie.decide.plan.market import Item, Market
 from crosstie.decide.plan.optimise import programme
 from crosstie.decide.plan.programme import Solution
-from crosstie.decide.plan.survey import Progress, offers, parts_of, scaling_of, survey
+from crosstie.decide.plan.survey import offers, parts_of, scaling_of, survey
 from crosstie.host.expected import Expectation, expect
 from crosstie.host.hosted import Hosted, Slot
 from crosstie.host.residency import Residency
@@ -96,7 +97,7 @@ class _Loads:
 
 
 def shared_plan(
-    catalog: Catalog, workload: Workload, sharing: Sharing, market: Market, progress: Progress
+    catalog: Catalog, workload: Workload, sharing: Sharing, market: Market, on_progress: OnProgress
 ) -> SharedPlan:
     if workload.constraints.vendor_share:
         raise BadData(
@@ -109,7 +110,7 @@ def shared_plan(
             layouts += shared_layouts(catalog, workload, sharing, item.accelerator)
         except Unfit as reason:
             left_out[item.id] = str(reason)
-    progress(f"{len(layouts)} kinds of replicas that {len(sharing.models)} models could share")
+    on_progress(0, 0, f"{len(layouts)} kinds of replicas that {len(sharing.models)} models could share")
     best: dict[str, SharedPoolPlan] = {}
     for layout, load in zip(layouts, _loads(layouts, workload, sharing), strict=True):
         try:

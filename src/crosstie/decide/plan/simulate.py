@@ -9,6 +9,7 @@ import numpy as np
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.check import check
 from crosstie.decide.plan.fleet import fleet_of
@@ -93,11 +94,12 @@ def _traffic(workload: Workload, count: int, load: float, chance: np.random.Gene
     return found
 
 
-def simulate_pools(plan: Plan) -> Plan:
+def simulate_pools(plan: Plan, on_progress: OnProgress = no_progress) -> Plan:
     """The plan with its promises checked: each pool under the traffic that the plan sends it."""
     if plan.fleet:
-        plan = replace(plan, simulated=check(plan.fleet, own_classes(plan.workload)))
+        plan = replace(plan, simulated=check(plan.fleet, own_classes(plan.workload), on_progress=on_progress))
     if plan.shared and plan.shared.answer:
+        on_progress(0, 0, "simulating shared replicas")
         found = simulate_sharing(plan.shared.answer, plan.workload)
         plan = replace(plan, shared=replace(plan.shared, simulated=found))
     return plan

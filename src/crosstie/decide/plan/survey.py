@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator, Deployment
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import RequestClass, Workload
 from crosstie.decide.plan.candidates import candidates, key_of
 from crosstie.decide.plan.capacity import (
@@ -30,8 +31,6 @@ from crosstie.perf.hardware import Array, Hardware
 # each. Promises that only a mixture of classes would ask for are tried where there are few.
 _MOST_TIERS = 24
 _FEW_TIERS = 8
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +81,18 @@ def surveys(
     catalog: Catalog,
     workload: Workload,
     accelerators: Sequence[Accelerator],
-    progress: Progress | None = None,
+    on_progress: OnProgress = no_progress,
 ) -> list[Survey]:
     parts = parts_of(workload)
     found = []
-    for model_id in dict.fromkeys(one.model for one in workload.classes):
+    models = list(dict.fromkeys(one.model for one in workload.classes))
+    for done, model_id in enumerate(models):
         mine = [part for part in parts if part.request_class.model == model_id]
         # A replica that holds only short requests may still serve these.
         contexts = [part.slice.context for part in mine]
         model, choice = catalog.model(model_id), workload.choice(model_id)
         tried = candidates(catalog, model, accelerators, choice, min(contexts), max(contexts))
-        if progress:
-            progress(f"{model_id}: {len(tried)} replicas, {len(mine)} kinds of requests")
+        on_progress(done, len(models), f"{model_id}: {len(tried)} replicas, {len(mine)} kinds of requests")
         found.append(survey(tried, mine))
     return found
 
