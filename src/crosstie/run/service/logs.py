@@ -74,7 +74,7 @@ class Log(Component):
             sentence = "PROMPTS ARE WRITTEN TO THIS LOG (--log-prompts): whoever reads it reads what users ask"
             self.notice(Notice("prompts_logged", "warning", sentence))
         if self.requests:
-            process.gateway.listeners.append(self._hear)
+            process.gateway.listeners.append(self._on_record)
 
     def close(self) -> None:
         """Writes what there is. By whoever made the log, who may have something to say when the gateway has stopped."""
@@ -86,7 +86,7 @@ class Log(Component):
 
     # On the loop
 
-    def _hear(self, record: RequestRecord) -> None:
+    def _on_record(self, record: RequestRecord) -> None:
         body = record.request.body[:_MOST_PROMPT_BYTES] if self.prompts and record.request is not None else None
         self._put(record, body)
 

@@ -24,9 +24,9 @@ class PeerSharing(Component):
         state = process.fleet.state
         store = store_name(filled(state.store) if state.store is not None else None)
         self._peers = Peers(self._board, store, self._gateway.now, monotonic)
-        self._share = RedisShare(connected(filled(state.redis or "")), self._peers, self._tell)
+        self._share = RedisShare(connected(filled(state.redis or "")), self._peers, self._on_share_change)
         self._peers.replicas(self._gateway.backends)
-        self._gateway.metrics.sources.append(self._figures)
+        self._gateway.metrics.sources.append(self._families)
         self._share.start()
 
     def reloaded(self, fleet: Fleet) -> None:
@@ -35,7 +35,7 @@ class PeerSharing(Component):
     async def stop(self) -> None:
         await self._share.stop()
 
-    def _tell(self, why: str | None) -> None:
+    def _on_share_change(self, why: str | None) -> None:
         if why is None:
             sentence = "Redis is back: load and limits are shared with other machines again"
             self._gateway.notify(Notice("share_back", "info", sentence))
@@ -43,7 +43,7 @@ class PeerSharing(Component):
             sentence = f"Redis is lost, load and limits are this machine's own until it is back: {why}"
             self._gateway.notify(Notice("share_lost", "error", sentence, why=why))
 
-    def _figures(self) -> list[Family]:
+    def _families(self) -> list[Family]:
         share = self._share
         up, others = "1 while load and limits are shared with other machines.", "Other machines that are heard of."
         return [

@@ -1,6 +1,7 @@
 """The gateway as a process: it listens, follows its fleet file, and leaves without losing a request."""
 
 import asyncio
+import contextlib
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -153,6 +154,11 @@ class GatewayProcess:
         self.gateway.close()
         while self._started:
             await self._started.pop().stop()
+
+    def notify_from_thread(self, notice: str) -> None:
+        # At the very end the loop may be gone, and nobody listens any more.
+        with contextlib.suppress(RuntimeError):
+            self.gateway.loop.call_soon_threadsafe(self.gateway.notify, notice)
 
     def on(self, kind: type[R], handler: Callable[[R], WorkerAnswer]) -> None:
         """What answers a request of this kind, here or from another worker."""

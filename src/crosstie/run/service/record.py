@@ -55,8 +55,8 @@ class Recorder(Component):
 
     async def start(self, process: GatewayProcess) -> None:
         self.file.check()
-        self._loop, self._gateway = asyncio.get_running_loop(), process.gateway
-        self._gateway.listeners.append(self._hear)
+        self._process, self._gateway = process, process.gateway
+        self._gateway.listeners.append(self._on_record)
         self._gateway.metrics.sources.append(self._families)
         self._thread.start()
 
@@ -78,7 +78,7 @@ class Recorder(Component):
 
     # On the loop
 
-    def _hear(self, record: RequestRecord) -> None:
+    def _on_record(self, record: RequestRecord) -> None:
         request = record.request
         if record.how != "served" or record.path not in _RECORDED or request is None:
             return
@@ -145,7 +145,7 @@ class Recorder(Component):
             self.why = ""
             missed = self.dropped - self._missed_before
             sentence = f"recording to {self.file.path} again; {missed} requests are missing from it"
-            self._tell("record_resumed", "info", sentence, missed=missed)
+            self._process.notify_from_thread(Notice("record_resumed", "info", sentence, missed=missed))
         return True
 
     def _failed(self, error: OSError, requests: int) -> None:
@@ -154,7 +154,7 @@ class Recorder(Component):
             self._missed_before = self.dropped
             why = error.strerror or str(error)
             sentence = f"NOT RECORDING to {self.file.path}: {why}; serving goes on, and it is tried again"
-            self._tell("record_failed", "error", sentence, why=why)
+            self._process.notify_from_thread(Notice("record_failed", "error", sentence, why=why))
             self.why = why
         self._lost += requests
         self._drop()
@@ -169,8 +169,3 @@ class Recorder(Component):
             _, body = self._records.popleft()
             self._taken += len(body)
             self._lost += 1
-
-    def _tell(self, event: str, level: Any, sentence: str, **fields: Any) -> None:
-        # At the very end the loop may be gone, and nobody listens any more.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._gateway.notify, Notice(event, level, sentence, **fields))

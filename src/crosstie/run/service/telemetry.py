@@ -5,7 +5,6 @@ are told have to be drawn before. The OTEL_* variables of the specification say 
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections import deque
@@ -61,10 +60,10 @@ class Telemetry(Tracing, Component):
         self._logger = logging.getLogger("opentelemetry")
         self._before = (self._logger.propagate, list(self._logger.handlers))
         self._logger.propagate, self._logger.handlers = False, [logging.NullHandler()]
-        self._loop, self._gateway = asyncio.get_running_loop(), process.gateway
-        self._gateway.context.tracing = self
-        self._gateway.listeners.append(self._hear)
-        self._gateway.metrics.sources.append(self._families)
+        self._process, gateway = process, process.gateway
+        gateway.context.tracing = self
+        gateway.listeners.append(self._on_record)
+        gateway.metrics.sources.append(self._families)
         self._thread.start()
 
     async def stop(self) -> None:
@@ -93,7 +92,7 @@ class Telemetry(Tracing, Component):
         sampled = self.spans.sampled(path, number, parent_id, flags)
         return RequestTrace(number, random_id(64), parent_id, state, sampled)
 
-    def _hear(self, record: RequestRecord) -> None:
+    def _on_record(self, record: RequestRecord) -> None:
         trace = record.trace
         if not isinstance(trace, RequestTrace) or not trace.sampled:
             return
@@ -119,7 +118,6 @@ class Telemetry(Tracing, Component):
 
     def _tell(self, went: bool) -> None:
         sentence = "traces are exported again" if went else f"traces cannot be exported to {self.spans.where}"
-        event = Notice("telemetry_resumed" if went else "telemetry_failed", "info" if went else "warning", sentence)
-        # At the very end the loop may be gone, and nobody listens any more.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._gateway.notify, event)
+        self._process.notify_from_thread(
+            Notice("telemetry_resumed" if went else "telemetry_failed", "info" if went else "warning", sentence)
+        )

@@ -89,7 +89,7 @@ class Worker(SharedLoad, OtherWorkers):
         process.on(MetricsRequest, lambda _: MetricsPage(self._row, self._own_page()))
         with contextlib.suppress(FileNotFoundError):
             self._inherited = self._kept_at(self._row).read_text()
-        self._gateway.metrics.sources.append(self._figures)
+        self._gateway.metrics.sources.append(self._families)
         self._gateway.context.workers = self
         loop.add_reader(self.slot.line.fileno(), self._on_order)
         # A worker that is killed before anyone has asked has been started all the same.
@@ -197,7 +197,7 @@ class Worker(SharedLoad, OtherWorkers):
 
     # Metrics
 
-    def _figures(self) -> list[Family]:
+    def _families(self) -> list[Family]:
         return [("crosstie_worker_starts_total", "counter", "Worker processes that were started.", [({}, 1.0)])]
 
     def _own_page(self) -> str:
