@@ -59,6 +59,15 @@ _DEPTH = 6
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
+Found = tuple[Reason, str, Site]
+WARM_UP_CALLS = 3
+# The second replay has the inputs of the first: what differs then is state.
+SEEDS = (1, 1, 2, 3)
+_SAME_INPUTS = "the factory gives the same inputs for each seed; their values were reordered for the replays"
+_MOVED = "the factory gives tensors of the host; they were moved to the device before the calls"
+_NO_NEW_INPUTS = "the replays had the captured inputs: reordered ones made the function fail"
+
+
 def numbers(value: Any, name: str = "output") -> Numbers:
     """Copies of all tensors, and all plain values."""
     return {at: _copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for at, leaf in _leaves(value, name)}
@@ -139,9 +148,6 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-Found = tuple[Reason, str, Site]
-
-
 def stale_hazards(
     device: Device, captured: list[TapeEntry], following: list[TapeEntry], evidence: str, at: Site
 ) -> list[CaptureHazard]:
@@ -201,14 +207,6 @@ def _from_pinned(device: Device, captured: list[TapeEntry]) -> Iterator[Found]:
     for entry in captured:
         if any(device.memories.is_pinned(tensor) for tensor in entry.tensors):
             yield PINNED, f"{entry.name} from pinned memory", entry.site
-
-
-WARM_UP_CALLS = 3
-# The second replay has the inputs of the first: what differs then is state.
-SEEDS = (1, 1, 2, 3)
-_SAME_INPUTS = "the factory gives the same inputs for each seed; their values were reordered for the replays"
-_MOVED = "the factory gives tensors of the host; they were moved to the device before the calls"
-_NO_NEW_INPUTS = "the replays had the captured inputs: reordered ones made the function fail"
 
 
 def check(fn: Any, inputs: Source, *, state: Callable[..., Any] | None = None) -> CaptureResult:

@@ -37,6 +37,23 @@ from crosstie.port.capture.rules import hazards_of, may_mix
 from crosstie.port.capture.sites import Site, user_site
 from crosstie.port.capture.tape import Baked, NotFollowed, TapeEntry, run_on_host, stays_on_host
 
+_PYTORCHS = ("aten", "prims", "prim", "profiler")
+# Batch norm updates these, and its schema does not say so.
+_WRITTEN_UNDECLARED = ("running_mean", "running_var")
+# What PyTorch itself refuses under capture, and how it says so: user code that catches the error can go on, and the
+# capture stays good. Any other hazard comes from the driver and spoils the capture, caught or not.
+_REFUSED_COPY = (
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. "
+    "Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
+)
+_REFUSALS = {
+    TO_DEVICE: _REFUSED_COPY,
+    SCALAR_TO_DEVICE: _REFUSED_COPY,
+    TO_HOST: _REFUSED_COPY,
+    GENERATOR: "Attempt to increase offset for a CUDA generator not in capture mode.",
+    SEEDING: "Cannot call CUDAGeneratorImpl::set_current_seed during CUDA graph capture.",
+}
+
 
 class Streams:
     """The current stream is a thread's own, as in CUDA: what another thread launches is not captured."""
@@ -160,24 +177,6 @@ class Event:
     def elapsed_time(self, end: "Event") -> float:
         self._of.met(EVENT_QUERY, "event.elapsed_time()")
         return 1.0
-
-
-# Batch norm updates these, and its schema does not say so.
-_PYTORCHS = ("aten", "prims", "prim", "profiler")
-_WRITTEN_UNDECLARED = ("running_mean", "running_var")
-# What PyTorch itself refuses under capture, and how it says so: user code that catches the error can go on, and the
-# capture stays good. Any other hazard comes from the driver and spoils the capture, caught or not.
-_REFUSED_COPY = (
-    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. "
-    "Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
-)
-_REFUSALS = {
-    TO_DEVICE: _REFUSED_COPY,
-    SCALAR_TO_DEVICE: _REFUSED_COPY,
-    TO_HOST: _REFUSED_COPY,
-    GENERATOR: "Attempt to increase offset for a CUDA generator not in capture mode.",
-    SEEDING: "Cannot call CUDAGeneratorImpl::set_current_seed during CUDA graph capture.",
-}
 
 
 class Device:

@@ -33,6 +33,9 @@ _ARRAY = "_ZN3c104impl26device_guard_impl_registryE"
 _CPU, _CUDA = 0, 1
 
 
+_T = torch.Tensor
+
+
 @contextmanager
 def cuda_guard_does_nothing() -> Iterator[None]:
     guards = _guards()
@@ -279,7 +282,6 @@ def _register_hook(device: Device, func: Any, args: Any, kwargs: dict[str, Any])
     return add_hook(tensor, hook)
 
 
-_T = torch.Tensor
 _HANDLERS: dict[Any, Callable[[Device, Any, Any, dict[str, Any]], Any]] = {
     _T.to: _to,
     _T.cuda: _cuda,

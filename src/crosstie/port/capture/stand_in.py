@@ -25,6 +25,21 @@ _HOOKS = "crosstie.port.capture.hooks"
 _engine = torch.autograd._engine_run_backward
 
 
+# Shape and limits of an H200, on which the rules of capture were checked.
+_PROPERTIES = SimpleNamespace(
+    name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, total_memory=150_754_820_096, warp_size=32,
+    L2_cache_size=62_914_560, max_threads_per_multi_processor=2048, max_threads_per_block=1024,
+    shared_memory_per_block=49_152, shared_memory_per_block_optin=232_448, shared_memory_per_multiprocessor=233_472,
+    regs_per_multiprocessor=65_536, gcnArchName="", is_integrated=False, is_multi_gpu_board=False,
+)  # fmt: skip
+_LEGACY = {
+    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
+    "Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64,
+    "Bool": torch.bool,
+}  # fmt: skip
+_plain_to_dlpack, _plain_from_dlpack = torch.utils.dlpack.to_dlpack, torch.utils.dlpack.from_dlpack
+
+
 def run_backward(
     roots: Any, gradients: Any, retain_graph: bool, create_graph: bool, inputs: Any, allow_unreachable: bool = True,
     accumulate_grad: bool = True,
@@ -123,22 +138,6 @@ def _as_expected(node: Any, index: int, gradient: torch.Tensor) -> torch.Tensor:
     if gradient.shape != expected.shape:
         gradient = gradient.sum_to_size(expected.shape)
     return gradient if gradient.dtype == expected.dtype else gradient.to(expected.dtype)
-
-
-# Shape and limits of an H200, on which the rules of capture were checked.
-_PROPERTIES = SimpleNamespace(
-    name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, total_memory=150_754_820_096, warp_size=32,
-    L2_cache_size=62_914_560, max_threads_per_multi_processor=2048, max_threads_per_block=1024,
-    shared_memory_per_block=49_152, shared_memory_per_block_optin=232_448, shared_memory_per_multiprocessor=233_472,
-    regs_per_multiprocessor=65_536, gcnArchName="", is_integrated=False, is_multi_gpu_board=False,
-)  # fmt: skip
-
-_LEGACY = {
-    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
-    "Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64,
-    "Bool": torch.bool,
-}  # fmt: skip
-_plain_to_dlpack, _plain_from_dlpack = torch.utils.dlpack.to_dlpack, torch.utils.dlpack.from_dlpack
 
 
 @contextmanager

@@ -31,6 +31,9 @@ DEVICE_NAME = "cuda"
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
+_STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[([^\[\]]+)\]")
+
+
 class Arguments(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -179,9 +182,6 @@ def _rebuilt(like: Any, parts: dict[Any, Any]) -> Any:
             # A frozen dataclass refuses plain assignment.
             object.__setattr__(made, key, part)
     return made
-
-
-_STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[([^\[\]]+)\]")
 
 
 def parse_reference(reference: str) -> tuple[str, str]:

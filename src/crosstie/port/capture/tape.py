@@ -22,6 +22,11 @@ UNWRITTEN = {
 RESIZING = {"aten::resize_", "aten::resize_as_", "aten::set_"}
 
 
+# Types for which CUDA has kernels that the CPU lacks.
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float8_e4m3fn: torch.float32,
+          torch.float8_e5m2: torch.float32, torch.int32: torch.float64, torch.int64: torch.float64}  # fmt: skip
+
+
 class Baked:
     """A host scalar among the arguments: read when the kernel is launched, so only its value gets into the graph."""
 
@@ -76,11 +81,6 @@ def address(tensor: torch.Tensor) -> int:
     if tensor.layout is torch.strided:
         return int(tensor.untyped_storage()._cdata)
     return address(tensor._values() if tensor.layout is torch.sparse_coo else tensor.values())
-
-
-# Types for which CUDA has kernels that the CPU lacks.
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float8_e4m3fn: torch.float32,
-          torch.float8_e5m2: torch.float32, torch.int32: torch.float64, torch.int64: torch.float64}  # fmt: skip
 
 
 class NotFollowed(RuntimeError):

@@ -12,7 +12,7 @@ from crosstie.catalog.config import load_config
 from crosstie.core.errors import BadData
 from crosstie.port.checkpoint.fp8 import DTYPES, Dialect
 from crosstie.port.checkpoint.index import Checkpoint
-from crosstie.port.checkpoint.roles import EXPONENTS, QUANTISED, Part, Problem, Roles, Weight, read_roles
+from crosstie.port.checkpoint.roles import EXPONENTS, QUANTISED, ModelPart, Problem, Roles, Weight, read_roles
 
 Method = Literal[
     "none", "fp8", "compressed-tensors", "modelopt", "quark", "fbgemm_fp8", "mxfp4", "awq", "gptq", "bitsandbytes",
@@ -81,7 +81,7 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     # What most bytes of all parts are stored in.
     scheme: str
     # Where there are such weights: "linear", "moe".
-    parts: dict[Part, PartScheme]
+    parts: dict[ModelPart, PartScheme]
     # Of the E4M3 weights, by the type that the headers give them; None where there are none, or both.
     dialect: Dialect | None
     # Whether `crosstie convert` made it.
@@ -231,9 +231,9 @@ def _main(nbytes: Mapping[str, int]) -> str:
     return max(nbytes, key=lambda scheme: nbytes[scheme], default="unknown")
 
 
-def _parts(checkpoint: Checkpoint, roles: Roles, quantisation: Mapping[str, Any]) -> dict[Part, PartScheme]:
-    parts: dict[Part, PartScheme] = {}
-    names: tuple[Part, ...] = ("linear", "moe")
+def _parts(checkpoint: Checkpoint, roles: Roles, quantisation: Mapping[str, Any]) -> dict[ModelPart, PartScheme]:
+    parts: dict[ModelPart, PartScheme] = {}
+    names: tuple[ModelPart, ...] = ("linear", "moe")
     for part in names:
         members = members_of(roles.weights, part)
         if not members:
@@ -250,7 +250,7 @@ def _parts(checkpoint: Checkpoint, roles: Roles, quantisation: Mapping[str, Any]
     return parts
 
 
-def members_of(weights: Sequence[Weight], part: Part) -> tuple[Weight, ...]:
+def members_of(weights: Sequence[Weight], part: ModelPart) -> tuple[Weight, ...]:
     """The matrices of the layers, without embeddings and the head."""
     return tuple(weight for weight in weights if weight.part == part and not _ENDS.search(weight.name))
 

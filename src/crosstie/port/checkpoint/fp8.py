@@ -31,6 +31,11 @@ _VALUE_240 = 0x77
 _BLOCK = 1 << 18
 
 
+_FLOATS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
+_EXPONENT_BIAS = 127
+_EXPONENT_NAN = 255
+
+
 def _values(bias: int) -> NDArray[np.float64]:
     codes = np.arange(256)
     exponent, mantissa = codes >> 3 & 0xF, codes & 0x7
@@ -137,11 +142,6 @@ def same(some: Bytes, others: Bytes) -> bool:
 def _blocks(codes: Bytes) -> Iterator[Bytes]:
     for start in range(0, codes.size, _BLOCK):
         yield codes[start : start + _BLOCK]
-
-
-_FLOATS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
-_EXPONENT_BIAS = 127
-_EXPONENT_NAN = 255
 
 
 class Inexact(ValueError):

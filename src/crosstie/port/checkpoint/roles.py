@@ -12,7 +12,7 @@ import msgspec
 
 from crosstie.port.checkpoint.headers import TensorInfo
 
-Part = Literal["linear", "moe"]
+ModelPart = Literal["linear", "moe"]
 
 E4M3 = ("F8_E4M3", "F8_E4M3FNUZ")
 E5M2 = ("F8_E5M2", "F8_E5M2FNUZ")
@@ -65,7 +65,7 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True):
     """A matrix, or the stacked matrices of experts, with the names of what goes with it."""
 
     name: str
-    part: Part
+    part: ModelPart
     # One of QUANTISED, bf16, fp16 or unknown.
     scheme: str
     nbytes: int

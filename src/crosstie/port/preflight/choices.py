@@ -32,6 +32,11 @@ _BY = {
 }  # fmt: skip
 
 
+Choose = Callable[[Facts], list[Finding]]
+# More would be a search for a needle, and nobody sets them.
+_MOST = 3
+
+
 def settings_facts(environment: Mapping[str, str], flags: Mapping[str, str]) -> dict[str, Value]:
     """What the user sets, as facts that rules may ask for; a type that the engine is told beats the config's."""
     compute = {"compute": compute_type(flags["dtype"])} if flags.get("dtype", "auto") != "auto" else {}
@@ -73,11 +78,6 @@ def _is_fp8(operation: ModelOperation) -> bool:
 
 def _facts(operation: ModelOperation) -> str:
     return ", ".join(f"{name} {value}" for name, value in operation.facts.items())
-
-
-Choose = Callable[[Facts], list[Finding]]
-# More would be a search for a needle, and nobody sets them.
-_MOST = 3
 
 
 def candidates(engine: str) -> list[tuple[str, Value]]:

@@ -19,6 +19,27 @@ from crosstie.port.preflight.operations import ModelOperation
 DATA = Path(__file__).parent / "data"
 
 
+# What engines do without being asked.
+_ALWAYS = ("prefix-caching", "chunked-prefill", "graph-capture")
+FEATURES = (
+    "speculative-mtp", "speculative-eagle", "speculative-draft", "speculative-ngram", "lora", "prefix-caching",
+    "chunked-prefill", "graph-capture", "full-graph-capture", "fp4-compute", "fp8-kv", "expert-parallel",
+    "data-parallel-attention", "disaggregation", "sleep-mode", "quick-reduce", "structured-output", "multimodal",
+    "torch-compile",
+)  # fmt: skip
+# Keys under which families describe what sees or hears.
+_OTHER_SENSES = (
+    "vision_config", "audio_config", "vision_tower", "mm_vision_tower", "visual", "img_processor", "embd_layer",
+    "audio_processor", "thinker_config", "vit_config",
+)  # fmt: skip
+_DRAFT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "use_mtp")
+_DRAFT = re.compile(r"(^|[._])(mtp|nextn|eh_proj)([._]|$)")
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_FALLBACK = {
+    "vllm": "; vLLM may run it through transformers (--model-impl transformers), slower and without its kernels"
+}
+
+
 class EngineRelease(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     version: Version
@@ -82,28 +103,6 @@ def architectures(engine: str) -> dict[str, Support]:
             )
             for row in csv.DictReader(rows)
         }
-
-
-# What engines do without being asked.
-_ALWAYS = ("prefix-caching", "chunked-prefill", "graph-capture")
-FEATURES = (
-    "speculative-mtp", "speculative-eagle", "speculative-draft", "speculative-ngram", "lora", "prefix-caching",
-    "chunked-prefill", "graph-capture", "full-graph-capture", "fp4-compute", "fp8-kv", "expert-parallel",
-    "data-parallel-attention", "disaggregation", "sleep-mode", "quick-reduce", "structured-output", "multimodal",
-    "torch-compile",
-)  # fmt: skip
-
-# Keys under which families describe what sees or hears.
-_OTHER_SENSES = (
-    "vision_config", "audio_config", "vision_tower", "mm_vision_tower", "visual", "img_processor", "embd_layer",
-    "audio_processor", "thinker_config", "vit_config",
-)  # fmt: skip
-_DRAFT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "use_mtp")
-_DRAFT = re.compile(r"(^|[._])(mtp|nextn|eh_proj)([._]|$)")
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_FALLBACK = {
-    "vllm": "; vLLM may run it through transformers (--model-impl transformers), slower and without its kernels"
-}
 
 
 def architecture_findings(config: Config, engine: EngineRelease) -> list[Finding]:

@@ -90,6 +90,7 @@ def preflight(
         environment=dict(environment or {}), flags=dict(flags or {}), scan=scan,
     )  # fmt: skip
     accelerators = catalog.accelerators_named(on)
+    on_progress(0, 0, f"reading {model}")
     return check_model(catalog, read_stored(catalog, model), accelerators, options, on_progress)
 
 

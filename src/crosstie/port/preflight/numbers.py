@@ -36,7 +36,7 @@ def stored_findings(
         for problem in stored.scheme.problems
     ]  # fmt: skip
     found += _depth_findings(stored, stored.checkpoint)
-    found += _scale_findings(stored.checkpoint, _scales(stored))
+    found += _scale_findings(stored.checkpoint, list(dict.fromkeys(_scales(stored))), on_progress)
     if scan != "none" and any(True for _ in stored.scheme.fp8_weights):
         found += _code_findings(stored, accelerators, scan, on_progress)
     return found
@@ -78,10 +78,14 @@ def _scales(stored: Stored) -> Iterator[str]:
     yield from stored.scheme.kv_scales
 
 
-def _scale_findings(checkpoint: Checkpoint, names: Iterator[str]) -> Iterator[Finding]:
+def _scale_findings(
+    checkpoint: Checkpoint, names: Sequence[str], on_progress: OnProgress
+) -> Iterator[Finding]:  # fmt: skip
     """Scales are read whole: one that is zero, negative or no number spoils everything it multiplies."""
     wrong: list[tuple[str, str]] = []
-    for name in dict.fromkeys(names):
+    for number, name in enumerate(names, 1):
+        if number % 1024 == 1:
+            on_progress(number, len(names), "scales")
         values = scale_values(np.frombuffer(checkpoint.read(name), np.uint8), checkpoint[name].dtype)
         bad = ~np.isfinite(values) | (values <= 0)
         if bad.any():

@@ -30,7 +30,7 @@ from crosstie.port.checkpoint.formats import (
 )
 from crosstie.port.checkpoint.gguf import Gguf, read_gguf
 from crosstie.port.checkpoint.index import Checkpoint, open_checkpoint
-from crosstie.port.checkpoint.roles import Part
+from crosstie.port.checkpoint.roles import ModelPart
 from crosstie.port.preflight.operations import Layout, ModelOperation, Weights, stored_facts
 
 # GGUF's architecture -> model_type of Hugging Face, where the catalog's readers tell families apart by it.
@@ -59,6 +59,23 @@ _KEYS = {
     "expert_shared_count": "n_shared_experts",
     "attn_logit_softcapping": "attn_logit_softcapping",
 }
+
+
+# Formats of the catalog -> schemes of checkpoints, for models of which only the config is there.
+_SCHEMES = {"fp8": "fp8-tensor", "mxfp4-a8": "mxfp4", "fp32": "bf16"}
+# GGUF types -> a precision that takes as many bits or a few more: memory is rather over- than underestimated.
+_GGUF_PRECISIONS = {
+    **dict.fromkeys(("q2_k", "q3_k", "q4_k", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s",
+                     "iq4_xs", "iq4_nl", "tq1_0", "tq2_0", "q1_0", "q2_0", "mxfp4", "nvfp4"), "q4_k_m"),
+    **dict.fromkeys(("q4_0", "q4_1", "q5_k"), "q5_k_m"),
+    **dict.fromkeys(("q5_0", "q5_1", "q6_k"), "q6_k"),
+    **dict.fromkeys(("q8_0", "q8_1", "q8_k"), "q8_0"),
+    "f16": "fp16",
+}  # fmt: skip
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
+_PARTS: tuple[ModelPart, ...] = ("linear", "moe")
+_SINKS = re.compile(r"\.(attention_)?sinks?(\.weight|_bias)?$")
+_DIALECTS = {"e4m3fn": "fn", "e4m3fnuz": "fnuz"}
 
 
 def config_of(gguf: Gguf) -> dict[str, Any]:
@@ -151,23 +168,6 @@ def _number(value: object) -> int | None:
     if isinstance(value, str) and value.isdigit():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-# Formats of the catalog -> schemes of checkpoints, for models of which only the config is there.
-_SCHEMES = {"fp8": "fp8-tensor", "mxfp4-a8": "mxfp4", "fp32": "bf16"}
-# GGUF types -> a precision that takes as many bits or a few more: memory is rather over- than underestimated.
-_GGUF_PRECISIONS = {
-    **dict.fromkeys(("q2_k", "q3_k", "q4_k", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s",
-                     "iq4_xs", "iq4_nl", "tq1_0", "tq2_0", "q1_0", "q2_0", "mxfp4", "nvfp4"), "q4_k_m"),
-    **dict.fromkeys(("q4_0", "q4_1", "q5_k"), "q5_k_m"),
-    **dict.fromkeys(("q5_0", "q5_1", "q6_k"), "q6_k"),
-    **dict.fromkeys(("q8_0", "q8_1", "q8_k"), "q8_0"),
-    "f16": "fp16",
-}  # fmt: skip
-_SPLIT = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
-_PARTS: tuple[Part, ...] = ("linear", "moe")
-_SINKS = re.compile(r"\.(attention_)?sinks?(\.weight|_bias)?$")
-_DIALECTS = {"e4m3fn": "fn", "e4m3fnuz": "fnuz"}
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,7 +270,7 @@ def _from_folder(asked: str, folder: Path) -> Stored:
 
 
 def _part(
-    checkpoint: Checkpoint, scheme: Scheme, part: Part, quantisation: Mapping[str, Any]
+    checkpoint: Checkpoint, scheme: Scheme, part: ModelPart, quantisation: Mapping[str, Any]
 ) -> tuple[Weights, ...]:  # fmt: skip
     """The main way first; what is left in 16 bits beside quantised weights is no way of its own."""
     found = scheme.parts.get(part)

@@ -15,6 +15,40 @@ from crosstie.port.source.project import NVIDIA_ONLY, Branch, Macros, Project, h
 from crosstie.port.source.rules import NameRule, name_rules, ptx_rule
 from crosstie.port.source.shared import shared_hazards
 
+_WORDS = ("asm", "__asm__", "__asm")
+_BETWEEN = ("volatile", "__volatile__", "__volatile", "goto", "inline")
+_OPCODE = re.compile(r"^(?:@!?%?\w+\s+)?([a-z][a-z0-9_]*(?:(?:\.|::)[a-z0-9_]+)*)", re.IGNORECASE)
+_AMD = re.compile(r"^(?:v|s|ds|buffer|global|flat|scratch|image|tbuffer|exp)_[a-z0-9_]+$|^(?:exec|vcc)", re.IGNORECASE)
+# An instruction of PTX has a type or a state behind a dot; a register of it is named %laneid, %0 or p.
+_PTX = re.compile(
+    r"\.(?:[busf](?:8|16|32|64|128)|bf16|f16x2|b1|pred|reg|sync|global|shared|aligned|e4m3\w*|cta|gpu|sys)\b"
+)
+_SPECIAL = re.compile(r"%(laneid|warpid|smid|nsmid|globaltimer\w*|clock\w*|lanemask_\w+|gridid|ctaid|tid|ntid|nctaid"
+                      r"|cluster\w*|dynamic_smem_size|total_smem_size|envreg\d+|is_explicit_cluster)")  # fmt: skip
+# `void f() asm("symbol")` names a symbol.
+_LABEL = re.compile(r"^(?:llvm\.[\w.]+|[A-Za-z_$][\w$@]*)$")
+_LANGUAGES = (".cu", ".cuh")
+_DEVICE = re.compile(r"__device__|__global__|cuda_runtime|<cuda")
+_MOST_NAMED = 4
+_COMPARES = (">=", "<=", ">", "<", "==", "!=")
+# Ampere, Hopper and Blackwell: what is true on none of them is for GPUs that nobody ports from.
+_ARCHITECTURES = (800, 900, 1000)
+_NVIDIA = {
+    "__NVCC__": 1, "__CUDACC__": 1, "__CUDACC_VER_MAJOR__": 13, "__CUDACC_VER_MINOR__": 0, "CUDART_VERSION": 13000,
+    "CUDA_VERSION": 13000, "__clang__": 0, "__HIPCC__": 0, "USE_ROCM": 0,
+}  # fmt: skip
+_REFUSAL = re.compile(
+    r"static_assert|assert\s*\(|#\s*error|__trap|abort\s*\(|TORCH_CHECK|printf|not_?implemented|unsupported"
+    r"|not supported|no_device_code|__builtin_unreachable|\bthrow\b",
+    re.IGNORECASE,
+)
+# Hints to a scheduler that other targets do without.
+_HINT = re.compile(r"griddepcontrol|GridDependency|ProgrammaticLaunch|launch_dependents|pdl|setmaxnreg", re.IGNORECASE)
+_OLDER = "other NVIDIA GPUs"
+_VERSIONS = dict.fromkeys(("CUDART_VERSION", "__CUDACC_VER_MAJOR__", "__CUDACC_VER_MINOR__"), "older releases of CUDA")
+_COMMENT = re.compile(r"//.*|/\*.*?\*/")
+_LINES_OF_REST = 30
+
 
 def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
     project = codes[0].project
@@ -76,23 +110,6 @@ def _name_hazard(rule: NameRule, code: Code, lines: dict[int, str]) -> SourceHaz
         on=rule.on,
         name=lines[ordered[0]],
     )
-
-
-_WORDS = ("asm", "__asm__", "__asm")
-_BETWEEN = ("volatile", "__volatile__", "__volatile", "goto", "inline")
-_OPCODE = re.compile(r"^(?:@!?%?\w+\s+)?([a-z][a-z0-9_]*(?:(?:\.|::)[a-z0-9_]+)*)", re.IGNORECASE)
-_AMD = re.compile(r"^(?:v|s|ds|buffer|global|flat|scratch|image|tbuffer|exp)_[a-z0-9_]+$|^(?:exec|vcc)", re.IGNORECASE)
-# An instruction of PTX has a type or a state behind a dot; a register of it is named %laneid, %0 or p.
-_PTX = re.compile(
-    r"\.(?:[busf](?:8|16|32|64|128)|bf16|f16x2|b1|pred|reg|sync|global|shared|aligned|e4m3\w*|cta|gpu|sys)\b"
-)
-_SPECIAL = re.compile(r"%(laneid|warpid|smid|nsmid|globaltimer\w*|clock\w*|lanemask_\w+|gridid|ctaid|tid|ntid|nctaid"
-                      r"|cluster\w*|dynamic_smem_size|total_smem_size|envreg\d+|is_explicit_cluster)")  # fmt: skip
-# `void f() asm("symbol")` names a symbol.
-_LABEL = re.compile(r"^(?:llvm\.[\w.]+|[A-Za-z_$][\w$@]*)$")
-_LANGUAGES = (".cu", ".cuh")
-_DEVICE = re.compile(r"__device__|__global__|cuda_runtime|<cuda")
-_MOST_NAMED = 4
 
 
 def opcodes(assembly: str) -> list[str]:
@@ -160,9 +177,6 @@ def _few(names: list[str]) -> str:
     return ", ".join(distinct[:_MOST_NAMED]) + f" and {len(distinct) - _MOST_NAMED} more"
 
 
-_COMPARES = (">=", "<=", ">", "<", "==", "!=")
-
-
 def launch_hazards(code: Code) -> Iterator[SourceHazard]:
     yield from _bounds(code)
     yield from _nested(code)
@@ -226,25 +240,6 @@ def _warp_synchronous(code: Code) -> Iterator[SourceHazard]:
             what = "a reduction goes on below 64 threads without a barrier, trusting that 32 threads run in step"
             remedy = "put __syncthreads() between the steps, or use shuffles; a wavefront has 64 lanes here"
             yield code.hazard("warp-synchronous", "unknown", what, at, remedy, "wave64")
-
-
-# Ampere, Hopper and Blackwell: what is true on none of them is for GPUs that nobody ports from.
-_ARCHITECTURES = (800, 900, 1000)
-_NVIDIA = {
-    "__NVCC__": 1, "__CUDACC__": 1, "__CUDACC_VER_MAJOR__": 13, "__CUDACC_VER_MINOR__": 0, "CUDART_VERSION": 13000,
-    "CUDA_VERSION": 13000, "__clang__": 0, "__HIPCC__": 0, "USE_ROCM": 0,
-}  # fmt: skip
-_REFUSAL = re.compile(
-    r"static_assert|assert\s*\(|#\s*error|__trap|abort\s*\(|TORCH_CHECK|printf|not_?implemented|unsupported"
-    r"|not supported|no_device_code|__builtin_unreachable|\bthrow\b",
-    re.IGNORECASE,
-)
-# Hints to a scheduler that other targets do without.
-_HINT = re.compile(r"griddepcontrol|GridDependency|ProgrammaticLaunch|launch_dependents|pdl|setmaxnreg", re.IGNORECASE)
-_OLDER = "other NVIDIA GPUs"
-_VERSIONS = dict.fromkeys(("CUDART_VERSION", "__CUDACC_VER_MAJOR__", "__CUDACC_VER_MINOR__"), "older releases of CUDA")
-_COMMENT = re.compile(r"//.*|/\*.*?\*/")
-_LINES_OF_REST = 30
 
 
 def architecture_hazards(code: Code) -> Iterator[SourceHazard]:

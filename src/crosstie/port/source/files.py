@@ -20,6 +20,20 @@ _OF_OTHERS = re.compile(r"(?i)(?:^|/)(?:third_?party|3rd_?party|external|extern|
 _KNOWS_ROCM = re.compile(r"(?<![A-Za-z])(?:HIP|ROCM|hipcc|rocm|hip)(?![a-z])")
 
 
+CPP = frozenset({
+    ".cu", ".cuh", ".h", ".hpp", ".hh", ".hxx", ".h++", ".cpp", ".cc", ".cxx", ".c", ".c++", ".inl", ".inc", ".ipp",
+    ".tcc", ".impl", ".hip", ".in",
+})  # fmt: skip
+PYTHON = frozenset({".py"})
+BINARIES = frozenset({".ptx", ".cubin", ".fatbin"})
+BUILD_NAMES = frozenset({"CMakeLists.txt", "Makefile", "makefile", "GNUmakefile"})
+BUILD = frozenset({".cmake", ".mk"})
+_PASSED_OVER = frozenset({"__pycache__", "node_modules"})
+# Generated tables are larger than anything that people write.
+MOST_BYTES = 8_000_000
+_SNIFFED = 8192
+
+
 def hip_builds(builds: Mapping[str, str]) -> list[str]:
     """The project's own build files that ask for HIP."""
     return [
@@ -65,20 +79,6 @@ def binary_hazard(path: str, size: int) -> SourceHazard:
         evidence=f"{size:,} bytes of {path.rsplit('.', 1)[-1]}",
         remedy="build it from source with hipcc --genco --offload-arch=gfx942, or leave it out",
     )
-
-
-CPP = frozenset({
-    ".cu", ".cuh", ".h", ".hpp", ".hh", ".hxx", ".h++", ".cpp", ".cc", ".cxx", ".c", ".c++", ".inl", ".inc", ".ipp",
-    ".tcc", ".impl", ".hip", ".in",
-})  # fmt: skip
-PYTHON = frozenset({".py"})
-BINARIES = frozenset({".ptx", ".cubin", ".fatbin"})
-BUILD_NAMES = frozenset({"CMakeLists.txt", "Makefile", "makefile", "GNUmakefile"})
-BUILD = frozenset({".cmake", ".mk"})
-_PASSED_OVER = frozenset({"__pycache__", "node_modules"})
-# Generated tables are larger than anything that people write.
-MOST_BYTES = 8_000_000
-_SNIFFED = 8192
 
 
 class Files(msgspec.Struct, kw_only=True):

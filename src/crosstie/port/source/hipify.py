@@ -24,6 +24,23 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 _INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]""", re.MULTILINE)
 
 
+_CUDA_NAME = re.compile(
+    r"^(?:cuda[A-Z]\w+|cu[A-Z]\w+|CU_[A-Z]\w+|CU[a-z]\w+|CUDA_(?:[RC]_\d\w*|ERROR_\w+|\w+_(?:DESC|PARAMS)\w*)|CUDART_\w+"
+    r"|cu(?:blas|sparse|fft|rand|solver|file|pti|tensor)(?:[A-Z]|_create|_init)\w*|CU(?:BLAS|SPARSE|FFT|RAND|SOLVER)_\w+"
+    r"|nvrtc[A-Z]\w+|nvtx[A-Z]\w+|__nv_\w+|nv_(?:bfloat16|half)\w*|__nvcuda\w*)$"
+)
+_CUDA_HEADER = re.compile(
+    r"^(?:cuda|cub/|cu(?:blas|fft|rand|solver|sparse|pti|file)|nv(?!idia)|crt/|sm_\d|device_launch_parameters"
+    r"|device_functions|math_constants|builtin_types|driver_types|texture_fetch|helper_cuda|channel_descriptor"
+    r"|cooperative_groups|library_types|vector_types|vector_functions|device_atomic|common_functions)"
+)
+_NOT_TYPES = frozenset(
+    {"return", "else", "do", "case", "throw", "co_return", "new", "delete", "goto", "not", "and", "or"}
+)
+_INTRODUCE = frozenset({"struct", "class", "enum", "namespace", "union", "typename", "concept", "using"})
+_TORCH = frozenset({"c10", "at", "torch", "cuda", "native"})
+
+
 class Hipified(msgspec.Struct, kw_only=True):
     """Per file: how often each name was converted, the text that came out; and the files that HIPIFY failed on."""
 
@@ -119,23 +136,6 @@ def _converted(known: Mapping[str, object], before: str, after: str) -> dict[str
     gone = {name: count - now[name] for name, count in was.items() if name in known and count > now[name]}
     headers = set(_INCLUDE.findall(before)) - set(_INCLUDE.findall(after))
     return gone | {header: 1 for header in headers if header not in gone}
-
-
-_CUDA_NAME = re.compile(
-    r"^(?:cuda[A-Z]\w+|cu[A-Z]\w+|CU_[A-Z]\w+|CU[a-z]\w+|CUDA_(?:[RC]_\d\w*|ERROR_\w+|\w+_(?:DESC|PARAMS)\w*)|CUDART_\w+"
-    r"|cu(?:blas|sparse|fft|rand|solver|file|pti|tensor)(?:[A-Z]|_create|_init)\w*|CU(?:BLAS|SPARSE|FFT|RAND|SOLVER)_\w+"
-    r"|nvrtc[A-Z]\w+|nvtx[A-Z]\w+|__nv_\w+|nv_(?:bfloat16|half)\w*|__nvcuda\w*)$"
-)
-_CUDA_HEADER = re.compile(
-    r"^(?:cuda|cub/|cu(?:blas|fft|rand|solver|sparse|pti|file)|nv(?!idia)|crt/|sm_\d|device_launch_parameters"
-    r"|device_functions|math_constants|builtin_types|driver_types|texture_fetch|helper_cuda|channel_descriptor"
-    r"|cooperative_groups|library_types|vector_types|vector_functions|device_atomic|common_functions)"
-)
-_NOT_TYPES = frozenset(
-    {"return", "else", "do", "case", "throw", "co_return", "new", "delete", "goto", "not", "and", "or"}
-)
-_INTRODUCE = frozenset({"struct", "class", "enum", "namespace", "union", "typename", "concept", "using"})
-_TORCH = frozenset({"c10", "at", "torch", "cuda", "native"})
 
 
 class CudaNames(msgspec.Struct, kw_only=True):

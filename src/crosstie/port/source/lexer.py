@@ -12,31 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-
-class CppToken(NamedTuple):
-    # "name", "number", "string" (text without its quotes), "char" or "sign".
-    kind: str
-    text: str
-    line: int
-
-
-class Directive(msgspec.Struct, frozen=True, kw_only=True):
-    """A preprocessor line: `#define WARP 32` has the word define and the tokens WARP and 32."""
-
-    word: str
-    tokens: tuple[CppToken, ...]
-    line: int
-    # What stands between <> or "" after include; "" elsewhere.
-    header: str = ""
-    # `#define F(x)` has an opening bracket right after its name, `#define F (x)` has not.
-    function_like: bool = False
-
-
-class Lexed(msgspec.Struct, frozen=True, kw_only=True):
-    tokens: list[CppToken]
-    directives: list[Directive]
-
-
 _SPLICE = re.compile(r"\\[ \t]*\r?\n")
 _TOKEN = re.compile(
     r"""
@@ -72,6 +47,54 @@ _PLAIN = re.compile(r"""[^\n"'/\#R]*(?=\n)""")
 _HEADER = re.compile(r"""[ \t]*(?:<([^>\n]*)>|"([^"\n]*)")""")
 _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "'": "'", "\\": "\\", "0": "\0"}
 _ESCAPE = re.compile(r"\\(.)")
+Value = int | None
+Names = Callable[[str], Value]
+# Binary operators by how tightly they bind, loosest first.
+_LEVELS: tuple[tuple[str, ...], ...] = (
+    ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"),
+    ("*", "/", "%"),
+)  # fmt: skip
+_MOST_BITS = 4096
+_DEEPEST = 60
+SIZES: Mapping[str, int] = {
+    "bool": 1, "char": 1, "int8_t": 1, "uint8_t": 1, "uchar": 1, "std::byte": 1, "byte": 1, "float_e4m3_t": 1,
+    "__nv_fp8_e4m3": 1, "__nv_fp8_e5m2": 1, "__nv_fp8_storage_t": 1, "fp8_e4m3": 1, "c10::Float8_e4m3fn": 1,
+    "short": 2, "int16_t": 2, "uint16_t": 2, "ushort": 2, "half": 2, "__half": 2, "bfloat16": 2, "__nv_bfloat16": 2,
+    "nv_bfloat16": 2, "__bfloat16": 2, "half_t": 2, "bfloat16_t": 2, "c10::Half": 2, "c10::BFloat16": 2, "char2": 2,
+    "uchar2": 2, "at::Half": 2, "at::BFloat16": 2,
+    "int": 4, "unsigned": 4, "float": 4, "int32_t": 4, "uint32_t": 4, "uint": 4, "half2": 4, "__half2": 4,
+    "__nv_bfloat162": 4, "nv_bfloat162": 4, "char4": 4, "uchar4": 4, "short2": 4, "ushort2": 4,
+    "long": 8, "double": 8, "int64_t": 8, "uint64_t": 8, "size_t": 8, "float2": 8, "int2": 8, "uint2": 8, "long2": 16,
+    "short4": 8, "ushort4": 8, "clock_t": 8, "ptrdiff_t": 8, "uintptr_t": 8, "std::size_t": 8, "float3": 12,
+    "int3": 12, "uint3": 12, "float4": 16, "int4": 16, "uint4": 16, "double2": 16, "longlong2": 16, "ulonglong2": 16,
+    "double4": 32, "longlong4": 32,
+}  # fmt: skip
+_QUALIFIERS = {"const", "volatile", "static", "constexpr", "signed", "typename", "struct", "inline", "mutable", "std"}
+_CAST_WORDS = _QUALIFIERS | {"unsigned", "::"}
+
+
+class CppToken(NamedTuple):
+    # "name", "number", "string" (text without its quotes), "char" or "sign".
+    kind: str
+    text: str
+    line: int
+
+
+class Directive(msgspec.Struct, frozen=True, kw_only=True):
+    """A preprocessor line: `#define WARP 32` has the word define and the tokens WARP and 32."""
+
+    word: str
+    tokens: tuple[CppToken, ...]
+    line: int
+    # What stands between <> or "" after include; "" elsewhere.
+    header: str = ""
+    # `#define F(x)` has an opening bracket right after its name, `#define F (x)` has not.
+    function_like: bool = False
+
+
+class Lexed(msgspec.Struct, frozen=True, kw_only=True):
+    tokens: list[CppToken]
+    directives: list[Directive]
 
 
 class _Lines:
@@ -190,33 +213,6 @@ def _directive(joined: str, offset: int, lines: _Lines) -> tuple[Directive, int]
         offset = found.end()
     made = Directive(word=word, tokens=tuple(tokens), line=line, header=header, function_like=function_like)
     return made, offset
-
-
-Value = int | None
-Names = Callable[[str], Value]
-
-# Binary operators by how tightly they bind, loosest first.
-_LEVELS: tuple[tuple[str, ...], ...] = (
-    ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"),
-    ("*", "/", "%"),
-)  # fmt: skip
-_MOST_BITS = 4096
-_DEEPEST = 60
-
-SIZES: Mapping[str, int] = {
-    "bool": 1, "char": 1, "int8_t": 1, "uint8_t": 1, "uchar": 1, "std::byte": 1, "byte": 1, "float_e4m3_t": 1,
-    "__nv_fp8_e4m3": 1, "__nv_fp8_e5m2": 1, "__nv_fp8_storage_t": 1, "fp8_e4m3": 1, "c10::Float8_e4m3fn": 1,
-    "short": 2, "int16_t": 2, "uint16_t": 2, "ushort": 2, "half": 2, "__half": 2, "bfloat16": 2, "__nv_bfloat16": 2,
-    "nv_bfloat16": 2, "__bfloat16": 2, "half_t": 2, "bfloat16_t": 2, "c10::Half": 2, "c10::BFloat16": 2, "char2": 2,
-    "uchar2": 2, "at::Half": 2, "at::BFloat16": 2,
-    "int": 4, "unsigned": 4, "float": 4, "int32_t": 4, "uint32_t": 4, "uint": 4, "half2": 4, "__half2": 4,
-    "__nv_bfloat162": 4, "nv_bfloat162": 4, "char4": 4, "uchar4": 4, "short2": 4, "ushort2": 4,
-    "long": 8, "double": 8, "int64_t": 8, "uint64_t": 8, "size_t": 8, "float2": 8, "int2": 8, "uint2": 8, "long2": 16,
-    "short4": 8, "ushort4": 8, "clock_t": 8, "ptrdiff_t": 8, "uintptr_t": 8, "std::size_t": 8, "float3": 12,
-    "int3": 12, "uint3": 12, "float4": 16, "int4": 16, "uint4": 16, "double2": 16, "longlong2": 16, "ulonglong2": 16,
-    "double4": 32, "longlong4": 32,
-}  # fmt: skip
-_QUALIFIERS = {"const", "volatile", "static", "constexpr", "signed", "typename", "struct", "inline", "mutable", "std"}
 
 
 def size_of(words: Sequence[str]) -> Value:
@@ -369,9 +365,6 @@ class _Reader:
         if name in ("max", "min"):
             return (max if name == "max" else min)(known)
         return known[0] if name in SIZES and len(known) == 1 else None
-
-
-_CAST_WORDS = _QUALIFIERS | {"unsigned", "::"}
 
 
 def _apply(sign: str, left: Value, right: Value) -> Value:

@@ -48,6 +48,25 @@ Defined = Callable[[str], bool | None]
 Numbers = Callable[[str], Value]
 
 
+_CONSTANT = re.compile(r"\bconst(?:expr)?\b[^;=(){}]*?\b([A-Za-z_]\w*)\s*=\s*([^;{}=]+);")
+_ENUM = re.compile(r"\benum\b[^;{}()]*\{([^{}]*)\}")
+_MEMBER = re.compile(r"\b([A-Za-z_]\w*)\s*=\s*([^,{}]+)")
+# Names that could stand for CUDA's own: `__device__ int __vsub4(int a) {`, `typedef X __nv_fp8_e4m3;`, `using X =`.
+_MADE = re.compile(
+    r"\b(?:__device__|__forceinline__|inline)\b[^;{}()=]*?\b((?:__|cu|nv)\w+)\s*\([^;{}]*\)\s*\{"
+    r"|\btypedef\b[^;{}]*?\b((?:__|cu|nv)\w+)\s*;|\busing\s+((?:__|cu|nv)\w+)\s*="
+)
+# Its own arrangements for both widths: a target's macro, a matrix instruction, a width asked for, a constant of 64.
+_KNOWS_WAVEFRONTS = re.compile(
+    r"__GFX9__|__AMDGCN_WAVEFRONT_SIZE|__builtin_amdgcn_(?:mfma|wmma|wavefront|readlane|readfirstlane|update_dpp|mov_dpp"
+    r"|ds_bpermute|mbcnt)|\bck_tile\b|physical_warp_size|\b(?i:warp|wave|wavefront)_?(?i:size)\w*\s*(?:=|==|,|\)|\s)\s*64\b"
+)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_HEADERS = (".h", ".hpp", ".cuh", ".inl", ".hh", ".hxx", ".inc", ".in")
+# Macros may be defined by macros whose own state changes; a chain longer than this stays open.
+_ROUNDS = 4
+
+
 class Macros(msgspec.Struct, frozen=True):
     """What is known of macros in one file: whether a name is defined (None: open), and its number."""
 
@@ -243,25 +262,6 @@ class Lines:
 
     def dead(self, line: int) -> bool:
         return self.taken(line) is False
-
-
-_CONSTANT = re.compile(r"\bconst(?:expr)?\b[^;=(){}]*?\b([A-Za-z_]\w*)\s*=\s*([^;{}=]+);")
-_ENUM = re.compile(r"\benum\b[^;{}()]*\{([^{}]*)\}")
-_MEMBER = re.compile(r"\b([A-Za-z_]\w*)\s*=\s*([^,{}]+)")
-# Names that could stand for CUDA's own: `__device__ int __vsub4(int a) {`, `typedef X __nv_fp8_e4m3;`, `using X =`.
-_MADE = re.compile(
-    r"\b(?:__device__|__forceinline__|inline)\b[^;{}()=]*?\b((?:__|cu|nv)\w+)\s*\([^;{}]*\)\s*\{"
-    r"|\btypedef\b[^;{}]*?\b((?:__|cu|nv)\w+)\s*;|\busing\s+((?:__|cu|nv)\w+)\s*="
-)
-# Its own arrangements for both widths: a target's macro, a matrix instruction, a width asked for, a constant of 64.
-_KNOWS_WAVEFRONTS = re.compile(
-    r"__GFX9__|__AMDGCN_WAVEFRONT_SIZE|__builtin_amdgcn_(?:mfma|wmma|wavefront|readlane|readfirstlane|update_dpp|mov_dpp"
-    r"|ds_bpermute|mbcnt)|\bck_tile\b|physical_warp_size|\b(?i:warp|wave|wavefront)_?(?i:size)\w*\s*(?:=|==|,|\)|\s)\s*64\b"
-)
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_HEADERS = (".h", ".hpp", ".cuh", ".inl", ".hh", ".hxx", ".inc", ".in")
-# Macros may be defined by macros whose own state changes; a chain longer than this stays open.
-_ROUNDS = 4
 
 
 class Definition(msgspec.Struct, frozen=True):

@@ -36,6 +36,11 @@ _LEAVES = frozenset({"exit", "_exit", "quit", "skip", "abort", "fail"})
 _DEEPEST = 12
 
 
+_CUDA_TEXT = re.compile(r"__global__|__device__|\basm\s+volatile|threadIdx\.")
+_WARP_SIZE = re.compile(r"(?i)^_*(?:k_?)?(?:warp_?size|threads_per_warp|lanes_per_warp)$")
+_MOST_THREADS = 1024
+
+
 class Known(msgspec.Struct, kw_only=True):
     """Of one file: what names are set to where they are set once, what loops run over, what functions return, and what
     is imported."""
@@ -220,11 +225,6 @@ def skipped_on_rocm(decorators: list[ast.expr], known: Known) -> bool:
         and on_rocm(one.args[0], known) is True
         for one in decorators
     )
-
-
-_CUDA_TEXT = re.compile(r"__global__|__device__|\basm\s+volatile|threadIdx\.")
-_WARP_SIZE = re.compile(r"(?i)^_*(?:k_?)?(?:warp_?size|threads_per_warp|lanes_per_warp)$")
-_MOST_THREADS = 1024
 
 
 class _Reader(ast.NodeVisitor):

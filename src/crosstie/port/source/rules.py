@@ -13,6 +13,15 @@ from crosstie.core.errors import BadData
 from crosstie.core.finding import SEVERITIES, Severity
 from crosstie.port.source.hazard import CONDITIONS
 
+PYTHON_FILE = Path(__file__).parent / "data" / "python.toml"
+KINDS = ("module", "attribute", "call", "string", "build")
+NAMES_FILE = Path(__file__).parent / "data" / "names.toml"
+_NAME_KEYS = {
+    "id", "on", "severity", "headers", "names", "prefixes", "qualified", "numbers", "requires", "unless", "says",
+    "remedy", "source",
+}  # fmt: skip
+PTX_FILE = Path(__file__).parent / "data" / "ptx.toml"
+
 
 def _rows(file: Path, kind: str, kinds: tuple[str, ...] = ()) -> Iterator[tuple[str, dict[str, Any], Sources]]:
     """The tables [[kind]] of a file, each with its name for faults; `kinds`: all that the file may have."""
@@ -52,10 +61,6 @@ def _pattern(file: Path, where: str, value: object) -> re.Pattern[str] | None:
         raise BadData(file, where, f"no regular expression: {error}") from None
 
 
-PYTHON_FILE = Path(__file__).parent / "data" / "python.toml"
-KINDS = ("module", "attribute", "call", "string", "build")
-
-
 class PythonRule(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     id: str
@@ -85,15 +90,6 @@ def _python_rule(file: Path, kind: str, where: str, entry: dict[str, Any], sourc
         pattern=_pattern(file, f"{where}.pattern", entry.get("pattern")),
         **_common(file, where, entry, sources),
     )
-
-
-NAMES_FILE = Path(__file__).parent / "data" / "names.toml"
-
-
-_NAME_KEYS = {
-    "id", "on", "severity", "headers", "names", "prefixes", "qualified", "numbers", "requires", "unless", "says",
-    "remedy", "source",
-}  # fmt: skip
 
 
 class NameRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,9 +141,6 @@ def _name_rule(file: Path, where: str, entry: dict[str, Any], sources: Sources) 
 def explained(name: str) -> bool:
     """Whether a row speaks of a name, so that HIPIFY's leftovers need not."""
     return any(rule.names_it(name) for rule in name_rules())
-
-
-PTX_FILE = Path(__file__).parent / "data" / "ptx.toml"
 
 
 class PtxRule(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,21 @@ from crosstie.port.split.trace import place
 _KEY = "crosstie_memory"
 
 
+_aten = torch.ops.aten
+# These wait for the device although all their shapes are known.
+_WAITING = {
+    _aten._local_scalar_dense, _aten.equal, _aten.is_nonzero, _aten.item, _aten.bincount, _aten.histc,
+    _aten.repeat_interleave, _aten.linalg_inv, _aten.linalg_solve, _aten.linalg_eigh, _aten.linalg_svd,
+    _aten._linalg_svd, _aten._linalg_eigh, _aten._linalg_solve_ex, _aten.linalg_lstsq, _aten.embedding_renorm_,
+}  # fmt: skip
+_INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_, _aten._unsafe_index_put}
+# Reasons that only pass on another node's.
+FOLLOWS = "its shapes or numbers depend on values"
+SHORT = "too few kernels between dynamic operations for a graph of their own"
+# On another page of memory than the last call's: copied where small, else graphs are made for each address.
+LARGE_BYTES = 32 << 20
+
+
 def mark_memory(graph: fx.GraphModule) -> None:
     """Notes on each node the memory that its value lies in; `storages` and `writes` read it."""
     same = _Groups()
@@ -80,21 +95,6 @@ def writes(node: fx.Node) -> set[Hashable]:
     elif isinstance(node.target, torch._ops.OpOverload):
         written = written_arguments(node.target, node.args, node.kwargs)
     return {memory for arg in written if isinstance(arg, fx.Node) for memory in storages(arg)}
-
-
-_aten = torch.ops.aten
-# These wait for the device although all their shapes are known.
-_WAITING = {
-    _aten._local_scalar_dense, _aten.equal, _aten.is_nonzero, _aten.item, _aten.bincount, _aten.histc,
-    _aten.repeat_interleave, _aten.linalg_inv, _aten.linalg_solve, _aten.linalg_eigh, _aten.linalg_svd,
-    _aten._linalg_svd, _aten._linalg_eigh, _aten._linalg_solve_ex, _aten.linalg_lstsq, _aten.embedding_renorm_,
-}  # fmt: skip
-_INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_, _aten._unsafe_index_put}
-# Reasons that only pass on another node's.
-FOLLOWS = "its shapes or numbers depend on values"
-SHORT = "too few kernels between dynamic operations for a graph of their own"
-# On another page of memory than the last call's: copied where small, else graphs are made for each address.
-LARGE_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)

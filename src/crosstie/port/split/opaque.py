@@ -30,6 +30,11 @@ Result = TypeVar("Result")
 _handling: ContextVar[Callable[[Any], Callable[..., Any]] | None] = ContextVar("handling", default=None)
 
 
+_PLAIN_STATE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+# What PyTorch itself keeps in a module and does not compute with.
+_OF_EVERY_MODULE = {name for name, value in vars(nn.Module()).items() if name != "training"} | {"forward"}
+
+
 def dynamic(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Marks a function whose Python must run in every call: `split` cuts around it and captures none of it.
 
@@ -267,11 +272,6 @@ def as_function(call: OpaqueCall) -> Callable[..., Any]:
 def opaque_call(target: Any) -> OpaqueCall | None:
     call = getattr(target, "call", None)
     return call if isinstance(call, OpaqueCall) else None
-
-
-_PLAIN_STATE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-# What PyTorch itself keeps in a module and does not compute with.
-_OF_EVERY_MODULE = {name for name, value in vars(nn.Module()).items() if name != "training"} | {"forward"}
 
 
 def holders(root: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:

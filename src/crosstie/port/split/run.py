@@ -19,6 +19,8 @@ from crosstie.port.split.graphs import Graph, GraphRecorder, address, written_ar
 from crosstie.port.split.opaque import Departure, Like, opaque_call
 from crosstie.port.split.trace import Traced
 
+_aten = torch.ops.aten
+
 
 def compiled(
     graph: fx.GraphModule, nodes: Sequence[fx.Node], takes: Sequence[fx.Node], leaves: Sequence[fx.Node]
@@ -366,7 +368,6 @@ def _grouped_flops(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> int:
     return 2 * a.numel() * b.shape[-1]
 
 
-_aten = torch.ops.aten
 # With those that PyTorch's own counter leaves out.
 _COUNTED = {
     **flop_registry,

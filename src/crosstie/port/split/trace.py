@@ -43,6 +43,9 @@ from crosstie.port.split.opaque import (
 _STANDING_IN = ("int", "float")
 
 
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+
+
 class _Standing(type):
     """Answers for the built-in type in `isinstance` and in everything that is asked of the type itself."""
 
@@ -156,9 +159,6 @@ class _OnlyHeld(TorchDispatchMode):
         if tensors and not any(map(is_fake, tensors)) and (reads or func._schema.is_mutable):
             raise TraceObstacle(None, f"{func} works on a tensor that is no attribute of a module")
         return func(*args, **kwargs)
-
-
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
 class Untraceable(Exception):
