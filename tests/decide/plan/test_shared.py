@@ -97,6 +97,26 @@ def test_others_have_replicas_of_their_own(catalog: Catalog, tmp_path: Path) -> 
     assert all(one.routes for one in fleet.classes)
 
 
+def test_a_shared_pool_is_priced_and_limited_as_others_are(catalog: Catalog, tmp_path: Path) -> None:
+    """GPUs on hand cost their running, whole nodes what is bought; at_most is for both together."""
+    limits = "inventory = { b200 = 1 }\nwhole_nodes = true\n"
+    plan = planned(catalog, tmp_path, text("cold_share = 0.001", accelerators='"b200"') + limits)
+    assert plan.shared is not None
+    (pool,) = plan.shared.pools
+    assert 1 < pool.gpus <= 8
+    (item,) = plan.market.items
+    # A node is bought, and then nothing runs on what is on hand.
+    assert pool.usd_per_hour == pytest.approx(8 * item.quote.usd)
+    alone = planned(catalog, tmp_path, text(accelerators='"b200"') + "inventory = { b200 = 100 }\n")
+    assert alone.shared is not None
+    (owned,) = alone.shared.pools
+    assert owned.usd_per_hour == pytest.approx(owned.gpus * item.running_usd_per_hour)
+    stinted = "inventory = { b200 = 100 }\nat_most = { b200 = 0 }\n"
+    refused = planned(catalog, tmp_path, text(accelerators='"b200"') + stinted).shared
+    assert refused is not None
+    assert "constraints.at_most" in refused.left_out["b200"]
+
+
 def test_a_limit_in_the_way_is_named(catalog: Catalog, tmp_path: Path) -> None:
     plan = planned(catalog, tmp_path, text("cold_share = 0.001") + "at_most = { mi350x = 0, b200 = 1 }\n")
     assert not plan.answered
