@@ -9,15 +9,18 @@ import re
 from collections.abc import Callable, Iterator
 from os.path import relpath
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import click
+import msgspec
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 import crosstie
 from crosstie.catalog.describe import overview
 from crosstie.catalog.library import Catalog
 from crosstie.cli.main import crosstie as cli
+from crosstie.core.fleet import HostedModel, Route, Serving
+from crosstie.core.workload import Constraints
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -111,6 +114,68 @@ def _library() -> str:
     return "\n\n".join(parts)
 
 
+# Words for the types of a file's values.
+_KINDS = {float: "number", int: "whole number", bool: "true or false", str: "text", tuple: "list", dict: "table"}
+
+
+def _keys(*tables: tuple[str, type[msgspec.Struct]]) -> Callable[[], str]:
+    """Keys of tables that are read as the structs that have them: what each may be, and the comment over it."""
+
+    def rendered() -> str:
+        parts = []
+        for name, struct in tables:
+            said = _comments_over_fields(struct)
+            rows = [
+                {
+                    "key": f"`{field.name}`",
+                    "value": _kind(field.type),
+                    "default": "must be given" if field.required else _default(field.default),
+                    "means": said.get(field.name, ""),
+                }
+                for field in msgspec.structs.fields(struct)
+            ]
+            parts += [f"### `{name}`", inspect.cleandoc(vars(struct).get("__doc__") or ""), _table(rows)]
+        return "\n\n".join(parts)
+
+    return rendered
+
+
+def _kind(annotation: Any) -> str:
+    if get_origin(annotation) is Annotated:
+        kind, *limits = get_args(annotation)
+        ends = [
+            f"{word} {int(end) if end == int(end) else end:,}"
+            for meta in limits
+            for word, end in (("from", meta.ge), ("to", meta.le))
+            if end is not None
+        ]
+        return " ".join([_kind(kind), *ends])
+    options = [one for one in get_args(annotation) if one is not type(None)]
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{one}`" for one in options)
+    if type(None) in get_args(annotation):
+        return " or ".join(map(_kind, options))
+    return _KINDS.get(get_origin(annotation) or annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _default(value: Any) -> str:
+    if value is msgspec.NODEFAULT or value is None or value == ():
+        return "–"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _comments_over_fields(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """A comment belongs to the field under it."""
+    found, above = {}, list[str]()
+    for line in inspect.getsource(struct).splitlines():
+        field = re.match(r"    (\w+): ", line)
+        if comment := re.match(r"    # (.*)", line):
+            above.append(comment[1])
+        elif field:
+            found[field[1]], above = " ".join(above), []
+    return found
+
+
 def commands() -> Iterator[tuple[str, click.Command]]:
     """Every command and group with what it is called by, groups before what they hold."""
     waiting: list[tuple[str, click.Command]] = [("crosstie", cli)]
@@ -157,4 +222,6 @@ RENDERED: dict[str, Callable[[], str]] = {
     "formats": _catalog("formats"),
     "commands": _commands,
     "library": _library,
+    "workload": _keys(("[constraints]", Constraints)),
+    "fleet": _keys(("[serve]", Serving), ("routes of a [[class]]", Route), ("hosts of a [[pool]]", HostedModel)),
 }
