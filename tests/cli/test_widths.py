@@ -18,9 +18,8 @@ from crosstie.cli.explain import _show as show_explained
 from crosstie.cli.findings_show import report
 from crosstie.cli.replay_show import show_result
 from crosstie.cli.show import console, say, show_scorecard, show_table
-from crosstie.core.figures import dollars, gigabytes, seconds
+from crosstie.core.figures import dollars, gigabytes, seconds, significant
 from crosstie.core.finding import Finding, Location
-from crosstie.core.units import significant
 from crosstie.prove.replay.accounts import Spent
 from crosstie.prove.replay.outcomes import result_of
 from crosstie.prove.replay.replay import RequestOutcome

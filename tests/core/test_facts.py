@@ -9,7 +9,8 @@ import pytest
 from crosstie.catalog.describe import describe
 from crosstie.catalog.library import Catalog
 from crosstie.core.fact import BASES, Fact
-from crosstie.core.units import UNITS, significant, with_unit
+from crosstie.core.figures import significant, with_unit
+from crosstie.core.units import UNITS
 
 
 def shipped_lines(catalog: Catalog) -> Iterator[tuple[str, str, str, str]]:

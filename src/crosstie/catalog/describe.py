@@ -11,8 +11,8 @@ from crosstie.catalog.precision import FOUR_BIT, GGUF, UNIFORM
 from crosstie.core.deployment import Accelerator, Efficiency, Stack
 from crosstie.core.errors import UnknownName
 from crosstie.core.fact import Fact, Label
+from crosstie.core.figures import with_unit
 from crosstie.core.model import Model
-from crosstie.core.units import with_unit
 
 
 @dataclass(frozen=True)

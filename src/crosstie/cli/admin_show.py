@@ -6,8 +6,7 @@ from typing import Any
 import click
 
 from crosstie.cli.show import console, say, show_table
-from crosstie.core.figures import number, seconds
-from crosstie.core.units import significant
+from crosstie.core.figures import number, seconds, significant
 
 
 def show_pools(said: dict[str, Any]) -> None:

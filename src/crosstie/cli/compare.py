@@ -13,8 +13,7 @@ from crosstie.cli.fit import deployment_json, describe
 from crosstie.cli.options import FILE, json_option, model_argument, on_option, verbose_option
 from crosstie.cli.replica import Replica, replica_options
 from crosstie.cli.show import closing, console, print_json, say, show_scorecard, show_table
-from crosstie.core.figures import seconds, share
-from crosstie.core.units import significant
+from crosstie.core.figures import seconds, share, significant
 from crosstie.decide.compare.curve import Curve, curves
 from crosstie.decide.compare.scorecard import Entry, Scorecard
 from crosstie.web.chart import draw_curves

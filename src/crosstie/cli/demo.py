@@ -10,8 +10,7 @@ from crosstie.cli.options import json_option, verbose_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replay_show import at, kept, latency, promised
 from crosstie.cli.show import Output, closing, console, print_json, say, show_table
-from crosstie.core.figures import dollars, share
-from crosstie.core.units import significant
+from crosstie.core.figures import dollars, share, significant
 from crosstie.core.workload import Target
 from crosstie.prove.replay.demo import CREDITS, TRACES, Demo, DemoRunner, PolicyRun
 from crosstie.prove.replay.document import demo_document

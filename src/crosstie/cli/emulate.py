@@ -16,8 +16,8 @@ from crosstie.catalog.writing import write_text
 from crosstie.cli.options import FILE, json_option
 from crosstie.cli.show import console, say, show_table
 from crosstie.core.errors import BadInput
+from crosstie.core.figures import significant
 from crosstie.core.fleet import Fleet
-from crosstie.core.units import significant
 from crosstie.run.emulate.faults import ScriptedFault, read_script
 from crosstie.run.emulate.fleet import EmulatedFleet, start
 from crosstie.run.wire.child import when_orphaned

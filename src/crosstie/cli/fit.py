@@ -10,9 +10,8 @@ from crosstie.cli.options import json_option, model_argument, names, on_option, 
 from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, stack_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.deployment import Deployment
-from crosstie.core.figures import gigabytes, kibibytes, parameters
+from crosstie.core.figures import gigabytes, kibibytes, parameters, significant
 from crosstie.core.model import Model
-from crosstie.core.units import significant
 from crosstie.perf.fit import Fit, Placement, Sizes, fit
 
 _DETAILS = "every layout, tokens of KV cache, and what the engine takes"

@@ -3,8 +3,8 @@
 from rich.text import Text
 
 from crosstie.cli.show import Output, heading, say, show_table
-from crosstie.core.figures import dollars, gigabytes, seconds, share
-from crosstie.core.units import HOURS_PER_MONTH, significant
+from crosstie.core.figures import dollars, gigabytes, seconds, share, significant
+from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.shared import SharedPlan, SharedPoolPlan
 

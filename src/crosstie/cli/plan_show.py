@@ -6,8 +6,8 @@ from rich.text import Text
 
 from crosstie.cli.hosting_show import show_shared
 from crosstie.cli.show import Output, closing, console, heading, say, show_table
-from crosstie.core.figures import dollars, seconds, share
-from crosstie.core.units import HOURS_PER_MONTH, significant
+from crosstie.core.figures import dollars, seconds, share, significant
+from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
 from crosstie.decide.plan.answer import Alternative, FleetPlan, PoolPlan
 from crosstie.decide.plan.check import SimulatedClass

@@ -3,8 +3,7 @@
 import math
 
 from crosstie.cli.show import Output, closing, say, show_table
-from crosstie.core.figures import dollars, percent, seconds, share
-from crosstie.core.units import significant
+from crosstie.core.figures import dollars, percent, seconds, share, significant
 from crosstie.core.workload import Target
 from crosstie.prove.replay.accounts import Spent
 from crosstie.prove.replay.outcomes import ClassResult, Percentiles, ReplayResult

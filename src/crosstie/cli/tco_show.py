@@ -9,8 +9,7 @@ from rich.text import Text
 from crosstie.catalog.prices import Price
 from crosstie.cli.fit import deployment_json, describe
 from crosstie.cli.show import Output, closing, console, say, show_scorecard, show_table
-from crosstie.core.figures import dollars, many, plural, seconds, share
-from crosstie.core.units import significant
+from crosstie.core.figures import dollars, many, plural, seconds, share, significant
 from crosstie.decide.compare.scorecard import Entry
 from crosstie.decide.cost.assessment import service_gap
 from crosstie.decide.cost.choices import ApiQuote, HostOrApi

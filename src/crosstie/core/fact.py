@@ -4,7 +4,8 @@ from typing import Literal, get_args
 
 import msgspec
 
-from crosstie.core.units import UNITS, with_unit
+from crosstie.core.figures import with_unit
+from crosstie.core.units import UNITS
 
 Basis = Literal["spec", "measured", "derived", "claimed", "assumed"]
 BASES: tuple[str, ...] = get_args(Basis)

@@ -2,7 +2,27 @@
 
 import math
 
-from crosstie.core.units import significant
+
+def significant(value: float, figures: int = 3) -> str:
+    """A number to so many figures, with separators and without an exponent; digits before the point all stay."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    places = figures - 1 - math.floor(math.log10(abs(value)))
+    text = f"{value:,.{max(places, 0)}f}"
+    return text.rstrip("0").rstrip(".") if places > 0 else text
+
+
+# Units that go without saying, or that read better another way.
+_SPOKEN = {"count": "", "ratio": "", "year": " years", "fraction": "", "1/year": "%/year"}
+
+
+def with_unit(value: float, unit: str, figures: int = 10) -> str:
+    """A quantity as people write it: `304`, `0.9`, `5.3 TB/s`, `191.98 GiB`."""
+    if unit == "B" and value >= 1024:
+        power = min(int(math.log2(value) / 10), 3)
+        return f"{significant(value / 1024**power, 5)} {('', 'KiB', 'MiB', 'GiB')[power]}"
+    spoken = _SPOKEN.get(unit, f" {unit}")
+    return significant(100 * value if spoken.startswith("%") else value, figures) + spoken
 
 
 def number(value: object) -> str:

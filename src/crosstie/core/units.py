@@ -1,9 +1,5 @@
-"""Units as data files write them, their SI values, and how numbers are written for people.
+"""Units as data files write them, and their SI values. Inside Crosstie every number is SI."""
 
-Inside Crosstie every number is SI.
-"""
-
-import math
 from dataclasses import dataclass
 
 
@@ -58,25 +54,3 @@ UNITS: dict[str, Unit] = {
 
 def units_of(dimension: str) -> list[str]:
     return [name for name, unit in UNITS.items() if unit.dimension == dimension]
-
-
-def significant(value: float, figures: int = 3) -> str:
-    """A number to so many figures, with separators and without an exponent; digits before the point all stay."""
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    places = figures - 1 - math.floor(math.log10(abs(value)))
-    text = f"{value:,.{max(places, 0)}f}"
-    return text.rstrip("0").rstrip(".") if places > 0 else text
-
-
-# Units that go without saying, or that read better another way.
-_SPOKEN = {"count": "", "ratio": "", "year": " years", "fraction": "", "1/year": "%/year"}
-
-
-def with_unit(value: float, unit: str, figures: int = 10) -> str:
-    """A quantity as people write it: `304`, `0.9`, `5.3 TB/s`, `191.98 GiB`."""
-    if unit == "B" and value >= 1024:
-        power = min(int(math.log2(value) / 10), 3)
-        return f"{significant(value / 1024**power, 5)} {('', 'KiB', 'MiB', 'GiB')[power]}"
-    spoken = _SPOKEN.get(unit, f" {unit}")
-    return significant(100 * value if spoken.startswith("%") else value, figures) + spoken

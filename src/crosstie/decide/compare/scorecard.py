@@ -9,8 +9,8 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism
 from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.core.estimate import Estimate
+from crosstie.core.figures import significant
 from crosstie.core.model import Model
-from crosstie.core.units import significant
 from crosstie.perf.estimate import estimate
 from crosstie.perf.fit import place, smallest_layout
 from crosstie.perf.hardware import Hardware, compute_format, lacks

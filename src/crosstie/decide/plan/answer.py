@@ -8,7 +8,7 @@ import numpy as np
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.estimate import Estimate
-from crosstie.core.units import significant
+from crosstie.core.figures import significant
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.capacity import LIMITS, Tier, TrafficPart
 from crosstie.decide.plan.optimise import Choice
