@@ -14,7 +14,7 @@ from tests.decide.plan.test_shared import text as shared_workload
 from tests.small_workload import small
 
 from crosstie.cli.admin_show import show_pools
-from crosstie.cli.explain import _show as show_explained
+from crosstie.cli.explain import show as show_explained
 from crosstie.cli.findings_show import report
 from crosstie.cli.replay_show import show_result
 from crosstie.cli.show import console, say, show_scorecard, show_table

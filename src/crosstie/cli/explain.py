@@ -62,7 +62,7 @@ def command(
     if as_json:
         print_json(said)
     else:
-        _show(said)
+        show(said)
     return 0 if said["outcome"] == "send" else 1
 
 
@@ -99,7 +99,7 @@ def _why_not(answer: Answer, said: Any) -> str:
     return f"answered {answer.status}; is it a Crosstie gateway?"
 
 
-def _show(said: dict[str, Any]) -> None:
+def show(said: dict[str, Any]) -> None:
     out, asked = console(), said["request"]
     verdict = f"to {said['pool']} ({said['backend']})" if said["pool"] else said["outcome"]
     say(out, f"{said['policy']}: {verdict}: {said['reason']}")

@@ -59,7 +59,9 @@ def kibibytes(value: float) -> str:
 
 def bandwidth(value: float) -> str:
     """Bytes per second."""
-    return f"{significant(value / 1e12)} TB/s" if value >= 1e12 else f"{significant(value / 1e9)} GB/s"
+    if value >= 1e12:
+        return f"{significant(value / 1e12)} TB/s"
+    return f"{significant(value / 1e9)} GB/s" if value >= 1e9 else f"{significant(value / 1e6)} MB/s"
 
 
 def arithmetic(value: float) -> str:
