@@ -66,6 +66,7 @@ COMMANDS = {
     "preflight": ["preflight", "deepseek-v3", "--on", "mi300x,h200"],
     **{f"list-{kind}": ["catalog", "list", kind] for kind in ("accelerators", "models", "stacks", "formats")},
     "list-precisions": ["catalog", "list", "precisions"],
+    "list-verbose": ["catalog", "list", "accelerators", "-v"],
     "list-prices": ["catalog", "list", "prices", "--on", "mi300x,h200"],
     "show-accelerator": ["catalog", "show", "b200"],
     "show-model": ["catalog", "show", "llama-3.1-70b"],

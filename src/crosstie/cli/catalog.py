@@ -12,12 +12,14 @@ from crosstie.catalog.models import model_file_text, model_id
 from crosstie.catalog.prices import KINDS as PRICE_KINDS
 from crosstie.catalog.reading import is_date
 from crosstie.catalog.writing import write_text
-from crosstie.cli.options import FILE, json_option, names
-from crosstie.cli.show import console, print_json, say, show_table
+from crosstie.cli.options import FILE, json_option, names, verbose_option
+from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput, near_names
 from crosstie.core.figures import number
 
-_PROSE = ("source", "title", "layers", "name", "stores linear layers as")
+_PROSE = ("source", "provider", "title", "layers", "name", "stores linear layers as")
+# What a list says with -v alone.
+_DETAILS = ("name", "layers", "source", "basis", "isa", "domain")
 LISTS = ("accelerators", "models", "stacks", "formats", "precisions", "prices")
 
 
@@ -40,8 +42,9 @@ def command() -> None:
 @command.command("list", epilog="Example: crosstie catalog list prices --on mi300x,h200")
 @click.argument("kind", type=click.Choice(LISTS), default="accelerators", metavar="[KIND]")
 @click.option("--on", metavar="A,B", help="Only these accelerators' prices.")
+@verbose_option("names, layers, instruction sets, links and sources")
 @json_option
-def list_command(kind: str, on: str | None, as_json: bool) -> int:
+def list_command(kind: str, on: str | None, verbose: bool, as_json: bool) -> int:
     """Lists everything of one KIND: accelerators (the default), models, stacks, formats, precisions, prices."""
     catalog = Catalog()
     only = [catalog.accelerator(name).id for name in names(on)] if on else None
@@ -52,6 +55,8 @@ def list_command(kind: str, on: str | None, as_json: bool) -> int:
         print_json(rows)
         return 0
     out = console()
+    left_out = [] if verbose or not rows else [key for key in rows[0] if key in _DETAILS]
+    rows = [{key: value for key, value in row.items() if key not in left_out} for row in rows]
     if rows:
         columns = [
             f">{key}" if any(isinstance(row[key], int | float) for row in rows) else f"~{key}" if key in _PROSE else key
@@ -61,6 +66,8 @@ def list_command(kind: str, on: str | None, as_json: bool) -> int:
     if kind == "prices":
         for name, meaning in PRICE_KINDS.items():
             say(out, f"  {name}: {meaning}", "dim")
+    if left_out:
+        closing(out, ", ".join(left_out))
     return 0
 
 
