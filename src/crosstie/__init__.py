@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from crosstie.port.source.check import SourceReport as SourceReport, preflight_source as preflight_source
     from crosstie.prove.api import calibrate as calibrate, validate as validate
     from crosstie.prove.calibration.validate import Validation as Validation
+    from crosstie.run.service.start import RunningGateway as RunningGateway, serve as serve
 
 # Where each public name lives; a test holds it to the imports above, which are for type checkers.
 _HOMES = {
@@ -111,6 +112,7 @@ _HOMES = {
     "crosstie.port.source.check": ("SourceReport", "preflight_source"),
     "crosstie.prove.api": ("calibrate", "validate"),
     "crosstie.prove.calibration.validate": ("Validation",),
+    "crosstie.run.service.start": ("RunningGateway", "serve"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
