@@ -10,6 +10,8 @@ from crosstie.core.errors import BadInput
 from crosstie.port.source.check import SourceOptions
 from crosstie.port.source.clang import NAMES
 
+pytestmark = pytest.mark.slow
+
 INSTALLED = any(shutil.which(name) for name in NAMES)
 needs_clang = pytest.mark.skipif(not INSTALLED, reason="needs clang (apt-get install clang-19)")
 WITH = SourceOptions(jobs=2)
