@@ -3,11 +3,14 @@
 import asyncio
 import random
 
+import pytest
 from tests.run.emulate.running import CHAT, chat, emulating
 from tests.waiting import LIMIT_S
 
 from crosstie.run.emulate.faults import read_fault
 from crosstie.run.wire.loops import run_on_loop
+
+pytestmark = pytest.mark.storm
 
 FAULTS = (
     b'{"kind": "slow", "factor": 3, "for_s": 2}', b'{"kind": "cut", "after_tokens": 5, "share": 0.3, "for_s": 2}',
@@ -36,7 +39,7 @@ def test_nothing_is_left_behind() -> None:
                     elif chance.random() < 0.5:
                         await client.stream(asked)
                     else:
-                        await client.post(CHAT, asked)
+                        await client.post(CHAT, asked, 10.0)
                 except OSError:
                     pass
 
