@@ -24,8 +24,8 @@ def published(catalog: Catalog) -> Published:
 def test_a_the_price_alone_saves_37_percent(published: Published) -> None:
     assert pytest.approx(15.136) == MI325X
     assert pytest.approx(24.08) == H200
-    assert published.hardware_only_saving == pytest.approx(1 - 22 / 35)
-    assert round(100 * published.hardware_only_saving) == 37
+    assert round(100 * (1 - MI325X / H200)) == 37
+    assert published.own_split.saving() == pytest.approx(1 - MI325X / H200)
 
 
 def test_b_own_shares_of_60_and_40_keep_the_37_percent(published: Published) -> None:
@@ -51,11 +51,11 @@ def test_b_the_same_power_bill_for_both_saves_22_percent(published: Published) -
 def test_c_two_engineers_cost_four_points_not_twelve(published: Published) -> None:
     """1.68 of 40.13 million are 4.2 points of the H200's cost; 7 of its hardware, 11 of the MI325X's."""
     assert published.engineers_usd == pytest.approx(ENGINEERS * 1e6) == pytest.approx(1.68e6)
-    points = published.own_split.engineers_points(engineers_usd=published.engineers_usd)
+    split = published.own_split
+    points = split.saving() - split.saving(engineers_usd=published.engineers_usd)
     assert points == pytest.approx(ENGINEERS / H200_TOTAL)
     assert round(100 * points, 1) == 4.2
-    assert published.engineers_of_hardware == pytest.approx((ENGINEERS / MI325X, ENGINEERS / H200))
-    assert [round(100 * share) for share in published.engineers_of_hardware] == [11, 7]
+    assert [round(100 * ENGINEERS / hardware) for hardware in (MI325X, H200)] == [11, 7]
     # With the throughput that gives 31%, they leave 26% or 27%, not 19%.
     for reading, left in ((published.own_split, 26), (published.equal_power, 27)):
         after = reading.saving(reading.ratio_for(0.31), published.engineers_usd)
@@ -93,11 +93,13 @@ def test_the_model_agrees_on_the_sign_and_not_on_the_reason(published: Published
     assert low < modelled.saving < high
     assert high - low < 0.05
     # At equal throughput the price alone would not give 31%: servers, hosting and power cost the same or more.
-    assert modelled.saving_at_equal_throughput < 0.31 < modelled.saving
-    assert 1.0 < modelled.ratio_for_claim < modelled.throughput_ratio
+    bills = (1 - modelled.saving) * modelled.throughput_ratio
+    assert 1 - bills < 0.31 < modelled.saving
+    assert 1.0 < bills / 0.69 < modelled.throughput_ratio
     # Electricity is nowhere near 40% of the bill, not even with hosting.
-    assert modelled.electricity_share < 0.1
-    assert modelled.electricity_and_hosting_share < 0.4
+    h200 = modelled.h200
+    assert h200.usd["power"] + h200.usd["cooling"] < 0.1 * h200.total_usd
+    assert h200.usd["power"] + h200.usd["cooling"] + h200.usd["hosting"] < 0.4 * h200.total_usd
 
 
 def test_the_sign_turns_with_how_it_is_served(published: Published) -> None:
@@ -108,11 +110,6 @@ def test_the_sign_turns_with_how_it_is_served(published: Published) -> None:
     assert by_point["bf16, fewest GPUs, 64 in flight a replica"] < 0.31
 
 
-def test_the_ratio_is_consistent(published: Published) -> None:
-    """Saving = 1 - bill ratio / throughput ratio, so the three figures of the model give each other."""
-    modelled = published.modelled
-    bills = (1 - modelled.saving) * modelled.throughput_ratio
-    assert modelled.saving_at_equal_throughput == pytest.approx(1 - bills)
-    assert modelled.ratio_for_claim == pytest.approx(bills / 0.69)
-    low, high = modelled.throughput_ratio_interval
-    assert low < modelled.throughput_ratio < high
+def test_the_ratio_lies_between_its_ends(published: Published) -> None:
+    low, high = published.modelled.throughput_ratio_interval
+    assert low < published.modelled.throughput_ratio < high

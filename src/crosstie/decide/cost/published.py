@@ -9,14 +9,12 @@ Crosstie's own model says.
 from dataclasses import dataclass, replace
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import DoesNotFit
+from crosstie.decide.compare.scorecard import Load, compare
 from crosstie.decide.cost.ownership import Option, Ownership, own, throughput
 from crosstie.decide.cost.prices import given
-from crosstie.decide.cost.ranges import ValueRange
 from crosstie.decide.cost.sensitivity import Contest, contest, monte_carlo, saving, tornado
-from crosstie.perf.estimate import estimate
-from crosstie.perf.fit import smallest_layout
 
 MODEL = "llama-3.1-70b"
 INPUT_TOKENS, OUTPUT_TOKENS = 4096, 1024
@@ -66,10 +64,6 @@ class Arithmetic:
         """Throughput ratio that gives a saving."""
         return self.mi325x_usd / self.h200_usd / (1.0 - wanted)
 
-    def engineers_points(self, throughput_ratio: float = 1.0, engineers_usd: float = 0.0) -> float:
-        """What the engineers take off the saving, as a share of the H200's cost."""
-        return engineers_usd / throughput_ratio / self.h200_usd
-
     def saving_at(self, share: float, throughput_ratio: float = 1.0) -> tuple[float, float]:
         """Least and most saving with power and cooling of both up or down by `share`, together."""
         ends = [
@@ -95,26 +89,18 @@ class Modelled:
     saving_interval: tuple[float, float]
     # Least and most saving with each assumption about operation alone 20% up or down.
     saving_at_variation: tuple[float, float]
-    # What the saving would be if both gave the same tokens/s, and the ratio that gives 31%.
-    saving_at_equal_throughput: float
-    ratio_for_claim: float
-    # Share of the H200's bill that is electricity, and that with hosting, against the article's 40%.
-    electricity_share: float
-    electricity_and_hosting_share: float
+    h200: Ownership
     # Saving at each of `POINTS`: the answer turns with how the model is served.
     saving_by_point: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    hardware_only_saving: float
     # Each fleet's power and cooling are 40% of its own total.
     own_split: Arithmetic
     # Both pay the same USD for power and cooling: 40% of the H200's total.
     equal_power: Arithmetic
     engineers_usd: float
-    # Two engineers as a share of the discounted hardware, MI325X and H200.
-    engineers_of_hardware: tuple[float, float]
     # Fleet size and number of engineers at which 31% would become 19%, at equal throughput.
     gpus_for_claim: float
     engineers_for_claim: float
@@ -131,13 +117,11 @@ def mi325x_against_h200(catalog: Catalog) -> Published:
     equal_power = Arithmetic(hardware["mi325x"] + power, h200_usd, power, power)
     engineers_usd = ENGINEERS * ENGINEER_USD_PER_YEAR * YEARS
     claimed_points = CLAIMED_SAVING - CLAIMED_AFTER_ENGINEERS
-    real_points = own_split.engineers_points(engineers_usd=engineers_usd)
+    real_points = engineers_usd / h200_usd
     return Published(
-        hardware_only_saving=saving(hardware["mi325x"], hardware["h200"]),
         own_split=own_split,
         equal_power=equal_power,
         engineers_usd=engineers_usd,
-        engineers_of_hardware=(engineers_usd / hardware["mi325x"], engineers_usd / hardware["h200"]),
         gpus_for_claim=GPUS * real_points / claimed_points,
         engineers_for_claim=ENGINEERS * claimed_points / real_points,
         modelled=_modelled(catalog),
@@ -145,76 +129,44 @@ def mi325x_against_h200(catalog: Catalog) -> Published:
 
 
 def _modelled(catalog: Catalog) -> Modelled:
-    usual = next(iter(POINTS.values()))
-    plain = [_option(catalog, name, usual) for name in PRICES_USD]
-    staffed = [replace(plain[0], engineers=ENGINEERS), plain[1]]
-    match, h200_bill = contest(plain, catalog.costs, YEARS), own(plain[1], catalog.costs, YEARS)
-    rates = [_rate(option) for option in plain]
-    ratio = rates[0].likely / rates[1].likely
-    at_likely = _saving(match)
+    points = {words: [_option(catalog, name, point) for name in PRICES_USD] for words, point in POINTS.items()}
+    mi325x, h200 = next(iter(points.values()))
+    match = contest([mi325x, h200], catalog.costs, YEARS)
+    rate, against = (match.inputs[name]["output_tokens_per_s_per_gpu"] for name in PRICES_USD)
+    saved = _saving(match)
     interval = monte_carlo(match).saving
     assert interval is not None, "two options have a saving"
+    varied = tornado(match.varied(CLAIMED_VARIATION), "mi325x", "h200")
+    ends = [saved, *(end for bar in varied for end in (bar.outcome_at_low, bar.outcome_at_high))]
+    staffed = contest([replace(mi325x, engineers=ENGINEERS), h200], catalog.costs, YEARS)
     return Modelled(
-        throughput_ratio=ratio,
-        throughput_ratio_interval=(rates[0].low / rates[1].high, rates[0].high / rates[1].low),
-        saving=at_likely,
-        saving_after_engineers=_saving(contest(staffed, catalog.costs, YEARS)),
+        throughput_ratio=rate.likely / against.likely,
+        throughput_ratio_interval=(rate.low / against.high, rate.high / against.low),
+        saving=saved,
+        saving_after_engineers=_saving(staffed),
         saving_interval=interval,
-        saving_at_variation=_at_variation(match, at_likely),
-        saving_at_equal_throughput=1.0 - (1.0 - at_likely) * ratio,
-        ratio_for_claim=(1.0 - at_likely) * ratio / (1.0 - CLAIMED_SAVING),
-        electricity_share=_share(h200_bill, "power", "cooling"),
-        electricity_and_hosting_share=_share(h200_bill, "power", "cooling", "hosting"),
-        saving_by_point={words: _saving_at(catalog, point) for words, point in POINTS.items()},
+        saving_at_variation=(min(ends), max(ends)),
+        h200=own(h200, catalog.costs, YEARS),
+        saving_by_point={words: _saving(contest(pair, catalog.costs, YEARS)) for words, pair in points.items()},
     )
-
-
-def _saving_at(catalog: Catalog, point: ServingPoint) -> float:
-    return _saving(contest([_option(catalog, name, point) for name in PRICES_USD], catalog.costs, YEARS))
 
 
 def _option(catalog: Catalog, name: str, point: ServingPoint) -> Option:
     """800 of them at the article's price, serving a 70B model."""
-    deployment = _deployment(catalog, name, point)
-    found = estimate(
-        deployment, concurrency=point.concurrency[name], input_tokens=INPUT_TOKENS, output_tokens=OUTPUT_TOKENS
-    )
+    load = Load(point.concurrency[name], INPUT_TOKENS, OUTPUT_TOKENS)
+    (entry,) = compare(
+        catalog, catalog.model(MODEL), [catalog.accelerator(name)], load,
+        parallelism=point.parallelism, precision=point.precision,
+    ).entries  # fmt: skip
+    if entry.deployment is None or entry.estimate is None:
+        raise DoesNotFit(f"{name} does not hold {MODEL}")
     return Option(
-        accelerator=deployment.accelerator, gpus=GPUS, price=given(name, PRICES_USD[name]), discount=DISCOUNT,
-        output_tokens_per_s_per_gpu=throughput(found, deployment.parallelism.gpus, GPUS),
+        accelerator=entry.accelerator, gpus=GPUS, price=given(name, PRICES_USD[name]), discount=DISCOUNT,
+        output_tokens_per_s_per_gpu=throughput(entry.estimate, entry.deployment.parallelism.gpus, GPUS),
         overrides={"engineer_usd_per_year": ENGINEER_USD_PER_YEAR},
     )  # fmt: skip
-
-
-def _deployment(catalog: Catalog, name: str, point: ServingPoint) -> Deployment:
-    model, accelerator = catalog.model(MODEL), catalog.accelerator(name)
-    if point.parallelism is not None:
-        return catalog.deployment(model, accelerator, point.parallelism, point.precision)
-    placed = smallest_layout(
-        catalog, model, accelerator,
-        context=INPUT_TOKENS + OUTPUT_TOKENS, sequences=point.concurrency[name], precision=point.precision,
-    )  # fmt: skip
-    if placed is None:
-        raise DoesNotFit(f"{name} does not hold {MODEL}")
-    return placed.deployment
-
-
-def _rate(option: Option) -> ValueRange:
-    assert option.output_tokens_per_s_per_gpu is not None
-    return option.output_tokens_per_s_per_gpu
 
 
 def _saving(match: Contest) -> float:
     costs = match.usd_per_mtok()
     return saving(costs["mi325x"], costs["h200"])
-
-
-def _at_variation(match: Contest, at_likely: float) -> tuple[float, float]:
-    ends = [at_likely]
-    for bar in tornado(match.varied(CLAIMED_VARIATION), "mi325x", "h200"):
-        ends += [bar.outcome_at_low, bar.outcome_at_high]
-    return min(ends), max(ends)
-
-
-def _share(bill: Ownership, *lines: str) -> float:
-    return sum(bill.usd[line] for line in lines) / bill.total_usd
