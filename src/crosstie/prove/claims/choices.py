@@ -5,7 +5,7 @@ from crosstie.prove.claims.evidence import LLAMA, EstimatedRun, Evidence, called
 from crosstie.prove.claims.fits import weights_gb
 from crosstie.prove.claims.rates import SHAPES
 from crosstie.prove.claims.reading import Claim
-from crosstie.prove.claims.rests import Rest, fact_rest, quote_rest, rows_rest, run_rest
+from crosstie.prove.claims.rests import Rest, fact_rests, quote_rest, rows_rest, run_rest
 from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Judgement, check, verdict_of
 
 # What the articles weigh against one another.
@@ -51,7 +51,7 @@ def long_context(evidence: Evidence, claim: Claim) -> Judgement:
             f"; the only purchase price of an {called(name)} is the article's own, "
             f"{_cost(runs[name], own, 'purchase'):,.3g} USD for a token/s"
         )
-    return Judgement(verdict, "; ".join(f"{kind}: {called(on)}" for kind, on in firsts.items()), reason, tuple(rests))
+    return Judgement(verdict, "; ".join(f"{kind}: {called(on)}" for kind, on in firsts.items()), reason, rests)
 
 
 @check("c30")
@@ -71,13 +71,13 @@ def top_throughput(evidence: Evidence, claim: Claim) -> Judgement:
     )
     listed = ", ".join(f"{on} {rate:,.0f}" for on, rate in sorted(discussed.items(), key=lambda item: -item[1]))
     rest = rows_rest([p for points in rows.values() for p in points], f"tok/s per GPU: {listed}")
-    return Judgement(verdict, f"{called(first)}; of all {called(overall)}", reason, (rest,))
+    return Judgement(verdict, f"{called(first)}; of all {called(overall)}", reason, [rest])
 
 
 @check("c31")
 def wait_or_fp4(evidence: Evidence, claim: Claim) -> Judgement:
     name = chosen(evidence, claim)
-    having = [on for on in FIELD if evidence.label(on, "chip.fp4_dialect").value != "none"]
+    having = [on for on in FIELD if evidence.label(on, "chip.fp4_dialect") != "none"]
     rows = evidence.measured(accelerator=called(name))
     verdict = WRONG if name not in having else CONDITIONAL if rows or len(having) > 1 else HOLDS
     reason = f"of the parts discussed {' and '.join(map(called, having))} have FP4"
@@ -85,9 +85,9 @@ def wait_or_fp4(evidence: Evidence, claim: Claim) -> Judgement:
         reason += ": it holds where the part is to be AMD's, and not as the only choice"
     if rows:
         reason += f". There is nothing left to wait for: its first results here are of {min(p['date'] for p in rows)}"
-    rests = [fact_rest(on, "chip.fp4_dialect", evidence.label(on, "chip.fp4_dialect")) for on in having]
+    rests = fact_rests(evidence, *(f"{on} chip.fp4_dialect" for on in having))
     rests += [rows_rest(rows, f"{len(rows)} published operating points of the {called(name)}")] if rows else []
-    return Judgement(verdict, f"FP4: {', '.join(map(called, having))}", reason, tuple(rests))
+    return Judgement(verdict, f"FP4: {', '.join(map(called, having))}", reason, rests)
 
 
 @check("c65")
@@ -123,7 +123,7 @@ def sustained_batch(evidence: Evidence, claim: Claim) -> Judgement:
             else ""
         )
     computed = ", ".join(f"{ratio.value:.2f}x in {precision}" for precision, ratio in ratios.items())
-    return Judgement(verdict, f"{'' if decided else 'undecided: '}{computed}", reason, tuple(rests))
+    return Judgement(verdict, f"{'' if decided else 'undecided: '}{computed}", reason, rests)
 
 
 @check("c66")
@@ -132,7 +132,8 @@ def low_latency(evidence: Evidence, claim: Claim) -> Judgement:
     name, limit_s = chosen(evidence, claim), 5e-3
     wins, said, shown, rests = [], [], [], list[Rest]()
     for model, gpus in (("llama-3.1-8b", 1), (LLAMA, 8)):
-        runs = _lone(evidence, model, gpus)
+        every = {on: evidence.run(model, on, (1, 1024, 256), "fp8", gpus=gpus) for on in FIELD}
+        runs = {on: run for on, run in every.items() if run}
         seconds = {on: run.estimate.tpot_s for on, run in runs.items()}
         first = min(seconds, key=lambda on: seconds[on])
         quick = [on for on in seconds if seconds[on] < limit_s]
@@ -149,11 +150,7 @@ def low_latency(evidence: Evidence, claim: Claim) -> Judgement:
         reason += (
             ". The claim names no model: below 5 ms holds for the small one, where others do it too, not the large"
         )
-    return Judgement(verdict, "; ".join(shown), reason, tuple(rests))
-
-
-def _lone(evidence: Evidence, model: str, gpus: int) -> dict[str, EstimatedRun]:
-    return {on: run for on in FIELD if (run := evidence.run(model, on, (1, 1024, 256), "fp8", gpus=gpus)) is not None}
+    return Judgement(verdict, "; ".join(shown), reason, rests)
 
 
 @check("c67")
@@ -172,7 +169,7 @@ def many_models(evidence: Evidence, claim: Claim) -> Judgement:
         if verdict == CONDITIONAL
         else f"copies of a 70B model in FP8 ({size:.0f} GB) that eight GPUs keep loaded: {listed}"
     )
-    rests = tuple(fact_rest(on, "memory.capacity", evidence.field(on, "memory.capacity")) for on in (name, "b200"))
+    rests = fact_rests(evidence, f"{name} memory.capacity", "b200 memory.capacity")
     return Judgement(verdict, f"{called(name)} {held[name]}, B200 {held['b200']} copies", reason, rests)
 
 
@@ -203,17 +200,9 @@ def large_models_only(evidence: Evidence, claim: Claim) -> Judgement:
         f"{', '.join(sorted(faster)) or 'none'}. For cost it {'holds' if parts[2] else 'does not'}: cheaper a token on "
         f"{len(per_usd)} of {len(speed)}. DeepSeek-V3 needs 16 H100, hence part of its gap"
     )
-    return Judgement(
-        verdict,
-        f"{_yes(all(parts[:2]))} for speed, {_yes(parts[2])} for cost: faster on {len(faster)}, cheaper a token on "
-        f"{len(per_usd)} of {len(speed)} models",
-        reason,
-        tuple(rests),
-    )
-
-
-def _yes(holds: bool) -> str:
-    return "yes" if holds else "no"
+    yes = ["yes" if holds else "no" for holds in (all(parts[:2]), parts[2])]
+    counts = f"faster on {len(faster)}, cheaper a token on {len(per_usd)} of {len(speed)} models"
+    return Judgement(verdict, f"{yes[0]} for speed, {yes[1]} for cost: {counts}", reason, rests)
 
 
 def _widest(evidence: Evidence, model: str, on: str) -> EstimatedRun:

@@ -17,8 +17,8 @@ from crosstie.decide.cost.published import (
 from crosstie.decide.cost.sensitivity import saving
 from crosstie.prove.claims.evidence import Evidence
 from crosstie.prove.claims.reading import Claim
-from crosstie.prove.claims.rests import Rest, arithmetic
-from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, WRONG, Judgement, check, only, verdict_of
+from crosstie.prove.claims.rests import Rest
+from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, WRONG, Judgement, check, verdict_of
 
 # Savings are compared within two percentage points.
 TOLERANCE = 0.02
@@ -30,23 +30,24 @@ def ownership(evidence: Evidence, claim: Claim) -> Judgement:
     if claim.id == "c18":
         return _three_years(found, saved)
     if claim.id == "c19":
-        return _with_engineers(found, saved, only(claim).middle / 100.0)
-    return _varied(found, saved, only(claim).high / 100.0)
+        return _with_engineers(found, saved, claim.only.middle / 100.0)
+    return _varied(found, saved, claim.only.high / 100.0)
 
 
-def _rests(found: Published) -> tuple[Rest, ...]:
+def _rests(found: Published) -> list[Rest]:
     model = found.modelled
     prices = " and ".join(f"{usd:,.0f} USD for one {name}" for name, usd in PRICES_USD.items())
+    bought = f"the article's {prices}, {DISCOUNT:.0%} off, {GPUS} of each, 60/40"
     low, high = model.throughput_ratio_interval
-    return (
-        arithmetic(f"the article's {prices}, {DISCOUNT:.0%} off, {GPUS} of each, 60/40; step by step in docs/tco.md"),
+    return [
+        Rest("arithmetic", f"{bought}; step by step in docs/tco.md"),
         Rest(
             "model",
             f"{MODEL}, {next(iter(POINTS))}, {INPUT_TOKENS:,} in, {OUTPUT_TOKENS:,} out: an MI325X gives "
             f"{model.throughput_ratio:.2f}x the tokens/s of an H200 ({low:.2f} to {high:.2f}); the MI325X is "
             "extrapolated from other models' published results",
         ),
-    )
+    ]
 
 
 def _three_years(found: Published, saved: float) -> Judgement:

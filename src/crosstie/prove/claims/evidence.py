@@ -2,9 +2,11 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,14 +17,13 @@ from crosstie.catalog.reading import Sources, only_keys, optional_text, read_tom
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism
 from crosstie.core.errors import BadData, BadInput, DoesNotFit
 from crosstie.core.estimate import Estimate
-from crosstie.core.fact import Fact, Label
+from crosstie.core.fact import Fact
+from crosstie.decide.compare.scorecard import Load, compare
 from crosstie.decide.cost.prices import BASES, Quote, quote
 from crosstie.decide.cost.published import Published, mi325x_against_h200
-from crosstie.perf.estimate import estimate
-from crosstie.perf.fit import place, smallest_layout
-from crosstie.prove.calibration.results import Point, read_results
+from crosstie.prove.calibration.results import Point, Row, read_results
 from crosstie.prove.calibration.tax import SHIPPED_RESULTS
-from crosstie.prove.claims.reading import Claim, Span, read_claims
+from crosstie.prove.claims.reading import Span, read_claims
 
 SHIPPED_SOURCES = SHIPPED / "claim_sources.toml"
 # What the articles mean by "70B".
@@ -129,14 +130,9 @@ class Evidence:
     def _facts(self) -> dict[str, PublicFact]:
         return read_public_facts()
 
-    @cached_property
-    def _claims(self) -> dict[str, Claim]:
-        return {claim.id: claim for claim in read_claims()}
-
     def claimed(self, name: str) -> Span:
         """The one figure that another claim gives."""
-        (span,) = self._claims[name].spans
-        return span
+        return next(claim.only for claim in read_claims() if claim.id == name)
 
     @cached_property
     def comparison(self) -> Published:
@@ -157,16 +153,14 @@ class Evidence:
         return read_results(SHIPPED_RESULTS).points
 
     @cached_property
-    def _offline(self) -> dict[tuple[str, str], list[Point]]:
-        found: dict[tuple[str, str], list[Point]] = {}
-        for point in self.points:
-            if point["scenario"] == "Offline" and point["model"] == "Llama-2-70B" and per_gpu_rates([point]):
-                found.setdefault((point["accelerator"], point["source_id"]), []).append(point)
-        return found
+    def _offline(self) -> list[Point]:
+        wanted = [p for p in self.points if p["scenario"] == "Offline" and p["model"] == "Llama-2-70B"]
+        return [point for point in wanted if per_gpu_rates([point])]
 
     def offline(self, name: str, *rounds: str) -> list[Point]:
         """MLPerf's Llama-2-70B Offline results of an accelerator in these rounds, or in all."""
-        return [p for r in rounds or ROUNDS for p in self._offline.get((called(name), r), [])]
+        own = [point for point in self._offline if point["accelerator"] == called(name)]
+        return [point for source in rounds or ROUNDS for point in own if point["source_id"] == source]
 
     def fact(self, name: str) -> PublicFact:
         return self._facts[name]
@@ -181,16 +175,14 @@ class Evidence:
 
     def field(self, name: str, path: str) -> Fact:
         """A fact of an accelerator by its dotted path, as `crosstie catalog show` names it."""
-        found = self._field(name, path)
-        assert isinstance(found, Fact), f"{name} {path} is no number"
+        found: Fact = self.named(name, path)
         return found
 
-    def label(self, name: str, path: str) -> Label:
-        found = self._field(name, path)
-        assert isinstance(found, Label), f"{name} {path} is no word"
-        return found
+    def label(self, name: str, path: str) -> str:
+        """The same of a word."""
+        return str(self.named(name, path).value)
 
-    def _field(self, name: str, path: str) -> Any:
+    def named(self, name: str, path: str) -> Any:
         group, _, key = path.partition(".")
         held = getattr(self.part(name), group)
         found = held.get(key) if isinstance(held, dict) else getattr(held, key)
@@ -204,10 +196,10 @@ class Evidence:
 
     def purchase(self, name: str) -> dict[str, float]:
         """USD of one by each who names a price, the middle where one gives the ends of a range."""
-        found: dict[str, list[float]] = {}
+        found = defaultdict[str, list[float]](list)
         for price in self.prices:
             if price.accelerator == name and price.kind.startswith("purchase"):
-                found.setdefault(price.provider, []).append(price.amount.value)
+                found[price.provider].append(price.amount.value)
         return {provider: median(values) for provider, values in found.items()}
 
     def run(
@@ -217,7 +209,15 @@ class Evidence:
         """On so many GPUs by tensor parallelism, else the fewest that hold the load; None where it does not fit."""
         key = (model, on, load, precision, gpus, stack)
         if key not in self._runs:
-            self._runs[key] = self._estimated(model, on, load, precision, gpus, stack)
+            layout = Parallelism(tp=gpus) if gpus else None
+            card = compare(
+                self.catalog, self.catalog.model(model), [self.part(on)], Load(*load),
+                parallelism=layout, precision=precision, stack=stack,
+            )  # fmt: skip
+            (one,) = card.entries
+            self._runs[key] = (
+                EstimatedRun(one.deployment, one.estimate, load) if one.deployment and one.estimate else None
+            )
         return self._runs[key]
 
     def needed(
@@ -230,50 +230,27 @@ class Evidence:
             raise DoesNotFit(f"{model} in {precision} does not fit {gpus or 'any number of'} {on}")
         return run
 
-    def _estimated(
-        self, model: str, on: str, load: tuple[int, int, int], precision: str, gpus: int | None, stack: str | None
-    ) -> EstimatedRun | None:
-        concurrency, tokens_in, tokens_out = load
-        weights, part = self.catalog.model(model), self.part(on)
-        context = tokens_in + tokens_out
-        if gpus is None:
-            placement = smallest_layout(
-                self.catalog, weights, part, context=context, sequences=concurrency, precision=precision, stack=stack
-            )
-            if placement is None:
-                return None
-            deployment = placement.deployment
-        else:
-            deployment = self.catalog.deployment(weights, part, Parallelism(tp=gpus), precision, stack=stack)
-            if not place(deployment, context).fits:
-                return None
-        made = estimate(deployment, concurrency=concurrency, input_tokens=tokens_in, output_tokens=tokens_out)
-        return EstimatedRun(deployment, made, load)
-
     def best_of_node(self, model: str, on: str, load: tuple[int, int, int], precision: str) -> EstimatedRun:
         """Of the two smallest splits of eight GPUs into like replicas that hold it, the one that gives more."""
         concurrency, tokens_in, tokens_out = load
-        tried: list[EstimatedRun] = []
-        for gpus in (1, 2, 4, 8):
-            share = (max(concurrency * gpus // 8, 1), tokens_in, tokens_out)
-            run = self.run(model, on, share, precision, gpus=gpus)
-            tried += [run] if run and len(tried) < 2 else []
-            if len(tried) == 2:
-                break
-        if not tried:
+        shares = {gpus: (max(concurrency * gpus // 8, 1), tokens_in, tokens_out) for gpus in (1, 2, 4, 8)}
+        tried = (self.run(model, on, share, precision, gpus=gpus) for gpus, share in shares.items())
+        smallest = list(islice(filter(None, tried), 2))
+        if not smallest:
             raise DoesNotFit(f"{model} in {precision} does not fit eight {on}")
-        return max(tried, key=lambda run: run.per_gpu)
+        return max(smallest, key=lambda run: run.per_gpu)
 
     def measured(self, **wanted: str) -> list[Point]:
         """Measured points whose columns begin with these words."""
         return [p for p in self.points if all(p[name].startswith(value) for name, value in wanted.items())]
 
 
-def per_gpu_rates(points: Sequence[Point]) -> list[float]:
+def output_rates(points: Iterable[Point]) -> list[Row]:
+    """The rows of output tokens/s, per GPU or in all."""
+    rows = (row for point in points for row in point.rows)
+    return [row for row in rows if row.metric.kind == "throughput" and not row.metric.with_input]
+
+
+def per_gpu_rates(points: Iterable[Point]) -> list[float]:
     """Output tokens/s per GPU of each point that has them."""
-    found = []
-    for point in points:
-        for row in point.rows:
-            if row.metric.kind == "throughput" and row.metric.per_gpu and not row.metric.with_input:
-                found.append(row.value)
-    return found
+    return [row.value for row in output_rates(points) if row.metric.per_gpu]

@@ -3,12 +3,12 @@
 import math
 
 from crosstie.core.deployment import KV_FORMATS
-from crosstie.perf.fit import place, smallest_layout
+from crosstie.perf.fit import Placement, place, smallest_layout
 from crosstie.perf.memory import weight_bytes
 from crosstie.prove.claims.evidence import LLAMA, Evidence
 from crosstie.prove.claims.reading import Claim
-from crosstie.prove.claims.rests import Rest, arithmetic, fact_rest, model_rest
-from crosstie.prove.claims.verdicts import HOLDS, WRONG, Judgement, check, only, verdict_of
+from crosstie.prove.claims.rests import Rest, fact_rests, model_rest
+from crosstie.prove.claims.verdicts import Judgement, check, verdict_of
 
 LARGE, MIXTRAL = "llama-3.1-405b", "mixtral-8x7b"
 SIZE_TOLERANCE = 0.02
@@ -31,24 +31,24 @@ def fewest(evidence: Evidence, model: str, on: str, precision: str, context: int
 def size_of_weights(evidence: Evidence, claim: Claim) -> Judgement:
     model = MIXTRAL if claim.id == "c51" else LLAMA
     size = weights_gb(evidence, model, "fp16")
-    verdict = HOLDS if only(claim).holds(size, SIZE_TOLERANCE) else WRONG
+    verdict = verdict_of([claim.only.holds(size, SIZE_TOLERANCE)])
     name = evidence.catalog.model(model).name
     reason = f"the weights of {name} in 16 bits take {size:.1f} GB; compared within {SIZE_TOLERANCE:.0%}"
-    return Judgement(verdict, f"{size:.1f} GB", reason, (model_rest(evidence, model, "weights in 16 bits"),))
+    return Judgement(verdict, f"{size:.1f} GB", reason, [model_rest(evidence, model, "weights in 16 bits")])
 
 
 @check("c50")
 def size_of_cache(evidence: Evidence, claim: Claim) -> Judgement:
     model, context = evidence.catalog.model(LLAMA), 32_768
     size = model.cache_bytes(context, KV_FORMATS["fp16"]) / 1e9
-    span = only(claim)
-    verdict = HOLDS if span.holds(size, 0.1) else WRONG
+    span = claim.only
+    verdict = verdict_of([span.holds(size, 0.1)])
     reason = (
         f"8 KV heads of 128 over 80 layers in 16 bits take {size / context * 1e6:.1f} KB a token, {size:.1f} GB at "
         f"{context:,} tokens of one request of {model.name}; {span} GB are {span.low / size:.1f} such requests "
         "(compared within 10%)"
     )
-    return Judgement(verdict, f"{size:.1f} GB", reason, (model_rest(evidence, LLAMA, "its KV cache"),))
+    return Judgement(verdict, f"{size:.1f} GB", reason, [model_rest(evidence, LLAMA, "its KV cache")])
 
 
 @check("c36")
@@ -58,16 +58,13 @@ def one_or_two(evidence: Evidence, claim: Claim) -> Judgement:
     found = {c: [fewest(evidence, LLAMA, on, "fp16", c) for on in ("mi300x", "h100-sxm")] for c in contexts}
     verdict = verdict_of([found[c] == wanted for c in contexts])
     cases = "; ".join(f"at {c:,} tokens {found[c][0]} MI300X and {found[c][1]} H100" for c in contexts)
-    rests = (
-        *_memory(evidence),
-        Rest("model", "vLLM's memory plan: 90% of memory, 3.2 GB kept (assumed), TP of 1, 2, 4, 8"),
-    )
+    plan = Rest("model", "vLLM's memory plan: 90% of memory, 3.2 GB kept (assumed), TP of 1, 2, 4, 8")
     holding = [f"{c:,}" for c in contexts if found[c] == wanted]
     reason = (
         f"fewest GPUs on which vLLM serves one request: {cases}. So it holds at {' and '.join(holding) or 'neither'}"
     )
     reason += " tokens, not at the other length" if len(holding) == 1 else ""
-    return Judgement(verdict, f"{found[4096][0]} and {found[4096][1]} GPUs", reason, rests)
+    return Judgement(verdict, f"{found[4096][0]} and {found[4096][1]} GPUs", reason, [*_memory(evidence), plan])
 
 
 @check("c37", "c52")
@@ -94,7 +91,7 @@ def how_many_for_405b(evidence: Evidence, claim: Claim) -> Judgement:
         f"{' and '.join(name for name in agrees if name not in holding) or 'any other'}. {how}, one request of 4,096 "
         f"tokens: {', '.join(cases.values())}"
     )
-    rests = (*_memory(evidence), model_rest(evidence, LARGE, "weights by format"))
+    rests = [*_memory(evidence), model_rest(evidence, LARGE, "weights by format")]
     return Judgement(verdict, "; ".join(reversed(shown)), reason, rests)
 
 
@@ -103,9 +100,8 @@ def left_for_cache(evidence: Evidence, claim: Claim) -> Judgement:
     weights = weights_gb(evidence, LLAMA, "bf16")
     capacity = evidence.field("mi350x", "memory.capacity")
     plain = capacity.value - weights
-    deployment = evidence.catalog.deployment(evidence.catalog.model(LLAMA), evidence.part("mi350x"), precision="bf16")
-    left = place(deployment, 4_096).plan.cache_bytes / 1e9
-    span = only(claim)
+    left = _placed(evidence, "mi350x", "bf16").plan.cache_bytes / 1e9
+    span = claim.only
     agrees = [span.holds(plain, SIZE_TOLERANCE), span.holds(left, SIZE_TOLERANCE)]
     reason = (
         f"it holds as a subtraction of printed figures, {capacity.value:.0f} less {weights:.1f} are {plain:.0f} "
@@ -113,10 +109,9 @@ def left_for_cache(evidence: Evidence, claim: Claim) -> Judgement:
         f"({capacity.si / 1e9:.0f} GB), and vLLM, which leaves a tenth of memory alone and keeps 3.2 GB, has "
         f"{left:.0f} GB"
     )
-    verdict = verdict_of(agrees)
-    rests = (fact_rest("mi350x", "memory.capacity", capacity), model_rest(evidence, LLAMA, "weights in BF16"),
-             arithmetic("capacity less weights"))  # fmt: skip
-    return Judgement(verdict, f"{plain:.0f} GB plain, {left:.0f} GB for vLLM", reason, rests)
+    rests = [*_memory(evidence, "mi350x"), model_rest(evidence, LLAMA, "weights in BF16")]
+    rests.append(Rest("arithmetic", "capacity less weights"))
+    return Judgement(verdict_of(agrees), f"{plain:.0f} GB plain, {left:.0f} GB for vLLM", reason, rests)
 
 
 @check("c26")
@@ -124,15 +119,9 @@ def room_for_requests(evidence: Evidence, claim: Claim) -> Judgement:
     """Requests of 4,096 tokens whose cache one GPU holds: where memory ends, queues begin."""
     ratios = {}
     for precision in ("int4", "fp8"):
-        held = [
-            place(
-                evidence.catalog.deployment(evidence.catalog.model(LLAMA), evidence.part(on), precision=precision),
-                4_096,
-            ).cache_tokens
-            for on in ("mi300x", "h200")
-        ]
-        ratios[precision] = held[0] / held[1]
-    span = only(claim)
+        mi300x, h200 = (_placed(evidence, on, precision).cache_tokens for on in ("mi300x", "h200"))
+        ratios[precision] = mi300x / h200
+    span = claim.only
     low, high = min(ratios.values()), max(ratios.values())
     agrees = {name: span.holds(value, 0.05) for name, value in ratios.items()}
     holding = " and ".join(name for name, yes in agrees.items() if yes) or "neither"
@@ -141,10 +130,15 @@ def room_for_requests(evidence: Evidence, claim: Claim) -> Judgement:
         f"{', '.join(f'{value:.2f}x in {name}' for name, value in ratios.items())}. It holds in {holding} alone "
         "(within 5%). Whether latency degrades before that is another question, which the claim leaves open"
     )
-    return Judgement(
-        verdict_of(agrees.values()), f"{low:.2f} to {high:.2f} x", reason, _memory(evidence, ("mi300x", "h200"))
-    )
+    rests = _memory(evidence, "mi300x", "h200")
+    return Judgement(verdict_of(agrees.values()), f"{low:.2f} to {high:.2f} x", reason, rests)
 
 
-def _memory(evidence: Evidence, names: tuple[str, ...] = ("mi300x", "h100-sxm")) -> tuple[Rest, ...]:
-    return tuple(fact_rest(name, "memory.capacity", evidence.field(name, "memory.capacity")) for name in names)
+def _placed(evidence: Evidence, on: str, precision: str) -> Placement:
+    """The 70B model on one GPU, with requests of 4,096 tokens."""
+    model = evidence.catalog.model(LLAMA)
+    return place(evidence.catalog.deployment(model, evidence.part(on), precision=precision), 4_096)
+
+
+def _memory(evidence: Evidence, *names: str) -> list[Rest]:
+    return fact_rests(evidence, *(f"{name} memory.capacity" for name in names or ("mi300x", "h100-sxm")))

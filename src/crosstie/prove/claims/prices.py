@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from crosstie.prove.claims.evidence import LLAMA, EstimatedRun, Evidence, called, ratio_of
 from crosstie.prove.claims.reading import Claim
 from crosstie.prove.claims.rests import Rest, between, percent, quote_rest, run_rest
-from crosstie.prove.claims.verdicts import CONDITIONAL, UNCHECKABLE, WRONG, Judgement, check, only, verdict_of
+from crosstie.prove.claims.verdicts import CONDITIONAL, UNCHECKABLE, WRONG, Judgement, check, verdict_of
 
 # Prices scatter more than they are worth quoting to the percent.
 PRICE_TOLERANCE = 0.15
@@ -27,17 +27,14 @@ def discounts(evidence: Evidence, cheap: str, dear: str, kinds: Sequence[str]) -
     return found, rests
 
 
-def price_rests(evidence: Evidence, *names: str) -> tuple[Rest, ...]:
+def price_rests(evidence: Evidence, *names: str) -> list[Rest]:
     """The purchase prices of these parts, or that there is none."""
-    found = []
-    for name in names:
-        quote = evidence.price(name, "purchase")
-        found.append(
-            quote_rest(evidence, quote)
-            if quote
-            else Rest("catalog", f"no purchase price of {called(name)} by anybody but an article", "prices.csv")
-        )
-    return tuple(found)
+    quotes = {name: evidence.price(name, "purchase") for name in names}
+    none = "no purchase price of {} by anybody but an article"
+    return [
+        quote_rest(evidence, quote) if quote else Rest("catalog", none.format(called(name)), "prices.csv")
+        for name, quote in quotes.items()
+    ]
 
 
 def _listed(found: Mapping[str, float]) -> str:
@@ -49,7 +46,7 @@ def unit_cost(evidence: Evidence, claim: Claim) -> Judgement:
     """By those who price both parts, each for itself: what a server's eighth costs and a list price differ."""
     ours, theirs = evidence.purchase("mi300x"), evidence.purchase("h100-sxm")
     found = {who: 1.0 - usd / theirs[who] for who, usd in ours.items() if who in theirs}
-    span = only(claim)
+    span = claim.only
     holding = {who: value for who, value in found.items() if span.holds(100.0 * value, PRICE_TOLERANCE)}
     others = {who: value for who, value in found.items() if who not in holding}
     if holding:
@@ -70,7 +67,7 @@ def _by_whom(found: Mapping[str, float]) -> str:
 def cheaper(evidence: Evidence, claim: Claim) -> Judgement:
     kinds = RENTS if claim.id == "c64" else ("purchase", *RENTS, "own-hyperscaler", "own-neocloud")
     found, rests = discounts(evidence, "mi300x", "h100-sxm", kinds)
-    span = only(claim)
+    span = claim.only
     agrees = {kind: span.holds(100.0 * value, 0.0) for kind, value in found.items()}
     holding = {kind: value for kind, value in found.items() if agrees[kind]}
     others = {kind: value for kind, value in found.items() if not agrees[kind]}
@@ -82,13 +79,13 @@ def cheaper(evidence: Evidence, claim: Claim) -> Judgement:
     newer = discounts(evidence, "mi355x", "h100-sxm", ("rent-3-years",))[0] if claim.id == "c64" else {}
     if newer and newer["rent-3-years"] < 0.0:
         reason += f". Newer AMD parts are dearer: an MI355X by {percent(-newer['rent-3-years'])} over three years"
-    return Judgement(verdict_of(agrees.values()), _listed(found), reason, tuple(rests))
+    return Judgement(verdict_of(agrees.values()), _listed(found), reason, rests)
 
 
 @check("c14", "c15")
 def price_of_one(evidence: Evidence, claim: Claim) -> Judgement:
     name = "mi325x" if claim.id == "c14" else "h200"
-    said, span = evidence.purchase(name), only(claim)
+    said, span = evidence.purchase(name), claim.only
     if not said:
         return _unpriced(evidence, name)
     agrees = {who: usd for who, usd in said.items() if span.holds(usd, PRICE_TOLERANCE)}
@@ -146,7 +143,7 @@ def tokens_per_dollar(evidence: Evidence, claim: Claim) -> Judgement:
         found, rests = discounts(evidence, "mi300x", "h100-sxm", ("rent-3-years", "on-demand"))
         for kind, lower in found.items():
             gaps[f"{precision}, {kind}"] = ratio_of(h100, mi300x, 1.0 - lower)
-    wanted = only(claim).middle
+    wanted = claim.only.middle
     verdict = verdict_of([gap.low <= wanted <= gap.high for gap in gaps.values()])
     listed = "; ".join(f"{name} {gap}" for name, gap in gaps.items())
     reason = (

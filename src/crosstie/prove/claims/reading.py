@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from crosstie.catalog.library import SHIPPED
@@ -14,7 +15,7 @@ SHIPPED_CLAIMS = SHIPPED / "claims.csv"
 COLUMNS = ("id", "article", "kind", "subject", "claim", "value", "unit")
 KINDS = ("spec", "fit", "perf", "cost", "policy", "software", "recommend")
 _NUMBER = r"\d+(?:\.\d+)?"
-_SPAN = re.compile(rf"(±)?({_NUMBER})(?:-({_NUMBER}))?")
+_SPAN = re.compile(rf"±?({_NUMBER})(?:-({_NUMBER}))?")
 _ID = re.compile(r"c\d{2,3}")
 
 
@@ -56,6 +57,12 @@ class Claim:
         return spans_of(self.value)
 
     @property
+    def only(self) -> Span:
+        """The span of a claim that has one value."""
+        (span,) = self.spans
+        return span
+
+    @property
     def says_yes(self) -> bool:
         return self.value == "yes"
 
@@ -67,22 +74,23 @@ class Claim:
 
 
 def spans_of(text: str) -> tuple[Span, ...]:
-    found = []
-    for part in re.split(r" and | / ", text):
-        match = _SPAN.fullmatch(part.strip())
-        if not match:
-            return ()
-        low = float(match[2])
-        found.append(Span(low, float(match[3]) if match[3] else low))
-    return tuple(found)
+    matches = [_SPAN.fullmatch(part.strip()) for part in re.split(r" and | / ", text)]
+    return tuple(Span(float(m[1]), float(m[2] or m[1])) for m in matches if m) if all(matches) else ()
 
 
+@cache
 def read_claims(file: Path = SHIPPED_CLAIMS) -> tuple[Claim, ...]:
     text = text_of(file, lambda why: BadData(file, "", why))
     rows = csv.DictReader(io.StringIO(text), strict=True)
     claims: dict[str, Claim] = {}
     try:
-        _check_columns(file, rows.fieldnames or ())
+        names = tuple(rows.fieldnames or ())
+        for name in names:
+            if name not in COLUMNS:
+                hint = near_names(name, COLUMNS)
+                raise BadData(file, "line 1", f"unknown column '{name}'{f'; did you mean {hint[0]}?' if hint else ''}")
+        if names != COLUMNS:
+            raise BadData(file, "line 1", f"columns must be {','.join(COLUMNS)}")
         for row in rows:
             where = f"line {rows.line_num}"
             claim = _read_row(file, where, row)
@@ -92,16 +100,6 @@ def read_claims(file: Path = SHIPPED_CLAIMS) -> tuple[Claim, ...]:
     except csv.Error as error:
         raise BadData(file, f"line {rows.line_num}", f"not valid CSV: {error}") from None
     return tuple(claims.values())
-
-
-def _check_columns(file: Path, given: object) -> None:
-    names = tuple(given) if isinstance(given, (list, tuple)) else ()
-    for name in names:
-        if name not in COLUMNS:
-            hint = near_names(name, COLUMNS)
-            raise BadData(file, "line 1", f"unknown column '{name}'{f'; did you mean {hint[0]}?' if hint else ''}")
-    if names != COLUMNS:
-        raise BadData(file, "line 1", f"columns must be {','.join(COLUMNS)}")
 
 
 def _read_row(file: Path, where: str, row: dict[str, str]) -> Claim:
@@ -129,9 +127,7 @@ def select(claims: tuple[Claim, ...], asked: tuple[str, ...], article: str | Non
         claims = tuple(claim for claim in claims if claim.article == article.upper())
     if not asked:
         return claims
-    chosen: set[str] = set()
-    for text in asked:
-        chosen |= _named(claims, text)
+    chosen = set[str]().union(*(_named(claims, text) for text in asked))
     return tuple(claim for claim in claims if claim.id in chosen)
 
 

@@ -32,15 +32,18 @@ def fact_rest(owner: str, path: str, fact: Fact | Label) -> Rest:
     return Rest("catalog", f"{owner} {path} {fact} ({fact.basis}{note})", fact.source, fact.date)
 
 
-def source_rest(evidence: Evidence, name: str) -> Rest:
-    fact = evidence.fact(name)
-    value = f"{fact.value:,.10g}" if isinstance(fact.value, float) else fact.value
-    measure = f"{value} {fact.unit}".strip()
-    return Rest("source", f"{fact.says}: {measure}", fact.source, fact.date)
+def fact_rests(evidence: Evidence, *fields: str) -> list[Rest]:
+    """Of the catalog, each as `mi300x memory.capacity`."""
+    pairs = [tuple(field.split()) for field in fields]
+    return [fact_rest(owner, path, evidence.named(owner, path)) for owner, path in pairs]
 
 
-def arithmetic(what: str) -> Rest:
-    return Rest("arithmetic", what)
+def source_rests(evidence: Evidence, *names: str) -> list[Rest]:
+    found = []
+    for fact in map(evidence.fact, names):
+        value = f"{fact.value:,.10g}" if isinstance(fact.value, float) else fact.value
+        found.append(Rest("source", f"{fact.says}: {value} {fact.unit}".rstrip(), fact.source, fact.date))
+    return found
 
 
 def run_rest(run: EstimatedRun) -> Rest:

@@ -3,10 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.prove.claims.evidence import Evidence, per_gpu_rates
+from crosstie.prove.claims.evidence import Evidence, output_rates, per_gpu_rates
 from crosstie.prove.claims.reading import Claim, spans_of
-from crosstie.prove.claims.rests import arithmetic, fact_rest, rows_rest, source_rest
-from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Judgement, check, only, verdict_of
+from crosstie.prove.claims.rests import Rest, fact_rest, fact_rests, rows_rest, source_rests
+from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Judgement, check, verdict_of
+
+DIALECTS = ("mi300x chip.fp8_dialect", "h100-sxm chip.fp8_dialect")
 
 
 def decode_e4m3(codes: NDArray[np.uint8], bias: int, fnuz: bool) -> NDArray[np.float64]:
@@ -28,76 +30,63 @@ def dialects(evidence: Evidence, claim: Claim) -> Judgement:
     nonzero = both & (fnuz != 0.0)
     ratios = np.unique(ocp[nonzero] / fnuz[nonzero])
     own, other = (evidence.label(name, "chip.fp8_dialect") for name in ("mi300x", "h100-sxm"))
-    exact = len(ratios) == 1 and only(claim).holds(float(ratios[0]), 0.0)
-    verdict = WRONG if not exact or own.value == other.value else HOLDS
+    exact = len(ratios) == 1 and claim.only.holds(float(ratios[0]), 0.0)
+    verdict = WRONG if not exact or own == other else HOLDS
     reason = (
         f"decoded in both dialects, all {int(both.sum())} codes that are finite in both are {float(ratios[0]):g}x "
         f"in OCP what they are in fnuz, exactly; of the other {256 - int(both.sum())}, 0x80 is minus zero in one and "
         "NaN in the other, 0x7F and 0xFF are NaN in OCP and 240 in size in fnuz"
     )
-    rests = (arithmetic("256 codes decoded with biases 7 and 8"), source_rest(evidence, "fnuz_bias"),
-             fact_rest("mi300x", "chip.fp8_dialect", own), fact_rest("h100-sxm", "chip.fp8_dialect", other),
-    )  # fmt: skip
+    rests = [Rest("arithmetic", "256 codes decoded with biases 7 and 8"), *source_rests(evidence, "fnuz_bias")]
+    rests += fact_rests(evidence, *DIALECTS)
     return Judgement(verdict, f"{float(ratios[0]):g} x", reason, rests)
 
 
 @check("c57")
 def gfx_override(evidence: Evidence, claim: Claim) -> Judgement:
     isa = evidence.label("rx-7900-xtx", "chip.isa")
-    digits = isa.value.removeprefix("gfx")
+    digits = isa.removeprefix("gfx")
     own = f"{int(digits[:-2])}.{int(digits[-2], 16)}.{int(digits[-1], 16)}"
     needed = claim.value != own
-    reason = f"the card is {isa.value}, which the variable writes as {own}: to set it to {claim.value} "
+    reason = f"the card is {isa}, which the variable writes as {own}: to set it to {claim.value} "
     reason += (
         "overrides a different target" if needed else "changes nothing. AMD and vLLM list the card by its own target"
     )
-    rests = (
-        fact_rest("rx-7900-xtx", "chip.isa", isa),
-        source_rest(evidence, "radeon_supported"),
-        source_rest(evidence, "radeon_in_vllm"),
-    )
+    rests = fact_rests(evidence, "rx-7900-xtx chip.isa")
+    rests += source_rests(evidence, "radeon_supported", "radeon_in_vllm")
     return Judgement(CONDITIONAL if needed else WRONG, f"not needed; it is {own} by itself", reason, rests)
 
 
 @check("c56")
 def hipify(evidence: Evidence, claim: Claim) -> Judgement:
     reason = "AMD's documentation gives no share, and 'simple' has no definition that could be counted"
-    return Judgement(UNCHECKABLE, "no share published", reason, (source_rest(evidence, "hipify_limits"),))
+    return Judgement(UNCHECKABLE, "no share published", reason, source_rests(evidence, "hipify_limits"))
 
 
 @check("c68")
 def one_variable(evidence: Evidence, claim: Claim) -> Judgement:
     own, other = (evidence.label(name, "chip.fp8_dialect") for name in ("mi300x", "h100-sxm"))
-    steps = 1 + (own.value != other.value)
     reason = (
         "the engine comes from another image or wheel and needs another driver, as AMD's own page says; a variable "
         "such as VLLM_ROCM_USE_AITER=1 is a matter of speed on top"
     )
-    if steps > 1:
-        reason += (
-            f". On MI300X FP8 checkpoints are read in another dialect ({own.value} instead of {other.value}) besides"
-        )
-    rests = (
-        source_rest(evidence, "vllm_on_rocm"),
-        fact_rest("mi300x", "chip.fp8_dialect", own),
-        fact_rest("h100-sxm", "chip.fp8_dialect", other),
-    )
+    if own != other:
+        reason += f". On MI300X FP8 checkpoints are read in another dialect ({own} instead of {other}) besides"
+    rests = source_rests(evidence, "vllm_on_rocm") + fact_rests(evidence, *DIALECTS)
     return Judgement(WRONG if claim.says_yes else HOLDS, "no: driver and image or wheel", reason, rests)
 
 
 @check("c70")
 def v4_kernels(evidence: Evidence, claim: Claim) -> Judgement:
-    isa = evidence.label("mi300x", "chip.isa")
-    lacking = (
-        evidence.fact("v4_kernels_missing").value == "yes" and evidence.fact("v4_kernels_gfx950").value != isa.value
-    )
+    ported_to, isa = evidence.fact("v4_kernels_gfx950").value, evidence.label("mi300x", "chip.isa")
+    lacking = evidence.fact("v4_kernels_missing").value == "yes" and ported_to != isa
     reason = (
         "it holds for AITER's own kernels: AMD's inventory of May 2026 lacks them, and the one proposed in September "
         "is for gfx950. It does not hold as a bar to serving: others have served the model on MI300X with other "
         "kernels, so what is lacking is speed"
     )
     names = ("v4_kernels_missing", "v4_kernels_gfx950", "v4_on_mi300x", "v4_flash_on_mi300x")
-    rests = (*(source_rest(evidence, name) for name in names), fact_rest("mi300x", "chip.isa", isa))
+    rests = source_rests(evidence, *names) + fact_rests(evidence, "mi300x chip.isa")
     return Judgement(CONDITIONAL if lacking == claim.says_yes else WRONG, "yes, as of September 2026", reason, rests)
 
 
@@ -109,22 +98,20 @@ def graph_capture(evidence: Evidence, claim: Claim) -> Judgement:
         "refuses what waits, on CUDA as on HIP since 7.0. It does not hold for a fill or for a copy from pinned memory "
         "on CUDA, where we saw both captured; on HIP we ran nothing"
     )
-    rests = tuple(
-        source_rest(evidence, name) for name in ("hip_copies", "cuda_copies", "hip_matches_cuda", "captured_copies")
-    )
+    rests = source_rests(evidence, "hip_copies", "cuda_copies", "hip_matches_cuda", "captured_copies")
     return Judgement(CONDITIONAL if breaks == claim.says_yes else WRONG, "yes, for copies that wait", reason, rests)
 
 
 @check("c39")
 def aiter_attention(evidence: Evidence, claim: Claim) -> Judgement:
     (said,) = spans_of(str(evidence.fact("aiter_attention").value))
-    agrees = said == only(claim)
+    agrees = said == claim.only
     reason = (
         f"the engine's authors and AMD report {said}x: it holds for models with ordinary attention heads against the "
         "legacy backend, and not for MLA models against Triton, where they report 1.2 to 1.5x. The measurements are "
         "theirs"
     )
-    return Judgement(CONDITIONAL if agrees else WRONG, f"{said} x", reason, (source_rest(evidence, "aiter_attention"),))
+    return Judgement(CONDITIONAL if agrees else WRONG, f"{said} x", reason, source_rests(evidence, "aiter_attention"))
 
 
 @check("c28")
@@ -138,11 +125,9 @@ def flash_attention(evidence: Evidence, claim: Claim) -> Judgement:
         "of both with one kernel was found"
     )
     known = all(fact.basis in ("measured", "derived") for fact in fractions.values())
-    verdict = verdict_of([only(claim).holds(gap, 0.2)]) if known else UNCHECKABLE
-    rests = (
-        *(fact_rest(name, "efficiency attention", fact) for name, fact in fractions.items()),
-        source_rest(evidence, "flash_attention_at_launch"),
-    )
+    verdict = verdict_of([claim.only.holds(gap, 0.2)]) if known else UNCHECKABLE
+    rests = [fact_rest(name, "efficiency attention", fact) for name, fact in fractions.items()]
+    rests += source_rests(evidence, "flash_attention_at_launch")
     return Judgement(verdict, f"{gap:.0f}% by assumed constants", reason, rests)
 
 
@@ -151,20 +136,14 @@ def deficit_of_2024(evidence: Evidence, claim: Claim) -> Judgement:
     """Inference results of 2024 on both, at the same conditions; the article's source is about training."""
     dstack = [p for p in evidence.measured(source_id="dstack_h100_mi300x") if p["num_accelerators"] == "8"]
     at_once = [p for p in dstack if p["concurrency"] == "rate 1000 req/s"]
-    totals = {
-        name: [
-            row.value
-            for p in at_once
-            if p["accelerator"] == name
-            for row in p.rows
-            if row.metric.kind == "throughput" and not row.metric.with_input
-        ]
+    h100, mi300x = (
+        [row.value for row in output_rates(p for p in at_once if p["accelerator"] == name)]
         for name in ("H100", "MI300X")
-    }
-    deficits = [max(totals["H100"]) / value for value in totals["MI300X"]]
+    )
+    deficits = [max(h100) / value for value in mi300x]
     rows = {name: evidence.offline(name, "mlperf_v4.1") for name in ("h100-sxm", "mi300x")}
     tuned = max(per_gpu_rates(rows["h100-sxm"])) / max(per_gpu_rates(rows["mi300x"]))
-    span = only(claim)
+    span = claim.only
     worst = max(*deficits, tuned)
     verdict = CONDITIONAL if span.holds(worst, 0.1) else WRONG
     reason = (
@@ -173,9 +152,7 @@ def deficit_of_2024(evidence: Evidence, claim: Claim) -> Judgement:
         f"MI300X (below 1 it is ahead); MLPerf v4.1, tuned: {tuned:.2f}x (compared within 10%). SemiAnalysis's study "
         "of that month is about training, which is not checked here"
     )
-    rests = (
-        rows_rest(at_once, "Llama 3.1 405B FP8, 8 GPUs, ShareGPT"),
-        rows_rest([*rows["h100-sxm"], *rows["mi300x"]], "Llama-2-70B Offline"),
-        source_rest(evidence, "training_2024"),
-    )  # fmt: skip
+    rests = [rows_rest(at_once, "Llama 3.1 405B FP8, 8 GPUs, ShareGPT")]
+    rests.append(rows_rest([*rows["h100-sxm"], *rows["mi300x"]], "Llama-2-70B Offline"))
+    rests += source_rests(evidence, "training_2024")
     return Judgement(verdict, f"{min(*deficits, tuned):.2f} to {worst:.2f} x", reason, rests)

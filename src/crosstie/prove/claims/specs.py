@@ -4,8 +4,8 @@ from crosstie.core.fact import Fact
 from crosstie.core.units import UNITS
 from crosstie.prove.claims.evidence import Evidence, called
 from crosstie.prove.claims.reading import Claim, Span
-from crosstie.prove.claims.rests import Rest, arithmetic, fact_rest, source_rest
-from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, WRONG, Judgement, check, only, verdict_of
+from crosstie.prove.claims.rests import Rest, fact_rests, source_rests
+from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, WRONG, Judgement, check, verdict_of
 
 # Datasheets round, and articles round again.
 SPEC_TOLERANCE = 0.02
@@ -48,12 +48,12 @@ def datasheet(evidence: Evidence, claim: Claim) -> Judgement:
         verdicts.append(verdict)
         shown.append(f"{_value(fact, unit):,.10g}")
         reasons.append(reason)
-        rests.append(fact_rest(owner, path, fact))
+        rests += fact_rests(evidence, f"{owner} {path}")
         if path == "dense.fp32" and verdict == WRONG and span.holds(evidence.number("tf32_of_cdna3"), SPEC_TOLERANCE):
             reasons[-1] += f"; its TF32 rate is {evidence.number('tf32_of_cdna3'):,.10g}"
-            rests.append(source_rest(evidence, "tf32_of_cdna3"))
+            rests += source_rests(evidence, "tf32_of_cdna3")
     worst = next(v for v in (WRONG, CONDITIONAL, HOLDS) if v in verdicts)
-    return Judgement(worst, f"{' / '.join(shown)} {claim.unit}", "; ".join(reasons), tuple(rests))
+    return Judgement(worst, f"{' / '.join(shown)} {claim.unit}", "; ".join(reasons), rests)
 
 
 def _value(fact: Fact, unit: str) -> float:
@@ -94,43 +94,40 @@ def datasheet_ratio(evidence: Evidence, claim: Claim) -> Judgement:
     above, below, paths = RATIOS[claim.id]
     agrees, shown, rests = [], [], list[Rest]()
     for span, path in zip(claim.spans, paths, strict=True):
-        one, other = evidence.field(above, path), evidence.field(below, path)
-        value = one.si / other.si
+        value = evidence.field(above, path).si / evidence.field(below, path).si
         agrees.append(span.holds(value, SPEC_TOLERANCE))
         shown.append(f"{value:.2f}")
-        rests += [fact_rest(above, path, one), fact_rest(below, path, other)]
+        rests += fact_rests(evidence, f"{above} {path}", f"{below} {path}")
     verdict = HOLDS if all(agrees) else WRONG
     parts = ", ".join(f"{path} {value}x" for path, value in zip(paths, shown, strict=True))
     reason = f"{called(above)} over {called(below)}, by the catalog: {parts} (compared within {SPEC_TOLERANCE:.0%})" + (
         "" if all(agrees) else f", not {claim.value}"
     )
-    return Judgement(verdict, f"{' and '.join(shown)} x", reason, tuple(rests))
+    return Judgement(verdict, f"{' and '.join(shown)} x", reason, rests)
 
 
 @check("c12")
 def no_fp4(evidence: Evidence, claim: Claim) -> Judgement:
     family = [name for name, part in evidence.catalog.accelerators.items() if part.family == "cdna3"]
-    having = [name for name in family if evidence.label(name, "chip.fp4_dialect").value != "none"]
+    having = [name for name in family if evidence.label(name, "chip.fp4_dialect") != "none"]
     verdict = HOLDS if bool(having) == claim.says_yes else WRONG
     has = f"{', '.join(map(called, having))} has" if having else "none has"
     reason = f"of {', '.join(map(called, family))} {has} FP4 matrix units"
-    rests = tuple(fact_rest(name, "chip.fp4_dialect", evidence.label(name, "chip.fp4_dialect")) for name in family)
+    rests = fact_rests(evidence, *(f"{name} chip.fp4_dialect" for name in family))
     return Judgement(verdict, "yes" if having else "no", f"{reason}; FP4 weights run there in a wider format", rests)
 
 
 @check("c54")
 def shared_memory(evidence: Evidence, claim: Claim) -> Judgement:
-    span, block = only(claim), evidence.field("h100-sxm", "chip.lds")
+    span, block = claim.only, evidence.field("h100-sxm", "chip.lds")
     alone, both = evidence.number("hopper_shared_memory"), evidence.number("hopper_l1_and_shared")
     agrees = [span.holds(alone, 0.001), span.holds(both, 0.001)]
     reason = (
         f"it holds for shared memory alone, {alone:.0f} KB an SM, of which one block may use {block.value:.0f}. It "
         f"does not hold for shared memory and L1 together, as the claim has it: that is {both:.0f} KB"
     )
-    rests = (
-        source_rest(evidence, "hopper_shared_memory"), source_rest(evidence, "hopper_l1_and_shared"),
-        fact_rest("h100-sxm", "chip.lds", block),
-    )  # fmt: skip
+    rests = source_rests(evidence, "hopper_shared_memory", "hopper_l1_and_shared")
+    rests += fact_rests(evidence, "h100-sxm chip.lds")
     return Judgement(verdict_of(agrees), f"{alone:.0f} KB shared, {both:.0f} KB with L1", reason, rests)
 
 
@@ -147,8 +144,7 @@ def wave_width(evidence: Evidence, claim: Claim) -> Judgement:
     if others:
         discussed = ", which the article discusses too" if others == ["rx-7900-xtx"] else ""
         reason += f", and not for {', '.join(map(called, others))}{discussed}: {amd[others[0]]:.0f}"
-    named = ("mi300x", "h100-sxm", *others)
-    rests = tuple(fact_rest(name, "chip.wave_width", evidence.field(name, "chip.wave_width")) for name in named)
+    rests = fact_rests(evidence, *(f"{name} chip.wave_width" for name in ("mi300x", "h100-sxm", *others)))
     return Judgement(verdict, f"{widths['mi300x']:.0f} / {widths['h100-sxm']:.0f} threads", reason, rests)
 
 
@@ -163,19 +159,16 @@ def export_threshold(evidence: Evidence, claim: Claim) -> Judgement:
     verdict = HOLDS if below == claim.says_yes else WRONG
     reason = (
         f"the score of an MI300X is {scores['mi300x']:,.0f}, {scores['mi300x'] / limit:.1f}x the threshold of "
-        f"{limit:,.0f} "
-        f"and above those of A100 ({scores['a100-80gb']:,.0f}) and H100 ({scores['h100-sxm']:,.0f}); the rule of 2022 "
-        f"asked besides for {link_limit:.0f} GB/s between chips, and it has {link:.0f}"
+        f"{limit:,.0f} and above those of A100 ({scores['a100-80gb']:,.0f}) and H100 ({scores['h100-sxm']:,.0f}); "
+        f"the rule of 2022 asked besides for {link_limit:.0f} GB/s between chips, and it has {link:.0f}"
     )
-    rests = (
-        fact_rest("mi300x", "dense.fp8", evidence.field("mi300x", "dense.fp8")),
-        fact_rest("mi300x", "scale_up.bandwidth", evidence.field("mi300x", "scale_up.bandwidth")),
-        source_rest(evidence, "export_score"), source_rest(evidence, "export_score_definition"),
-        source_rest(evidence, "export_link_2022"), arithmetic("dense TFLOP/s x bits, the largest over the formats"),
-    )  # fmt: skip
-    return Judgement(
-        verdict, f"{'yes' if below else 'no'}: {scores['mi300x']:,.0f}, threshold {limit:,.0f}", reason, rests
-    )
+    rests = [
+        *fact_rests(evidence, "mi300x dense.fp8", "mi300x scale_up.bandwidth"),
+        *source_rests(evidence, "export_score", "export_score_definition", "export_link_2022"),
+        Rest("arithmetic", "dense TFLOP/s x bits, the largest over the formats"),
+    ]
+    shown = f"{'yes' if below else 'no'}: {scores['mi300x']:,.0f}, threshold {limit:,.0f}"
+    return Judgement(verdict, shown, reason, rests)
 
 
 def export_score(evidence: Evidence, name: str) -> float:

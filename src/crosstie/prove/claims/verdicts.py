@@ -4,12 +4,12 @@ A check is a function of the evidence and the claim, registered under the claim'
 compares then, so that another catalog gives another verdict.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from crosstie.core.errors import BadInput, near_names
 from crosstie.prove.claims.evidence import Evidence
-from crosstie.prove.claims.reading import Claim, Span
+from crosstie.prove.claims.reading import Claim
 from crosstie.prove.claims.rests import Rest
 
 HOLDS = "holds"
@@ -43,7 +43,7 @@ class Judgement:
     verdict: str
     computed: str
     reason: str
-    rests: tuple[Rest, ...]
+    rests: Sequence[Rest]
     contradicted_by: tuple[str, ...] = ()
 
 
@@ -68,9 +68,3 @@ def verdict_of(agrees: Iterable[bool]) -> str:
     """Of cases that a claim leaves open: all, some or none of them agree."""
     cases = list(agrees)
     return HOLDS if all(cases) else CONDITIONAL if any(cases) else WRONG
-
-
-def only(claim: Claim) -> Span:
-    """The span of a claim that has one value."""
-    (span,) = claim.spans
-    return span
