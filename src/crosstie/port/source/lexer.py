@@ -27,23 +27,23 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-# For a reader of preprocessor lines alone: code between signs that could hide or make a # is passed over at once.
-_OUTLINE = re.compile(
-    r"""
-      (?P<blank>[ \t\r\f\v]+|//[^\n]*|/\*(?s:.*?)(?:\*/|\Z))
-    | (?P<newline>\n)
-    | (?P<hash>\#)
-    | (?P<code>(?:u8|[uUL])?R"(?P<fence>[^()\\\s]{0,16})\((?s:.*?)(?:\)(?P=fence)"|\Z)
+# For a reader of preprocessor lines alone: all lines up to the next directive, and the blanks before its #.
+_BLANK = r"(?:[ \t\r\f\v]|//[^\n]*|/\*(?s:.*?)(?:\*/|\Z))"
+_UP_TO_DIRECTIVE = re.compile(
+    rf"""
+    (?:{_BLANK}*+ (?!\#)
+        (?: {_BLANK}
+        | (?:u8|[uUL])?R"(?P<fence>[^()\\\s]{{0,16}})\((?s:.*?)(?:\)(?P=fence)"|\Z)
         | (?:u8|[uUL])?"(?:[^"\\\n]|\\.)*(?:"|(?=\n)|\Z|\\\Z)
         | \.?[0-9](?:[eEpP][+-]|'(?=[0-9A-Za-z])|[0-9A-Za-z_.])*
-        | (?:u8|[uUL])?'(?:[^'\\\n]|\\.){1,8}'
+        | (?:u8|[uUL])?'(?:[^'\\\n]|\\.){{1,8}}'
         | [A-Za-z_$\x80-\U0010ffff][A-Za-z0-9_$\x80-\U0010ffff]*
-        | [-+*(){}\[\]<>=,;:.&|!?%^~@]+
-        | (?s:.))
+        | [^\n]
+        )*+ \n
+    )*+ {_BLANK}*+
     """,
     re.VERBOSE,
 )
-_PLAIN = re.compile(r"""[^\n"'/\#R]*(?=\n)""")
 _HEADER = re.compile(r"""[ \t]*(?:<([^>\n]*)>|"([^"\n]*)")""")
 _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "'": "'", "\\": "\\", "0": "\0"}
 _ESCAPE = re.compile(r"\\(.)")
@@ -152,22 +152,10 @@ def outline(text: str) -> list[Directive]:
     joined, splices = _join(text)
     lines = _Lines(joined, splices)
     directives: list[Directive] = []
-    offset, end, fresh = 0, len(joined), True
-    while offset < end:
-        found = _OUTLINE.match(joined, offset)
-        assert found is not None
-        offset = found.end()
-        kind = found.lastgroup
-        if kind == "newline":
-            fresh = True
-        elif kind == "hash" and fresh:
-            directive, offset = _directive(joined, offset, lines)
-            directives.append(directive)
-        elif kind != "blank":
-            fresh = False
-            # A line that begins as code has no directive: on to its end, or to what may reach beyond it.
-            rest = _PLAIN.match(joined, offset)
-            offset = rest.end() if rest else offset
+    offset = 0
+    while (code := _UP_TO_DIRECTIVE.match(joined, offset)) and joined.startswith("#", code.end()):
+        directive, offset = _directive(joined, code.end() + 1, lines)
+        directives.append(directive)
     return directives
 
 
