@@ -2,13 +2,15 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 
 import msgspec
 
+from crosstie.core.finding import Severity
 from crosstie.port.source.hazard import SourceHazard
-from crosstie.port.source.lexer import CppToken, Value, arguments, closing, evaluate, lex
+from crosstie.port.source.lexer import CppToken, Value, arguments, closing, evaluate, lex, opening, until
 from crosstie.port.source.project import Project
 
 LANE_CALLS = re.compile(
@@ -27,7 +29,10 @@ _TYPE_WORDS = (
     NARROW | WIDE | {"auto", "short", "char", "bool", "float", "double", "const", "constexpr", "static", "half"}
 )
 _CONTROL = {"if", "for", "while", "switch", "catch", "return", "sizeof", "constexpr", "alignas", "__launch_bounds__"}
+_ENDS_DECLARATOR = {"=", ";", ",", ")", "{", ":", "["}
 _AFTER_PARAMETERS = {"const", "noexcept", "override", "final", "mutable", "volatile"}
+_CONSTANT = {"const", "constexpr"}
+NOTHING_BOUND: Mapping[str, int] = {}
 _LONGEST_EVIDENCE = 160
 _MOST_LINES = 12
 
@@ -50,9 +55,12 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bits(self) -> int | None:
-        if any(word in WIDE for word in self.words):
-            return 64
-        return 32 if any(word in NARROW for word in self.words) else None
+        return bits_of(self.words)
+
+
+def bits_of(words: Collection[str]) -> int | None:
+    """How wide a type is by its words, None where they do not tell."""
+    return 64 if not WIDE.isdisjoint(words) else 32 if not NARROW.isdisjoint(words) else None
 
 
 class Code:
@@ -84,35 +92,56 @@ class Code:
         before = [one for one in self.declarations.get(name, ()) if one.at < at]
         return before[-1] if before else None
 
-    def value(self, tokens: Sequence[CppToken], at: int, depth: int = 0) -> Value:
-        """A constant expression as it stands at a place; None where it is not constant or not known."""
+    def text(self, at: int) -> str:
+        """Of the token at a place, "" before the first and behind the last."""
+        return self.tokens[at].text if 0 <= at < len(self.tokens) else ""
+
+    def value(
+        self,
+        tokens: Sequence[CppToken],
+        at: int,
+        bound: Mapping[str, int] = NOTHING_BOUND,
+        through_variables: bool = False,
+        depth: int = 0,
+    ) -> Value:
+        """A constant expression as it stands at a place; None where it is not constant or not known.
+
+        `bound`: parameters of a template by name. `through_variables`: also as variables are set where they are
+        declared, `int smem = 96 * 1024;`.
+        """
 
         def named(name: str) -> Value:
+            if name in bound:
+                return bound[name]
             if name in self.parameters or depth > 8:
                 return None
             declaration = self.declared(name, at)
-            if declaration is not None:
-                constant = {"const", "constexpr"} & set(declaration.words)
-                return self.value(declaration.value, declaration.at, depth + 1) if constant else None
-            return self.project.constant(name, self.path)
+            if declaration is None:
+                return self.project.constant(name, self.path)
+            if not through_variables and _CONSTANT.isdisjoint(declaration.words):
+                return None
+            return self.value(declaration.value, declaration.at, bound, depth=depth + 1)
 
         return evaluate(tokens, named)
 
     def calls(self, name: str) -> Iterator[tuple[int, list[Sequence[CppToken]]]]:
         """Where a name is called, and with what."""
         for at in self.names.get(name, ()):
-            open_at = at + 1
-            if open_at < len(self.tokens) and self.tokens[open_at].text == "<":
-                open_at = skip_angles(self.tokens, open_at)
-            if open_at < len(self.tokens) and self.tokens[open_at].text == "(":
+            open_at = skip_angles(self.tokens, at + 1) if self.text(at + 1) == "<" else at + 1
+            if self.text(open_at) == "(":
                 yield at, arguments(self.tokens[open_at + 1 : closing(self.tokens, open_at)])
+
+    def foreign_calls(self, names: Sequence[str]) -> Iterator[tuple[str, int, list[Sequence[CppToken]]]]:
+        """Calls of those names that the project does not provide itself."""
+        for name in names:
+            if name in self.names and not self.provided(name):
+                yield from ((name, at, given) for at, given in self.calls(name))
 
     def provided(self, name: str) -> bool:
         return self.project.provides(name, self.path)
 
     def line_text(self, line: int) -> str:
-        text = self._source[line - 1] if 0 < line <= len(self._source) else ""
-        return shorten(text)
+        return shorten(self._source[line - 1]) if 0 < line <= len(self._source) else ""
 
     def has_lane_calls(self, at: int) -> bool:
         """Whether the function around a place exchanges values between lanes; outside of one, whether the file does."""
@@ -137,12 +166,8 @@ class Code:
     @cached_property
     def _has_bare_exchange(self) -> bool:
         """A shuffle without a width, or a vote: both span the whole wavefront."""
-        for name in self.names:
-            if _EXCHANGE.search(name) and any(
-                len(given) < (4 if name.endswith("_sync") else 3) for _, given in self.calls(name)
-            ):
-                return True
-        return False
+        exchanges = filter(_EXCHANGE.search, self.names)
+        return any(not gives_width(name, given) for name in exchanges for _, given in self.calls(name))
 
     @cached_property
     def has_side_for_amd(self) -> bool:
@@ -170,20 +195,21 @@ class Code:
         text = self.project.units[self.path].text
         return _FOR_AMD.search(text) is not None and _FOR_BOTH.search(text) is None
 
-    def hazard(self, check: str, severity: str, what: str, at: int, remedy: str, on: str = "rocm") -> SourceHazard:
-        line = self.tokens[at].line
+    def hazard(self, check: str, severity: Severity, what: str, at: int, remedy: str, on: str = "rocm") -> SourceHazard:
         function = self.function(at)
-        return SourceHazard(
-            check=check,
-            severity=severity,  # type: ignore[arg-type]
-            what=what,
-            file=self.path,
-            line=line,
-            evidence=self.line_text(line),
-            remedy=remedy,
-            on=on,
-            name=function.name if function else "",
-        )
+        name = function.name if function else ""
+        return self.line_hazard(check, severity, what, self.tokens[at].line, remedy, on, name)
+
+    def line_hazard(
+        self, check: str, severity: Severity, what: str, line: int, remedy: str, on: str = "rocm", name: str = ""
+    ) -> SourceHazard:
+        evidence = self.line_text(line)
+        return SourceHazard(check, severity, what, self.path, evidence, remedy, line, on, name)
+
+
+def gives_width(name: str, given: Sequence[object]) -> bool:
+    """Whether a call of a shuffle says among how many lanes, which is its last argument."""
+    return len(given) >= (4 if name.endswith("_sync") else 3)
 
 
 def shorten(text: str) -> str:
@@ -204,10 +230,10 @@ def streams(path: str, project: Project) -> list[Code]:
     unit = project.units[path]
     source = unit.text.split("\n")
     lexed = lex(unit.text)
-    live = [token for token in lexed.tokens if not unit.lines.dead(token.line)]
+    live = [token for token in lexed.tokens if not unit.is_dead(token.line)]
     found = [Code(path, live, project, source, frozenset())]
     for directive in lexed.directives:
-        if directive.word == "define" and len(directive.tokens) > 1 and not unit.lines.dead(directive.line):
+        if directive.word == "define" and len(directive.tokens) > 1 and not unit.is_dead(directive.line):
             start, parameters = 1, frozenset[str]()
             if directive.function_like:
                 end = closing(directive.tokens, 1)
@@ -234,18 +260,13 @@ def skip_angles(tokens: Sequence[CppToken], at: int) -> int:
 
 
 def _functions(tokens: Sequence[CppToken]) -> Iterator[Function]:
-    index = 0
-    while index < len(tokens):
-        if tokens[index].text == "{" and tokens[index].kind == "sign":
-            head = _head(tokens, index)
-            if head is not None:
-                end = _end(tokens, index)
-                name_at, returns = head
-                template = template_of(tokens, name_at)
-                name = tokens[name_at].text
-                yield Function(name=name, start=index, end=end, returns=returns, template=template)
-                index = end
-        index += 1
+    end = -1
+    for index, token in enumerate(tokens):
+        if index > end and token.text == "{" and token.kind == "sign" and (head := _head(tokens, index)) is not None:
+            end = _end(tokens, index)
+            name_at, returns = head
+            template = template_of(tokens, name_at)
+            yield Function(name=tokens[name_at].text, start=index, end=end, returns=returns, template=template)
 
 
 def _end(tokens: Sequence[CppToken], brace: int) -> int:
@@ -265,21 +286,11 @@ def _head(tokens: Sequence[CppToken], brace: int) -> tuple[int, tuple[str, ...]]
         at -= 1
     if at < 1 or tokens[at].text != ")":
         return None
-    depth = 0
-    while at > 0:
-        depth += {")": 1, "(": -1}.get(tokens[at].text, 0)
-        if depth == 0:
-            break
-        at -= 1
-    at -= 1
+    at = opening(tokens, at) - 1
     if at < 0 or tokens[at].kind != "name" or tokens[at].text in _CONTROL:
         return None
-    words: list[str] = []
-    before = at - 1
-    while before >= 0 and tokens[before].text not in (";", "}", "{") and len(words) < 24:
-        words.append(tokens[before].text)
-        before -= 1
-    return at, tuple(words)
+    before = (token.text for token in reversed(tokens[max(0, at - 24) : at]))
+    return at, tuple(takewhile(lambda word: word not in (";", "}", "{"), before))
 
 
 def template_of(tokens: Sequence[CppToken], name_at: int) -> tuple[tuple[str, tuple[CppToken, ...]], ...]:
@@ -329,7 +340,8 @@ def _declarations(tokens: Sequence[CppToken], aliases: Mapping[str, tuple[str, .
         named = (token.text for token in tokens[start:index])
         words = tuple(word for name in named for word in aliases.get(name, (name,)))
         while index + 1 < end and tokens[index].kind == "name" and tokens[index + 1].text in _ENDS_DECLARATOR:
-            name, value = tokens[index].text, _initial(tokens, index + 1)
+            name = tokens[index].text
+            value = tuple(until(tokens, index + 2, (",", ";"))) if tokens[index + 1].text == "=" else ()
             found.setdefault(name, []).append(Declaration(name=name, at=index, words=words, value=value))
             after = index + 1 + (len(value) + 1 if value else 0)
             if after < end and tokens[after].text == "," and after + 1 < end and tokens[after + 1].text not in types:
@@ -340,25 +352,3 @@ def _declarations(tokens: Sequence[CppToken], aliases: Mapping[str, tuple[str, .
         else:
             index = max(index, start + 1)
     return found
-
-
-_ENDS_DECLARATOR = {"=", ";", ",", ")", "{", ":", "["}
-
-
-def _initial(tokens: Sequence[CppToken], at: int) -> tuple[CppToken, ...]:
-    """What a name is set to: behind `=`, up to the comma, semicolon or bracket that ends it."""
-    if tokens[at].text != "=":
-        return ()
-    depth = 0
-    for index in range(at + 1, min(len(tokens), at + 400)):
-        text = tokens[index].text
-        if tokens[index].kind == "sign":
-            if text in ("(", "[", "{"):
-                depth += 1
-            elif text in (")", "]", "}"):
-                depth -= 1
-                if depth < 0:
-                    return tuple(tokens[at + 1 : index])
-            elif text in (",", ";") and depth == 0:
-                return tuple(tokens[at + 1 : index])
-    return ()

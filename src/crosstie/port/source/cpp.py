@@ -6,6 +6,9 @@ Lanes, masks and local memory have modules of their own; `hazards_in` asks all o
 import re
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
+from crosstie.core.finding import Severity
 from crosstie.port.source.code import Code, also, streams
 from crosstie.port.source.hazard import SourceHazard
 from crosstie.port.source.lanes import lane_hazards, macro_sizes
@@ -56,7 +59,7 @@ def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
     headers = [
         (directive.header, directive.line)
         for directive in unit.directives
-        if directive.header and not unit.lines.dead(directive.line)
+        if directive.header and not unit.is_dead(directive.line)
     ]
     local = {other.rsplit("/", 1)[-1] for other in project.units}
     for rule in name_rules():
@@ -66,7 +69,9 @@ def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
         for code in codes:
             lines |= _places(rule, code)
         if lines:
-            yield _name_hazard(rule, codes[0], lines)
+            first, *others = sorted(lines)
+            found = codes[0].line_hazard(rule.id, rule.severity, rule.says, first, rule.remedy, rule.on, lines[first])
+            yield replace(found, evidence=found.evidence + also(others))
 
 
 def _names_header(rule: NameRule, header: str, local: set[str]) -> bool:
@@ -81,15 +86,14 @@ def _places(rule: NameRule, code: Code) -> dict[int, str]:
     for name, places in code.names.items():
         if rule.names_it(name) and name not in code.parameters and not code.provided(name):
             for at in places:
-                if at == 0 or tokens[at - 1].text not in (".", "->") or name.startswith(("shared", "cuda", "__")):
+                if code.text(at - 1) not in (".", "->") or name.startswith(("shared", "cuda", "__")):
                     found.setdefault(tokens[at].line, name)
-    for space in {space for space, _ in rule.qualified}:
+    for space in {one.partition("::")[0] for one in rule.qualified}:
         for at in code.names.get(space, ()):
-            if at + 2 >= len(tokens) or tokens[at + 1].text != "::" or (at and tokens[at - 1].text == "::"):
-                continue
-            inside = tokens[at + 2].text
-            if (space, inside) in rule.qualified or (space, "*") in rule.qualified:
-                found.setdefault(tokens[at].line, f"{space}::{inside}")
+            name = f"{space}::{code.text(at + 2)}"
+            is_whole = at + 2 < len(tokens) and code.text(at + 1) == "::" and code.text(at - 1) != "::"
+            if is_whole and not rule.qualified.isdisjoint({name, f"{space}::*"}):
+                found.setdefault(tokens[at].line, name)
     if rule.numbers:
         for token in tokens:
             if token.kind == "number" and token.text.lower() in rule.numbers:
@@ -97,29 +101,11 @@ def _places(rule: NameRule, code: Code) -> dict[int, str]:
     return found
 
 
-def _name_hazard(rule: NameRule, code: Code, lines: dict[int, str]) -> SourceHazard:
-    ordered = sorted(lines)
-    return SourceHazard(
-        check=rule.id,
-        severity=rule.severity,
-        what=rule.says,
-        file=code.path,
-        line=ordered[0],
-        evidence=code.line_text(ordered[0]) + also(ordered[1:]),
-        remedy=rule.remedy,
-        on=rule.on,
-        name=lines[ordered[0]],
-    )
-
-
 def opcodes(assembly: str) -> list[str]:
     found: list[str] = []
     for statement in re.split(r"[;\n{}]", re.sub(r"//[^\n]*|/\*.*?\*/", " ", assembly)):
         plain = re.sub(r"^[\w$%]+\s*:(?!:)", "", statement.strip()).strip()
-        if plain.startswith("."):
-            continue
-        opcode = _OPCODE.match(plain)
-        if opcode is not None:
+        if opcode := _OPCODE.match(plain):
             found.append(opcode[1].lower())
     return found
 
@@ -128,12 +114,10 @@ def assembly_hazards(code: Code) -> Iterator[SourceHazard]:
     for word in _WORDS:
         for at in code.names.get(word, ()):
             open_at = at + 1
-            while open_at < len(code.tokens) and code.tokens[open_at].text in _BETWEEN:
+            while code.text(open_at) in _BETWEEN:
                 open_at += 1
-            if open_at < len(code.tokens) and code.tokens[open_at].text == "(":
-                found = _statement(code, at, open_at)
-                if found is not None:
-                    yield found
+            if code.text(open_at) == "(" and (found := _statement(code, at, open_at)) is not None:
+                yield found
 
 
 def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
@@ -160,7 +144,10 @@ def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
     on_device = code.path.endswith(_LANGUAGES) or _DEVICE.search(code.project.units[code.path].text)
     if not is_ptx and not (on_device and (known or pasted or names)):
         return None
-    shown = ", ".join(dict.fromkeys(names[:40])) if len(set(names)) <= _MOST_NAMED else _few(names)
+    distinct = list(dict.fromkeys(names))
+    shown = ", ".join(distinct[:_MOST_NAMED])
+    if len(distinct) > _MOST_NAMED:
+        shown += f" and {len(distinct) - _MOST_NAMED} more"
     special = _SPECIAL.search(body)
     if special is not None and special[0] not in shown:
         shown += f" {special[0]}"
@@ -170,11 +157,6 @@ def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
     first = next((one for one in known if one.id != "arithmetic" and one.id != "special-register"), known[0])
     what = f"inline PTX, {first.says}: {shown}"
     return code.hazard("inline-ptx", "error", what, at, first.remedy)
-
-
-def _few(names: list[str]) -> str:
-    distinct = list(dict.fromkeys(names))
-    return ", ".join(distinct[:_MOST_NAMED]) + f" and {len(distinct) - _MOST_NAMED} more"
 
 
 def launch_hazards(code: Code) -> Iterator[SourceHazard]:
@@ -189,7 +171,7 @@ def _bounds(code: Code) -> Iterator[SourceHazard]:
         if len(given) < 2 or code.value(given[1], at) == 1:
             continue
         # Where the file has a side for AMD, somebody has chosen the number with HIP in view, or could have.
-        severity = "note" if code.has_side_for_amd else "slow"
+        severity: Severity = "note" if code.has_side_for_amd else "slow"
         what = "the second launch bound is blocks a multiprocessor in CUDA and wavefronts a SIMD unit in HIP"
         remedy = (
             "on ROCm give blocks x threads / (wavefront x 4) there, or leave it out: too high a number spills registers"
@@ -212,11 +194,9 @@ def _nested(code: Code) -> Iterator[SourceHazard]:
 
 def _capabilities(code: Code) -> Iterator[SourceHazard]:
     """`prop.major >= 9`: ROCm answers with the instruction set's version, 9 for gfx942 and gfx950."""
-    tokens = code.tokens
     for at in code.names.get("major", ()):
-        if at == 0 or tokens[at - 1].text not in (".", "->") or at + 2 >= len(tokens) or code.is_for_amd(at):
-            continue
-        if tokens[at + 1].text in (*_COMPARES, "*"):
+        compared = code.text(at - 1) in (".", "->") and code.text(at + 1) in (*_COMPARES, "*")
+        if compared and not code.is_for_amd(at):
             what = "a compute capability is compared as a number: ROCm answers 9.4 for gfx942 and 9.5 for gfx950"
             remedy = "ask for gcnArchName on ROCm; a test for Hopper (major >= 9) holds on gfx942 by accident"
             yield code.hazard("compute-capability", "error", what, at, remedy, "gfx9")
@@ -226,17 +206,11 @@ def _warp_synchronous(code: Code) -> Iterator[SourceHazard]:
     """`s[t] += s[t + 32]; s[t] += s[t + 16];` with no barrier between them."""
     tokens = code.tokens
     for at, token in enumerate(tokens):
-        if token.kind != "number" or token.text != "16" or tokens[at - 1].text != "+" or at + 1 >= len(tokens):
+        if token.text != "16" or code.text(at - 1) != "+" or code.text(at + 1) != "]":
             continue
-        if tokens[at + 1].text != "]":
-            continue
-        window = tokens[max(0, at - 80) : at]
-        steps = [
-            index
-            for index in range(1, len(window) - 1)
-            if window[index].text == "32" and window[index - 1].text == "+" and window[index + 1].text == "]"
-        ]
-        if steps and not any(one.text.startswith("__sync") for one in window[steps[-1] :]):
+        before = [one.text for one in tokens[max(0, at - 80) : at]]
+        step = next((i for i in range(len(before) - 2, 0, -1) if before[i - 1 : i + 2] == ["+", "32", "]"]), None)
+        if step and not any(word.startswith("__sync") for word in before[step:]):
             what = "a reduction goes on below 64 threads without a barrier, trusting that 32 threads run in step"
             remedy = "put __syncthreads() between the steps, or use shuffles; a wavefront has 64 lanes here"
             yield code.hazard("warp-synchronous", "unknown", what, at, remedy, "wave64")
@@ -248,16 +222,13 @@ def architecture_hazards(code: Code) -> Iterator[SourceHazard]:
     for side in unit.sides:
         names = {token.text for token in side.directive.tokens if token.kind == "name"}
         asked = names & NVIDIA_ONLY
-        if not asked or side.directive.word == "else" or side.passed_over or unit.lines.dead(side.directive.line):
+        if not asked or side.directive.word == "else" or side.passed_over or unit.is_dead(side.directive.line):
             continue
-        if any(rocm_defines(name) for name in names) or any(
-            code.project.definitions(name, code.path) for name in asked
-        ):
-            # The same condition speaks of ROCm, or the project sets the macro itself.
-            continue
-        found = _judge(code, side, "__CUDA_ARCH__" if "__CUDA_ARCH__" in asked else min(asked), source)
-        if found is not None:
-            yield found
+        # The same condition speaks of ROCm, or the project sets the macro itself.
+        settled = any(map(rocm_defines, names)) or any(code.project.definitions(name, code.path) for name in asked)
+        name = "__CUDA_ARCH__" if "__CUDA_ARCH__" in asked else min(asked)
+        if not settled and (found := _judge(side, name, source, _on_nvidia(code, side))) is not None:
+            yield code.line_hazard("architecture-macro", found[0], found[1], side.directive.line, found[2])
 
 
 def _on_nvidia(code: Code, side: Branch) -> list[bool | None]:
@@ -278,71 +249,55 @@ def _on_nvidia(code: Code, side: Branch) -> list[bool | None]:
     return [under(architecture) for architecture in _ARCHITECTURES]
 
 
-def _judge(code: Code, side: Branch, name: str, source: list[str]) -> SourceHazard | None:
+def _judge(
+    side: Branch, name: str, source: list[str], on_nvidia: Sequence[bool | None]
+) -> tuple[Severity, str, str] | None:
+    """How grave it is, what it is and what cures it, where a side that asks for `name` is a hazard."""
     inside = source[side.first - 1 : side.last]
-    if not _has_code(inside):
+    never = all(held is False for held in on_nvidia)
+    compares = any(token.text in _COMPARES for token in side.directive.tokens)
+    if not _has_code(inside) or side.taken is None or side.taken is not never:
         return None
-    on_nvidia = _on_nvidia(code, side)
-    if side.taken is not False:
+    if name == "__CUDA_ARCH__" and not compares and (never or all(on_nvidia)):
         # `#ifndef __CUDA_ARCH__` is the host's side, and HIP's device code takes it too.
-        if side.taken and all(held is False for held in on_nvidia) and name == "__CUDA_ARCH__":
-            return _old_side(code, side) if _compares(side) else _host_side(code, side)
-        return None
-    if all(held is False for held in on_nvidia):
-        return None
-    if name == "__CUDA_ARCH__" and all(on_nvidia) and not _compares(side):
-        return _host_side(code, side)
-    if all(_HINT.search(line) or not _has_code([line]) for line in inside) and not side.has_else:
-        return None
-    rest = "\n".join(source[side.last : side.last + _LINES_OF_REST]) if side.has_else else ""
-    if not side.has_else:
-        severity = "error" if name not in _VERSIONS else "unknown"
-        what = f"HIP does not define {name}: these {len(inside)} lines are left out, and nothing takes their place"
-        remedy = "add a side for ROCm (#elif defined(USE_ROCM)), or ask for the feature that is meant"
-    elif _REFUSAL.search(_COMMENT.sub("", rest.split("#endif", 1)[0])):
-        severity = "error"
-        what = f"HIP does not define {name}: the other side is compiled, which refuses to run"
-        remedy = "add a side for ROCm (#elif defined(USE_ROCM)) before the #else"
-    else:
-        severity = "unknown" if name not in _VERSIONS else "note"
-        what = (
-            f"HIP does not define {name}: the other side is compiled, which is meant for {_VERSIONS.get(name, _OLDER)}"
+        return (
+            "error",
+            "HIP never defines __CUDA_ARCH__, so device code gets the host's side of this",
+            "ask for __HIP_DEVICE_COMPILE__ too: #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)",
         )
-        remedy = "check that the #else side is right and fast enough, or add one for ROCm (#elif defined(USE_ROCM))"
-    return _condition_hazard(code, side, severity, what, remedy)
+    if name == "__CUDA_ARCH__" and side.taken:
+        return (
+            "error",
+            "HIP does not define __CUDA_ARCH__, which then counts as 0: the side for the oldest GPUs is compiled",
+            "ask for defined(__CUDA_ARCH__) as well, or add a side for ROCm (#if defined(USE_ROCM)) before it",
+        )
+    if side.taken:
+        return None
+    if not side.has_else:
+        if all(_HINT.search(line) or not _has_code([line]) for line in inside):
+            return None
+        return (
+            "unknown" if name in _VERSIONS else "error",
+            f"HIP does not define {name}: these {len(inside)} lines are left out, and nothing takes their place",
+            "add a side for ROCm (#elif defined(USE_ROCM)), or ask for the feature that is meant",
+        )
+    rest = "\n".join(source[side.last : side.last + _LINES_OF_REST])
+    if _REFUSAL.search(_COMMENT.sub("", rest.split("#endif", 1)[0])):
+        return (
+            "error",
+            f"HIP does not define {name}: the other side is compiled, which refuses to run",
+            "add a side for ROCm (#elif defined(USE_ROCM)) before the #else",
+        )
+    return (
+        "note" if name in _VERSIONS else "unknown",
+        f"HIP does not define {name}: the other side is compiled, which is meant for {_VERSIONS.get(name, _OLDER)}",
+        "check that the #else side is right and fast enough, or add one for ROCm (#elif defined(USE_ROCM))",
+    )
 
 
 def _has_code(lines: Sequence[str]) -> bool:
     plain = (_COMMENT.sub("", line).strip() for line in lines)
     return any(line and not line.startswith("#") for line in plain)
-
-
-def _compares(side: Branch) -> bool:
-    return any(token.text in (">=", "<=", ">", "<", "==", "!=") for token in side.directive.tokens)
-
-
-def _host_side(code: Code, side: Branch) -> SourceHazard:
-    what = "HIP never defines __CUDA_ARCH__, so device code gets the host's side of this"
-    remedy = "ask for __HIP_DEVICE_COMPILE__ too: #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)"
-    return _condition_hazard(code, side, "error", what, remedy)
-
-
-def _old_side(code: Code, side: Branch) -> SourceHazard:
-    what = "HIP does not define __CUDA_ARCH__, which then counts as 0: the side for the oldest GPUs is compiled"
-    remedy = "ask for defined(__CUDA_ARCH__) as well, or add a side for ROCm (#if defined(USE_ROCM)) before it"
-    return _condition_hazard(code, side, "error", what, remedy)
-
-
-def _condition_hazard(code: Code, side: Branch, severity: str, what: str, remedy: str) -> SourceHazard:
-    return SourceHazard(
-        check="architecture-macro",
-        severity=severity,  # type: ignore[arg-type]
-        what=what,
-        file=code.path,
-        line=side.directive.line,
-        evidence=code.line_text(side.directive.line),
-        remedy=remedy,
-    )
 
 
 def cpp_hazards(path: str, project: Project) -> list[SourceHazard]:

@@ -1,6 +1,7 @@
 """A place in a source that a port to ROCm trips over, and the targets that it concerns."""
 
 import re
+from typing import Literal
 
 import msgspec
 
@@ -9,7 +10,7 @@ from crosstie.core.finding import Finding, Grounds, Location, Severity
 
 _LDS = re.compile(r"^lds<([0-9]+)$")
 _ISA = re.compile(r"gfx[0-9]+[0-9a-z]*")
-CONDITIONS = ("rocm", "wave64", "wave32", "fnuz", "ocp", "no-fp8", "gfx9")
+Condition = Literal["rocm", "wave64", "wave32", "fnuz", "ocp", "no-fp8", "gfx9"]
 
 
 class SourceTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +27,7 @@ class SourceTarget(msgspec.Struct, frozen=True, kw_only=True):
         return self.isa.startswith("gfx")
 
     def meets(self, condition: str) -> bool:
-        """`condition`: an instruction set, one of CONDITIONS, or "lds<N" for less local memory than N bytes."""
+        """`condition`: an instruction set, a Condition, or "lds<N" for less local memory than N bytes."""
         if not self.is_amd:
             return False
         if (least := _LDS.match(condition)) is not None:
@@ -53,7 +54,7 @@ def target_of(accelerator: Accelerator) -> SourceTarget:
     )
 
 
-class SourceHazard(msgspec.Struct, frozen=True, kw_only=True):
+class SourceHazard(msgspec.Struct, frozen=True):
     check: str
     severity: Severity
     what: str

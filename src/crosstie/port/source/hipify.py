@@ -169,7 +169,7 @@ def collect(path: str, codes: Sequence[Code], names: CudaNames) -> None:
     names.headers[path] = {
         one.header: one.line
         for one in unit.directives
-        if one.header and not unit.lines.dead(one.line) and _is_cuda_header(one.header, local)
+        if one.header and not unit.is_dead(one.line) and _is_cuda_header(one.header, local)
     }
 
 

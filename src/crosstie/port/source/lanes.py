@@ -52,7 +52,7 @@ def macro_sizes(code: Code) -> Iterator[SourceHazard]:
         if directive.word != "define" or len(directive.tokens) < 2 or directive.function_like:
             continue
         name, body = directive.tokens[0].text, directive.tokens[1:]
-        if unit.lines.dead(directive.line) or not _means_lanes(name, code.value(body, 0)):
+        if unit.is_dead(directive.line) or not _means_lanes(name, code.value(body, 0)):
             continue
         yield SourceHazard(
             check="warp-size",

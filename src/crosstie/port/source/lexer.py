@@ -8,6 +8,7 @@ tokens are numbers, or None where the text alone does not tell.
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -56,6 +57,8 @@ _LEVELS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 _MOST_BITS = 4096
 _DEEPEST = 60
+# Tokens: no declaration or argument that anybody writes is longer.
+_FARTHEST = 400
 SIZES: Mapping[str, int] = {
     "bool": 1, "char": 1, "int8_t": 1, "uint8_t": 1, "uchar": 1, "std::byte": 1, "byte": 1, "float_e4m3_t": 1,
     "__nv_fp8_e4m3": 1, "__nv_fp8_e5m2": 1, "__nv_fp8_storage_t": 1, "fp8_e4m3": 1, "c10::Float8_e4m3fn": 1,
@@ -97,108 +100,80 @@ class Lexed(msgspec.Struct, frozen=True, kw_only=True):
     directives: list[Directive]
 
 
-class _Lines:
-    """Line numbers of offsets in a text whose continued lines were joined."""
+class _Joined:
+    """A text with its continued lines joined, and the line numbers of its offsets."""
 
-    def __init__(self, joined: str, splices: list[int]):
-        self._starts = [0, *(found.end() for found in re.finditer("\n", joined))]
-        self._splices = splices
+    def __init__(self, text: str):
+        parts = _SPLICE.split(text)
+        self.text = "".join(parts)
+        self._starts = [0, *(found.end() for found in re.finditer("\n", self.text))]
+        self._splices = list(accumulate(map(len, parts[:-1])))
 
-    def of(self, offset: int) -> int:
+    def line(self, offset: int) -> int:
         return bisect_right(self._starts, offset) + bisect_right(self._splices, offset)
 
 
-def _join(text: str) -> tuple[str, list[int]]:
-    """The text with continued lines joined, and the offsets at which a line was joined on."""
-    if "\\" not in text:
-        return text, []
-    parts: list[str] = []
-    splices: list[int] = []
-    start = length = 0
-    for found in _SPLICE.finditer(text):
-        parts.append(text[start : found.start()])
-        length += found.start() - start
-        splices.append(length)
-        start = found.end()
-    parts.append(text[start:])
-    return "".join(parts), splices
-
-
 def lex(text: str) -> Lexed:
-    joined, splices = _join(text)
-    lines = _Lines(joined, splices)
+    joined = _Joined(text)
     tokens: list[CppToken] = []
     directives: list[Directive] = []
-    offset, end, fresh = 0, len(joined), True
-    while offset < end:
-        found = _TOKEN.match(joined, offset)
-        assert found is not None
-        kind = found.lastgroup
-        if kind == "newline":
+    offset, fresh = 0, True
+    while found := _TOKEN.match(joined.text, offset):
+        offset = found.end()
+        if found.lastgroup == "newline":
             fresh = True
-        elif kind == "sign" and found[0] == "#" and fresh:
-            directive, offset = _directive(joined, found.end(), lines)
+        elif found[0] == "#" and fresh:
+            directive, offset = _directive(joined, offset)
             directives.append(directive)
-            continue
-        elif (token := _token(found, lines)) is not None:
+        elif (token := _token(found, joined)) is not None:
             tokens.append(token)
             fresh = False
-        offset = found.end()
     return Lexed(tokens=tokens, directives=directives)
 
 
 def outline(text: str) -> list[Directive]:
     """The preprocessor lines alone: what `lex` finds, sooner."""
-    joined, splices = _join(text)
-    lines = _Lines(joined, splices)
+    joined = _Joined(text)
     directives: list[Directive] = []
     offset = 0
-    while (code := _UP_TO_DIRECTIVE.match(joined, offset)) and joined.startswith("#", code.end()):
-        directive, offset = _directive(joined, code.end() + 1, lines)
+    while (code := _UP_TO_DIRECTIVE.match(joined.text, offset)) and joined.text.startswith("#", code.end()):
+        directive, offset = _directive(joined, code.end() + 1)
         directives.append(directive)
     return directives
 
 
-def _token(found: re.Match[str], lines: _Lines) -> CppToken | None:
+def _token(found: re.Match[str], joined: _Joined) -> CppToken | None:
     kind = found.lastgroup
-    if kind in ("space", "comment", "newline"):
+    if kind is None or kind in ("space", "comment", "newline"):
         return None
-    line = lines.of(found.start())
+    line = joined.line(found.start())
     if kind == "raw":
         return CppToken("string", found["inside"], line)
     if kind == "string":
-        return CppToken("string", _ESCAPE.sub(_unescape, found["content"]), line)
-    assert kind is not None
+        return CppToken("string", _ESCAPE.sub(lambda one: _ESCAPES.get(one[1], one[1]), found["content"]), line)
     return CppToken(kind, found[0], line)
 
 
-def _unescape(found: re.Match[str]) -> str:
-    return _ESCAPES.get(found[1], found[1])
-
-
-def _directive(joined: str, offset: int, lines: _Lines) -> tuple[Directive, int]:
+def _directive(joined: _Joined, offset: int) -> tuple[Directive, int]:
     """Reads from behind the # to the end of the line; a block comment that it opens may carry it further."""
-    line = lines.of(offset - 1)
+    line = joined.line(offset - 1)
     tokens: list[CppToken] = []
     word, header, function_like, name_end = "", "", False, -1
-    while offset < len(joined):
-        found = _TOKEN.match(joined, offset)
-        assert found is not None
-        if found.lastgroup == "newline":
-            break
-        token = _token(found, lines)
-        if token is not None and not word:
+    while (found := _TOKEN.match(joined.text, offset)) and found.lastgroup != "newline":
+        offset = found.end()
+        token = _token(found, joined)
+        if token is None:
+            continue
+        if not word:
             word = token.text
-            if word in ("include", "include_next", "import") and (named := _HEADER.match(joined, found.end())):
+            if word in ("include", "include_next", "import") and (named := _HEADER.match(joined.text, offset)):
                 header = named[1] or named[2] or ""
                 offset = named.end()
-                continue
-        elif token is not None:
+        else:
             if len(tokens) == 1 and token.text == "(" and found.start() == name_end:
                 function_like = word == "define"
             tokens.append(token)
-            name_end = found.end()
-        offset = found.end()
+            name_end = offset
     made = Directive(word=word, tokens=tuple(tokens), line=line, header=header, function_like=function_like)
     return made, offset
 
@@ -336,7 +311,7 @@ class _Reader:
             return self._bracket()
         if self._peek() == "(":
             return self._call(name)
-        if self._peek() == "." or self._peek() == "->" or self._peek() == "[":
+        if self._peek() in (".", "->", "["):
             raise _Stop
         return self._names(name)
 
@@ -382,18 +357,42 @@ def _apply(sign: str, left: Value, right: Value) -> Value:
 
 def closing(tokens: Sequence[CppToken], at: int) -> int:
     """The index of the bracket that closes the one at `at`; the last index where none does."""
-    opened = tokens[at].text
-    shut = {"(": ")", "[": "]", "{": "}"}[opened]
+    return _matching(tokens, range(at, len(tokens)), len(tokens) - 1)
+
+
+def opening(tokens: Sequence[CppToken], at: int) -> int:
+    """The index of the bracket that the one at `at` closes; -1 where none does."""
+    return _matching(tokens, range(at, -1, -1), -1)
+
+
+def _matching(tokens: Sequence[CppToken], places: range, missing: int) -> int:
+    bracket = tokens[places[0]].text
+    other = {"(": ")", "[": "]", "{": "}", ")": "(", "]": "[", "}": "{"}[bracket]
     depth = 0
-    for index in range(at, len(tokens)):
-        if tokens[index].kind == "sign":
-            if tokens[index].text == opened:
-                depth += 1
-            elif tokens[index].text == shut:
-                depth -= 1
-                if depth == 0:
-                    return index
-    return len(tokens) - 1
+    for index in places:
+        if tokens[index].kind == "sign" and tokens[index].text in (bracket, other):
+            depth += 1 if tokens[index].text == bracket else -1
+            if depth == 0:
+                return index
+    return missing
+
+
+def until(tokens: Sequence[CppToken], at: int, stops: Sequence[str]) -> Sequence[CppToken]:
+    """From a place to the first of `stops`, or to the end of the bracket around it; nothing where neither is near."""
+    depth = 0
+    for index in range(at, min(len(tokens), at + _FARTHEST)):
+        kind, text, _ = tokens[index]
+        if kind == "sign":
+            if depth == 0 and (text in stops or text in ")]}"):
+                return tokens[at:index]
+            depth += (text in "([{") - (text in ")]}")
+    return ()
+
+
+def statements(tokens: Sequence[CppToken]) -> list[Sequence[CppToken]]:
+    """Parted at the semicolons."""
+    ends = [index for index, token in enumerate(tokens) if token.text == ";"]
+    return [tokens[start + 1 : end] for start, end in pairwise([-1, *ends, len(tokens)])]
 
 
 def arguments(tokens: Sequence[CppToken]) -> list[Sequence[CppToken]]:

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
-from crosstie.port.source.code import NARROW, WIDE, Code
+from crosstie.port.source.code import NARROW, WIDE, Code, bits_of
 from crosstie.port.source.hazard import SourceHazard
-from crosstie.port.source.lexer import CppToken, arguments, closing, number
+from crosstie.port.source.lexer import CppToken, arguments, closing, number, opening
 
 _MASKED = (
     "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync", "__ballot_sync", "__any_sync",
@@ -32,33 +33,26 @@ def mask_hazards(code: Code) -> Iterator[SourceHazard]:
 
 
 def _masks(code: Code) -> Iterator[SourceHazard]:
-    for name in _MASKED:
-        if name not in code.names or code.provided(name):
+    for name, at, given in code.foreign_calls(_MASKED):
+        if not given or _declares(code, at):
             continue
-        for at, given in code.calls(name):
-            if not given or _declares(code, at):
-                continue
-            bits = _bits(code, given[0], at)
-            shown = " ".join(token.text for token in given[0])
-            if bits == 32:
-                what = f"{name} gets a 32-bit mask ({shown}): HIP takes 64-bit masks only and refuses to compile it"
-                yield code.hazard("mask-32-bit", "error", what, at, _MASK_FIX)
-            elif bits == 64 and code.value(given[0], at) == _ALL_32:
-                what = f"the mask of {name} names lanes 0 to 31, a wavefront of this target has 64"
-                yield code.hazard("mask-32-lanes", "error", what, at, _MASK_FIX, "wave64")
-            elif bits is None and not _from_macro(code, given[0]):
-                what = f"the width of the mask of {name} ({shown}) is not seen here; HIP takes 64-bit masks only"
-                yield code.hazard("mask-unknown", "unknown", what, at, _MASK_FIX)
+        bits = _bits(code, given[0], at)
+        shown = " ".join(token.text for token in given[0])
+        if bits == 32:
+            what = f"{name} gets a 32-bit mask ({shown}): HIP takes 64-bit masks only and refuses to compile it"
+            yield code.hazard("mask-32-bit", "error", what, at, _MASK_FIX)
+        elif bits == 64 and code.value(given[0], at) == _ALL_32:
+            what = f"the mask of {name} names lanes 0 to 31, a wavefront of this target has 64"
+            yield code.hazard("mask-32-lanes", "error", what, at, _MASK_FIX, "wave64")
+        elif bits is None and not any(token.text in code.parameters for token in given[0]):
+            what = f"the width of the mask of {name} ({shown}) is not seen here; HIP takes 64-bit masks only"
+            yield code.hazard("mask-unknown", "unknown", what, at, _MASK_FIX)
 
 
 def _declares(code: Code, at: int) -> bool:
     """A project's own function of that name, not a call: a type stands before it."""
     before = code.tokens[at - 1] if at else None
     return before is not None and before.kind == "name" and before.text not in ("return", "else", "do", "case")
-
-
-def _from_macro(code: Code, tokens: Sequence[CppToken]) -> bool:
-    return any(token.text in code.parameters for token in tokens)
 
 
 def _bits(code: Code, tokens: Sequence[CppToken], at: int, depth: int = 0) -> int | None:
@@ -101,24 +95,23 @@ def _name_bits(code: Code, name: str, at: int, depth: int, following: Sequence[C
 
 def _ballots(code: Code) -> Iterator[SourceHazard]:
     """A ballot that is kept, compared or returned in 32 bits."""
-    tokens = code.tokens
-    for name in _BALLOTS:
-        if name not in code.names or code.provided(name):
+    for name, at, _ in code.foreign_calls(_BALLOTS):
+        if _declares(code, at):
             continue
-        for at, _ in code.calls(name):
-            if _declares(code, at):
-                continue
-            bits = _kept_bits(code, at)
-            if bits == 32:
-                what = f"the 64 bits of {name} are kept in 32, so lanes 32 to 63 are lost"
-                yield code.hazard("ballot-truncated", "error", what, at, _BALLOT_FIX, "wave64")
-                continue
-            compared = next((t for t in tokens[at : at + 24] if t.text in ("==", "!=", ";")), None)
-            if compared is not None and compared.text != ";":
-                right = tokens[tokens.index(compared, at) + 1 : tokens.index(compared, at) + 2]
-                if right and right[0].kind == "number" and number(right[0].text) == _ALL_32:
-                    what = f"{name} is compared with 32 lanes, a full wavefront of this target has 64"
-                    yield code.hazard("ballot-truncated", "error", what, at, _BALLOT_FIX, "wave64")
+        if _kept_bits(code, at) == 32:
+            what = f"the 64 bits of {name} are kept in 32, so lanes 32 to 63 are lost"
+        elif _is_compared_with_32(code.tokens[at : at + 25]):
+            what = f"{name} is compared with 32 lanes, a full wavefront of this target has 64"
+        else:
+            continue
+        yield code.hazard("ballot-truncated", "error", what, at, _BALLOT_FIX, "wave64")
+
+
+def _is_compared_with_32(tokens: Sequence[CppToken]) -> bool:
+    for sign, right in pairwise(tokens):
+        if sign.text in ("==", "!=", ";"):
+            return sign.text != ";" and right.kind == "number" and number(right.text) == _ALL_32
+    return False
 
 
 def _kept_bits(code: Code, at: int) -> int | None:
@@ -138,12 +131,10 @@ def _kept_bits(code: Code, at: int) -> int | None:
         return _first_parameter_bits(code, before.text)
     if before.text == "return":
         function = code.function(at)
-        if function is None:
-            return None
-        words = set(function.returns)
-        return 64 if words & WIDE else 32 if words & NARROW else None
+        return bits_of(function.returns) if function else None
     if before.text in ("=", "&=", "|=") and index:
-        named = _element_of(tokens, index - 1)
+        # Of `votes[w] = ` the name is votes.
+        named = max(opening(tokens, index - 1) - 1, 0) if tokens[index - 1].text == "]" else index - 1
         declaration = code.declared(tokens[named].text, index)
         if declaration is not None:
             return declaration.bits
@@ -153,22 +144,12 @@ def _kept_bits(code: Code, at: int) -> int | None:
     return None
 
 
-def _element_of(tokens: Sequence[CppToken], at: int) -> int:
-    """The index of `votes` where `votes[w]` ends at a place; of the name itself where there is no bracket."""
-    depth = 0
-    for index in range(at, max(-1, at - 40), -1):
-        depth += {"]": 1, "[": -1}.get(tokens[index].text, 0)
-        if depth == 0:
-            return index - 1 if tokens[index].text == "[" and index else index
-    return at
-
-
 def _pointed_bits(code: Code, name: str, at: int) -> int | None:
     """The width of what a pointer points to: `unsigned* name` or `uint32_t* __restrict__ name`."""
     for place in code.names.get(name, ()):
         before = [token.text for token in code.tokens[max(0, place - 4) : place] if token.text[:2] != "__"]
         if place < at and len(before) > 1 and before[-1] == "*":
-            return 64 if before[-2] in WIDE else 32 if before[-2] in NARROW else None
+            return bits_of((before[-2],))
     return None
 
 
@@ -181,7 +162,7 @@ def _first_parameter_bits(code: Code, name: str) -> int | None:
         if head is not None and code.tokens[head + 1].text == "(":
             given = arguments(code.tokens[head + 2 : closing(code.tokens, head + 1)])
             words = {token.text for token in given[0]} if given else set()
-            return None if "*" in words else 64 if words & WIDE else 32 if words & NARROW else None
+            return None if "*" in words else bits_of(words)
     return None
 
 
@@ -196,12 +177,8 @@ def _group_ballots(code: Code) -> Iterator[SourceHazard]:
     }
     for method in ("ballot", "match_any"):
         for at, _ in code.calls(method):
-            if (
-                at > 2
-                and tokens[at - 1].text == "."
-                and tokens[at - 2].text in groups
-                and _kept_bits(code, at - 2) == 32
-            ):
+            of_group = code.text(at - 1) == "." and code.text(at - 2) in groups
+            if of_group and _kept_bits(code, at - 2) == 32:
                 what = f"the 64 bits of a coalesced group's {method} are kept in 32, so lanes 32 to 63 are lost"
                 yield code.hazard("ballot-truncated", "error", what, at, _BALLOT_FIX, "wave64")
 
@@ -216,27 +193,18 @@ def _counts(code: Code) -> Iterator[SourceHazard]:
 
 
 def _is_ballot(code: Code, tokens: Sequence[CppToken], at: int) -> bool:
-    for token in tokens:
-        if token.kind != "name":
-            continue
-        if token.text in _BALLOTS:
-            return True
-        declaration = code.declared(token.text, at)
-        if declaration is not None and any(one.text in _BALLOTS for one in declaration.value):
-            return True
-    return False
+    names = [token.text for token in tokens if token.kind == "name"]
+    declared = (one for name in names if (one := code.declared(name, at)) is not None)
+    return any(name in _BALLOTS for name in [*names, *(token.text for one in declared for token in one.value)])
 
 
 def _lane_bits(code: Code) -> Iterator[SourceHazard]:
     """`1 << lane`: a 32-bit one has no bit for lane 40."""
-    tokens = code.tokens
-    for at, token in enumerate(tokens):
-        if token.text != "<<" or at == 0 or at + 1 >= len(tokens) or tokens[at - 1].kind != "number":
+    for at, token in enumerate(code.tokens):
+        one = code.text(at - 1)
+        if token.text != "<<" or one.lower() not in ("1", "1u", "0xffffffff", "0xffffffffu"):
             continue
-        one = tokens[at - 1].text
-        if one.lower() not in ("1", "1u", "0xffffffff", "0xffffffffu"):
-            continue
-        lane = tokens[at + 1] if tokens[at + 1].text != "(" or at + 2 >= len(tokens) else tokens[at + 2]
-        if lane.kind == "name" and (_LANE.match(lane.text) or lane.text == "threadIdx"):
-            what = f"{one} << {lane.text} has 32 bits, a lane number of this target goes up to 63"
-            yield code.hazard("lane-bit", "error", what, at, f"write 1ull << {lane.text}", "wave64")
+        lane = code.text(at + 2 if code.text(at + 1) == "(" else at + 1)
+        if _LANE.match(lane) or lane == "threadIdx":
+            what = f"{one} << {lane} has 32 bits, a lane number of this target goes up to 63"
+            yield code.hazard("lane-bit", "error", what, at, f"write 1ull << {lane}", "wave64")

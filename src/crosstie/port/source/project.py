@@ -5,7 +5,7 @@ open. Only what is certainly false is left out; both sides of an open one are re
 """
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
@@ -20,16 +20,8 @@ NVIDIA_ONLY = frozenset({
     "__HIP_PLATFORM_NVIDIA__", "__HIP_PLATFORM_NVCC__", "__CUDA_ARCH_FEAT_SM90_ALL", "__CUDA_ARCH_SPECIFIC__",
     "__CUDA_ARCH_FAMILY_SPECIFIC__", "__CUDA_ARCH_FEAT_SM100_ALL",
 })  # fmt: skip
-_ABSENT = NVIDIA_ONLY | {
-    "__CUDA_ARCH_LIST__",
-    "_WIN32",
-    "_MSC_VER",
-    "__APPLE__",
-    "__MUSACC__",
-    "GGML_USE_MUSA",
-    "USE_XPU",
-    "USE_MUSA",
-}
+_ABSENT_OTHERS = {"__CUDA_ARCH_LIST__", "_WIN32", "_MSC_VER", "__APPLE__", "__MUSACC__", "GGML_USE_MUSA", "USE_XPU"}
+_ABSENT = NVIDIA_ONLY | _ABSENT_OTHERS | {"USE_MUSA"}
 _PRESENT = {"__clang__": 1, "__linux__": 1, "__GNUC__": 4, "__HIPCC__": 1, "__HIP__": 1, "USE_ROCM": 1}
 _COMPILERS = {"__clang__", "__linux__", "__GNUC__"}
 # Present in one pass of the compiler or on one chip only: open.
@@ -164,7 +156,7 @@ def branches(directives: Sequence[Directive], macros: Macros, last_line: int) ->
             top = stack.pop()
             _close(top, directive.line)
             found += _with_else(top.sides)
-    for top in stack:
+    for top in reversed(stack):
         _close(top, last_line + 1)
         found += _with_else(top.sides)
     return found
@@ -231,37 +223,16 @@ def either(first: bool | None, second: bool | None) -> bool | None:
     return None if first is None or second is None else False
 
 
-class Lines:
-    """How sure it is that a line is compiled for ROCm: True, None (open) or False."""
+def taken_lines(sides: Sequence[Branch], line_count: int, outside: bool = True) -> list[bool | None]:
+    """By line number, whether a build for ROCm compiles it: True, None (open) or False.
 
-    def __init__(self, sides: Sequence[Branch], bottom: bool = True):
-        """`bottom`: what holds outside of all conditionals."""
-        # Inner sides end before outer ones, and know what is outside of them: the narrowest decides.
-        self._starts: list[int] = []
-        self._taken: list[bool | None] = []
-        marks: dict[int, bool | None] = {1: bottom}
-        ordered = sorted(sides, key=lambda side: (side.first, -side.last))
-        stack: list[tuple[int, bool | None]] = []
-        for side in ordered:
-            if side.last < side.first:
-                continue
-            while stack and stack[-1][0] < side.first:
-                end, _ = stack.pop()
-                marks[end + 1] = stack[-1][1] if stack else bottom
-            marks[side.first] = side.taken
-            stack.append((side.last, side.taken))
-        while stack:
-            end, _ = stack.pop()
-            marks[end + 1] = stack[-1][1] if stack else bottom
-        for start in sorted(marks):
-            self._starts.append(start)
-            self._taken.append(marks[start])
-
-    def taken(self, line: int) -> bool | None:
-        return self._taken[bisect_right(self._starts, line) - 1]
-
-    def dead(self, line: int) -> bool:
-        return self.taken(line) is False
+    `outside`: what holds outside of all conditionals.
+    """
+    taken: list[bool | None] = [outside] * (line_count + 2)
+    # Inner sides end before outer ones, and know what is outside of them: the narrowest decides.
+    for side in reversed(sides):
+        taken[side.first : side.last + 1] = [side.taken] * (side.last + 1 - side.first)
+    return taken
 
 
 class Definition(msgspec.Struct, frozen=True):
@@ -282,12 +253,16 @@ class SourceFile(msgspec.Struct, kw_only=True):
     constants: dict[str, list[tuple[str, int]]]
     # Functions and types that it defines, each with its line.
     made: dict[str, int]
+    # By line number, whether a build for ROCm compiles it.
+    taken: list[bool | None]
     sides: list[Branch] = []
-    lines: Lines = Lines([])
 
     @property
     def line_count(self) -> int:
         return self.text.count("\n") + 1
+
+    def is_dead(self, line: int) -> bool:
+        return self.taken[line] is False
 
 
 def read_unit(path: str, text: str) -> SourceFile:
@@ -300,7 +275,8 @@ def read_unit(path: str, text: str) -> SourceFile:
             line = _line(newlines, body.start(1) + found.start())
             constants.setdefault(found[1], []).append((found[2], line))
     made = {found[1] or found[2] or found[3]: _line(newlines, found.start()) for found in _MADE.finditer(text)}
-    return SourceFile(path=path, text=text, directives=outline(text), constants=constants, made=made)
+    taken = taken_lines([], len(newlines) + 1)
+    return SourceFile(path=path, text=text, directives=outline(text), constants=constants, made=made, taken=taken)
 
 
 def _line(newlines: Sequence[int], offset: int) -> int:
@@ -322,7 +298,7 @@ class Project:
                 self._constants.setdefault(name, []).extend((unit.path, *one) for one in found)
         self._reach, self._visible = _visibility(self.units)
         self._numbers: dict[tuple[str, str], Value] = {}
-        self._gfx9: dict[str, Lines] = {}
+        self._gfx9: dict[str, list[bool | None]] = {}
         self._wavefronts: dict[str, bool] = {}
         self._settle()
         self._bury_unreached()
@@ -336,7 +312,7 @@ class Project:
                 unit.sides = branches(unit.directives, self.macros(unit.path), unit.line_count)
             # Only now: all files of a round see the same state.
             for unit in self.units.values():
-                unit.lines = Lines(unit.sides)
+                unit.taken = taken_lines(unit.sides, unit.line_count)
             now = {
                 (definition.file, definition.directive.line): self._taken(definition)
                 for found in self._definitions.values()
@@ -354,14 +330,14 @@ class Project:
             for directive in unit.directives:
                 for found in _resolve(unit.path, directive.header, by_name) if directive.header else ():
                     if found != unit.path:
-                        live[found] = live.get(found, False) or not unit.lines.dead(directive.line)
+                        live[found] = live.get(found, False) or not unit.is_dead(directive.line)
         for path, reached in live.items():
             if not reached and path.endswith(_HEADERS):
-                self.units[path].lines = Lines([], bottom=False)
+                self.units[path].taken = taken_lines([], self.units[path].line_count, outside=False)
         self._numbers.clear()
 
     def _taken(self, definition: Definition) -> bool | None:
-        return self.units[definition.file].lines.taken(definition.directive.line)
+        return self.units[definition.file].taken[definition.directive.line]
 
     def left_out_on_gfx9(self, path: str, line: int) -> bool:
         """Whether a line is for targets other than gfx9: the other side of `#if defined(__GFX9__)`."""
@@ -374,8 +350,8 @@ class Project:
                 lambda name: True if name == "__GFX9__" else own.defined(name),
                 lambda name: 1 if name == "__GFX9__" else own.value(name),
             )
-            self._gfx9[path] = Lines(branches(unit.directives, macros, unit.line_count))
-        return self._gfx9[path].dead(line)
+            self._gfx9[path] = taken_lines(branches(unit.directives, macros, unit.line_count), unit.line_count)
+        return self._gfx9[path][line] is False
 
     def knows_wavefronts(self, path: str) -> bool:
         """Whether a file shows, outside of comments, that it was written with AMD's 64 lanes in mind."""
@@ -412,7 +388,7 @@ class Project:
         if any(not any(token.text == name for token in one.body) for one in self.definitions(name, path)):
             return True
         seen = (self.units[other] for other in self._visible[path])
-        return any(name in unit.made and not unit.lines.dead(unit.made[name]) for unit in seen)
+        return any(name in unit.made and not unit.is_dead(unit.made[name]) for unit in seen)
 
     def constant(self, name: str, path: str) -> Value:
         """The number of a macro or constant as that file sees it; None where it is open or has several."""
@@ -429,7 +405,7 @@ class Project:
         ]
         seen = self._visible[path]
         for file, expression, line in self._constants.get(name, ()):
-            if file in seen and not self.units[file].lines.dead(line):
+            if file in seen and not self.units[file].is_dead(line):
                 candidates.append((file, tuple(lex(expression).tokens)))
         if not candidates:
             return rocm_value(name)

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from crosstie.core.finding import Severity
 from crosstie.port.source.code import Code, Function, skip_angles, template_of
 from crosstie.port.source.hazard import SourceHazard
-from crosstie.port.source.lexer import CppToken, Value, arguments, closing, evaluate, size_of
+from crosstie.port.source.lexer import CppToken, Value, arguments, closing, size_of, statements, until
 
 _OPT_IN = "cudaFuncAttributeMaxDynamicSharedMemorySize"
 _OPT_IN_NAMES = (
@@ -27,38 +28,28 @@ def shared_hazards(code: Code) -> Iterator[SourceHazard]:
     yield from _constants(code)
 
 
-def _over(code: Code, what: str, size: int, at: int, severity: str = "error") -> Iterator[SourceHazard]:
+def _over(code: Code, what: str, size: int, at: int, severity: Severity = "error") -> Iterator[SourceHazard]:
     if size > _LEAST_LDS:
         said = f"{what}: {size:,} bytes of shared memory, more than a workgroup of this target can have"
-        hazard = code.hazard("shared-memory", severity, said, at, _FIX, f"lds<{size}")
-        yield hazard
+        yield code.hazard("shared-memory", severity, said, at, _FIX, f"lds<{size}")
 
 
 def _static(code: Code) -> Iterator[SourceHazard]:
-    by_function: dict[int, list[tuple[int, Sequence[CppToken]]]] = {}
+    by_function: dict[Function | None, list[int]] = {}
     for at in code.names.get("__shared__", ()):
-        if at and code.tokens[at - 1].text == "extern":
-            continue
-        function = code.function(at)
-        by_function.setdefault(function.start if function else -1, []).append((at, _statement(code.tokens, at)))
-    for start, statements in by_function.items():
-        function = next((one for one in code.functions if one.start == start), None)
-        best = max((_total(code, statements, binding) for binding in _bindings(code, function)), default=0)
+        if code.text(at - 1) != "extern":
+            by_function.setdefault(code.function(at), []).append(at)
+    for function, places in by_function.items():
+        best = max(sum(_sizes(code, places, binding).values()) for binding in _bindings(code, function))
         if best > _LEAST_LDS:
-            at = max(statements, key=lambda one: _bytes(code, one[1], one[0], {}) or 0)[0]
+            plain = _sizes(code, places, {})
             name = function.name if function else "this file"
-            yield from _over(code, f"the arrays of {name}", best, at)
+            yield from _over(code, f"the arrays of {name}", best, max(plain, key=lambda at: plain[at]))
 
 
-def _total(code: Code, statements: Sequence[tuple[int, Sequence[CppToken]]], binding: Mapping[str, int]) -> int:
-    return sum(_bytes(code, statement, at, binding) or 0 for at, statement in statements)
-
-
-def _statement(tokens: Sequence[CppToken], at: int) -> Sequence[CppToken]:
-    for index in range(at + 1, min(len(tokens), at + 200)):
-        if tokens[index].text in (";", "{") and tokens[index].kind == "sign":
-            return tokens[at + 1 : index]
-    return ()
+def _sizes(code: Code, places: Sequence[int], binding: Mapping[str, int]) -> dict[int, int]:
+    """Bytes of what is declared at each place, 0 where that is not known."""
+    return {at: _bytes(code, until(code.tokens, at + 1, (";", "{")), at, binding) or 0 for at in places}
 
 
 def _bytes(code: Code, statement: Sequence[CppToken], at: int, binding: Mapping[str, int]) -> Value:
@@ -99,28 +90,29 @@ def _structure(code: Code, kind: Sequence[CppToken], at: int, binding: Mapping[s
     angle = next((index for index, token in enumerate(kind) if token.text == "<"), len(kind))
     name = kind[angle - 1].text if angle else ""
     for place in code.names.get(name, ()):
-        if place == 0 or tokens[place - 1].text not in ("struct", "union") or place + 1 >= len(tokens):
-            continue
-        if tokens[place + 1].text != "{" or place >= at:
+        if code.text(place - 1) not in ("struct", "union") or code.text(place + 1) != "{" or place >= at:
             continue
         end = closing(tokens, place + 1)
-        bound = dict(binding)
-        for (parameter, _), given in zip(template_of(tokens, place), arguments(kind[angle + 1 : -1]), strict=False):
-            value = _with(code, given, at, binding)
-            size = size_of([token.text for token in given]) if value is None else value
-            if size is not None:
-                bound[parameter] = size
-        sizes: list[int] = []
-        start = place + 2
-        for index in range(start, end):
-            if tokens[index].text == ";":
-                size = _bytes(code, tokens[start:index], place, bound)
-                if size is None:
-                    return None
-                sizes.append(size)
-                start = index + 1
-        return max(sizes, default=0) if tokens[place - 1].text == "union" else sum(sizes)
+        bound = {**binding, **_given(code, template_of(tokens, place), kind[angle + 1 : -1], at, binding)}
+        sizes = [_bytes(code, one, place, bound) for one in statements(tokens[place + 2 : end])[:-1]]
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes):
+            return None
+        return max(known, default=0) if tokens[place - 1].text == "union" else sum(known)
     return None
+
+
+def _given(
+    code: Code, template: Sequence[tuple[str, object]], kinds: Sequence[CppToken], at: int, binding: Mapping[str, int]
+) -> dict[str, int]:
+    """What the parameters of a template become between its angle brackets: numbers, and types by their bytes."""
+    found: dict[str, int] = {}
+    for (parameter, _), given in zip(template, arguments(kinds), strict=False):
+        value = code.value(given, at, binding)
+        size = size_of([token.text for token in given]) if value is None else value
+        if size is not None:
+            found[parameter] = size
+    return found
 
 
 def _elements(code: Code, declarator: Sequence[CppToken], at: int, binding: Mapping[str, int]) -> Value:
@@ -128,25 +120,12 @@ def _elements(code: Code, declarator: Sequence[CppToken], at: int, binding: Mapp
     while index < len(declarator) and declarator[index].text == "[":
         end = closing(declarator, index)
         inside = declarator[index + 1 : end]
-        value = _with(code, inside, at, binding)
+        value = code.value(inside, at, binding)
         if value is None:
             return None
         elements *= value
         index = end + 1
     return elements
-
-
-def _with(code: Code, tokens: Sequence[CppToken], at: int, binding: Mapping[str, int]) -> Value:
-    def named(name: str) -> Value:
-        if name in binding:
-            return binding[name]
-        declaration = code.declared(name, at)
-        if declaration is not None:
-            constant = {"const", "constexpr"} & set(declaration.words)
-            return _with(code, declaration.value, declaration.at, binding) if constant else None
-        return code.project.constant(name, code.path)
-
-    return evaluate(tokens, named)
 
 
 def _bindings(code: Code, function: Function | None) -> list[dict[str, int]]:
@@ -160,26 +139,18 @@ def _bindings(code: Code, function: Function | None) -> list[dict[str, int]]:
             defaults[name] = value
     found = [defaults]
     for at in code.names.get(function.name, ()):
-        if at + 1 < len(code.tokens) and code.tokens[at + 1].text == "<":
-            end = skip_angles(code.tokens, at + 1)
-            bound = dict(defaults)
-            for (name, _), given in zip(
-                function.template, arguments(code.tokens[at + 2 : max(end - 1, at + 2)]), strict=False
-            ):
-                value = code.value(given, at)
-                size = size_of([token.text for token in given]) if value is None else value
-                if size is not None:
-                    bound[name] = size
-            found.append(bound)
+        if code.text(at + 1) == "<":
+            kinds = code.tokens[at + 2 : max(skip_angles(code.tokens, at + 1) - 1, at + 2)]
+            found.append({**defaults, **_given(code, function.template, kinds, at, {})})
     return found
 
 
 def _opt_ins(code: Code) -> Iterator[SourceHazard]:
     for name in _OPT_IN_NAMES:
         for at in code.names.get(name, ()):
-            if at + 1 >= len(code.tokens) or code.tokens[at + 1].text != ",":
+            if code.text(at + 1) != ",":
                 continue
-            size = _given_after(code, at)
+            size = _run_time(code, until(code.tokens, at + 2, (",",)), at)
             if size is None and code.is_for_amd(at):
                 continue
             if size is None:
@@ -190,33 +161,8 @@ def _opt_ins(code: Code) -> Iterator[SourceHazard]:
                 yield from _over(code, "an opt-in", size, at)
 
 
-def _given_after(code: Code, at: int) -> Value:
-    """The argument behind the attribute's name."""
-    tokens = code.tokens
-    depth = 0
-    for index in range(at + 2, min(len(tokens), at + 80)):
-        text = tokens[index].text
-        if text in ("(", "[", "{"):
-            depth += 1
-        elif text in (")", "]", "}"):
-            depth -= 1
-            if depth < 0:
-                return _run_time(code, tokens[at + 2 : index], at)
-        elif text == "," and depth == 0:
-            return _run_time(code, tokens[at + 2 : index], at)
-    return None
-
-
 def _run_time(code: Code, tokens: Sequence[CppToken], at: int) -> Value:
-    """Also through a variable that is set once where it is declared: `int smem = 96 * 1024;`."""
-
-    def named(name: str) -> Value:
-        declaration = code.declared(name, at)
-        if declaration is not None:
-            return code.value(declaration.value, declaration.at) if declaration.value else None
-        return code.project.constant(name, code.path)
-
-    return evaluate(_with_sizes(code, tokens, at), named)
+    return code.value(_with_sizes(code, tokens, at), at, through_variables=True)
 
 
 def _with_sizes(code: Code, tokens: Sequence[CppToken], at: int) -> list[CppToken]:
@@ -225,14 +171,11 @@ def _with_sizes(code: Code, tokens: Sequence[CppToken], at: int) -> list[CppToke
     index = 0
     while index < len(tokens):
         token = tokens[index]
-        following = tokens[index + 1].text if index + 1 < len(tokens) else ""
-        if token.text == "sizeof" and following == "(":
+        if [one.text for one in tokens[index : index + 2]] == ["sizeof", "("]:
             end = closing(tokens, index + 1)
             size = _structure(code, tokens[index + 2 : end], at, {})
             if size is not None:
-                found.append(CppToken("number", str(size), token.line))
-                index = end + 1
-                continue
+                token, index = CppToken("number", str(size), token.line), end
         found.append(token)
         index += 1
     return found
@@ -255,11 +198,8 @@ def _launches(code: Code) -> Iterator[SourceHazard]:
 def _constants(code: Code) -> Iterator[SourceHazard]:
     """`constexpr int kSmemBytes = 99 * 1024`: a budget made for NVIDIA."""
     for name, found in code.declarations.items():
-        if not _SIZE_NAME.search(name):
-            continue
-        for one in found:
-            if not {"const", "constexpr"} & set(one.words) or not one.value:
-                continue
+        for one in found if _SIZE_NAME.search(name) else ():
             size = code.value(one.value, one.at)
-            if size is not None and _LEAST_LDS < size <= _MOST_PLAUSIBLE:
+            constant = {"const", "constexpr"} & set(one.words)
+            if constant and size is not None and _LEAST_LDS < size <= _MOST_PLAUSIBLE:
                 yield from _over(code, f"{name} is a budget", size, one.at, "unknown")
