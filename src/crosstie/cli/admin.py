@@ -28,7 +28,7 @@ _SILENCE_S = 60.0
 _LOOK_S = 0.5
 
 
-class Refused(Exception):
+class AdminRejected(Exception):
     """The gateway has understood and said no."""
 
 
@@ -81,7 +81,7 @@ class Gateway:
             return answer
         said = _error(answer.read())
         if said.get("code") == "refused":
-            raise Refused(said["message"])
+            raise AdminRejected(said["message"])
         why = said.get("message") or f"answered {answer.status}; is it a gateway's --admin-port?"
         raise BadInput(f"{self.url}: {why}")
 
@@ -139,8 +139,8 @@ def command() -> None:
 def _answered(gateway: Gateway, action: str, body: dict[str, Any], as_json: bool) -> int:
     try:
         done = gateway.post(action, body)
-    except Refused as refused:
-        click.echo(f"crosstie: {action}: refused: {' '.join(str(refused).split())}", err=True)
+    except AdminRejected as rejected:
+        click.echo(f"crosstie: {action}: refused: {' '.join(str(rejected).split())}", err=True)
         return 1
     print_json(done) if as_json else show_done(done)
     return 1 if done["refused_by"] else 0

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from crosstie.core.errors import BadInput
+from crosstie.core.figures import dollars
 from crosstie.core.units import HOURS_PER_YEAR
 from crosstie.decide.cost.ownership import LINES, WORDS, Costs, Option, Ownership, own
 from crosstie.decide.cost.sensitivity import (
@@ -91,12 +92,13 @@ def sentences(
 
 
 def _alone(price: float, spread: SampledCost) -> str:
-    return f"{spread.option} costs {price:.3g} USD per million output tokens; 80% of samples give {_between(spread)}."
+    between = f"{dollars(spread.low)} to {dollars(spread.high)}"
+    return f"{spread.option} costs {dollars(price)} per million output tokens; 80% of samples give {between}."
 
 
 def _winner(prices: dict[str, float], first: str, second: str, spread: SampledCost, risk: Risk) -> str:
     saved = saving(prices[first], prices[second])
-    against = f"{prices[first]:.3g} against {prices[second]:.3g} USD per million output tokens"
+    against = f"{dollars(prices[first])} against {dollars(prices[second])} per million output tokens"
     odds = f"{first} is the cheapest in {spread.cheapest:.0%} of {risk.samples:,} samples"
     if saved < _SAME:
         return f"{first} and {second} cost the same within 3%: {against}. {_sure(spread.cheapest)}: {odds}."
@@ -113,7 +115,7 @@ def _sure(odds: float) -> str:
 
 
 def _behind(prices: dict[str, float], first: str, other: str) -> str:
-    return f"{first} costs {saving(prices[first], prices[other]):.0%} less than {other} ({prices[other]:.3g} USD)."
+    return f"{first} costs {saving(prices[first], prices[other]):.0%} less than {other} ({dollars(prices[other])})."
 
 
 def _reason(first: Ownership, second: Ownership) -> str:
@@ -123,10 +125,10 @@ def _reason(first: Ownership, second: Ownership) -> str:
     hours = first.usd_per_gpu_hour, second.usd_per_gpu_hour
     gaps = {line: _per_hour(second, line) - _per_hour(first, line) for line in LINES}
     widest = max(gaps, key=lambda line: abs(gaps[line]))
-    where = f"{LINES[widest]}, {_per_hour(first, widest):.2f} against {_per_hour(second, widest):.2f} USD"
+    where = f"{LINES[widest]}, {dollars(_per_hour(first, widest))} against {dollars(_per_hour(second, widest))}"
     return (
         f"A GPU of {names[0]} gives {rates[0] / rates[1]:.2f}x the tokens of one of {names[1]} and costs "
-        f"{hours[0]:.2f} against {hours[1]:.2f} USD an hour; the bills differ most in {where}."
+        f"{dollars(hours[0])} against {dollars(hours[1])} an hour; the bills differ most in {where}."
     )
 
 
@@ -145,7 +147,7 @@ def _level(found: BreakEven) -> str:
         more = f"{found.at:.1f} engineers ({found.now:g} assumed)"
         return f"{found.option} could pay {more} over the horizon and still match {found.against}."
     if found.key == "purchase_usd" and found.at >= found.now:
-        prices = f"{found.at:,.0f} USD before its discount ({found.now:,.0f} now)"
+        prices = f"{dollars(found.at)} before its discount ({dollars(found.now)} now)"
         return f"{found.option} stays ahead up to a price of {prices}."
     if found.key == "output_tokens_per_s_per_gpu" and found.at <= found.now:
         share = found.at / found.now
@@ -179,7 +181,7 @@ def _drivers(bars: Sequence[Bar], first: str, second: str | None) -> list[str]:
 
 
 def _bar(bar: Bar, is_saving: bool) -> str:
-    ends = [_less(end) if is_saving else f"{end:.3g} USD" for end in (bar.outcome_at_low, bar.outcome_at_high)]
+    ends = [_less(end) if is_saving else dollars(end) for end in (bar.outcome_at_low, bar.outcome_at_high)]
     return f"{describe(bar)}, {ends_of(bar)} ({ends[0]} to {ends[1]})"
 
 
@@ -195,10 +197,6 @@ def ends_of(bar: Bar) -> str:
 
 def _less(share: float) -> str:
     return f"{share:.0%} less" if share >= 0 else f"{-share:.0%} more"
-
-
-def _between(spread: SampledCost) -> str:
-    return f"{spread.low:.3g} to {spread.high:.3g}"
 
 
 def service_gap(tpot_s: Mapping[str, float]) -> str | None:
