@@ -14,24 +14,10 @@ from typing import Any
 import torch
 
 from crosstie.core.errors import BadInput
+from crosstie.port.capture import hazards
 from crosstie.port.capture.device import Device
 from crosstie.port.capture.device_tensor import DeviceTensor
-from crosstie.port.capture.hazards import (
-    BRANCH,
-    CACHED,
-    CONSTANT,
-    GROWS,
-    NOT_FOLLOWED,
-    OUTSIDE,
-    PINNED,
-    RAISES,
-    REBOUND,
-    UNTRACED,
-    CaptureHazard,
-    CaptureResult,
-    Reason,
-    verdict_of,
-)
+from crosstie.port.capture.hazards import CaptureHazard, CaptureResult, Reason, verdict_of
 from crosstie.port.capture.modes import stand_in_device
 from crosstie.port.capture.sites import Site, call_users, definition, one_line, site_of
 from crosstie.port.capture.subject import (
@@ -155,8 +141,8 @@ def stale_hazards(
     found = list(between(captured, following))
     if not found:
         found = [*_from_earlier_calls(device, captured), *_from_pinned(device, captured)]
-    found = found or [(OUTSIDE, "not on the captured stream", site) for site in device.outside]
-    found = found or [(UNTRACED, "no single line was found", at)]
+    found = found or [(hazards.OUTSIDE, "not on the captured stream", site) for site in device.outside]
+    found = found or [(hazards.UNTRACED, "no single line was found", at)]
     made: dict[tuple[Any, ...], CaptureHazard] = {}
     for reason, seen, site in found:
         made.setdefault((reason, site), reason.at(site, f"{seen}; {evidence}"))
@@ -168,7 +154,7 @@ def between(captured: list[TapeEntry], following: list[TapeEntry]) -> Iterator[F
     made_after: set[int] = set()
     for before, after in zip(captured, following, strict=False):
         if before.func is not after.func or len(before.tensors) != len(after.tensors):
-            yield BRANCH, f"{before.name} in the captured call, {after.name} in the next", before.site
+            yield hazards.BRANCH, f"{before.name} in the captured call, {after.name} in the next", before.site
             return
         if [t.shape for t in before.tensors] != [t.shape for t in after.tensors]:
             sizes = [
@@ -176,21 +162,25 @@ def between(captured: list[TapeEntry], following: list[TapeEntry]) -> Iterator[F
                 for b, a in zip(before.tensors, after.tensors, strict=True)
                 if a.shape != b.shape
             ]
-            yield GROWS, f"{before.name} on {sizes[0][0]}, then on {sizes[0][1]}", before.site
+            yield hazards.GROWS, f"{before.name} on {sizes[0][0]}, then on {sizes[0][1]}", before.site
             return
         if list(map(repr, before.constants)) != list(map(repr, after.constants)):
             pairs = [(b, a) for b, a in zip(before.constants, after.constants, strict=False) if repr(b) != repr(a)]
             if pairs:
-                yield CONSTANT, f"{before.name} with {pairs[0][0]!r}, then with {pairs[0][1]!r}", before.site
+                yield hazards.CONSTANT, f"{before.name} with {pairs[0][0]!r}, then with {pairs[0][1]!r}", before.site
         for old, new in zip(before.tensors, after.tensors, strict=True):
             outer = address(old) not in made_before and address(new) not in made_after
             if outer and address(old) != address(new):
-                yield REBOUND, f"{before.name} reads other memory in the next call", before.site
+                yield hazards.REBOUND, f"{before.name} reads other memory in the next call", before.site
         made_before |= {address(out) for out in before.outs}
         made_after |= {address(out) for out in after.outs}
     if len(captured) != len(following):
         rest = (captured if len(captured) > len(following) else following)[min(len(captured), len(following))]
-        yield BRANCH, f"{len(captured)} operations in the captured call, {len(following)} in the next", rest.site
+        yield (
+            hazards.BRANCH,
+            f"{len(captured)} operations in the captured call, {len(following)} in the next",
+            rest.site,
+        )
 
 
 def _from_earlier_calls(device: Device, captured: list[TapeEntry]) -> Iterator[Found]:
@@ -199,14 +189,14 @@ def _from_earlier_calls(device: Device, captured: list[TapeEntry]) -> Iterator[F
         for tensor in entry.tensors:
             memory = device.memories.of(tensor)
             if address(tensor) not in made and memory and memory.from_inputs and memory.call and memory.site:
-                yield CACHED, f"made in call {memory.call}, read by {entry.name} at {entry.site}", memory.site
+                yield hazards.CACHED, f"made in call {memory.call}, read by {entry.name} at {entry.site}", memory.site
         made |= {address(out) for out in entry.outs}
 
 
 def _from_pinned(device: Device, captured: list[TapeEntry]) -> Iterator[Found]:
     for entry in captured:
         if any(device.memories.is_pinned(tensor) for tensor in entry.tensors):
-            yield PINNED, f"{entry.name} from pinned memory", entry.site
+            yield hazards.PINNED, f"{entry.name} from pinned memory", entry.site
 
 
 def check(fn: Any, inputs: Source, *, state: Callable[..., Any] | None = None) -> CaptureResult:
@@ -249,7 +239,7 @@ def _checked(device: Device, fn: Any, inputs: Source, state: Callable[..., Any] 
         if all_on_host(make(inputs, 0)):
             return _with_new_inputs(device, fn, inputs, state, moved=True)
         if error.__cause__ not in device.gpu_errors and _runs_on_host(fn, inputs, state):
-            return unknown(fn, f"on the stand-in device, and not on the CPU, it {error}", NOT_FOLLOWED.remedy)
+            return unknown(fn, f"on the stand-in device, and not on the CPU, it {error}", hazards.NOT_FOLLOWED.remedy)
         raise
     if device.in_use or result.verdict == "error":
         return result
@@ -343,7 +333,7 @@ class _Check:
         if not any(hazard in found for _, hazard in self.device.refusals):
             return
         self._capture(self.static, refuses=False)
-        more = [hazard for hazard in self.device.hazards if hazard.what != RAISES.what]
+        more = [hazard for hazard in self.device.hazards if hazard.what != hazards.RAISES.what]
         self.device.hazards = list(dict.fromkeys([*found, *more]))
 
     @staticmethod
@@ -391,7 +381,7 @@ class _Check:
             if refusal is not None:
                 self.device.add(refusal)
             elif not self.device.unfollowed:
-                self.device.hazard(RAISES, one_line(error), site_of(error))
+                self.device.hazard(hazards.RAISES, one_line(error), site_of(error))
             return None
         finally:
             self.device.end_capture()

@@ -15,24 +15,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from crosstie.port.capture import hazards
 from crosstie.port.capture.device_tensor import DEVICE, HOST, DeviceTensor, Memories, MemoryRecord, plain_bytes
-from crosstie.port.capture.hazards import (
-    EVENT_QUERY,
-    GENERATOR,
-    ISOLATION,
-    LEGACY,
-    NOT_CAPTURED,
-    NOT_FOLLOWED,
-    OUTSIDE,
-    SCALAR_TO_DEVICE,
-    SEEDING,
-    STREAM_SYNC,
-    TO_DEVICE,
-    TO_HOST,
-    UNJOINED,
-    CaptureHazard,
-    Reason,
-)
+from crosstie.port.capture.hazards import CaptureHazard, Reason
 from crosstie.port.capture.rules import hazards_of, may_mix
 from crosstie.port.capture.sites import Site, user_site
 from crosstie.port.capture.tape import Baked, NotFollowed, TapeEntry, run_on_host, stays_on_host
@@ -47,11 +32,11 @@ _REFUSED_COPY = (
     "Please use tensor.pin_memory() or allocate the tensor with pin_memory=True."
 )
 _REFUSALS = {
-    TO_DEVICE: _REFUSED_COPY,
-    SCALAR_TO_DEVICE: _REFUSED_COPY,
-    TO_HOST: _REFUSED_COPY,
-    GENERATOR: "Attempt to increase offset for a CUDA generator not in capture mode.",
-    SEEDING: "Cannot call CUDAGeneratorImpl::set_current_seed during CUDA graph capture.",
+    hazards.TO_DEVICE: _REFUSED_COPY,
+    hazards.SCALAR_TO_DEVICE: _REFUSED_COPY,
+    hazards.TO_HOST: _REFUSED_COPY,
+    hazards.GENERATOR: "Attempt to increase offset for a CUDA generator not in capture mode.",
+    hazards.SEEDING: "Cannot call CUDAGeneratorImpl::set_current_seed during CUDA graph capture.",
 }
 
 
@@ -118,13 +103,13 @@ class Stream:
             return
         if captured:
             if self is self._of.streams.default:
-                self._of.hazard(LEGACY, said)
+                self._of.hazard(hazards.LEGACY, said)
                 return
             # What the other has not brought back is this one's to bring back.
             self.captured, self.unjoined = True, self.unjoined or other.unjoined
             other.unjoined = None
         elif self.captured:
-            self._of.met(ISOLATION, said)
+            self._of.met(hazards.ISOLATION, said)
 
     def record_event(self, event: "Event | None" = None) -> "Event":
         event = event or self._of.streams.event_class()
@@ -132,10 +117,10 @@ class Stream:
         return event
 
     def synchronize(self) -> None:
-        self._of.met(STREAM_SYNC, "stream.synchronize()")
+        self._of.met(hazards.STREAM_SYNC, "stream.synchronize()")
 
     def query(self) -> bool:
-        self._of.met(EVENT_QUERY, "stream.query()")
+        self._of.met(hazards.EVENT_QUERY, "stream.query()")
         return True
 
     def is_capturing(self) -> bool:
@@ -168,14 +153,14 @@ class Event:
         (stream or self._of.streams.current).wait_event(self)
 
     def synchronize(self) -> None:
-        self._of.met(STREAM_SYNC, "event.synchronize()")
+        self._of.met(hazards.STREAM_SYNC, "event.synchronize()")
 
     def query(self) -> bool:
-        self._of.met(EVENT_QUERY, "event.query()")
+        self._of.met(hazards.EVENT_QUERY, "event.query()")
         return True
 
     def elapsed_time(self, end: "Event") -> float:
-        self._of.met(EVENT_QUERY, "event.elapsed_time()")
+        self._of.met(hazards.EVENT_QUERY, "event.elapsed_time()")
         return 1.0
 
 
@@ -232,7 +217,9 @@ class Device:
     def end_capture(self) -> None:
         """Nothing runs on a device while it is captured: what was written is put back."""
         for stream in self.streams.end_capture():
-            self.hazard(UNJOINED, f"{stream} took on work and no captured stream waited for it", stream.unjoined)
+            self.hazard(
+                hazards.UNJOINED, f"{stream} took on work and no captured stream waited for it", stream.unjoined
+            )
         self.capturing = False
         for now, before in self._overwritten.values():
             now.copy_(before)
@@ -266,7 +253,7 @@ class Device:
         return None
 
     def does_not_follow(self, what: str, site: Site | None = None) -> None:
-        found = NOT_FOLLOWED.at(site or user_site(), what)
+        found = hazards.NOT_FOLLOWED.at(site or user_site(), what)
         if found not in self.unfollowed:
             self.unfollowed.append(found)
 
@@ -280,7 +267,7 @@ class Device:
             self.seed = seed
             self.random.manual_seed(seed)
         elif seed != self.seed:
-            self.met(SEEDING, f"seed {seed} in place of {self.seed}")
+            self.met(hazards.SEEDING, f"seed {seed} in place of {self.seed}")
 
     def met(self, reason: Reason, evidence: str, site: Site | None = None) -> None:
         """Raises where PyTorch would, and else goes on: all hazards of a call are found at once."""
@@ -364,7 +351,7 @@ class Device:
             self._made_outside |= {memory.serial for memory in made if memory.serial >= count}
             # Memory that the stream gave back earlier is taken again; new memory may not be asked for now.
             if any(memory.serial >= count for memory in made) and not self.streams.current.has_memory:
-                self.hazard(NOT_CAPTURED, f"{func._schema.name} on {self.streams.current}", site)
+                self.hazard(hazards.NOT_CAPTURED, f"{func._schema.name} on {self.streams.current}", site)
         else:
             self.streams.current.has_memory = True
         wrappers = {id(leaf.elem): leaf for leaf in leaves if isinstance(leaf, DeviceTensor)}
@@ -384,7 +371,7 @@ class Device:
     def _judge(self, func: Any, args: Any, kwargs: dict[str, Any], site: Site) -> None:
         for reason, evidence in hazards_of(func, args, kwargs, self.memories):
             # On a stream outside the capture, what waits is refused as well: torch.cuda.graph captures "global".
-            if self.in_capture or reason is not GENERATOR:
+            if self.in_capture or reason is not hazards.GENERATOR:
                 self.met(reason, evidence, site)
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -413,7 +400,7 @@ class Device:
         for tensor in _strided((args, kwargs)) if self._made_outside else ():
             memory = self.memories.of(tensor)
             if memory is not None and memory.serial in self._made_outside:
-                self.hazard(OUTSIDE, f"{func._schema.name} reads memory made at {memory.site}", site)
+                self.hazard(hazards.OUTSIDE, f"{func._schema.name} reads memory made at {memory.site}", site)
 
     def _remember_what_is_written(self, func: Any, args: Any, kwargs: Any) -> None:
         for position, argument in enumerate(func._schema.arguments):

@@ -10,62 +10,31 @@ from typing import Any
 
 import torch
 
+from crosstie.port.capture import hazards
 from crosstie.port.capture.device_tensor import DeviceTensor, Memories
-from crosstie.port.capture.hazards import (
-    BLOCKING,
-    COUNTS,
-    GENERATOR,
-    KERNEL_READ,
-    LINALG,
-    MASK,
-    NONZERO,
-    READ,
-    REPEATS,
-    SCALAR_TO_DEVICE,
-    SOLVER,
-    SPARSE,
-    TO_DEVICE,
-    TO_HOST,
-    UNIQUE,
-    VALUE,
-    Reason,
-)
+from crosstie.port.capture.hazards import Reason
 
 _ALWAYS: dict[str, Reason] = {
-    "aten::_local_scalar_dense": READ,
-    "aten::item": READ,
-    "aten::nonzero": NONZERO,
-    "aten::masked_select": NONZERO,
-    "aten::_unique": UNIQUE,
-    "aten::_unique2": UNIQUE,
-    "aten::unique_dim": UNIQUE,
-    "aten::unique_consecutive": UNIQUE,
-    "aten::unique_dim_consecutive": UNIQUE,
-    "aten::bincount": COUNTS,
-    "aten::_linalg_check_errors": LINALG,
-    "aten::_linalg_eigh": LINALG,
-    "aten::_linalg_svd": LINALG,
-    "aten::linalg_eig": SOLVER,
-    "aten::_linalg_eigvals": SOLVER,
-    "aten::linalg_eigvals": SOLVER,
-    "aten::linalg_lstsq": SOLVER,
-    "aten::_ctc_loss": KERNEL_READ,
-    "aten::allclose": READ,
-    "aten::linalg_pinv": LINALG,
-    "aten::linalg_matrix_exp": SOLVER,
-    "aten::linalg_ldl_factor_ex": SOLVER,
-    "aten::cholesky": LINALG,
-    "aten::cholesky_inverse": LINALG,
-    "aten::_to_sparse": SPARSE,
-    "aten::_to_sparse_csr": SPARSE,
-    "aten::_to_sparse_csc": SPARSE,
-    "aten::_to_sparse_bsr": SPARSE,
-    "aten::_to_sparse_bsc": SPARSE,
-    "aten::_coalesce": SPARSE,
-    "aten::_nested_tensor_from_tensor_list": TO_DEVICE,
-    "aten::_nested_tensor_from_mask": TO_HOST,
-    "aten::_nested_tensor_from_mask_left_aligned": READ,
-    "aten::quantize_per_tensor_dynamic": READ,
+    name: reason
+    for reason, names in (
+        (
+            hazards.READ,
+            "_local_scalar_dense item allclose _nested_tensor_from_mask_left_aligned quantize_per_tensor_dynamic",
+        ),
+        (hazards.KERNEL_READ, "_ctc_loss"),
+        (hazards.NONZERO, "nonzero masked_select"),
+        (hazards.UNIQUE, "_unique _unique2 unique_dim unique_consecutive unique_dim_consecutive"),
+        (hazards.COUNTS, "bincount"),
+        (hazards.LINALG, "_linalg_check_errors _linalg_eigh _linalg_svd linalg_pinv cholesky cholesky_inverse"),
+        (
+            hazards.SOLVER,
+            "linalg_eig _linalg_eigvals linalg_eigvals linalg_lstsq linalg_matrix_exp linalg_ldl_factor_ex",
+        ),
+        (hazards.SPARSE, "_to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc _coalesce"),
+        (hazards.TO_DEVICE, "_nested_tensor_from_tensor_list"),
+        (hazards.TO_HOST, "_nested_tensor_from_mask"),
+    )
+    for name in names.split()
 }
 # Host tensors of any size may stand beside device tensors in these.
 _MIXING = {
@@ -77,19 +46,19 @@ _MIXING = {
 
 def hazards_of(func: Any, args: Any, kwargs: dict[str, Any], memories: Memories) -> Iterator[tuple[Reason, str]]:
     """What capture refuses of this operation, with evidence. `args` hold the device's and the host's tensors."""
-    name = str(func._schema.name)
-    shown = f"{name}({', '.join(_show(value) for value in [*args, *kwargs.values()])})"
-    reason = _ALWAYS.get(name)
-    if reason is not None:
-        yield reason, shown
-    judge = _JUDGES.get(name)
-    if judge is not None:
+    shown = f"{func._schema.name}({', '.join(_show(value) for value in [*args, *kwargs.values()])})"
+    name = str(func._schema.name).removeprefix("aten::")
+    if name in _ALWAYS:
+        yield _ALWAYS[name], shown
+    judge, when = _JUDGES.get(name), _WHEN.get(name)
+    if judge or when:
         given = _by_name(func, args, kwargs)
-        for found in judge(given, memories):
-            yield found, shown
+        yield from ((found, shown) for found in (judge(given, memories) if judge else ()))
+        if when and when[1](given):
+            yield when[0], shown
     # Not torch.Generator, which is replaced while a function is checked.
     if isinstance(kwargs.get("generator"), torch._C.Generator):
-        yield GENERATOR, shown
+        yield hazards.GENERATOR, shown
 
 
 def may_mix(func: Any) -> bool:
@@ -127,7 +96,7 @@ def _to_copy(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     if isinstance(source, DeviceTensor) and device.type == "cpu":
         # Without blocking PyTorch copies into pinned memory of its own.
         if not given["non_blocking"]:
-            yield TO_HOST
+            yield hazards.TO_HOST
     elif not isinstance(source, DeviceTensor) and device.type == "cuda":
         converted = given.get("dtype") not in (None, source.dtype)
         yield from _between(source, None, converted, bool(given["non_blocking"]), memories)
@@ -149,9 +118,9 @@ def _between(
     by_device = host.is_contiguous() and (from_device or same_shape) and (non_blocking or not converted)
     if not memories.is_pinned(host) or not (direct or by_device):
         number = source.dim() == 0 and target is not None
-        yield TO_HOST if from_device else SCALAR_TO_DEVICE if number else TO_DEVICE
+        yield hazards.TO_HOST if from_device else hazards.SCALAR_TO_DEVICE if number else hazards.TO_DEVICE
     elif not non_blocking:
-        yield BLOCKING
+        yield hazards.BLOCKING
 
 
 def _dense(tensor: torch.Tensor) -> bool:
@@ -163,9 +132,9 @@ def _index(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     if not isinstance(given["self"], DeviceTensor):
         return
     if any(_is_mask(index) and isinstance(index, DeviceTensor) for index in indices):
-        yield MASK
+        yield hazards.MASK
     if _uploads_index(indices):
-        yield TO_DEVICE
+        yield hazards.TO_DEVICE
 
 
 def _is_mask(index: torch.Tensor) -> bool:
@@ -185,122 +154,67 @@ def _index_put(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     # One mask and one value from the host become masked_fill.
     filled = len(indices) == len(masks) == 1 and values.numel() == 1 and not given["accumulate"]
     if masks and not (filled and not isinstance(values, DeviceTensor)):
-        yield MASK
+        yield hazards.MASK
     elif not isinstance(values, DeviceTensor) and not masks:
-        yield SCALAR_TO_DEVICE if values.dim() == 0 else TO_DEVICE
+        yield hazards.SCALAR_TO_DEVICE if values.dim() == 0 else hazards.TO_DEVICE
     if _uploads_index(indices):
-        yield TO_DEVICE
+        yield hazards.TO_DEVICE
 
 
-def _where(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
-    # A number beside it is made on the device; a tensor of the host is copied over.
-    if any(not isinstance(given[side], DeviceTensor) for side in ("self", "other")):
-        yield TO_DEVICE
+def _on_device(*names: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether one of these arguments is a device tensor."""
+    return lambda given: any(isinstance(given.get(name), DeviceTensor) for name in names)
 
 
-def _equal(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
+def _is_other_memory(given: dict[str, Any]) -> bool:
     left, right = given["self"], given["other"]
     if left.shape != right.shape:
-        return
-    one = left.elem.data_ptr() == right.elem.data_ptr() and left.stride() == right.stride()
-    if not one:
-        yield READ
+        return False
+    return left.elem.data_ptr() != right.elem.data_ptr() or left.stride() != right.stride()
 
 
-def _repeat_interleave(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
-    if given.get("output_size") is None:
-        yield REPEATS
-
-
-def _value_on_device(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
-    if isinstance(given["value"], DeviceTensor):
-        yield VALUE
-
-
-def _bounds_on_device(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
-    if any(isinstance(given.get(bound), DeviceTensor) for bound in ("start", "end", "high")):
-        yield READ
-
-
-def _histc(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
-    if given["min"] == given["max"]:
-        yield KERNEL_READ
-
-
-def _normal(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
-    if isinstance(given.get("std"), DeviceTensor):
-        yield KERNEL_READ
-
-
-def _segment_reduce(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
-    if not given["unsafe"]:
-        yield KERNEL_READ
-
-
-def _searchsorted(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
-    # The bounds of a sorter are checked on the host.
-    if given.get("sorter") is not None:
-        yield KERNEL_READ
-
-
-def _mode(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
-    # Longer rows than one block can sort go through thrust, which waits.
-    if given["self"].dim() and given["self"].shape[given["dim"]] > 2048:
-        yield KERNEL_READ
-
-
-def _scale_on_device(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
-    if isinstance(given["scale"], DeviceTensor):
-        yield READ
-
-
-def _zero_point(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
-    # Whole zero points are checked against the range on the host.
-    if not given["zero_point"].is_floating_point():
-        yield KERNEL_READ
-
-
-def _grouped_mm(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
-    # The grouped kernel is for bfloat16; other types take a loop over groups, whose offsets go to the host.
-    if isinstance(given.get("offs"), DeviceTensor) and given["self"].dtype is not torch.bfloat16:
-        yield TO_HOST
-
-
-def _isin(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
-    # Few test elements are compared one by one; many are sorted and made unique first.
+def _sorts_tests(given: dict[str, Any]) -> bool:
+    """Few test elements are compared one by one; many are sorted and made unique first."""
     elements, tests = given.get("elements"), given.get("test_elements")
     if not isinstance(elements, torch.Tensor) or not isinstance(tests, torch.Tensor):
-        return
-    if tests.numel() >= 10.0 * elements.numel() ** 0.145 and not given["assume_unique"]:
-        yield UNIQUE
+        return False
+    return tests.numel() >= 10.0 * elements.numel() ** 0.145 and not given["assume_unique"]
 
 
+# Operations with one hazard that depends on their arguments.
+_WHEN: dict[str, tuple[Reason, Callable[[dict[str, Any]], bool]]] = {
+    # A number beside it is made on the device; a tensor of the host is copied over.
+    "where": (hazards.TO_DEVICE, lambda given: not (_on_device("self")(given) and _on_device("other")(given))),
+    "equal": (hazards.READ, _is_other_memory),
+    "repeat_interleave": (hazards.REPEATS, lambda given: given.get("output_size") is None),
+    **dict.fromkeys(("masked_fill", "masked_fill_", "index_fill", "index_fill_"), (hazards.VALUE, _on_device("value"))),
+    **dict.fromkeys(("linspace", "logspace", "randint_like"), (hazards.READ, _on_device("start", "end", "high"))),
+    "histc": (hazards.KERNEL_READ, lambda given: bool(given["min"] == given["max"])),
+    "normal": (hazards.KERNEL_READ, _on_device("std")),
+    "isin": (hazards.UNIQUE, _sorts_tests),
+    "segment_reduce": (hazards.KERNEL_READ, lambda given: not given["unsafe"]),
+    # The bounds of a sorter are checked on the host.
+    "searchsorted": (hazards.KERNEL_READ, lambda given: given.get("sorter") is not None),
+    # Longer rows than one block can sort go through thrust, which waits.
+    "mode": (
+        hazards.KERNEL_READ,
+        lambda given: bool(given["self"].dim() and given["self"].shape[given["dim"]] > 2048),
+    ),
+    "quantize_per_tensor": (hazards.READ, _on_device("scale")),
+    # Whole zero points are checked against the range on the host.
+    "fake_quantize_per_channel_affine_cachemask": (
+        hazards.KERNEL_READ,
+        lambda given: not given["zero_point"].is_floating_point(),
+    ),
+    # The grouped kernel is for bfloat16; other types take a loop over groups, whose offsets go to the host.
+    "_grouped_mm": (
+        hazards.TO_HOST,
+        lambda given: _on_device("offs")(given) and given["self"].dtype is not torch.bfloat16,
+    ),
+}
 _JUDGES: dict[str, Callable[[dict[str, Any], Memories], Iterator[Reason]]] = {
-    "aten::copy_": _copy,
-    "aten::_to_copy": _to_copy,
-    "aten::index": _index,
-    "aten::_unsafe_index": _index,
-    "aten::index_put": _index_put,
-    "aten::index_put_": _index_put,
-    "aten::_index_put_impl_": _index_put,
-    "aten::_unsafe_index_put": _index_put,
-    "aten::where": _where,
-    "aten::equal": _equal,
-    "aten::repeat_interleave": _repeat_interleave,
-    "aten::masked_fill": _value_on_device,
-    "aten::masked_fill_": _value_on_device,
-    "aten::index_fill": _value_on_device,
-    "aten::index_fill_": _value_on_device,
-    "aten::linspace": _bounds_on_device,
-    "aten::logspace": _bounds_on_device,
-    "aten::randint_like": _bounds_on_device,
-    "aten::histc": _histc,
-    "aten::normal": _normal,
-    "aten::isin": _isin,
-    "aten::segment_reduce": _segment_reduce,
-    "aten::searchsorted": _searchsorted,
-    "aten::mode": _mode,
-    "aten::quantize_per_tensor": _scale_on_device,
-    "aten::fake_quantize_per_channel_affine_cachemask": _zero_point,
-    "aten::_grouped_mm": _grouped_mm,
+    "copy_": _copy,
+    "_to_copy": _to_copy,
+    **dict.fromkeys(("index", "_unsafe_index"), _index),
+    **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), _index_put),
 }
