@@ -54,13 +54,10 @@ _MOVED = "the factory gives tensors of the host; they were moved to the device b
 _NO_NEW_INPUTS = "the replays had the captured inputs: reordered ones made the function fail"
 
 
-def numbers(value: Any, name: str = "output") -> Numbers:
-    """Copies of all tensors, and all plain values."""
-    return {at: _copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for at, leaf in _leaves(value, name)}
-
-
-def copies(memory: dict[str, torch.Tensor]) -> Numbers:
-    return {at: _copy(tensor) for at, tensor in memory.items()}
+def numbers(out: Any, kept: dict[str, torch.Tensor]) -> Numbers:
+    """Copies of all tensors of an output and of what is kept, and all plain values."""
+    leaves = [*_leaves(out, "output"), *kept.items()]
+    return {at: _copy(leaf) if isinstance(leaf, torch.Tensor) else leaf for at, leaf in leaves}
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -156,19 +153,16 @@ def between(captured: list[TapeEntry], following: list[TapeEntry]) -> Iterator[F
         if before.func is not after.func or len(before.tensors) != len(after.tensors):
             yield hazards.BRANCH, f"{before.name} in the captured call, {after.name} in the next", before.site
             return
-        if [t.shape for t in before.tensors] != [t.shape for t in after.tensors]:
-            sizes = [
-                (list(b.shape), list(a.shape))
-                for b, a in zip(before.tensors, after.tensors, strict=True)
-                if a.shape != b.shape
-            ]
+        tensors = list(zip(before.tensors, after.tensors, strict=True))
+        sizes = [(list(old.shape), list(new.shape)) for old, new in tensors if old.shape != new.shape]
+        if sizes:
             yield hazards.GROWS, f"{before.name} on {sizes[0][0]}, then on {sizes[0][1]}", before.site
             return
-        if list(map(repr, before.constants)) != list(map(repr, after.constants)):
-            pairs = [(b, a) for b, a in zip(before.constants, after.constants, strict=False) if repr(b) != repr(a)]
-            if pairs:
-                yield hazards.CONSTANT, f"{before.name} with {pairs[0][0]!r}, then with {pairs[0][1]!r}", before.site
-        for old, new in zip(before.tensors, after.tensors, strict=True):
+        constants = zip(map(repr, before.constants), map(repr, after.constants), strict=False)
+        other = next(((old, new) for old, new in constants if old != new), None)
+        if other:
+            yield hazards.CONSTANT, f"{before.name} with {other[0]}, then with {other[1]}", before.site
+        for old, new in tensors:
             outer = address(old) not in made_before and address(new) not in made_after
             if outer and address(old) != address(new):
                 yield hazards.REBOUND, f"{before.name} reads other memory in the next call", before.site
@@ -176,11 +170,8 @@ def between(captured: list[TapeEntry], following: list[TapeEntry]) -> Iterator[F
         made_after |= {address(out) for out in after.outs}
     if len(captured) != len(following):
         rest = (captured if len(captured) > len(following) else following)[min(len(captured), len(following))]
-        yield (
-            hazards.BRANCH,
-            f"{len(captured)} operations in the captured call, {len(following)} in the next",
-            rest.site,
-        )
+        counts = f"{len(captured)} operations in the captured call, {len(following)} in the next"
+        yield hazards.BRANCH, counts, rest.site
 
 
 def _from_earlier_calls(device: Device, captured: list[TapeEntry]) -> Iterator[Found]:
@@ -397,7 +388,7 @@ class _Check:
                 # An index that the host checks is one that the device reads or writes out of bounds.
                 yield {"replay": f"fails ({one_line(error)})"}
             else:
-                yield {**numbers(out), **copies(kept)}
+                yield numbers(out, kept)
 
     def _plain_calls(self) -> list[Numbers] | str:
         """What the twin does. A sentence where it cannot."""
@@ -405,7 +396,7 @@ class _Check:
             self._warm_up()
             kept = self._kept_memory()
             calls = (self._call(load(self.static, new)) for new in self.later)
-            return [{**numbers(out), **copies(kept)} for out in calls]
+            return [numbers(out, kept) for out in calls]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
             return f"fails in a plain call with new inputs: {one_line(error)}"
 

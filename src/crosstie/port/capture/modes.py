@@ -48,8 +48,6 @@ def cuda_guard_does_nothing() -> Iterator[None]:
 
 
 def _guards() -> "ctypes.Array[ctypes.c_void_p]":
-    import torch
-
     library = Path(torch.__file__).parent / "lib" / ("libc10.dylib" if sys.platform == "darwin" else "libc10.so")
     try:
         return (ctypes.c_void_p * (_CUDA + 1)).in_dll(ctypes.CDLL(str(library)), _ARRAY)
@@ -117,21 +115,15 @@ class _Calls(TorchFunctionMode):
         kwargs = kwargs or {}
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": with_index(kwargs["device"])}
-        handler = _HANDLERS.get(func)
+        on_device = bool(args) and isinstance(args[0], DeviceTensor)
+        handler = _HANDLERS.get(func) or (_DEVICE_HANDLERS.get(func) if on_device else None)
         return handler(self._device, func, args, kwargs) if handler else func(*args, **kwargs)
 
 
 def with_index(device: Any) -> Any:
     """cuda:0 for "cuda": the host's guard, asked which device is current, would answer with the host."""
-    if isinstance(device, int):
-        return DEVICE
-    if isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda":
-        return DEVICE
-    return device
-
-
-def _is_device(device: Any) -> bool:
-    return device is not None and torch.device(device).type == "cuda"
+    named = isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda"
+    return DEVICE if named or isinstance(device, int) else device
 
 
 def _to(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -157,7 +149,7 @@ def _from_data(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> 
     if isinstance(data, (list, tuple)):
         args = (_numbers(data), *args[1:])
         kwargs = {name: value for name, value in kwargs.items() if name != "data"}
-    if not _is_device(where):
+    if where != DEVICE:
         return func(*args, **kwargs)
     wanted = {name: value for name, value in kwargs.items() if name not in ("device", "requires_grad")}
     return func(*args, **wanted).to(DEVICE).requires_grad_(bool(kwargs.get("requires_grad")))
@@ -203,52 +195,28 @@ def _is_pinned(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> 
     return not isinstance(args[0], DeviceTensor) and device.memories.is_pinned(args[0])
 
 
-def _on_elem(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """What asks for an address gets the one of the host's memory: the same for the same memory."""
-    return func(*(arg.elem if isinstance(arg, DeviceTensor) else arg for arg in args), **kwargs)
-
-
-def _storage(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    return storage_of(args[0]) if isinstance(args[0], DeviceTensor) else func(*args, **kwargs)
-
-
-def _typed_storage(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    if not isinstance(args[0], DeviceTensor):
-        return func(*args, **kwargs)
-    return torch.TypedStorage(wrap_storage=storage_of(args[0]), dtype=args[0].dtype, _internal=True)
-
-
-def _tolist(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    return func(args[0].cpu() if isinstance(args[0], DeviceTensor) else args[0])
-
-
 def _as_text(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    if not isinstance(args[0], DeviceTensor):
-        return func(*args, **kwargs)
     device.met(FORMATS, "repr or format of a device tensor")
     return func(args[0].elem, *args[1:], **kwargs)
 
 
 def _no_array(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    if isinstance(args[0], DeviceTensor):
-        if kwargs.get("force"):
-            return args[0].detach().cpu().numpy()
-        said = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first."
-        raise device.as_on_gpu(TypeError(said))
-    return func(*args, **kwargs)
+    if kwargs.get("force"):
+        return args[0].detach().cpu().numpy()
+    said = "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first."
+    raise device.as_on_gpu(TypeError(said))
 
 
 def _set_data(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     func(*args, **kwargs)
-    if isinstance(args[0], DeviceTensor) and isinstance(args[1], DeviceTensor):
+    if isinstance(args[1], DeviceTensor):
         args[0].elem = args[1].elem
 
 
 def _by_index(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """x[...] and x[...] = y: a list among the indices becomes a tensor on the host and is copied over."""
     target, index, *value = args
-    if isinstance(target, DeviceTensor):
-        index = tuple(map(_index_tensor, index)) if isinstance(index, tuple) else _index_tensor(index)
+    index = tuple(map(_index_tensor, index)) if isinstance(index, tuple) else _index_tensor(index)
     return func(target, index, *value)
 
 
@@ -275,14 +243,8 @@ def _attention_arguments(
     """The names and order of scaled_dot_product_attention's, which has no signature to ask."""
 
 
-def _register_hook(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    tensor, hook = args
-    if not isinstance(tensor, DeviceTensor):
-        return func(*args)
-    return add_hook(tensor, hook)
-
-
-_HANDLERS: dict[Any, Callable[[Device, Any, Any, dict[str, Any]], Any]] = {
+_Handler = Callable[[Device, Any, Any, dict[str, Any]], Any]
+_HANDLERS: dict[Any, _Handler] = {
     _T.to: _to,
     _T.cuda: _cuda,
     torch.tensor: _from_data,
@@ -291,17 +253,23 @@ _HANDLERS: dict[Any, Callable[[Device, Any, Any, dict[str, Any]], Any]] = {
     _T.new_tensor: _new_tensor,
     _T.pin_memory: _pin_memory,
     _T.is_pinned: _is_pinned,
+    torch.nn.functional.scaled_dot_product_attention: _attention,
+}
+# Where the first argument is a device tensor; others go to PyTorch.
+_DEVICE_HANDLERS: dict[Any, _Handler] = {
     _T.__getitem__: _by_index,
     _T.__setitem__: _by_index,
-    _T.data_ptr: _on_elem,
-    _T.untyped_storage: _storage,
-    _T.storage: _typed_storage,
-    _T.tolist: _tolist,
+    # What asks for an address gets the one of the host's memory: the same for the same memory.
+    _T.data_ptr: lambda device, func, args, kwargs: func(args[0].elem),
+    _T.untyped_storage: lambda device, func, args, kwargs: storage_of(args[0]),
+    _T.storage: lambda device, func, args, kwargs: torch.TypedStorage(
+        wrap_storage=storage_of(args[0]), dtype=args[0].dtype, _internal=True
+    ),
+    _T.tolist: lambda device, func, args, kwargs: func(args[0].cpu()),
     _T.__repr__: _as_text,
     _T.__format__: _as_text,
     _T.numpy: _no_array,
     _T.__array__: _no_array,
-    torch.nn.functional.scaled_dot_product_attention: _attention,
-    _T.register_hook: _register_hook,
+    _T.register_hook: lambda device, func, args, kwargs: add_hook(*args),
     _T.data.__set__: _set_data,
 }

@@ -74,6 +74,4 @@ def _libraries() -> tuple[str, ...]:
     import numpy
     import torch
 
-    return tuple(
-        f"{Path(file).parent}/" for file in (str(torch.__file__), str(numpy.__file__), str(Path(__file__).parent))
-    )
+    return tuple(f"{Path(str(file)).parent}/" for file in (torch.__file__, numpy.__file__, Path(__file__).parent))

@@ -156,12 +156,6 @@ def standing_in(device: Device) -> Iterator[None]:
 def _replacements(device: Device) -> dict[Any, dict[str, Any]]:
     streams = device.streams
 
-    def synchronize(*_: Any, **__: Any) -> None:
-        device.met(DEVICE_SYNC, "torch.cuda.synchronize()")
-
-    def current_stream(*_: Any, **__: Any) -> Stream:
-        return streams.current
-
     class StreamContext:
         def __init__(self, stream: Stream | None):
             self.stream = stream
@@ -176,9 +170,6 @@ def _replacements(device: Device) -> dict[Any, dict[str, Any]]:
 
     def set_stream(stream: Stream) -> None:
         streams.current = stream
-
-    def seed_anew() -> None:
-        device.met(SEEDING, "torch.cuda.seed()")
 
     def set_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
         if not device.in_capture:
@@ -198,23 +189,28 @@ def _replacements(device: Device) -> dict[Any, dict[str, Any]]:
     shared = {
         "is_available": lambda: True,
         "device_count": lambda: 1,
-        "synchronize": synchronize,
-        "current_stream": current_stream,
+        "synchronize": lambda *_, **__: device.met(DEVICE_SYNC, "torch.cuda.synchronize()"),
+        "current_stream": lambda *_, **__: streams.current,
         "set_stream": set_stream,
         "Stream": streams.stream_class,
         "Event": streams.event_class,
     }
+    idle = (
+        "init", "_lazy_init", "set_device", "device", "device_of", "_sleep", "empty_cache", "ipc_collect",
+        "reset_peak_memory_stats", "reset_accumulated_memory_stats", "set_sync_debug_mode",
+    )  # fmt: skip
+    amounts = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     cuda = {
         **shared,
+        **dict.fromkeys(idle, _Nothing),
+        **dict.fromkeys(amounts, lambda *_: 0),
+        **dict.fromkeys(("graph", "CUDAGraph", "make_graphed_callables"), Graph),
+        **dict.fromkeys(("manual_seed", "manual_seed_all"), device.reseed),
+        **dict.fromkeys(("seed", "seed_all"), lambda: device.met(SEEDING, "torch.cuda.seed()")),
+        **{f"{name}Tensor": _legacy_class(dtype) for name, dtype in _LEGACY.items()},
         "is_initialized": lambda: True,
-        "init": _Nothing,
-        "_lazy_init": _Nothing,
         "_lazy_call": lambda call, **_: None,
         "current_device": lambda: 0,
-        "set_device": _Nothing,
-        "device": _Nothing,
-        "device_of": _Nothing,
-        "_sleep": _Nothing,
         "get_device_name": lambda *_: _PROPERTIES.name,
         "get_device_capability": lambda *_: (_PROPERTIES.major, _PROPERTIES.minor),
         "get_device_properties": lambda *_: _PROPERTIES,
@@ -223,35 +219,16 @@ def _replacements(device: Device) -> dict[Any, dict[str, Any]]:
         "default_stream": lambda *_: streams.default,
         "stream": StreamContext,
         "StreamContext": StreamContext,
-        "graph": Graph,
-        "CUDAGraph": Graph,
-        "make_graphed_callables": Graph,
-        "manual_seed": device.reseed,
-        "manual_seed_all": device.reseed,
-        "seed": seed_anew,
-        "seed_all": seed_anew,
         "get_rng_state": lambda *_: device.random.get_state(),
         "set_rng_state": set_state,
-        "empty_cache": _Nothing,
-        "ipc_collect": _Nothing,
-        "reset_peak_memory_stats": _Nothing,
-        "reset_accumulated_memory_stats": _Nothing,
         "get_sync_debug_mode": lambda: 0,
-        "set_sync_debug_mode": _Nothing,
         "get_allocator_backend": lambda: "native",
         "initial_seed": lambda: device.seed or 0,
         "memory_summary": lambda *_, **__: "",
         "memory_snapshot": lambda *_, **__: [],
         "memory_stats": lambda *_: defaultdict(int),
-        "memory_allocated": lambda *_: 0,
-        "max_memory_allocated": lambda *_: 0,
-        "memory_reserved": lambda *_: 0,
-        "max_memory_reserved": lambda *_: 0,
         "mem_get_info": lambda *_: (_PROPERTIES.total_memory, _PROPERTIES.total_memory),
     }
-
-    def launch(*_: Any, **__: Any) -> None:
-        device.cannot_follow("a Triton kernel")
 
     triton = sys.modules.get("triton.runtime.jit")
     accelerator = {
@@ -259,13 +236,13 @@ def _replacements(device: Device) -> dict[Any, dict[str, Any]]:
         "current_accelerator": lambda *_, **__: torch.device("cuda"),
         "current_device_index": lambda: 0,
     }
-    cuda.update({f"{name}Tensor": _legacy_class(dtype) for name, dtype in _LEGACY.items()})
+    dlpack = {"from_dlpack": from_dlpack, "to_dlpack": to_dlpack}
     return {
-        **({triton.JITFunction: {"run": launch}} if triton else {}),
+        **({triton.JITFunction: {"run": lambda *_, **__: device.cannot_follow("a Triton kernel")}} if triton else {}),
         torch.cuda: cuda,
         torch.accelerator: accelerator,
-        torch: {"Generator": generator_class(device), "from_dlpack": from_dlpack, "to_dlpack": to_dlpack},
-        torch.utils.dlpack: {"from_dlpack": from_dlpack, "to_dlpack": to_dlpack},
+        torch: {"Generator": generator_class(device), **dlpack},
+        torch.utils.dlpack: dlpack,
         torch._dynamo.eval_frame: {"_callback_from_stance": stance},
         torch.autograd: {"_engine_run_backward": run_backward},
         torch.cuda.nvtx: dict.fromkeys(

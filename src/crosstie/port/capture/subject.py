@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -26,6 +26,7 @@ from crosstie.port.capture.sites import call_users, definition, one_line
 from crosstie.port.capture.tape import NotFollowed
 
 Source = Callable[..., Any]
+Tree = TypeVar("Tree")
 # The string, so that `dev == "cuda"` in user code holds.
 DEVICE_NAME = "cuda"
 _PLAIN = (bool, int, float, complex, str, type(None))
@@ -95,7 +96,7 @@ def load(static: Arguments, new: Arguments) -> Arguments:
             target.copy_(source)
         return old
 
-    return Arguments(*each_leaf(loaded, tuple(static), tuple(new)))
+    return each_leaf(loaded, static, new)
 
 
 def vary(static: Arguments, seed: int) -> Arguments:
@@ -108,7 +109,7 @@ def vary(static: Arguments, seed: int) -> Arguments:
         flat = leaf.elem.reshape(-1)
         return leaf.owner.wrap(flat[torch.randperm(flat.numel(), generator=order)].reshape(leaf.shape).clone())
 
-    return Arguments(*each_leaf(shuffled, tuple(static)))
+    return each_leaf(shuffled, static)
 
 
 def same(left: Arguments, right: Arguments) -> bool:
@@ -130,35 +131,32 @@ def all_on_host(arguments: Arguments) -> bool:
 
 
 def to_device(arguments: Arguments) -> Arguments:
-    def moved(leaf: Any) -> Any:
-        return leaf.to(DEVICE_NAME) if isinstance(leaf, torch.Tensor) else leaf
-
-    return Arguments(*each_leaf(moved, tuple(arguments)))
+    return each_leaf(lambda leaf: leaf.to(DEVICE_NAME) if isinstance(leaf, torch.Tensor) else leaf, arguments)
 
 
 def to_host(arguments: Arguments) -> Arguments:
-    def moved(leaf: Any) -> Any:
-        return leaf.elem if isinstance(leaf, DeviceTensor) else leaf
-
-    return Arguments(*each_leaf(moved, tuple(arguments)))
+    return each_leaf(lambda leaf: leaf.elem if isinstance(leaf, DeviceTensor) else leaf, arguments)
 
 
 def leaves(arguments: Arguments) -> list[Any]:
     found: list[Any] = []
-    each_leaf(found.append, tuple(arguments))
+    each_leaf(found.append, arguments)
     return found
 
 
-def each_leaf(change: Callable[..., Any], value: Any, *others: Any) -> Any:
+def each_leaf(change: Callable[..., Any], value: Tree, *others: Tree) -> Tree:
     """The same structure with `change(leaf, *its fellows)` for each leaf of containers and plain records."""
     parts = [_parts(one) for one in (value, *others)]
+    made: Tree
     if parts[0] is None:
-        return change(value, *others)
+        made = change(value, *others)
+        return made
     if any(part is None or part.keys() != parts[0].keys() for part in parts):
         raise BadInput("the inputs of two seeds have another structure: a graph is captured for one")
     changed = {key: each_leaf(change, *(part[key] for part in parts if part is not None)) for key in parts[0]}
     # The last: what is no leaf, such as the class or a private attribute, is that of the new call.
-    return _rebuilt((value, *others)[-1], changed)
+    made = _rebuilt((value, *others)[-1], changed)
+    return made
 
 
 def _parts(value: Any) -> dict[Any, Any] | None:
