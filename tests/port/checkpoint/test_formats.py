@@ -51,7 +51,7 @@ def test_each_format_is_understood_whole(tmp_path: Path, name: str) -> None:
 def test_the_words_for_each_format(tmp_path: Path, name: str, method: str, linear: Any, moe: Any) -> None:
     make, quantisation, _, _ = CONVERTIBLE[name]
     found = scheme_of(tmp_path, make(), quantisation)
-    parts = {part: (each.scheme, each.activations, each.scales) for part, each in found.parts.items()}
+    parts = {part: (each.scheme, each.activations, each.scales) for part, (each, *_) in found.parts.items()}
     assert found.method == method
     assert parts == {part: said for part, said in (("linear", linear), ("moe", moe)) if said is not None}
 
@@ -154,13 +154,13 @@ def test_the_shape_of_a_scale_says_what_it_covers(
 
 def test_one_block_is_told_from_one_tensor_by_the_config(tmp_path: Path) -> None:
     tensors = dressed({WEIGHT: codes((128, 100)), f"{SCALE}_inv": floats((1, 1))})
-    assert scheme_of(tmp_path / "block", tensors, samples.BLOCK_FP8).parts["linear"].scheme == "fp8-block"
-    assert scheme_of(tmp_path / "tensor", tensors, samples.FP8).parts["linear"].scheme == "fp8-tensor"
+    assert scheme_of(tmp_path / "block", tensors, samples.BLOCK_FP8).parts["linear"][0].scheme == "fp8-block"
+    assert scheme_of(tmp_path / "tensor", tensors, samples.FP8).parts["linear"][0].scheme == "fp8-tensor"
     compressed = {
         "quant_method": "compressed-tensors",
         "config_groups": {"a": {"weights": {"num_bits": 8, "block_structure": [128, 128]}}},
     }
-    assert scheme_of(tmp_path / "compressed", tensors, compressed).parts["linear"].scheme == "fp8-block"
+    assert scheme_of(tmp_path / "compressed", tensors, compressed).parts["linear"][0].scheme == "fp8-block"
 
 
 def test_which_names_are_scales_of_the_cache() -> None:

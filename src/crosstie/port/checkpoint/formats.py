@@ -3,8 +3,9 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -28,20 +29,9 @@ MODELOPT_FILE = "hf_quant_config.json"
 
 # vLLM loads "mxfp8" through ModelOpt's classes; the rest are spellings.
 _METHODS: dict[str, Method] = {
-    "fp8": "fp8",
-    "compressed-tensors": "compressed-tensors",
+    **{method: method for method in get_args(Method) if method not in ("none", "other")},
     "compressed_tensors": "compressed-tensors",
-    "modelopt": "modelopt",
-    "modelopt_fp4": "modelopt",
-    "modelopt_mixed": "modelopt",
-    "modelopt_mxfp8": "modelopt",
-    "mxfp8": "modelopt",
-    "quark": "quark",
-    "fbgemm_fp8": "fbgemm_fp8",
-    "mxfp4": "mxfp4",
-    "awq": "awq",
-    "gptq": "gptq",
-    "bitsandbytes": "bitsandbytes",
+    **dict.fromkeys(("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "mxfp8"), "modelopt"),
 }
 _ANY_FP8 = ("fp8-tensor", "fp8-channel", "fp8-block", "mxfp8")
 # What a method's weights can be; those that are not here can be anything.
@@ -66,22 +56,22 @@ _ENDS = re.compile(r"(^|\.)(lm_head|embed\w*|wte|wpe|tok_embeddings)\.|^output\.
 
 
 class PartScheme(msgspec.Struct, frozen=True, kw_only=True):
-    """How the dense matrices or the experts are stored, by what most of their bytes are."""
+    """Weights of the dense matrices or of the experts that are stored alike."""
 
     scheme: str
+    # How their inputs are rounded.
     activations: Activations
     # Whether the scales of FP8 weights are floats or powers of two.
     scales: Literal["float", "ue8m0"]
-    # Scheme -> bytes, all of them.
-    nbytes: dict[str, int]
+    nbytes: int
 
 
 class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     method: Method
     # What most bytes of all parts are stored in.
     scheme: str
-    # Where there are such weights: "linear", "moe".
-    parts: dict[ModelPart, PartScheme]
+    # Where there are such weights: each way in which they are stored, that of most bytes first.
+    parts: dict[ModelPart, tuple[PartScheme, ...]]
     # Of the E4M3 weights, by the type that the headers give them; None where there are none, or both.
     dialect: Dialect | None
     # Whether `crosstie convert` made it.
@@ -113,9 +103,12 @@ def read_scheme(checkpoint: Checkpoint) -> Scheme:
         *_config_problems(method, quantisation, roles, file),
     )
     parts = _parts(checkpoint, roles, quantisation)
+    nbytes: Counter[str] = Counter()
+    for way in chain.from_iterable(parts.values()):
+        nbytes[way.scheme] += way.nbytes
     return Scheme(
         method=method,
-        scheme=_main(sum((Counter(part.nbytes) for part in parts.values()), Counter())),
+        scheme=max(nbytes, key=nbytes.__getitem__, default="unknown"),
         parts=parts,
         dialect=dialect,
         converted=bool(marks),
@@ -220,48 +213,34 @@ def _config_problems(method: Method, quantisation: Mapping[str, Any], roles: Rol
         yield Problem(file.name, f"{key}.weight_block_size", f"says blocks, but tensors are stored as {shown}")
 
 
-def _bytes_by_scheme(weights: tuple[Weight, ...]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for weight in weights:
-        found[weight.scheme] += weight.nbytes
-    return dict(found)
-
-
-def _main(nbytes: Mapping[str, int]) -> str:
-    return max(nbytes, key=lambda scheme: nbytes[scheme], default="unknown")
-
-
-def _parts(checkpoint: Checkpoint, roles: Roles, quantisation: Mapping[str, Any]) -> dict[ModelPart, PartScheme]:
-    parts: dict[ModelPart, PartScheme] = {}
-    names: tuple[ModelPart, ...] = ("linear", "moe")
-    for part in names:
-        members = members_of(roles.weights, part)
-        if not members:
-            continue
-        nbytes = _bytes_by_scheme(members)
-        main = _main(nbytes)
-        like = [weight for weight in members if weight.scheme == main]
-        parts[part] = PartScheme(
-            scheme=main,
-            activations=activations_of(main, like, quantisation),
-            scales=scales_of(checkpoint, like),
-            nbytes=nbytes,
-        )
+def _parts(
+    checkpoint: Checkpoint, roles: Roles, quantisation: Mapping[str, Any]
+) -> dict[ModelPart, tuple[PartScheme, ...]]:
+    """The matrices of the layers, without embeddings and the head."""
+    alike: dict[ModelPart, dict[str, list[Weight]]] = {"linear": {}, "moe": {}}
+    for weight in roles.weights:
+        if not _ENDS.search(weight.name):
+            alike[weight.part].setdefault(weight.scheme, []).append(weight)
+    parts: dict[ModelPart, tuple[PartScheme, ...]] = {}
+    for part, by_scheme in alike.items():
+        ways = [
+            PartScheme(
+                scheme=scheme,
+                activations=_activations(scheme, like, quantisation),
+                scales="ue8m0"
+                if any(checkpoint[n].dtype in EXPONENTS for one in like for n in one.scales)
+                else "float",
+                nbytes=sum(weight.nbytes for weight in like),
+            )
+            for scheme, like in by_scheme.items()
+        ]
+        if ways:
+            main = max(ways, key=lambda way: way.nbytes)
+            parts[part] = (main, *(way for way in ways if way is not main))
     return parts
 
 
-def members_of(weights: Sequence[Weight], part: ModelPart) -> tuple[Weight, ...]:
-    """The matrices of the layers, without embeddings and the head."""
-    return tuple(weight for weight in weights if weight.part == part and not _ENDS.search(weight.name))
-
-
-def scales_of(checkpoint: Checkpoint, like: Sequence[Weight]) -> Literal["float", "ue8m0"]:
-    exponents = any(checkpoint[name].dtype in EXPONENTS for weight in like for name in weight.scales)
-    return "ue8m0" if exponents else "float"
-
-
-def activations_of(scheme: str, like: Sequence[Weight], quantisation: Mapping[str, Any]) -> Activations:
-    """How the inputs of weights that are stored alike are rounded."""
+def _activations(scheme: str, like: Sequence[Weight], quantisation: Mapping[str, Any]) -> Activations:
     if scheme not in QUANTISED:
         return "none"
     if any(weight.inputs for weight in like):

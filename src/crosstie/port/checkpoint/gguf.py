@@ -5,6 +5,7 @@ each tensor its name, shape, type and offset. Strings and lists carry their leng
 before it is known to lie inside the file.
 """
 
+import math
 import struct
 from collections import Counter
 from pathlib import Path
@@ -42,10 +43,7 @@ class Gguf(msgspec.Struct, frozen=True, kw_only=True):
         weighed: Counter[str] = Counter()
         for kind, shape in self.tensors.values():
             if len(shape) > 1:
-                elements = 1
-                for side in shape:
-                    elements *= side
-                weighed[kind] += elements
+                weighed[kind] += math.prod(shape)
         return weighed.most_common(1)[0][0] if weighed else "unknown"
 
 

@@ -16,28 +16,16 @@ import msgspec
 from crosstie.core.errors import BadData
 
 DTYPE_BITS = {
-    "BOOL": 8,
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E5M2FNUZ": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
+    dtype: bits
+    for bits, dtypes in (
+        (4, "F4"),
+        (6, "F6_E2M3 F6_E3M2"),
+        (8, "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ"),
+        (16, "I16 U16 F16 BF16"),
+        (32, "I32 U32 F32"),
+        (64, "C64 F64 I64 U64"),
+    )
+    for dtype in dtypes.split()
 }
 # The limit of the format's reference implementation; a longer header is damage or an attack on memory.
 LONGEST_HEADER = 100_000_000
@@ -136,15 +124,11 @@ def _entries(file: Path, raw: bytes) -> dict[str, Any]:
         raise BadData(file, "header", "must hold one JSON object")
     if b"\\ud" in raw.lower():
         # JSON can spell half a character, which no text can hold: it could neither be shown nor written again.
-        _check_whole_characters(file, entries)
+        try:
+            json.dumps(entries, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise BadData(file, "header", "a name or a text in it has half a character (a lone surrogate)") from None
     return entries
-
-
-def _check_whole_characters(file: Path, entries: dict[str, Any]) -> None:
-    try:
-        json.dumps(entries, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise BadData(file, "header", "a name or a text in it has half a character (a lone surrogate)") from None
 
 
 def _metadata(file: Path, found: object) -> dict[str, str]:

@@ -19,15 +19,7 @@ from crosstie.catalog.models import model_id
 from crosstie.catalog.reading import read_toml
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
-from crosstie.port.checkpoint.formats import (
-    Scheme,
-    activations_of,
-    members_of,
-    method_of,
-    quantisation_config,
-    read_scheme,
-    scales_of,
-)
+from crosstie.port.checkpoint.formats import Scheme, method_of, quantisation_config, read_scheme
 from crosstie.port.checkpoint.gguf import Gguf, read_gguf
 from crosstie.port.checkpoint.index import Checkpoint, open_checkpoint
 from crosstie.port.checkpoint.roles import ModelPart
@@ -108,44 +100,35 @@ def _latent(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     return {"qk_rope_head_dim": rotary, "qk_nope_head_dim": key - rotary, "v_head_dim": value, "head_dim": None}
 
 
-class _Said(msgspec.Struct, frozen=True, kw_only=True):
-    bits: int | None
-    group: int | None
-    act_order: bool
-    # "" where the config does not speak of activations.
-    activations: str
-
-
 def as_declared(weights: Weights, quantisation: Mapping[str, Any]) -> Weights:
     """Width, groups, order and activations as the config says; "unknown" where integers of several kinds are mixed."""
     if not weights.scheme.startswith("int"):
         return weights
-    said = set(_said(quantisation))
-    if not said:
-        return weights
-    if len(said) > 1:
-        return msgspec.structs.replace(weights, scheme="unknown")
-    (one,) = said
-    return msgspec.structs.replace(
-        weights,
-        scheme=weights.scheme if one.bits is None else f"int{one.bits}",
-        group=one.group,
-        act_order=one.act_order,
-        activations=one.activations or weights.activations,
-    )
+    said = set(_declared(weights, quantisation)) or {weights}
+    return said.pop() if len(said) == 1 else msgspec.structs.replace(weights, scheme="unknown")
 
 
-def _said(quantisation: Mapping[str, Any]) -> Iterator[_Said]:
+def _declared(weights: Weights, quantisation: Mapping[str, Any]) -> Iterator[Weights]:
     groups = quantisation.get("config_groups")
     if isinstance(groups, Mapping):
         for group in groups.values():
-            weights = group.get("weights") if isinstance(group, Mapping) else None
-            if isinstance(weights, Mapping) and weights.get("type") == "int":
-                yield _compressed(weights, group.get("input_activations"))
+            said = group.get("weights") if isinstance(group, Mapping) else None
+            if isinstance(said, Mapping) and said.get("type") == "int":
+                inputs = group.get("input_activations")
+                is_static = isinstance(inputs, Mapping) and inputs.get("dynamic") is False
+                yield msgspec.structs.replace(
+                    weights,
+                    scheme=_scheme(said.get("num_bits"), weights),
+                    group=_number(said.get("group_size")) or -1,
+                    # "weight" and "static" reorder at quantisation and leave nothing to do at run time.
+                    act_order=said.get("actorder") in (True, "group", "dynamic"),
+                    activations="static" if is_static else "dynamic" if isinstance(inputs, Mapping) else "none",
+                )
     elif "bits" in quantisation or "w_bit" in quantisation:
         size = _number(quantisation.get("group_size", quantisation.get("q_group_size")))
-        yield _Said(
-            bits=_number(quantisation.get("bits", quantisation.get("w_bit"))),
+        yield msgspec.structs.replace(
+            weights,
+            scheme=_scheme(quantisation.get("bits", quantisation.get("w_bit")), weights),
             group=size,
             # One group a row leaves nothing to reorder.
             act_order=quantisation.get("desc_act") is True and size != -1,
@@ -153,15 +136,9 @@ def _said(quantisation: Mapping[str, Any]) -> Iterator[_Said]:
         )
 
 
-def _compressed(weights: Mapping[str, Any], inputs: object) -> _Said:
-    rounded = "none" if not isinstance(inputs, Mapping) else "static" if inputs.get("dynamic") is False else "dynamic"
-    return _Said(
-        bits=_number(weights.get("num_bits")),
-        group=_number(weights.get("group_size")) or -1,
-        # "weight" and "static" reorder at quantisation and leave nothing to do at run time.
-        act_order=weights.get("actorder") in (True, "group", "dynamic"),
-        activations=rounded,
-    )
+def _scheme(bits: object, weights: Weights) -> str:
+    width = _number(bits)
+    return weights.scheme if width is None else f"int{width}"
 
 
 def _number(value: object) -> int | None:
@@ -258,7 +235,7 @@ def _from_folder(asked: str, folder: Path) -> Stored:
     checkpoint = open_checkpoint(folder)
     scheme = read_scheme(checkpoint)
     quantisation = quantisation_config(raw, file)
-    linear, experts = (_part(checkpoint, scheme, part, quantisation) for part in _PARTS)
+    linear, experts = (_part(scheme, part, quantisation) for part in _PARTS)
     return Stored(
         asked=asked if asked.startswith((".", "/", "~")) else f"./{asked}",
         name=_name(folder), config=Config(raw, file), method=scheme.method,
@@ -269,23 +246,16 @@ def _from_folder(asked: str, folder: Path) -> Stored:
     )  # fmt: skip
 
 
-def _part(
-    checkpoint: Checkpoint, scheme: Scheme, part: ModelPart, quantisation: Mapping[str, Any]
-) -> tuple[Weights, ...]:  # fmt: skip
+def _part(scheme: Scheme, part: ModelPart, quantisation: Mapping[str, Any]) -> tuple[Weights, ...]:
     """The main way first; what is left in 16 bits beside quantised weights is no way of its own."""
-    found = scheme.parts.get(part)
-    if found is None:
-        return ()
-    others = [other for other in found.nbytes if other != found.scheme and other not in ("bf16", "fp16")]
-    members, ways = members_of(scheme.weights, part), []
-    for one in (found.scheme, *others):
-        like = [weight for weight in members if weight.scheme == one]
-        stored = Weights(
-            scheme=one, activations=activations_of(one, like, quantisation), scales=scales_of(checkpoint, like),
-            method=scheme.method,
-        )  # fmt: skip
-        ways.append(as_declared(stored, quantisation))
-    return tuple(ways)
+    return tuple(
+        as_declared(
+            Weights(scheme=way.scheme, activations=way.activations, scales=way.scales, method=scheme.method),
+            quantisation,
+        )
+        for number, way in enumerate(scheme.parts.get(part, ()))
+        if number == 0 or way.scheme not in ("bf16", "fp16")
+    )
 
 
 def _gguf_files(asked: str, folder: Path) -> list[Path]:
