@@ -21,7 +21,7 @@ import prometheus_client as theirs
 from prometheus_client.openmetrics.exposition import generate_latest as open_metrics
 
 from crosstie.route.ask import Ask
-from crosstie.route.live import Served
+from crosstie.route.live import ServedRequest
 from crosstie.run.gateway import metrics as ours
 from crosstie.run.gateway.record import RequestRecord
 
@@ -63,7 +63,7 @@ class Ours:
     def __init__(self) -> None:
         self.metrics = ours.Metrics()
         self.ask = Ask(model="m", class_name="chat", input_tokens=1e3, output_tokens=200.0, ttft_s=1.0, tpot_s=0.05)
-        self.served = Served(0.234, 0.0123, 1000.0, 200, 1e-5)
+        self.served = ServedRequest(0.234, 0.0123, 1000.0, 200, 1e-5)
 
     def record(self, pool: str, how: str = "served", status: int = 200) -> RequestRecord:
         record = RequestRecord(b"id", "/v1/chat/completions", 0.0, how, status)

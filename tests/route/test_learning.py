@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from tests.route.fleets import MODEL, ask, chosen, fleet, live, pool, served, told
 
-from crosstie.route.corrections import Correction, Scatter, log_ratio
+from crosstie.route.corrections import OnlineCorrection, Scatter, log_ratio
 from crosstie.route.learnt import FittedLine
 from crosstie.route.lengths import Classes, Lengths
 
 
 def test_a_correction_follows_what_is_delivered_and_fades() -> None:
-    one = Correction(45.0)
+    one = OnlineCorrection(45.0)
     assert one.factor(0.0) == 1.0
     for index in range(12):
         one.teach(math.log(5.0), float(index))
@@ -25,7 +25,7 @@ def test_a_correction_follows_what_is_delivered_and_fades() -> None:
 
 
 def test_one_outlier_does_not_decide() -> None:
-    one = Correction(45.0)
+    one = OnlineCorrection(45.0)
     for index in range(10):
         one.teach(0.0, float(index))
     one.teach(math.log(100.0), 10.0)
@@ -34,15 +34,15 @@ def test_one_outlier_does_not_decide() -> None:
 
 def test_corrections_are_bounded() -> None:
     for ratio in (-1e9, 1e9):
-        one = Correction(45.0)
+        one = OnlineCorrection(45.0)
         for _ in range(50):
             one.teach(ratio, 0.0)
         assert 0.05 < one.factor(0.0) < 50.0
 
 
 def test_a_replica_starts_from_its_pool() -> None:
-    shared = Correction(600.0)
-    known, new = Correction(45.0, shared), Correction(45.0, shared)
+    shared = OnlineCorrection(600.0)
+    known, new = OnlineCorrection(45.0, shared), OnlineCorrection(45.0, shared)
     for index in range(10):
         known.teach(math.log(3.0), float(index))
     assert 1.5 < new.factor(10.0) < 3.5

@@ -11,7 +11,7 @@ from rich.text import Text
 from crosstie.catalog.library import Catalog
 from crosstie.cli.fit import deployment_json, describe
 from crosstie.cli.options import FILE, json_option, model_argument, on_option, verbose_option
-from crosstie.cli.replica import Replica, replica_options
+from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.show import closing, console, print_json, say, show_scorecard, show_table
 from crosstie.core.figures import seconds, share, significant
 from crosstie.decide.compare.curve import Curve, curves
@@ -31,7 +31,7 @@ _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and wh
 @verbose_option(_DETAILS)
 @json_option
 def command(
-    model: str, accelerators: str, replica: Replica, sweep: bool, plot: Path | None, verbose: bool, as_json: bool
+    model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, verbose: bool, as_json: bool
 ) -> int:
     """One MODEL under one load on several accelerators: the scorecard, and why one wins.
 

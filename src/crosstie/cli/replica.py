@@ -34,7 +34,7 @@ def layout_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaOptions:
     """What `replica_options` were given as."""
 
     load: Load
@@ -65,7 +65,7 @@ def replica_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ep: int | None, dp: int | None, kv: str, stack: str | None, **others: Any,
     ) -> Any:  # fmt: skip
         load = Load(concurrency, input_tokens, output_tokens)
-        return function(replica=Replica(load, layout_from(tp, pp, ep, dp), precision, kv, stack), **others)
+        return function(replica=ReplicaOptions(load, layout_from(tp, pp, ep, dp), precision, kv, stack), **others)
 
     found: Callable[..., Any] = gathered
     for option in reversed((

@@ -11,7 +11,7 @@ from crosstie.cli.assignments import amount, assigned, assigned_or_common, fract
 from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, json_option, model_argument, names, on_option, verbose_option
 from crosstie.cli.progress import progress
-from crosstie.cli.replica import Replica, replica_options
+from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.show import print_json
 from crosstie.cli.tco_show import DETAILS, show, to_json
 from crosstie.core.deployment import Accelerator
@@ -62,7 +62,13 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 @verbose_option(DETAILS)
 @json_option
 def command(
-    model: str, accelerators: str, replica: Replica, plot: Path | None, verbose: bool, as_json: bool, **terms: Any
+    model: str,
+    accelerators: str,
+    replica: ReplicaOptions,
+    plot: Path | None,
+    verbose: bool,
+    as_json: bool,
+    **terms: Any,
 ) -> int:
     """What owning each accelerator costs over --years for one MODEL: the bill, and USD per million output tokens.
 

@@ -27,7 +27,7 @@ _LOYALTY = 1.25
 _AFTER = 1e12
 
 
-class Limits:
+class LatencyLimits:
     """What a request must keep; `finish_s` where it names no target."""
 
     def __init__(self, ttft_s: float, tpot_s: float, finish_s: float, ttft_deviations: float, tpot_deviations: float):
@@ -37,8 +37,8 @@ class Limits:
         self.ttft_deviations = ttft_deviations
         self.tpot_deviations = tpot_deviations
 
-    def without_ttft(self) -> "Limits":
-        return Limits(inf, self.tpot_s, self.finish_s, self.ttft_deviations, self.tpot_deviations)
+    def without_ttft(self) -> "LatencyLimits":
+        return LatencyLimits(inf, self.tpot_s, self.finish_s, self.ttft_deviations, self.tpot_deviations)
 
 
 class Best:
@@ -48,25 +48,25 @@ class Best:
         self.replica, self.prediction, self.finish_s, self.miss = replica, prediction, finish_s, miss
 
 
-def limits_of(query: Query) -> Limits:
+def limits_of(query: Query) -> LatencyLimits:
     fleet, ask = query.fleet, query.ask
     ttft_z, tpot_z = fleet.deviations.get(ask.class_name, _USUAL_DEVIATIONS)
     if ask.ttft_s is not None or ask.tpot_s is not None:
         ttft_s = max(ask.ttft_s - ask.waited_s, 1e-3) if ask.ttft_s is not None else inf
-        return Limits(ttft_s, ask.tpot_s or inf, inf, ttft_z, tpot_z)
+        return LatencyLimits(ttft_s, ask.tpot_s or inf, inf, ttft_z, tpot_z)
     if fleet.planned.get(ask.class_name or ""):
         # The plan has this class with no target, so its price alone counts.
-        return Limits(inf, inf, inf, 0.0, 0.0)
+        return LatencyLimits(inf, inf, inf, 0.0, 0.0)
     idle_s = min(pool.speed.idle_s(ask.input_tokens, ask.output_tokens) for pool in query.pools)
-    return Limits(inf, inf, _PATIENCE * idle_s, 0.0, 0.0)
+    return LatencyLimits(inf, inf, _PATIENCE * idle_s, 0.0, 0.0)
 
 
-def _lost(pools: list[LivePool], ask: Ask, limits: Limits) -> bool:
+def _lost(pools: list[LivePool], ask: Ask, limits: LatencyLimits) -> bool:
     """Whether the first token would be late even on an idle replica."""
     return all(pool.speed.idle_s(ask.input_tokens, 0.0) >= limits.ttft_s for pool in pools)
 
 
-def best_of(query: Query, pool: LivePool, limits: Limits, turn: int, usd: float | None = None) -> Best | None:
+def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd: float | None = None) -> Best | None:
     """The replica that keeps the limits and finishes first; without such, the one that misses least.
 
     The limits are the request's own, those that the plan promises of the pool, and those of whoever is on the replica
@@ -134,7 +134,7 @@ def _finish_s(best: Best) -> float:
 
 
 class _Predicting(RoutingPolicy):
-    def _found(self, query: Query, limits: Limits) -> list[Best]:
+    def _found(self, query: Query, limits: LatencyLimits) -> list[Best]:
         """The best replica of every pool that has room."""
         found = []
         for pool in query.pools:
@@ -151,7 +151,7 @@ class _Predicting(RoutingPolicy):
         predicted, missed = best.prediction, self._missed(best, pool, limits)
         return Rated(self.score(best.replica, predicted, query.ask), best.replica, predicted, missed)
 
-    def _missed(self, best: Best, pool: LivePool, limits: Limits) -> str | None:
+    def _missed(self, best: Best, pool: LivePool, limits: LatencyLimits) -> str | None:
         return None
 
 
@@ -176,7 +176,7 @@ class CheapestMeetingTarget(_Predicting):
                 return self._cheapest(within, ask, len(pools), meets=False)
         return self._missing(found, ask, limits)
 
-    def _until_dearer(self, query: Query, limits: Limits) -> tuple[list[Best], list[Best]]:
+    def _until_dearer(self, query: Query, limits: LatencyLimits) -> tuple[list[Best], list[Best]]:
         """Those within the limits that can still be the cheapest, and all that were looked at.
 
         Pools are gone through from the cheapest on, and none is looked at that is dearer than one that will do. A held
@@ -213,7 +213,7 @@ class CheapestMeetingTarget(_Predicting):
             meets=meets,
         )
 
-    def _missed(self, best: Best, pool: LivePool, limits: Limits) -> str | None:
+    def _missed(self, best: Best, pool: LivePool, limits: LatencyLimits) -> str | None:
         if best.miss <= 1.0:
             return None
         view = best.replica.view
@@ -226,7 +226,7 @@ class CheapestMeetingTarget(_Predicting):
         margin = f", less a margin of {best.miss / (seconds / limit) - 1.0:.0%}" if best.miss > seconds / limit else ""
         return f"target: {name} {seconds * 1e3:.0f} ms of {limit * 1e3:.0f} ms{margin}"
 
-    def _missing(self, found: list[Best], ask: Ask, limits: Limits) -> Decision:
+    def _missing(self, found: list[Best], ask: Ask, limits: LatencyLimits) -> Decision:
         chosen = min(found, key=lambda one: one.miss)
         prediction, count = chosen.prediction, len(found)
         # On an idle replica there is nothing to wait for, and who names no target is not to wait for one.

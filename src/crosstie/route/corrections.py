@@ -22,10 +22,10 @@ def log_ratio(observed: float, predicted: float, guard: float) -> float:
     return log((max(observed, 0.0) + guard) / (max(predicted, 0.0) + guard))
 
 
-class Correction:
+class OnlineCorrection:
     """Observed over predicted, decayed, and shrunk to that of a parent, or to 1."""
 
-    def __init__(self, memory_s: float, parent: "Correction | None" = None):
+    def __init__(self, memory_s: float, parent: "OnlineCorrection | None" = None):
         self._memory_s = memory_s
         self._parent = parent
         self._mean = 0.0

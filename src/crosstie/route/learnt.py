@@ -5,7 +5,7 @@ seen the lines are those of a quick server, so that the pool is tried; they rise
 """
 
 from crosstie.core.fleet import Pool
-from crosstie.route.load import Load
+from crosstie.route.load import ReplicaLoad
 from crosstie.route.speed import ENDLESS, Speed, View
 
 _KEPT = 0.98
@@ -46,7 +46,7 @@ class LearntSpeed(Speed):
         # The most requests that it was seen to serve at once.
         self._busiest = 4.0
 
-    def fill(self, view: View, load: Load, now: float) -> None:
+    def fill(self, view: View, load: ReplicaLoad, now: float) -> None:
         elsewhere = load.elsewhere
         in_flight = float(load.in_flight + elsewhere.in_flight)
         queued = load.waiting_tokens + elsewhere.waiting_tokens

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from crosstie.core.fleet import Fleet, Pool, ServedClass
 from crosstie.route.ask import Ask
-from crosstie.route.corrections import Correction, Scatter, log_ratio
+from crosstie.route.corrections import OnlineCorrection, Scatter, log_ratio
 from crosstie.route.lengths import Classes, Lengths
-from crosstie.route.load import RATE_S, Load, Reported
+from crosstie.route.load import RATE_S, ReplicaLoad, Reported
 from crosstie.route.prefix import Prefixes
 from crosstie.route.speed import Prediction, Speed, View
 
@@ -34,8 +34,8 @@ class LivePool:
     def __init__(self, pool: Pool, speed: Speed, lengths: Lengths):
         self.replicas: list[Replica] = []
         self.draining = False
-        self.ttft = Correction(_POOL_MEMORY_S)
-        self.tpot = Correction(_POOL_MEMORY_S)
+        self.ttft = OnlineCorrection(_POOL_MEMORY_S)
+        self.tpot = OnlineCorrection(_POOL_MEMORY_S)
         # How much slower than modelled it decodes, and so how much more of a replica each request takes.
         self.slowness = 1.0
         self.slowness_until = -inf
@@ -132,7 +132,7 @@ class LiveFleet:
             pool.advance(now)
 
 
-class Replica(Load):
+class Replica(ReplicaLoad):
     """One backend: what is on it, whether it may be sent more, and what it has delivered."""
 
     def __init__(self, key: str, pool: LivePool, since: float, slow_start_s: float = 0.0, block_tokens: float = 512.0):
@@ -148,8 +148,8 @@ class Replica(Load):
         # Those whose first token nobody will see, with the moment at which it is assumed.
         self.silent: deque[tuple[float, Flight]] = deque()
         self.reported: Reported | None = None
-        self.ttft = Correction(_REPLICA_MEMORY_S, pool.ttft)
-        self.tpot = Correction(_REPLICA_MEMORY_S, pool.tpot)
+        self.ttft = OnlineCorrection(_REPLICA_MEMORY_S, pool.ttft)
+        self.tpot = OnlineCorrection(_REPLICA_MEMORY_S, pool.tpot)
         self.prefixes = Prefixes(int(min(pool.speed.cache_tokens, 1e8) / block_tokens))
         self.view = View()
         self.factors_until = -inf
@@ -257,7 +257,7 @@ def _kept(target_s: float | None, predicted_s: float) -> float:
     return target_s if target_s is not None and predicted_s <= target_s else inf
 
 
-class Served(NamedTuple):
+class ServedRequest(NamedTuple):
     """A completed request as it was delivered; None: not known."""
 
     ttft_s: float | None
@@ -311,7 +311,9 @@ class Flight:
         pool.ttft_scatter.teach(log_ratio(observed, self.prediction.ttft_s, _TTFT_GUARD_S))
         pool.speed.saw_first(self.ahead_tokens, observed)
 
-    def end(self, now: float, *, output_tokens: int | None, input_tokens: int | None, completed: bool) -> Served | None:
+    def end(
+        self, now: float, *, output_tokens: int | None, input_tokens: int | None, completed: bool
+    ) -> ServedRequest | None:
         """Releases the counts; a completed request teaches what it took. None: it had ended before, or failed."""
         if self.released:
             return None
@@ -328,7 +330,7 @@ class Flight:
         known_input = float(input_tokens) if input_tokens else ask.input_tokens
         charged_usd = self.charge_usd(known_input, float(output_tokens or ask.output_tokens))
         ttft_s = self.first_at - self.started if self.seen and self.first_at is not None else None
-        return Served(ttft_s, tpot_s, known_input, output_tokens, charged_usd)
+        return ServedRequest(ttft_s, tpot_s, known_input, output_tokens, charged_usd)
 
     def charge_usd(self, input_tokens: float, output_tokens: float) -> float:
         """Its part of the price of its replica, at the lengths that it came to: nothing, where nothing came of it."""

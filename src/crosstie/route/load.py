@@ -94,7 +94,7 @@ class LoadElsewhere:
         return self.prompt_rate * exp(-max(now - self.rate_at, 0.0) / RATE_S) if self.prompt_rate else 0.0
 
 
-class Load:
+class ReplicaLoad:
     """Counts of one replica; `live.Replica` moves them."""
 
     def __init__(self, key: str, since: float):
@@ -151,7 +151,7 @@ class Presence:
         self.state: State = "asleep"
         self.why = ""
         # The other models of the same machine.
-        self.beside: list[Load] = []
+        self.beside: list[ReplicaLoad] = []
 
     @property
     def there(self) -> bool:
@@ -166,7 +166,7 @@ class Presence:
         return 1.0 + sum(1.0 for one in self.beside if one.in_flight or one.elsewhere.in_flight)
 
 
-def become(load: Load, state: State, why: str = "") -> None:
+def become(load: ReplicaLoad, state: State, why: str = "") -> None:
     """A model has come to another state on a replica that it shares."""
     presence = load.presence
     if presence is None:

@@ -10,7 +10,7 @@ from crosstie.core.deployment import Deployment
 from crosstie.core.fleet import Pool
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.tabulated import StepTimes
-from crosstie.route.load import Load
+from crosstie.route.load import ReplicaLoad
 from crosstie.route.speed import Speed, View
 
 _MOST_LISTED = 1024
@@ -91,7 +91,7 @@ class ModelledSpeed(Speed):
         self._idle_input_s = max(self.full_alone[0] - self.few[0], _LEAST_S) / self.room[0]
         self._idle_output_s = self.decode[1] + context * self.per_cached
 
-    def fill(self, view: View, load: Load, now: float) -> None:
+    def fill(self, view: View, load: ReplicaLoad, now: float) -> None:
         """Counts, with external traffic where the engine reports any, as steps."""
         in_flight = float(load.in_flight)
         decoding = in_flight - load.waiting
@@ -146,7 +146,7 @@ class ModelledSpeed(Speed):
             # Engines on the same GPUs take turns: each computes as long as before, and waits for the others.
             view.slow_down(load.presence.crowd())
 
-    def _done(self, load: Load, now: float, token_s: float) -> float:
+    def _done(self, load: ReplicaLoad, now: float, token_s: float) -> float:
         """Tokens of the first prompt in the queue that are computed by now."""
         began = max(load.head_started + self.request_s, load.last_first_at)
         return min(max(now - began, 0.0) / token_s, _MOST_DONE * load.head_tokens)

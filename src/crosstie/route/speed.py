@@ -3,7 +3,7 @@ more request."""
 
 from abc import ABC, abstractmethod
 
-from crosstie.route.load import Load
+from crosstie.route.load import ReplicaLoad
 
 # Tokens where there is no limit.
 ENDLESS = 1e15
@@ -63,7 +63,7 @@ class Speed(ABC):
         self.typical_input, self.typical_output = 1000.0, 250.0
 
     @abstractmethod
-    def fill(self, view: View, load: Load, now: float) -> None:
+    def fill(self, view: View, load: ReplicaLoad, now: float) -> None:
         """Fills a replica's view from its counts."""
 
     @abstractmethod

@@ -8,13 +8,13 @@ from tests.waiting import LIMIT_S
 
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
-from crosstie.run.wire.request import Limits, Request
+from crosstie.run.wire.request import Request, RequestLimits
 from crosstie.run.wire.server import Reply, Server
 
 
 @asynccontextmanager
 async def serving(
-    handler: Callable[[Request, Reply], None], limits: Limits | None = None
+    handler: Callable[[Request, Reply], None], limits: RequestLimits | None = None
 ) -> AsyncIterator[tuple[Server, int]]:
     server = Server(asyncio.get_running_loop(), handler, limits)
     port = await server.listen("127.0.0.1", 0)

@@ -15,7 +15,7 @@ from tests.run.wire.sockets import serving
 from tests.waiting import LIMIT_S
 
 from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Limits, Request
+from crosstie.run.wire.request import Request, RequestLimits
 from crosstie.run.wire.server import Reply, Server, ServerConnection
 
 CL = b"content-length"
@@ -209,7 +209,7 @@ class Taken(asyncio.Transport):
 class Feeding:
     """A server that takes down what it is asked, and a connection to it that is fed by hand."""
 
-    def __init__(self, limits: Limits | None = None):
+    def __init__(self, limits: RequestLimits | None = None):
         self.seen: list[oracle.Seen] = []
         self.waiting: list[Any] = []
         self.failed: list[Any] = []

@@ -16,7 +16,7 @@ from crosstie.run.wire.address import Address
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.parser import RequestParser
-from crosstie.run.wire.request import Limits, Request
+from crosstie.run.wire.request import Request, RequestLimits
 from crosstie.run.wire.server import Reply
 
 GET = b"GET /%b HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -192,7 +192,7 @@ async def test_a_drain_that_is_cut_short_says_so() -> None:
 
 @on_loop
 async def test_who_sends_too_much_can_read_why_it_was_refused() -> None:
-    async with serving(echo, Limits(body_bytes=1000)) as (_, port):
+    async with serving(echo, RequestLimits(body_bytes=1000)) as (_, port):
 
         def send() -> bytes:
             with socket.create_connection(("127.0.0.1", port)) as raw:
@@ -226,7 +226,10 @@ async def test_a_refusal_after_a_head_has_its_body() -> None:
 @pytest.mark.parametrize("close", [b"connection: close\r\n", b""])
 def test_who_never_reads_its_answer_is_given_up_and_who_reads_slowly_is_not(close: bytes) -> None:
     async def test() -> None:
-        async with serving(lambda _, reply: reply.send(200, b"x" * 20_000_000), Limits(idle_s=3.0)) as (server, port):
+        async with serving(lambda _, reply: reply.send(200, b"x" * 20_000_000), RequestLimits(idle_s=3.0)) as (
+            server,
+            port,
+        ):
             raw = socket.create_connection(("127.0.0.1", port))
             raw.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n%b\r\n" % close)
             got = 0
@@ -243,7 +246,7 @@ def test_who_never_reads_its_answer_is_given_up_and_who_reads_slowly_is_not(clos
 
 @pytest.mark.slow
 def test_a_body_of_the_smallest_chunks_takes_no_more_room_than_its_bytes() -> None:
-    parser = RequestParser(Limits())
+    parser = RequestParser(RequestLimits())
     parser.feed(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
     assert parser.next() is None
     number, times = 1000, 100

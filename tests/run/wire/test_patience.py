@@ -12,7 +12,7 @@ from tests.waiting import LIMIT_S, until
 
 from crosstie.run.wire.listener import hear_no_more
 from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Limits, Request
+from crosstie.run.wire.request import Request, RequestLimits
 from crosstie.run.wire.server import Reply
 
 ASK = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
@@ -26,7 +26,7 @@ def _no_traceback(caplog: pytest.LogCaptureFixture) -> Any:
 
 @on_loop
 async def test_a_head_that_does_not_end_is_given_up_sooner_than_a_body() -> None:
-    async with serving(echo, Limits(head_s=0.5, request_s=600)) as (server, port):
+    async with serving(echo, RequestLimits(head_s=0.5, request_s=600)) as (server, port):
         assert (await said(port, ASK[:20])).startswith(b"HTTP/1.1 408 ")
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(ASK[:-2])
@@ -41,7 +41,7 @@ async def test_a_head_that_does_not_end_is_given_up_sooner_than_a_body() -> None
 
 @on_loop
 async def test_a_body_may_take_as_long_as_its_bytes_do_at_the_least_rate() -> None:
-    async with serving(echo, Limits(request_s=10, body_bytes_per_s=1000)) as (server, port):
+    async with serving(echo, RequestLimits(request_s=10, body_bytes_per_s=1000)) as (server, port):
         for wait_s, status in ((14.9, b"200"), (15.1, b"408")):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 6000\r\n\r\n" + b"x" * 5000)
@@ -57,7 +57,7 @@ async def test_a_body_may_take_as_long_as_its_bytes_do_at_the_least_rate() -> No
 @on_loop
 async def test_bodies_that_arrive_have_room_together() -> None:
     begun = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9000\r\n\r\n" + b"x" * 4000
-    async with serving(echo, Limits(arriving_bytes=10_000)) as (server, port):
+    async with serving(echo, RequestLimits(arriving_bytes=10_000)) as (server, port):
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for _, writer in held:
             writer.write(begun)
@@ -73,7 +73,7 @@ async def test_bodies_that_arrive_have_room_together() -> None:
 
 @on_loop
 async def test_there_are_so_many_connections_and_no_more() -> None:
-    for limits in (Limits(connections=2), Limits(connections_per_address=2)):
+    for limits in (RequestLimits(connections=2), RequestLimits(connections_per_address=2)):
         async with serving(echo, limits) as (server, port):
             two = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
             await until(lambda: len(server.connections) == 2)
@@ -88,7 +88,10 @@ async def test_there_are_so_many_connections_and_no_more() -> None:
 @on_loop
 async def test_little_is_read_behind_a_request_that_is_being_answered() -> None:
     held: list[Reply] = []
-    async with serving(lambda request, reply: held.append(reply), Limits(pipelined_bytes=10_000)) as (server, port):
+    async with serving(lambda request, reply: held.append(reply), RequestLimits(pipelined_bytes=10_000)) as (
+        server,
+        port,
+    ):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         many = 200_000
         writer.write(ASK * many)
@@ -270,7 +273,7 @@ async def test_little_is_read_behind_requests_that_are_answered_at_once() -> Non
         reply.send(200, b"")
 
     many = 100_000
-    async with serving(quick, Limits(pipelined_bytes=10_000)) as (server, port):
+    async with serving(quick, RequestLimits(pipelined_bytes=10_000)) as (server, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(ASK * many)
         writer.write_eof()

@@ -9,7 +9,7 @@ from tests.run.wire.sockets import said, serving
 from tests.waiting import LIMIT_S, until
 
 from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Limits, Request
+from crosstie.run.wire.request import Request, RequestLimits
 from crosstie.run.wire.server import Reply
 
 
@@ -108,7 +108,7 @@ async def test_an_offer_to_upgrade_is_passed_over() -> None:
 )
 def test_what_cannot_be_read_is_refused_and_the_connection_closed(data: bytes, status: int) -> None:
     async def test() -> None:
-        async with serving(echo, Limits(body_bytes=1500)) as (_, port):
+        async with serving(echo, RequestLimits(body_bytes=1500)) as (_, port):
             got = await said(port, data)
             assert got.startswith(b"HTTP/1.1 %d " % status)
             assert got.count(b"HTTP/1.1") == 1
@@ -119,13 +119,13 @@ def test_what_cannot_be_read_is_refused_and_the_connection_closed(data: bytes, s
 
 @on_loop
 async def test_a_request_that_arrives_too_slowly_is_ended() -> None:
-    async with serving(echo, Limits(request_s=0.5)) as (_, port):
+    async with serving(echo, RequestLimits(request_s=0.5)) as (_, port):
         assert b"408" in await said(port, b"GET / HTTP/1.1\r\nhost:")
 
 
 @on_loop
 async def test_idle_connections_are_closed() -> None:
-    async with serving(echo, Limits(idle_s=0.2)) as (server, port):
+    async with serving(echo, RequestLimits(idle_s=0.2)) as (server, port):
         assert await said(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n") != b""
         assert not server.connections
 

@@ -5,7 +5,7 @@ from tests.run.wire.sockets import said, serving
 from tests.run.wire.test_server import echo, on_loop
 
 from crosstie.run.wire.parser import RequestParser
-from crosstie.run.wire.request import BadRequest, Limits, Request
+from crosstie.run.wire.request import BadRequest, Request, RequestLimits
 from crosstie.run.wire.server import Reply
 
 INNER = b"GET /inner HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -141,7 +141,7 @@ REFUSED = {
 def test_it_is_refused_whole_and_in_pieces_and_nothing_behind_it_is_heard(what: str) -> None:
     data, status = REFUSED[what]
     for pieces in ([data + INNER], [data[i : i + 1] for i in range(len(data))]):
-        parser, seen = RequestParser(Limits()), list[str]()
+        parser, seen = RequestParser(RequestLimits()), list[str]()
         with pytest.raises(BadRequest) as refused:  # noqa: PT012 (which piece it is refused at is no matter)
             for piece in pieces:
                 parser.feed(piece)
@@ -163,7 +163,7 @@ async def test_a_refusal_closes_the_connection_and_is_counted() -> None:
 
 
 def seen_of(data: bytes) -> list[Request]:
-    parser, seen = RequestParser(Limits()), []
+    parser, seen = RequestParser(RequestLimits()), []
     parser.feed(data)
     while (request := parser.next()) is not None:
         seen.append(request)
@@ -228,28 +228,28 @@ async def test_a_body_behind_an_offer_to_upgrade_is_a_body() -> None:
 @pytest.mark.parametrize(
     ("limits", "data", "status"),
     [
-        (Limits(target_bytes=20), b"GET /" + b"a" * 20 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 414),
-        (Limits(target_bytes=20), b"GET /" + b"a" * 200, 414),
-        (Limits(target_bytes=20), b"GET /\xff" + b"a" * 200 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 414),
-        (Limits(header_bytes=40), GET % (b"a: " + b"b" * 40 + b"\r\n"), 431),
-        (Limits(headers=3), GET % b"a: b\r\nc: d\r\ne: f\r\n", 431),
-        (Limits(head_bytes=60), GET % (b"a: b\r\n" * 10), 431),
-        (Limits(head_bytes=60), (GET % (b"a: b\r\n" * 10))[:-2], 431),
-        (Limits(body_bytes=4), length(b"5"), 413),
-        (Limits(body_bytes=4), CHUNKED + b"2\r\nhe\r\n3\r\n", 413),
-        (Limits(chunk_line_bytes=20), CHUNKED + b"5;a=" + b"b" * 20, 400),
-        (Limits(chunk_line_bytes=20), CHUNKED + b"0" * 20 + b"5\r\n", 400),
-        (Limits(framing_bytes=100), CHUNKED + b"1\r\na\r\n" * 30, 400),
-        (Limits(trailer_bytes=20), CHUNKED + b"0\r\n" + b"a: b\r\n" * 5, 431),
-        (Limits(trailer_bytes=20), CHUNKED + b"0\r\n" + b"a" * 30, 431),
+        (RequestLimits(target_bytes=20), b"GET /" + b"a" * 20 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 414),
+        (RequestLimits(target_bytes=20), b"GET /" + b"a" * 200, 414),
+        (RequestLimits(target_bytes=20), b"GET /\xff" + b"a" * 200 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 414),
+        (RequestLimits(header_bytes=40), GET % (b"a: " + b"b" * 40 + b"\r\n"), 431),
+        (RequestLimits(headers=3), GET % b"a: b\r\nc: d\r\ne: f\r\n", 431),
+        (RequestLimits(head_bytes=60), GET % (b"a: b\r\n" * 10), 431),
+        (RequestLimits(head_bytes=60), (GET % (b"a: b\r\n" * 10))[:-2], 431),
+        (RequestLimits(body_bytes=4), length(b"5"), 413),
+        (RequestLimits(body_bytes=4), CHUNKED + b"2\r\nhe\r\n3\r\n", 413),
+        (RequestLimits(chunk_line_bytes=20), CHUNKED + b"5;a=" + b"b" * 20, 400),
+        (RequestLimits(chunk_line_bytes=20), CHUNKED + b"0" * 20 + b"5\r\n", 400),
+        (RequestLimits(framing_bytes=100), CHUNKED + b"1\r\na\r\n" * 30, 400),
+        (RequestLimits(trailer_bytes=20), CHUNKED + b"0\r\n" + b"a: b\r\n" * 5, 431),
+        (RequestLimits(trailer_bytes=20), CHUNKED + b"0\r\n" + b"a" * 30, 431),
     ],
 )  # fmt: skip
-def test_each_limit_holds_and_it_is_the_limit_that_refuses(limits: Limits, data: bytes, status: int) -> None:
+def test_each_limit_holds_and_it_is_the_limit_that_refuses(limits: RequestLimits, data: bytes, status: int) -> None:
     parser = RequestParser(limits)
     parser.feed(data)
     with pytest.raises(BadRequest) as refused:
         parser.next()
     assert refused.value.status == status
-    generous = RequestParser(Limits())
+    generous = RequestParser(RequestLimits())
     generous.feed(data.replace(b"\xff", b""))
     generous.next()

@@ -54,7 +54,7 @@ class OtherWorkers:
         raise NotImplementedError
 
 
-class Trace:
+class TracedRequest:
     """One request, as it goes on. Its end is told to the gateway's listeners, with `RequestRecord.trace`."""
 
     # Of the trace: 32 digits.
@@ -74,6 +74,6 @@ class Trace:
 
 
 class Tracing:
-    def begin(self, path: str, given: bytes) -> Trace:
+    def begin(self, path: str, given: bytes) -> TracedRequest:
         """A request has come; `given` are its own valid lines of trace context, if it has any."""
         raise NotImplementedError

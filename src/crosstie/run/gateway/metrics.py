@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from crosstie.core.histogram import Histogram
 from crosstie.route.ask import Ask
-from crosstie.route.live import Flight, Served
+from crosstie.route.live import Flight, ServedRequest
 from crosstie.run.gateway.record import RequestRecord
 
 TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -62,7 +62,7 @@ class Metrics:
             counts = self.pools[pool] = _PoolCounts()
         return counts
 
-    def observe(self, pool: str, ask: Ask, served: Served, waited_s: float) -> None:
+    def observe(self, pool: str, ask: Ask, served: ServedRequest, waited_s: float) -> None:
         counts = self._of(pool)
         counts.input_tokens += round(served.input_tokens)
         counts.output_tokens += served.output_tokens or 0

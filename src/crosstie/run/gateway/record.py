@@ -1,6 +1,6 @@
 """What is known of a request when it has ended: for usage, logs, traces and recordings, each told exactly once."""
 
-from crosstie.run.gateway.interfaces import Trace
+from crosstie.run.gateway.interfaces import TracedRequest
 from crosstie.run.gateway.limits import Grant
 from crosstie.run.ledger.usage import Counts, Line
 from crosstie.run.wire.request import Request
@@ -34,7 +34,7 @@ class RequestRecord:
         self.attempts = self.resumed = 0
         # The client's own, where it is valid; and how it is followed, where it is.
         self.traceparent = b""
-        self.trace: Trace | None = None
+        self.trace: TracedRequest | None = None
         # As it came. Only while listeners are told: whoever keeps an ending keeps no prompt with it.
         self.request: Request | None = None
         # Of growing prefixes of its prompt; see `route.prefix`.

@@ -30,7 +30,7 @@ from crosstie.run.service.messages import Decisions, DecisionsRequest, FleetAnsw
 from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.wire.address import is_loopback
 from crosstie.run.wire.listener import listening
-from crosstie.run.wire.request import Limits, Request
+from crosstie.run.wire.request import Request, RequestLimits
 from crosstie.run.wire.server import Reply, Server
 
 PREFIX = "/admin/v1/"
@@ -117,7 +117,7 @@ class AdminDoor(Component):
         process.on(FleetRequest, lambda _: FleetAnswer(fleet_view(process.gateway, self.admin.base)))
         process.on(DecisionsRequest, self._decisions_here)
         await self.admin.join()
-        limits = Limits(body_bytes=_MOST_BODY, request_s=10.0)
+        limits = RequestLimits(body_bytes=_MOST_BODY, request_s=10.0)
         self._server = Server(self._loop, self._handle, limits, lambda status, why: error_body(status, why))
         try:
             if self._sockets:

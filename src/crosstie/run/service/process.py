@@ -19,7 +19,7 @@ from crosstie.run.gateway.pages import handler
 from crosstie.run.service.messages import Handlers, WorkerAnswer, WorkerRequest
 from crosstie.run.service.worker_link import WorkerLink
 from crosstie.run.share.board import Board
-from crosstie.run.wire.request import Limits
+from crosstie.run.wire.request import RequestLimits
 from crosstie.run.wire.server import Server
 
 Notify = Callable[[str], None]
@@ -88,7 +88,7 @@ class GatewayProcess:
         self.link: WorkerLink | None = None
         self.stopping = asyncio.Event()
         self.port = 0
-        self._limits = Limits()
+        self._limits = RequestLimits()
         self._limit(fleet)
 
     async def start(self, host: str, port: int) -> None:

@@ -3,7 +3,7 @@
 import random
 from time import time_ns
 
-from crosstie.run.gateway.interfaces import Trace
+from crosstie.run.gateway.interfaces import TracedRequest
 
 
 class TracedAttempt:
@@ -17,7 +17,7 @@ class TracedAttempt:
         self.why, self.status = "", 0
 
 
-class RequestTrace(Trace):
+class RequestTrace(TracedRequest):
     def __init__(self, number: int, span_id: int, parent_id: int, state: bytes, sampled: bool):
         self.id = f"{number:032x}"
         self.number, self.span_id, self.parent_id, self.state, self.sampled = number, span_id, parent_id, state, sampled

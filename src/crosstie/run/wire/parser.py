@@ -7,7 +7,7 @@ readers could take for two different things is refused, whatever the standards l
 import re
 from typing import NoReturn
 
-from crosstie.run.wire.request import BadRequest, Limits, Request
+from crosstie.run.wire.request import BadRequest, Request, RequestLimits
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _PATH = rb"[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+(?:%[0-9A-Fa-f]{2}[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+)*+"
@@ -49,7 +49,7 @@ _HEAD, _BODY, _SIZE, _CHUNK_DATA, _CHUNK_END, _TRAILERS = 0, 1, 2, 3, 4, 5
 class RequestParser:
     """`feed` it what has come, then ask for `next`."""
 
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: RequestLimits):
         self._limits = limits
         self._data = b""
         self._at = 0
@@ -232,7 +232,7 @@ class RequestLine:
         self.method, self.target, self.http11, self.end, self.host = method, target, http11, end, host
 
 
-def first_line(head: bytes, limits: Limits) -> RequestLine:
+def first_line(head: bytes, limits: RequestLimits) -> RequestLine:
     """Of a head, or of as much of one as has come if its first line is whole. Raises BadRequest."""
     usual = _USUAL_LINE.match(head)
     if usual is not None:
@@ -243,7 +243,7 @@ def first_line(head: bytes, limits: Limits) -> RequestLine:
     return _other_line(head, limits)
 
 
-def _other_line(head: bytes, limits: Limits) -> RequestLine:
+def _other_line(head: bytes, limits: RequestLimits) -> RequestLine:
     found = _ANY_LINE.match(head)
     if found is None:
         if head.find(b"\r\n") > limits.target_bytes:
@@ -268,11 +268,11 @@ def _other_line(head: bytes, limits: Limits) -> RequestLine:
     return RequestLine(method, path if path.startswith(b"/") else b"/" + path, http11, found.end(), host)
 
 
-def _target_too_long(limits: Limits) -> NoReturn:
+def _target_too_long(limits: RequestLimits) -> NoReturn:
     raise BadRequest(414, f"a target of more than {limits.target_bytes} bytes")
 
 
-def unfinished_head(part: bytes, seen: int, limits: Limits) -> None:
+def unfinished_head(part: bytes, seen: int, limits: RequestLimits) -> None:
     """What can be said of a head before its end has come; `seen` bytes of it were looked at before."""
     first = part[0]
     if not (65 <= first <= 90 or 97 <= first <= 122 or first == 13):
@@ -289,11 +289,11 @@ def unfinished_head(part: bytes, seen: int, limits: Limits) -> None:
         _head_too_long(limits)
 
 
-def _head_too_long(limits: Limits) -> NoReturn:
+def _head_too_long(limits: RequestLimits) -> NoReturn:
     raise BadRequest(431, f"a head of more than {limits.head_bytes} bytes")
 
 
-def header_fields(head: bytes, line: RequestLine, limits: Limits) -> dict[bytes, bytes]:
+def header_fields(head: bytes, line: RequestLine, limits: RequestLimits) -> dict[bytes, bytes]:
     """Names in lower case, values without the space around them. Raises BadRequest."""
     if len(head) > limits.head_bytes:
         _head_too_long(limits)
@@ -359,7 +359,7 @@ def check_trailers(lines: bytes) -> None:
             raise BadRequest(400, f"{name.decode('ascii')} cannot come after the body")
 
 
-def body_length(fields: dict[bytes, bytes], http11: bool, limits: Limits) -> int:
+def body_length(fields: dict[bytes, bytes], http11: bool, limits: RequestLimits) -> int:
     """Of what follows the head; -1 where it comes in chunks. Raises BadRequest."""
     length, coding = fields.get(b"content-length"), fields.get(b"transfer-encoding")
     if coding is not None:
@@ -388,7 +388,7 @@ def _in_chunks(coding: bytes, length: bytes | None, http11: bool) -> int:
     raise BadRequest(400, "transfer-encoding is not chunked")
 
 
-def body_too_large(limits: Limits) -> NoReturn:
+def body_too_large(limits: RequestLimits) -> NoReturn:
     raise BadRequest(413, f"a body of more than {limits.body_bytes} bytes")
 
 

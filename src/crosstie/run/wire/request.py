@@ -17,7 +17,7 @@ class BadRequest(Exception):
 
 
 @dataclass
-class Limits:
+class RequestLimits:
     """What a client may do; seconds and bytes."""
 
     # How large a body may be.

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from crosstie.run.wire.client import no_delay
 from crosstie.run.wire.listener import Listener, SharedListener, was_reset
 from crosstie.run.wire.parser import RequestParser
-from crosstie.run.wire.request import BadRequest, Limits, Request
+from crosstie.run.wire.request import BadRequest, Request, RequestLimits
 
 # How long a client that was refused may go on sending.
 _LINGER_S = 2.0
@@ -386,12 +386,12 @@ class Server:
         self,
         loop: asyncio.AbstractEventLoop,
         handler: Handler,
-        limits: Limits | None = None,
+        limits: RequestLimits | None = None,
         refusal: Callable[[int, str], bytes] = lambda status, why: why.encode(),
         turns_away: Callable[[], bool] | None = None,
         refused: dict[str, int] | None = None,
     ):
-        self.loop, self.handler, self.limits, self.refusal = loop, handler, limits or Limits(), refusal
+        self.loop, self.handler, self.limits, self.refusal = loop, handler, limits or RequestLimits(), refusal
         # Asked for each new connection, which is closed at once if so.
         self.turns_away = turns_away
         self.connections: set[ServerConnection] = set()
