@@ -30,6 +30,7 @@ import json
 import math
 import sys
 import tempfile
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
 from crosstie.core.workload import Sharing
 from crosstie.host.expected import expect
-from crosstie.host.hosted import Hosted, ResidencySettings
+from crosstie.host.hosted import Hosted, ResidencySettings, Worth
 from crosstie.host.sizes import hosted_model, load_path, room_bytes
 from crosstie.perf.memory import gpu_weight_bytes
 from crosstie.sim.hosting import HostingResult, Traffic, host
@@ -93,15 +94,57 @@ SMALL: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-LRU = ResidencySettings(worth="recency", min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0)
+
+class Rank(Worth):
+    """Ranks do not add up, there the dearest counts; and they know no margin: whoever is asked for comes in."""
+
+    def lost(self, model: str, now: float) -> float:
+        return self.per_byte(model, now)
+
+    def combined(self, losses: Iterable[float]) -> float:
+        return max(losses)
+
+    def deserves(self, model: str, loss: float, margin: float, now: float) -> bool:
+        return True
+
+
+class Recency(Rank):
+    """When it was last asked for: plain LRU."""
+
+    def per_byte(self, model: str, now: float) -> float:
+        return self.asked_at[model]
+
+
+class Frequency(Rank):
+    """Requests since it was loaded x seconds to load / bytes, above the worth of the last one evicted:
+    greedy-dual-size-frequency (Cherkasova 1998), which ages by evictions instead of by time."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.score = dict.fromkeys(self.hosted, 0.0)
+        self.floor = 0.0
+
+    def asked(self, model: str, now: float) -> None:
+        self.count[model] += 1.0
+        self.score[model] = self.floor + self.count[model] * self.reload_by_byte(model)
+        self.asked_at[model] = now
+
+    def evicted(self, model: str) -> None:
+        self.floor = max(self.floor, self.score[model])
+        self.count[model] = 0.0
+
+    def per_byte(self, model: str, now: float) -> float:
+        return self.score[model]
+
+
+LRU = ResidencySettings(worth=Recency, min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0)
+FREQUENCY = ResidencySettings(worth=Frequency, min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0)
 POLICIES = {"crosstie": ResidencySettings(), "lru": LRU}
 # The residency, and loads that nobody waits for, as `crosstie serve` makes them.
 AHEAD = "loads ahead of demand"
 STUDIED = {
     **POLICIES,
-    "greedy-dual-size-frequency": ResidencySettings(
-        worth="frequency", min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0
-    ),
+    "greedy-dual-size-frequency": FREQUENCY,
     "no residence, no patience": ResidencySettings(min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0),
     "no patience": ResidencySettings(patience_loads=0.0),
     "patience for short loads too": ResidencySettings(short_load_s=0.0),

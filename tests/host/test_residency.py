@@ -343,5 +343,3 @@ def test_what_can_never_be_served_is_refused() -> None:
         Residency([Hosted("a", 1.0, 1.0)] * 2, [Slot("s0", 10.0)], 0.0)
     with pytest.raises(BadInput, match="same key"):
         Residency([Hosted("a", 1.0, 1.0)], [Slot("s0", 10.0), Slot("s0", 10.0)], 0.0)
-    with pytest.raises(BadInput, match="is not one of demand"):
-        pool(10, settings=ResidencySettings(worth="luck"))

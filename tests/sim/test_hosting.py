@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
+from benchmarks.hosting import LRU
 
 from crosstie.host.hosted import Hosted, ResidencySettings
 from crosstie.sim.hosting import HostingResult, Traffic, host
-
-LRU = ResidencySettings(worth="recency", min_residence_s=0.0, residence_loads=0.0, patience_loads=0.0)
 
 
 def traffic(*requests: tuple[float, int, float]) -> Traffic:

@@ -1,6 +1,7 @@
-"""The nouns of a shared pool: models that it hosts, replicas with their memory, moves, and what is counted."""
+"""The nouns of a shared pool: models and their worth, replicas with their memory, moves, and what is counted."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -85,12 +86,59 @@ class WaitingModel:
     is_awaited: bool = True
 
 
+class Worth:
+    """What it is worth to keep a model resident: the seconds that requests would wait for its return, by byte it takes.
+
+    That is requests a second, forgotten over time, x seconds to load / bytes. benchmarks/hosting.py has other answers
+    and compares them (docs/hosting.md).
+    """
+
+    def __init__(self, hosted: Iterable[Hosted], memory_s: float, now: float) -> None:
+        self.memory_s = memory_s
+        self.hosted = {one.model: one for one in hosted}
+        # Of each model: requests, as far as they are remembered, and when it was last asked for.
+        self.count = dict.fromkeys(self.hosted, 0.0)
+        self.asked_at = dict.fromkeys(self.hosted, now)
+
+    def asked(self, model: str, now: float) -> None:
+        self.count[model] = self._remembered(model, now) + 1.0
+        self.asked_at[model] = now
+
+    def evicted(self, model: str) -> None:
+        """Changes nothing here: demand is forgotten by the clock."""
+
+    def per_byte(self, model: str, now: float) -> float:
+        """By this residents are compared; the least goes first."""
+        return self.requests_per_s(model, now) * self.reload_by_byte(model)
+
+    def lost(self, model: str, now: float) -> float:
+        """What its eviction costs: the seconds that are waited in a second of its absence."""
+        return self.requests_per_s(model, now) * self.hosted[model].load_s
+
+    def combined(self, losses: Iterable[float]) -> float:
+        return sum(losses)
+
+    def deserves(self, model: str, loss: float, margin: float, now: float) -> bool:
+        """Whether a newcomer may evict without waiting."""
+        return self.lost(model, now) >= margin * loss
+
+    def requests_per_s(self, model: str, now: float) -> float:
+        return self._remembered(model, now) / self.memory_s
+
+    def reload_by_byte(self, model: str) -> float:
+        one = self.hosted[model]
+        return one.load_s / max(one.taken_bytes, 1.0)
+
+    def _remembered(self, model: str, now: float) -> float:
+        return self.count[model] * math.exp(-max(now - self.asked_at[model], 0.0) / self.memory_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidencySettings:
     """How much is kept, and for how long; docs/hosting.md has what each was chosen by."""
 
-    # How models are valued against each other: "demand", "recency" or "frequency" (host/worth.py).
-    worth: str = "demand"
+    # How models are valued against each other.
+    worth: type[Worth] = Worth
     # Over how long demand is forgotten: a request counts for 1/e of itself after this time.
     demand_memory_s: float = 1800.0
     # A model that was loaded stays for so many seconds in any case, and for so many times its own load while it is

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from crosstie.core.errors import BadInput
 from crosstie.host.hosted import Hosted, ModelCounts, Move, PoolCounts, ResidencySettings, Slot, Wait, WaitingModel
-from crosstie.host.worth import Worth
 
 # Requests in flight of a model on a replica: busy(slot key, model).
 Busy = Callable[[str, str], int]
@@ -58,7 +57,7 @@ class Residency:
             raise BadInput("a shared pool needs models and replicas")
         # Where each pinned model stays.
         self._home = self._homes()
-        self._worth = Worth(hosted, self._settings, now)
+        self._worth = self._settings.worth(hosted, self._settings.demand_memory_s, now)
         self._waiting: dict[str, WaitingModel] = {}
         self._failures = dict.fromkeys(self.hosted, 0)
         self._not_before = dict.fromkeys(self.hosted, -math.inf)
@@ -293,7 +292,7 @@ class Residency:
     def _free_from(self, slot: Slot, model: str) -> float:
         """When its residence ends: sooner if it has been quiet for as long as its load takes."""
         one, since = self.hosted[model], slot.resident[model]
-        quiet_from = self._worth.asked_at(model) + one.load_s
+        quiet_from = self._worth.asked_at[model] + one.load_s
         return max(since + self._settings.min_residence_s, min(since + self._settings.residence_s(one), quiet_from))
 
     def _loss(self, slot: Slot, model: str, now: float) -> float:
@@ -309,7 +308,7 @@ class Residency:
             raise ValueError(f"{slot.key} is loading {slot.loading} already")
         for model in move.evict:
             del slot.resident[model]
-            self._worth.evicted(model, now)
+            self._worth.evicted(model)
             for tally in (self.counts, self.counts.by_model[model]):
                 tally.evictions += 1
         slot.loading, slot.loading_since = move.load.model, now
