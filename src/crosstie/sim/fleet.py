@@ -4,14 +4,14 @@ Every replica is an engine of `sim.engine`. The router sees of them what a gatew
 come, and now and then what each engine reports of itself. Answers' lengths are known to the engines alone.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Fleet, Policy, Pool
+from crosstie.core.fleet import Fleet, Policy
 from crosstie.perf.tabulated import StepTimes
 from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
@@ -61,24 +61,10 @@ class _Sent:
 
 
 class FleetSimulator:
-    """`actual`: deployments that backends really have, by address, where these are not what the fleet file says;
-    `slower`: how much slower than modelled a backend is."""
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        fleet: Fleet,
-        policy: Policy | None = None,
-        seed: int = 0,
-        *,
-        slower: Mapping[str, float] | None = None,
-        actual: Mapping[str, Pool] | None = None,
-        patient: bool = True,
-    ):
+    def __init__(self, catalog: Catalog, fleet: Fleet, policy: Policy | None = None, seed: int = 0):
         self.live: LiveFleet = live_fleet(catalog, fleet, 0.0)
         self.router = Router(self.live, make_policy(policy or fleet.policy, seed))
         self.serving = fleet.serving
-        self.patient = patient
         self.room = WaitingRoom(fleet.serving.max_queued)
         self.now = 0.0
         self.answered: list[SimulatedAnswer] = []
@@ -88,23 +74,19 @@ class FleetSimulator:
         self._next_report = _REPORT_EVERY_S
         # Steps' ends, to know which engine is next.
         self._upcoming: list[tuple[float, str]] = []
-        self._planned: dict[str, float] = {}
-        times: dict[str, tuple[StepTimes, float]] = {}
+        # By engine: when its step under way ends.
+        self.planned: dict[str, float] = {}
         for pool in self.live.pools:
+            deployment = deployment_of(catalog, pool.pool)
+            if deployment is None:
+                raise BadInput(f"pool {pool.name} has no accelerator, so there is nothing to simulate")
+            inputs, outputs = typical(fleet, pool.pool)
+            context = inputs + 0.5 * outputs
+            times = StepTimes(deployment, context)
             for replica in pool.replicas:
                 if replica.key in self.engines:
                     raise BadInput(f"backend {replica.key} is there twice")
-                real = (actual or {}).get(replica.key, pool.pool)
-                deployment = deployment_of(catalog, real)
-                if deployment is None:
-                    raise BadInput(f"pool {real.name} has no accelerator, so there is nothing to simulate")
-                if real.name not in times:
-                    inputs, outputs = typical(fleet, real)
-                    times[real.name] = StepTimes(deployment, inputs + 0.5 * outputs), inputs + 0.5 * outputs
-                table, context = times[real.name]
-                self.engines[replica.key] = Engine(
-                    deployment, context, (slower or {}).get(replica.key, 1.0), times=table
-                )
+                self.engines[replica.key] = Engine(deployment, context, times=times)
 
     def run(self, requests: Iterable[SimulatedRequest]) -> list[SimulatedAnswer]:
         """Open traffic: every request arrives by the clock. Answers in the order in which they ended."""
@@ -137,7 +119,7 @@ class FleetSimulator:
             ttft_s=served.ttft.seconds if served and served.ttft else None,
             tpot_s=served.tpot.seconds if served and served.tpot else None,
             priority=request.priority,
-            patience_s=self.serving.queue_s if self.patient else 0.0,
+            patience_s=self.serving.queue_s,
             prefix=request.prefix,
             session=request.session,
         )
@@ -162,9 +144,9 @@ class FleetSimulator:
         """Puts an engine's next step into the order of events."""
         moment = self.engines[key].next_event_s()
         if moment is None:
-            self._planned.pop(key, None)
-        elif self._planned.get(key) != moment:
-            self._planned[key] = moment
+            self.planned.pop(key, None)
+        elif self.planned.get(key) != moment:
+            self.planned[key] = moment
             heappush(self._upcoming, (moment, key))
 
     def advance(self, until: float) -> None:
@@ -172,7 +154,7 @@ class FleetSimulator:
         upcoming = self._upcoming
         while upcoming:
             moment, key = upcoming[0]
-            if self._planned.get(key) != moment:
+            if self.planned.get(key) != moment:
                 heappop(upcoming)
                 continue
             if moment > until:
@@ -193,12 +175,6 @@ class FleetSimulator:
                 self._let_in()
         else:
             self._expire(inf)
-
-    def next_event_s(self) -> float:
-        """Nothing happens before that moment."""
-        while self._upcoming and self._planned.get(self._upcoming[0][1]) != self._upcoming[0][0]:
-            heappop(self._upcoming)
-        return self._upcoming[0][0] if self._upcoming else inf
 
     def _tokens(self, key: str, moment: float) -> bool:
         """An engine's tokens up to then; whether there may be room that there was not before."""
