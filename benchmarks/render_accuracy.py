@@ -1,17 +1,144 @@
 """Makes the tables of docs/accuracy.md anew from the shipped calibration and measurements.
 
 python benchmarks/render_accuracy.py          (make accuracy)
+
+The page is prose with places for tables, `<!-- name -->` to `<!-- end -->`; `fill` puts each table in its place.
 """
 
+import csv
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from crosstie.catalog.calibration import Calibration
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
-from crosstie.prove.calibration.report import fill, tables
+from crosstie.core.errors import BadInput
+from crosstie.core.estimate import NEARNESS
+from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS
+from crosstie.prove.calibration.validate import document, summary, validate
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"
 PEER = ROOT / "benchmarks" / "results" / "aiconfigurator-0.12-predictions.csv"
+Errors = dict[str, dict[str, float]]
+_METRICS = ("tpot", "ttft", "throughput")
+_HEADINGS = ("TPOT", "TTFT", "throughput", "rows of each")
+_PLACE = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fill(page: str, tables: dict[str, Callable[[], str]]) -> str:
+    """The page with every table made anew; a place without a table, or a table without a place, is a fault."""
+    places = [name for _, name, _ in _PLACE.findall(page)]
+    for name in {*places} ^ {*tables}:
+        raise BadInput(f"accuracy page: '{name}' is a {'place without a table' if name in places else 'table alone'}")
+    return _PLACE.sub(lambda match: f"{match[1]}{tables[match[2]]()}\n{match[3]}", page)
+
+
+def tables(catalog: Catalog, peer: Path) -> dict[str, Callable[[], str]]:
+    """`peer`: predictions of aiconfigurator as benchmarks/aiconfigurator_accuracy.py writes them."""
+    made = catalog.calibration
+    return {
+        "left_out": lambda: left_out(made),
+        "amd": lambda: listed(made, "points left out", ("mi300x", "mi325x", "mi350x", "mi355x")),
+        "accelerators": lambda: listed(made, "points left out", sorted(catalog.accelerators)),
+        "stacks": lambda: listed(made, "points left out", sorted(catalog.stacks)),
+        "models": lambda: listed(made, "a model left out", sorted(catalog.models)),
+        "new_accelerators": lambda: listed(made, "an accelerator left out", sorted(catalog.accelerators)),
+        "intervals": lambda: intervals(made),
+        "shipped": lambda: shipped(catalog),
+        "peer": lambda: beside(made, peer),
+    }
+
+
+def left_out(made: Calibration) -> str:
+    titles = [title for title in made.errors if ":" not in title]
+    return _table(
+        ("left out of the fit", *_HEADINGS),
+        ((title, *_cells(made.errors[title]), _rows(made.errors[title])) for title in titles),
+    )
+
+
+def listed(made: Calibration, title: str, names: Sequence[str]) -> str:
+    found = [(name, made.errors[f"{title}: {name}"]) for name in names if f"{title}: {name}" in made.errors]
+    return _table((title, *_HEADINGS), ((name, *_cells(errors), _rows(errors)) for name, errors in found))
+
+
+def intervals(made: Calibration) -> str:
+    return _table(
+        ("measurements near an estimate", "all", "NVIDIA", "AMD"),
+        (
+            (words, *(_share(made.coverage.get(group)) for group in (near, f"{near} / NVIDIA", f"{near} / AMD")))
+            for near, words in NEARNESS.items()
+        ),
+    )
+
+
+def shipped(catalog: Catalog) -> str:
+    """Over the shipped results, which the calibration has seen: coverage and rank are what to read here."""
+    found = document(validate(catalog, SHIPPED_RESULTS[0]))
+    modelled = found["rows"] - sum(
+        count for reason, count in found["uncovered"].items() if "not modelled" in reason or "gpu_power" in reason
+    )
+    ranked, alike = found["rank"], found["rank"]["alike"]
+    lines = [
+        ("rows, and those of aggregated, not speculative serving", f"{found['rows']:,}, {modelled:,}"),
+        ("of these predicted", f"{found['covered']:,} ({_share(found['covered'] / modelled)})"),
+        (
+            "pairs of accelerators ordered right",
+            f"{_share(ranked['correct'] / ranked['pairs'])} of {ranked['pairs']:,}",
+        ),
+        ("at the same clients and GPUs", f"{_share(alike['correct'] / alike['pairs'])} of {alike['pairs']:,}"),
+    ]
+    return _table(("", ""), lines)
+
+
+def beside(made: Calibration, peer: Path) -> str:
+    """The same points: the peer as its users run it, ours with each point left out of the fit, or its whole model."""
+    with peer.open(encoding="utf-8", newline="") as stream:
+        points = list(csv.DictReader(stream))
+    answered = [point for point in points if point["predicted_tpot_s"] and point["attempt"] != "HYBRID"]
+    theirs = {metric: _peer_errors(answered, metric) for metric in ("tpot", "ttft")}
+    rows = [("aiconfigurator 0.12", len(answered), theirs["tpot"], theirs["ttft"])]
+    for words, title in (("points left out", "points left out"), ("the model left out", "a model left out")):
+        ours = made.errors[f"{title}: aic_silicon_sample"]
+        rows.append((f"Crosstie, {words}", round(ours["tpot"]["n"]), ours["tpot"], ours["ttft"]))
+    return _table(
+        ("", "answered", "TPOT median / p90", "TTFT median / p90"),
+        ((who, _share(count / len(points)), _both(tpot), _both(ttft)) for who, count, tpot, ttft in rows),
+    )
+
+
+def _peer_errors(points: list[dict[str, str]], metric: str) -> dict[str, float]:
+    known = [point for point in points if point[f"measured_{metric}_s"]]
+    return summary(
+        np.array([float(p[f"predicted_{metric}_s"]) / float(p[f"measured_{metric}_s"]) - 1.0 for p in known])
+    )
+
+
+def _both(error: dict[str, float]) -> str:
+    return f"{100 * error['median_ape']:.1f} / {100 * error['p90_ape']:.0f} %"
+
+
+def _cells(errors: Errors) -> list[str]:
+    return [_both(errors[metric]) if metric in errors else "-" for metric in _METRICS]
+
+
+def _rows(errors: Errors) -> str:
+    return ", ".join(f"{errors[metric]['n']:,.0f}" if metric in errors else "-" for metric in _METRICS)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
 
 if __name__ == "__main__":
     write_text(PAGE, fill(PAGE.read_text(encoding="utf-8"), tables(Catalog([]), PEER)))

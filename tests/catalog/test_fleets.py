@@ -552,7 +552,7 @@ def test_files_that_cannot_be_read(catalog: Catalog, tmp_path: Path, monkeypatch
         raise PermissionError(errno.EACCES, "Permission denied")
 
     # Not by chmod: tests may run as root, who may read everything.
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(BadData, match="cannot be read: Permission denied"):
         read_fleet(catalog, tmp_path / "fleet.toml")
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from crosstie.catalog.reading import text_of
 from crosstie.core.errors import BadData
 
 # No model has a dimension beyond this; a larger one is a slip, and would take forever to count.
@@ -146,18 +147,15 @@ def load_config(path: Path) -> tuple[dict[str, Any], Path]:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        raise BadData(file, "", "no such file: give a model directory or its config.json")
+    text = text_of(file)
     try:
-        raw = json.loads(file.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise BadData(file, "", "no such file: give a model directory or its config.json") from None
-    except UnicodeDecodeError:
-        raise BadData(file, "", "not UTF-8 text") from None
+        raw = json.loads(text)
     except json.JSONDecodeError as error:
         raise BadData(file, f"line {error.lineno}", f"not valid JSON: {error.msg}") from None
     except (RecursionError, ValueError):
         raise BadData(file, "", "not a config.json: nested too deeply, or a number too long") from None
-    except OSError as error:
-        raise BadData(file, "", f"cannot be read: {error.strerror}") from None
     if not isinstance(raw, dict):
         raise BadData(file, "", "must hold one JSON object")
     return raw

@@ -283,15 +283,8 @@ def check_everything(catalog: Catalog) -> dict[str, int]:
     for name in catalog._efficiency_layers:
         if name not in known:
             raise BadData(f"efficiency/{name}.toml", "", "names no accelerator, family or topology of the catalog")
-    return {
-        "accelerators": len(catalog.accelerators),
-        "models": len(catalog.models),
-        "stacks": len(catalog.stacks),
-        "formats": len(catalog.formats),
-        "prices": len(catalog.prices),
-        "api_prices": len(catalog.api_prices),
-        "costs": len(catalog.costs),
-    }
+    kinds = ("accelerators", "models", "stacks", "formats", "prices", "api_prices", "costs")
+    return {kind: len(getattr(catalog, kind)) for kind in kinds}
 
 
 def check_file(file: Path) -> str:

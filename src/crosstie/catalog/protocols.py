@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from crosstie.catalog.reading import Sources, only_keys, read_toml, table, text
+from crosstie.catalog.reading import Sources, only_keys, read_toml, table, text, text_of
 from crosstie.core.deployment import kv_bytes_per_element
 from crosstie.core.errors import BadData, BadInput
 
@@ -84,10 +84,7 @@ class Protocols:
         """(accelerator, model, scenario), folded, to the layout that most submissions have."""
         found: dict[tuple[str, str, str], Counter[tuple[tuple[str, str], ...]]] = {}
         file = self._folder / "mlperf_layouts.csv"
-        try:
-            rows = list(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
-        except OSError as error:
-            raise BadData(file, "", f"cannot be read: {error.strerror}") from None
+        rows = list(csv.DictReader(io.StringIO(text_of(file))))
         needed = {"accelerator", "model", "scenario", "tp", "pp", "ep", "attention_dp", "weights"}
         missing = sorted(needed - set(rows[0] if rows else needed))
         if missing:

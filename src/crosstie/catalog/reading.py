@@ -6,7 +6,7 @@ import io
 import re
 import tomllib
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date as day
 from functools import cache
@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
-from crosstie.core.errors import BadData, CrosstieError, near_names
+from crosstie.core.errors import BadData, near_names
 from crosstie.core.fact import BASES, Fact, Label, OtherSource
 from crosstie.core.units import UNITS, units_of
 
@@ -85,39 +85,28 @@ class Sources:
 
 
 def read_toml(file: Path) -> dict[str, Any]:
+    content = text_of(file)
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except tomllib.TOMLDecodeError as error:
-        raise BadData(file, "", f"not valid TOML: {error}") from None
-    except UnicodeDecodeError as error:
-        raise BadData(file, "", f"not UTF-8 text: {error.reason} at byte {error.start}") from None
+        return tomllib.loads(content)
     except (ValueError, RecursionError) as error:
         # tomllib leaves numbers of thousands of digits and lists in thousands of lists to Python.
         raise BadData(file, "", f"not valid TOML: {error}") from None
-    except OSError as error:
-        raise BadData(file, "", f"cannot be read: {error.strerror}") from None
 
 
-def text_of(path: Path, fault: Callable[[str], CrosstieError]) -> str:
-    """The text of a file, gzipped or not; `fault` makes an error of the reason why there is none."""
+def text_of(path: Path) -> str:
+    """The text of a file, gzipped or not."""
     try:
         raw = path.read_bytes()
         return (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
-        raise fault(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise BadData(path, "", f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except UnicodeDecodeError as error:
-        raise fault(f"is not UTF-8 text (byte {error.start})") from None
+        raise BadData(path, "", f"is not UTF-8 text (byte {error.start})") from None
 
 
 def read_rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
     """The rows of a table of prices, each with its line; every row has a basis, a source and a date."""
-    try:
-        content = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise BadData(file, "", "not UTF-8 text") from None
-    except OSError as error:
-        raise BadData(file, "", f"cannot be read: {error.strerror}") from None
-    rows = csv.DictReader(io.StringIO(content), strict=True)
+    rows = csv.DictReader(io.StringIO(text_of(file)), strict=True)
     try:
         if tuple(rows.fieldnames or ()) != columns:
             raise BadData(file, "line 1", f"columns must be {','.join(columns)}")

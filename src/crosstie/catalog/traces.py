@@ -128,7 +128,7 @@ def read_trace(path: str | Path, *, times: bool = True) -> Trace:
     Without `times` arrivals are not looked at, which halves the work.
     """
     file = Path(path)
-    text = text_of(file, lambda reason: BadData(file, "", reason))
+    text = text_of(file)
     if not text.strip():
         raise BadData(file, "", "is empty")
     table = _from_json_lines(file, text) if text.lstrip().startswith("{") else _from_csv(file, text)

@@ -10,7 +10,6 @@ from hypothesis import given, strategies as st
 from tests.conftest import Command
 from tests.prove.calibration.rows import BASE, row, text, written
 
-from crosstie.core.errors import BadInput
 from crosstie.prove.calibration.results import REQUIRED, Metric, metric_of, read_results
 
 
@@ -133,7 +132,7 @@ def test_files_that_are_not_there(crosstie: Command, tmp_path: Path) -> None:
         assert got.status == 2
         assert "cannot be read" in got.err
         assert got.err.count("\n") == 1
-    with pytest.raises(BadInput, match=r"none\.csv"):
+    with pytest.raises(BadData, match=r"none\.csv"):
         read_results(tmp_path / "none.csv")
 
 

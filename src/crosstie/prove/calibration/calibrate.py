@@ -91,8 +91,7 @@ def read_inputs(catalog: Catalog, paths: Sequence[Path]) -> Inputs:
 
 
 def _is_kernel_table(path: Path) -> bool:
-    text = text_of(path, lambda reason: BadInput(f"{path}: {reason}"))
-    return {"kind", "seconds", "stack"} <= set(text[:400].split("\n")[0].strip().split(","))
+    return {"kind", "seconds", "stack"} <= set(text_of(path)[:400].split("\n")[0].strip().split(","))
 
 
 def _add_point(found: Inputs, resolve: Cases, point: Point) -> None:

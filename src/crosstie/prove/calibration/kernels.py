@@ -58,9 +58,8 @@ _NUMBERS = tuple(
 
 def read_kernels(file: Path) -> list[Kernel]:
     """A table of kernels, gzipped or not; columns as the fields of Kernel, others are left alone."""
-    text = text_of(file, lambda reason: BadData(file, "", reason))
     found = []
-    for line, row in enumerate(csv.DictReader(io.StringIO(text)), start=2):
+    for line, row in enumerate(csv.DictReader(io.StringIO(text_of(file))), start=2):
         given = {name: row[name] for name in Kernel.__struct_fields__ if row.get(name)}
         try:
             kernel = msgspec.convert(given, Kernel, strict=False)

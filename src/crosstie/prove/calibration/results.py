@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crosstie.catalog.reading import text_of
-from crosstie.core.errors import BadData, BadInput
+from crosstie.core.errors import BadData
 
 REQUIRED = ("accelerator", "model", "precision", "engine", "input_len", "output_len", "concurrency",
             "metric", "unit", "value")  # fmt: skip
@@ -130,8 +130,7 @@ def read_results(*paths: str | Path) -> Results:
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, str], bool]]:
     """Line number, cells by column, and whether there were more of them than columns."""
-    text = text_of(path, lambda reason: BadInput(f"{path}: {reason}"))
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.DictReader(io.StringIO(text_of(path), newline=""), strict=True)
     try:
         columns = [name.strip() for name in reader.fieldnames or ()]
         reader.fieldnames = columns

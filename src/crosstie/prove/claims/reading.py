@@ -80,7 +80,7 @@ def spans_of(text: str) -> tuple[Span, ...]:
 
 @cache
 def read_claims(file: Path = SHIPPED_CLAIMS) -> tuple[Claim, ...]:
-    text = text_of(file, lambda why: BadData(file, "", why))
+    text = text_of(file)
     rows = csv.DictReader(io.StringIO(text), strict=True)
     claims: dict[str, Claim] = {}
     try:

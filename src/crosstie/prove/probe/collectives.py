@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from crosstie.prove.probe.device import REFUSALS, first_line
-from crosstie.prove.probe.timer import GpuTimer, HostTimer, Timer, timing
+from crosstie.prove.probe.timer import GpuTimer, HostTimer, timing
 
 # Each rank must do the same number of rounds, so time cannot say when to stop.
 ROUNDS = 15
@@ -64,7 +64,7 @@ def _rank(rank: int, device: str, backend: str, gpus: int, sizes: tuple[int, ...
 
 def _reduce(rank: int, device: str, backend: str, gpus: int, sizes: tuple[int, ...], folder: Path) -> None:
     torch, distributed = import_module("torch"), import_module("torch.distributed")
-    place, timer = device, _timer(torch, device)
+    place, timer = device, HostTimer() if device == "cpu" else GpuTimer(torch)
     if device != "cpu":
         torch.cuda.set_device(rank)
         place = f"{device}:{rank}"
@@ -84,11 +84,7 @@ def _reduce(rank: int, device: str, backend: str, gpus: int, sizes: tuple[int, .
     distributed.destroy_process_group()
 
 
-def _timer(torch: Any, device: str) -> Timer:
-    return HostTimer() if device == "cpu" else GpuTimer(torch)
-
-
-def _one(timer: Timer, reduce: Callable[[], object], size: int, ranks: int) -> dict[str, Any]:
+def _one(timer: HostTimer, reduce: Callable[[], object], size: int, ranks: int) -> dict[str, Any]:
     """Small messages several in a row, since one alone is mostly the host."""
     operations = 20 if size < 1 << 22 else 2
 

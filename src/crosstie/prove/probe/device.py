@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from crosstie.core.errors import BadInput
-from crosstie.prove.probe.timer import GpuTimer, Timer
+from crosstie.prove.probe.timer import GpuTimer, HostTimer
 
 # Words of a device's name that make another card of it, so that both names must have them or neither.
 OTHER_CARDS = {"nvl", "pcie", "d", "laptop", "max"}
@@ -32,7 +32,7 @@ class ProbedDevice:
 
     torch: Any
     name: str
-    timer: Timer
+    timer: HostTimer
     # The 8-bit type that the matrix units multiply, or None where they have none.
     fp8: Any = None
     compiles: bool = True

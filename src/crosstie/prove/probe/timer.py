@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 Run = Callable[[], object]
 # A replay shorter than this is repeated inside the graph, so that starting a graph is not what is timed.
@@ -21,20 +21,6 @@ class Timing(NamedTuple):
     graph: bool
 
 
-class Timer(Protocol):
-    def elapsed(self, run: Run) -> float:
-        """Seconds that the device spends on one call."""
-        ...
-
-    def time(self, run: Run, operations: int = 1, budget_s: float = 0.04, graph: bool = True) -> Timing:
-        """A call does `operations` of what is timed; sampling stops after `budget_s`."""
-        ...
-
-    def host(self, run: Run, operations: int = 1, budget_s: float = 0.04) -> Timing:
-        """Seconds after which the call returns, whether or not the device is done."""
-        ...
-
-
 def timing(samples: list[float], operations: int, graph: bool) -> Timing:
     ordered = sorted(samples)
     last = len(ordered) - 1
@@ -50,7 +36,26 @@ def sampled(one: Callable[[], float], budget_s: float) -> list[float]:
     return samples
 
 
-class GpuTimer:
+class HostTimer:
+    """By the wall clock, for devices that work while they are called."""
+
+    def elapsed(self, run: Run) -> float:
+        """Seconds that the device spends on one call."""
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+    def time(self, run: Run, operations: int = 1, budget_s: float = 0.04, graph: bool = True) -> Timing:
+        """A call does `operations` of what is timed; sampling stops after `budget_s`."""
+        run()
+        return timing(sampled(lambda: self.elapsed(run), budget_s), operations, False)
+
+    def host(self, run: Run, operations: int = 1, budget_s: float = 0.04) -> Timing:
+        """Seconds after which the call returns, whether or not the device is done."""
+        return self.time(run, operations, budget_s)
+
+
+class GpuTimer(HostTimer):
     """CUDA and ROCm alike: PyTorch gives both the same events and graphs."""
 
     def __init__(self, torch: Any):
@@ -83,9 +88,7 @@ class GpuTimer:
     def host(self, run: Run, operations: int = 1, budget_s: float = 0.04) -> Timing:
         def one() -> float:
             self.cuda.synchronize()
-            start = time.perf_counter()
-            run()
-            return time.perf_counter() - start
+            return HostTimer.elapsed(self, run)
 
         one()
         samples = sampled(one, budget_s)
@@ -106,22 +109,6 @@ class GpuTimer:
             return None
         replay: Run = graph.replay
         return replay
-
-
-class HostTimer:
-    """The same contract by the wall clock, for devices that work while they are called."""
-
-    def elapsed(self, run: Run) -> float:
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-
-    def time(self, run: Run, operations: int = 1, budget_s: float = 0.04, graph: bool = True) -> Timing:
-        run()
-        return timing(sampled(lambda: self.elapsed(run), budget_s), operations, False)
-
-    def host(self, run: Run, operations: int = 1, budget_s: float = 0.04) -> Timing:
-        return self.time(run, operations, budget_s)
 
 
 def _repeated(run: Run, repeats: int) -> Run:

@@ -1,6 +1,5 @@
 """A replay, and the demo, as plain values for `--json`; what is not a number is null."""
 
-import math
 from typing import Any
 
 import msgspec
@@ -35,9 +34,5 @@ def demo_document(demo: Demo) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    value = msgspec.to_builtins(value)
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    # JSON has no NaN and no infinity: msgspec writes null for them.
+    return msgspec.json.decode(msgspec.json.encode(value))
