@@ -6,13 +6,13 @@ inherits what is known nearest to it.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from crosstie.catalog.writing import json_rows
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadData
 from crosstie.core.estimate import CONSTANTS, METRICS, Correction, Spread
@@ -243,17 +243,4 @@ def read_calibration(file: Path) -> Calibration:
 
 def calibration_text(calibration: Calibration) -> str:
     """One scope a line, so that a change of the file can be read."""
-    plain = msgspec.to_builtins(calibration)
-    lines = ["{"]
-    for name, value in plain.items():
-        if isinstance(value, Mapping) and value and name != "made":
-            inner = ",\n".join(f"  {_json(key)}: {_json(part)}" for key, part in value.items())
-            lines.append(f"{_json(name)}: {{\n{inner}\n}},")
-        else:
-            lines.append(f"{_json(name)}: {_json(value)},")
-    lines[-1] = lines[-1].removesuffix(",")
-    return "\n".join([*lines, "}"]) + "\n"
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+    return json_rows(msgspec.to_builtins(calibration))

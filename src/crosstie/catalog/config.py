@@ -58,20 +58,15 @@ class Config:
         return default
 
     def flag(self, name: str, default: bool = False) -> bool:
-        return self._bool(name, self.get(name), default)
+        return bool(self._typed(name, self.get(name), bool, "true or false", default))
 
     def flag_outer(self, name: str) -> bool | None:
-        value = self.get_outer(name)
-        return None if value is None else self._bool(name, value, False)
+        found: bool | None = self._typed(name, self.get_outer(name), bool, "true or false", None)
+        return found
 
     def word(self, name: str) -> str:
         """A string, or "" where there is none."""
-        value = self.get(name)
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            raise self.bad(name, f"must be a string, not {value!r:.60}")
-        return value
+        return str(self._typed(name, self.get(name), str, "a string", ""))
 
     def words(self, name: str, length: int) -> list[str] | None:
         found = self._list(name, str)
@@ -88,11 +83,12 @@ class Config:
     def nested_config(self, name: str) -> "Config | None":
         """An object inside the config, read in the same way."""
         value = self.get(name)
-        if value is None:
-            return None
+        return None if value is None else Config(self.object(name, value), self.file, f"{self._where(name)}.")
+
+    def object(self, name: str, value: Any) -> Mapping[str, Any]:
         if not isinstance(value, Mapping):
             raise self.bad(name, "must be an object")
-        return Config(value, self.file, f"{self._where(name)}.")
+        return value
 
     def bad(self, name: str, reason: str) -> BadData:
         return BadData(self.file, self._where(name), reason)
@@ -115,11 +111,11 @@ class Config:
         outer = [key for key in self.outer if key not in self.asked_outer and key != "text_config"]
         return [f"{self.prefix}{key}" for key in outer] + inner
 
-    def _bool(self, name: str, value: object, default: bool) -> bool:
+    def _typed(self, name: str, value: Any, kind: type, what: str, default: Any) -> Any:
         if value is None:
             return default
-        if not isinstance(value, bool):
-            raise self.bad(name, f"must be true or false, not {value!r:.60}")
+        if not isinstance(value, kind):
+            raise self.bad(name, f"must be {what}, not {value!r:.60}")
         return value
 
     def _list(self, name: str, kind: type) -> list[Any] | None:

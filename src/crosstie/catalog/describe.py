@@ -1,13 +1,14 @@
 """The catalog as lines of text: a key, a value, and why anyone should believe it."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.precision import FOUR_BIT, GGUF, UNIFORM
+from crosstie.catalog.stacks import HOST, SMALL, STACK
 from crosstie.core.deployment import Accelerator, Efficiency, Stack
 from crosstie.core.errors import UnknownName
 from crosstie.core.fact import Fact, Label
@@ -28,9 +29,6 @@ class FactLine:
     @property
     def shown(self) -> str:
         return with_unit(self.value, self.unit) if isinstance(self.value, float | int) else self.value
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "notes": list(self.notes)}
 
 
 def describe(catalog: Catalog, name: str) -> tuple[str, list[FactLine]]:
@@ -117,19 +115,8 @@ def model_lines(model: Model) -> list[FactLine]:
 
 
 def stack_lines(stack: Stack) -> list[FactLine]:
-    facts: dict[str, Fact] = {
-        "engine.chunk_tokens": stack.chunk_tokens,
-        "engine.max_sequences": stack.max_sequences,
-        "engine.memory_fraction": stack.memory_fraction,
-        "engine.reserved": stack.reserved,
-        "host.step": stack.host.step,
-        "host.prompt": stack.host.prompt,
-        "host.sequence": stack.host.sequence,
-        "host.request": stack.host.request,
-    }
-    if stack.small:
-        facts.update({f"small.{k}": v for k, v in msgspec.structs.asdict(stack.small).items()})
-    return [fact_line(key, fact) for key, fact in facts.items()]
+    parts = {"engine": (stack, STACK), "host": (stack.host, HOST), "small": (stack.small, SMALL)}
+    return [fact_line(f"{part}.{key}", getattr(of, key)) for part, (of, keys) in parts.items() if of for key in keys]
 
 
 def fact_line(key: str, fact: Fact | Label) -> FactLine:
@@ -146,7 +133,7 @@ def fact_line(key: str, fact: Fact | Label) -> FactLine:
 def overview(catalog: Catalog, kind: str, only: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """One row a noun, with the few numbers that people look for first, in the units that their keys name."""
     if kind == "precisions":
-        stored = {"native": "what the checkpoint has", **UNIFORM, **FOUR_BIT}
+        stored = {"native": "what the checkpoint has", **{name: name for name in UNIFORM}, **FOUR_BIT}
         for name, (base, better) in GGUF.items():
             stored[name] = base if base == better else f"{base}, and {better} where llama.cpp spends more bits"
         return [{"precision": name, "stores linear layers as": what} for name, what in stored.items()]

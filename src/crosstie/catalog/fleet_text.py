@@ -1,6 +1,5 @@
 """Fleets as the text of their files, and one to start from."""
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -8,6 +7,7 @@ import msgspec
 from crosstie.catalog.fleets import FORMAT
 from crosstie.catalog.pools import SPLIT, UNLIMITED_CONTEXT, USUAL_KV
 from crosstie.catalog.workloads import PERCENTILES
+from crosstie.catalog.writing import toml_value
 from crosstie.core.fleet import Fleet, HostedModel, Pool, Route, ServedClass, Serving, SharedState
 from crosstie.core.workload import Target
 
@@ -27,9 +27,9 @@ def fleet_text(fleet: Fleet) -> str:
         if ready
         else "# Written by `crosstie plan`. Add to every pool the addresses of its replicas before serving it.",
         f"format = {FORMAT}",
-        f"name = {_quoted(fleet.name)}",
-        *([f"planned = {_quoted(fleet.planned)}"] if fleet.planned else []),
-        f"policy = {_quoted(fleet.policy)}",
+        f"name = {toml_value(fleet.name)}",
+        *([f"planned = {toml_value(fleet.planned)}"] if fleet.planned else []),
+        f"policy = {toml_value(fleet.policy)}",
         *_serve(fleet.serving),
         *_state(fleet.state),
     ]
@@ -66,21 +66,21 @@ def _pool(pool: Pool) -> list[str]:
     own = pool.loading == "vllm-sleep" or any(one.backends for one in pool.hosts)
     optional = {"served_as": pool.served_as, "api_key_env": pool.api_key_env, "weight": pool.weight}
     return [
-        f"name = {_quoted(pool.name)}",
-        *([] if pool.hosts else [f"model = {_quoted(pool.model)}"]),
+        f"name = {toml_value(pool.name)}",
+        *([] if pool.hosts else [f"model = {toml_value(pool.model)}"]),
         *_given({"accelerator": pool.accelerator}),
         *(f"{part} = {n}" for part, n in split.items() if known or n > 1),
         *_given({"precision": pool.precision}),
-        *([f"kv = {_quoted(pool.kv_format)}"] if known or pool.kv_format != USUAL_KV else []),
+        *([f"kv = {toml_value(pool.kv_format)}"] if known or pool.kv_format != USUAL_KV else []),
         *_given({"stack": pool.stack}),
         f"replicas = {pool.replicas}",
         *([f"usd_per_gpu_hour = {_number(pool.usd_per_gpu_hour)}"] if known or pool.usd_per_gpu_hour else []),
         f"max_in_flight = {pool.max_in_flight}",
         *([] if pool.hosts and pool.max_context >= UNLIMITED_CONTEXT else [f"max_context = {pool.max_context}"]),
         *_given(optional),
-        *([] if pool.modalities is None else [f"modalities = {_list(pool.modalities)}"]),
+        *([] if pool.modalities is None else [f"modalities = {toml_value(pool.modalities)}"]),
         *_given({"loading": pool.loading, "load_hook": pool.load_hook, "host_memory_gib": pool.host_memory_gib}),
-        *([] if own else [f"backends = {_list(pool.backends)}{'' if ready else hint}"]),
+        *([] if own else [f"backends = {toml_value(pool.backends)}{'' if ready else hint}"]),
         *(
             ["hosts = [", *(f"  {_host(one, own)},{'' if ready or not own else hint}" for one in pool.hosts), "]"]
             if pool.hosts
@@ -95,13 +95,13 @@ def _host(one: HostedModel, own: bool) -> str:
         "memory_gib": one.memory_gib, "load_s": one.load_s, "max_context": one.max_context,
     }  # fmt: skip
     said = [*_given(given), *(["pinned = true"] if one.pinned else [])]
-    return f"{{ {', '.join([*said, f'backends = {_list(one.backends)}'] if own else said)} }}"
+    return f"{{ {', '.join([*said, f'backends = {toml_value(one.backends)}'] if own else said)} }}"
 
 
 def _class(one: ServedClass) -> list[str]:
     return [
-        f"name = {_quoted(one.name)}",
-        f"model = {_quoted(one.model)}",
+        f"name = {toml_value(one.name)}",
+        f"model = {toml_value(one.model)}",
         f"requests_per_s = {_number(one.requests_per_s)}",
         f"input_tokens = {_number(one.input_tokens)}",
         f"output_tokens = {_number(one.output_tokens)}",
@@ -115,8 +115,8 @@ def _class(one: ServedClass) -> list[str]:
 
 def _route(route: Route) -> str:
     upto = "" if route.up_to_input is None else f", up_to_input = {route.up_to_input}"
-    why = f", why = {_quoted(route.why)}" if route.why else ""
-    return f"{{ pool = {_quoted(route.pool)}, share = {_number(route.share)}{upto}{why} }}"
+    why = f", why = {toml_value(route.why)}" if route.why else ""
+    return f"{{ pool = {toml_value(route.pool)}, share = {_number(route.share)}{upto}{why} }}"
 
 
 def _target_line(key: str, target: Target | None) -> list[str]:
@@ -131,19 +131,7 @@ def _given(values: dict[str, str | float | None]) -> list[str]:
 
 
 def _value(value: str | float) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _quoted(value)
-    return str(value) if isinstance(value, int) else _number(value)
-
-
-def _list(values: tuple[str, ...]) -> str:
-    return f"[{', '.join(map(_quoted, values))}]"
-
-
-def _quoted(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return _number(value) if isinstance(value, float) else toml_value(value)
 
 
 def _number(value: float) -> str:

@@ -22,20 +22,11 @@ from crosstie.catalog.quantisation import Names, native_formats
 from crosstie.core.model import Layer, Model, Tensor
 
 
-def read_model(
-    raw: Mapping[str, Any],
-    file: Path | str,
-    *,
-    id: str,
-    name: str,
-    source: str,
-    date: str,
-    aliases: tuple[str, ...] = (),
-    licence: str = "",
-    notes: tuple[str, ...] = (),
-    prefix: str = "",
-) -> tuple[Model, Config]:
-    """The model that a config describes, and the config with what was read of it."""
+def read_model(raw: Mapping[str, Any], file: Path | str, *, prefix: str = "", **about: Any) -> tuple[Model, Config]:
+    """The model that a config describes, and the config with what was read of it.
+
+    `about`: what a config does not say of a `Model`: id, name, source and date; aliases, licence and notes.
+    """
     config = Config(raw, file, prefix)
     family = _family(config)
     quirks = quirks_of(family)
@@ -57,9 +48,6 @@ def read_model(
     _refuse_what_nobody_read(config)
     architectures = config.outer.get("architectures")
     model = Model(
-        id=id,
-        name=name,
-        aliases=aliases,
         architecture=architectures[0] if isinstance(architectures, list) and architectures else family or "unnamed",
         hidden=hidden,
         vocabulary=vocabulary,
@@ -73,11 +61,8 @@ def read_model(
         experts_per_token=max((t.active for t in routed), default=0),
         native=native,
         native_name=native_name,
-        source=source,
-        date=date,
-        licence=licence,
-        notes=notes,
         file=str(file),
+        **about,
     )
     return model, config
 

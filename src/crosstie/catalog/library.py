@@ -89,10 +89,8 @@ class Catalog:
     @cached_property
     def formats(self) -> dict[str, Format]:
         formats: dict[str, Format] = {}
-        for directory in self.directories:
-            file = directory / "formats.toml"
-            if _exists(file):
-                formats.update(read_formats(file))
+        for file in self._tables("formats.toml"):
+            formats.update(read_formats(file))
         return formats
 
     @cached_property
@@ -108,10 +106,8 @@ class Catalog:
     def costs(self) -> dict[str, Ranged]:
         """What ownership assumes; a user's file replaces only the assumptions that it has."""
         found: dict[str, Ranged] = {}
-        for directory in self.directories:
-            file = directory / "costs.toml"
-            if _exists(file):
-                found.update(read_costs(file, whole=directory == SHIPPED))
+        for file in self._tables("costs.toml"):
+            found.update(read_costs(file, whole=file.parent == SHIPPED))
         return found
 
     @cached_property
@@ -119,11 +115,8 @@ class Catalog:
         """The nearest file: a user's own takes the place of the shipped one."""
         if self._given is not None:
             return self._given
-        for directory in reversed(self.directories):
-            file = directory / "calibration.json"
-            if _exists(file):
-                return read_calibration(file)
-        return empty()
+        files = self._tables("calibration.json")
+        return read_calibration(files[-1]) if files else empty()
 
     @cached_property
     def _efficiency_layers(self) -> dict[str, dict[str, Any]]:
@@ -254,6 +247,7 @@ class Catalog:
         return list(by_name.values())
 
     def _tables(self, name: str) -> list[Path]:
+        """The file of that name in each directory that has one; the nearest is the last."""
         return [file for directory in self.directories if _exists(file := directory / name)]
 
     def _once(self, file: Path, read: Callable[[Path], Noun]) -> Noun:
@@ -267,11 +261,8 @@ class Catalog:
         wanted = f"{name.casefold()}.toml"
         if "/" in wanted or "\\" in wanted or len(wanted) > 200:
             return None
-        for directory in reversed(self.directories):
-            file = directory / kind / wanted
-            if _exists(file):
-                return file
-        return None
+        files = self._tables(f"{kind}/{wanted}")
+        return files[-1] if files else None
 
 
 def check_everything(catalog: Catalog) -> dict[str, int]:

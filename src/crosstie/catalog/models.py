@@ -8,6 +8,7 @@ from typing import Any
 from crosstie.catalog.config import load_config
 from crosstie.catalog.huggingface import read_model
 from crosstie.catalog.reading import date, file_id, only_keys, optional_text, read_toml, table, text, texts
+from crosstie.catalog.writing import toml_key, toml_value
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.model import Model
 
@@ -60,14 +61,10 @@ def model_file_text(
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", id):
         raise BadInput(f"'{id}' cannot be a catalog id: lower case letters, digits, '.', '_' and '-' only")
     _, config = read_model(raw, file, id=id, name=name, source=source, date=date)
-    lines = [f"id = {_toml(id)}", f"name = {_toml(name)}", f"aliases = {_toml(list(aliases))}"]
-    lines += [f"source = {_toml(source)}", f"date = {_toml(date)}"]
-    if licence:
-        lines.append(f"licence = {_toml(licence)}")
-    if notes:
-        lines.append(f"notes = {_toml(list(notes))}")
-    lines += _toml_table("config", config.kept())
-    return "\n".join(lines) + "\n"
+    about = {"id": id, "name": name, "aliases": aliases, "source": source, "date": date}
+    about |= {key: value for key, value in (("licence", licence), ("notes", notes)) if value}
+    lines = [f"{key} = {toml_value(value)}" for key, value in about.items()]
+    return "\n".join([*lines, *_toml_table("config", config.kept())]) + "\n"
 
 
 def _toml_table(name: str, values: dict[str, Any]) -> list[str]:
@@ -77,26 +74,7 @@ def _toml_table(name: str, values: dict[str, Any]) -> list[str]:
         if isinstance(value, dict):
             nested.append((key, value))
         elif value is not None:
-            lines.append(f"{_key(key)} = {_toml(value)}")
+            lines.append(f"{toml_key(key)} = {toml_value(value)}")
     for key, value in nested:
-        lines += _toml_table(f"{name}.{_key(key)}", value)
+        lines += _toml_table(f"{name}.{toml_key(key)}", value)
     return lines
-
-
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda m: f"\\u{ord(m[0]):04x}", escaped) + '"'
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item) for item in value if item is not None) + "]"
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items() if v is not None) + " }"
-    raise BadInput(f"cannot write {type(value).__name__} into a catalog file")

@@ -6,14 +6,7 @@ from crosstie.core.errors import UnknownName
 from crosstie.core.model import ATTENTION_ROLES, LINEAR_ROLES, ROLES, Format, Mix, Model, Precision, only
 
 # Precisions that store every linear layer of the blocks in one format and the rest in 16 bits.
-UNIFORM = {
-    "bf16": "bf16",
-    "fp16": "fp16",
-    "fp8": "fp8",
-    "fp8-channel": "fp8-channel",
-    "fp8-block": "fp8-block",
-    "int8": "int8",
-}
+UNIFORM = ("bf16", "fp16", "fp8", "fp8-channel", "fp8-block", "int8")
 # Published 4-bit checkpoints of expert models leave attention alone; those of dense models do not.
 FOUR_BIT = {"mxfp4": "mxfp4", "nvfp4": "nvfp4", "int4": "int4-g128"}
 # llama.cpp's file types: the base format, and the one for tensors that get more bits.
@@ -36,7 +29,7 @@ def resolve(model: Model, name: str, formats: Mapping[str, Format]) -> Precision
     if name in UNIFORM:
         wide = "fp16" if name == "fp16" else "bf16"
         by_role = dict.fromkeys(ROLES, only(formats[wide]))
-        by_role.update(dict.fromkeys(LINEAR_ROLES, only(formats[UNIFORM[name]])))
+        by_role.update(dict.fromkeys(LINEAR_ROLES, only(formats[name])))
     elif name in FOUR_BIT:
         by_role = dict.fromkeys(ROLES, only(formats["bf16"]))
         by_role.update(dict.fromkeys(LINEAR_ROLES, only(formats[FOUR_BIT[name]])))

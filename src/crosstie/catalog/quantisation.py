@@ -75,8 +75,7 @@ def native_formats(config: Config, layers: Sequence[Names]) -> tuple[dict[str, S
     name = base
     quantisation = config.get_outer("quantization_config") or config.get_outer("compression_config")
     if quantisation:
-        if not isinstance(quantisation, Mapping):
-            raise config.bad("quantization_config", "must be an object")
+        quantisation = config.object("quantization_config", quantisation)
         if isinstance(quantisation.get("quantization"), Mapping):
             quantisation = {**quantisation, **quantisation["quantization"]}
         name = _quantise(config, quantisation, by_role, base, layers)
@@ -154,14 +153,11 @@ def _compressed_groups(config: Config, quantisation: Mapping[str, Any]) -> list[
         raise config.bad(where, "must be an object of groups")
     found: list[tuple[Pattern | None, str]] = []
     for name, group in groups.items():
-        if not isinstance(group, Mapping):
-            raise config.bad(f"{where}.{name}", "must be an object")
-        weights = group.get("weights")
+        weights = config.object(f"{where}.{name}", group).get("weights")
         if weights is None:
             continue
-        if not isinstance(weights, Mapping):
-            raise config.bad(f"{where}.{name}.weights", "must be an object")
-        format = _compressed_format(config, f"{where}.{name}.weights", weights)
+        at = f"{where}.{name}.weights"
+        format = _compressed_format(config, at, config.object(at, weights))
         for target in _strings(config, f"{where}.{name}.targets", group.get("targets") or ["Linear"]):
             pattern = None if target == "Linear" else _pattern(config, f"{where}.{name}.targets", target)
             found.append((pattern, format))
@@ -190,14 +186,10 @@ def _modelopt(config: Config, quantisation: Mapping[str, Any]) -> str:
 
 def _quark(config: Config, quantisation: Mapping[str, Any]) -> str:
     where = "quantization_config.global_quant_config"
-    everywhere = quantisation.get("global_quant_config")
-    if not isinstance(everywhere, Mapping):
-        raise config.bad(where, "must be an object")
+    everywhere = config.object(where, quantisation.get("global_quant_config"))
 
     def format_of(key: str, entry: Mapping[str, Any]) -> str:
-        weights = entry.get("weight")
-        if not isinstance(weights, Mapping):
-            raise config.bad(f"{key}.weight", "must be an object")
+        weights = config.object(f"{key}.weight", entry.get("weight"))
         dtype = str(weights.get("dtype"))
         if dtype == "fp4":
             return "mxfp4"
@@ -208,11 +200,9 @@ def _quark(config: Config, quantisation: Mapping[str, Any]) -> str:
         raise config.bad(f"{key}.weight.dtype", f"'{dtype}' is not one of fp4, fp8, int8")
 
     main = format_of(where, everywhere)
-    layers = quantisation.get("layer_quant_config") or {}
-    if not isinstance(layers, Mapping):
-        raise config.bad("quantization_config.layer_quant_config", "must be an object")
-    for name, entry in layers.items():
-        key = f"quantization_config.layer_quant_config.{name}"
+    where = "quantization_config.layer_quant_config"
+    for name, entry in config.object(where, quantisation.get("layer_quant_config") or {}).items():
+        key = f"{where}.{name}"
         if not isinstance(entry, Mapping) or (entry.get("weight") and format_of(key, entry) != main):
             raise config.bad(key, "formats that differ by layer are not understood")
     return main

@@ -1,9 +1,12 @@
 """Files that are there whole or not at all."""
 
+import json
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from crosstie.core.errors import BadInput
 
@@ -25,6 +28,38 @@ def write_whole(target: Path, write: Callable[[Path], object]) -> None:
         os.replace(draft, target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def json_rows(document: dict[str, Any]) -> str:
+    """JSON with a line for each entry of its lists and objects, so that two documents can be compared line by line."""
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {_rows(value)}" for key, value in document.items()) + "\n}\n"
+
+
+def _rows(value: Any) -> str:
+    if isinstance(value, dict) and value:
+        inner = [f"{json.dumps(key)}: {json.dumps(row, allow_nan=False)}" for key, row in value.items()]
+        return "{\n  " + ",\n  ".join(inner) + "\n }"
+    if isinstance(value, list) and value:
+        return "[\n  " + ",\n  ".join(json.dumps(row, allow_nan=False) for row in value) + "\n ]"
+    return json.dumps(value, allow_nan=False)
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it in a line; None has no such form, and is left out of lists and tables."""
+    if isinstance(value, str | bool):
+        # JSON's strings are TOML's, but for one character.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(item) for item in value if item is not None)}]"
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{toml_key(k)} = {toml_value(v)}' for k, v in value.items() if v is not None)} }}"
+    raise BadInput(f"cannot write {type(value).__name__} into a catalog file")
+
+
+def toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
 
 
 def write_text(target: Path, text: str) -> None:

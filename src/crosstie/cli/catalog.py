@@ -1,6 +1,7 @@
 """`crosstie catalog`: what Crosstie knows, and where each number comes from."""
 
 import tempfile
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def show_command(name: str, key: str | None, as_json: bool) -> int:
         hint = f"; did you mean {' or '.join(near)}?" if near else f"; `crosstie catalog show {name}` shows all"
         raise BadInput(f"{name} has no key '{key}'{hint}")
     if as_json:
-        print_json({"name": title, "facts": [line.as_json() for line in lines]})
+        print_json({"name": title, "facts": [asdict(line) for line in lines]})
         return 0
     out = console()
     rows = [[line.key, line.shown, line.basis, line.date, line.source] for line in lines]

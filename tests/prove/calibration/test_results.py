@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from tests.conftest import Command
 from tests.prove.calibration.rows import BASE, row, text, written
 
+from crosstie.core.errors import BadData
 from crosstie.prove.calibration.results import REQUIRED, Metric, metric_of, read_results
 
 

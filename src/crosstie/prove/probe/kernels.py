@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from crosstie.catalog.writing import write_whole
+from crosstie.catalog.writing import json_rows, write_text
 from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.progress import OnProgress
 from crosstie.prove.probe.collectives import all_reduces
@@ -286,21 +286,7 @@ def run_plan(plan: dict[str, Any], on_progress: OnProgress) -> dict[str, Any]:
 
 
 def write_json(target: Path, document: dict[str, Any]) -> None:
-    text = "{\n" + ",\n".join(f' "{key}": {_laid_out(value)}' for key, value in document.items()) + "\n}\n"
-    try:
-        write_whole(target, lambda draft: draft.write_text(text))
-    except OSError as error:
-        raise BadInput(f"{target}: cannot be written: {error.strerror}") from None
-
-
-def _laid_out(value: Any) -> str:
-    """Lists have a line a row, so that two documents can be compared line by line."""
-    if isinstance(value, list) and value:
-        return "[\n" + ",\n".join(f"  {json.dumps(row, allow_nan=False)}" for row in value) + "\n ]"
-    if isinstance(value, dict) and value:
-        inner = ",\n".join(f'  "{key}": {json.dumps(row, allow_nan=False)}' for key, row in value.items())
-        return "{\n" + inner + "\n }"
-    return json.dumps(value, allow_nan=False)
+    write_text(target, json_rows(document))
 
 
 def check_target(target: Path) -> None:
