@@ -2,24 +2,24 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.port.source.test_hipify import checked, write
 
 from crosstie.core.errors import BadInput
-from crosstie.port.source.check import SourceOptions
 from crosstie.port.source.clang import NAMES
 
 pytestmark = pytest.mark.slow
 
 INSTALLED = any(shutil.which(name) for name in NAMES)
 needs_clang = pytest.mark.skipif(not INSTALLED, reason="needs clang (apt-get install clang-19)")
-WITH = SourceOptions(jobs=2)
+WITH: dict[str, Any] = {"use_clang": True, "jobs": 2}
 HEADER = "#include <cuda_runtime.h>\n"
 
 
 def compiled(folder: Path, text: str, on: str = "mi300x") -> list[tuple[str, int | None]]:
-    report = checked(write(folder, HEADER + text), on, WITH)
+    report = checked(write(folder, HEADER + text), on, **WITH)
     return [
         (one.check, one.where.line) for one in report.findings if one.grounds == "compiled" and one.check != "clang"
     ]
@@ -48,7 +48,7 @@ def test_what_it_cannot_judge(tmp_path: Path) -> None:
         ("#include <torch/extension.h>\nvoid f() {}\n", "needs the header torch/extension.h"),
         ("void f() { someApiOfHip(1); }\n", "someApiOfHip"),
     ):
-        report = checked(write(tmp_path, HEADER + text), options=WITH)
+        report = checked(write(tmp_path, HEADER + text), **WITH)
         assert report.opinion is not None
         assert why in report.opinion.not_judged["a.cu"]
         assert {one.severity for one in report.findings} == {"note"}
@@ -57,7 +57,7 @@ def test_what_it_cannot_judge(tmp_path: Path) -> None:
 
 @needs_clang
 def test_a_target_that_it_does_not_know(tmp_path: Path) -> None:
-    report = checked(write(tmp_path, HEADER + "__global__ void k() {}\n"), "mi300x,mi355x", WITH)
+    report = checked(write(tmp_path, HEADER + "__global__ void k() {}\n"), "mi300x,mi355x", **WITH)
     assert report.opinion is not None
     said = next(one for one in report.findings if one.check == "clang")
     for isa in ("gfx942", "gfx950"):
@@ -67,6 +67,6 @@ def test_a_target_that_it_does_not_know(tmp_path: Path) -> None:
 def test_a_compiler_that_is_none(tmp_path: Path) -> None:
     write(tmp_path, "int x;\n")
     with pytest.raises(BadInput, match="no such program"):
-        checked(tmp_path, options=SourceOptions(clang="/nowhere/clang"))
+        checked(tmp_path, use_clang=True, clang="/nowhere/clang")
     with pytest.raises(BadInput, match="does not compile HIP"):
-        checked(tmp_path, options=SourceOptions(clang="false"))
+        checked(tmp_path, use_clang=True, clang="false")

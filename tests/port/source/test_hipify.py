@@ -1,20 +1,17 @@
 """HIPIFY on a copy: what it converts, what it leaves, and what happens without it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding
 from crosstie.port.source import check
-from crosstie.port.source.check import SourceOptions, SourceReport, check_source
-
-ALONE = SourceOptions(use_clang=False)
+from crosstie.port.source.check import SourceReport, preflight_source
 
 
-def checked(folder: Path, on: str = "mi300x", options: SourceOptions = ALONE) -> SourceReport:
-    catalog = Catalog()
-    return check_source(folder, [catalog.accelerator(one) for one in on.split(",")], options)
+def checked(folder: Path, on: str = "mi300x", **options: Any) -> SourceReport:
+    return preflight_source(folder, on=on, **{"use_clang": False, **options})
 
 
 def write(folder: Path, text: str, name: str = "a.cu") -> Path:
@@ -139,7 +136,6 @@ def test_a_file_for_one_instruction_set(tmp_path: Path) -> None:
 
 def test_progress_names_each_file(tmp_path: Path) -> None:
     seen: list[tuple[int, int, str]] = []
-    accelerator = Catalog().accelerator("mi300x")
-    check_source(write(tmp_path, "void f();\n"), [accelerator], ALONE, lambda *now: seen.append(now))
+    checked(write(tmp_path, "void f();\n"), on_progress=lambda *now: seen.append(now))
     assert (1, 1, "reading a.cu") in seen
     assert (1, 1, "HIPIFY a.cu") in seen

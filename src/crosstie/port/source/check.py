@@ -1,30 +1,21 @@
 """A tree of CUDA and Python sources in, what a port to each accelerator trips over out."""
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.deployment import Accelerator
 from crosstie.core.finding import Finding, Location, worst
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.port.source.clang import Clang, Opinion, find_compiler, second_opinion
+from crosstie.port.source.clang import Opinion, find_compiler, second_opinion
 from crosstie.port.source.code import streams
 from crosstie.port.source.cpp import hazards_in
 from crosstie.port.source.files import Files, build_hazards, hip_builds, read_files
 from crosstie.port.source.hazard import SourceHazard, SourceTarget, findings_of, target_of
-from crosstie.port.source.hipify import (
-    CudaNames,
-    Hipified,
-    broken_headers,
-    collect,
-    empty_names,
-    hipified,
-    hipify_module,
-    leftover_hazards,
-)
+from crosstie.port.source.hipify import CudaNames, Hipified, collect, hipified, hipify_module, leftover_hazards
 from crosstie.port.source.project import Project
 from crosstie.port.source.python import python_hazards
 
@@ -43,15 +34,6 @@ class HipifyCounts(msgspec.Struct, frozen=True, kw_only=True):
 
     files: dict[str, dict[str, int]]
     names: dict[str, int]
-
-
-class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to look: with HIPIFY or without, with which clang (None: the first that there is), and how many at once."""
-
-    hipify: bool = True
-    clang: str | None = None
-    use_clang: bool = True
-    jobs: int = 1
 
 
 class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,21 +55,27 @@ def preflight_source(
     `hipify`: whether to see what PyTorch's HIPIFY converts and leaves; `clang`: which one gives the second opinion,
     the first on the path where it is None; `jobs`: files that it compiles at once, one a core where it is None.
     """
-    options = SourceOptions(hipify=hipify, clang=clang, use_clang=use_clang, jobs=jobs or os.cpu_count() or 1)
-    return check_source(Path(path), (catalog or Catalog()).accelerators_named(on), options, on_progress)
-
-
-def check_source(
-    root: Path, accelerators: Sequence[Accelerator], options: SourceOptions, on_progress: OnProgress = no_progress
-) -> SourceReport:
+    root, targets = Path(path), [target_of(one) for one in (catalog or Catalog()).accelerators_named(on)]
     files = read_files(root)
-    targets = [target_of(one) for one in accelerators]
     hazards: list[SourceHazard] = []
     converted, opinion = None, None
     if any(target.is_amd for target in targets):
-        hazards = list(files.hazards)
-        compiler = find_compiler(options.clang, targets) if options.use_clang and options.hipify else None
-        converted, opinion = _hazards_of(files, hazards, options, compiler, on_progress)
+        hazards += files.hazards
+        compiler = find_compiler(clang, targets) if use_clang and hipify else None
+        on_progress(0, len(files.cpp), "reading preprocessor lines")
+        project, names = Project(files.cpp), CudaNames()
+        hazards += _read(files, project, names, on_progress)
+        if hipify and files.cpp:
+            on_progress(0, len(files.cpp), "loading HIPIFY")
+            if (module := hipify_module()) is None:
+                hazards.append(_without_hipify(names))
+            else:
+                with hipified(module, files.cpp, on_progress) as result:
+                    hazards += leftover_hazards(project, names, result)
+                    converted = _counts(result)
+                    if compiler is not None:
+                        jobs = jobs or os.cpu_count() or 1
+                        opinion = second_opinion(compiler, result, files.cpp, jobs, on_progress)
         if opinion is not None:
             hazards = [*_merged(hazards, opinion), _second(root, opinion, targets)]
     findings = findings_of(hazards, targets) + [_nothing(root, one) for one in targets if not one.is_amd]
@@ -102,39 +90,27 @@ def check_source(
     )
 
 
-def _hazards_of(
-    files: Files,
-    hazards: list[SourceHazard],
-    options: SourceOptions,
-    compiler: Clang | None,
-    on_progress: OnProgress,
-) -> tuple[HipifyCounts | None, Opinion | None]:
-    on_progress(0, len(files.cpp), "reading preprocessor lines")
-    project = Project(files.cpp)
-    names = empty_names()
+def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgress) -> Iterator[SourceHazard]:
+    """What the texts alone show; the names of CUDA that they use go into `names`."""
     for number, path in enumerate(files.cpp, 1):
         on_progress(number, len(files.cpp), f"reading {path}")
         codes = streams(path, project)
-        hazards += hazards_in(path, codes)
+        yield from hazards_in(path, codes)
         collect(path, codes, names)
     for number, (path, text) in enumerate(files.python.items(), 1):
         on_progress(number, len(files.python), f"reading {path}")
-        hazards += python_hazards(path, text)
+        yield from python_hazards(path, text)
     for_hip = hip_builds(files.build)
     for path, text in files.build.items():
-        hazards += build_hazards(path, text, for_hip)
-    if not options.hipify or not files.cpp:
-        return None, None
-    on_progress(0, len(files.cpp), "loading HIPIFY")
-    module = hipify_module()
-    if module is None:
-        hazards.append(_without_hipify(names))
-        return None, None
-    with hipified(module, files.cpp, on_progress) as result:
-        converted = _leftovers(project, names, result, hazards)
-        if compiler is None:
-            return converted, None
-        return converted, second_opinion(compiler, result, files.cpp, options.jobs, on_progress)
+        yield from build_hazards(path, text, for_hip)
+
+
+def _counts(result: Hipified) -> HipifyCounts:
+    total: Counter[str] = Counter()
+    for names in result.converted.values():
+        total.update(names)
+    files = {path: names for path, names in result.converted.items() if names}
+    return HipifyCounts(files=files, names=dict(total.most_common()))
 
 
 def _merged(hazards: list[SourceHazard], opinion: Opinion) -> list[SourceHazard]:
@@ -164,46 +140,18 @@ def _second(root: Path, opinion: Opinion, targets: Sequence[SourceTarget]) -> So
     why = next(iter(opinion.not_judged.items()), None)
     example = f", such as {why[0]}: {why[1]}" if why else ""
     total = len(opinion.judged) + len(opinion.not_judged)
-    return SourceHazard(
-        check="clang",
-        severity="note",
-        what=f"clang compiled {len(opinion.judged)} of {total} files for {', '.join(opinion.targets)}{instead}",
-        file=root.as_posix(),
-        evidence=f"{opinion.version}; {len(opinion.not_judged)} could not be judged{example}",
-        remedy="",
-        grounds="compiled",
-    )
-
-
-def _leftovers(project: Project, names: CudaNames, result: Hipified, hazards: list[SourceHazard]) -> HipifyCounts:
-    for path in result.outputs:
-        hazards += leftover_hazards(path, project, names, result.kept(path), result.kept_headers(path))
-        hazards += broken_headers(path, project, names, result.broken_headers(path, names.headers[path]))
-    for path, why in result.failed.items():
-        hazards.append(
-            SourceHazard(
-                check="hipify-failed", severity="unknown", what="HIPIFY could not convert this file", file=path,
-                evidence=why, remedy="convert it by hand", grounds="computed",
-            )
-        )  # fmt: skip
-    return HipifyCounts(
-        files={path: found for path, found in result.converted.items() if found},
-        names=dict(result.by_name().most_common()),
-    )
+    what = f"clang compiled {len(opinion.judged)} of {total} files for {', '.join(opinion.targets)}{instead}"
+    evidence = f"{opinion.version}; {len(opinion.not_judged)} could not be judged{example}"
+    return SourceHazard("clang", "note", what, root.as_posix(), evidence, "", grounds="compiled")
 
 
 def _without_hipify(names: CudaNames) -> SourceHazard:
     """Nothing is lost where the sources name nothing of CUDA; else what HIPIFY leaves is not known."""
     used = sorted({name for found in names.used.values() for name in found} - names.declared)
     path = next((path for path, found in names.used.items() if found), "")
-    return SourceHazard(
-        check="hipify-missing",
-        severity="unknown" if used else "note",
-        what="what HIPIFY converts was not looked at: torch is not installed",
-        file=path or ".",
-        evidence=f"{len(used):,} names of CUDA are used: {', '.join(used[:5])}" if used else "no name of CUDA is used",
-        remedy="pip install 'crosstie[preflight]'",
-    )
+    what, remedy = "what HIPIFY converts was not looked at: torch is not installed", "pip install 'crosstie[preflight]'"
+    evidence = f"{len(used):,} names of CUDA are used: {', '.join(used[:5])}" if used else "no name of CUDA is used"
+    return SourceHazard("hipify-missing", "unknown" if used else "note", what, path or ".", evidence, remedy)
 
 
 def _nothing(root: Path, target: SourceTarget) -> Finding:

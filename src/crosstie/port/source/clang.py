@@ -57,7 +57,7 @@ class Clang(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[str, ...]
 
 
-class Opinion(msgspec.Struct, frozen=True, kw_only=True):
+class Opinion(msgspec.Struct, frozen=True):
     """What clang made of the files: those it judged, and why it did not judge the others."""
 
     version: str
@@ -88,15 +88,9 @@ def find_compiler(asked: str | None, targets: Sequence[SourceTarget]) -> Clang |
 def second_opinion(
     compiler: Clang, result: Hipified, texts: Mapping[str, str], jobs: int, on_progress: OnProgress
 ) -> Opinion:
-    not_judged: dict[str, str] = {}
-    units: list[str] = []
-    for path in result.paths:
-        if path.endswith(_UNITS):
-            lacking = _lacking(path, result)
-            if lacking:
-                not_judged[path] = f"needs the header {lacking}"
-            else:
-                units.append(path)
+    lacking = {path: _lacking(path, result) for path in result.paths if path.endswith(_UNITS)}
+    not_judged = {path: f"needs the header {header}" for path, header in lacking.items() if header}
+    units = [path for path in lacking if path not in not_judged]
     origin = {out.resolve(): path for path, out in result.paths.items()}
     folders = [result.folder, *sorted({out.parent for out in result.paths.values() if out.parent.name == "include"})]
     work = [(path, isa) for path in units for isa in compiler.targets]
@@ -112,22 +106,14 @@ def second_opinion(
 
     with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
         answers = list(pool.map(compiled, work))
-    judged: list[str] = []
     hazards: list[SourceHazard] = []
     for (path, isa), said in zip(work, answers, strict=True):
         found, why = _read(said, isa, origin, texts, result, compiler.version)
         hazards += found
         if why:
             not_judged[path] = why
-        elif path not in judged:
-            judged.append(path)
-    return Opinion(
-        version=compiler.version,
-        targets=compiler.targets,
-        judged=tuple(path for path in judged if path not in not_judged),
-        not_judged=not_judged,
-        hazards=tuple(hazards),
-    )
+    judged = tuple(path for path in units if path not in not_judged)
+    return Opinion(compiler.version, compiler.targets, judged, not_judged, tuple(hazards))
 
 
 def _lacking(path: str, result: Hipified) -> str:
@@ -188,32 +174,22 @@ def _read(
         place = _place(found, messages[index + 1 :], origin, texts, result)
         believed = next((one for one in _BELIEVED if one[0].search(found["text"])), None)
         line = texts[place[0]].split("\n")[place[1] - 1] if place else ""
-        if believed is not None and believed[1] == "warp-size-constant" and "warpSize" not in line:
+        said_of = believed[1] if believed else ""
+        if said_of == "warp-size-constant" and "warpSize" not in line:
             believed = None
-        if believed is not None and believed[1] == "ballot-truncated" and not _BALLOT.search(line):
+        if said_of == "ballot-truncated" and not _BALLOT.search(line):
             continue
         if believed is not None and place is not None:
-            on = isa if believed[0] is _LDS else believed[4]
-            hazards.append(_hazard(believed, place, found["text"], line, on, version))
+            pattern, check, what, remedy, on = believed
+            evidence = f"{shorten(line)} -- {version}: {shorten(found['text'])}"
+            on = isa if pattern is _LDS else on
+            hazards.append(
+                SourceHazard(check, "error", what, place[0], evidence, remedy, place[1], on, grounds="compiled")
+            )
         elif found["kind"] != "warning" and not why:
             missing = _MISSING.search(found["text"])
             why = f"needs the header {missing[1]}" if missing else shorten(found["text"])
     return hazards, why
-
-
-def _hazard(
-    believed: tuple[re.Pattern[str], str, str, str, str],
-    place: tuple[str, int],
-    text: str,
-    line: str,
-    on: str,
-    version: str,
-) -> SourceHazard:
-    _, check, what, remedy, _ = believed
-    return SourceHazard(
-        check=check, severity="error", what=what, file=place[0], line=place[1],
-        evidence=f"{shorten(line)} -- {version}: {shorten(text)}", remedy=remedy, on=on, grounds="compiled",
-    )  # fmt: skip
 
 
 def _place(

@@ -20,14 +20,17 @@ _OF_OTHERS = re.compile(r"(?i)(?:^|/)(?:third_?party|3rd_?party|external|extern|
 _KNOWS_ROCM = re.compile(r"(?<![A-Za-z])(?:HIP|ROCM|hipcc|rocm|hip)(?![a-z])")
 
 
-CPP = frozenset({
+_CPP = (
     ".cu", ".cuh", ".h", ".hpp", ".hh", ".hxx", ".h++", ".cpp", ".cc", ".cxx", ".c", ".c++", ".inl", ".inc", ".ipp",
     ".tcc", ".impl", ".hip", ".in",
-})  # fmt: skip
-PYTHON = frozenset({".py"})
-BINARIES = frozenset({".ptx", ".cubin", ".fatbin"})
-BUILD_NAMES = frozenset({"CMakeLists.txt", "Makefile", "makefile", "GNUmakefile"})
-BUILD = frozenset({".cmake", ".mk"})
+)  # fmt: skip
+_KINDS = {
+    **dict.fromkeys(_CPP, "cpp"),
+    ".py": "python",
+    **dict.fromkeys((".ptx", ".cubin", ".fatbin"), "binary"),
+    **dict.fromkeys((".cmake", ".mk"), "build"),
+}
+_BUILD_NAMES = frozenset({"CMakeLists.txt", "Makefile", "makefile", "GNUmakefile"})
 _PASSED_OVER = frozenset({"__pycache__", "node_modules"})
 # Generated tables are larger than anything that people write.
 MOST_BYTES = 8_000_000
@@ -47,47 +50,27 @@ def _uncommented(text: str) -> str:
 
 def build_hazards(path: str, text: str, hip_builds: Sequence[str] = ()) -> Iterator[SourceHazard]:
     """One finding a row and file; a note where the file has a side for ROCm as well, or another file is that side."""
-    knows = _KNOWS_ROCM.search(_uncommented(text)) is not None
+    plain = _uncommented(text)
     beside = next((other for other in hip_builds if other != path), "")
-    lines = _uncommented(text).split("\n")
-    for phrase in python_rules("build"):
-        assert phrase.pattern is not None
-        places = [number for number, line in enumerate(lines, 1) if phrase.pattern.search(line)]
-        if not places:
-            continue
-        aside = "; the file speaks of ROCm too, so this may be one side of two" if knows else ""
-        if beside and not knows:
-            aside = f"; {beside} builds for HIP, so this may be one side of two"
-        yield SourceHazard(
-            check=phrase.id,
-            severity="note" if knows or beside else phrase.severity,
-            what=phrase.says + aside,
-            file=path,
-            line=places[0],
-            evidence=shorten(text.split("\n")[places[0] - 1]) + also(places[1:]),
-            remedy=phrase.remedy,
-            on=phrase.on,
-        )
-
-
-def binary_hazard(path: str, size: int) -> SourceHazard:
-    return SourceHazard(
-        check="device-binary",
-        severity="error",
-        what="device code of NVIDIA, which no AMD GPU loads",
-        file=path,
-        evidence=f"{size:,} bytes of {path.rsplit('.', 1)[-1]}",
-        remedy="build it from source with hipcc --genco --offload-arch=gfx942, or leave it out",
-    )
+    aside = f"; {beside} builds for HIP, so this may be one side of two" if beside else ""
+    if _KNOWS_ROCM.search(plain):
+        aside = "; the file speaks of ROCm too, so this may be one side of two"
+    for rule in python_rules("build"):
+        assert rule.pattern is not None
+        places = [number for number, line in enumerate(plain.split("\n"), 1) if rule.pattern.search(line)]
+        if places:
+            severity = "note" if aside else rule.severity
+            evidence = shorten(text.split("\n")[places[0] - 1]) + also(places[1:])
+            yield SourceHazard(rule.id, severity, rule.says + aside, path, evidence, rule.remedy, places[0], rule.on)
 
 
 class Files(msgspec.Struct, kw_only=True):
     """Texts by path relative to the tree, and hazards of what is no text."""
 
-    cpp: dict[str, str]
-    python: dict[str, str]
-    build: dict[str, str]
-    hazards: list[SourceHazard]
+    cpp: dict[str, str] = {}
+    python: dict[str, str] = {}
+    build: dict[str, str] = {}
+    hazards: list[SourceHazard] = []
 
     @property
     def count(self) -> int:
@@ -95,19 +78,26 @@ class Files(msgspec.Struct, kw_only=True):
 
 
 def read_files(root: Path) -> Files:
-    found = Files(cpp={}, python={}, build={}, hazards=[])
     if not root.exists():
         raise BadInput(f"{root} does not exist")
+    found = Files()
+    texts = {"cpp": found.cpp, "python": found.python, "build": found.build}
     base = root if root.is_dir() else root.parent
     for path in _walk(root):
         kind = _kind(path, chosen=path == root)
         name = path.relative_to(base).as_posix()
         if kind == "binary":
-            found.hazards.append(binary_hazard(name, path.stat().st_size))
+            what = "device code of NVIDIA, which no AMD GPU loads"
+            evidence = f"{path.stat().st_size:,} bytes of {path.suffix.removeprefix('.')}"
+            remedy = "build it from source with hipcc --genco --offload-arch=gfx942, or leave it out"
+            found.hazards.append(SourceHazard("device-binary", "error", what, name, evidence, remedy))
         elif kind:
-            text = _read(path, name, found.hazards)
-            if text is not None:
-                {"cpp": found.cpp, "python": found.python, "build": found.build}[kind][name] = text
+            try:
+                texts[kind][name] = _read(path)
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or str(error)
+                remedy = "check it by hand, or give it as text of less than 8 MB"
+                found.hazards.append(SourceHazard("unread", "unknown", "this file was not read", name, why, remedy))
     if not found.count and not found.hazards:
         raise BadInput(f"nothing to read in {root}: no C++, CUDA or Python source and no build file")
     return found
@@ -130,36 +120,25 @@ def _walk(root: Path) -> Iterator[Path]:
 
 def _kind(path: Path, chosen: bool) -> str:
     """What it is read as, "" for what is not read. A file that was named itself is read in any case."""
-    suffix = path.suffix.lower()
-    if path.name in BUILD_NAMES or suffix in BUILD:
+    if path.name in _BUILD_NAMES:
         return "build"
-    if suffix in PYTHON:
-        return "python"
-    if suffix in BINARIES:
-        return "binary"
-    if suffix in CPP and (suffix != ".in" or Path(path.stem).suffix.lower() in CPP):
-        return "cpp"
-    return "cpp" if chosen else ""
+    suffix = path.suffix.lower()
+    # Of templates, those of C++ files alone.
+    kind = "" if suffix == ".in" and Path(path.stem).suffix.lower() not in _CPP else _KINDS.get(suffix, "")
+    return kind or ("cpp" if chosen else "")
 
 
-def _read(path: Path, name: str, hazards: list[SourceHazard]) -> str | None:
-    try:
-        known = path.stat()
-        if not stat.S_ISREG(known.st_mode):
-            # A pipe would be waited for without end.
-            hazards.append(_unread(name, "no plain file"))
-            return None
-        size = known.st_size
-        if size > MOST_BYTES:
-            hazards.append(_unread(name, f"{size:,} bytes, more than the {MOST_BYTES:,} that are read"))
-            return None
-        data = path.read_bytes()
-    except OSError as error:
-        hazards.append(_unread(name, error.strerror or str(error)))
-        return None
-    text = decoded(data)
+def _read(path: Path) -> str:
+    """Raises OSError or ValueError with the reason why it is not read."""
+    known = path.stat()
+    if not stat.S_ISREG(known.st_mode):
+        # A pipe would be waited for without end.
+        raise ValueError("no plain file")
+    if known.st_size > MOST_BYTES:
+        raise ValueError(f"{known.st_size:,} bytes, more than the {MOST_BYTES:,} that are read")
+    text = decoded(path.read_bytes())
     if text is None:
-        hazards.append(_unread(name, "no text: it holds zero bytes"))
+        raise ValueError("no text: it holds zero bytes")
     return text
 
 
@@ -175,14 +154,3 @@ def decoded(data: bytes) -> str | None:
         except UnicodeDecodeError:
             text = data.decode("latin-1")
     return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _unread(name: str, why: str) -> SourceHazard:
-    return SourceHazard(
-        check="unread",
-        severity="unknown",
-        what="this file was not read",
-        file=name,
-        evidence=why,
-        remedy="check it by hand, or give it as text of less than 8 MB",
-    )

@@ -75,16 +75,13 @@ def _is_built_for(file: str, target: SourceTarget) -> bool:
 
 def findings_of(hazards: list[SourceHazard], targets: list[SourceTarget]) -> list[Finding]:
     """One finding a place: with no target where it concerns all that were asked for, else with their names."""
-    found: list[Finding] = []
-    seen: set[tuple[str, str, int | None, str, str]] = set()
+    found: dict[tuple[str, str, int | None, str, str], Finding] = {}
     for hazard in hazards:
-        concerned = [target.id for target in targets if target.meets(hazard.on) and _is_built_for(hazard.file, target)]
-        key = (hazard.check, hazard.file, hazard.line, hazard.what, ",".join(concerned))
-        if not concerned or key in seen:
-            continue
-        seen.add(key)
-        found.append(
-            Finding(
+        met = [target.id for target in targets if target.meets(hazard.on) and _is_built_for(hazard.file, target)]
+        concerned = ",".join(met)
+        key = (hazard.check, hazard.file, hazard.line, hazard.what, concerned)
+        if met and key not in found:
+            found[key] = Finding(
                 check=hazard.check,
                 severity=hazard.severity,
                 what=hazard.what,
@@ -92,7 +89,6 @@ def findings_of(hazards: list[SourceHazard], targets: list[SourceTarget]) -> lis
                 evidence=hazard.evidence,
                 grounds=hazard.grounds,
                 remedy=hazard.remedy,
-                target="" if len(concerned) == len(targets) else ",".join(concerned),
+                target="" if len(met) == len(targets) else concerned,
             )
-        )
-    return found
+    return list(found.values())

@@ -34,9 +34,10 @@ _CUDA_HEADER = re.compile(
     r"|device_functions|math_constants|builtin_types|driver_types|texture_fetch|helper_cuda|channel_descriptor"
     r"|cooperative_groups|library_types|vector_types|vector_functions|device_atomic|common_functions)"
 )
-_NOT_TYPES = frozenset(
-    {"return", "else", "do", "case", "throw", "co_return", "new", "delete", "goto", "not", "and", "or"}
-)
+_NOT_TYPES = frozenset({
+    "return", "else", "do", "case", "throw", "co_return", "new", "delete", "goto", "not", "and", "or", "const",
+    "volatile",
+})  # fmt: skip
 _INTRODUCE = frozenset({"struct", "class", "enum", "namespace", "union", "typename", "concept", "using"})
 _TORCH = frozenset({"c10", "at", "torch", "cuda", "native"})
 
@@ -53,27 +54,17 @@ class Hipified(msgspec.Struct, kw_only=True):
     # What its maps replace headers by.
     counterparts: frozenset[str]
 
-    def kept(self, path: str) -> frozenset[str]:
-        return frozenset(_WORD.findall(self.outputs.get(path, "")))
-
     def kept_headers(self, path: str) -> frozenset[str]:
         return frozenset(_INCLUDE.findall(self.outputs.get(path, "")))
 
-    def broken_headers(self, path: str, before: Iterable[str]) -> dict[str, str]:
+    def broken_headers(self, path: str, before: Iterable[str]) -> Iterator[tuple[str, str]]:
         """Headers of which it replaced the last part alone: nvtx3/nvToolsExt.h becomes nvtx3/roctracer/roctx.h."""
         made = self.kept_headers(path) - set(before) - self.counterparts
-        return {
-            header: new
-            for header in before
-            for new in made
-            if "/" in header and new.startswith(header.rpartition("/")[0] + "/") and _ends_so(new, self.counterparts)
-        }
-
-    def by_name(self) -> Counter[str]:
-        total: Counter[str] = Counter()
-        for names in self.converted.values():
-            total.update(names)
-        return total
+        for header in before:
+            folder, slash, _ = header.rpartition("/")
+            for new in made if slash else ():
+                if new.startswith(folder + "/") and new.endswith(tuple("/" + one for one in self.counterparts)):
+                    yield header, new
 
 
 def hipify_module() -> Any | None:
@@ -127,10 +118,6 @@ def _convert(module: Any, texts: Mapping[str, str], folder: Path, on_progress: O
     return result
 
 
-def _ends_so(header: str, counterparts: frozenset[str]) -> bool:
-    return any(header.endswith("/" + one) for one in counterparts)
-
-
 def _converted(known: Mapping[str, object], before: str, after: str) -> dict[str, int]:
     was, now = Counter(_WORD.findall(before)), Counter(_WORD.findall(after))
     gone = {name: count - now[name] for name, count in was.items() if name in known and count > now[name]}
@@ -141,13 +128,9 @@ def _converted(known: Mapping[str, object], before: str, after: str) -> dict[str
 class CudaNames(msgspec.Struct, kw_only=True):
     """Per file: names with their lines, headers with theirs, and the names that the project declares itself."""
 
-    used: dict[str, dict[str, list[int]]]
-    headers: dict[str, dict[str, int]]
-    declared: set[str]
-
-
-def empty_names() -> CudaNames:
-    return CudaNames(used={}, headers={}, declared=set())
+    used: dict[str, dict[str, list[int]]] = {}
+    headers: dict[str, dict[str, int]] = {}
+    declared: set[str] = set()
 
 
 def collect(path: str, codes: Sequence[Code], names: CudaNames) -> None:
@@ -169,33 +152,23 @@ def collect(path: str, codes: Sequence[Code], names: CudaNames) -> None:
     names.headers[path] = {
         one.header: one.line
         for one in unit.directives
-        if one.header and not unit.is_dead(one.line) and _is_cuda_header(one.header, local)
+        if _CUDA_HEADER.match(one.header) and not unit.is_dead(one.line) and one.header.rsplit("/", 1)[-1] not in local
     }
-
-
-def _is_cuda_header(header: str, local: set[str]) -> bool:
-    return bool(_CUDA_HEADER.match(header)) and header.rsplit("/", 1)[-1] not in local
 
 
 def _role(code: Code, at: int) -> str:
     """Whether a name is declared here, used here, or belongs to something else (a member, a name of torch)."""
-    tokens = code.tokens
-    before = tokens[at - 1] if at else None
-    after = tokens[at + 1].text if at + 1 < len(tokens) else ""
-    if before is not None:
-        if before.text in (".", "->"):
-            return "other"
-        if before.text == "::":
-            return "other" if at > 1 and tokens[at - 2].text in _TORCH else "used"
-        if before.text in _INTRODUCE:
-            return "declared"
-        if before.text in ("*", "&", ">") and after in ("=", ";", "[", "{"):
-            return "declared"
-        typed = before.kind == "name" and before.text not in _NOT_TYPES and before.text not in ("const", "volatile")
-        if typed and after in ("(", "=", ";", ",", ")", "[", "{", ":"):
-            return "declared"
-    called = after == "(" or after == "<"
-    return "used" if called or not re.match(r"^cu[A-Z]", tokens[at].text) else "other"
+    before, after = code.text(at - 1), code.text(at + 1)
+    if before in (".", "->"):
+        return "other"
+    if before == "::":
+        return "other" if code.text(at - 2) in _TORCH else "used"
+    if before in _INTRODUCE or (before in ("*", "&", ">") and after in ("=", ";", "[", "{")):
+        return "declared"
+    typed = at > 0 and code.tokens[at - 1].kind == "name" and before not in _NOT_TYPES
+    if typed and after in ("(", "=", ";", ",", ")", "[", "{", ":"):
+        return "declared"
+    return "used" if after in ("(", "<") or not re.match(r"^cu[A-Z]", code.text(at)) else "other"
 
 
 def _dropped(code: Code, at: int) -> bool:
@@ -221,62 +194,35 @@ def _ignores_arguments(made: Definition) -> bool:
     return not any(token.text in given for token in tokens[end + 1 :])
 
 
-def leftover_hazards(
-    path: str, project: Project, names: CudaNames, kept: frozenset[str], kept_headers: frozenset[str]
-) -> list[SourceHazard]:
-    """What stays as it is after HIPIFY. `kept`: names of its output; `kept_headers`: headers that it includes."""
-    source = project.units[path].text.split("\n")
-    found: list[SourceHazard] = []
-    for name, lines in names.used.get(path, {}).items():
-        if name not in kept or name in names.declared or explained(name):
-            continue
-        ordered = sorted(set(lines))
-        found.append(
-            SourceHazard(
-                check="hipify-leftover",
-                severity="error",
-                what=f"HIPIFY leaves {name} as it is, and HIP has nothing of that name",
-                file=path,
-                line=ordered[0],
-                evidence=shorten(source[ordered[0] - 1]) + also(ordered[1:]),
-                remedy="replace it by hand under #ifdef USE_ROCM, or guard its use with #ifndef USE_ROCM",
-                name=name,
-                grounds="computed",
-            )
-        )
+def leftover_hazards(project: Project, names: CudaNames, result: Hipified) -> Iterator[SourceHazard]:
+    """What stays as it is after HIPIFY, what it breaks, and the files that it could not convert."""
+    for path in result.outputs:
+        source = project.units[path].text.split("\n")
+        for check, name, lines, what, remedy in _leftovers(path, names, result):
+            first, *others = sorted(set(lines))
+            evidence = shorten(source[first - 1]) + also(others)
+            yield SourceHazard(check, "error", what, path, evidence, remedy, first, name=name, grounds="computed")
+    for path, why in result.failed.items():
+        what, remedy = "HIPIFY could not convert this file", "convert it by hand"
+        yield SourceHazard("hipify-failed", "unknown", what, path, why, remedy, grounds="computed")
+
+
+def _leftovers(path: str, names: CudaNames, result: Hipified) -> Iterator[tuple[str, str, Sequence[int], str, str]]:
+    """Check, name, lines, what is wrong and its remedy."""
+    kept = frozenset(_WORD.findall(result.outputs[path]))
+    for name, lines in names.used[path].items():
+        if name in kept and name not in names.declared and not explained(name):
+            what = f"HIPIFY leaves {name} as it is, and HIP has nothing of that name"
+            remedy = "replace it by hand under #ifdef USE_ROCM, or guard its use with #ifndef USE_ROCM"
+            yield "hipify-leftover", name, lines, what, remedy
+    headers, kept_headers = names.headers[path], result.kept_headers(path)
     known = tuple(header for rule in name_rules() for header in rule.headers)
-    for header, line in names.headers.get(path, {}).items():
+    for header, line in headers.items():
         if header in kept_headers and not header.startswith(known):
-            found.append(
-                SourceHazard(
-                    check="hipify-header",
-                    severity="error",
-                    what=f"HIPIFY leaves the header {header} as it is, and ROCm has none of that name",
-                    file=path,
-                    line=line,
-                    evidence=shorten(source[line - 1]),
-                    remedy="include its counterpart of HIP under #ifdef USE_ROCM, or guard it with #ifndef USE_ROCM",
-                    name=header,
-                    grounds="computed",
-                )
-            )
-    return found
-
-
-def broken_headers(path: str, project: Project, names: CudaNames, broken: Mapping[str, str]) -> list[SourceHazard]:
-    """`broken`: headers by what HIPIFY made of them, which is the name of no header."""
-    source = project.units[path].text.split("\n")
-    return [
-        SourceHazard(
-            check="hipify-header",
-            severity="error",
-            what=f"HIPIFY makes {new} of the header {header}, and ROCm has none of that name",
-            file=path,
-            line=names.headers[path][header],
-            evidence=shorten(source[names.headers[path][header] - 1]),
-            remedy=f"write #include <{header.rpartition('/')[2]}>, which it converts whole",
-            name=header,
-            grounds="computed",
-        )
-        for header, new in broken.items()
-    ]
+            what = f"HIPIFY leaves the header {header} as it is, and ROCm has none of that name"
+            remedy = "include its counterpart of HIP under #ifdef USE_ROCM, or guard it with #ifndef USE_ROCM"
+            yield "hipify-header", header, [line], what, remedy
+    for header, new in result.broken_headers(path, headers):
+        what = f"HIPIFY makes {new} of the header {header}, and ROCm has none of that name"
+        remedy = f"write #include <{header.rpartition('/')[2]}>, which it converts whole"
+        yield "hipify-header", header, [headers[header]], what, remedy

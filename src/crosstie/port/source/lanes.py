@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from crosstie.core.finding import Severity
-from crosstie.port.source.code import LANE_CALLS, NARROW, WIDE, Code
+from crosstie.port.source.code import LANE_CALLS, NARROW, WIDE, Code, gives_width
 from crosstie.port.source.hazard import SourceHazard
-from crosstie.port.source.lexer import CppToken, arguments, closing, number
+from crosstie.port.source.lexer import CppToken, arguments, closing, number, opening, statements, until
 
 _SIZE_NAME = re.compile(
     r"(?i)(?:warp|wave(?:front)?)_*(?:size|sz|threads|width|len(?:gth)?|lanes)"
@@ -24,13 +24,15 @@ _BLOCK = re.compile(
 )
 _WARP_OR_LANE = re.compile(r"(?i)warp|lane")
 # What stands for the 32 lanes behind each sign.
-_LITERALS = {"%": 32, "/": 32, "&": 31, ">>": 5}
+_LITERALS = {"%": 32, "/": 32, "&": 31, ">>": 5, "<": 32, ">=": 32}
 _FLOATS = ("32.f", "32.0f", "32.0", "32.")
 _SHUFFLES = ("__shfl_down_sync", "__shfl_xor_sync", "__shfl_up_sync", "__shfl_down", "__shfl_xor", "__shfl_up")
+_SHUFFLE = re.compile(r"(?i)shfl|shuffle")
 _FIX = (
     "take the width from the target: warpSize in device code (64 on gfx9; no constant expression since ROCm 7.0), "
     "hipDeviceProp_t.warpSize on the host, or 64 under `#if defined(__GFX9__)` for a constant"
 )
+_SAYS_32 = "{} says that a warp has 32 lanes, a wavefront of this target has 64"
 _WHERE_LANES_TALK = (
     " Lanes 32 to 63 belong to the same wavefront, so ballots, shuffles without a width and __syncwarp reach them too."
 )
@@ -54,16 +56,8 @@ def macro_sizes(code: Code) -> Iterator[SourceHazard]:
         name, body = directive.tokens[0].text, directive.tokens[1:]
         if unit.is_dead(directive.line) or not _means_lanes(name, code.value(body, 0)):
             continue
-        yield SourceHazard(
-            check="warp-size",
-            severity=_severity(code, 0, LANE_CALLS.search(unit.text) is not None or _used_with_lanes(code)),
-            what=f"{name} says that a warp has 32 lanes, a wavefront of this target has 64",
-            file=code.path,
-            line=directive.line,
-            evidence=code.line_text(directive.line),
-            remedy=_FIX,
-            on="wave64",
-        )
+        severity = _severity(code, 0, LANE_CALLS.search(unit.text) is not None or _used_with_lanes(code))
+        yield code.line_hazard("warp-size", severity, _SAYS_32.format(name), directive.line, _FIX, "wave64")
 
 
 def _severity(code: Code, at: int, talk: bool) -> Severity:
@@ -88,35 +82,18 @@ def _means_lanes(name: str, value: int | None) -> bool:
 
 
 def _sizes(code: Code) -> Iterator[SourceHazard]:
-    tokens = code.tokens
     for name, places in code.names.items():
         if not _SIZE_NAME.search(name) or _OTHER_SIZE.search(name):
             continue
         for at in places:
-            if at + 2 >= len(tokens):
-                continue
             value = None
-            if tokens[at + 1].text == "=":
-                value = code.value(_until(tokens, at + 2), at)
-            elif [t.text for t in tokens[at + 1 : at + 3]] == ["(", ")"]:
+            if code.text(at + 1) == "=":
+                value = code.value(until(code.tokens, at + 2, (",", ";", ">")), at)
+            elif code.text(at + 1) == "(" and code.text(at + 2) == ")":
                 value = _returned(code, at)
             if _means_lanes(name, value):
                 severity = _severity(code, at, code.has_lane_calls(at) or _used_with_lanes(code))
-                what = f"{name} says that a warp has 32 lanes, a wavefront of this target has 64"
-                yield code.hazard("warp-size", severity, what, at, _FIX, "wave64")
-
-
-def _until(tokens: Sequence[CppToken], at: int) -> Sequence[CppToken]:
-    depth = 0
-    for index in range(at, min(len(tokens), at + 60)):
-        text = tokens[index].text
-        if text in ("(", "[", "{"):
-            depth += 1
-        elif text in (")", "]", "}"):
-            depth -= 1
-        if depth < 0 or (depth == 0 and text in (",", ";", ">")):
-            return tokens[at:index]
-    return ()
+                yield code.hazard("warp-size", severity, _SAYS_32.format(name), at, _FIX, "wave64")
 
 
 def _returned(code: Code, at: int) -> int | None:
@@ -133,28 +110,22 @@ def _arithmetic(code: Code) -> Iterator[SourceHazard]:
     """A lane or warp index made of a thread's index and 32, and counts of warps in a block."""
     tokens = code.tokens
     for at, token in enumerate(tokens):
-        if token.kind != "sign":
+        sign = token.text
+        if token.kind != "sign" or sign not in _LITERALS or _right(code, at) != _LITERALS[sign]:
             continue
-        right = _right(code, at) if token.text in _LITERALS or token.text in ("<", ">=") else None
-        if right is None:
-            continue
-        if token.text in _LITERALS and right == _LITERALS[token.text]:
-            left = _operand(tokens, at)
-            named = _assigned(tokens, at)
-            of_thread = any(_is_thread(code, one, at) for one in left)
-            of_block = token.text in ("/", ">>") and any(_is_block(one) for one in left)
-            to_warp = bool(named and _WARP_OR_LANE.search(named) and not _OTHER_SIZE.search(named))
-            if not (of_thread or of_block or (to_warp and left)):
-                continue
-            made = f"{named} is" if named else "this is"
-            what = f"{made} computed for 32 lanes to a warp, a wavefront of this target has 64"
-        elif token.text in ("<", ">=") and right == 32:
-            left = _operand(tokens, at)
-            if not left or not any(_is_thread(code, one, at) for one in left) or len(left) > 3:
+        left = _operand(tokens, at)
+        of_thread = any(_is_thread(code, one, at) for one in left)
+        if sign in ("<", ">="):
+            if not of_thread or len(left) > 3:
                 continue
             what = "the first 32 threads are taken for one warp, a wavefront of this target has 64"
         else:
-            continue
+            named = _assigned(tokens, at)
+            of_block = sign in ("/", ">>") and any(one.kind == "name" and _BLOCK.match(one.text) for one in left)
+            to_warp = _WARP_OR_LANE.search(named) and not _OTHER_SIZE.search(named)
+            if not (of_thread or of_block or (to_warp and left)):
+                continue
+            what = f"{named or 'this'} is computed for 32 lanes to a warp, a wavefront of this target has 64"
         talk = code.has_lane_calls(at)
         if code.is_side_for_amd(at) or (code.is_for_amd(at) and (code.knows_wavefronts or not talk)):
             # A file of HIP may be HIPIFY's output, which has CUDA's 32 lanes: where they talk, that is no excuse.
@@ -190,14 +161,7 @@ def _operand(tokens: Sequence[CppToken], at: int) -> Sequence[CppToken]:
     """What stands left of a sign: a bracket, or names joined by dots."""
     index = at - 1
     if index >= 0 and tokens[index].text in (")", "]"):
-        shut, opened = (")", "(") if tokens[index].text == ")" else ("]", "[")
-        depth = 0
-        while index >= 0:
-            depth += {shut: 1, opened: -1}.get(tokens[index].text, 0)
-            if depth == 0:
-                break
-            index -= 1
-        return tokens[max(index, 0) : at]
+        return tokens[max(opening(tokens, index), 0) : at]
     while index >= 0 and (tokens[index].kind in ("name", "number") or tokens[index].text in (".", "->", "::")):
         if tokens[index].text in ("return", "case"):
             break
@@ -209,11 +173,9 @@ def _assigned(tokens: Sequence[CppToken], at: int) -> str:
     """The name on the left of the statement's `=`, "" where there is none."""
     for index in range(at - 1, max(-1, at - 40), -1):
         text = tokens[index].text
-        if text in (";", "{", "}"):
-            return ""
         if text == "=" and index and tokens[index - 1].kind == "name":
             return tokens[index - 1].text
-        if text in ("[", "<<<"):
+        if text in (";", "{", "}", "[", "<<<"):
             return ""
     return ""
 
@@ -227,24 +189,16 @@ def _is_thread(code: Code, token: CppToken, at: int) -> bool:
     return declaration is not None and any(one.text == "threadIdx" for one in declaration.value)
 
 
-def _is_block(token: CppToken) -> bool:
-    return token.kind == "name" and bool(_BLOCK.match(token.text))
-
-
 def _loops(code: Code) -> Iterator[SourceHazard]:
     """`for (offset = 16; ...; offset >>= 1)` and `for (mask = 1; mask < 32; mask <<= 1)` around a shuffle."""
     tokens = code.tokens
     for at in code.names.get("for", ()):
-        if at + 1 >= len(tokens) or tokens[at + 1].text != "(":
+        if code.text(at + 1) != "(":
             continue
         end = closing(tokens, at + 1)
-        head = tokens[at + 2 : end]
-        parts = _semicolons(head)
-        if len(parts) != 3 or not _covers_32(code, parts, at):
-            continue
-        body_end = closing(tokens, end + 1) if end + 1 < len(tokens) and tokens[end + 1].text == "{" else end + 40
-        body = tokens[end : min(body_end + 1, len(tokens))]
-        if any(map(_is_shuffle, body)) and not _width_given(body):
+        parts = statements(tokens[at + 2 : end])
+        body_end = closing(tokens, end + 1) if code.text(end + 1) == "{" else end + 40
+        if len(parts) == 3 and _covers_32(code, parts, at) and _shuffles_all(tokens[end : body_end + 1]):
             yield _half(code, at)
 
 
@@ -252,22 +206,15 @@ def _while_loops(code: Code) -> Iterator[SourceHazard]:
     """`int o = 16; while (o > 0) { ... shuffle by o ...; o >>= 1; }`."""
     tokens = code.tokens
     for at in code.names.get("while", ()):
-        if at + 1 >= len(tokens) or tokens[at + 1].text != "(":
-            continue
-        end = closing(tokens, at + 1)
-        if end + 1 >= len(tokens) or tokens[end + 1].text != "{":
+        end = closing(tokens, at + 1) if code.text(at + 1) == "(" else at
+        if code.text(end + 1) != "{":
             continue
         body = tokens[end : closing(tokens, end + 1) + 1]
         steps = {one.text for one, sign in pairwise(body) if sign.text in (">>=", "/=")}
-        for name in {token.text for token in tokens[at + 2 : end] if token.kind == "name"} & steps:
-            declaration = code.declared(name, at)
-            starts = code.value(declaration.value, declaration.at) if declaration and declaration.value else None
-            if starts == 16 and any(map(_is_shuffle, body)) and not _width_given(body):
+        asked = {token.text: token for token in tokens[at + 2 : end] if token.kind == "name" and token.text in steps}
+        for token in asked.values():
+            if code.value([token], at, through_variables=True) == 16 and _shuffles_all(body):
                 yield _half(code, at)
-
-
-def _is_shuffle(token: CppToken) -> bool:
-    return token.kind == "name" and bool(re.search(r"(?i)shfl|shuffle", token.text))
 
 
 def _half(code: Code, at: int) -> SourceHazard:
@@ -279,16 +226,6 @@ def _half(code: Code, at: int) -> SourceHazard:
 def _reduction_severity(code: Code) -> Severity:
     """Half a wavefront may be meant by code that knows of wavefronts, but a shuffle without a width needs a look."""
     return "unknown" if code.knows_wavefronts else "error"
-
-
-def _semicolons(tokens: Sequence[CppToken]) -> list[Sequence[CppToken]]:
-    parts: list[Sequence[CppToken]] = []
-    start = 0
-    for index, token in enumerate(tokens):
-        if token.text == ";":
-            parts.append(tokens[start:index])
-            start = index + 1
-    return [*parts, tokens[start:]]
 
 
 def _covers_32(code: Code, parts: Sequence[Sequence[CppToken]], at: int) -> bool:
@@ -304,62 +241,49 @@ def _covers_32(code: Code, parts: Sequence[Sequence[CppToken]], at: int) -> bool
     return code.value(parts[1][sign + 1 :], at) == (32 if stop[sign] == "<" else 16)
 
 
-def _width_given(body: Sequence[CppToken]) -> bool:
-    """Whether every shuffle in it says its width."""
-    seen = False
-    for index, token in enumerate(body):
-        if token.text in _SHUFFLES and index + 1 < len(body) and body[index + 1].text == "(":
-            seen = True
-            given = arguments(body[index + 2 : closing(body, index + 1)])
-            if len(given) < (4 if token.text.endswith("_sync") else 3):
-                return False
-    return seen
+def _shuffles_all(body: Sequence[CppToken]) -> bool:
+    """Whether there are shuffles in it, and one of them does not say its width."""
+    if not any(token.kind == "name" and _SHUFFLE.search(token.text) for token in body):
+        return False
+    calls = [at for at, token in enumerate(body[:-1]) if token.text in _SHUFFLES and body[at + 1].text == "("]
+    given = {at: arguments(body[at + 2 : closing(body, at + 1)]) for at in calls}
+    return not calls or not all(gives_width(body[at].text, found) for at, found in given.items())
 
 
 def _shuffles(code: Code) -> Iterator[SourceHazard]:
     """Shuffles by 16 written out one by one, and lane 31 as the last."""
-    for name in (*_SHUFFLES, "__shfl_sync", "__shfl"):
-        if code.provided(name):
+    for name, at, given in code.foreign_calls((*_SHUFFLES, "__shfl_sync", "__shfl")):
+        synced = name.endswith("_sync")
+        if len(given) != (3 if synced else 2):
             continue
-        for at, given in code.calls(name):
-            synced = name.endswith("_sync")
-            if len(given) != (3 if synced else 2):
-                continue
-            lane = given[2 if synced else 1]
-            if len(lane) != 1 or lane[0].kind != "number":
-                continue
-            by = number(lane[0].text)
-            if name in ("__shfl_sync", "__shfl"):
-                if by == 31:
-                    what = "lane 31 is taken for the last lane, which is lane 63 on this target"
-                    yield code.hazard("warp-reduction", "error", what, at, "read lane warpSize - 1", "wave64")
-            elif by == 16 and not _shuffles_by_32(code, name, at):
-                what = "shuffles by 16, 8, 4, 2 and 1 span 32 lanes, half a wavefront of this target"
-                remedy = "add a step by 32 on gfx9, or pass 32 as the width if 32 lanes are meant"
-                yield code.hazard("warp-reduction", _reduction_severity(code), what, at, remedy, "wave64")
+        by = _literal(given[2 if synced else 1])
+        if name in ("__shfl_sync", "__shfl"):
+            if by == 31:
+                what = "lane 31 is taken for the last lane, which is lane 63 on this target"
+                yield code.hazard("warp-reduction", "error", what, at, "read lane warpSize - 1", "wave64")
+        elif by == 16 and not _shuffles_by_32(code, name, at):
+            what = "shuffles by 16, 8, 4, 2 and 1 span 32 lanes, half a wavefront of this target"
+            remedy = "add a step by 32 on gfx9, or pass 32 as the width if 32 lanes are meant"
+            yield code.hazard("warp-reduction", _reduction_severity(code), what, at, remedy, "wave64")
+
+
+def _literal(tokens: Sequence[CppToken]) -> int | None:
+    return number(tokens[0].text) if len(tokens) == 1 and tokens[0].kind == "number" else None
 
 
 def _shuffles_by_32(code: Code, name: str, at: int) -> bool:
-    function = code.function(at)
-    for other, given in code.calls(name):
-        if code.function(other) == function and any(
-            len(one) == 1 and one[0].kind == "number" and number(one[0].text) == 32 for one in given[1:3]
-        ):
-            return True
-    return False
+    same = (given[1:3] for other, given in code.calls(name) if code.function(other) == code.function(at))
+    return any(_literal(one) == 32 for given in same for one in given)
 
 
 def _constant_width(code: Code) -> Iterator[SourceHazard]:
     """warpSize where a constant is needed: it is one in no HIP since ROCm 7.0."""
     tokens = code.tokens
     for at in code.names.get("warpSize", ()):
-        before = tokens[at - 1].text if at else ""
-        if before in (".", "->"):
+        if code.text(at - 1) in (".", "->"):
             continue
-        declared = _assigned_constexpr(tokens, at)
-        in_array = _is_array_declaration(tokens, at)
-        in_template = before == "<" and at + 1 < len(tokens) and tokens[at + 1].text in (">", ",")
-        if declared or in_array or in_template:
+        in_template = code.text(at - 1) == "<" and code.text(at + 1) in (">", ",")
+        if in_template or _assigned_constexpr(tokens, at) or _is_array_declaration(tokens, at):
             what = "warpSize is no constant expression in HIP since ROCm 7.0, so this does not compile"
             remedy = "use a constant per target: 64 under `#if defined(__GFX9__)`, else 32; warpSize at run time"
             yield code.hazard("warp-size-constant", "error", what, at, remedy)

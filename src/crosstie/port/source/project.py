@@ -88,9 +88,8 @@ def rocm_defines(name: str) -> bool | None:
         return False
     if name in _PRESENT:
         return True
-    if _OPEN.match(name) or _REFUSES.search(name):
-        return None
-    return True if _SWITCH.search(name) else None
+    is_switch = _SWITCH.search(name) and not _OPEN.match(name) and not _REFUSES.search(name)
+    return True if is_switch else None
 
 
 def _for_amd_alone(directive: Directive) -> bool:
@@ -109,9 +108,7 @@ def asks_for_rocm(directive: Directive) -> bool:
 
 
 def rocm_value(name: str) -> Value:
-    if name in _ABSENT:
-        return 0
-    return _PRESENT.get(name)
+    return 0 if name in _ABSENT else _PRESENT.get(name)
 
 
 class _Open(msgspec.Struct):
@@ -296,7 +293,8 @@ class Project:
         for unit in self.units.values():
             for name, found in unit.constants.items():
                 self._constants.setdefault(name, []).extend((unit.path, *one) for one in found)
-        self._reach, self._visible = _visibility(self.units)
+        self._includes = _includes(self.units)
+        self._reach, self._visible = _visibility(self._includes)
         self._numbers: dict[tuple[str, str], Value] = {}
         self._gfx9: dict[str, list[bool | None]] = {}
         self._wavefronts: dict[str, bool] = {}
@@ -324,15 +322,10 @@ class Project:
 
     def _bury_unreached(self) -> None:
         """Headers that only the side for NVIDIA includes are not compiled for ROCm."""
-        by_name = _by_name(self.units)
-        live: dict[str, bool] = {}
-        for unit in self.units.values():
-            for directive in unit.directives:
-                for found in _resolve(unit.path, directive.header, by_name) if directive.header else ():
-                    if found != unit.path:
-                        live[found] = live.get(found, False) or not unit.is_dead(directive.line)
-        for path, reached in live.items():
-            if not reached and path.endswith(_HEADERS):
+        included = [(unit, line, found) for unit in self.units.values() for line, found in self._includes[unit.path]]
+        reached = {found for unit, line, found in included if found != unit.path and not unit.is_dead(line)}
+        for path in {found for unit, _, found in included if found != unit.path} - reached:
+            if path.endswith(_HEADERS):
                 self.units[path].taken = taken_lines([], self.units[path].line_count, outside=False)
         self._numbers.clear()
 
@@ -422,32 +415,31 @@ class Project:
         return 0 if file == path else 1 if file in self._reach[path] else 2
 
 
-def _visibility(units: Mapping[str, SourceFile]) -> tuple[dict[str, set[str]], dict[str, frozenset[str]]]:
-    """Per file what it includes; and the same with, for a header, what stands around it where it is included."""
-    by_name = _by_name(units)
-    direct = {
-        path: {
-            found
-            for directive in unit.directives
-            if directive.header
-            for found in _resolve(path, directive.header, by_name)
-        }
+def _includes(units: Mapping[str, SourceFile]) -> dict[str, list[tuple[int, str]]]:
+    """Per file the lines that include, each with a file of the project that it may mean."""
+    by_name: dict[str, list[str]] = {}
+    for path in units:
+        by_name.setdefault(PurePosixPath(path).name, []).append(path)
+    return {
+        path: [
+            (one.line, found) for one in unit.directives if one.header for found in _resolve(path, one.header, by_name)
+        ]
         for path, unit in units.items()
     }
-    reach = {path: _closure(path, direct) for path in units}
-    around: dict[str, set[str]] = {path: set(found) for path, found in reach.items()}
+
+
+def _visibility(
+    includes: Mapping[str, Sequence[tuple[int, str]]],
+) -> tuple[dict[str, set[str]], dict[str, frozenset[str]]]:
+    """Per file what it includes; and the same with, for a header, what stands around it where it is included."""
+    direct = {path: {found for _, found in lines} for path, lines in includes.items()}
+    reach = {path: _closure(path, direct) for path in direct}
+    around = {path: set(found) for path, found in reach.items()}
     for path, found in reach.items():
         for included in found:
             if included != path and included.endswith(_HEADERS):
                 around[included] |= found
     return reach, {path: frozenset(found) for path, found in around.items()}
-
-
-def _by_name(units: Mapping[str, SourceFile]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for path in units:
-        found.setdefault(PurePosixPath(path).name, []).append(path)
-    return found
 
 
 def _resolve(path: str, header: str, by_name: Mapping[str, Sequence[str]]) -> list[str]:

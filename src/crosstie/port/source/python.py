@@ -7,10 +7,12 @@ import ast
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 
 import msgspec
 from msgspec.structs import replace
 
+from crosstie.core.finding import Severity
 from crosstie.port.source.code import also, shorten
 from crosstie.port.source.cpp import cpp_hazards
 from crosstie.port.source.hazard import SourceHazard
@@ -87,10 +89,7 @@ def on_rocm(test: ast.expr, known: Known, depth: int = 0) -> bool | None:
             return negated(on_rocm(operand, known, depth + 1))
         case ast.BoolOp(op=operator, values=values):
             joined = both if isinstance(operator, ast.And) else either
-            held = on_rocm(values[0], known, depth + 1)
-            for other in values[1:]:
-                held = joined(held, on_rocm(other, known, depth + 1))
-            return held
+            return reduce(joined, (on_rocm(one, known, depth + 1) for one in values))
         case ast.Compare(left=left, ops=[operator], comparators=[right]):
             return _compared(left, operator, right, known, depth)
         case ast.Call():
@@ -150,14 +149,10 @@ def _called(call: ast.Call, known: Known, depth: int) -> bool | None:
 
 def _compared(left: ast.expr, operator: ast.cmpop, right: ast.expr, known: Known, depth: int) -> bool | None:
     same = isinstance(operator, ast.Is | ast.Eq)
-    if not same and not isinstance(operator, ast.IsNot | ast.NotEq | ast.In | ast.NotIn):
-        return None
     if isinstance(operator, ast.In | ast.NotIn):
-        holds = None
-        if isinstance(left, ast.Constant) and str(left.value).lower() in ("rocm", "hip", "+rocm"):
-            holds = True
-        return negated(holds) if isinstance(operator, ast.NotIn) else holds
-    if not isinstance(right, ast.Constant):
+        asks = isinstance(left, ast.Constant) and str(left.value).lower() in ("rocm", "hip", "+rocm")
+        return isinstance(operator, ast.In) if asks else None
+    if not isinstance(operator, ast.Is | ast.Eq | ast.IsNot | ast.NotEq) or not isinstance(right, ast.Constant):
         return None
     if right.value is None or isinstance(right.value, bool):
         held = on_rocm(left, known, depth + 1)
@@ -192,9 +187,7 @@ def dotted(node: ast.AST) -> str:
 
 def leaves(body: list[ast.stmt]) -> bool:
     """Whether a block never reaches what follows it."""
-    if not body:
-        return False
-    last = body[-1]
+    last = body[-1] if body else None
     if isinstance(last, ast.Return | ast.Raise | ast.Continue | ast.Break):
         return True
     if isinstance(last, ast.If):
@@ -237,20 +230,17 @@ class _Reader(ast.NodeVisitor):
         self._tried = 0
         self._documentation: set[int] = set()
 
-    def _add(self, phrase: PythonRule, node: ast.AST, name: str, severity: str | None = None) -> None:
+    def _add(self, phrase: PythonRule, node: ast.AST, name: str, severity: Severity | None = None) -> None:
         if phrase.unless is not None and phrase.unless.search(self.text):
             return
         self._hazard(phrase.id, severity or phrase.severity, phrase.says, node, phrase.remedy, phrase.on, name)
 
     def _hazard(
-        self, check: str, severity: str, what: str, node: ast.AST, remedy: str, on: str = "rocm", name: str = ""
+        self, check: str, severity: Severity, what: str, node: ast.AST, remedy: str, on: str = "rocm", name: str = ""
     ) -> None:
         line = getattr(node, "lineno", 1)
         evidence = shorten(self.lines[line - 1]) if line <= len(self.lines) else ""
-        self.found.append(
-            SourceHazard(check=check, severity=severity, what=what, file=self.path, line=line,  # type: ignore[arg-type]
-                   evidence=evidence, remedy=remedy, on=on, name=name)
-        )  # fmt: skip
+        self.found.append(SourceHazard(check, severity, what, self.path, evidence, remedy, line, on, name))
 
     def generic_visit(self, node: ast.AST) -> None:
         for _, value in ast.iter_fields(node):
@@ -267,24 +257,17 @@ class _Reader(ast.NodeVisitor):
             if isinstance(node, ast.stmt) and ends_on_rocm(node, self._known):
                 return
 
-    def visit_If(self, node: ast.If) -> None:
+    def _choice(self, node: ast.If | ast.IfExp) -> None:
         self._condition(node.test)
         held = on_rocm(node.test, self._known)
-        if held is not False:
-            self._sequence(node.body)
-        if held is not True:
-            self._sequence(node.orelse)
+        for side, left_out in ((node.body, False), (node.orelse, True)):
+            if held is not left_out:
+                self._sequence(side if isinstance(side, list) else [side])
+
+    visit_If = visit_IfExp = _choice  # noqa: N815
 
     def visit_Assert(self, node: ast.Assert) -> None:
         self._condition(node.test)
-
-    def visit_IfExp(self, node: ast.IfExp) -> None:
-        self._condition(node.test)
-        held = on_rocm(node.test, self._known)
-        if held is not False:
-            self.visit(node.body)
-        if held is not True:
-            self.visit(node.orelse)
 
     def _condition(self, test: ast.expr) -> None:
         """A test of which platform it is has no hazard in it; what stands beside one may."""
@@ -360,10 +343,7 @@ class _Reader(ast.NodeVisitor):
         return False
 
     def visit_Name(self, node: ast.Name) -> None:
-        full = self._aliases.get(node.id, "")
-        for phrase in python_rules("attribute"):
-            if full in phrase.names:
-                self._add(phrase, node, full)
+        self._named(self._aliases.get(node.id, ""), node)
 
     def _resolved(self, full: str) -> str:
         head, dot, rest = full.partition(".")
@@ -498,22 +478,14 @@ def python_hazards(path: str, text: str) -> list[SourceHazard]:
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = error.lineno if isinstance(error, SyntaxError) else None
-        return [
-            SourceHazard(
-                check="unread", severity="unknown", what="this file is no Python that could be read", file=path,
-                line=line, evidence=shorten(str(error)), remedy="check it by hand", name="",
-            )
-        ]  # fmt: skip
+        what = "this file is no Python that could be read"
+        return [SourceHazard("unread", "unknown", what, path, shorten(str(error)), "check it by hand", line)]
     try:
         reader = _Reader(path, text, known_of(tree))
         reader.visit(tree)
     except RecursionError:
-        return [
-            SourceHazard(
-                check="unread", severity="unknown", what="this file is nested too deeply to be read", file=path,
-                line=1, evidence="expressions nested beyond Python's recursion limit", remedy="check it by hand",
-            )
-        ]  # fmt: skip
+        what, why = "this file is nested too deeply to be read", "expressions nested beyond Python's recursion limit"
+        return [SourceHazard("unread", "unknown", what, path, why, "check it by hand", 1)]
     return _once(reader.found) + [hazard for chunk in reader.cuda for hazard in _embedded(path, *chunk)]
 
 
