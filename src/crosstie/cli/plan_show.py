@@ -10,10 +10,9 @@ from crosstie.core.figures import dollars, seconds, share, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
 from crosstie.decide.plan.answer import Alternative, FleetPlan, PoolPlan
-from crosstie.decide.plan.check import SimulatedClass
 from crosstie.decide.plan.flips import Flip
 from crosstie.decide.plan.market import Item
-from crosstie.decide.plan.plan import Plan
+from crosstie.decide.plan.plan import Plan, SimulatedClass
 from crosstie.decide.plan.report import horizon_usd
 from crosstie.decide.plan.shared import own_classes
 

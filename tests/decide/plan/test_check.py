@@ -8,8 +8,8 @@ from tests.decide.plan.workloads import one_class, workload
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.workload import RequestClass, Target
-from crosstie.decide.plan.check import SimulatedClass, _quantile, check
-from crosstie.decide.plan.plan import plan as make_plan
+from crosstie.decide.plan.plan import SimulatedClass, plan as make_plan
+from crosstie.decide.plan.simulate import _quantile, simulate_classes
 
 # Closed forms against a simulation: none of these misses by more.
 TOLERANCE = 1.15
@@ -42,7 +42,7 @@ def test_targets_are_kept_when_simulated(catalog: Catalog, classes: tuple[Reques
     asked = workload(*classes, accelerators=(accelerator,))
     fleet = make_plan(catalog, asked).fleet
     assert fleet is not None
-    for one in check(fleet, asked.classes):
+    for one in simulate_classes(fleet, asked.classes):
         assert one.requests > 0
         for seconds, target in ((one.ttft_s, one.ttft), (one.tpot_s, one.tpot)):
             assert (seconds is None) == (target is None)
@@ -54,9 +54,9 @@ def test_half_the_replicas_miss(catalog: Catalog) -> None:
     asked = workload(PROMPTS, accelerators=("mi300x",))
     fleet = make_plan(catalog, asked).fleet
     assert fleet is not None
-    assert all(one.holds for one in check(fleet, asked.classes))
+    assert all(one.holds for one in simulate_classes(fleet, asked.classes))
     few = replace(fleet, pools=[replace(pool, replicas=max(pool.replicas // 2, 1)) for pool in fleet.pools])
-    assert not all(one.holds for one in check(few, asked.classes))
+    assert not all(one.holds for one in simulate_classes(few, asked.classes))
 
 
 def test_holds_is_about_both_targets() -> None:

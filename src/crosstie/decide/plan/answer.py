@@ -102,13 +102,8 @@ def alternative(asked: Choice, solution: Solution | None, answer: float) -> Alte
     if solution is None:
         return None
     return Alternative(
-        gpus_of(asked, solution), solution.usd_per_hour, solution.usd_per_hour / answer - 1.0 if answer else 0.0
+        asked.gpus(solution), solution.usd_per_hour, solution.usd_per_hour / answer - 1.0 if answer else 0.0
     )
-
-
-def gpus_of(asked: Choice, solution: Solution) -> dict[str, int]:
-    count = {item.id: round(solution.gpus[i]) for i, item in enumerate(asked.market.items)}
-    return {name: count[name] for name in asked.names(solution)}
 
 
 def fleet_plan(asked: Choice, solution: Solution, workload: Workload) -> FleetPlan:
@@ -120,7 +115,7 @@ def fleet_plan(asked: Choice, solution: Solution, workload: Workload) -> FleetPl
         pools=pools,
         usd_per_hour=solution.usd_per_hour,
         watts=solution.watts,
-        gpus=gpus_of(asked, solution),
+        gpus=asked.gpus(solution),
         on_hand={
             item.id: round(min(solution.gpus[i], item.on_hand)) for i, item in enumerate(items) if item.on_hand
         },

@@ -16,7 +16,7 @@ Open traffic that finds n requests there on average is like a closed loop of n +
 the n others (the arrival theorem); so that is where `serve` is asked.
 
 A pool may serve several classes. It then keeps the strictest target of its tier, and a prompt is admitted
-only as long as the wait that it puts upon the others leaves them within theirs. `plan.check` simulates it.
+only as long as the wait that it puts upon the others leaves them within theirs. `plan.simulate` simulates it.
 """
 
 from collections.abc import Callable, Sequence

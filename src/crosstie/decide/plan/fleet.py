@@ -1,6 +1,7 @@
 """A plan as the fleet that the gateway serves."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from crosstie.catalog.pools import UNLIMITED_CONTEXT
@@ -92,11 +93,9 @@ def _pool(pool: PoolPlan) -> Pool:
 def _longest(pool: PoolPlan) -> int:
     """The longest single request whose cache a replica holds, as far as the model reaches."""
     deployment = pool.deployment
-    low, high = 1, deployment.model.max_context or 10**7
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if sequences_that_fit(deployment, middle) else (low, middle - 1)
-    return low
+    most = deployment.model.max_context or 10**7
+    # The first length that does not fit, less one.
+    return bisect_left(range(most + 1), True, lo=2, key=lambda n: not sequences_that_fit(deployment, n)) - 1
 
 
 def _routes(one: RequestClass, pools: Sequence[PoolPlan]) -> list[Route]:

@@ -5,11 +5,11 @@ known already, and those of the accelerator in question: where one is found the 
 and it might change a little before.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from crosstie.decide.plan.answer import Alternative, alternative, gpus_of
+from crosstie.decide.plan.answer import Alternative, alternative
 from crosstie.decide.plan.market import Item
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Mask, Solution
@@ -77,7 +77,7 @@ def leaving(asked: Choice, answer: Solution, without: dict[str, Solution | None]
 def entering(asked: Choice, answer: Solution, known: Mask) -> list[Flip]:
     """For accelerators outside the fleet a price at which a fleet with them is cheaper."""
     now = {item.id: item.quote.usd for item in asked.market.items}
-    inside = asked.names(answer)
+    inside = asked.gpus(answer)
     outside = [(name, usd) for name, usd in _entry_prices(asked, answer).items() if name not in inside]
     outside.sort(key=lambda pair: -pair[1] / now[pair[0]])
     found = []
@@ -91,11 +91,13 @@ def entering(asked: Choice, answer: Solution, known: Mask) -> list[Flip]:
 
 def _at_price(asked: Choice, name: str, usd: float, answer: Solution, known: Mask) -> Alternative | None:
     """The fleet at another price of one accelerator, if it has it and is cheaper than the answer."""
-    other = asked.priced({name: usd})
-    solution = solve(other.problem, known | other.allowing(lambda item: item.id == name), quickly=True)
+    prices = asked.problem.usd_per_hour.copy()
+    prices[asked.market.index(name)] = usd
+    problem = replace(asked.problem, usd_per_hour=prices)
+    solution = solve(problem, known | asked.allowing(lambda item: item.id == name), quickly=True)
     if solution is None or solution.usd_per_hour >= answer.usd_per_hour * (1.0 - 1e-6):
         return None
-    return alternative(other, solution, answer.usd_per_hour) if name in gpus_of(other, solution) else None
+    return alternative(asked, solution, answer.usd_per_hour) if name in asked.gpus(solution) else None
 
 
 def _entry_prices(asked: Choice, answer: Solution) -> dict[str, float]:

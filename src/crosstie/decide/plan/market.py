@@ -1,7 +1,7 @@
 """What accelerators a plan may use, and what each costs: prices with their range, power, stock."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -54,14 +54,6 @@ class Market:
 
     def index(self, name: str) -> int:
         return next(i for i, item in enumerate(self.items) if item.id == name)
-
-    def priced(self, prices: Mapping[str, float]) -> "Market":
-        """The same with other prices of some accelerators."""
-        items = tuple(
-            replace(item, quote=replace(item.quote, usd=prices[item.id])) if item.id in prices else item
-            for item in self.items
-        )
-        return replace(self, items=items)
 
 
 def adjusted(

@@ -30,19 +30,14 @@ class Choice:
         """Columns whose accelerator is accepted."""
         return np.array([accept(item) for item in self.market.items])[self.problem.accelerator]
 
-    def priced(self, prices: dict[str, float]) -> "Choice":
-        market = self.market.priced(prices)
-        usd = np.array([item.quote.usd for item in market.items])
-        return replace(self, market=market, problem=replace(self.problem, usd_per_hour=usd))
-
     def with_offers(self, offered: Offers) -> "Choice":
         """The same demand, prices and limits for other offers."""
         return replace(self, offers=offered, problem=replace(self.problem, **_columns(offered, self.market)))
 
-    def names(self, solution: Solution) -> list[str]:
-        """Accelerators of a fleet, those with most GPUs first."""
+    def gpus(self, solution: Solution) -> dict[str, int]:
+        """Of a fleet by accelerator, those with most first."""
         order = np.argsort(-solution.gpus, kind="stable")
-        return [self.market.items[i].id for i in order if solution.gpus[i] > 0]
+        return {self.market.items[i].id: round(solution.gpus[i]) for i in order if solution.gpus[i] > 0}
 
 
 def _columns(offered: Offers, market: Market) -> dict[str, Any]:
@@ -163,8 +158,8 @@ def without_each(
 ) -> dict[str, Solution | None]:
     """For each accelerator of a fleet, the best fleet that does without it; `known` are found already."""
     found = dict(known or {})
-    for name in asked.names(solution):
+    for name in asked.gpus(solution):
         if name not in found:
             allowed = asked.allowing(lambda item, name=name: item.id != name)  # type: ignore[misc]
             found[name] = solve(asked.problem, allowed, quickly=True)
-    return {name: found[name] for name in asked.names(solution)}
+    return {name: found[name] for name in asked.gpus(solution)}

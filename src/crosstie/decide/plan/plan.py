@@ -7,12 +7,11 @@ import numpy as np
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.core.workload import Workload
+from crosstie.core.workload import Target, Workload
 from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan
 from crosstie.decide.plan.binding import Binding, bindings
 from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import EstimateScale
-from crosstie.decide.plan.check import SimulatedClass
 from crosstie.decide.plan.flips import Flip, entering, leaving
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
 from crosstie.decide.plan.market import Market, market
@@ -59,6 +58,23 @@ class Year:
     year: int
     requests_per_s: float
     fleet: Alternative | None
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedClass:
+    """A class as simulated: its latencies at the percentiles of its targets, None where it has none."""
+
+    name: str
+    requests: int
+    ttft_s: float | None
+    tpot_s: float | None
+    ttft: Target | None
+    tpot: Target | None
+
+    @property
+    def holds(self) -> bool:
+        pairs = ((self.ttft_s, self.ttft), (self.tpot_s, self.tpot))
+        return all(seen <= target.seconds for seen, target in pairs if seen is not None and target is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +204,7 @@ def _runner_up(asked: Choice, without: dict[str, Solution | None], cost: float) 
 
 
 def _by_estimates(surveyed: list[Survey], asked: Choice, answer: Solution) -> Alternative | None:
-    offered = undominated(offers(surveyed, EstimateScale.none))
-    read = asked.with_offers(offered)
+    read = asked.with_offers(undominated(offers(surveyed, EstimateScale.none)))
     return alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
 
 
@@ -199,10 +214,9 @@ def _length(
     """The fleet if prompts were so many times as long, of the replicas of the fleets known by then."""
     worth = {key_of(asked.offers.columns[i].deployment) for i in np.flatnonzero(known)}
     again = [survey([d for d in one.deployments if key_of(d) in worth], longer(one, factor)) for one in surveyed]
-    offered = undominated(offers(again, scaling_of(workload)))
-    read = asked.with_offers(offered)
+    read = asked.with_offers(undominated(offers(again, scaling_of(workload))))
     fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
-    return PromptLength(factor, fleet, holds=fleet is not None and set(fleet.gpus) == set(asked.names(answer)))
+    return PromptLength(factor, fleet, holds=fleet is not None and set(fleet.gpus) == set(asked.gpus(answer)))
 
 
 def _years(asked: Choice, answer: Solution, workload: Workload, known: Mask) -> list[Year]:

@@ -1,6 +1,7 @@
 """A plan as a document: what `--json` prints, `--save` keeps and `--watch` reads again."""
 
 import hashlib
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -209,11 +210,7 @@ class SavedPrice(msgspec.Struct, frozen=True):
 
 class SavedFleet(msgspec.Struct, frozen=True):
     gpus: dict[str, int]
-    usd_per_hour: float
-
-
-class SavedShared(msgspec.Struct, frozen=True):
-    gpus: dict[str, int]
+    # None where no accelerator can be shared.
     usd_per_hour: float | None
 
 
@@ -227,19 +224,15 @@ class Saved(msgspec.Struct, frozen=True):
     calibration: dict[str, str]
     fleet: SavedFleet | None
     # Plans from before models could share replicas have none.
-    shared: SavedShared | None = None
+    shared: SavedFleet | None = None
 
     @property
     def gpus(self) -> dict[str, int]:
-        found = dict(self.fleet.gpus) if self.fleet else {}
-        for name, count in (self.shared.gpus if self.shared else {}).items():
-            found[name] = found.get(name, 0) + count
-        return found
+        return dict(sum((Counter(one.gpus) for one in (self.fleet, self.shared) if one), Counter[str]()))
 
     @property
     def usd_per_hour(self) -> float | None:
-        costs = [self.fleet.usd_per_hour] if self.fleet else []
-        costs += [self.shared.usd_per_hour] if self.shared and self.shared.usd_per_hour is not None else []
+        costs = [one.usd_per_hour for one in (self.fleet, self.shared) if one and one.usd_per_hour is not None]
         return sum(costs) if costs else None
 
 

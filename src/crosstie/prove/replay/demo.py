@@ -18,9 +18,9 @@ from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.decide.plan.check import SimulatedClass, check
 from crosstie.decide.plan.fleet import fleet_of
-from crosstie.decide.plan.plan import Plan, plan
+from crosstie.decide.plan.plan import Plan, SimulatedClass, plan
+from crosstie.decide.plan.simulate import simulate_classes
 from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, replayed
 from crosstie.prove.replay.outcomes import ReplayResult, result_of, targets_of
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
@@ -64,7 +64,7 @@ def planned(catalog: Catalog) -> tuple[Plan, Fleet, list[SimulatedClass]]:
     made = plan(catalog, read_workload(catalog, find_workload(WORKLOAD)))
     if made.fleet is None:
         raise BadInput("with the prices and calibration of your catalog no fleet serves the demo's workload")
-    return made, fleet_of(made), check(made.fleet, made.workload.classes, _SIMULATED)
+    return made, fleet_of(made), simulate_classes(made.fleet, made.workload.classes, _SIMULATED)
 
 
 def demo_requests(fleet: Fleet, seconds: float, load: float = 1.0) -> list[TimedRequest]:
