@@ -6,7 +6,6 @@ from typing import Any
 
 from crosstie.core.finding import Finding, Location, Severity
 from crosstie.port.kernels.compilation import Compilation
-from crosstie.port.kernels.machine_code import is_fp8_instruction, is_scaled_instruction
 from crosstie.port.kernels.targets import MAX_THREADS, fp8_name
 
 # Sides of the smallest matrix instructions of CDNA and RDNA that Triton uses.
@@ -15,6 +14,8 @@ _SMALLEST_SIDE = 16
 _HIP_GRID_THREADS = 2**32
 _CUDA_GRID = (2**31 - 1, 65535, 65535)
 _AMD_MNEMONIC = re.compile(r"(?:v|s|ds|buffer|tbuffer|global|flat|scratch|image|lds)_\w+")
+_FP8_INSTRUCTION = re.compile(r"fp8|bf8|f8f6f4|e4m3|e5m2")
+_SCALED_INSTRUCTION = re.compile(r"mfma_scale|kind::mx|block_scale")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 # Of a message of Triton's: the check, and the cure with {isa} and {fp8} of the target.
 _KNOWN = (
@@ -46,7 +47,7 @@ def _finding(
     where: Location | None = None,
 ) -> Finding:
     return Finding(
-        check=check, severity=severity, what=what, where=where or one.where,
+        check=check, severity=severity, what=what, where=where or one.place(),
         evidence=f"{evidence} ({one.configuration})" if one.configuration else evidence,
         grounds="compiled", remedy=remedy, target=one.target.name,
     )  # fmt: skip
@@ -105,10 +106,10 @@ def tensor_memory(one: Compilation) -> Iterator[Finding]:
 def grid_limit(one: Compilation) -> Iterator[Finding]:
     grid = (one.job["grid"] + [1, 1, 1])[:3]
     if one.target.backend == "hip":
-        over = [size for size in grid[:1] if size * one.threads >= _HIP_GRID_THREADS]
+        over = grid[0] * one.threads >= _HIP_GRID_THREADS
         rule = f"HIP counts threads: {grid[0]:,} x {one.threads} is 2**32 or more"
     else:
-        over = [size for size, most in zip(grid, _CUDA_GRID, strict=True) if size > most]
+        over = any(size > most for size, most in zip(grid, _CUDA_GRID, strict=True))
         rule = f"CUDA takes at most {_CUDA_GRID} blocks"
     if over:
         yield _finding(
@@ -124,10 +125,11 @@ def spills(one: Compilation) -> Iterator[Finding]:
             "this Triton does not pass on what ptxas says of them", "",
         )  # fmt: skip
     scratch = int(one.result.get("scratch_bytes") or 0)
-    if one.spilled:
+    if one.spills:
+        unit = "VGPRs of each lane" if one.target.backend == "hip" else "bytes of stores and loads a thread"
         yield _finding(
             one, "register-spill", "slow", f"{one.kernel} spills registers to memory on {one.target.isa}",
-            f"{one.spilled} spilled, {scratch} bytes of scratch a lane, {one.registers} registers in use",
+            f"{one.spills} {unit} spilled, {scratch} bytes of scratch a lane, {one.registers} registers in use",
             _fewer_registers(one),
         )  # fmt: skip
     elif scratch:
@@ -157,10 +159,8 @@ def occupancy(one: Compilation) -> Iterator[Finding]:
     groups = one.groups_by
     by = min(groups, key=lambda name: groups[name])
     unit = "compute unit" if one.target.backend == "hip" else "SM"
-    held = (
-        f"{groups[by]} workgroup(s) of {one.num_warps} waves a {unit}, limited by {by}: {one.lds_bytes:,} bytes of LDS"
-    )
-    held += f" and {one.registers} registers"
+    held = f"{groups[by]} workgroup(s) of {one.num_warps} waves a {unit}, limited by {by}: "
+    held += f"{one.lds_bytes:,} bytes of LDS and {one.registers} registers"
     if waves < 1:
         yield _finding(
             one, "low-occupancy", "slow",
@@ -177,7 +177,7 @@ def occupancy(one: Compilation) -> Iterator[Finding]:
 def deep_pipeline(one: Compilation) -> Iterator[Finding]:
     """AMD's compute units have little LDS; a third stage often costs the second workgroup."""
     stages = int(one.result.get("num_stages") or 0)
-    if one.target.backend == "hip" and stages > 2 and not one.out_of_resources and one.groups_by.get("LDS") == 1:
+    if one.target.backend == "hip" and stages > 2 and not one.is_out_of_resources and one.groups_by.get("LDS") == 1:
         yield _finding(
             one, "deep-pipeline", "note",
             f"{one.kernel} has LDS for one workgroup a compute unit of {one.target.isa} with num_stages={stages}",
@@ -206,12 +206,9 @@ def _dot(one: Compilation, dot: dict[str, Any], names: dict[str, int]) -> Iterat
     got = ", ".join(sorted(names)) or "no matrix instruction"
     narrow = [fp8_name(kind) for kind in dot["types"] if kind.startswith("f8")]
     if not names:
-        small = min(min(shape) for shape in dot["shapes"]) < _SMALLEST_SIDE
-        remedy = (
-            f"tiles of at least {_SMALLEST_SIDE} on each side"
-            if small
-            else "operands of one type that the matrix units take"
-        )
+        remedy = "operands of one type that the matrix units take"
+        if min(map(min, dot["shapes"])) < _SMALLEST_SIDE:
+            remedy = f"tiles of at least {_SMALLEST_SIDE} on each side"
         if "f32" in dot["types"] and one.target.backend == "cuda":
             remedy = 'input_precision="tf32", or 16-bit operands'
         elif narrow:
@@ -220,13 +217,13 @@ def _dot(one: Compilation, dot: dict[str, Any], names: dict[str, int]) -> Iterat
             one, "dot-without-matrix", "slow", f"a dot of {one.kernel} uses no matrix instruction on {isa}",
             f"{asked}; {got} at that line of the assembly", remedy, place,
         )  # fmt: skip
-    elif dot["kind"] == "dot_scaled" and not any(map(is_scaled_instruction, names)):
+    elif dot["kind"] == "dot_scaled" and not any(map(_SCALED_INSTRUCTION.search, names)):
         yield _finding(
             one, "scaled-dot-emulated", "slow", f"a block-scaled dot of {one.kernel} is emulated on {isa}",
             f"{asked}; {got}", "gfx950 or Blackwell for MXFP4 and MXFP8, or 8-bit weights with scales applied outside",
             place,
         )  # fmt: skip
-    elif dot["upcast_from"] or (narrow and not any(map(is_fp8_instruction, names))):
+    elif dot["upcast_from"] or (narrow and not any(map(_FP8_INSTRUCTION.search, names))):
         kind = fp8_name(dot["upcast_from"]) if dot["upcast_from"] else narrow[0]
         yield _finding(
             one, "fp8-upcast", "slow", f"a dot of {one.kernel} in {kind} is computed in 16 bits on {isa}",
@@ -334,11 +331,12 @@ def foreign_assembly(one: Compilation) -> Iterator[Finding]:
 def failures(one: Compilation) -> Iterator[Finding]:
     status = one.result["status"]
     if status == "refused":
-        yield _failed(one, one.job["refused"], one.where, "Triton refuses the launch")
-    elif status == "failed":
-        foreign = list(foreign_assembly(one))
+        yield _failed(one, one.job["refused"], one.place(), "Triton refuses the launch")
+    elif status in ("failed", "crashed") and (foreign := list(foreign_assembly(one))):
         # Assembly of another vendor explains what the assembler says; its own finding has all of it.
-        yield from foreign or [_compile_error(one)]
+        yield from foreign
+    elif status == "failed":
+        yield _compile_error(one)
     elif status == "timeout":
         seconds = one.result["timeout_s"]
         yield _finding(
@@ -346,8 +344,6 @@ def failures(one: Compilation) -> Iterator[Finding]:
             f"the compiler was stopped after {seconds:g} s",
             "a longer --timeout, or less unrolling: tl.static_range over a large constant is the usual cause",
         )  # fmt: skip
-    elif status == "crashed" and (foreign := list(foreign_assembly(one))):
-        yield from foreign
     elif status == "crashed":
         printed = one.result["printed"].strip().splitlines()
         last = f"; it printed: {printed[-1][:300]}" if printed else ""
@@ -382,11 +378,9 @@ def _failed(one: Compilation, message: str, place: Location, what: str) -> Findi
     check, remedy = "compile-error", (
         "change that statement for this target, or keep the kernel from it by a condition on the platform"
     )  # fmt: skip
-    for pattern, name, cure in _KNOWN:
-        if re.search(pattern, message):
-            fp8 = " or ".join(one.target.limits.fp8) or "no fp8 type: fp16 or bf16"
-            check, remedy = name, cure.format(isa=one.target.isa, fp8=fp8)
-            break
+    if known := next((row for row in _KNOWN if re.search(row[0], message)), None):
+        fp8 = " or ".join(one.target.limits.fp8) or "no fp8 type: fp16 or bf16"
+        check, remedy = known[1], known[2].format(isa=one.target.isa, fp8=fp8)
     return _finding(one, check, "error", f"{what}: {_short(message)}", message, remedy, place)
 
 

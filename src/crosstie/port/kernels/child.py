@@ -239,8 +239,13 @@ def kernels_in(module: ModuleType) -> list[Found]:
         own = function.fn.__module__ == module.__name__
         line = def_line(function)
         file = function.fn.__code__.co_filename
-        found.setdefault((file, line), Found(name, file, line, candidate, _returns_value(function), not own))
-    called = _called(found.values())
+        found.setdefault((file, line), Found(name, file, line, candidate, _returns_value(function.parse()), not own))
+    # Names that the kernels' own code calls: such a function is compiled with its caller.
+    called: set[str] = set()
+    for kernel in found.values():
+        function = jit_function(kernel.candidate)
+        calls = (node.func for node in ast.walk(function.parse()) if isinstance(node, ast.Call))
+        called |= {call.id for call in calls if isinstance(call, ast.Name)} - {function.__name__}
     for kernel in found.values():
         kernel.helper |= jit_function(kernel.candidate).__name__ in called
     source = getattr(module, "__file__", None)
@@ -250,21 +255,8 @@ def kernels_in(module: ModuleType) -> list[Found]:
     return sorted(found.values(), key=lambda kernel: kernel.line)
 
 
-def _returns_value(function: Any) -> bool:
-    tree = function.parse()
+def _returns_value(tree: ast.AST) -> bool:
     return any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(tree))
-
-
-def _called(kernels: Any) -> set[str]:
-    """Names that the kernels' own code calls: such a function is compiled with its caller."""
-    from crosstie.port.kernels.jobs import jit_function
-
-    names: set[str] = set()
-    for kernel in kernels:
-        function = jit_function(kernel.candidate)
-        calls = (node.func for node in ast.walk(function.parse()) if isinstance(node, ast.Call))
-        names |= {call.id for call in calls if isinstance(call, ast.Name)} - {function.__name__}
-    return names
 
 
 def _in_source(file: Path) -> list[tuple[str, int]]:
@@ -273,24 +265,19 @@ def _in_source(file: Path) -> list[tuple[str, int]]:
         tree = ast.parse(file.read_text())
     except (OSError, SyntaxError, ValueError):
         return []
-    modules, names = _USUAL | _imported(tree, whole=True), _imported(tree, whole=False)
+    # What the file calls triton itself, and its decorators.
+    modules, names = set(_USUAL), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name for alias in node.names if alias.name == "triton"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "triton":
+            names |= {alias.asname or alias.name for alias in node.names if alias.name in _JIT}
     return [
         (node.name, node.lineno)
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and any(_is_jit(one, modules, names) for one in node.decorator_list)
-        if not any(isinstance(inner, ast.Return) and inner.value is not None for inner in ast.walk(node))
+        if not _returns_value(node)
     ]
-
-
-def _imported(tree: ast.Module, *, whole: bool) -> set[str]:
-    """What the file calls triton itself, or its decorators."""
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and whole:
-            found |= {alias.asname or alias.name for alias in node.names if alias.name == "triton"}
-        elif isinstance(node, ast.ImportFrom) and not whole and (node.module or "").split(".")[0] == "triton":
-            found |= {alias.asname or alias.name for alias in node.names if alias.name in _JIT}
-    return found
 
 
 def _is_jit(decorator: ast.expr, modules: set[str], names: set[str]) -> bool:

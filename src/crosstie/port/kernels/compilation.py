@@ -24,16 +24,10 @@ class Compilation(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> tuple[str, int]:
         return str(self.job["file"]), int(self.job["line"])
 
-    @property
-    def where(self) -> Location:
-        return self.place()
-
     def place(self, file: str = "", line: int = 0) -> Location:
         """Of a statement, or of the kernel where its line is not known."""
-        known = bool(file and line)
-        return Location(
-            file=file if known else self.job["file"], line=line if known else self.job["line"], name=self.kernel
-        )
+        file, line = (file, line) if file and line else self.key
+        return Location(file=file, line=line, name=self.kernel)
 
     @property
     def compiled(self) -> bool:
@@ -66,22 +60,14 @@ class Compilation(msgspec.Struct, frozen=True, kw_only=True):
         return self.result.get("vgprs" if self.target.backend == "hip" else "registers")
 
     @property
-    def spilled(self) -> str:
-        """In words; "" where nothing was."""
-        if self.result.get("vgpr_spills"):
-            return f"{self.result['vgpr_spills']} VGPRs of each lane"
-        if self.result.get("spill_bytes"):
-            return f"{self.result['spill_bytes']} bytes of stores and loads a thread"
-        return ""
+    def spills(self) -> int | None:
+        """VGPRs of each lane, or bytes of stores and loads of a CUDA thread."""
+        return self.result.get("vgpr_spills" if self.target.backend == "hip" else "spill_bytes")
 
     @property
-    def out_of_resources(self) -> str:
-        """What Triton refuses at launch, and its autotuner passes over: "shared memory", "threads" or ""."""
-        if self.compiled and self.lds_bytes > self.target.lds_bytes:
-            return "shared memory"
-        if self.compiled and self.threads > MAX_THREADS:
-            return "threads"
-        return ""
+    def is_out_of_resources(self) -> bool:
+        """Whether Triton refuses it at launch, and its autotuner passes over it."""
+        return self.compiled and (self.lds_bytes > self.target.lds_bytes or self.threads > MAX_THREADS)
 
     @property
     def groups_by(self) -> dict[str, int]:
@@ -101,7 +87,7 @@ class Compilation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def waves_per_simd(self) -> float | None:
         """Resident at once, on average over the SIMDs of a compute unit."""
-        if not self.compiled or self.out_of_resources or self.registers is None:
+        if not self.compiled or self.is_out_of_resources or self.registers is None:
             return None
         return min(self.groups_by.values()) * self.num_warps / self.target.limits.simds
 

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import triton
 from triton.compiler import ASTSource, compile
 from triton.compiler.errors import CompilationError
 from triton.runtime.jit import JITFunction
@@ -92,7 +93,7 @@ class Compiler:
 
     def _compile(self, job: Job) -> Result:
         """In the child."""
-        source = (job.source or ASTSource)(job.function, job.signature, job.constants, job.attributes)
+        source = _source(job)
         try:
             compiled = compile(source, target=self._target, options=job.options)
         except BaseException as error:  # noqa: BLE001 - whatever the compiler raises is the result
@@ -113,13 +114,12 @@ class Compiler:
         return facts | {"ptx": compiled.asm["ptx"]}
 
     def _key(self, job: Job) -> str:
-        source = (job.source or ASTSource)(job.function, job.signature, job.constants, job.attributes)
         # Finds out, besides, which globals the code uses. Their values are baked into it, and older Tritons leave
         # them out of their own key.
-        content = source.hash()
+        content = _source(job).hash()
         used = sorted((name, repr(value)) for (name, _), (value, _) in job.function.used_global_vals.items())
         parts = (
-            _FACTS, _triton(), str(self._target), self._backend.hash(), content, repr(used),
+            _FACTS, str(triton.__version__), str(self._target), self._backend.hash(), content, repr(used),
             self._backend.parse_options(dict(job.options)).hash(), job.function.fn.__code__.co_filename,
             repr(sorted(item for item in os.environ.items() if item[0].startswith(_SWITCHES))),
         )  # fmt: skip
@@ -152,6 +152,10 @@ class Compiler:
             unfinished.replace(file)
         except OSError:
             return
+
+
+def _source(job: Job) -> Any:
+    return (job.source or ASTSource)(job.function, job.signature, job.constants, job.attributes)
 
 
 class _Compilation:
@@ -266,12 +270,6 @@ def _early_facts(folder: Path) -> Result:
     facts = read_ttir(ttir or source)
     # AMD's first pass turns descriptors into pointers, so they are seen before it alone.
     return facts | {"descriptors": read_ttir(source)["descriptors"], "reached_ttir": bool(ttir)}
-
-
-def _triton() -> str:
-    import triton
-
-    return str(triton.__version__)
 
 
 def explain(error: BaseException, function: Any) -> dict[str, Any]:

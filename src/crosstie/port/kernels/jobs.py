@@ -3,7 +3,7 @@
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from triton.runtime.autotuner import Autotuner, Heuristics
@@ -78,38 +78,32 @@ def jit_function(candidate: object) -> Any:
     return None
 
 
-@dataclass
-class _Layers:
-    """What stands around a kernel in its decorators."""
-
-    configs: list[Any] = field(default_factory=list)
-    heuristics: dict[str, Callable[[dict[str, Any]], Any]] = field(default_factory=dict)
-
-
-def _layers(candidate: Any) -> _Layers:
-    found = _Layers()
+def _layers(candidate: Any) -> tuple[list[Any], dict[str, Callable[[dict[str, Any]], Any]]]:
+    """Configurations and heuristics that stand around a kernel in its decorators."""
+    configs: list[Any] = []
+    heuristics: dict[str, Callable[[dict[str, Any]], Any]] = {}
     while not isinstance(candidate, JITFunction):
         if isinstance(candidate, Autotuner):
-            found.configs = list(candidate.configs)
+            configs = list(candidate.configs)
         elif isinstance(candidate, Heuristics):
-            found.heuristics |= candidate.values
+            heuristics |= candidate.values
         candidate = candidate.fn
-    return found
+    return configs, heuristics
 
 
 def jobs_of(entry: KernelSpec, candidate: Any, backend: Any, groups: "itertools.count[int]") -> Iterator[Job]:
     """Every configuration of its autotuner, or the one that the spec gives."""
-    layers, group = _layers(candidate), next(groups)
+    (configs, heuristics), group = _layers(candidate), next(groups)
     function = jit_function(candidate)
     unknown = sorted((set(entry.types) | set(entry.constants)) - set(function.arg_names))
     if unknown:
         raise BadData(entry.file, f"{entry.where}.{unknown[0]}", f"{entry.kernel} has no such argument")
-    configs = layers.configs[: entry.max_configs] or [None]
+    configs = configs[: entry.max_configs] or [None]
     for config in configs:
         tuned = {} if config is None else config.all_kwargs()
         constants = {**entry.constants, **{n: v for n, v in tuned.items() if n in function.arg_names}}
         options = {**{n: v for n, v in tuned.items() if n not in function.arg_names}, **entry.options}
-        for name, compute in layers.heuristics.items():
+        for name, compute in heuristics.items():
             if name not in constants:
                 constants[name] = _computed(entry, name, compute, {**entry.types, **constants, **options})
         yield _job(entry, function, constants, options, backend, group, tuned=len(configs) > 1)
@@ -117,7 +111,7 @@ def jobs_of(entry: KernelSpec, candidate: Any, backend: Any, groups: "itertools.
 
 def left_out(entry: KernelSpec, candidate: Any) -> int:
     """Configurations that the spec does not want compiled."""
-    return 0 if entry.max_configs is None else max(0, len(_layers(candidate).configs) - entry.max_configs)
+    return 0 if entry.max_configs is None else max(0, len(_layers(candidate)[0]) - entry.max_configs)
 
 
 def _computed(entry: KernelSpec, name: str, compute: Callable[[dict[str, Any]], Any], known: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ Only the standard library: this runs in the interpreter that compiles, which may
 """
 
 import re
-from collections.abc import Iterator
+from collections import Counter
 from math import prod
 from typing import Any
 
@@ -54,10 +54,8 @@ class Locations:
             return direct.group(1), int(direct.group(2)), int(direct.group(3))
         for name in _REFERENCE.findall(place):
             # A name may refer to itself in a malformed file.
-            if name in self._named and depth < 20:
-                found = self._resolve(self._named[name], depth + 1)
-                if found:
-                    return found
+            if name in self._named and depth < 20 and (found := self._resolve(self._named[name], depth + 1)):
+                return found
         return None
 
 
@@ -151,31 +149,15 @@ def read_ptx(text: str, ptxas_log: str) -> Facts:
 
 def _matrix(text: str, pattern: "re.Pattern[str]") -> Facts:
     """Matrix instructions, and how many of them stand at each source line ("" for a line that was lost)."""
-    counts: dict[str, int] = {}
-    at: dict[str, dict[str, int]] = {}
-    for place, line in _with_place(text):
-        found = pattern.search(line)
-        if found:
-            name = "".join(found.groups()).rstrip(".:")
-            counts[name] = counts.get(name, 0) + 1
-            here = at.setdefault(place, {})
-            here[name] = here.get(name, 0) + 1
-    return {"matrix": counts, "matrix_at": at}
-
-
-def _with_place(text: str) -> Iterator[tuple[str, str]]:
+    counts: Counter[str] = Counter()
+    at: dict[str, Counter[str]] = {}
     place = ""
     for line in text.splitlines():
         if line.lstrip().startswith(".loc"):
             comment = _LINE_COMMENT.search(line)
             place = f"{comment.group(1)}:{comment.group(2)}" if comment and comment.group(2) != "0" else ""
-        else:
-            yield place, line
-
-
-def is_fp8_instruction(name: str) -> bool:
-    return bool(re.search(r"fp8|bf8|f8f6f4|e4m3|e5m2", name))
-
-
-def is_scaled_instruction(name: str) -> bool:
-    return bool(re.search(r"mfma_scale|kind::mx|block_scale", name))
+        elif found := pattern.search(line):
+            name = "".join(found.groups()).rstrip(".:")
+            counts[name] += 1
+            at.setdefault(place, Counter())[name] += 1
+    return {"matrix": counts, "matrix_at": at}

@@ -2,11 +2,14 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
@@ -137,25 +140,20 @@ def _check_found(what: str, results: Sequence[TargetResult]) -> None:
             raise BadInput(f"{what}: no Triton kernel that can be launched{more}")
 
 
-class _Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """A finding, the compilation that has it, and of how many it was said."""
-
-    finding: Finding
-    one: Compilation
+# A finding, and the compilation that has it.
+_Seen = tuple[Finding, Compilation]
 
 
 def find(answers: Sequence[TargetResult]) -> list[Finding]:
-    found: list[Finding] = []
-    for answer in answers:
-        found += _of_target(answer)
     return [
-        msgspec.structs.replace(one, where=msgspec.structs.replace(one.where, file=shown(one.where.file)))
-        for one in found
+        replace(one, where=replace(one.where, file=shown(one.where.file)))
+        for answer in answers
+        for one in _of_target(answer)
     ]
 
 
 def _of_target(answer: TargetResult) -> Iterator[Finding]:
-    seen = [_Seen(finding=finding, one=one) for one in answer.compilations for finding in _of(one)]
+    seen = [(finding, one) for one in answer.compilations for finding in _of(one)]
     yield from _merged(_as_tuned(seen, answer.compilations), answer.compilations)
     yield from wave_hints(answer.compilations)
     yield from _not_compiled(answer)
@@ -181,45 +179,42 @@ def _of(one: Compilation) -> Iterator[Finding]:
 
 def _as_tuned(seen: Sequence[_Seen], compilations: Sequence[Compilation]) -> list[_Seen]:
     """An autotuner passes over what does not fit and takes the quickest: one good configuration is enough."""
-    grave = {id(entry.one) for entry in seen if rank(entry.finding.severity) >= rank("slow")}
+    grave = {id(one) for finding, one in seen if rank(finding.severity) >= rank("slow")}
     good = {one.job["group"] for one in compilations if one.job["chosen_by_tuner"] and id(one) not in grave}
     return [
-        msgspec.structs.replace(entry, finding=_softened(entry.finding))
-        if entry.one.job["group"] in good and _is_passed_over(entry)
-        else entry
-        for entry in seen
+        (_softened(finding) if one.job["group"] in good and _is_passed_over(finding, one) else finding, one)
+        for finding, one in seen
     ]
 
 
-def _is_passed_over(entry: _Seen) -> bool:
-    if entry.finding.severity == "error":
-        kind = entry.one.result.get("error", {}).get("type", "")
-        return entry.finding.check in _PASSED_OVER or kind in _PASSED_OVER_ERRORS
-    return entry.finding.severity == "slow"
+def _is_passed_over(finding: Finding, one: Compilation) -> bool:
+    if finding.severity == "error":
+        return finding.check in _PASSED_OVER or one.result.get("error", {}).get("type", "") in _PASSED_OVER_ERRORS
+    return finding.severity == "slow"
 
 
 def _softened(finding: Finding) -> Finding:
-    what = f"{finding.what}; the autotuner has other configurations"
-    return msgspec.structs.replace(finding, severity="note", what=what)
+    return replace(finding, severity="note", what=f"{finding.what}; the autotuner has other configurations")
 
 
 def _merged(seen: Sequence[_Seen], compilations: Sequence[Compilation]) -> Iterator[Finding]:
     def key(entry: _Seen) -> tuple[str, str, str, int]:
+        finding, one = entry
         # Of a note, one place is enough.
-        line = 0 if entry.finding.severity == "note" else entry.finding.where.line or 0
-        return entry.finding.check, entry.one.kernel, entry.finding.where.file, line
+        line = 0 if finding.severity == "note" else finding.where.line or 0
+        return finding.check, one.kernel, finding.where.file, line
 
     for _, entries in groupby(sorted(seen, key=key), key=key):
         same = list(entries)
-        worst = max(same, key=lambda entry: (rank(entry.finding.severity), entry.one.lds_bytes, entry.one.threads))
-        evidence = worst.finding.evidence
-        lines = len({entry.finding.where.line for entry in same}) - 1
+        worst, of_it = max(same, key=lambda entry: (rank(entry[0].severity), entry[1].lds_bytes, entry[1].threads))
+        evidence = worst.evidence
+        lines = len({finding.where.line for finding, _ in same}) - 1
         if lines:
             evidence += f"; and at {lines} more line{'s' if lines > 1 else ''}"
-        of = sum(one.key == worst.one.key for one in compilations)
+        of = sum(one.key == of_it.key for one in compilations)
         if of > 1:
-            evidence += f"; {len({id(entry.one) for entry in same})} of {of} configurations"
-        yield msgspec.structs.replace(worst.finding, evidence=evidence)
+            evidence += f"; {len({id(one) for _, one in same})} of {of} configurations"
+        yield replace(worst, evidence=evidence)
 
 
 def _not_compiled(answer: TargetResult) -> Iterator[Finding]:
@@ -262,22 +257,18 @@ def verdicts(answers: Iterable[TargetResult], findings: Sequence[Finding]) -> di
 
 
 def rows_of(answers: Sequence[TargetResult], findings: Sequence[Finding]) -> list[KernelRow]:
+    by_kernel = attrgetter("key")
     rows = [
         _row(list(group), findings)
         for answer in answers
-        for _, group in groupby(sorted(answer.compilations, key=_by), key=_by)
+        for _, group in groupby(sorted(answer.compilations, key=by_kernel), key=by_kernel)
     ]
     return sorted(rows, key=lambda row: row.kernel)
-
-
-def _by(one: Compilation) -> tuple[str, int]:
-    return one.key
 
 
 def _row(same: Sequence[Compilation], findings: Sequence[Finding]) -> KernelRow:
     first = same[0]
     compiled = [one for one in same if one.compiled]
-    waves = [one.waves_per_simd for one in compiled if one.waves_per_simd is not None]
     mine = [one for one in findings if one.target == first.target.name and one.where.name == first.kernel]
     return KernelRow(
         kernel=first.kernel,
@@ -285,24 +276,21 @@ def _row(same: Sequence[Compilation], findings: Sequence[Finding]) -> KernelRow:
         configurations=len(same),
         lds_bytes=max((one.lds_bytes for one in compiled), default=None),
         registers=max((one.registers for one in compiled if one.registers is not None), default=None),
-        spills=max((spilled for one in compiled if (spilled := _spills(one)) is not None), default=None),
-        waves_per_simd=min(waves, default=None),
+        spills=max((one.spills for one in compiled if one.spills is not None), default=None),
+        waves_per_simd=min((one.waves_per_simd for one in compiled if one.waves_per_simd is not None), default=None),
         matrix=_matrix(compiled),
         verdict=verdict(mine),
     )
 
 
-def _spills(one: Compilation) -> int | None:
-    return one.result.get("vgpr_spills" if one.target.backend == "hip" else "spill_bytes")
-
-
 def _matrix(compiled: Sequence[Compilation]) -> str:
-    names = sorted({name for one in compiled for name in one.matrix})
-    if not names:
+    counts: Counter[str] = Counter()
+    for one in compiled:
+        counts.update(one.matrix)
+    if not counts:
         return "-"
-    counts = {name: sum(one.matrix.get(name, 0) for one in compiled) for name in names}
-    commonest = max(names, key=lambda name: counts[name])
-    return short(commonest) + (f" +{len(names) - 1}" if len(names) > 1 else "")
+    commonest = max(sorted(counts), key=lambda name: counts[name])
+    return short(commonest) + (f" +{len(counts) - 1}" if len(counts) > 1 else "")
 
 
 def short(name: str) -> str:
@@ -313,28 +301,19 @@ def short(name: str) -> str:
 
 
 def compilation_json(one: Compilation) -> dict[str, object]:
-    known = one.result
+    job, known = one.job, one.result
     return {
         "kernel": one.kernel,
-        "file": shown(one.job["file"]),
-        "line": one.job["line"],
+        "file": shown(job["file"]),
+        **{key: job[key] for key in ("line", "signature", "constexprs", "options", "chosen_by_tuner", "grid")},
         "target": one.target.name,
         "isa": one.target.isa,
         "status": known["status"],
         "cached": bool(known.get("cached")),
-        "signature": one.job["signature"],
-        "constexprs": one.job["constexprs"],
-        "options": one.job["options"],
-        "chosen_by_tuner": one.job["chosen_by_tuner"],
-        "grid": one.job["grid"],
         "threads": one.threads,
-        "lds_bytes": known.get("lds_bytes"),
         "lds_limit_bytes": one.target.lds_bytes,
         "registers": one.registers,
-        "agprs": known.get("agprs"),
-        "vgpr_spills": known.get("vgpr_spills"),
-        "spill_bytes": known.get("spill_bytes"),
-        "scratch_bytes": known.get("scratch_bytes"),
+        **{key: known.get(key) for key in ("lds_bytes", "agprs", "vgpr_spills", "spill_bytes", "scratch_bytes")},
         "waves_per_simd": one.waves_per_simd,
         "matrix_instructions": known.get("matrix"),
     }

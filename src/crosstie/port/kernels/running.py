@@ -88,33 +88,17 @@ def compile_kernels(
 
 
 def _on(target: KernelTarget, replies: dict[str, Any]) -> TargetResult:
-    return TargetResult(
-        target=target,
-        triton=replies["triton"],
-        compilations=[
-            Compilation(job=job, result=replies["results"][number], target=target)
-            for number, job in enumerate(replies["jobs"])
-        ],
-        found=replies["found"],
-        failures=replies["failures"],
-        left_out=replies["left_out"],
-    )
+    results = replies["results"]
+    compilations = [Compilation(job=job, result=results[n], target=target) for n, job in enumerate(replies["jobs"])]
+    said = {key: replies[key] for key in ("triton", "found", "failures", "left_out")}
+    return TargetResult(target=target, compilations=compilations, **said)
 
 
 def _child(
     options: KernelOptions, target: KernelTarget, jobs: int, progress: Progress, children: list[subprocess.Popen[bytes]]
 ) -> dict[str, Any]:  # fmt: skip
-    request = {
-        "what": options.what,
-        "spec": options.spec,
-        "launch": options.launch,
-        "jobs": jobs,
-        "timeout_s": options.timeout_s,
-        "collect_timeout_s": _COLLECT_TIMEOUT_S,
-        "max_configs": options.max_configs,
-        "cache": str(options.cache) if options.cache else None,
-        "device": target.device,
-    }
+    asked = msgspec.to_builtins(options, enc_hook=str)
+    request = {**asked, "jobs": jobs, "collect_timeout_s": _COLLECT_TIMEOUT_S, "device": target.device}
     home = str(Path(crosstie.__file__).parent)
     with tempfile.TemporaryFile() as printed:
         try:

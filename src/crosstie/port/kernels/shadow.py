@@ -50,25 +50,6 @@ class FakeGpu:
         return int(digits[:-2]), int(digits[-2], 16)
 
 
-class _Utilities:
-    def __init__(self, device: FakeGpu):
-        self._device = device
-
-    def get_device_properties(self, _: int = 0) -> dict[str, Any]:
-        device = self._device
-        return {
-            "max_shared_mem": device.lds_bytes,
-            "multiprocessor_count": device.compute_units,
-            "warpSize": device.wave_width,
-            "max_num_regs": 65536,
-            "arch": device.isa,
-            "sm_clock_rate": 1_000_000,
-            "mem_clock_rate": 1_000_000,
-            "mem_bus_width": 8192,
-            "max_threads_per_sm": 2048,
-        }
-
-
 def _once(call: Callable[[], object], *_: Any, quantiles: Sequence[float] | None = None, **__: Any) -> Any:
     """In place of a benchmark: what it would time is launched, and takes a millisecond."""
     call()
@@ -83,7 +64,18 @@ class Driver:
 
         self._target = GPUTarget(device.backend, device.arch, device.wave_width)
         self._device = device
-        self.utils = _Utilities(device)
+        properties = {
+            "max_shared_mem": device.lds_bytes,
+            "multiprocessor_count": device.compute_units,
+            "warpSize": device.wave_width,
+            "max_num_regs": 65536,
+            "arch": device.isa,
+            "sm_clock_rate": 1_000_000,
+            "mem_clock_rate": 1_000_000,
+            "mem_bus_width": 8192,
+            "max_threads_per_sm": 2048,
+        }
+        self.utils = SimpleNamespace(get_device_properties=lambda _=0: dict(properties))
         self.launcher_cls = None
 
     def get_current_target(self) -> Any:
@@ -289,15 +281,10 @@ def _looks_like_gpu(torch: Any) -> Any:
     return LooksLikeGpu()
 
 
-@contextlib.contextmanager
-def as_they_are() -> Any:
+def as_they_are() -> contextlib.AbstractContextManager[Any]:
     """Triton reads addresses and sizes of tensors itself; it needs no pretence and would be slowed by it."""
     torch = sys.modules.get("torch")
-    if torch is None:
-        yield
-    else:
-        with torch._C.DisableTorchFunction():
-            yield
+    return torch._C.DisableTorchFunction() if torch else contextlib.nullcontext()
 
 
 class _NotedError(Exception):

@@ -12,7 +12,7 @@ Only the standard library, as `machine_code`.
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class KernelSpec:
     max_configs: int | None
     grid: tuple[int, ...]
     where: str
-    file: str = field(default="")
+    file: str = ""
 
     def for_target(self, backend: str, isa: str) -> bool:
         return not self.only or backend in self.only or isa in self.only
@@ -85,7 +85,8 @@ def _entry(file: str, where: str, raw: object) -> KernelSpec:
     if unknown:
         raise BadData(file, f"{where}.{unknown[0]}", f"unknown key; known: {', '.join(sorted(_KEYS))}")
     types, divisibility = _signature(file, where, raw.get("signature", {}))
-    divisibility |= _divisibility(file, where, raw.get("divisibility", {}))
+    for argument, value in _table(file, where, "divisibility", raw.get("divisibility", {})).items():
+        divisibility[argument] = _count(file, f"{where}.divisibility.{argument}", value)
     constants = _table(file, where, "constexprs", raw.get("constexprs", {}))
     twice = sorted(set(types) & set(constants))
     if twice:
@@ -125,13 +126,6 @@ def _signature(file: str, where: str, raw: object) -> tuple[dict[str, str], dict
                 raise BadData(file, key, f"'{multiple}' after the colon is no whole number above 0")
             divisibility[argument] = int(multiple)
     return types, divisibility
-
-
-def _divisibility(file: str, where: str, raw: object) -> dict[str, int]:
-    return {
-        argument: _count(file, f"{where}.divisibility.{argument}", value)
-        for argument, value in _table(file, where, "divisibility", raw).items()
-    }
 
 
 def _table(file: str, where: str, key: str, raw: object) -> dict[str, Any]:
