@@ -38,14 +38,9 @@ _STATEMENT_ERROR = re.compile(r"^(\S+\.py):(\d+):\d+: error: (.*)$", re.MULTILIN
 
 
 def _finding(
-    one: Compilation,
-    check: str,
-    severity: Severity,
-    what: str,
-    evidence: str,
-    remedy: str,
+    one: Compilation, check: str, severity: Severity, what: str, evidence: str, remedy: str = "",
     where: Location | None = None,
-) -> Finding:
+) -> Finding:  # fmt: skip
     return Finding(
         check=check, severity=severity, what=what, where=where or one.place(),
         evidence=f"{evidence} ({one.configuration})" if one.configuration else evidence,
@@ -122,7 +117,7 @@ def spills(one: Compilation) -> Iterator[Finding]:
     if one.registers is None:
         yield _finding(
             one, "registers-unknown", "note", f"registers and spills of {one.kernel} are not known",
-            "this Triton does not pass on what ptxas says of them", "",
+            "this Triton does not pass on what ptxas says of them",
         )  # fmt: skip
     scratch = int(one.result.get("scratch_bytes") or 0)
     if one.spills:
@@ -136,12 +131,11 @@ def spills(one: Compilation) -> Iterator[Finding]:
         yield _finding(
             one, "scratch-memory", "note", f"{one.kernel} keeps data in scratch memory on {one.target.isa}",
             f"{scratch} bytes of scratch a lane and no spills: an array that is indexed at run time, or a call",
-            "",
         )  # fmt: skip
     elif one.result.get("sgpr_spills"):
         yield _finding(
             one, "scalar-spill", "note", f"{one.kernel} spills scalar registers",
-            f"{one.result['sgpr_spills']} SGPRs, kept in lanes of vector registers", "",
+            f"{one.result['sgpr_spills']} SGPRs, kept in lanes of vector registers",
         )  # fmt: skip
 
 
@@ -170,7 +164,7 @@ def occupancy(one: Compilation) -> Iterator[Finding]:
     elif waves < 2 and not one.matrix:
         yield _finding(
             one, "low-occupancy", "note",
-            f"{one.kernel} has {waves:g} wave a SIMD to hide memory latency on {one.target.isa}", held, "",
+            f"{one.kernel} has {waves:g} wave a SIMD to hide memory latency on {one.target.isa}", held,
         )  # fmt: skip
 
 
@@ -268,7 +262,6 @@ def idle_lanes(one: Compilation) -> Iterator[Finding]:
             one, "idle-lanes", "note",
             f"{one.kernel} has work for {largest} of {one.threads} lanes on {one.target.isa}",
             f"its largest tensor has {largest} elements; num_warps = {one.num_warps} at 64 lanes a wave",
-            "",
         )  # fmt: skip
 
 
@@ -286,7 +279,7 @@ def nvidia_only_features(one: Compilation) -> Iterator[Finding]:
         yield _finding(
             one, "warp-specialisation", "note",
             f"warp specialisation of {one.kernel} has no effect on {one.target.isa}",
-            "a loop asks for warp_specialize", "",
+            "a loop asks for warp_specialize",
         )  # fmt: skip
 
 

@@ -101,42 +101,37 @@ class KernelTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 def target(catalog: Catalog, name: str) -> KernelTarget:
     """By the name of an accelerator, or of an instruction set such as gfx942 or sm_90."""
-    if _ISA.fullmatch(name):
-        return _alone(catalog, name)
-    try:
-        accelerator = catalog.accelerator(name)
-    except UnknownName as error:
-        known = f"; instruction sets are known as well: {', '.join(isas())}"
-        raise BadInput(f"{error}{known}") from None
-    return _of(accelerator, name=accelerator.id)
-
-
-def _alone(catalog: Catalog, isa: str) -> KernelTarget:
-    """With the limits of the first accelerator that has it, as far as limits differ by product."""
-    if isa not in isas():
-        raise BadInput(f"--on {isa}: not known; known instruction sets: {', '.join(isas())}")
-    for accelerator in catalog.accelerators.values():
-        if accelerator.chip.isa.value == isa:
-            return _of(accelerator, name=isa)
-    limits = isas()[isa]
+    if not _ISA.fullmatch(name):
+        try:
+            accelerator = catalog.accelerator(name)
+        except UnknownName as error:
+            known = f"; instruction sets are known as well: {', '.join(isas())}"
+            raise BadInput(f"{error}{known}") from None
+        return _of(accelerator, name=accelerator.id)
+    if name not in isas():
+        raise BadInput(f"--on {name}: not known; known instruction sets: {', '.join(isas())}")
+    # With the limits of the first accelerator that has it, as far as limits differ by product.
+    first = next((one for one in catalog.accelerators.values() if one.chip.isa.value == name), None)
+    if first is not None:
+        return _of(first, name)
+    limits = isas()[name]
     return KernelTarget(
-        name=isa, isa=isa, limits=limits, lds_bytes=limits.lds_bytes, lds_source=limits.source,
-        compute_units=64, memory_bytes=16 << 30, product=isa,
+        name=name, isa=name, limits=limits, lds_bytes=limits.lds_bytes, lds_source=limits.source,
+        compute_units=64, memory_bytes=16 << 30, product=name,
     )  # fmt: skip
 
 
 def _of(accelerator: Accelerator, name: str) -> KernelTarget:
-    isa = accelerator.chip.isa.value
+    chip, isa = accelerator.chip, accelerator.chip.isa.value
     if isa not in isas():
         raise BadInput(f"--on {name}: Triton's limits on {isa} are not known; known: {', '.join(isas())}")
-    lds = accelerator.chip.lds
     return KernelTarget(
         name=name,
         isa=isa,
         limits=isas()[isa],
-        lds_bytes=round(lds.si),
-        lds_source=lds.source,
-        compute_units=round(accelerator.chip.compute_units.value),
+        lds_bytes=round(chip.lds.si),
+        lds_source=chip.lds.source,
+        compute_units=round(chip.compute_units.value),
         memory_bytes=round(accelerator.memory_bytes),
         product=accelerator.name,
     )

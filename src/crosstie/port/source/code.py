@@ -155,13 +155,13 @@ class Code:
 
     @property
     def knows_wavefronts(self) -> bool:
-        return self.project.knows_wavefronts(self.path)
+        return self.project.units[self.path].knows_wavefronts
 
     @cached_property
     def leaves_lanes_to_headers(self) -> bool:
         """A header knows of both widths, and the file has no exchange of its own that spans the wavefront."""
-        around = self.project.visible(self.path)
-        return not self._has_bare_exchange and any(map(self.project.knows_wavefronts, around))
+        units, around = self.project.units, self.project.visible(self.path)
+        return not self._has_bare_exchange and any(units[path].knows_wavefronts for path in around)
 
     @cached_property
     def _has_bare_exchange(self) -> bool:

@@ -83,7 +83,7 @@ class CppToken(NamedTuple):
     line: int
 
 
-class Directive(msgspec.Struct, frozen=True, kw_only=True):
+class Directive(msgspec.Struct, frozen=True):
     """A preprocessor line: `#define WARP 32` has the word define and the tokens WARP and 32."""
 
     word: str
@@ -93,6 +93,11 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     header: str = ""
     # `#define F(x)` has an opening bracket right after its name, `#define F (x)` has not.
     function_like: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of what it defines or asks for."""
+        return self.tokens[0].text if self.tokens else ""
 
 
 class Lexed(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,8 +179,7 @@ def _directive(joined: _Joined, offset: int) -> tuple[Directive, int]:
                 function_like = word == "define"
             tokens.append(token)
             name_end = offset
-    made = Directive(word=word, tokens=tuple(tokens), line=line, header=header, function_like=function_like)
-    return made, offset
+    return Directive(word, tuple(tokens), line, header, function_like), offset
 
 
 def size_of(words: Sequence[str]) -> Value:
@@ -196,11 +200,8 @@ def number(text: str) -> Value:
     """An integer literal, None for a floating-point one."""
     digits = text.replace("'", "").rstrip("uUlLzZ")
     try:
-        if digits[:2] in ("0x", "0X"):
-            return int(digits, 16)
-        if digits[:2] in ("0b", "0B"):
-            return int(digits, 2)
-        return int(digits, 8) if len(digits) > 1 and digits[0] == "0" else int(digits)
+        # Base 0 knows 0x and 0b, and refuses C's octal numbers.
+        return int(digits, 8 if digits[:1] == "0" and digits[1:].isdigit() else 0)
     except ValueError:
         return None
 

@@ -7,6 +7,8 @@ open. Only what is certainly false is left out; both sides of an open one are re
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import zip_longest
 from pathlib import PurePosixPath
 
 import msgspec
@@ -130,11 +132,19 @@ def branches(directives: Sequence[Directive], macros: Macros, last_line: int) ->
     """All sides of all conditionals, in the order in which they end."""
     found: list[Branch] = []
     stack: list[_Open] = []
-    for index, directive in enumerate(directives):
+    for directive, following in zip_longest(directives, directives[1:], fillvalue=Directive("", (), 0)):
         word = directive.word
         if word in ("if", "ifdef", "ifndef"):
             outer = stack[-1].taken if stack else True
-            holds = _first_holds(directives, index, macros)
+            holds = holds_under(directive, macros)
+            if (
+                word == "ifndef"
+                and (guard := directive.name)
+                and following.word == "define"
+                and following.name == guard
+            ):
+                # Defined at once: a header read once, or a default that nobody else set.
+                holds = guard not in _PRESENT
             asks = asks_for_rocm(directive) or (bool(stack) and stack[-1].asks)
             for_amd = _for_amd_alone(directive) or (bool(stack) and stack[-1].for_amd)
             stack.append(_Open(directive, both(outer, holds), holds, outer, asks, for_amd, []))
@@ -180,28 +190,14 @@ def _with_else(sides: list[Branch]) -> list[Branch]:
     ]
 
 
-def _first_holds(directives: Sequence[Directive], index: int, macros: Macros) -> bool | None:
-    directive = directives[index]
-    if directive.word == "ifndef" and directive.tokens and _guards_itself(directives, index):
-        return directive.tokens[0].text not in _PRESENT
-    return holds_under(directive, macros)
-
-
 def holds_under(directive: Directive, macros: Macros) -> bool | None:
     """Whether the condition of an #if, #ifdef, #ifndef or #elif is met."""
     word, tokens = directive.word, directive.tokens
     if word in ("ifdef", "elifdef", "ifndef", "elifndef"):
-        asked = macros.defined(tokens[0].text) if tokens else None
+        asked = macros.defined(directive.name) if tokens else None
         return negated(asked) if word in ("ifndef", "elifndef") else asked
     value = evaluate(tokens, macros.value, macros.defined)
     return None if value is None else bool(value)
-
-
-def _guards_itself(directives: Sequence[Directive], index: int) -> bool:
-    """`#ifndef X` and `#define X` at once: a header read once, or a default that nobody else set."""
-    name = directives[index].tokens[0].text
-    following = directives[index + 1] if index + 1 < len(directives) else None
-    return bool(following and following.word == "define" and following.tokens and following.tokens[0].text == name)
 
 
 def negated(asked: bool | None) -> bool | None:
@@ -241,7 +237,7 @@ class Definition(msgspec.Struct, frozen=True):
         return self.directive.tokens[1:]
 
 
-class SourceFile(msgspec.Struct, kw_only=True):
+class SourceFile(msgspec.Struct, kw_only=True, dict=True):
     """One file: its text, its preprocessor lines, its constants by name as (expression, line)."""
 
     path: str
@@ -254,9 +250,14 @@ class SourceFile(msgspec.Struct, kw_only=True):
     taken: list[bool | None]
     sides: list[Branch] = []
 
-    @property
+    @cached_property
     def line_count(self) -> int:
         return self.text.count("\n") + 1
+
+    @cached_property
+    def knows_wavefronts(self) -> bool:
+        """Whether it shows, outside of comments, that it was written with AMD's 64 lanes in mind."""
+        return _KNOWS_WAVEFRONTS.search(_COMMENT.sub("", self.text)) is not None
 
     def is_dead(self, line: int) -> bool:
         return self.taken[line] is False
@@ -286,9 +287,8 @@ class Project:
         self._definitions: dict[str, list[Definition]] = {}
         for unit in self.units.values():
             for directive in unit.directives:
-                if directive.word == "define" and directive.tokens:
-                    name = directive.tokens[0].text
-                    self._definitions.setdefault(name, []).append(Definition(unit.path, directive))
+                if directive.word == "define" and directive.name:
+                    self._definitions.setdefault(directive.name, []).append(Definition(unit.path, directive))
         self._constants: dict[str, list[tuple[str, str, int]]] = {}
         for unit in self.units.values():
             for name, found in unit.constants.items():
@@ -297,7 +297,6 @@ class Project:
         self._reach, self._visible = _visibility(self._includes)
         self._numbers: dict[tuple[str, str], Value] = {}
         self._gfx9: dict[str, list[bool | None]] = {}
-        self._wavefronts: dict[str, bool] = {}
         self._settle()
         self._bury_unreached()
 
@@ -345,13 +344,6 @@ class Project:
             )
             self._gfx9[path] = taken_lines(branches(unit.directives, macros, unit.line_count), unit.line_count)
         return self._gfx9[path][line] is False
-
-    def knows_wavefronts(self, path: str) -> bool:
-        """Whether a file shows, outside of comments, that it was written with AMD's 64 lanes in mind."""
-        if path not in self._wavefronts:
-            plain = _COMMENT.sub("", self.units[path].text)
-            self._wavefronts[path] = _KNOWS_WAVEFRONTS.search(plain) is not None
-        return self._wavefronts[path]
 
     def visible(self, path: str) -> frozenset[str]:
         return self._visible[path]
