@@ -295,6 +295,16 @@ def check_names(catalog: Catalog, file: Path) -> None:
         raise BadData(file, "aliases", f"'{name}' already names {others[name]}")
 
 
+# Keys that tell what a file is, with its folder and its reader.
+_TOLD_BY: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "config": ("models", read_model_file),
+    "engine": ("stacks", read_stack),
+    **dict.fromkeys(("chip", "memory", "dense"), ("accelerators", read_accelerator)),
+    "costs": ("costs", lambda file: read_costs(file, whole=False)),
+    **dict.fromkeys(("compute", "weights", "kernel", "link"), ("efficiency", read_efficiency)),
+}
+
+
 def _read_any(file: Path) -> tuple[str, Accelerator | Model | Stack | None]:
     """The folder that a file belongs to by what it holds, and its noun where it has a name."""
     if file.suffix == ".csv":
@@ -306,21 +316,13 @@ def _read_any(file: Path) -> tuple[str, Accelerator | Model | Stack | None]:
     if file.suffix == ".json":
         raise BadInput(f"{file}: a config.json is no catalog file; `crosstie catalog add {file}` makes one of it")
     raw = read_toml(_existing(str(file), "file"))
-    if "config" in raw:
-        return "models", read_model_file(file)
-    if "engine" in raw:
-        return "stacks", read_stack(file)
-    if "chip" in raw or "memory" in raw or "dense" in raw:
-        return "accelerators", read_accelerator(file)
     if any("element_bits" in entry for entry in raw.values() if isinstance(entry, dict)):
         read_formats(file)
         return "formats", None
-    if "costs" in raw:
-        read_costs(file, whole=False)
-        return "costs", None
-    if "compute" in raw or "weights" in raw or "kernel" in raw or "link" in raw:
-        read_efficiency(file)
-        return "efficiency", None
+    for key, (kind, read) in _TOLD_BY.items():
+        if key in raw:
+            found = read(file)
+            return kind, found if isinstance(found, Accelerator | Model | Stack) else None
     kinds = "model ([config]), accelerator ([chip]), stack ([engine]), costs ([costs]), format or efficiency file"
     raise BadData(file, "", f"is no {kinds}")
 

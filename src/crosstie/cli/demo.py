@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import click
 
@@ -12,7 +13,7 @@ from crosstie.cli.replay_show import at, kept, latency, promised
 from crosstie.cli.show import Output, closing, console, print_json, say, show_table
 from crosstie.core.figures import dollars, share, significant
 from crosstie.core.workload import Target
-from crosstie.prove.replay.demo import CREDITS, TRACES, Demo, DemoRunner, PolicyRun
+from crosstie.prove.replay.demo import CREDITS, TRACES, Demo, PolicyRun, run_demo
 from crosstie.prove.replay.document import demo_document
 from crosstie.prove.replay.outcomes import ClassResult, RequestGroup
 
@@ -41,15 +42,15 @@ def command(speed: float, seconds: float, keep: bool, verbose: bool, as_json: bo
     Twice the same requests: routed by the fleet's own policy, then round-robin. No GPU is needed and none runs.
     Exit status 1 if any request failed.
     """
-    with DemoRunner(Catalog(), speed=speed, seconds=seconds) as runner:
-        with progress() as runner.on_progress:
-            demo = runner.run()
+    with ExitStack() as held:
+        with progress() as on_progress:
+            demo, url = run_demo(Catalog(), held, speed=speed, seconds=seconds, on_progress=on_progress)
         if as_json:
             print_json(demo_document(demo))
         else:
             _show(console(), demo, verbose)
-        if keep and runner.first is not None:
-            _wait_at(runner.first.url, demo)
+        if keep:
+            _wait_at(url, demo)
     return 1 if any(run.result.failed for run in demo.runs) else 0
 
 

@@ -58,11 +58,6 @@ NEARNESS = {
 NONE = Correction()
 
 
-# What can bind: the scarce thing that more of would help most.
-# "engine limit" is the number of sequences that the engine runs at once by default.
-BOUNDS = ("compute", "memory bandwidth", "memory capacity", "interconnect", "host", "engine limit")
-
-
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """Where measurements fall around estimates as far from the measured as this one: low and high."""
 
@@ -89,6 +84,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: float
     decoding: float
     concurrency_that_fits: float
+    # The scarce thing that more of would help most: compute, memory bandwidth, memory capacity, interconnect, host, or
+    # "engine limit", the number of sequences that the engine runs at once by default.
     prefill_bound: str
     decode_bound: str
     # Time of the same work at peak rates over the time predicted.

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import memory_plan
 from crosstie.perf.steady_state import SteadyState, prefill_alone, single_stream_ceiling, steady_state
 from crosstie.perf.step import StepCost, shape, step
+
+# What an estimate has of the steady state as it is.
+_SAME = ("ttft_s", "ttft_burst_s", "tpot_s", "output_tokens_per_s", "requests_per_s", "decoding")
 
 
 def estimate(deployment: Deployment, *, concurrency: int, input_tokens: int, output_tokens: int) -> Estimate:
@@ -30,17 +34,12 @@ def estimates(
     alone = step(hardware, shape(1.0, input_tokens + output_tokens / 2))
     found = []
     for i, deployment in enumerate(deployments):
-        output_rate = float(steady.output_tokens_per_s[i, 0])
+        own: dict[str, Any] = {name: float(getattr(steady, name)[i, 0]) for name in _SAME}
         found.append(
             Estimate(
-                ttft_s=float(steady.ttft_s[i, 0]),
-                ttft_burst_s=float(steady.ttft_burst_s[i, 0]),
-                tpot_s=float(steady.tpot_s[i, 0]),
-                output_tokens_per_s=output_rate,
-                output_tokens_per_s_per_gpu=output_rate / deployment.parallelism.gpus,
-                requests_per_s=float(steady.requests_per_s[i, 0]),
+                **own,
+                output_tokens_per_s_per_gpu=own["output_tokens_per_s"] / deployment.parallelism.gpus,
                 concurrency=float(concurrency),
-                decoding=float(steady.decoding[i, 0]),
                 concurrency_that_fits=float(np.floor(steady.concurrency_that_fits[i, 0])),
                 prefill_bound=bound(prefill, i),
                 decode_bound=decode_bound(steady, i),
@@ -49,9 +48,7 @@ def estimates(
                 single_stream_tokens_per_s=1.0 / float(alone.total_s[i, 0]),
                 single_stream_ceiling_tokens_per_s=ceiling(deployment),
                 gpu_s_per_token=spending(hardware, steady, i, output_tokens),
-                interval=interval(
-                    deployment.correction, float(steady.ttft_s[i, 0]), float(steady.tpot_s[i, 0]), output_rate
-                ),
+                interval=interval(deployment.correction, own["ttft_s"], own["tpot_s"], own["output_tokens_per_s"]),
                 basis=basis(deployment),
                 extrapolated=deployment.correction.extrapolated,
             )

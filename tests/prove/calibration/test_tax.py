@@ -16,8 +16,12 @@ from crosstie.perf.steady_state import steady_state
 from crosstie.perf.step import shape, step
 from crosstie.prove.calibration.cases import Cases
 from crosstie.prove.calibration.predict import Predictor, _most_clients
-from crosstie.prove.calibration.results import OPTIONAL, REQUIRED, read_results
+from crosstie.prove.calibration.results import REQUIRED, read_results
 from crosstie.prove.calibration.tax import SHIPPED_RESULTS, Tax, tax
+
+OPTIONAL = ("source_id", "source_ref", "publisher", "date", "trust", "accelerator_raw", "num_accelerators", "nodes",
+            "engine_version", "parallelism", "tp", "num_prompts", "scenario", "spec_decode", "disagg",
+            "qc_littles_law_ratio", "notes")  # fmt: skip
 
 PLAIN = {
     "accelerator": "h100-sxm", "model": "llama-3.1-8b", "precision": "bf16", "engine": "vllm", "engine_version": "0.6.0",

@@ -19,7 +19,7 @@ from crosstie.sim.schedule import Loop, Schedule, schedule
 
 # Columns of a prediction: seconds, and output tokens per second of all replicas.
 QUANTITIES = ("ttft_mean", "ttft_p50", "ttft_p99", "tpot", "tpot_p99", "run", "output_tokens_per_s",
-              "decode_step", "prefill")  # fmt: skip
+              "decode_step", "prefill", "e2e")  # fmt: skip
 _SCHEDULED = QUANTITIES[:6]
 # Clients that a load is looked for among, from one to as many as memory holds.
 _LOADS = 24
@@ -67,8 +67,7 @@ class _Scheduled:
         self.rounds = np.array([max(case.requests / max(case.clients, 1.0), 1.0) for case in cases])
 
     def predict(self) -> dict[str, Array]:
-        seconds = step_s(self.hardware, self.at)
-        found = {name: (weights * seconds).sum(axis=1) for name, weights in self.weights.items()}
+        found = self._over(step_s(self.hardware, self.at))
         request = self.hardware.host_request_s[:, 0]
         for name in ("ttft_mean", "ttft_p50", "ttft_p99"):
             found[name] = found[name] + request
@@ -78,10 +77,13 @@ class _Scheduled:
 
     def ideal(self) -> dict[str, Array]:
         """The same schedule, each step at peak rates and with no host, launch or network in its way."""
-        seconds = step(self.hardware, self.at).ideal_s
-        found = {name: (weights * seconds).sum(axis=1) for name, weights in self.weights.items()}
+        found = self._over(step(self.hardware, self.at).ideal_s)
         found["output_tokens_per_s"] = self.tokens / found["run"]
         return found
+
+    def _over(self, seconds: Array) -> dict[str, Array]:
+        """What the schedule makes of the seconds of its steps."""
+        return {name: (weights * seconds).sum(axis=1) for name, weights in self.weights.items()}
 
 
 class _Steady:
@@ -233,6 +235,7 @@ class Predictor:
 
     def __init__(self, cases: Sequence[Case]):
         self.cases = list(cases)
+        self._later = np.array([case.mean_output_tokens - 1.0 for case in self.cases])
         members: dict[tuple[object, ...], list[int]] = {}
         for index, case in enumerate(self.cases):
             deployment = case.deployment
@@ -261,6 +264,7 @@ class Predictor:
         for indices, group in self._groups:
             for name, values in of(group).items():
                 columns[name][indices] = values
+        columns["e2e"] = columns["ttft_p50"] + columns["tpot"] * self._later
         return columns
 
 

@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +12,6 @@ from crosstie.core.errors import BadData
 
 REQUIRED = ("accelerator", "model", "precision", "engine", "input_len", "output_len", "concurrency",
             "metric", "unit", "value")  # fmt: skip
-OPTIONAL = ("source_id", "source_ref", "publisher", "date", "trust", "accelerator_raw", "num_accelerators", "nodes",
-            "engine_version", "parallelism", "tp", "num_prompts", "scenario", "spec_decode", "disagg",
-            "qc_littles_law_ratio", "notes")  # fmt: skip
 # What may differ between rows of one operating point.
 _OF_THE_ROW = frozenset(("metric", "unit", "value", "source_ref", "qc_littles_law_ratio"))
 
@@ -32,37 +28,32 @@ class Metric:
     with_input: bool = False
 
 
-_PATTERNS = {
-    r"(?P<kind>ttft|tpot|e2e)_ms_(?P<statistic>mean|median|p50|p90|p95|p99)": ("ms", "us", "s"),
-    r"(?P<counted>output|total)_tokens_per_s_(?P<scope>total|per_gpu)": ("tok/s", "tok/s/gpu", "tok/s (in+out)",
-                                                                         "tok/s/gpu (in+out)"),
-    r"(?P<batch>batch_e2e_latency)_s": ("s", "ms"),
-    r"(?P<step>mean_step)_ms_derived": ("ms", "us", "s"),
-    r"(?P<alone>decode_step|prefill)_ms": ("ms", "us", "s"),
-}  # fmt: skip
+_TIMES = tuple(_SECONDS)
+# Units of throughput: whether they are per GPU, and whether prompts count.
+_RATES = {"tok/s": (False, False), "tok/s/gpu": (True, False), "tok/s (in+out)": (False, True),
+          "tok/s/gpu (in+out)": (True, True)}  # fmt: skip
+# What is predicted: the metric of a name, and the units that it may have.
+_METRICS = {
+    f"{kind}_ms_{said}": (Metric(kind, "p50" if said == "median" else said), _TIMES)
+    for kind in ("ttft", "tpot", "e2e")
+    for said in ("mean", "median", "p50", "p90", "p95", "p99")
+}
+for _unit, (_per_gpu, _total) in _RATES.items():
+    _name = f"{'total' if _total else 'output'}_tokens_per_s_{'per_gpu' if _per_gpu else 'total'}"
+    _METRICS[_name] = Metric("throughput", "mean", _per_gpu, _total), (_unit,)
+_METRICS["batch_e2e_latency_s"] = Metric("batch"), ("s", "ms")
+_METRICS["mean_step_ms_derived"] = Metric("step"), _TIMES
+_METRICS |= {f"{alone}_ms": (Metric(alone), _TIMES) for alone in ("decode_step", "prefill")}
 
 
 def metric_of(name: str, unit: str) -> Metric | str:
     """The metric, or why a row of that name and unit cannot be used."""
-    for pattern, units in _PATTERNS.items():
-        match = re.fullmatch(pattern, name)
-        if not match:
-            continue
-        if unit not in units:
-            return f"metric {name}: unknown unit '{unit}'"
-        parts = match.groupdict()
-        if "kind" in parts:
-            statistic = "p50" if parts["statistic"] == "median" else parts["statistic"]
-            return Metric(parts["kind"], statistic)
-        if "scope" in parts:
-            per_gpu = parts["scope"] == "per_gpu"
-            if per_gpu != unit.startswith("tok/s/gpu") or (parts["counted"] == "total") != unit.endswith("(in+out)"):
-                return f"metric {name}: its unit '{unit}' says otherwise"
-            return Metric("throughput", "mean", per_gpu, parts["counted"] == "total")
-        if "batch" in parts:
-            return Metric("batch")
-        return Metric("step" if "step" in parts else parts["alone"])
-    return f"metric {name} is not predicted"
+    if name not in _METRICS:
+        return f"metric {name} is not predicted"
+    metric, units = _METRICS[name]
+    if metric.kind == "throughput" and unit in _RATES and unit not in units:
+        return f"metric {name}: its unit '{unit}' says otherwise"
+    return metric if unit in units else f"metric {name}: unknown unit '{unit}'"
 
 
 @dataclass(frozen=True, slots=True)

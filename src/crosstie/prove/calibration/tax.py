@@ -196,8 +196,6 @@ def _reading(case: Case, ideal: dict[str, Any]) -> Reading | None:
 
     def seconds(row: Row) -> tuple[float, float]:
         name, factor = quantity_of(case, row.metric)
-        if name == "e2e":
-            return float(ideal["ttft_p50"] + ideal["tpot"] * later), row.value
         if row.metric.kind == "throughput":
             return 1.0 / float(ideal[name]), factor / row.value
         return float(ideal[name]) * factor, row.value

@@ -18,7 +18,7 @@ from crosstie.perf.hardware import Array
 from crosstie.prove.calibration.cases import Case, Cases
 from crosstie.prove.calibration.columns import UNPREDICTABLE, reason_of
 from crosstie.prove.calibration.predict import Predictor, quantity_of
-from crosstie.prove.calibration.results import Metric, Point, Results, Row, read_results
+from crosstie.prove.calibration.results import Metric, Point, Results, Row, UnusableRow, read_results
 
 # What is reported apart; a tail (p90 and beyond) is its own metric, because a mean says little about it.
 METRICS = {
@@ -66,11 +66,9 @@ class PredictedRow:
 
 @dataclass(frozen=True)
 class Missed:
-    point: Point | None
-    row: Row | None
-    file: str
-    line: int
+    row: Row | UnusableRow
     reason: str
+    point: Point | None = None
 
 
 @dataclass(frozen=True)
@@ -99,14 +97,13 @@ def validate(
     resolve = Cases(catalog)
     cases: list[Case] = []
     owners: list[tuple[Point, range]] = []
-    missed = [Missed(None, None, row.file, row.line, row.reason) for row in results.unusable]
+    missed = [Missed(row, row.reason) for row in results.unusable]
     for done, point in enumerate(results.points):
         on_progress(done, len(results.points), "operating points")
         try:
             found = resolve.of(point)
         except UNPREDICTABLE as error:
-            reason = reason_of(error)
-            missed += [Missed(point, row, row.file, row.line, reason) for row in point.rows]
+            missed += [Missed(row, reason_of(error), point) for row in point.rows]
             continue
         owners.append((point, range(len(cases), len(cases) + len(found))))
         cases += found
@@ -118,10 +115,9 @@ def validate(
         for row in point.rows:
             value = _predicted(row.metric, own, indices, columns)
             if value is None:
-                reason = f"{row.metric.kind} of a mixed fleet is not predicted"
-                missed.append(Missed(point, row, row.file, row.line, reason))
+                missed.append(Missed(row, f"{row.metric.kind} of a mixed fleet is not predicted", point))
             elif not np.isfinite(value) or value <= 0:
-                missed.append(Missed(point, row, row.file, row.line, "the model gives no finite value"))
+                missed.append(Missed(row, "the model gives no finite value", point))
             else:
                 outcomes.append(_outcome(row, own, value))
     return Validation(results.rows, outcomes, missed)
@@ -131,9 +127,6 @@ def _predicted(metric: Metric, cases: Sequence[Case], indices: range, columns: d
     """A fleet's throughput is most of the sum of its parts; its latencies depend on how requests are routed."""
     if len(cases) == 1:
         name, factor = quantity_of(cases[0], metric)
-        if name == "e2e":
-            later = cases[0].mean_output_tokens - 1.0
-            return float(columns["ttft_p50"][indices[0]] + columns["tpot"][indices[0]] * later)
         return float(columns[name][indices[0]] * factor)
     if metric.kind != "throughput":
         return None
@@ -340,8 +333,8 @@ def _line(outcome: PredictedRow) -> dict[str, Any]:
 
 
 def _missed_line(missed: Missed) -> dict[str, Any]:
-    line: dict[str, Any] = {"file": missed.file, "line": missed.line, "reason": missed.reason}
-    if missed.point and missed.row:
+    line: dict[str, Any] = {"file": missed.row.file, "line": missed.row.line, "reason": missed.reason}
+    if missed.point and isinstance(missed.row, Row):
         line |= {name: missed.point[name] for name in _OF_POINT}
         line |= {"metric": missed.row.metric.kind, "measured": f"{missed.row.value:.6g}"}
     return line

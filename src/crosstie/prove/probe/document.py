@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Iterator
+from heapq import nlargest, nsmallest
+from itertools import chain, count
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -180,7 +183,7 @@ def reached(probe: Probe, catalog: Catalog) -> list[Reached]:
     """The best of each kind, beside the datasheet's peak of the accelerator that the device was taken for."""
     id = probe.provenance.accelerator
     accelerator = catalog.accelerators.get(id) if id else None
-    rows = [*_memory(probe, accelerator), *_arithmetic(probe, accelerator), *_steps(probe, catalog, accelerator)]
+    rows = [*_kernels(probe, accelerator), *_steps(probe, catalog, accelerator)]
     return [*rows, *_links(probe, accelerator), *_launches(probe)]
 
 
@@ -188,62 +191,47 @@ def _of(probe: Probe, kind: str, format: str | None = None) -> list[Measurement]
     return [row for row in probe.measurements if row.kind == kind and format in (None, row.format)]
 
 
-def _memory(probe: Probe, accelerator: Accelerator | None) -> Iterator[Reached]:
-    peak = accelerator.memory_bytes_per_s if accelerator else None
+def _kernels(probe: Probe, accelerator: Accelerator | None) -> Iterator[Reached]:
+    memory = accelerator.memory_bytes_per_s if accelerator else None
+    moved, computed = attrgetter("bytes_per_s"), attrgetter("flop_per_s")
 
-    def line(what: str, at: str, row: Measurement) -> Reached:
-        return Reached(what, at, row.bytes_per_s, "bytes_per_s", peak, "memory")
+    def by_memory(what: str, at: str, row: Measurement) -> Reached:
+        return Reached(what, at, row.bytes_per_s, "bytes_per_s", memory, "memory")
 
-    copies = _of(probe, "copy")
-    if copies:
-        # The largest rather than the fastest: a small one stays in a cache.
-        row = max(copies, key=lambda row: row.size("bytes"))
-        yield line("copy", f"{row.size('bytes') >> 20:,} MiB", row)
-    for format in ("bf16", "fp8"):
-        few = [row for row in _of(probe, "gemm", format) if row.size("m") <= FEW_ROWS]
-        if few:
-            row = max(few, key=lambda row: row.bytes_per_s)
-            yield line(f"GEMM {format}, few rows", _gemm_shape(row), row)
-    decodes = _of(probe, "attention-decode")
-    if decodes:
-        row = max(decodes, key=lambda row: row.bytes_per_s)
-        yield line("decode attention", f"{row.sequences} x {row.context:,} tokens, {_heads(row)}", row)
-
-
-def _arithmetic(probe: Probe, accelerator: Accelerator | None) -> Iterator[Reached]:
-    def line(what: str, at: str, row: Measurement) -> Reached:
+    def by_arithmetic(what: str, at: str, row: Measurement) -> Reached:
         peak = accelerator.flop_per_s(row.format or "") if accelerator else None
         return Reached(what, at, row.flop_per_s, "flop_per_s", peak, f"dense {row.format}")
 
+    # The largest rather than the fastest: a small one stays in a cache.
+    for row in nlargest(1, _of(probe, "copy"), lambda row: row.size("bytes")):
+        yield by_memory("copy", f"{row.size('bytes') >> 20:,} MiB", row)
     for format in ("bf16", "fp8"):
-        products = _of(probe, "gemm", format)
-        if products:
-            row = max(products, key=lambda row: row.flop_per_s)
-            yield line(f"GEMM {format}", _gemm_shape(row), row)
-    prefills = _of(probe, "attention-prefill")
-    if prefills:
-        row = max(prefills, key=lambda row: row.flop_per_s)
-        yield line("prefill attention", f"{row.context:,} tokens, {_heads(row)}", row)
+        few = [row for row in _of(probe, "gemm", format) if row.size("m") <= FEW_ROWS]
+        for row in nlargest(1, few, moved):
+            yield by_memory(f"GEMM {format}, few rows", _gemm_shape(row), row)
+    for row in nlargest(1, _of(probe, "attention-decode"), moved):
+        yield by_memory("decode attention", f"{row.sequences} x {row.context:,} tokens, {_heads(row)}", row)
+    for format in ("bf16", "fp8"):
+        for row in nlargest(1, _of(probe, "gemm", format), computed):
+            yield by_arithmetic(f"GEMM {format}", _gemm_shape(row), row)
+    for row in nlargest(1, _of(probe, "attention-prefill"), computed):
+        yield by_arithmetic("prefill attention", f"{row.context:,} tokens, {_heads(row)}", row)
 
 
 def _steps(probe: Probe, catalog: Catalog, accelerator: Accelerator | None) -> Iterator[Reached]:
     """Of each model one stream with the longest context, and the longest prompt, beside their rooflines."""
     models = dict.fromkeys((row.model, row.format) for row in probe.measurements if row.model)
     for model, format in models:
-        rows = [row for row in probe.measurements if row.model == model and row.format == format]
-        decodes = sorted(_of_kind(rows, "decode-step"), key=lambda row: (row.size("batch"), -row.size("context")))
-        prefills = sorted(_of_kind(rows, "prefill-step"), key=lambda row: -row.size("context"))
-        for row in (*decodes[:1], *prefills[:1]):
+        decodes = [row for row in _of(probe, "decode-step", format) if row.model == model]
+        prefills = [row for row in _of(probe, "prefill-step", format) if row.model == model]
+        alone = nsmallest(1, decodes, lambda row: (row.size("batch"), -row.size("context")))
+        for row in (*alone, *nlargest(1, prefills, lambda row: row.size("context"))):
             decode = row.kind == "decode-step"
             at = f"batch {row.batch} at {row.context:,} tokens" if decode else f"{row.context:,} tokens"
             what = f"{model} {format}, {'decode' if decode else 'prefill'} step"
             yield Reached(
                 what, f"{at}, {row.backend}", row.seconds, "s", _ideal_s(row, catalog, accelerator), "roofline"
             )
-
-
-def _of_kind(rows: list[Measurement], kind: str) -> list[Measurement]:
-    return [row for row in rows if row.kind == kind]
 
 
 def _ideal_s(row: Measurement, catalog: Catalog, accelerator: Accelerator | None) -> float | None:
@@ -255,11 +243,8 @@ def _ideal_s(row: Measurement, catalog: Catalog, accelerator: Accelerator | None
     except CrosstieError:
         return None
     batch, context = row.size("batch"), row.size("context")
-    at = (
-        shape(batch, context)
-        if row.kind == "decode-step"
-        else shape(prefill_tokens=batch * context, prefill_span=context)
-    )
+    prompt = shape(prefill_tokens=batch * context, prefill_span=context)
+    at = shape(batch, context) if row.kind == "decode-step" else prompt
     return float(step(Hardware([replica]), at).ideal_s[0, 0])
 
 
@@ -290,8 +275,5 @@ def _heads(row: Measurement) -> str:
 def default_name(device: str, accelerator: str | None, date: str, folder: Path) -> Path:
     """probe-h200-2026-11-20.json, or the first number after it that is free: a run does not replace another."""
     slug = accelerator or re.sub(r"[^a-z0-9]+", "-", device.casefold()).strip("-")
-    target, again = folder / f"probe-{slug}-{date}.json", 2
-    while target.exists():
-        target = folder / f"probe-{slug}-{date}-{again}.json"
-        again += 1
-    return target
+    names = chain([f"probe-{slug}-{date}"], (f"probe-{slug}-{date}-{again}" for again in count(2)))
+    return next(target for name in names if not (target := folder / f"{name}.json").exists())

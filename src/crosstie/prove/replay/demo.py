@@ -78,46 +78,34 @@ def demo_requests(fleet: Fleet, seconds: float, load: float = 1.0) -> list[Timed
     return merged(*parts)
 
 
-class DemoRunner:
-    """Holds what must be ended: `with DemoRunner(...) as demo`. `first` goes on serving until then."""
+def run_demo(
+    catalog: Catalog, held: ExitStack, *, speed: float, seconds: float, on_progress: OnProgress = no_progress
+) -> tuple[Demo, str]:
+    """The demo, and the address of its first gateway, which goes on serving until `held` ends it."""
+    on_progress(0, 0, "planning the fleet")
+    plan, fleet, expected = planned(catalog)
+    folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="crosstie-demo-")))
+    file = folder / "fleet.toml"
+    write_text(file, fleet_text(fleet))
+    requests = demo_requests(fleet, seconds)
 
-    def __init__(self, catalog: Catalog, *, speed: float, seconds: float, on_progress: OnProgress = no_progress):
-        self.catalog, self.speed, self.seconds, self.on_progress = catalog, speed, seconds, on_progress
-        self.first: RunningGateway | None = None
-        self._held = ExitStack()
+    def started(policy: Policy) -> RunningGateway:
+        on_progress(0, 0, f"starting {len(fleet.pools)} pools of emulated replicas and a gateway, {policy}")
+        return serve(file, emulate=True, speed=speed, policy=policy)
 
-    def __enter__(self) -> "DemoRunner":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._held.close()
-
-    def run(self) -> Demo:
-        self.on_progress(0, 0, "planning the fleet")
-        plan, fleet, expected = planned(self.catalog)
-        folder = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="crosstie-demo-")))
-        file = folder / "fleet.toml"
-        write_text(file, fleet_text(fleet))
-        requests = demo_requests(fleet, self.seconds)
-        runs = [self._run(file, fleet, requests, policy) for policy in (fleet.policy, RIVAL)]
-        return Demo(plan, fleet, expected, len(requests), self.seconds, self.speed, runs)
-
-    def _run(self, file: Path, fleet: Fleet, requests: list[TimedRequest], policy: Policy) -> PolicyRun:
-        self.on_progress(0, 0, f"starting {len(fleet.pools)} pools of emulated replicas and a gateway, {policy}")
-        gateway = serve(file, emulate=True, speed=self.speed, policy=policy)
-        if self.first is None:
-            self.first = gateway
-            self._held.callback(gateway.stop)
-        try:
-            outcomes, spent = replayed(
-                gateway.url,
-                fleet.classes[0].model,
-                requests,
-                speed=self.speed,
-                on_progress=lambda done, total, what: self.on_progress(done, total, f"{policy}: {what}"),
-            )
-        finally:
-            if gateway is not self.first:
-                gateway.stop()
+    def run(gateway: RunningGateway, policy: Policy) -> PolicyRun:
+        outcomes, spent = replayed(
+            gateway.url,
+            fleet.classes[0].model,
+            requests,
+            speed=speed,
+            on_progress=lambda done, total, what: on_progress(done, total, f"{policy}: {what}"),
+        )
         result = result_of(outcomes, targets_of(fleet))
         return PolicyRun(policy, result, spent, fleet_usd_per_good_million(fleet, result))
+
+    first = held.enter_context(started(fleet.policy))
+    own = run(first, fleet.policy)
+    with started(RIVAL) as second:
+        runs = [own, run(second, RIVAL)]
+    return Demo(plan, fleet, expected, len(requests), seconds, speed, runs), first.url

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TypeVar
 
 import numpy as np
@@ -125,7 +126,7 @@ def result_of(outcomes: Sequence[RequestOutcome], promised: Mapping[str | None, 
         requests=len(outcomes),
         failed=sum(not one.served for one in outcomes),
         seconds=max(arrivals) - min(arrivals) if arrivals else 0.0,
-        kept=sum(kept) / len(kept) if kept else math.nan,
+        kept=fmean(kept) if kept else math.nan,
         classes=[_class(some, promised.get(name, nothing), name) for name, some in classes.items()],
         pools=[_group(name or "-", some) for name, some in sorted(_grouped(outcomes, lambda one: one.pool).items())],
         tokens=sum(one.input_tokens + one.output_tokens for one in outcomes),
@@ -150,15 +151,10 @@ def _class(outcomes: list[RequestOutcome], targets: Targets, name: str | None) -
     return ClassResult(
         seen=_group(name or "all", outcomes),
         targets=targets,
-        ttft_kept=_share(ttft for ttft, _ in kept) if targets.ttft else None,
-        tpot_kept=_share(tpot for _, tpot in kept) if targets.tpot else None,
-        kept=_share(ttft and tpot for ttft, tpot in kept),
+        ttft_kept=fmean(ttft for ttft, _ in kept) if targets.ttft else None,
+        tpot_kept=fmean(tpot for _, tpot in kept) if targets.tpot else None,
+        kept=fmean(map(all, kept)),
     )
-
-
-def _share(of: Iterable[bool]) -> float:
-    listed = list(of)
-    return sum(listed) / len(listed)
 
 
 def _group(name: str, outcomes: list[RequestOutcome]) -> RequestGroup:
