@@ -162,28 +162,25 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def evidence(self, subject: Subject) -> tuple[str, int, str]:
         """How near the measurements are, how many they are, and both in words."""
-        a, s = subject.accelerator, subject.stack
+        family, a, s, bits = subject.family, subject.accelerator, subject.stack, subject.bits
+        here = self._measured(family, a, s)
         own = self.points.get(points_key(subject), 0)
-        other_widths = self._measured(subject.family, a, s, model=subject.model)
-        under = self._measured(subject.family, a, s)
-        any_stack = self._measured(subject.family, a)
         if own:
-            words = f"{own} measured points of this model in {subject.bits} weights on {a} with {s}, of {under} there"
-            return "model", own, words
-        if other_widths:
-            words = (
-                f"extrapolated to {subject.bits} weights from {other_widths} measured points of this model in others"
+            return (
+                "model",
+                own,
+                f"{own} measured points of this model in {bits} weights on {a} with {s}, of {here} there",
             )
-            return "stack", other_widths, f"{words} on {a} with {s}"
-        if under:
-            return "stack", under, f"extrapolated to this model from {under} measured points of others on {a} with {s}"
-        if any_stack:
-            words = f"extrapolated to {s} from {any_stack} measured points of {a} with other stacks"
-            return "accelerator", any_stack, words
-        relatives = self._measured(subject.family)
-        if relatives:
-            words = f"extrapolated to {a} from {relatives} measured points of the {subject.family} family"
-            return "family", relatives, words
+        same_model = self._measured(family, a, s, model=subject.model)
+        # From near to far: how many, to what they are extrapolated, and what they are of.
+        for nearness, points, to, of in (
+            ("stack", same_model, f"{bits} weights", f"this model in others on {a} with {s}"),
+            ("stack", here, "this model", f"others on {a} with {s}"),
+            ("accelerator", self._measured(family, a), s, f"{a} with other stacks"),
+            ("family", self._measured(family), a, f"the {family} family"),
+        ):
+            if points:
+                return nearness, points, f"extrapolated to {to} from {points} measured points of {of}"
         return "nothing", 0, f"extrapolated: no measured point of {a} or its family"
 
     def _measured(self, *first: str, model: str = "") -> int:

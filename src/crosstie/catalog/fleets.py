@@ -218,7 +218,8 @@ def _state(file: Path, raw: object) -> SharedState:
     if redis is not None and not redis.startswith(("redis://", "rediss://", "unix://", "${")):
         raise BadData(file, "state.redis", "is no address such as redis://127.0.0.1:6379/0, or ${VARIABLE}")
     if store is not None:
-        _check_store(file, store)
+        if "://" in store and not store.startswith(("postgresql://", "postgres://", "sqlite://")):
+            raise BadData(file, "state.store", "is neither a file's name nor postgresql://..., nor ${VARIABLE}")
         if "://" not in store and not store.startswith("${"):
             # A file's name is meant from where the fleet file lies, wherever the command was given and wherever a copy
             # of the fleet is written to.
@@ -228,8 +229,3 @@ def _state(file: Path, raw: object) -> SharedState:
             # Not repeated: it would be in logs.
             raise BadData(file, f"state.{key}", "has a password in it: put the address into a variable, as ${DATABASE}")
     return SharedState(keys=keys == "required", store=store, redis=redis)
-
-
-def _check_store(file: Path, store: str) -> None:
-    if "://" in store and not store.startswith(("postgresql://", "postgres://", "sqlite://")):
-        raise BadData(file, "state.store", "is neither a file's name nor postgresql://..., nor ${VARIABLE}")

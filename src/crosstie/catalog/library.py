@@ -353,17 +353,14 @@ def _find(kind: str, name: str, known: Mapping[str, Noun]) -> Noun:
         if wanted in spellings(noun):
             return noun
     # Aliases are long and many: offer one only where no id looks like the name.
-    raise UnknownName(kind, name, known if near_names(name, known) else _aliases(known))
+    aliases = [alias for noun in known.values() for alias in noun.aliases]
+    raise UnknownName(kind, name, known if near_names(name, known) else aliases)
 
 
 def spellings(noun: _Named) -> set[str]:
     """Every name of a noun, folded: its id, its aliases, and these without the owner before the slash."""
     names = {noun.id, *noun.aliases}
     return {name.casefold() for name in names | {name.rpartition("/")[2] for name in names}}
-
-
-def _aliases(known: Mapping[str, Noun]) -> list[str]:
-    return [alias for noun in known.values() for alias in noun.aliases]
 
 
 def _exists(path: Path) -> bool:

@@ -217,15 +217,14 @@ def _integer(config: Config, bits: object, group: object, where: str = "quantiza
 
 
 def _left_alone(config: Config, quantisation: Mapping[str, Any]) -> list[Pattern]:
-    found = []
-    for key in _IGNORED:
-        for entry in _strings(config, f"quantization_config.{key}", quantisation.get(key) or []):
-            found.append(_pattern(config, f"quantization_config.{key}", entry))
     overrides = quantisation.get("dynamic")
-    if isinstance(overrides, Mapping):
-        for key in overrides:
-            found.append(_pattern(config, "quantization_config.dynamic", "re:" + str(key)[2:]))
-    return found
+    named = [
+        (key, entry)
+        for key in _IGNORED
+        for entry in _strings(config, f"quantization_config.{key}", quantisation.get(key) or [])
+    ]
+    named += [("dynamic", f"re:{str(key)[2:]}") for key in overrides] if isinstance(overrides, Mapping) else []
+    return [_pattern(config, f"quantization_config.{key}", entry) for key, entry in named]
 
 
 def _strings(config: Config, where: str, value: object) -> list[str]:

@@ -136,21 +136,11 @@ def _step_point(measurement: Measurement, accelerator: str) -> Point:
 
 
 def _probed_kernel(measurement: Measurement, accelerator: str) -> Kernel:
-    shape = {
-        name: float(value)
-        for name in ("m", "n", "k", "context", "heads", "kv_heads", "head_dim", "bytes")
-        if (value := getattr(measurement, name)) is not None
-    }
-    plain = Kernel(
-        accelerator=accelerator,
-        stack="pytorch",
-        kind=measurement.kind,
-        format=measurement.format or "bf16",
-        seconds=measurement.seconds,
-        batch=float(measurement.sequences or 0),
-        gpus=float(measurement.ranks or 1),
-    )
-    return msgspec.structs.replace(plain, **shape)
+    shared = set(Kernel.__struct_fields__) & set(Measurement.__struct_fields__)
+    given = {name: value for name in shared if (value := getattr(measurement, name)) is not None}
+    given |= {"accelerator": accelerator, "stack": "pytorch"}
+    given |= {"batch": measurement.sequences or 0, "gpus": measurement.ranks or 1}
+    return msgspec.convert(given, Kernel)
 
 
 @dataclass(frozen=True, slots=True)

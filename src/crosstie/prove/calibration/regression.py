@@ -53,7 +53,8 @@ class Measurements:
 
 def gather(catalog: Catalog, cases: Sequence[Case], kernels: Sequence[Kernel] = ()) -> Measurements:
     """One row a quantity: totals and the same per GPU are one measurement, tails are none of the constants'."""
-    logs, noise, kinds, origin, quantity, factor = [], [], [], [], [], []
+    # Logarithm, noise, kind, origin, quantity and factor of each.
+    rows: list[tuple[float, float, str, int, int, float]] = []
     for index, case in enumerate(cases):
         seen = set[str]()
         for row in case.point.rows:
@@ -61,25 +62,14 @@ def gather(catalog: Catalog, cases: Sequence[Case], kernels: Sequence[Kernel] = 
             if name not in LEARNT[case.method] or name in seen or not scale:
                 continue
             seen.add(name)
-            logs.append(np.log(row.value))
-            noise.append(NOISE[row.metric.kind] if row.metric.kind in NOISE else NOISE["batch"])
-            kinds.append(row.metric.kind)
-            origin.append(index)
-            quantity.append(QUANTITIES.index(name))
-            factor.append(np.log(scale))
-    for index, kernel in enumerate(kernels):
-        logs.append(np.log(kernel.seconds))
-        noise.append(NOISE["kernel"])
-        kinds.append("kernel")
-        origin.append(len(cases) + index)
-        quantity.append(len(QUANTITIES))
-        factor.append(0.0)
+            noise = NOISE.get(row.metric.kind, NOISE["batch"])
+            rows.append((np.log(row.value), noise, row.metric.kind, index, QUANTITIES.index(name), np.log(scale)))
+    for index, kernel in enumerate(kernels, start=len(cases)):
+        rows.append((np.log(kernel.seconds), NOISE["kernel"], "kernel", index, len(QUANTITIES), 0.0))
     subjects = [measured_subject(case) for case in cases]
     subjects += [subject_of_kernel(catalog, kernel) for kernel in kernels]
-    return Measurements(
-        cases, kernels, subjects, np.array(logs), np.array(noise), np.array(kinds), np.array(origin),
-        np.array(quantity), np.array(factor),
-    )  # fmt: skip
+    columns = zip(*rows, strict=True) if rows else ((),) * 6
+    return Measurements(cases, kernels, subjects, *map(np.array, columns))
 
 
 # Quantities by method: what each says something about constants with.

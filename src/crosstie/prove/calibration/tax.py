@@ -6,7 +6,7 @@ at the datasheet's peak rates, no host, no launches, no network. The tax is one 
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, groupby
 from typing import Any, NamedTuple
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from crosstie.catalog.library import SHIPPED, Catalog
-from crosstie.perf.hardware import Array
 from crosstie.prove.calibration.cases import Case, Cases, campaign_of, release_of
 from crosstie.prove.calibration.columns import UNPREDICTABLE, reason_of
 from crosstie.prove.calibration.predict import Predictor, quantity_of
@@ -218,7 +217,7 @@ def _groups(readings: Sequence[Reading]) -> list[Release]:
     made = []
     for (line, release), found in groupby(sorted(readings, key=key), key=key):
         members = tuple(found)
-        possible = _possible(members)
+        possible = [member.fraction for member in members if member.fraction <= 1.0]
         low, middle, high = np.quantile(possible, (0.1, 0.5, 0.9)).tolist() if len(possible) else (None,) * 3
         made.append(
             Release(
@@ -232,10 +231,6 @@ def _groups(readings: Sequence[Reading]) -> list[Release]:
         )  # fmt: skip
     # Undated releases come last: nobody knows where they belong.
     return sorted(made, key=lambda g: (g.series.accelerator, g.date or "9999", g.series, g.release))
-
-
-def _possible(readings: Iterable[Reading]) -> Array:
-    return np.array([r.fraction for r in readings if r.fraction <= 1.0])
 
 
 def _trends(groups: Sequence[Release]) -> list[Trend]:

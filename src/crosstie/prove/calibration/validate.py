@@ -5,7 +5,7 @@ import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
@@ -224,13 +224,9 @@ def rank(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
             groups.setdefault(key, []).append(ranked)
     counts = Counter[str]()
     for points in groups.values():
-        for i, one in enumerate(points):
-            for other in points[i + 1 :]:
-                if one.accelerator == other.accelerator:
-                    continue
-                ratio = one.measured / other.measured
-                if 1.0 / _TIE <= ratio <= _TIE:
-                    continue
+        for one, other in combinations(points, 2):
+            ratio = one.measured / other.measured
+            if one.accelerator != other.accelerator and not 1.0 / _TIE <= ratio <= _TIE:
                 right = (ratio > 1.0) == (one.predicted > other.predicted)
                 alike = one.load == other.load
                 counts.update(pairs=1, correct=right, alike_pairs=alike, alike_correct=alike and right)
