@@ -190,7 +190,10 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan) -> None:
         say(out, "- no fleet does without any of its accelerators")
     for bound in plan.binding:
         month = dollars(bound.saves_usd_per_hour * HOURS_PER_MONTH)
-        say(out, f"- constraints.{bound.key} = {bound.now} costs {month} a month: without it {_beside(bound.instead)}")
+        say(
+            out,
+            f"- constraints.{bound.key} = {bound.now} costs {month} a month: without it {_beside(bound.without_it)}",
+        )
     saved = [one.usd_per_hour - fleet.usd_per_hour for one in plan.single_vendor.values() if one]
     if len(used) > 1 and saved and min(saved) > 0:
         month = dollars(min(saved) * HOURS_PER_MONTH)
@@ -207,7 +210,7 @@ def _show_flips(out: Output, plan: Plan, verbose: bool) -> None:
     lines: list[str] = [_flip(flip) for flip in plan.flips]
     if verbose:
         for one in plan.lengths:
-            word = "the same accelerators" if one.holds else "another fleet"
+            word = "the same accelerators" if one.decision_holds else "another fleet"
             then = f"{word}, {_beside(one.fleet)}" if one.fleet else "no pool of the fleets above keeps its targets"
             lines.append(f"prompts {one.factor:g} times as long: {then}")
         if plan.workload.growth_per_year:

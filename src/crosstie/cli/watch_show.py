@@ -14,8 +14,8 @@ def show_watched(found: list[Watched]) -> None:
     for one in found:
         word = f"FLIPPED by {one.because}" if one.flipped else "holds"
         say(out, Text.assemble((one.name, "bold"), f"  {one.file}, made {one.made}: ", (word, "bold")))
-        now = one.now_usd_per_hour
-        say(out, f"  then {_fleet(one.then_gpus, one.then_usd_per_hour)}; now {_fleet(one.now_gpus, now)}")
+        now = one.now.usd_per_hour if one.now.answered else None
+        say(out, f"  then {_fleet(one.then_gpus, one.then_usd_per_hour)}; now {_fleet(one.now.gpus, now)}")
         for move in one.moves:
             say(out, f"  {_move(move, newer=move in one.newer_prices)}")
         if one.recalibrated:
@@ -44,7 +44,7 @@ def watched_json(one: Watched) -> dict[str, Any]:
         "flipped": one.flipped,
         "because": one.because,
         "then": {"gpus": one.then_gpus, "usd_per_hour": one.then_usd_per_hour},
-        "now": {"gpus": one.now_gpus, "usd_per_hour": one.now_usd_per_hour},
+        "now": {"gpus": one.now.gpus, "usd_per_hour": one.now.usd_per_hour if one.now.answered else None},
         "prices": [
             {
                 "accelerator": move.accelerator,

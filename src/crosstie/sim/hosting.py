@@ -5,8 +5,9 @@ replica for a given time, however many others are there: speeds are `sim.engine`
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -87,7 +88,8 @@ class _Run:
         self.retry_at: dict[str, float] = {}
         self.wait_s = np.zeros(len(traffic.at_s))
         self.was_cold = np.zeros(len(traffic.at_s), bool)
-        self.events: list[tuple[float, int, str, object]] = []
+        # When, in which order, and what then to do.
+        self.events: list[tuple[float, int, Callable[[float], None]]] = []
         self.order = count()
         self.loads = self.evictions = 0
         self.fullest = 0.0
@@ -96,22 +98,22 @@ class _Run:
     def busy(self, slot: str, model: str) -> int:
         return self.in_flight.get((slot, model), 0)
 
-    def later(self, at: float, kind: str, what: object) -> None:
-        heapq.heappush(self.events, (at, next(self.order), kind, what))
+    def later(self, at: float, do: Callable[[float], None]) -> None:
+        heapq.heappush(self.events, (at, next(self.order), do))
 
     def result(self) -> HostingResult:
         arrivals = self.traffic.at_s
         if self.ahead:
-            self.later(_AHEAD_EVERY_S, "ahead", None)
+            self.later(_AHEAD_EVERY_S, self._load_ahead)
         arrived = 0
-        # After the last arrival only requests and loads are left to end.
-        while arrived < len(arrivals) or any(kind != "ahead" for _, _, kind, _ in self.events):
+        # After the last arrival only requests and loads are left to end; one event is the next look ahead.
+        while arrived < len(arrivals) or len(self.events) > self.ahead:
             if arrived < len(arrivals) and (not self.events or arrivals[arrived] <= self.events[0][0]):
                 self._arrive(arrived, float(arrivals[arrived]))
                 arrived += 1
                 continue
-            now, _, kind, what = heapq.heappop(self.events)
-            self._happen(now, kind, what)
+            now, _, do = heapq.heappop(self.events)
+            do(now)
         counted = arrivals >= self.warm_up_s
         return HostingResult(
             requests=int(counted.sum()),
@@ -140,7 +142,7 @@ class _Run:
         slot = min(on, key=lambda one: self.busy(one.key, model))
         self.in_flight[slot.key, model] = self.busy(slot.key, model) + 1
         self.wait_s[request] = now - float(self.traffic.at_s[request])
-        self.later(now + float(self.traffic.takes_s[request]), "end", (slot.key, model))
+        self.later(now + float(self.traffic.takes_s[request]), partial(self._end, slot.key, model))
         return True
 
     def _try(self, model: str, now: float) -> None:
@@ -157,7 +159,7 @@ class _Run:
         at = now + self.residency.why_waiting(model).retry_s
         if not now < self.retry_at.get(model, 0.0) <= at:
             self.retry_at[model] = at
-            self.later(at, "retry", model)
+            self.later(at, partial(self._try, model))
 
     def _make(self, move: Move, now: float) -> None:
         self.residency.began(move, now)
@@ -167,27 +169,24 @@ class _Run:
         used = move.slot.used_bytes(self.residency.hosted)
         self.fullest = max(self.fullest, used / move.slot.capacity_bytes)
         # Unloading takes no time: vLLM's sleep discards the cache, and weights are on the host already.
-        self.later(now + move.load.load_s, "loaded", move)
+        self.later(now + move.load.load_s, partial(self._loaded, move))
 
-    def _happen(self, now: float, kind: str, what: object) -> None:
-        if kind == "retry":
-            assert isinstance(what, str)
-            self._try(what, now)
-            return
-        if kind == "end":
-            assert isinstance(what, tuple)
-            self.in_flight[what] -= 1
-            if self.in_flight[what]:
-                return
-        elif kind == "loaded":
-            assert isinstance(what, Move)
-            self.residency.loaded(what, now)
-        elif kind == "ahead":
-            move = self.residency.ahead(now, self.busy)
-            if move is not None:
-                self._make(move, now)
-            self.later(now + _AHEAD_EVERY_S, "ahead", None)
-            return
-        # A replica is idle of a model, or has ended a load: that is what others may have waited for.
+    def _end(self, slot: str, model: str, now: float) -> None:
+        self.in_flight[slot, model] -= 1
+        if not self.in_flight[slot, model]:
+            self._try_all(now)
+
+    def _loaded(self, move: Move, now: float) -> None:
+        self.residency.loaded(move, now)
+        self._try_all(now)
+
+    def _try_all(self, now: float) -> None:
+        """A replica is idle of a model, or has ended a load: that is what others may have waited for."""
         for model in list(self.waiting):
             self._try(model, now)
+
+    def _load_ahead(self, now: float) -> None:
+        move = self.residency.ahead(now, self.busy)
+        if move is not None:
+            self._make(move, now)
+        self.later(now + _AHEAD_EVERY_S, self._load_ahead)

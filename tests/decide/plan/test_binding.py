@@ -27,8 +27,8 @@ def test_a_limit_that_binds_is_named_with_what_it_costs() -> None:
     (name,) = most
     (one,) = bound.binding
     assert one.key == f"at_most.{name}"
-    assert one.instead.gpus[name] > most[name]
-    assert one.saves_usd_per_hour == pytest.approx(bound.fleet.usd_per_hour - one.instead.usd_per_hour)
+    assert one.without_it.gpus[name] > most[name]
+    assert one.saves_usd_per_hour == pytest.approx(bound.fleet.usd_per_hour - one.without_it.usd_per_hour)
     assert one.saves_usd_per_hour > 0
     loose = make_plan(catalog, workload(CHAT, DOCUMENTS, accelerators=ALLOWED, at_most={name: 10_000}))
     assert loose.binding == []

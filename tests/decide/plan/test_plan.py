@@ -203,7 +203,7 @@ def test_shares_of_vendors_are_kept(shares: dict[str, float]) -> None:
     assert cost(plan) >= cost(planned()) / SLACK
     for bound in plan.binding:
         assert bound.key == "vendor_share"
-        assert bound.saves_usd_per_hour == pytest.approx(cost(plan) - bound.instead.usd_per_hour)
+        assert bound.saves_usd_per_hour == pytest.approx(cost(plan) - bound.without_it.usd_per_hour)
 
 
 def test_whole_nodes_are_paid_for_whole() -> None:

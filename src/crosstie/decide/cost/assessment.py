@@ -10,7 +10,6 @@ from crosstie.decide.cost.ownership import LINES, WORDS, Costs, Option, Ownershi
 from crosstie.decide.cost.sensitivity import (
     Bar,
     BreakEven,
-    Contest,
     Risk,
     SampledCost,
     break_even,
@@ -57,7 +56,9 @@ def assess(
     risk = monte_carlo(match, samples, seed)
     second = ranking[1] if len(ranking) > 1 else None
     bars = tornado(match, ranking[0], second)
-    found = break_evens(match, ranking[0], second) if second else []
+    # What each would need to draw level with the other.
+    pairs = [(second, ranking[0]), (ranking[0], second)] if second else []
+    found = [break_even(match, one, other, key) for one, other in pairs for key in KEYS]
     return Assessment(
         years=years,
         bills=bills,
@@ -68,11 +69,6 @@ def assess(
         break_evens=found,
         verdicts=sentences(bills, prices, ranking, risk, bars, found),
     )
-
-
-def break_evens(match: Contest, first: str, second: str) -> list[BreakEven]:
-    """What each would need to draw level with the other."""
-    return [break_even(match, *pair, key) for pair in ((second, first), (first, second)) for key in KEYS]
 
 
 def sentences(

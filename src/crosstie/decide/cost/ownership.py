@@ -161,10 +161,6 @@ def _wear(years: Array, life: Array, residual: Array) -> tuple[Array, Array]:
     return lost, falling + residual * (years - used)
 
 
-def total_usd(values: Mapping[str, Array]) -> Array:
-    return np.asarray(sum(bill(values).values()))
-
-
 def output_tokens(values: Mapping[str, Array]) -> Array | None:
     rate = values.get("output_tokens_per_s_per_gpu")
     if rate is None:
@@ -176,14 +172,16 @@ def output_tokens(values: Mapping[str, Array]) -> Array | None:
 def usd_per_mtok(values: Mapping[str, Array]) -> Array:
     tokens = output_tokens(values)
     assert tokens is not None, "an option without throughput has no cost per token"
-    return np.asarray(total_usd(values) / tokens * 1e6)
+    return np.asarray(sum(bill(values).values()) / tokens * 1e6)
 
 
 def inputs(option: Option, costs: Costs, years: float) -> dict[str, ValueRange]:
     """Everything that an option's bill depends on, with its span."""
     if not 0.0 < years <= 20.0:
         raise BadInput(f"a horizon of {years:g} years: must be above 0 and at most 20")
-    found = {key: _assumed(costs[key], option.overrides.get(key)) for key in COSTS}
+    ranges = {key: costs[key] for key in COSTS}
+    found = {key: ValueRange(one.low.value, one.likely.value, one.high.value) for key, one in ranges.items()}
+    found |= {key: exactly(value) for key, value in option.overrides.items()}
     found |= {
         "purchase_usd": price_span(option.price),
         "discount": exactly(option.discount),
@@ -202,12 +200,6 @@ def price_span(price: Quote) -> ValueRange:
     if price.is_given or price.low < price.high:
         return ValueRange(price.low, price.usd, price.high)
     return exactly(price.usd).scaled(ONE_SOURCE_SHARE)
-
-
-def _assumed(ranged: Ranged, override: float | None) -> ValueRange:
-    if override is not None:
-        return exactly(override)
-    return ValueRange(ranged.low.value, ranged.likely.value, ranged.high.value)
 
 
 def throughput(estimate: Estimate, gpus_per_replica: int, gpus: int | None = None) -> ValueRange:

@@ -9,10 +9,9 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Target, Workload
 from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan
-from crosstie.decide.plan.binding import Binding, bindings
 from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import EstimateScale
-from crosstie.decide.plan.flips import Flip, entering, leaving
+from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
 from crosstie.decide.plan.market import Market, market
 from crosstie.decide.plan.optimise import Choice, choice, near_ones_simplified, simplest, single_vendor, without_each
@@ -48,7 +47,7 @@ class PromptLength:
     factor: float
     fleet: Alternative | None
     # Whether its accelerators are those of the answer.
-    holds: bool
+    decision_holds: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +215,7 @@ def _length(
     again = [survey([d for d in one.deployments if key_of(d) in worth], longer(one, factor)) for one in surveyed]
     read = asked.with_offers(undominated(offers(again, scaling_of(workload))))
     fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
-    return PromptLength(factor, fleet, holds=fleet is not None and set(fleet.gpus) == set(asked.gpus(answer)))
+    return PromptLength(factor, fleet, fleet is not None and set(fleet.gpus) == set(asked.gpus(answer)))
 
 
 def _years(asked: Choice, answer: Solution, workload: Workload, known: Mask) -> list[Year]:

@@ -54,9 +54,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
             }
             for flip in plan.flips
         ],
-        "prompt_lengths": [
-            {"factor": one.factor, "fleet": to_builtins(one.fleet), "decision_holds": one.holds} for one in plan.lengths
-        ],
+        "prompt_lengths": to_builtins(plan.lengths),
         "years": to_builtins(plan.years),
         "simulated": [
             {
@@ -70,15 +68,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
             for one in plan.simulated
         ],
         "by_estimates": to_builtins(plan.by_estimates),
-        "binding_limits": [
-            {
-                "key": one.key,
-                "now": one.now,
-                "saves_usd_per_hour": one.saves_usd_per_hour,
-                "without_it": to_builtins(one.instead),
-            }
-            for one in plan.binding
-        ],
+        "binding_limits": to_builtins(plan.binding),
     }
 
 

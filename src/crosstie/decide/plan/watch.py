@@ -48,17 +48,9 @@ class Watched:
     because: str
 
     @property
-    def now_gpus(self) -> dict[str, int]:
-        return self.now.gpus
-
-    @property
-    def now_usd_per_hour(self) -> float | None:
-        return self.now.usd_per_hour if self.now.answered else None
-
-    @property
     def flipped(self) -> bool:
         """Whether the accelerators of the fleet are others than they were."""
-        return set(self.then_gpus) != set(self.now_gpus)
+        return set(self.then_gpus) != set(self.now.gpus)
 
     @property
     def newer_prices(self) -> list[PriceMove]:
@@ -121,7 +113,7 @@ def _explained(catalog: Catalog, saved: Saved, found: Watched) -> Watched:
         if at_old_prices == set(found.then_gpus):
             because = "prices"
         else:
-            as_today = at_old_prices == set(found.now_gpus)
+            as_today = at_old_prices == set(found.now.gpus)
             because = "the catalog or its calibration" if as_today else "prices and the catalog"
     return replace(found, because=because)
 
