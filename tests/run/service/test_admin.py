@@ -16,16 +16,16 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.run.service.admin_door import AdminDoor, AdminKey
-from crosstie.run.service.messages import (
+from crosstie.run.service.worker_link import (
     ChangesRequest,
     Failed,
     WorkerAnswer,
+    WorkerLink,
     WorkerRequest,
     decode_answer,
     decode_request,
     encode,
 )
-from crosstie.run.service.worker_link import WorkerLink
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Headers, Origin
 from crosstie.run.wire.fetch import Answer, fetch

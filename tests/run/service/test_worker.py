@@ -18,11 +18,10 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.run.gateway.backend import IN_A_ROW
 from crosstie.run.gateway.health import probe
-from crosstie.run.service.messages import Failed, MetricsPage, MetricsRequest, WorkerAnswer
 from crosstie.run.service.process import GatewayProcess
 from crosstie.run.service.supervisor import WorkerSlot
 from crosstie.run.service.worker import Worker
-from crosstie.run.service.worker_link import WorkerLink
+from crosstie.run.service.worker_link import Failed, MetricsPage, MetricsRequest, WorkerAnswer, WorkerLink
 from crosstie.run.service.worker_metrics import counters, merged_pages
 from crosstie.run.share.board import Board
 from crosstie.run.wire.listener import listening

@@ -4,7 +4,7 @@ Works behind a pooler that hands out connections by transaction: nothing is kept
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from crosstie.core.errors import BadInput
@@ -63,7 +63,7 @@ class PostgresStore(Store):
             connection = self._connected()
             with connection.transaction():
                 connection.execute(f"SET LOCAL statement_timeout = {_STATEMENT_MS}")
-                yield _Session(connection)
+                yield Session(connection, "%s")
         except self._psycopg.Error as error:
             # Whatever state it is in; what was not committed is undone.
             self.close()
@@ -79,24 +79,3 @@ class PostgresStore(Store):
         if connection is not None:
             with contextlib.suppress(self._psycopg.Error):
                 connection.close()
-
-
-class _Session:
-    def __init__(self, connection: "psycopg.Connection[tuple[Any, ...]]"):
-        self._connection = connection
-
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return self._connection.execute(_own(sql), values).fetchall()
-
-    def change(self, sql: str, values: Sequence[Any] = ()) -> int:
-        return self._connection.execute(_own(sql), values).rowcount
-
-    def each(self, sql: str, values: Sequence[Sequence[Any]]) -> None:
-        with self._connection.cursor() as cursor:
-            cursor.executemany(_own(sql), values)
-
-
-def _own(sql: str) -> Any:
-    """SQLite's marks for values as psycopg's. Any: psycopg wants literals, to keep values out of them; these have
-    none."""
-    return sql.replace("?", "%s")

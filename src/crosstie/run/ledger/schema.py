@@ -6,7 +6,7 @@ has. Whatever fails leaves it as it was; a later format than this Crosstie knows
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from crosstie.core.errors import BadInput
 
@@ -33,15 +33,22 @@ _TABLES = (
 )
 
 
-class Session(Protocol):
-    """One transaction."""
+class Session:
+    """One transaction on a connection of sqlite3's or psycopg's; `mark` is what that one puts in a value's place."""
 
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
+    def __init__(self, connection: Any, mark: str = "?"):
+        self._connection, self._mark = connection, mark
+
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = self._connection.execute(sql.replace("?", self._mark), values).fetchall()
+        return found
 
     def change(self, sql: str, values: Sequence[Any] = ()) -> int:
         """How many rows it was that changed."""
+        return int(self._connection.execute(sql.replace("?", self._mark), values).rowcount)
 
-    def each(self, sql: str, values: Sequence[Sequence[Any]]) -> None: ...
+    def each(self, sql: str, values: Sequence[Sequence[Any]]) -> None:
+        self._connection.cursor().executemany(sql.replace("?", self._mark), values)
 
 
 def meta(session: Session) -> dict[str, int]:

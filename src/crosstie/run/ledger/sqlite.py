@@ -8,9 +8,8 @@ a network disk does not work with WAL: several machines take PostgreSQL.
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from crosstie.core.errors import BadData, StoreFailed
 from crosstie.run.ledger.schema import Session
@@ -53,7 +52,7 @@ class SqliteStore(Store):
                 raise BadData(self.file, "", "is no SQLite file") from None
             raise failed(str(self.file), error) from None
         try:
-            yield _Session(connection)
+            yield Session(connection)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             # Whatever state it is in; what was not committed is undone.
@@ -87,20 +86,6 @@ class SqliteStore(Store):
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
-
-
-class _Session:
-    def __init__(self, connection: sqlite3.Connection):
-        self._connection = connection
-
-    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return self._connection.execute(sql, values).fetchall()
-
-    def change(self, sql: str, values: Sequence[Any] = ()) -> int:
-        return self._connection.execute(sql, values).rowcount
-
-    def each(self, sql: str, values: Sequence[Sequence[Any]]) -> None:
-        self._connection.executemany(sql, values)
 
 
 def _create(file: Path) -> None:

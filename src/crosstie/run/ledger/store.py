@@ -6,9 +6,10 @@ tried again after a failure: a batch of usage is counted once.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from time import time
 from typing import Any
 
@@ -19,10 +20,7 @@ from crosstie.run.ledger.usage import DAY_S, Batch, By, Used, day_name, month_na
 
 # For so long the last batch of a process that is no more is remembered, in case it was only away.
 _REMEMBERED_S = 30 * DAY_S
-_COLUMNS = (
-    "id", "public_id", "name", "digest", "old_digest", "old_until", "models", "classes", "priority", "rpm", "tpm",
-    "usd_per_day", "usd_per_month", "created_at", "expires_at", "revoked_at",
-)  # fmt: skip
+_COLUMNS = Key.__struct_fields__
 _LISTS = ("models", "classes")
 _ADD_USAGE = """INSERT INTO crosstie_usage AS kept VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (hour, key_id, model, class, pool, outcome, code) DO UPDATE SET
@@ -137,19 +135,16 @@ class Store:
         """Counts a batch; False where it had been counted before."""
         # In one order everywhere, so that two who write the same rows do not wait for each other for ever.
         lines = sorted(batch.lines.items(), key=lambda item: item[0])
-        spent: dict[tuple[str, int], float] = {}
+        spent: dict[tuple[str, int], float] = defaultdict(float)
         for (hour, key_id, *_), counts in lines:
             for period in (day_name(hour), month_name(hour)):
-                spent[period, key_id] = spent.get((period, key_id), 0.0) + counts.usd
+                spent[period, key_id] += counts.usd
         now = time()
         with self.session(writes=True) as session:
             self._check_same(session)
             if not session.change(_CLAIM, (batch.process, batch.sequence, now)):
                 return False
-            session.each(
-                _ADD_USAGE,
-                [(*line, c.requests, c.counted, c.input_tokens, c.output_tokens, c.usd) for line, c in lines],
-            )
+            session.each(_ADD_USAGE, [(*line, *astuple(counts)) for line, counts in lines])
             session.each(_ADD_SPENT, [(*of, usd) for of, usd in sorted(spent.items()) if usd])
             if batch.sequence == 1:
                 session.change("DELETE FROM crosstie_batches WHERE written_at < ?", (now - _REMEMBERED_S,))
@@ -164,11 +159,8 @@ class Store:
         self, by: Sequence[By], *, key_id: int | None = None, since: int | None = None, until: int | None = None
     ) -> list[Used]:
         """Sums by these, in the order of their values; `since` and `until` are hours, the latter not included."""
-        where, values = [], []
-        for condition, value in (("u.key_id = ?", key_id), ("u.hour >= ?", since), ("u.hour < ?", until)):
-            if value is not None:
-                where.append(condition)
-                values.append(value)
+        asked = {"u.key_id = ?": key_id, "u.hour >= ?": since, "u.hour < ?": until}
+        where = {condition: value for condition, value in asked.items() if value is not None}
         groups = [_GROUPS[one] for one in by]
         sums = (
             "SUM(CASE WHEN u.outcome = 'refused' THEN 0 ELSE u.requests END), "
@@ -182,7 +174,7 @@ class Store:
             f"{'GROUP BY ' + ', '.join(groups) if groups else ''}"
         )
         with self.session(writes=False) as session:
-            rows = session.rows(sql, values)
+            rows = session.rows(sql, list(where.values()))
             names = dict(session.rows("SELECT id, name FROM crosstie_keys"))
         found: dict[tuple[str, ...], list[Used]] = {}
         for row in rows:

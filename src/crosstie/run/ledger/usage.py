@@ -1,7 +1,8 @@
 """Usage as it is kept: numbers by hour, key, model, class, pool and how requests ended. Days and months are in UTC."""
 
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Literal, get_args
 
@@ -18,16 +19,16 @@ BYS: tuple[By, ...] = get_args(By)
 Line = tuple[int, int, str, str, str, str, str]
 
 
+@dataclass(slots=True)
 class Counts:
-    """Plain and mutable: added to at every request."""
+    """Added to at every request."""
 
-    __slots__ = ("counted", "input_tokens", "output_tokens", "requests", "usd")
-
-    def __init__(self, requests: int = 0, counted: int = 0, input_tokens: int = 0, output_tokens: int = 0,
-                 usd: float = 0.0):  # fmt: skip
-        # `counted`: those whose tokens were counted by the engine; the others' were estimated, or there were none.
-        self.requests, self.counted = requests, counted
-        self.input_tokens, self.output_tokens, self.usd = input_tokens, output_tokens, usd
+    requests: int = 0
+    # Those whose tokens were counted by the engine; the others' were estimated, or there were none.
+    counted: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ class Batch:
         return sum(counts.requests for counts in self.lines.values())
 
     def usd_by_key(self) -> dict[int, float]:
-        found: dict[int, float] = {}
+        found: dict[int, float] = defaultdict(float)
         for (_, key_id, *_), counts in self.lines.items():
-            found[key_id] = found.get(key_id, 0.0) + counts.usd
+            found[key_id] += counts.usd
         return found
 
 
@@ -66,15 +67,8 @@ class Used:
 
 def total(rows: Iterable[Used]) -> Used:
     rows = list(rows)
-    return Used(
-        of=(),
-        requests=sum(row.requests for row in rows),
-        refused=sum(row.refused for row in rows),
-        failed=sum(row.failed for row in rows),
-        input_tokens=sum(row.input_tokens for row in rows),
-        output_tokens=sum(row.output_tokens for row in rows),
-        usd=sum(row.usd for row in rows),
-    )
+    sums = {one.name: sum(getattr(row, one.name) for row in rows) for one in fields(Used) if one.name != "of"}
+    return Used(of=(), **sums)
 
 
 def hour_of(at: float) -> int:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +19,9 @@ from crosstie.core.fleet import Fleet, Pool
 from crosstie.run.gateway.metrics import Family
 from crosstie.run.gateway.notices import Level, Notice
 from crosstie.run.service.admin_view import RecentDecisions
-from crosstie.run.service.messages import Changes, ChangesRequest, Done, Failed, ReloadRequest, WorkerAnswer
-from crosstie.run.service.overlay import Change, Laid, laid_over, pool_named, pool_of, with_change
+from crosstie.run.service.overlay import Action, Change, Laid, laid_over, pool_named, pool_of, with_change
 from crosstie.run.service.process import GatewayProcess
+from crosstie.run.service.worker_link import Changes, ChangesRequest, Done, Failed, ReloadRequest, WorkerAnswer
 
 # What a reader's complaint calls the request that it was reading.
 _REQUEST = Path("request")
@@ -30,6 +30,8 @@ _FILE_ONLY = ("load_hook",)
 _MOST_SAID = 400
 # Larger ones may be no float at all.
 _MOST_WHOLE = 2**53
+# What an action is called in reports, and the changes that hold after it; None: the same, over the file as it is now.
+_Outcome = tuple[str, tuple[Change, ...] | None]
 
 
 class Administration:
@@ -50,9 +52,9 @@ class Administration:
         # Asked for, by (action, done or refused).
         self.counts: Counter[tuple[str, str]] = Counter()
         process.gateway.metrics.sources.append(self._families)
-        read, process.prepared = process.prepared, lambda fleet: self._lay(read(fleet))
+        read, process.prepared = process.prepared, lambda fleet: self._lay(read(fleet), self.changes)
         process.on(Changes, self._on_changes)
-        process.on(ReloadRequest, self._on_reload)
+        process.on(ReloadRequest, lambda _: self._read_again())
         process.on(ChangesRequest, lambda _: Changes(self.revision, self.changes))
 
     async def join(self) -> None:
@@ -66,9 +68,9 @@ class Administration:
 
     # The fleet, with the changes over it
 
-    def _lay(self, base: Fleet) -> Fleet:
-        """For a file that was read again; it holds once it has been loaded."""
-        laid = laid_over(base, self.changes)
+    def _lay(self, base: Fleet, changes: tuple[Change, ...]) -> Fleet:
+        """It holds once it has been loaded."""
+        laid = laid_over(base, changes)
         self._coming = (base, laid)
         return laid.fleet
 
@@ -86,10 +88,8 @@ class Administration:
 
     def _adopt(self, changes: tuple[Change, ...]) -> None:
         """Serves the file's fleet with these changes. Raises CrosstieError before anything has changed."""
-        laid = laid_over(self.base, changes)
-        self._coming = (self.base, laid)
         try:
-            self.process.load(laid.fleet)
+            self.process.load(self._lay(self.base, changes))
         except CrosstieError:
             self._coming = None
             raise
@@ -102,10 +102,6 @@ class Administration:
         self.revision = changes.revision
         return Done()
 
-    def _on_reload(self, request: ReloadRequest) -> WorkerAnswer:
-        self._read_again()
-        return Done()
-
     # Actions
 
     async def act(self, who: str, action: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -116,8 +112,8 @@ class Administration:
             words = action
             try:
                 await self.join()
-                words, done = _ACTIONS[action](self, body)
-                answer = await done if asyncio.iscoroutine(done) else await self._hold(done)
+                words, changes = _ACTIONS[action](self, body)
+                answer = await self._hold(changes)
             except CrosstieError as error:
                 self._report(who, action, words, f"refused: {error}")
                 raise
@@ -125,24 +121,25 @@ class Administration:
             return {"action": action, "what": words, **answer}
 
     def _report(self, who: str, action: str, words: str, result: str) -> None:
-        refused = result.startswith("refused")
-        self.counts[action, "refused" if refused else "done"] += 1
+        came_to = "refused" if result.startswith("refused") else "done"
+        self.counts[action, came_to] += 1
         # Each its own number, as whoever passes lines on may take the same from two processes for one.
         number = f"{os.getpid()}-{sum(self.counts.values())}"
         sentence = f"admin: key {who}: {_one_line(words)}: {_one_line(result)} [{number}]"
-        level: Level = "warning" if refused else "info"
-        self.process.notify(
-            Notice("admin_change", level, sentence, key=who, action=action, result="refused" if refused else "done")
-        )
+        level: Level = "warning" if came_to == "refused" else "info"
+        self.process.notify(Notice("admin_change", level, sentence, key=who, action=action, result=came_to))
 
     def _families(self) -> list[Family]:
         samples = [({"action": action, "result": result}, float(n)) for (action, result), n in self.counts.items()]
         return [("crosstie_admin_changes_total", "counter", "Changes that administrators asked for.", samples)]
 
-    async def _hold(self, changes: tuple[Change, ...]) -> dict[str, Any]:
-        """Makes these the changes that hold, here and in the other processes."""
+    async def _hold(self, changes: tuple[Change, ...] | None) -> dict[str, Any]:
+        """Makes these the changes that hold, here and in the other processes; None: over the file as it is now."""
+        if changes is None:
+            self._read_again()
+            return self._done(self.left_out, await self.process.ask_others(ReloadRequest()))
         if changes == self.changes:
-            return {"changed": False, "dropped": [], "warnings": self._warnings(), "processes": 1, "refused_by": []}
+            return self._done() | {"changed": False}
         laid = laid_over(self.base, changes)
         for change, why in laid.left_out:
             # What was drained may go with its pool; any other change is not given up for a new one.
@@ -150,13 +147,12 @@ class Administration:
                 raise BadInput(why if change not in self.changes else f"it would undo `{change.words}`: {why}")
         self._adopt(laid.kept)
         self.revision += 1
-        return await self._done_everywhere(Changes(self.revision, self.changes), laid.left_out)
+        return self._done(laid.left_out, await self.process.ask_others(Changes(self.revision, self.changes)))
 
-    async def _done_everywhere(
-        self, request: Changes | ReloadRequest, left_out: tuple[tuple[Change, str], ...]
+    def _done(
+        self, left_out: tuple[tuple[Change, str], ...] = (), answers: Sequence[WorkerAnswer] = ()
     ) -> dict[str, Any]:
-        """Has the other workers do what was done here, and says what came of it."""
-        answers = await self.process.ask_others(request)
+        """`answers`: of the other workers, which have been asked to do the same."""
         return {
             "changed": True,
             "dropped": [change.words for change, _ in left_out],
@@ -166,18 +162,16 @@ class Administration:
         }
 
     def _warnings(self) -> list[str]:
-        live = self.gateway.live
         return [
             f"no backend is left for {model}: all of them are drained"
-            for model, pools in live.by_model.items()
+            for model, pools in self.gateway.live.by_model.items()
             if all(pool.draining or all(one.draining for one in pool.replicas) for pool in pools)
         ]
 
-    def _drain(self, body: dict[str, Any]) -> tuple[str, tuple[Change, ...]]:
-        wanted = self._target("drain", body)
+    def _with(self, wanted: Change) -> _Outcome:
         return wanted.words, with_change(self.changes, wanted)
 
-    def _undrain(self, body: dict[str, Any]) -> tuple[str, tuple[Change, ...]]:
+    def _undrain(self, body: dict[str, Any]) -> _Outcome:
         drained = self._target("drain", body)
         # By its address alone: the file may have given a backend to another pool since.
         left = (one for one in self.changes if one.action != "drain" or one.words != drained.words)
@@ -193,23 +187,20 @@ class Administration:
         else:
             backend = read_address(_REQUEST, "backend", _text(body, "backend"))
             pool = pool_of(fleet, backend)
-        if action == "drain":
-            return Change(action="drain", pool=pool.name, backend=backend)
-        return Change(action="remove-backend" if backend else "remove-pool", pool=pool.name, backend=backend)
+        removes: Action = "remove-backend" if backend else "remove-pool"
+        return Change(action="drain" if action == "drain" else removes, pool=pool.name, backend=backend)
 
-    def _add(self, body: dict[str, Any]) -> tuple[str, tuple[Change, ...]]:
+    def _add(self, body: dict[str, Any]) -> _Outcome:
         given = _only(body, "pool", "backend")
         if isinstance(body.get("pool"), dict):
             if len(given) > 1:
                 raise BadInput("a pool that is added names its backends itself: leave `backend` out")
             made = self._read_pool(body["pool"])
-            wanted = Change(action="add-pool", pool=made.name, made=made)
-        else:
-            if set(given) != {"pool", "backend"}:
-                raise BadInput("give a pool's name and a backend's address, or a pool as a table of the fleet file")
-            at = read_address(_REQUEST, "backend", _text(body, "backend"))
-            wanted = Change(action="add-backend", pool=_text(body, "pool"), backend=at)
-        return wanted.words, with_change(self.changes, wanted)
+            return self._with(Change(action="add-pool", pool=made.name, made=made))
+        if set(given) != {"pool", "backend"}:
+            raise BadInput("give a pool's name and a backend's address, or a pool as a table of the fleet file")
+        at = read_address(_REQUEST, "backend", _text(body, "backend"))
+        return self._with(Change(action="add-backend", pool=_text(body, "pool"), backend=at))
 
     def _read_pool(self, raw: dict[str, Any]) -> Pool:
         for key in _FILE_ONLY:
@@ -222,11 +213,7 @@ class Administration:
             raise BadInput("pool.api_key_env: names a variable that no pool of the fleet file names")
         return made
 
-    def _remove(self, body: dict[str, Any]) -> tuple[str, tuple[Change, ...]]:
-        wanted = self._target("remove", body)
-        return wanted.words, with_change(self.changes, wanted)
-
-    def _weight(self, body: dict[str, Any]) -> tuple[str, tuple[Change, ...]]:
+    def _weight(self, body: dict[str, Any]) -> _Outcome:
         _only(body, "weights")
         given = body.get("weights")
         if not isinstance(given, dict) or not given:
@@ -236,26 +223,22 @@ class Administration:
                 raise BadInput(f"weights.{name}: is no number")
             if isinstance(weight, int) and abs(weight) > _MOST_WHOLE:
                 raise BadInput(f"weights.{name}: is too large")
-        wanted = Change(action="weight", weights={name: float(weight) for name, weight in given.items()})
-        return wanted.words, with_change(self.changes, wanted)
+        return self._with(Change(action="weight", weights={name: float(weight) for name, weight in given.items()}))
 
-    def _reset(self, body: dict[str, Any]) -> tuple[str, tuple[Change, ...]]:
+    def _reset(self, body: dict[str, Any]) -> _Outcome:
         _only(body)
         self.left_out = ()
         return f"reset of {len(self.changes)} changes", ()
 
-    def _reload(self, body: dict[str, Any]) -> tuple[str, Any]:
+    def _reload(self, body: dict[str, Any]) -> _Outcome:
         _only(body)
-        return "reload", self._reload_everywhere()
+        return "reload", None
 
-    async def _reload_everywhere(self) -> dict[str, Any]:
-        self._read_again()
-        return await self._done_everywhere(ReloadRequest(), self.left_out)
-
-    def _read_again(self) -> None:
+    def _read_again(self) -> WorkerAnswer:
         if self.process.file is None:
             raise BadInput("this gateway was started without a fleet file")
         self.process.read_again(self.process.file)
+        return Done()
 
     def config(self) -> str:
         """The fleet as it is served, as a file; what a file cannot say is said in its first lines."""
@@ -284,12 +267,11 @@ def _one_line(text: str) -> str:
     return flat if len(flat) <= _MOST_SAID else flat[:_MOST_SAID] + "..."
 
 
-_Action = Callable[[Administration, dict[str, Any]], tuple[str, Any]]
-_ACTIONS: dict[str, _Action] = {
-    "drain": Administration._drain,
+_ACTIONS: dict[str, Callable[[Administration, dict[str, Any]], _Outcome]] = {
+    "drain": lambda admin, body: admin._with(admin._target("drain", body)),
     "undrain": Administration._undrain,
     "add": Administration._add,
-    "remove": Administration._remove,
+    "remove": lambda admin, body: admin._with(admin._target("remove", body)),
     "weight": Administration._weight,
     "reload": Administration._reload,
     "reset": Administration._reset,

@@ -26,8 +26,8 @@ from crosstie.run.gateway.errors import RequestRejected, error_body
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.service.admin import ACTIONS, Administration
 from crosstie.run.service.admin_view import MOST_DECISIONS, DecisionView, fleet_view, merged
-from crosstie.run.service.messages import Decisions, DecisionsRequest, FleetAnswer, FleetRequest
 from crosstie.run.service.process import Component, GatewayProcess
+from crosstie.run.service.worker_link import Decisions, DecisionsRequest, FleetAnswer, FleetRequest
 from crosstie.run.wire.address import is_loopback
 from crosstie.run.wire.listener import listening
 from crosstie.run.wire.request import Request, RequestLimits

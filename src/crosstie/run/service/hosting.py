@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection
 
@@ -20,9 +19,9 @@ from crosstie.route.hosted_sizes import sizes
 from crosstie.route.live import Replica
 from crosstie.route.load import become
 from crosstie.run.gateway.interfaces import HostedModels
-from crosstie.run.service.messages import Done, FollowerLoad, FollowerReport, LeaderState, WorkerAnswer
 from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.service.shared_pool import SharedPool, families
+from crosstie.run.service.worker_link import Done, FollowerLoad, FollowerReport, LeaderState, WorkerAnswer
 
 # How often it is seen who waits for what, and how often replicas are asked what they have.
 _EVERY_S, _VERIFY_S = 0.1, 5.0
@@ -30,44 +29,16 @@ _EVERY_S, _VERIFY_S = 0.1, 5.0
 _SILENT_S = 3.0
 
 
-class Role(ABC):
+class Role:
     """What a worker does for shared pools: as their `Leader`, or as a `Follower`."""
 
     def __init__(self, process: GatewayProcess):
         self.process, self.gateway = process, process.gateway
 
     @property
-    @abstractmethod
     def models(self) -> Collection[str]:
         """Those that shared pools host."""
-
-    @abstractmethod
-    def load_s(self, model: str) -> float:
-        """How long a hosted model takes to load, where it loads quickest."""
-
-    @abstractmethod
-    def serve(self, fleet: Fleet) -> None:
-        """The fleet that is served from now on."""
-
-    @abstractmethod
-    def asked(self, model: str) -> None:
-        """A request for a hosted model has come."""
-
-    @abstractmethod
-    def absent(self, model: str) -> tuple[str, float]:
-        """Why a hosted model is loaded nowhere, and after how many seconds to ask again."""
-
-    @abstractmethod
-    def doubted(self, replica: Replica, *, surely: bool) -> None:
-        """It may have lost its model, or surely has."""
-
-    @abstractmethod
-    async def step(self, *, verify: bool) -> bool:
-        """What is to be done now and again, with all replicas asked what they have if `verify`. Whether any leads."""
-
-    def close(self) -> list[asyncio.Task[None]]:
-        """What has still to end."""
-        return []
+        raise NotImplementedError
 
     def hosted_replicas(self) -> list[Replica]:
         return [one for one in self.gateway.live.replicas() if one.presence is not None]
@@ -109,7 +80,8 @@ class Leader(Role):
         return self._of_model.keys()
 
     def load_s(self, model: str) -> float:
-        return min(pool.load_s(model) for pool in self._of_model[model])
+        """How long it takes where it loads quickest."""
+        return min(pool.residency.hosted[model].load_s for pool in self._of_model[model])
 
     def serve(self, fleet: Fleet) -> None:
         """A pool that the file has not changed goes on as it is."""
@@ -147,6 +119,7 @@ class Leader(Role):
                 pool.residency.asked(model, now)
 
     def absent(self, model: str) -> tuple[str, float]:
+        """Why a hosted model is loaded nowhere, and after how many seconds to ask again."""
         return min((pool.absent(model) for pool in self._of_model[model]), key=lambda found: found[1])
 
     def doubted(self, replica: Replica, *, surely: bool) -> None:
@@ -159,6 +132,7 @@ class Leader(Role):
         return [task for pool in self.pools.values() for task in pool.ask(range(len(pool.slots)))]
 
     async def step(self, *, verify: bool) -> bool:
+        """What is to be done now and again; True, because somebody leads."""
         heard = self.gateway.loop.time() - _SILENT_S
         elsewhere = (models for at, models in self._waiting_elsewhere.values() if at > heard)
         # A follower may not have read the file again yet.
@@ -167,13 +141,11 @@ class Leader(Role):
             self.verify()
         for pool in self.pools.values():
             pool.ask(list(pool.unsure))
-            pool.begin_loads([model for model in wanted if not self._is_loading_elsewhere(model, pool)])
+            # One load is enough for whoever waits, where several pools host a model.
+            others = [slot.loading for other in self.pools.values() if other is not pool for slot in other.slots]
+            pool.begin_loads([model for model in wanted if model not in others])
         await self._ask_followers()
         return True
-
-    def _is_loading_elsewhere(self, model: str, pool: SharedPool) -> bool:
-        """One load is enough for whoever waits, where several pools host a model."""
-        return any(other is not pool and other.is_loading(model) for other in self._of_model[model])
 
     async def _ask_followers(self) -> None:
         """Tells followers what is where, and hears what they have in flight after they have heard."""
@@ -196,11 +168,8 @@ class Leader(Role):
             self._wake()
 
     def state(self) -> LeaderState:
-        states = {
-            one.key: (one.presence.state, one.presence.why)
-            for one in self.hosted_replicas()
-            if one.presence is not None
-        }
+        presences = {one.key: one.presence for one in self.gateway.live.replicas() if one.presence is not None}
+        states = {key: (presence.state, presence.why) for key, presence in presences.items()}
         return LeaderState(states, {model: self.absent(model) for model in self.models if not self.is_loaded(model)})
 
     def close(self) -> list[asyncio.Task[None]]:
@@ -244,6 +213,7 @@ class Follower(Role):
             become(replica, "asleep")
 
     async def step(self, *, verify: bool) -> bool:
+        """Whether any leads."""
         report = FollowerReport(os.getpid(), dict(self._asked), sorted(self.waiting()))
         self._asked.clear()
         answers = await self.process.ask_others(report)
@@ -272,14 +242,9 @@ class Hosting(HostedModels, Component):
         self._settings, self._load_patience_s = settings, load_patience_s
         self._every_s, self._verify_s = every_s, verify_s
         self._lock: int | None = None
-        self._task: asyncio.Task[None] | None = None
         self._again = asyncio.Event()
         # What went wrong at last, so that it is reported once.
         self._fault = ""
-
-    @property
-    def leads(self) -> bool:
-        return isinstance(self.role, Leader)
 
     async def start(self, process: GatewayProcess) -> None:
         self._process, self.gateway = process, process.gateway
@@ -299,11 +264,9 @@ class Hosting(HostedModels, Component):
 
     async def stop(self) -> None:
         self.gateway.context.hosted = None
-        ending = self.role.close()
-        if self._task is not None:
-            self._task.cancel()
-            ending = [*ending, self._task]
-        await asyncio.gather(*ending, return_exceptions=True)
+        self._task.cancel()
+        loads = self.role.close() if isinstance(self.role, Leader) else []
+        await asyncio.gather(*loads, self._task, return_exceptions=True)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None

@@ -16,8 +16,7 @@ from crosstie.run.gateway.errors import error_body
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.pages import handler
-from crosstie.run.service.messages import Handlers, WorkerAnswer, WorkerRequest
-from crosstie.run.service.worker_link import WorkerLink
+from crosstie.run.service.worker_link import Handlers, WorkerAnswer, WorkerLink, WorkerRequest
 from crosstie.run.share.board import Board
 from crosstie.run.wire.request import RequestLimits
 from crosstie.run.wire.server import Server

@@ -158,9 +158,6 @@ class SharedPool:
             why = f"{why}; loading {model} failed before"
         return why, waiting.retry_s / self.gateway.speed
 
-    def load_s(self, model: str) -> float:
-        return self.residency.hosted[model].load_s
-
     def doubt(self, replica: Replica, surely: bool) -> None:
         """Its machine is asked what it has; where the model is surely gone, nothing is sent there until then."""
         for (index, model), one in self.replicas.items():
@@ -178,9 +175,6 @@ class SharedPool:
                 task = self._asking[index] = self.gateway.loop.create_task(self._ask(index))
                 task.add_done_callback(lambda task, index=index: self._asking.pop(index))  # type: ignore[misc]
         return list(self._asking.values())
-
-    def is_loading(self, model: str) -> bool:
-        return any(slot.loading == model for slot in self.slots)
 
     async def _ask(self, index: int) -> None:
         """Asks a replica what it has, unless it is being changed just now."""

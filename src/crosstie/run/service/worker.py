@@ -17,10 +17,9 @@ from crosstie.core.fleet import Fleet
 from crosstie.run.gateway.backend import Backend, EngineLoad
 from crosstie.run.gateway.interfaces import OtherWorkers
 from crosstie.run.gateway.metrics import Family
-from crosstie.run.service.messages import MetricsPage, MetricsRequest
 from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.service.supervisor import READ_AGAIN, STOP, STOP_NOW, Reloaded, WorkerSlot
-from crosstie.run.service.worker_link import WorkerLink
+from crosstie.run.service.worker_link import MetricsPage, MetricsRequest, WorkerLink
 from crosstie.run.service.worker_metrics import counters, merged_pages
 from crosstie.run.share.board import Board, Cell
 
