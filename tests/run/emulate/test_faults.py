@@ -97,7 +97,7 @@ def test_a_slow_replica_takes_longer_and_recovers() -> None:
             await client.fault(kind="slow", factor=4)
             assert await took() == pytest.approx(4 * usual, rel=0.05)
             await client.get("/emulate/fault", "DELETE")
-            assert made.replicas[0].replica.slower == 1.0
+            assert made.replicas[0].replica.engine.slower == 1.0
             assert await took() == pytest.approx(usual, rel=0.05)
 
     run_on_loop(body())
@@ -164,8 +164,8 @@ def test_a_script_comes_by_itself_to_whom_it_names() -> None:
         script = [read_script("one/1:error@0.5+100,status=500"), read_script("two:reject")]
         both = fleet(pool(replicas=2), pool("two"))
         async with emulating(both, speed=10.0, faults=script) as (made, _):
-            await until(lambda: all(made.replicas[at].faults.all for at in (1, 2)))
-            in_force = {one.name: [fault.kind for fault in one.faults.all] for one in made.replicas}
+            await until(lambda: all(made.replicas[at].faults for at in (1, 2)))
+            in_force = {one.name: [fault.kind for fault in one.faults.values()] for one in made.replicas}
             assert in_force == {"one/0": [], "one/1": ["error"], "two/0": ["reject"]}
 
     run_on_loop(body())

@@ -4,7 +4,7 @@ import base64
 import json
 import zlib
 from array import array
-from typing import Protocol
+from dataclasses import dataclass
 
 FINGERPRINT = "crosstie-emulated"
 _DONE = b"data: [DONE]\n\n"
@@ -12,23 +12,11 @@ _DONE = b"data: [DONE]\n\n"
 EMBEDDING_DIMENSIONS = 16
 
 
-class Shape(Protocol):
-    """One answer in the making; `begun` and `piece` are of a stream, `ended` is its last text and what follows."""
-
-    def begun(self) -> bytes: ...
-
-    def piece(self, text: str, usage: "Usage | None" = None) -> bytes: ...
-
-    def ended(self, text: str, whole: str, usage: "Usage") -> bytes: ...
-
-    def whole(self, text: str, usage: "Usage") -> bytes: ...
-
-
+@dataclass(frozen=True, slots=True)
 class Usage:
-    __slots__ = ("cached", "completion", "prompt")
-
-    def __init__(self, prompt: int, completion: int, cached: int):
-        self.prompt, self.completion, self.cached = prompt, completion, cached
+    prompt: int
+    completion: int
+    cached: int
 
     def json(self) -> str:
         return (
@@ -38,11 +26,23 @@ class Usage:
         )
 
 
-def _so_far(usage: Usage | None) -> str:
-    return f',"usage":{usage.json()}' if usage is not None else ""
+class Shape:
+    """One answer in the making; `begun` and `piece` are of a stream, `ended` is its last text and what follows."""
+
+    def begun(self) -> bytes:
+        return b""
+
+    def piece(self, text: str, usage: Usage | None = None) -> bytes:
+        raise NotImplementedError
+
+    def ended(self, text: str, whole: str, usage: Usage) -> bytes:
+        raise NotImplementedError
+
+    def whole(self, text: str, usage: Usage) -> bytes:
+        raise NotImplementedError
 
 
-class _Choices:
+class _Choices(Shape):
     """Completions with one choice; how a piece of text stands in a chunk, and all of it in a whole answer."""
 
     id_prefix = kind = chunk_kind = ""
@@ -61,11 +61,9 @@ class _Choices:
         opening, self._closing = self.chunk_text
         self._piece = f'{self._chunk}{{"index":0,{opening}'
 
-    def begun(self) -> bytes:
-        return b""
-
     def piece(self, text: str, usage: Usage | None = None) -> bytes:
-        ending = f'{self._closing},"logprobs":null,"finish_reason":null}}]{_so_far(usage)}}}\n\n'
+        so_far = f',"usage":{usage.json()}' if usage is not None else ""
+        ending = f'{self._closing},"logprobs":null,"finish_reason":null}}]{so_far}}}\n\n'
         return f"{self._piece}{text}{ending}".encode()
 
     def ended(self, text: str, whole: str, usage: Usage) -> bytes:
@@ -95,7 +93,7 @@ class Completion(_Choices):
     chunk_text = whole_text = ('"text":"', '"')
 
 
-class Response:
+class Response(Shape):
     """The Responses API: events are numbered, and the last one carries the whole response."""
 
     def __init__(self, id: str, created: int, model: str, ending: str, include_usage: bool):
@@ -164,15 +162,20 @@ class Response:
         return json.dumps(self._response("completed" if self._complete else "incomplete", text, usage)).encode()
 
 
-def embeddings(model: str, texts: list[bytes], dimensions: int, as_base64: bool, prompt_tokens: int) -> bytes:
+class Embeddings(Shape):
     """A vector for each text, of length one, the same for the same text."""
-    data = []
-    for index, text in enumerate(texts):
-        vector = _vector(text, dimensions)
-        value = base64.b64encode(vector.tobytes()).decode() if as_base64 else vector.tolist()
-        data.append({"object": "embedding", "index": index, "embedding": value})
-    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
-    return json.dumps({"object": "list", "data": data, "model": model, "usage": usage}).encode()
+
+    def __init__(self, model: str, texts: list[bytes], dimensions: int, as_base64: bool):
+        self._model, self._texts, self._dimensions, self._as_base64 = model, texts, dimensions, as_base64
+
+    def whole(self, text: str, usage: Usage) -> bytes:
+        data = []
+        for index, one in enumerate(self._texts):
+            vector = _vector(one, self._dimensions)
+            value = base64.b64encode(vector.tobytes()).decode() if self._as_base64 else vector.tolist()
+            data.append({"object": "embedding", "index": index, "embedding": value})
+        counted = {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt}
+        return json.dumps({"object": "list", "data": data, "model": self._model, "usage": counted}).encode()
 
 
 def _vector(text: bytes, dimensions: int) -> "array[float]":

@@ -7,7 +7,7 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Pool
-from crosstie.run.emulate.fleet import with_own_addresses
+from crosstie.run.emulate.fleet import placed
 from crosstie.run.wire.child import Child, start_crosstie
 
 
@@ -28,7 +28,7 @@ class EmulatedChild(Child):
         addresses = [self.backends.get((pool.name, one.model if own else None), ()) for one in pool.by_model()]
         if any(len(one) != pool.replicas for one in addresses):
             raise BadInput(f"pool {pool.name}: {pool.replicas} replicas are not being emulated; start again for that")
-        return with_own_addresses(pool, addresses) if own else msgspec.structs.replace(pool, backends=addresses[0])
+        return placed(pool, addresses)
 
 
 def start_emulated(file: Path, *, speed: float = 1.0, options: tuple[str, ...] = ()) -> EmulatedChild:

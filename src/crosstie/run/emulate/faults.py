@@ -4,7 +4,9 @@ Seconds are emulated ones, as everywhere in this room. Whom a share hits is coun
 a share of 0.25 hits the fourth.
 """
 
+import contextlib
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -26,7 +28,7 @@ _KEYS: dict[Kind, tuple[str, ...]] = {
 }
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """crash: every connection is dropped and the port refuses; then it is back, empty. hang: connections are taken
     and nothing is answered until it ends. slow: steps take `factor` times as long. cut: streams end after
     `after_tokens`, in the middle of an event or between two. error: requests get `status`. refuse: connections are
@@ -108,21 +110,18 @@ def _script(line: str) -> ScriptedFault:
 
 
 def _seconds(what: str, text: str) -> float:
-    try:
+    with contextlib.suppress(ValueError):
         value = float(text)
-    except ValueError:
-        raise BadInput(f"{what}: '{text}' is no number of seconds") from None
-    if not 0.0 <= value < math.inf:
-        raise BadInput(f"{what}: '{text}' is no number of seconds")
-    return value
+        if 0.0 <= value < math.inf:
+            return value
+    raise BadInput(f"{what}: '{text}' is no number of seconds")
 
 
 def _checked(fault: Fault) -> Fault:
     allowed = _KEYS[fault.kind]
-    for key in ("factor", "after_tokens", "mid_event", "status", "share", "health"):
-        if getattr(fault, key) is not None and key not in allowed:
-            says = f"it takes {', '.join(('for_s', *allowed))}"
-            raise BadInput(f"{key} has no meaning for {fault.kind}: {says}")
+    for key in msgspec.to_builtins(fault):
+        if key not in ("kind", "for_s", *allowed):
+            raise BadInput(f"{key} has no meaning for {fault.kind}: it takes {', '.join(('for_s', *allowed))}")
     if fault.kind == "slow" and fault.factor is None:
         raise BadInput("slow needs a factor")
     for key, low, high in (
@@ -135,30 +134,19 @@ def _checked(fault: Fault) -> Fault:
     return fault
 
 
-class Faults:
+class Faults(dict[Kind, Fault]):
     """Those in force, one of a kind at a time."""
 
     def __init__(self) -> None:
-        self._active: dict[Kind, Fault] = {}
-        self._counted: dict[Kind, int] = {}
+        self._counted: Counter[Kind] = Counter()
 
     def set(self, fault: Fault) -> None:
-        self._active[fault.kind] = fault
+        self[fault.kind] = fault
         self._counted[fault.kind] = 0
-
-    def end(self, kind: Kind) -> Fault | None:
-        return self._active.pop(kind, None)
-
-    def get(self, kind: Kind) -> Fault | None:
-        return self._active.get(kind)
-
-    @property
-    def all(self) -> list[Fault]:
-        return list(self._active.values())
 
     def hits(self, kind: Kind) -> Fault | None:
         """The fault, if it is in force and this one is among those that it hits; counts it."""
-        fault = self._active.get(kind)
+        fault = self.get(kind)
         if fault is None or fault.share is None:
             return fault
         seen = self._counted[kind]

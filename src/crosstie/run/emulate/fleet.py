@@ -11,6 +11,7 @@ from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Pool
 from crosstie.perf.memory import memory_plan
+from crosstie.perf.tabulated import StepTimes
 from crosstie.route import build
 from crosstie.route.hosted_sizes import sizes
 from crosstie.run.emulate.faults import ScriptedFault
@@ -89,14 +90,18 @@ async def start(
                 for door, given in zip(doors, roots, strict=True):
                     await open_door(door, given)
                 machines.append(doors)
-            pools.append(_placed(pool, [[door.url for door in doors] for doors in machines]))
+            pools.append(placed(pool, list(zip(*([door.url for door in doors] for doors in machines), strict=True))))
     except BaseException:
         for server in servers:
             server.close()
         raise
-    made = EmulatedFleet(msgspec.structs.replace(fleet, pools=tuple(pools)), servers, [])
-    made._timers.extend(_schedule(loop, made, faults, speed))
-    return made
+    timers = [
+        loop.call_later(one.start_s / speed, server.inject, one.fault)
+        for one in faults
+        for server in servers
+        if server.replica.emulated.pool == one.pool and one.replica in (None, server.index)
+    ]
+    return EmulatedFleet(msgspec.structs.replace(fleet, pools=tuple(pools)), servers, timers)
 
 
 def _hosted(
@@ -120,15 +125,11 @@ def _hosted(
     ]
 
 
-def _placed(pool: Pool, urls: list[list[str]]) -> Pool:
-    """`urls`: of every machine's doors."""
+def placed(pool: Pool, addresses: Sequence[tuple[str, ...]]) -> Pool:
+    """A pool with the addresses of its emulated replicas; several where each model has servers of its own, which sleep
+    and wake whatever the file would have done."""
     if not pool.hosts or pool.loading == "llamacpp-router":
-        return msgspec.structs.replace(pool, backends=tuple(doors[0] for doors in urls))
-    return with_own_addresses(pool, [tuple(doors[i] for doors in urls) for i in range(len(pool.hosts))])
-
-
-def with_own_addresses(pool: Pool, addresses: Sequence[tuple[str, ...]]) -> Pool:
-    """Each model of a shared pool at servers of its own, which sleep and wake whatever the file would have done."""
+        return msgspec.structs.replace(pool, backends=addresses[0])
     hosts = tuple(msgspec.structs.replace(one, backends=at) for one, at in zip(pool.hosts, addresses, strict=True))
     return msgspec.structs.replace(pool, hosts=hosts, backends=(), loading="vllm-sleep", load_hook=None)
 
@@ -152,7 +153,8 @@ def _emulated(catalog: Catalog, fleet: Fleet, pool: Pool) -> Emulated:
         raise BadInput(f"pool '{pool.name}' has {len(pool.backends)} backends for {pool.replicas} replicas")
     inputs, outputs = _usual_lengths(fleet, pool)
     context = min(inputs + 0.5 * outputs, float(pool.max_context))
-    return Emulated(pool.name, pool.served_as or pool.model, deployment, context, pool.max_context, outputs)
+    times = StepTimes(deployment, context)
+    return Emulated(pool.name, pool.served_as or pool.model, deployment, context, times, pool.max_context, outputs)
 
 
 def _usual_lengths(fleet: Fleet, pool: Pool) -> tuple[float, float]:
@@ -200,14 +202,3 @@ def _check_faults(fleet: Fleet, faults: Sequence[ScriptedFault]) -> None:
             raise BadInput(f"--fault {one.pool}: no such pool; there are {', '.join(replicas)}")
         if one.replica is not None and one.replica >= replicas[one.pool]:
             raise BadInput(f"--fault {one.pool}/{one.replica}: the pool has {replicas[one.pool]} replicas, from 0")
-
-
-def _schedule(
-    loop: asyncio.AbstractEventLoop, made: EmulatedFleet, faults: Sequence[ScriptedFault], speed: float
-) -> list[asyncio.TimerHandle]:
-    return [
-        loop.call_later(one.start_s / speed, server.inject, one.fault)
-        for one in faults
-        for server in made.replicas
-        if server.replica.emulated.pool == one.pool and one.replica in (None, server.index)
-    ]

@@ -15,7 +15,7 @@ from crosstie.run.emulate.answers import failure
 from crosstie.run.emulate.faults import Fault
 from crosstie.run.emulate.replica import Replica, Sequence
 from crosstie.run.emulate.requests import EngineError
-from crosstie.run.emulate.server import EmulatedServer
+from crosstie.run.emulate.server import EmulatedServer, Handler
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 
@@ -41,7 +41,7 @@ class Machine:
         if crowd != self._crowd:
             self._crowd = crowd
             for one in self.engines:
-                one.replica.crowd = float(crowd)
+                one.replica.pace(crowd=float(crowd))
 
 
 class SharedReplica(Replica):
@@ -106,15 +106,6 @@ class HostedEngine(EmulatedServer):
         if fault.kind == "crash":
             self.unload()
 
-    def _decoded(self, request: Request) -> dict[str, Any]:
-        try:
-            found = msgspec.json.decode(request.body)
-        except msgspec.DecodeError:
-            found = None
-        if not isinstance(found, dict):
-            raise EngineError(400, "BadRequestError", "the body is no JSON object")
-        return found
-
 
 class SleepingServer(HostedEngine):
     """vLLM with sleep mode (0.32): /sleep, /wake_up, /is_sleeping. Requests to one that sleeps are taken and wait.
@@ -127,9 +118,7 @@ class SleepingServer(HostedEngine):
         # Requests that came while it slept.
         self._waiting: list[tuple[Request, Reply]] = []
 
-    def _answer(
-        self, path: str, request: Request, reply: Reply, generates: Callable[[Request, Reply], None] | None
-    ) -> None:
+    def _answer(self, path: str, request: Request, reply: Reply, generates: Handler | None) -> None:
         if path == "/is_sleeping" and request.method == "GET":
             reply.send(200, json.dumps({"is_sleeping": self.state != "loaded"}).encode(), self.headers)
         elif path == "/sleep" and request.method == "POST":
@@ -156,7 +145,8 @@ class SleepingServer(HostedEngine):
     def _wake(self, reply: Reply) -> None:
         def woken(done: bool) -> None:
             if done:
-                self._begin_waiting()
+                waiting, self._waiting = self._waiting, []
+                self._handle_again(waiting)
             if reply.gone:
                 return
             if done:
@@ -169,12 +159,6 @@ class SleepingServer(HostedEngine):
             woken(True)
         else:
             self.load(woken)
-
-    def _begin_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for request, reply in waiting:
-            if not reply.gone:
-                self.handle(request, reply)
 
     def _drop(self) -> None:
         super()._drop()
@@ -194,32 +178,34 @@ class Router(EmulatedServer):
         self._generating = {path: self._passing(path) for path in self._generating}
         self._telling |= {"/models": self._list, "/v1/models": self._list, "/metrics": self._no_model}
 
-    def _answer(
-        self, path: str, request: Request, reply: Reply, generates: Callable[[Request, Reply], None] | None
-    ) -> None:
+    def _answer(self, path: str, request: Request, reply: Reply, generates: Handler | None) -> None:
         if path in ("/models/load", "/models/unload") and request.method == "POST":
-            name = next(iter(self.engines.values()))._decoded(request).get("model")
-            engine = self.engines.get(name) if isinstance(name, str) else None
+            _, engine = self._named(request)
             if engine is None:
                 raise EngineError(404 if path == "/models/load" else 400, "not_found_error", "model is not found")
-            running = engine.state != "unloaded"
-            if path == "/models/load":
-                if running:
-                    raise EngineError(400, "invalid_request_error", "model is already running")
-                engine.load(lambda done: None)
-            else:
-                if not running:
-                    raise EngineError(400, "invalid_request_error", "model is not running")
-                engine.unload()
+            loads, running = path == "/models/load", engine.state != "unloaded"
+            if loads == running:
+                fault = "model is already running" if running else "model is not running"
+                raise EngineError(400, "invalid_request_error", fault)
+            engine.load(lambda done: None) if loads else engine.unload()
             reply.send(200, b'{"success":true}', self.headers)
             return
         super()._answer(path, request, reply, generates)
 
-    def _passing(self, path: str) -> Callable[[Request, Reply], None]:
+    def _named(self, request: Request) -> tuple[object, HostedEngine | None]:
+        """The model that a request names, and its engine if there is one."""
+        try:
+            found = msgspec.json.decode(request.body)
+        except msgspec.DecodeError:
+            found = None
+        if not isinstance(found, dict):
+            raise EngineError(400, "BadRequestError", "the body is no JSON object")
+        name = found.get("model")
+        return name, self.engines.get(name) if isinstance(name, str) else None
+
+    def _passing(self, path: str) -> Handler:
         def passed(request: Request, reply: Reply) -> None:
-            first = next(iter(self.engines.values()))
-            name = first._decoded(request).get("model")
-            engine = self.engines.get(name) if isinstance(name, str) else None
+            name, engine = self._named(request)
             if engine is None:
                 raise EngineError(400, "invalid_request_error", f"model '{name}' not found")
             if engine.state != "loaded":
@@ -246,7 +232,7 @@ class Router(EmulatedServer):
             if fault.kind == "crash":
                 one.unload()
             elif fault.kind == "slow":
-                one.replica.slower = fault.factor or 1.0
+                one.replica.pace(slower=fault.factor or 1.0)
 
     def close(self) -> None:
         super().close()

@@ -1,9 +1,8 @@
 """What vLLM's /metrics would say of a replica, under vLLM's names; seconds are those of the emulated engine."""
 
-from dataclasses import dataclass
-
 from crosstie.core.histogram import Histogram
-from crosstie.run.emulate.prefix_cache import BLOCK_TOKENS
+from crosstie.run.emulate.prefix_cache import BLOCK_TOKENS, PrefixCache
+from crosstie.sim.engine import Engine
 
 _LATENCY = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
@@ -44,43 +43,30 @@ class Metrics:
             self.per_output_token_s.add(gap)
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """What a replica is doing at the moment of asking."""
-
-    running: int
-    waiting: int
-    kv_used_fraction: float
-    cache_tokens: float
-    preemptions: int
-    prefix_queries: int
-    prefix_hits: int
-    # Of all answers, those under way too.
-    generation_tokens: int
-    speed: float
-
-
-def exposition(model: str, what: str, now: Gauges, seen: Metrics) -> bytes:
+def exposition(
+    model: str, what: str, engine: Engine, cache_tokens: float, prefixes: PrefixCache, seen: Metrics, under_way: int
+) -> bytes:
+    """`under_way`: tokens of answers that have not ended."""
     labels = f'engine="0",model_name="{_escaped(model)}"'
-    lines = [f"# emulated by crosstie: {what}; seconds are emulated, {now.speed:g} to each second of the clock"]
+    lines = [f"# emulated by crosstie: {what}"]
 
     def simple(name: str, kind: str, value: float, more: str = "") -> None:
         if not lines[-1].startswith(name + "{"):
             lines.append(f"# TYPE {name} {kind}")
         lines.append(f"{name}{{{labels}{more}}} {value:.10g}")
 
-    simple("vllm:num_requests_running", "gauge", now.running)
-    simple("vllm:num_requests_waiting", "gauge", now.waiting)
+    simple("vllm:num_requests_running", "gauge", engine.running)
+    simple("vllm:num_requests_waiting", "gauge", engine.waiting)
     simple("vllm:engine_sleep_state", "gauge", 1.0, ',sleep_state="awake"')
-    simple("vllm:kv_cache_usage_perc", "gauge", now.kv_used_fraction)
-    blocks = int(now.cache_tokens) // BLOCK_TOKENS
-    config = f',block_size="{BLOCK_TOKENS}",kv_cache_size_tokens="{int(now.cache_tokens)}",num_gpu_blocks="{blocks}"'
+    simple("vllm:kv_cache_usage_perc", "gauge", engine.kv_used_fraction)
+    blocks = int(cache_tokens) // BLOCK_TOKENS
+    config = f',block_size="{BLOCK_TOKENS}",kv_cache_size_tokens="{int(cache_tokens)}",num_gpu_blocks="{blocks}"'
     simple("vllm:cache_config_info", "gauge", 1.0, config)
-    simple("vllm:prefix_cache_queries_total", "counter", now.prefix_queries)
-    simple("vllm:prefix_cache_hits_total", "counter", now.prefix_hits)
-    simple("vllm:num_preemptions_total", "counter", now.preemptions)
+    simple("vllm:prefix_cache_queries_total", "counter", prefixes.queries)
+    simple("vllm:prefix_cache_hits_total", "counter", prefixes.hits)
+    simple("vllm:num_preemptions_total", "counter", engine.preemptions)
     simple("vllm:prompt_tokens_total", "counter", seen.prompt_tokens)
-    simple("vllm:generation_tokens_total", "counter", now.generation_tokens)
+    simple("vllm:generation_tokens_total", "counter", seen.generation_tokens + under_way)
     for ending, times in seen.endings.items():
         simple("vllm:request_success_total", "counter", times, f',finished_reason="{ending}"')
     for name, histogram in (

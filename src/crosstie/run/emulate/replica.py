@@ -8,11 +8,12 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from crosstie.core.deployment import Deployment
 from crosstie.perf.tabulated import StepTimes
-from crosstie.run.emulate.metrics import Gauges, Metrics, exposition
+from crosstie.run.emulate.metrics import Metrics, exposition
 from crosstie.run.emulate.prefix_cache import BLOCK_BYTES, PrefixCache, block_keys
 from crosstie.run.emulate.tokens import filler
 from crosstie.sim.engine import Engine, Token
@@ -55,19 +56,18 @@ class Sequence:
         self.arrived = self.first = math.nan
 
 
+@dataclass(frozen=True, slots=True)
 class Emulated:
     """What a replica emulates: equal for all replicas of a pool."""
 
-    __slots__ = ("context", "deployment", "max_context", "mean_output_tokens", "pool", "served_as", "times")
-
-    def __init__(
-        self, pool: str, served_as: str, deployment: Deployment, context: float, max_context: int, mean_output: float
-    ):
-        self.pool, self.served_as, self.deployment = pool, served_as, deployment
-        # Tokens that a request holds on average, around which step times are tabulated.
-        self.context = context
-        self.max_context, self.mean_output_tokens = max_context, mean_output
-        self.times = StepTimes(deployment, context)
+    pool: str
+    served_as: str
+    deployment: Deployment
+    # Tokens that a request holds on average, around which step times are tabulated.
+    context: float
+    times: StepTimes
+    max_context: int
+    mean_output_tokens: float
 
     @property
     def label(self) -> str:
@@ -116,26 +116,13 @@ class Replica:
     def now(self) -> float:
         return (self._clock() - self._origin) * self.speed
 
-    @property
-    def slower(self) -> float:
-        return self._slower
-
-    @slower.setter
-    def slower(self, factor: float) -> None:
+    def pace(self, *, slower: float | None = None, crowd: float | None = None) -> None:
+        """`crowd`: engines that share the machine's time, this one among them."""
         self._catch_up()
-        self._slower = factor
-        self.engine.slower = factor * self._crowd
+        self._slower = self._slower if slower is None else slower
+        self._crowd = self._crowd if crowd is None else crowd
+        self.engine.slower = self._slower * self._crowd
         self._arm()
-
-    @property
-    def crowd(self) -> float:
-        """Engines that share the machine's time, this one among them."""
-        return self._crowd
-
-    @crowd.setter
-    def crowd(self, engines: float) -> None:
-        self._crowd = engines
-        self.slower = self._slower
 
     @property
     def busy(self) -> bool:
@@ -188,19 +175,11 @@ class Replica:
 
     def exposition(self, what: str) -> bytes:
         self._catch_up()
-        engine = self.engine
-        gauges = Gauges(
-            running=engine.running,
-            waiting=engine.waiting,
-            kv_used_fraction=engine.kv_used_fraction,
-            cache_tokens=self.cache_tokens,
-            preemptions=engine.preemptions,
-            prefix_queries=self.prefixes.queries,
-            prefix_hits=self.prefixes.hits,
-            generation_tokens=self.metrics.generation_tokens + sum(map(engine.made, self._active)),
-            speed=self.speed,
+        what = f"{what}; seconds are emulated, {self.speed:g} to each second of the clock"
+        under_way = sum(map(self.engine.made, self._active))
+        return exposition(
+            self.emulated.served_as, what, self.engine, self.cache_tokens, self.prefixes, self.metrics, under_way
         )
-        return exposition(self.emulated.served_as, what, gauges, self.metrics)
 
     # Time
 

@@ -105,16 +105,16 @@ class GenerationRequest:
 
     prompt: bytes
     prompt_tokens: int
-    output_tokens: int
-    ending: Literal["stop", "length"]
-    streams: bool
-    include_usage: bool
+    output_tokens: int = 1
+    ending: Literal["stop", "length"] = "stop"
+    streams: bool = False
+    include_usage: bool = False
     # Whether every event has the count so far.
-    continuous: bool
+    continuous: bool = False
     # Tokens of the answer that the prompt ends with, and those that are still to be written: none, where only its end
     # was missing.
-    begun: int
-    written: int
+    begun: int = 0
+    written: int = 0
 
 
 def decode(body: bytes, type: Any) -> Any:

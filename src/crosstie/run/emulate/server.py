@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from crosstie.core.errors import BadInput
 from crosstie.run.emulate import requests
 from crosstie.run.emulate.answers import (
@@ -14,10 +16,10 @@ from crosstie.run.emulate.answers import (
     FINGERPRINT,
     Chat,
     Completion,
+    Embeddings,
     Response,
     Shape,
     Usage,
-    embeddings,
     failure,
     models,
 )
@@ -44,6 +46,7 @@ _GENERATE: dict[str, tuple[Any, Callable[[Any], PromptText], Callable[..., Shape
     "/v1/completions": (CompletionBody, requests.completion_text, Completion),
     "/v1/responses": (ResponseBody, requests.response_text, Response),
 }
+Handler = Callable[[Request, Reply], None]
 # How often a port that could not be taken again after a crash is tried.
 _AGAIN_S = 0.05
 # How long the answer to whoever asked for a crash has to leave.
@@ -124,41 +127,7 @@ class Generating:
     def on_client_slow(self) -> None:
         """The replica asks before it tells."""
 
-    def on_client_ready(self) -> None:
-        pass
-
-
-class Embedding:
-    """Inputs that are prefilled together, as one prompt of their length."""
-
-    def __init__(self, server: "EmulatedServer", reply: Reply, texts: list[PromptText], body: EmbeddingBody):
-        self.server, self.reply = server, reply
-        self.texts = [b"".join(text.pieces) for text in texts]
-        self.body = body
-        tokens = max(sum(text.tokens for text in texts), 1)
-        self.sequence = Sequence(self, b"", tokens, 1, "stop", streams=False)
-        reply.watcher = self
-        server.replica.submit(self.sequence)
-
-    slow = False
-
-    def on_tokens(self, tokens: int, finished: bool) -> None:
-        dimensions = self.body.dimensions or EMBEDDING_DIMENSIONS
-        as_base64 = self.body.encoding_format == "base64"
-        model, counted = self.server.model, self.sequence.prompt_tokens
-        self.reply.send(200, embeddings(model, self.texts, dimensions, as_base64, counted), self.server.headers)
-
-    def cut_off(self) -> None:
-        self.reply.cut()
-
-    def on_client_gone(self) -> None:
-        self.server.replica.cancel(self.sequence)
-
-    def on_client_slow(self) -> None:
-        pass
-
-    def on_client_ready(self) -> None:
-        pass
+    on_client_ready = on_client_slow
 
 
 class EmulatedServer:
@@ -174,11 +143,8 @@ class EmulatedServer:
         self.hosted: str | None = None
         self.faults = Faults()
         self.host, self.port = "", 0
-        self.headers = (
-            f"x-crosstie-emulated: {self.name}; {replica.emulated.label}; speed={replica.speed:g}\r\n".encode(
-                "latin-1", "replace"
-            )
-        )
+        said = f"{self.name}; {replica.emulated.label}; speed={replica.speed:g}"
+        self.headers = f"x-crosstie-emulated: {said}\r\n".encode("latin-1", "replace")
         self._created = int(time.time())
         self._answered = 0
         self._wire: Server | None = None
@@ -186,7 +152,7 @@ class EmulatedServer:
         self._hung: list[tuple[Request, Reply]] = []
         self._timers: dict[Kind, asyncio.TimerHandle] = {}
         self._reopening: asyncio.Task[None] | None = None
-        self._generating: dict[str, Callable[[Request, Reply], None]] = {
+        self._generating: dict[str, Handler] = {
             **{path: partial(self._generate, *how) for path, how in _GENERATE.items()},
             "/v1/embeddings": self._embed,
         }
@@ -231,7 +197,7 @@ class EmulatedServer:
                 fault.for_s / self.replica.speed, lambda: self.clear(fault.kind)
             )
         if fault.kind == "slow":
-            self.replica.slower = fault.factor or 1.0
+            self.replica.pace(slower=fault.factor or 1.0)
         elif fault.kind == "hang" and fault.share is None:
             self.replica.hold()
         elif fault.kind == "crash":
@@ -244,19 +210,19 @@ class EmulatedServer:
             timer = self._timers.pop(one, None)
             if timer is not None:
                 timer.cancel()
-            if self.faults.end(one) is None:
+            if self.faults.pop(one, None) is None:
                 continue
             if one == "slow":
-                self.replica.slower = 1.0
+                self.replica.pace(slower=1.0)
             elif one == "hang":
-                self._thaw()
+                self.replica.release()
+                hung, self._hung = self._hung, []
+                self._handle_again(hung)
             elif one == "crash":
                 self._reopening = self.loop.create_task(self._reopen())
 
-    def _thaw(self) -> None:
-        self.replica.release()
-        hung, self._hung = self._hung, []
-        for request, reply in hung:
+    def _handle_again(self, waiting: list[tuple[Request, Reply]]) -> None:
+        for request, reply in waiting:
             if not reply.gone:
                 self.handle(request, reply)
 
@@ -279,7 +245,7 @@ class EmulatedServer:
         hang = self.faults.get("hang")
         if hang is not None and (generates or not hang.spares_health) and self.faults.hits("hang"):
             self._hung.append((request, reply))
-        elif self.faults.get("refuse") is not None and self.faults.hits("refuse"):
+        elif self.faults.hits("refuse"):
             reply.cut()
         else:
             try:
@@ -288,13 +254,14 @@ class EmulatedServer:
                 body = failure(error.status, error.kind, str(error), error.param)
                 reply.send(error.status, body, self.headers)
 
-    def _answer(
-        self, path: str, request: Request, reply: Reply, generates: Callable[[Request, Reply], None] | None
-    ) -> None:
+    def _answer(self, path: str, request: Request, reply: Reply, generates: Handler | None) -> None:
         for kind in ("error", "reject"):
             fault = self.faults.get(kind)
             if fault is not None and (generates or not fault.spares_health) and self.faults.hits(kind):
-                raise _error(fault) if kind == "error" else _full()
+                if kind == "reject":
+                    raise _full()
+                message = "EngineCore encountered an issue (emulated fault)."
+                raise EngineError(fault.status or 500, "InternalServerError", message)
         tells = self._telling.get(path)
         if generates is None and tells is None:
             raise EngineError(404, "NotFoundError", "Not Found")
@@ -309,19 +276,16 @@ class EmulatedServer:
         self, type: Any, text_of: Callable[[Any], PromptText], shape_of: Callable[..., Shape], request: Request,
         reply: Reply,
     ) -> None:  # fmt: skip
-        body = requests.decode(request.body, type)
-        self._check_model(body.model)
+        body = self._decoded(request, type)
         emulated, text = self.replica.emulated, text_of(body)
         wanted = requests.generation_of(body, text, emulated.max_context, emulated.mean_output_tokens, self.seed)
-        self._check_room()
         self._answered += 1
         id = f"emulated-{emulated.pool}-{self.index}-{self._answered}"
         shape = shape_of(id, int(time.time()), self.model, wanted.ending, wanted.include_usage)
-        Generating(self, reply, shape, wanted)
+        self._begin(reply, shape, wanted)
 
     def _embed(self, request: Request, reply: Reply) -> None:
-        body: EmbeddingBody = requests.decode(request.body, EmbeddingBody)
-        self._check_model(body.model)
+        body: EmbeddingBody = self._decoded(request, EmbeddingBody)
         if body.dimensions is not None and not 1 <= body.dimensions <= _MOST_DIMENSIONS:
             raise requests.bad_request(f"dimensions {body.dimensions}: from 1 to {_MOST_DIMENSIONS}", "dimensions")
         texts = requests.prompts(body.input, "input")
@@ -329,21 +293,28 @@ class EmulatedServer:
         if longest > most:
             message = f"This model's maximum context length is {most} tokens. However, an input has {longest} tokens."
             raise requests.bad_request(message, "input")
-        self._check_room()
-        Embedding(self, reply, texts, body)
+        plain = [b"".join(text.pieces) for text in texts]
+        as_base64 = body.encoding_format == "base64"
+        # They are prefilled together, as one prompt of their length.
+        wanted = GenerationRequest(b"", max(sum(text.tokens for text in texts), 1))
+        shape = Embeddings(self.model, plain, body.dimensions or EMBEDDING_DIMENSIONS, as_base64)
+        self._begin(reply, shape, wanted)
 
-    def _check_model(self, asked: str | None) -> None:
-        if asked is not None and asked != self.model:
-            raise EngineError(404, "NotFoundError", f"The model `{asked}` does not exist.", "model")
-
-    def _check_room(self) -> None:
+    def _begin(self, reply: Reply, shape: Shape, wanted: GenerationRequest) -> None:
         if self.replica.full:
             raise _full()
+        Generating(self, reply, shape, wanted)
+
+    def _decoded(self, request: Request, type: Any) -> Any:
+        body = requests.decode(request.body, type)
+        if body.model is not None and body.model != self.model:
+            raise EngineError(404, "NotFoundError", f"The model `{body.model}` does not exist.", "model")
+        return body
 
     def _models(self, reply: Reply) -> None:
         emulated = self.replica.emulated
-        root = emulated.deployment.model.id
-        reply.send(200, models(self.model, root, self._created, emulated.max_context), self.headers)
+        said = models(self.model, emulated.deployment.model.id, self._created, emulated.max_context)
+        reply.send(200, said, self.headers)
 
     def _metrics(self, reply: Reply) -> None:
         what = f"{self.name}, {self.replica.emulated.label}"
@@ -351,6 +322,7 @@ class EmulatedServer:
 
     def _fault(self, request: Request, reply: Reply) -> None:
         """GET tells, POST sets, DELETE clears them."""
+        coming: list[Fault] = []
         if request.method == "POST":
             try:
                 fault = read_fault(request.body)
@@ -360,28 +332,17 @@ class EmulatedServer:
             if fault.kind == "crash":
                 # Answered first: it leaves nobody to answer.
                 self.loop.call_later(_ANSWER_S, self.inject, fault)
-                reply.send(200, self._in_force([*self.faults.all, fault]), self.headers)
+                coming = [fault]
             else:
                 self.inject(fault)
-                reply.send(200, self._in_force(self.faults.all), self.headers)
-        elif request.method in ("GET", "DELETE"):
-            if request.method == "DELETE":
-                self.clear()
-            reply.send(200, self._in_force(self.faults.all), self.headers)
-        else:
+        elif request.method == "DELETE":
+            self.clear()
+        elif request.method != "GET":
             reply.send(405, failure(405, "MethodNotAllowedError", "Method Not Allowed"), self.headers)
-
-    def _in_force(self, faults: list[Fault]) -> bytes:
-        shown = [
-            {key: getattr(fault, key) for key in fault.__struct_fields__ if getattr(fault, key) is not None}
-            for fault in faults
-        ]
-        return json.dumps({"replica": self.name, "faults": shown}).encode()
+            return
+        in_force = msgspec.json.encode({"replica": self.name, "faults": [*self.faults.values(), *coming]})
+        reply.send(200, in_force, self.headers)
 
 
 def _full() -> EngineError:
     return EngineError(503, "ServiceUnavailableError", "The engine's queue is full: too many requests are waiting.")
-
-
-def _error(fault: Fault) -> EngineError:
-    return EngineError(fault.status or 500, "InternalServerError", "EngineCore encountered an issue (emulated fault).")
