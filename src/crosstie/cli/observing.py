@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from crosstie.run.service.logs import STYLES
-from crosstie.run.service.observers import Observers
+from crosstie.run.service.start import Observers
 
 _OPTIONS = (
     click.option(

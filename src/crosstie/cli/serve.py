@@ -10,8 +10,7 @@ from crosstie.cli.observing import observed
 from crosstie.cli.options import FILE, json_option
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.fleet import Policy, Pool
-from crosstie.run.service.observers import Observers
-from crosstie.run.service.start import Served, ServeOptions, run, would_serve
+from crosstie.run.service.start import Observers, Served, ServeOptions, run, would_serve
 
 
 @click.command(

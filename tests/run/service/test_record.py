@@ -28,8 +28,7 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.traces import read_trace
 from crosstie.core.errors import BadInput
 from crosstie.prove.replay.traffic import from_trace
-from crosstie.run.service.blocks import BLOCK_TOKENS, block_ids, prompt_of
-from crosstie.run.service.record import Recorder
+from crosstie.run.service.record import BLOCK_TOKENS, Recorder, block_ids, prompt_of
 from crosstie.run.service.trace_file import TraceFile
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.server import Reply

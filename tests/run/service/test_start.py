@@ -14,8 +14,7 @@ from tests.run.service.processes import comes_true, environment, gone
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
-from crosstie.run.service.observers import Observers
-from crosstie.run.service.start import ServeOptions, serve, would_serve
+from crosstie.run.service.start import Observers, ServeOptions, serve, would_serve
 
 MODEL = "llama-3.1-8b"
 FLEET = fleet_of(pool_of("one", model=MODEL, accelerator="mi300x", precision="fp8", stack="vllm", replicas=1))

@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -26,7 +27,7 @@ from crosstie.run.gateway.errors import RequestRejected, error_body
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.service.admin import ACTIONS, Administration
 from crosstie.run.service.admin_view import MOST_DECISIONS, DecisionView, fleet_view, merged
-from crosstie.run.service.process import Component, GatewayProcess
+from crosstie.run.service.process import Component, GatewayProcess, listening_on
 from crosstie.run.service.worker_link import Decisions, DecisionsRequest, FleetAnswer, FleetRequest
 from crosstie.run.wire.address import is_loopback
 from crosstie.run.wire.listener import listening
@@ -101,15 +102,9 @@ class AdminDoor(Component):
 
     def listen(self) -> None:
         """For all the processes that are forked from this one; each of them may open to the next visitor."""
-        try:
+        with listening_on(self.host, self.port, " for administrators"):
             self._sockets = listening(self.host, self.port)
-        except OSError as error:
-            raise self._cannot_listen(error) from None
         self.port = int(self._sockets[0].getsockname()[1])
-
-    def _cannot_listen(self, error: OSError) -> BadInput:
-        reason = error.strerror or error
-        return BadInput(f"cannot listen on {self.host}:{self.port} for administrators: {reason}")
 
     async def start(self, process: GatewayProcess) -> None:
         self._loop = asyncio.get_running_loop()
@@ -119,13 +114,11 @@ class AdminDoor(Component):
         await self.admin.join()
         limits = RequestLimits(body_bytes=_MOST_BODY, request_s=10.0)
         self._server = Server(self._loop, self._handle, limits, lambda status, why: error_body(status, why))
-        try:
-            if self._sockets:
-                self._server.join(self._sockets, lambda: True)
-            else:
+        if self._sockets:
+            self._server.join(self._sockets, lambda: True)
+        else:
+            with listening_on(self.host, self.port, " for administrators"):
                 self.port = await self._server.listen(self.host, self.port)
-        except OSError as error:
-            raise self._cannot_listen(error) from None
         where = f"its key is in {self.key.file}" if self.key.file else f"its key is that of {KEY_VARIABLE}"
         sentence = f"admin: listens on {self.url}; {where}, fingerprint {self.key.fingerprint}"
         process.notify(Notice("admin_listens", "info", sentence, url=self.url))
@@ -158,9 +151,13 @@ class AdminDoor(Component):
         except RequestRejected as refused:
             _refuse(reply, refused.status, str(refused), refused.code)
             return
-        task = self._loop.create_task(self._answer(reply, name, request, body))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._spawn(self._answer(reply, name, request, body), self._tasks)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        among.add(task)
+        task.add_done_callback(among.discard)
+        return task
 
     def _check_visitor(self, request: Request) -> None:
         """Raises RequestRejected for whoever has not come here by own will, or has no key."""
@@ -170,9 +167,8 @@ class AdminDoor(Component):
             if not self._answers_to(host):
                 raise RequestRejected(403, "the Host of this request is not this door's", "wrong_host")
             origin = headers.get(b"origin")
-            if origin is not None and not is_loopback(urlsplit(origin.decode("latin-1")).hostname or ""):
-                raise RequestRejected(403, "pages of other origins may not ask here", "wrong_origin")
-            if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+            elsewhere = origin is not None and not is_loopback(urlsplit(origin.decode("latin-1")).hostname or "")
+            if elsewhere or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
                 raise RequestRejected(403, "pages of other origins may not ask here", "wrong_origin")
             if not self.key.opens(headers.get(b"authorization", b"")):
                 raise RequestRejected(
@@ -279,10 +275,7 @@ class AdminDoor(Component):
             raise RequestRejected(503, f"{_MOST_FOLLOWERS} are following already", "too_many_followers")
         reply.start(200, _STREAM, None)
         reply.flush()
-        task = self._loop.create_task(self._following(reply, alternatives))
-        self._followers.add(task)
-        task.add_done_callback(self._followers.discard)
-        reply.watcher = _Follower(task)
+        reply.watcher = _Follower(self._spawn(self._following(reply, alternatives), self._followers))
 
     async def _following(self, reply: Reply, alternatives: bool) -> None:
         """Looks for new ones a few times a second: a request has no more to do for a follower than without one."""
@@ -301,19 +294,15 @@ class AdminDoor(Component):
                     # Who does not read must not make this process remember.
                     skipped += len(rows)
                 elif rows or skipped or now - said_at > _SIGN_OF_LIFE_S:
-                    reply.write(_events(rows, skipped) or b": still here\n\n")
+                    rows.sort(key=lambda row: row.at)
+                    said = [b"event: decision\ndata: " + _encode(row) + b"\n\n" for row in rows]
+                    if skipped:
+                        said.append(b'event: skipped\ndata: {"skipped":%d}\n\n' % skipped)
+                    reply.write(b"".join(said) or b": still here\n\n")
                     said_at, skipped = now, 0
                 await asyncio.sleep(_LOOK_S)
         finally:
             reply.end()
-
-
-def _events(rows: list[DecisionView], skipped: int) -> bytes:
-    rows.sort(key=lambda row: row.at)
-    said = [b"event: decision\ndata: " + _encode(row) + b"\n\n" for row in rows]
-    if skipped:
-        said.append(b'event: skipped\ndata: {"skipped":%d}\n\n' % skipped)
-    return b"".join(said)
 
 
 class _Follower:
@@ -328,8 +317,7 @@ class _Follower:
     def on_client_slow(self) -> None:
         """The stream asks before it writes."""
 
-    def on_client_ready(self) -> None:
-        pass
+    on_client_ready = on_client_slow
 
 
 def _refuse(reply: Reply, status: int, why: str, code: str) -> None:

@@ -14,7 +14,7 @@ from time import monotonic, time
 from crosstie.core.errors import StoreFailed
 from crosstie.core.fleet import Fleet
 from crosstie.run.gateway.guard import Guard
-from crosstie.run.gateway.metrics import Family
+from crosstie.run.gateway.metrics import Family, Samples
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import Accounts, RequestRecord
 from crosstie.run.ledger.places import open_store
@@ -197,13 +197,9 @@ class Ledger(Component):
 
     def _families(self) -> list[Family]:
         refused = [({"code": code}, float(count)) for code, count in self._guard.refused.items()]
+        pending: Samples = [({}, float(self.pending))]
         return [
             ("crosstie_key_refused_total", "counter", "Requests refused because of their key, by code.", refused),
-            (
-                "crosstie_ledger_pending",
-                "gauge",
-                "Requests whose usage is not in the store yet.",
-                [({}, float(self.pending))],
-            ),
+            ("crosstie_ledger_pending", "gauge", "Requests whose usage is not in the store yet.", pending),
             ("crosstie_ledger_failures_total", "counter", "Times that the store failed.", [({}, float(self.failures))]),
         ]

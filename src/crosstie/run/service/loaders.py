@@ -68,26 +68,24 @@ class Loader:
         self, backend: Backend, method: str, path: str, patience_s: float | None = None, body: object = None
     ) -> Answer:
         """`path` below the server's root. Raises OSError."""
-        serving = self.gateway.serving
         headers = [(b"authorization", backend.authorization)] if backend.authorization else []
         raw = None if body is None else msgspec.json.encode(body)
         if raw is not None:
             headers.append((b"content-type", b"application/json"))
-        soon = max(serving.health_every_s, serving.connect_timeout_s)
-        return await fetch(
-            backend.origin,
-            method,
-            path,
-            headers=headers,
-            body=raw,
-            timeout_s=soon if patience_s is None else patience_s,
-        )
+        if patience_s is None:
+            patience_s = max(self.gateway.serving.health_every_s, self.gateway.serving.connect_timeout_s)
+        return await fetch(backend.origin, method, path, headers=headers, body=raw, timeout_s=patience_s)
 
-    async def _do(self, backend: Backend, path: str, patience_s: float, body: object = None) -> Answer:
+    async def _do(
+        self, backend: Backend, path: str, patience_s: float, body: object = None, unless: bytes | None = None
+    ) -> None:
+        """Raises LoadFailed where it is not done; `unless`: where the engine says this, there was nothing to do."""
         try:
-            return await self._ask(backend, "POST", f"{backend.origin.address.root}{path}", patience_s, body)
+            answer = await self._ask(backend, "POST", f"{backend.origin.address.root}{path}", patience_s, body)
         except OSError as error:
             raise LoadFailed(f"{path} of {backend.origin.address.url}: {error}") from None
+        if answer.status != 200 and (unless is None or unless not in answer.body):
+            raise LoadFailed(_refused(answer, path.partition("?")[0]))
 
     async def _until(self, true: Callable[[], Awaitable[bool]], patience_s: float, what: str) -> None:
         """Asks again and again; `true` gives True, or raises LoadFailed."""
@@ -116,17 +114,13 @@ class VllmSleep(Loader):
 
     async def load(self, index: int, model: str, patience_s: float) -> None:
         backend = self.backend(index, model)
-        answer = await self._do(backend, "/wake_up", patience_s)
-        if answer.status != 200:
-            raise LoadFailed(_refused(answer, "/wake_up"))
+        await self._do(backend, "/wake_up", patience_s)
         if await self._sleeps(backend, patience_s):
             raise LoadFailed("/wake_up was answered, and it still sleeps")
 
     async def unload(self, index: int, model: str, patience_s: float) -> None:
         backend = self.backend(index, model)
-        answer = await self._do(backend, "/sleep?level=1&mode=wait", patience_s)
-        if answer.status != 200:
-            raise LoadFailed(_refused(answer, "/sleep"))
+        await self._do(backend, "/sleep?level=1&mode=wait", patience_s)
         if not await self._sleeps(backend, patience_s):
             raise LoadFailed("/sleep was answered, and it does not sleep")
 
@@ -164,10 +158,8 @@ class LlamaRouter(Loader):
 
     async def load(self, index: int, model: str, patience_s: float) -> None:
         backend, name = self.backend(index, model), self._name(model)
-        answer = await self._do(backend, "/models/load", patience_s, {"model": name})
         # It may have begun already: then it is waited for all the same.
-        if answer.status != 200 and b"already running" not in answer.body:
-            raise LoadFailed(_refused(answer, "/models/load"))
+        await self._do(backend, "/models/load", patience_s, {"model": name}, unless=b"already running")
 
         async def loaded() -> bool:
             status = (await self._statuses(backend)).get(name, {})
@@ -179,14 +171,13 @@ class LlamaRouter(Loader):
             await self._until(loaded, patience_s, "it was not loaded")
         except LoadFailed:
             # What is half loaded holds memory: a router kills such a process.
-            await self._do(backend, "/models/unload", patience_s, {"model": name})
+            with contextlib.suppress(LoadFailed):
+                await self._do(backend, "/models/unload", patience_s, {"model": name})
             raise
 
     async def unload(self, index: int, model: str, patience_s: float) -> None:
         backend, name = self.backend(index, model), self._name(model)
-        answer = await self._do(backend, "/models/unload", patience_s, {"model": name})
-        if answer.status != 200 and b"not running" not in answer.body:
-            raise LoadFailed(_refused(answer, "/models/unload"))
+        await self._do(backend, "/models/unload", patience_s, {"model": name}, unless=b"not running")
 
         async def gone() -> bool:
             return (await self._statuses(backend)).get(name, {}).get("value") == "unloaded"

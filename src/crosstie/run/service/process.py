@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,6 +48,15 @@ def check_places(served: Fleet, fleet: Fleet) -> None:
     ):
         if before != now:
             raise BadInput(f"state.{key}: is another now, which takes a new start of the gateway")
+
+
+@contextlib.contextmanager
+def listening_on(host: str, port: int, whom: str = "") -> Iterator[None]:
+    """Raises BadInput where that cannot be done."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"cannot listen on {host}:{port}{whom}: {error.strerror or error}") from None
 
 
 class Component:
@@ -102,15 +111,12 @@ class GatewayProcess:
             for component in self.components:
                 await component.start(self)
                 self._started.append(component)
+            await self.gateway.probe_all()
+            with listening_on(host, port):
+                self.port = await self._listen(host, port)
         except BaseException:
             await self._close()
             raise
-        await self.gateway.probe_all()
-        try:
-            self.port = await self._listen(host, port)
-        except OSError as error:
-            await self._close()
-            raise BadInput(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
     async def _listen(self, host: str, port: int) -> int:
         board, row, connections = self.board, self.row, self.server.connections

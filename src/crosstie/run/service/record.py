@@ -2,11 +2,17 @@
 
 Requests that have ended are handed to a thread, which hashes and writes: the loop only appends to a queue. Whatever
 goes wrong with the file ends the recording for a while and nothing else.
+
+A prompt is a number for each block of 512 tokens, the same for the same beginning. Nobody here can count tokens, so
+blocks are cut by bytes, at a length that is fixed for each model as long as a recording lasts; the engine's own count
+says how many there are. The numbers are keyed hashes: without the key nobody can find out whether a text that they
+guess was among the prompts.
 """
 
 import asyncio
 import contextlib
 from collections import deque
+from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,7 +23,6 @@ from crosstie.run.gateway.metrics import Family
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.background import BackgroundThread
-from crosstie.run.service.blocks import BLOCK_TOKENS, block_ids, bytes_per_token, prompt_of
 from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.service.trace_file import TraceFile
 
@@ -27,6 +32,10 @@ _TRY_AGAIN_S = 5.0
 _MOST_WAITING = 64 * 2**20
 _MOST_BATCH = 2**20
 _RECORDED = frozenset(("/v1/chat/completions", "/v1/completions", "/v1/responses"))
+BLOCK_TOKENS = 512
+_BITS = 53
+# Bytes a token of anything that is text.
+_LEAST_BYTES, _MOST_BYTES = 1.0, 16.0
 _encode = msgspec.json.Encoder().encode
 
 
@@ -169,3 +178,52 @@ class Recorder(Component):
             _, body = self._records.popleft()
             self._taken += len(body)
             self._lost += 1
+
+
+# Prompts
+
+
+class _Prompt(msgspec.Struct):
+    tools: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+
+_decode = msgspec.json.Decoder(_Prompt).decode
+
+
+def prompt_of(body: bytes) -> bytes:
+    """What the model reads, in about the order in which it does; without what differs between equal prompts."""
+    try:
+        found = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body
+    return b"".join(msgspec.structs.astuple(found))
+
+
+def bytes_per_token(prompt: bytes, tokens: int, otherwise: float) -> float:
+    found = len(prompt) / max(tokens, 1)
+    # Pictures are many bytes and few tokens, and say nothing of text.
+    return found if _LEAST_BYTES <= found <= _MOST_BYTES else min(max(otherwise, _LEAST_BYTES), _MOST_BYTES)
+
+
+def block_ids(key: bytes, model: str, prompt: bytes, tokens: int, bytes_a_token: float) -> list[int]:
+    """As many as the prompt's tokens have blocks. The last is of all of it, so that only equal prompts share it."""
+    blocks = max(-(-tokens // BLOCK_TOKENS), 1)
+    size = max(int(BLOCK_TOKENS * bytes_a_token), 1)
+    running = blake2b(model.encode() + b"\0", digest_size=8, key=key)
+    view = memoryview(prompt)
+    found = []
+    whole = min(blocks - 1, len(prompt) // size)
+    for index in range(whole):
+        running.update(view[index * size : (index + 1) * size])
+        found.append(running.digest())
+    running.update(view[whole * size :])
+    for index in range(whole, blocks):
+        end = running.copy()
+        end.update(b"\0%d" % index)
+        found.append(end.digest())
+    # Numbers that every reader of JSON keeps exactly.
+    return [int.from_bytes(digest, "big") >> (64 - _BITS) for digest in found]

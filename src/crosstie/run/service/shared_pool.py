@@ -75,7 +75,8 @@ class SharedPool:
         }
         for index, slot in enumerate(self.slots):
             if index not in self._moves:
-                there = [m for m in self.loader.entries if self._presence(index, m) in ("resident", "leaving")]
+                presences = {m: self.replicas[index, m].presence for m in self.loader.entries}
+                there = [m for m, one in presences.items() if one is not None and one.state in ("resident", "leaving")]
                 self.residency.observed(slot.key, there, self.gateway.now())
 
     def close(self) -> list[asyncio.Task[None]]:
@@ -89,9 +90,7 @@ class SharedPool:
         """Loads are given up where that can be done, and what was half loaded is put away, like models that the file
         has no more, once their last request has ended."""
         loading = {index: self.slots[index].loading for index in self._moves} if self.loader.gives_up else {}
-        tasks = [*self._moves.values(), *self._asking.values()]
-        if self.loader.gives_up:
-            self.close()
+        tasks = self.close() if self.loader.gives_up else [*self._moves.values(), *self._asking.values()]
         await asyncio.gather(*tasks, return_exceptions=True)
         for index, slot in enumerate(self.slots):
             for model in {*slot.resident, loading.get(index)}:
@@ -280,10 +279,6 @@ class SharedPool:
             return ("leaving", "") if model in slot.leaving else ("resident", "")
         failed = self._failed.get((index, model))
         return ("asleep", "") if failed is None else ("failed", failed[0])
-
-    def _presence(self, index: int, model: str) -> State:
-        presence = self.replicas[index, model].presence
-        return "asleep" if presence is None else presence.state
 
     def _index(self, slot_key: str) -> int:
         return int(slot_key.rpartition("/")[2])

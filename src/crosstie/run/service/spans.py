@@ -115,13 +115,12 @@ class Spans:
 
     def _attempt(self, record: RequestRecord, trace: RequestTrace, attempt: TracedAttempt) -> ReadableSpan:
         at = urlsplit(attempt.backend)
-        last = attempt is trace.attempts[-1]
         attributes: Attributes = {
             "server.address": at.hostname or "",
             "server.port": at.port or (443 if at.scheme == "https" else 80),
             "crosstie.pool": attempt.pool,
             "crosstie.backend": attempt.backend,
-            **(_model_attributes(record) if last else _request_attributes(record)),
+            **_model_attributes(record, answered=attempt is trace.attempts[-1]),
         }
         status = Status(StatusCode.UNSET)
         if attempt.why:
@@ -159,22 +158,16 @@ class Spans:
         )
 
 
-def _request_attributes(record: RequestRecord) -> Attributes:
-    found: Attributes = {
+def _model_attributes(record: RequestRecord, *, answered: bool = True) -> Attributes:
+    """`answered`: with what the answer was."""
+    found: dict[str, str | int | float | bool | None] = {
         "gen_ai.operation.name": _OPERATIONS.get(record.path, "chat"),
         "gen_ai.provider.name": "crosstie",
         "gen_ai.request.stream": record.streamed,
+        "gen_ai.request.model": record.model or None,
     }
-    if record.model:
-        found["gen_ai.request.model"] = record.model
-    return found
-
-
-def _model_attributes(record: RequestRecord) -> Attributes:
-    found = _request_attributes(record)
-    if record.input_tokens:
-        found["gen_ai.usage.input_tokens"] = record.input_tokens
-        found["gen_ai.usage.output_tokens"] = record.output_tokens
-    if record.ttft_s is not None:
+    if answered:
+        tokens = (record.input_tokens, record.output_tokens) if record.input_tokens else (None, None)
+        found["gen_ai.usage.input_tokens"], found["gen_ai.usage.output_tokens"] = tokens
         found["gen_ai.response.time_to_first_chunk"] = record.ttft_s
-    return found
+    return {name: value for name, value in found.items() if value is not None}

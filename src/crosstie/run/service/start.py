@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -24,11 +25,13 @@ from crosstie.run.service.admin_door import AdminDoor
 from crosstie.run.service.hosting import Hosting
 from crosstie.run.service.ledger import Ledger
 from crosstie.run.service.local import CONTEXT, LocalEngine, start_local
-from crosstie.run.service.observers import Observers
+from crosstie.run.service.logs import Log, Style
 from crosstie.run.service.peers import PeerSharing
 from crosstie.run.service.process import Component, GatewayProcess, check_places
+from crosstie.run.service.record import Recorder
 from crosstie.run.service.supervisor import Ready, Supervisor, WorkerSlot
 from crosstie.run.service.systemd import Systemd
+from crosstie.run.service.telemetry import Telemetry, wanted
 from crosstie.run.service.worker import SharedLoad, Worker
 from crosstie.run.share.board import Board
 from crosstie.run.wire.child import Child, start_crosstie, when_orphaned
@@ -36,6 +39,44 @@ from crosstie.run.wire.loops import allow_many_connections, run_on_loop, settle_
 
 # How long a gateway that is told to stop may take: `serve.drain_s` is 60 where its file says nothing.
 _STOP_S = 90.0
+
+
+class Observers:
+    """What is kept of a gateway's work: the log, which is told of everything from the beginning, recordings and traces.
+
+    `otel` None: as the environment says.
+    """
+
+    def __init__(
+        self, *, record: Path | None = None, record_max_mib: int | None = None, record_keep: int | None = None,
+        log_format: Style = "text", log_requests: bool = False, log_prompts: bool = False, otel: bool | None = None,
+    ):  # fmt: skip
+        if record is None and (record_max_mib is not None or record_keep is not None):
+            raise BadInput("--record-max-mib and --record-keep go with --record")
+        if log_prompts and not log_requests:
+            raise BadInput("--log-prompts goes with --log-requests: a prompt is a part of its request's line")
+        most_mib, keep = 64 if record_max_mib is None else record_max_mib, 8 if record_keep is None else record_keep
+        self._recorder = Recorder(record, most_mib=most_mib, keep=keep) if record is not None else None
+        self._otel = otel
+        self.log = Log(log_format, requests=log_requests, prompts=log_prompts)
+
+    def of_worker(self, notify: Callable[[str], None]) -> "Observers":
+        """The same for a process that was forked: its notices go where the others' go, its lines straight to stderr."""
+        own = copy.copy(self)
+        own.log = Log(self.log.style, requests=self.log.requests, prompts=self.log.prompts, notices=notify)
+        return own
+
+    def components(self) -> list[Component]:
+        found: list[Component] = [self.log, self._recorder] if self._recorder is not None else [self.log]
+        if self._otel or (self._otel is None and wanted()):
+            try:
+                found.append(Telemetry())
+            except BadInput as error:
+                if self._otel:
+                    raise
+                # The environment may be that of every program on the machine; this one serves without.
+                self.log.notice(Notice("telemetry_off", "warning", f"no traces are exported: {error}"))
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +117,7 @@ class Served:
 def run(options: ServeOptions, observers: Observers, on_ready: Callable[[Served], None]) -> bool:
     """Serves in this process until a signal ends it; whether every request was answered. Raises CrosstieError."""
     with _prepared(options, observers) as start:
-        is_whole = start.alone(on_ready) if options.workers == 1 else start.with_workers(on_ready)
+        is_whole = run_on_loop(start.alone(on_ready)) if options.workers == 1 else start.with_workers(on_ready)
         if not is_whole:
             sentence = "some requests were cut off: they took longer than serve.drain_s, or it was told to end twice"
             observers.log.notice(Notice("requests_cut_off", "error", sentence))
@@ -103,23 +144,19 @@ def _prepared(options: ServeOptions, observers: Observers, *, starts_engines: bo
         if options.admin_port is not None:
             door = AdminDoor(options.admin_host, options.admin_port, anywhere=options.admin_anywhere)
             stack.callback(door.close)
-        catalog, placed = Catalog(), _as_it_is
+        catalog, emulated = Catalog(), None
         if options.file is None:
             fleet = _local_fleet(stack.enter_context(start_local()))
         else:
             fleet = read_fleet(catalog, options.file)
             if options.emulate and starts_engines:
-                placed = stack.enter_context(start_emulated(options.file, speed=options.speed)).placed
+                emulated = stack.enter_context(start_emulated(options.file, speed=options.speed))
 
         def prepare(read: Fleet) -> Fleet:
-            found = placed(read)
+            found = read if emulated is None else emulated.placed(read)
             return found if options.policy is None else msgspec.structs.replace(found, policy=options.policy)
 
         yield _Start(options, catalog, prepare(fleet), prepare, observers, door)
-
-
-def _as_it_is(fleet: Fleet) -> Fleet:
-    return fleet
 
 
 def _local_fleet(engine: LocalEngine) -> Fleet:
@@ -159,10 +196,7 @@ class _Start:
             return Served(self.fleet, url, self.options)
         return Served(self.fleet, url, self.options, door.url, door.key.file)
 
-    def alone(self, on_ready: Callable[[Served], None]) -> bool:
-        return run_on_loop(self._alone(on_ready))
-
-    async def _alone(self, on_ready: Callable[[Served], None]) -> bool:
+    async def alone(self, on_ready: Callable[[Served], None]) -> bool:
         systemd = Systemd()
         board = Board(1) if self.fleet.state.redis is not None else None
         shared: list[Component] = [SharedLoad(board, 0), PeerSharing(board)] if board is not None else []

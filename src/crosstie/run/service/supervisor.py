@@ -25,7 +25,7 @@ import msgspec
 
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.run.gateway.notices import Field, Level, Notice
-from crosstie.run.service.process import file_stamp
+from crosstie.run.service.process import file_stamp, listening_on
 from crosstie.run.service.systemd import say, watchdog_s
 from crosstie.run.share.board import Board
 from crosstie.run.wire.listener import listening
@@ -138,10 +138,8 @@ class Supervisor:
         self._repeated: dict[str, _Repeated] = {}
 
     def listen(self, host: str, port: int) -> int:
-        try:
+        with listening_on(host, port):
             self.sockets = listening(host, port)
-        except OSError as error:
-            raise BadInput(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
         return int(self.sockets[0].getsockname()[1])
 
     def serve(self, announce: Callable[[], None], *, with_parent: bool = False) -> bool:

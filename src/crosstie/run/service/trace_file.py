@@ -16,10 +16,10 @@ from time import time
 import msgspec
 
 from crosstie.core.errors import BadInput
-from crosstie.run.service.blocks import KEY_BYTES
 
 _FIRST_KEY = b'{"timestamp":'
 _TAIL = 64 * 1024
+KEY_BYTES = 32
 
 
 class _Line(msgspec.Struct):
@@ -51,7 +51,6 @@ class TraceFile:
         self.began = 0.0
         self.measures: dict[str, float] = {}
         self._lock: int | None = None
-        self._file: int | None = None
 
     def check(self) -> None:
         """Refuses what is there and is no trace, before anything is written to it."""
@@ -75,16 +74,16 @@ class TraceFile:
     def append(self, lines: bytes) -> None:
         """All of these lines or none of them; raises OSError."""
         with self._locked():
-            file = self._at_its_end()
-            size = os.fstat(file).st_size
+            size = self._size_of_whole_lines()
             if size and size + len(lines) > self.most_bytes:
                 self._rotate(self.keep)
-                file, size = self._at_its_end(), 0
-            try:
-                _write(file, lines)
-            except OSError:
-                os.ftruncate(file, size)
-                raise
+                size = 0
+            with self._opened() as file:
+                try:
+                    _write(file, lines)
+                except OSError:
+                    os.ftruncate(file, size)
+                    raise
 
     def measure(self, model: str, found: float) -> float:
         """A model's bytes per token: what was found first, by whichever process, is kept."""
@@ -105,11 +104,10 @@ class TraceFile:
             self.release()
 
     def release(self) -> None:
-        """Lets go of both files; the next use opens what is there then, or begins anew."""
-        for file in (self._file, self._lock):
-            if file is not None:
-                os.close(file)
-        self._file = self._lock = None
+        """The next use opens the key that is there then, or begins anew."""
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
         self.key, self.measures = b"", {}
 
     # The lock, and the key with it
@@ -165,34 +163,28 @@ class TraceFile:
 
     # The trace itself, while the lock is held
 
-    def _at_its_end(self) -> int:
-        """The file at that path, whoever may have moved or deleted the last one; without a torn last line."""
-        if self._file is not None:
-            try:
-                there, here = os.stat(self.path), os.fstat(self._file)
-                same = (there.st_ino, there.st_dev) == (here.st_ino, here.st_dev)
-            except FileNotFoundError:
-                same = False
-            if not same:
-                os.close(self._file)
-                self._file = None
-        if self._file is None:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
-            if not stat.S_ISREG(os.fstat(self._file).st_mode):
-                os.close(self._file)
-                self._file = None
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The file at that path, whoever may have moved or deleted the last one."""
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise OSError(EINVAL, f"{self.path} is no file")
-        size = os.fstat(self._file).st_size
-        while size and os.pread(self._file, 1, size - 1) != b"\n":
-            start = max(size - _TAIL, 0)
-            size = start + os.pread(self._file, size - start, start).rfind(b"\n") + 1
-            os.ftruncate(self._file, size)
-        return self._file
+            yield file
+        finally:
+            os.close(file)
+
+    def _size_of_whole_lines(self) -> int:
+        """A torn last line is cut off."""
+        with self._opened() as file:
+            size = os.fstat(file).st_size
+            while size and os.pread(file, 1, size - 1) != b"\n":
+                start = max(size - _TAIL, 0)
+                size = start + os.pread(file, size - start, start).rfind(b"\n") + 1
+                os.ftruncate(file, size)
+        return size
 
     def _rotate(self, keep: int) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
         if not keep:
             self.path.unlink()
             return

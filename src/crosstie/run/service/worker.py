@@ -88,7 +88,13 @@ class Worker(SharedLoad, OtherWorkers):
         process.on(MetricsRequest, lambda _: MetricsPage(self._row, self._own_page()))
         with contextlib.suppress(FileNotFoundError):
             self._inherited = self._kept_at(self._row).read_text()
-        self._gateway.metrics.sources.append(self._families)
+        started: Family = (
+            "crosstie_worker_starts_total",
+            "counter",
+            "Worker processes that were started.",
+            [({}, 1.0)],
+        )
+        self._gateway.metrics.sources.append(lambda: [started])
         self._gateway.context.workers = self
         loop.add_reader(self.slot.line.fileno(), self._on_order)
         # A worker that is killed before anyone has asked has been started all the same.
@@ -196,26 +202,20 @@ class Worker(SharedLoad, OtherWorkers):
 
     # Metrics
 
-    def _families(self) -> list[Family]:
-        return [("crosstie_worker_starts_total", "counter", "Worker processes that were started.", [({}, 1.0)])]
-
     def _own_page(self) -> str:
         """Of this worker, and of those whose place it has taken."""
         own = self._gateway.metrics_page()
         page = merged_pages([(self._row, own), (self._row, self._inherited)]) if self._inherited else own
-        self._keep(page)
-        return page
-
-    def _kept_at(self, row: int) -> Path:
-        return self.slot.folder / f"counters-{row}"
-
-    def _keep(self, page: str) -> None:
-        """Before anyone is shown it: a counter that has been seen must not be seen smaller after a crash."""
+        # Kept before anyone is shown it: a counter that has been seen must not be seen smaller after a crash.
         self._kept = monotonic()
         fresh = self.slot.folder / f"counters-{self._row}.new"
         with contextlib.suppress(OSError):
             fresh.write_text(counters(page))
             fresh.replace(self._kept_at(self._row))
+        return page
+
+    def _kept_at(self, row: int) -> Path:
+        return self.slot.folder / f"counters-{row}"
 
     def metrics_to(self, send: Callable[[str], None]) -> None:
         task = self._gateway.loop.create_task(self._gather_metrics(send))

@@ -3,7 +3,7 @@
 Counters and histograms are added, and so are gauges, unless they say how something is, not how much of it there is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 # Gauges of which all workers speak about the same thing: what the one says who takes it for the worst.
 _OF_ALL: dict[str, Callable[[float, float], float]] = {
@@ -21,29 +21,28 @@ _OF_ALL: dict[str, Callable[[float, float], float]] = {
 _EACH = ("crosstie_ttft_correction", "crosstie_tpot_correction")
 
 
+def _families(page: str) -> Iterator[tuple[str, str, str, list[str]]]:
+    """Of each family its name, its kind, its head and the lines of its samples."""
+    for family in page.split("# HELP ")[1:]:
+        helped, typed, *lines = family.splitlines()
+        _, _, name, kind = typed.split()
+        yield name, kind, f"# HELP {helped}\n{typed}\n", lines
+
+
 def merged_pages(pages: Sequence[tuple[int, str]]) -> str:
     """Pages by the number of their worker; families in the order in which they first come."""
-    heads: dict[str, list[str]] = {}
+    heads: dict[str, str] = {}
     samples: dict[str, dict[str, float]] = {}
-    kinds: dict[str, str] = {}
     for worker, page in pages:
-        family = ""
-        for line in page.splitlines():
-            if line.startswith("#"):
-                family = line.split(" ", 3)[2]
-                known = heads.setdefault(family, [])
-                if line not in known:
-                    known.append(line)
-                if line.startswith("# TYPE "):
-                    kinds[family] = line.rsplit(" ", 1)[1]
-                samples.setdefault(family, {})
-            elif line:
-                _add(samples[family], family, kinds.get(family, ""), line, worker)
-    lines: list[str] = []
-    for family, head in heads.items():
-        lines += head
-        lines += [f"{name} {_number(value)}" for name, value in samples[family].items()]
-    return "\n".join(lines) + "\n"
+        for name, kind, head, lines in _families(page):
+            heads.setdefault(name, head)
+            found = samples.setdefault(name, {})
+            for line in lines:
+                _add(found, name, kind, line, worker)
+    return "".join(
+        head + "".join(f"{sample} {_number(value)}\n" for sample, value in samples[name].items())
+        for name, head in heads.items()
+    )
 
 
 def _add(found: dict[str, float], family: str, kind: str, line: str, worker: int) -> None:
@@ -61,17 +60,8 @@ def _add(found: dict[str, float], family: str, kind: str, line: str, worker: int
 
 def counters(page: str) -> str:
     """Of a page, what only ever grows: what a worker leaves to the one that takes its place."""
-    kept: list[str] = []
-    keeps, helped = False, ""
-    for line in page.splitlines():
-        if line.startswith("# HELP "):
-            helped, keeps = line, False
-        elif line.startswith("# TYPE "):
-            keeps = line.endswith((" counter", " histogram"))
-            kept += [helped, line] if keeps else []
-        elif keeps:
-            kept.append(line)
-    return "\n".join(kept) + "\n" if kept else ""
+    grows = [(head, lines) for _, kind, head, lines in _families(page) if kind in ("counter", "histogram")]
+    return "".join(head + "".join(f"{line}\n" for line in lines) for head, lines in grows)
 
 
 def _number(value: float) -> str:

@@ -40,10 +40,6 @@ def name_of(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") | 1
 
 
-def _rounded(size: int) -> int:
-    return -(-size // 8) * 8
-
-
 class Board:
     def __init__(self, workers: int, replicas: int = REPLICAS, keys: int = KEYS):
         self.workers, self.rows = workers, workers + 1
@@ -58,7 +54,8 @@ class Board:
         self.key_stride = 1 + 6 * self.rows
         # A byte for each replica and each key: set by whoever changed it, cleared by whoever tells peers.
         self._marks_at = 8 * (self.keys_at + keys * self.key_stride)
-        self.memory = mmap.mmap(-1, _rounded(self._marks_at + replicas + keys))
+        # In whole numbers, as it is read.
+        self.memory = mmap.mmap(-1, -(-(self._marks_at + replicas + keys) // 8) * 8)
         whole = memoryview(self.memory)
         self.numbers: memoryview[float] = whole.cast("d")
         self.words: memoryview[int] = whole.cast("Q")

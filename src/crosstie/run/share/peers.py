@@ -21,7 +21,6 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Sum = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
 # Of one replica: in flight, waiting, tokens waiting, held and decoding, prompt tokens a second, and how urgent.
 Load = tuple[_Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount]
-_NOTHING: Load = (0.0,) * 8
 # Of one key: its minute, requests and tokens.
 Used = tuple[_Count, _Sum, _Sum]
 
@@ -150,7 +149,7 @@ class Peers:
         if cell is None:
             return
         loads = [load for one in self._peers.values() if (load := one.load.get(name)) is not None]
-        counts = [sum(load[field] for load in loads) for field in range(6)] if loads else list(_NOTHING[:6])
+        counts = [sum(load[field] for load in loads) for field in range(6)]
         urgency = [max((load[field] for load in loads), default=0.0) for field in (6, 7)]
         cell.write(int(counts[0]), int(counts[1]), counts[2], counts[3], counts[4], counts[5], self._now(), *urgency)
 

@@ -145,11 +145,10 @@ class RedisShare:
                 try:
                     async with asyncio.timeout(_PATIENCE_S):
                         await self._send(report)
-                except TimeoutError:
+                except BaseException as error:
                     self._peers.take_back(report)
-                    raise TimeoutError(f"no answer within {_PATIENCE_S:g} s") from None
-                except BaseException:
-                    self._peers.take_back(report)
+                    if isinstance(error, TimeoutError):
+                        raise TimeoutError(f"no answer within {_PATIENCE_S:g} s") from None
                     raise
             if whole:
                 whole_at = now + _WHOLE_S
@@ -182,14 +181,10 @@ class RedisShare:
             self._peers.hear(report)
             if report.machine == self._peers.board.identity:
                 self._heard_at = asyncio.get_running_loop().time()
-                self._is_up()
-
-    def _is_up(self) -> None:
-        if not self.up:
-            self.up = True
-            if self._failing:
-                self._failing = False
-                self._on_change(None)
+                self.up = True
+                if self._failing:
+                    self._failing = False
+                    self._on_change(None)
 
 
 def _minute() -> int:

@@ -1,7 +1,5 @@
 """What keys have used of their limits, counted by all processes of this machine together, and peers' beside it."""
 
-from collections.abc import Sequence
-
 from crosstie.run.share.board import Board
 
 # Places that are looked at for a key before it counts as having none.
@@ -44,19 +42,11 @@ class BoardTally:
         self._board.memory[mark] = 1
 
     def total(self, key_id: int, minute: int) -> tuple[int, int]:
-        at = self._place(key_id, minute)
-        if not at:
-            return self._alone.get((key_id, minute), (0, 0))
-        first = self._cell(at, 0, minute)
-        return self._sum(self._numbers[first : at + self._board.key_stride].tolist(), minute)
+        return self._sum(key_id, minute, self._board.rows)
 
     def own(self, key_id: int, minute: int) -> tuple[int, int]:
         """Of all processes of this machine."""
-        at = self._place(key_id, minute)
-        if not at:
-            return self._alone.get((key_id, minute), (0, 0))
-        last = self._cell(at, self._board.workers, minute)
-        return self._sum(self._numbers[self._cell(at, 0, minute) : last].tolist(), minute)
+        return self._sum(key_id, minute, self._board.workers)
 
     def set_peers(self, key_id: int, minute: int, requests: int, tokens: int) -> None:
         """What peers have used of a minute: not more, but all of it."""
@@ -66,10 +56,13 @@ class BoardTally:
             if numbers[at] <= minute:
                 numbers[at], numbers[at + 1], numbers[at + 2] = minute, requests, tokens
 
-    @staticmethod
-    def _sum(values: Sequence[float], minute: int) -> tuple[int, int]:
+    def _sum(self, key_id: int, minute: int, rows: int) -> tuple[int, int]:
+        at = self._place(key_id, minute)
+        if not at:
+            return self._alone.get((key_id, minute), (0, 0))
         requests = tokens = 0.0
-        for n in range(0, len(values) - 2, 2 * _FIELDS):
+        values = self._numbers[self._cell(at, 0, minute) : self._cell(at, rows, minute)].tolist()
+        for n in range(0, len(values), 2 * _FIELDS):
             if values[n] == minute:
                 requests += values[n + 1]
                 tokens += values[n + 2]
