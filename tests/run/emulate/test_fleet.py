@@ -18,8 +18,7 @@ from crosstie.catalog.fleets import read_fleet
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
-from crosstie.run.emulate.child import start_emulated
-from crosstie.run.emulate.fleet import start
+from crosstie.run.emulate.fleet import start, start_emulated
 from crosstie.run.emulate.prefix_cache import BLOCK_BYTES, PrefixCache, block_keys
 from crosstie.run.emulate.tokens import count, filler
 from crosstie.run.wire.loops import run_on_loop

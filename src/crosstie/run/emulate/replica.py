@@ -9,12 +9,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from crosstie.core.deployment import Deployment
 from crosstie.perf.tabulated import StepTimes
 from crosstie.run.emulate.metrics import Metrics, exposition
 from crosstie.run.emulate.prefix_cache import BLOCK_BYTES, PrefixCache, block_keys
+from crosstie.run.emulate.requests import GenerationRequest
 from crosstie.run.emulate.tokens import filler
 from crosstie.sim.engine import Engine, Token
 
@@ -24,36 +24,29 @@ CHUNK_EVERY_S = 0.02
 _TIMER_S = 0.001
 
 
-class TokenListener(Protocol):
-    """Who is told how far an answer has come; once it has finished, nothing more."""
-
-    @property
-    def slow(self) -> bool: ...
-
-    def on_tokens(self, tokens: int, finished: bool) -> None: ...
-
-    def cut_off(self) -> None: ...
-
-
 class Sequence:
-    """A request at a replica, by identity."""
+    """A request at a replica, by identity, and who is told how far its answer has come: once it has finished, nothing
+    more."""
 
-    __slots__ = (
-        "arrived", "cached_tokens", "ending", "first", "keys", "listener", "output_tokens", "passed_on",
-        "prompt_tokens", "streams", "tail",
-    )  # fmt: skip
+    __slots__ = ("arrived", "cached_tokens", "first", "keys", "passed_on", "tail", "wanted")
 
-    def __init__(
-        self, listener: TokenListener, prompt: bytes, prompt_tokens: int, output_tokens: int, ending: str, streams: bool
-    ):
-        self.listener, self.prompt_tokens, self.output_tokens = listener, prompt_tokens, output_tokens
-        # How the answer will end; whether it is passed on piece by piece.
-        self.ending, self.streams = ending, streams
+    def __init__(self, wanted: GenerationRequest):
+        self.wanted = wanted
         # For the prefix cache: whole blocks of the prompt, and what is left of it.
-        self.keys = block_keys(prompt)
-        self.tail = prompt[len(self.keys) * BLOCK_BYTES :]
+        self.keys = block_keys(wanted.prompt)
+        self.tail = wanted.prompt[len(self.keys) * BLOCK_BYTES :]
         self.cached_tokens = self.passed_on = 0
         self.arrived = self.first = math.nan
+
+    @property
+    def slow(self) -> bool:
+        raise NotImplementedError
+
+    def on_tokens(self, tokens: int, finished: bool) -> None:
+        raise NotImplementedError
+
+    def cut_off(self) -> None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +131,9 @@ class Replica:
 
     def submit(self, one: Sequence) -> None:
         one.arrived = self.now()
-        one.cached_tokens = self.prefixes.look_up(one.keys, one.prompt_tokens)
+        one.cached_tokens = self.prefixes.look_up(one.keys, one.wanted.prompt_tokens)
         self._active[one] = None
-        self.engine.add(one, one.prompt_tokens, one.output_tokens, one.arrived, one.cached_tokens)
+        self.engine.add(one, one.wanted.prompt_tokens, one.wanted.output_tokens, one.arrived, one.cached_tokens)
         self._arm()
 
     def cancel(self, one: Sequence) -> None:
@@ -158,7 +151,7 @@ class Replica:
         """Everything that it has is cut off."""
         for one in list(self._active):
             self.cancel(one)
-            one.listener.cut_off()
+            one.cut_off()
 
     def hold(self) -> None:
         """Nobody is told anything until `release`; the engine goes on."""
@@ -228,32 +221,32 @@ class Replica:
         one: Sequence = token.id
         if token.tokens == 1:
             one.first = token.at
-            self.metrics.prompt_tokens += one.prompt_tokens
+            self.metrics.prompt_tokens += one.wanted.prompt_tokens
             self.metrics.first_token_s.add(token.at - one.arrived)
             self.metrics.queue_s.add(max(self._began.pop(one, one.arrived) - one.arrived, 0.0))
             self.prefixes.keep(one.keys)
-            if one.streams and not token.finished:
+            if one.wanted.streams and not token.finished:
                 if not self._streams:
                     self._last_tick = token.at
                 self._streams[one] = None
         if token.finished:
-            self.metrics.finished(one.ending, one.arrived, one.first, token.at, token.tokens)
+            self.metrics.finished(one.wanted.ending, one.arrived, one.first, token.at, token.tokens)
             # The next turn of a conversation begins with this answer.
             answer = one.tail + filler(0, token.tokens).encode()
             self.prefixes.keep([*one.keys, *block_keys(answer, one.keys[-1] if one.keys else 0)])
             self._forget(one)
-        if token.finished or one.streams:
+        if token.finished or one.wanted.streams:
             one.passed_on = token.tokens
-            one.listener.on_tokens(token.tokens, token.finished)
+            one.on_tokens(token.tokens, token.finished)
 
     def _pass_on(self) -> None:
         made = self.engine.made
         for one in list(self._streams):
             tokens = made(one)
             # Whoever reads slowly gets more at a time.
-            if tokens > one.passed_on and not one.listener.slow:
+            if tokens > one.passed_on and not one.slow:
                 one.passed_on = tokens
-                one.listener.on_tokens(tokens, False)
+                one.on_tokens(tokens, False)
 
     def _forget(self, one: Sequence) -> None:
         self._active.pop(one, None)

@@ -53,17 +53,14 @@ _AGAIN_S = 0.05
 _ANSWER_S = 0.005
 
 
-class Generating:
+class Generating(Sequence):
     """A request that is being answered."""
 
-    __slots__ = ("cut", "replica", "reply", "sent", "sequence", "server", "shape", "wanted")
+    __slots__ = ("cut", "replica", "reply", "sent", "server", "shape")
 
     def __init__(self, server: "EmulatedServer", reply: Reply, shape: Shape, wanted: GenerationRequest):
+        super().__init__(wanted)
         self.server, self.replica, self.reply, self.shape = server, server.replica, reply, shape
-        self.wanted = wanted
-        self.sequence = Sequence(
-            self, wanted.prompt, wanted.prompt_tokens, wanted.output_tokens, wanted.ending, wanted.streams
-        )
         self.sent = 0
         self.cut: Fault | None = server.faults.hits("cut") if wanted.streams else None
         reply.watcher = self
@@ -71,15 +68,15 @@ class Generating:
             reply.start(200, _STREAM + server.headers, None)
             # Long before the first token, as engines do.
             reply.flush()
-        self.replica.submit(self.sequence)
+        self.replica.submit(self)
 
     @property
     def slow(self) -> bool:
         return self.reply.slow
 
     def on_tokens(self, tokens: int, finished: bool) -> None:
-        one, reply = self.sequence, self.reply
-        if not one.streams:
+        reply = self.reply
+        if not self.wanted.streams:
             reply.send(200, self.shape.whole(self._text(0, tokens), self._usage(tokens)), self.server.headers)
             return
         if self.cut is not None and tokens >= (self.cut.after_tokens or 0):
@@ -103,7 +100,7 @@ class Generating:
         return filler(begun + start, begun + end) if start < end else ""
 
     def _usage(self, tokens: int) -> Usage:
-        return Usage(self.sequence.prompt_tokens, tokens, self.sequence.cached_tokens)
+        return Usage(self.wanted.prompt_tokens, tokens, self.cached_tokens)
 
     def _cut(self, fault: Fault) -> None:
         """Ends the connection after so many tokens, as an engine does that is stopped."""
@@ -116,13 +113,13 @@ class Generating:
             data += event[: len(event) // 2]
         self.reply.write(data)
         self.reply.cut(after_written=True)
-        self.replica.cancel(self.sequence)
+        self.replica.cancel(self)
 
     def cut_off(self) -> None:
         self.reply.cut()
 
     def on_client_gone(self) -> None:
-        self.replica.cancel(self.sequence)
+        self.replica.cancel(self)
 
     def on_client_slow(self) -> None:
         """The replica asks before it tells."""

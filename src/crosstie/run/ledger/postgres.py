@@ -45,14 +45,12 @@ class PostgresStore(Store):
         host, base = said.get("host") or "local socket", said.get("dbname") or "default database"
         self.place = f"PostgreSQL ({host}, {base})"
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
-        try:
-            with self.session(writes=True) as session:
-                session.rows("SELECT pg_advisory_xact_lock(?)", (_LOCK,))
-                ((made,),) = session.rows("SELECT to_regclass('crosstie_meta') IS NOT NULL")
-                self.prepare(session, made=made)
-        except BaseException:
-            self.close()
-            raise
+        self.prepare()
+
+    def made(self, session: Session) -> bool:
+        session.rows("SELECT pg_advisory_xact_lock(?)", (_LOCK,))
+        ((there,),) = session.rows("SELECT to_regclass('crosstie_meta') IS NOT NULL")
+        return bool(there)
 
     def be_patient(self, session: Session) -> None:
         session.change(f"SET LOCAL statement_timeout = {_MIGRATION_MS}")

@@ -27,14 +27,9 @@ class SqliteStore(Store):
             _create(file)
         self._connection: sqlite3.Connection | None = None
         self._opened: tuple[int, int] | None = None
-        try:
-            with self.session(writes=True) as session:
-                self.prepare(session, made=self._made(session))
-        except BaseException:
-            self.close()
-            raise
+        self.prepare()
 
-    def _made(self, session: Session) -> bool:
+    def made(self, session: Session) -> bool:
         tables = [name for (name,) in session.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
         if tables and "crosstie_meta" not in tables:
             raise BadData(self.file, "", f"is another program's: it has a table '{tables[0]}' and none of Crosstie's")

@@ -62,14 +62,23 @@ class Store:
     def close(self) -> None:
         raise NotImplementedError
 
-    def prepare(self, session: Session, *, made: bool) -> None:
+    def made(self, session: Session) -> bool:
+        """Whether there are tables; nobody else makes any before this transaction has ended."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
         """Makes the tables, or brings those that are there up to the present format."""
-        if not made:
-            create(session, self.identity)
-        elif steps := behind(session):
-            self.be_patient(session)
-            migrate(session, steps)
-        self._number = meta(session)["store"]
+        try:
+            with self.session(writes=True) as session:
+                if not self.made(session):
+                    create(session, self.identity)
+                elif steps := behind(session):
+                    self.be_patient(session)
+                    migrate(session, steps)
+                self._number = meta(session)["store"]
+        except BaseException:
+            self.close()
+            raise
 
     def be_patient(self, session: Session) -> None:
         """What follows in this transaction may take long, since it goes through whole tables."""

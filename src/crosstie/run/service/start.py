@@ -18,7 +18,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy, Pool
-from crosstie.run.emulate.child import start_emulated
+from crosstie.run.emulate.fleet import start_emulated
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.ledger.places import open_store
 from crosstie.run.service.admin_door import AdminDoor

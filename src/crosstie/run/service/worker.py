@@ -88,13 +88,9 @@ class Worker(SharedLoad, OtherWorkers):
         process.on(MetricsRequest, lambda _: MetricsPage(self._row, self._own_page()))
         with contextlib.suppress(FileNotFoundError):
             self._inherited = self._kept_at(self._row).read_text()
-        started: Family = (
-            "crosstie_worker_starts_total",
-            "counter",
-            "Worker processes that were started.",
-            [({}, 1.0)],
-        )
-        self._gateway.metrics.sources.append(lambda: [started])
+        what = "Worker processes that were started."
+        starts: Family = ("crosstie_worker_starts_total", "counter", what, [({}, 1.0)])
+        self._gateway.metrics.sources.append(lambda: [starts])
         self._gateway.context.workers = self
         loop.add_reader(self.slot.line.fileno(), self._on_order)
         # A worker that is killed before anyone has asked has been started all the same.
@@ -157,7 +153,6 @@ class Worker(SharedLoad, OtherWorkers):
             self._adopting = False
 
     def changed(self, backend: Backend) -> None:
-        """This worker has found a backend up or down."""
         cell = self._cells.get(backend.replica.key)
         if cell is None or self._adopting:
             return
@@ -177,7 +172,6 @@ class Worker(SharedLoad, OtherWorkers):
         cell.tell(health=health, probed_at=now)
 
     def knows_health(self, backend: Backend) -> bool:
-        """Whether someone has asked the backend lately."""
         cell = self._cells.get(backend.replica.key)
         fresh_s = _FRESH * self._gateway.serving.health_every_s
         return cell is not None and monotonic() - cell.shared()["probed_at"] < fresh_s
@@ -189,7 +183,6 @@ class Worker(SharedLoad, OtherWorkers):
             cell.tell(running=load.running, waiting=load.waiting, kv_used=kv_used, reported_at=monotonic())
 
     def knows_load(self, backend: Backend) -> bool:
-        """Whether someone has read its metrics lately; then they are this worker's as well."""
         cell = self._cells.get(backend.replica.key)
         if cell is None:
             return False

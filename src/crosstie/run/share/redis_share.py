@@ -102,16 +102,11 @@ class RedisShare:
             await self._read_used()
         try:
             self._heard_at = asyncio.get_running_loop().time()
-            both = [asyncio.create_task(one) for one in (self._speak(), self._hear(hearing))]
-            try:
-                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in both:
-                    task.cancel()
-                ends = await asyncio.gather(*both, return_exceptions=True)
-            for end in ends:
-                if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
-                    raise end
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._speak())
+                both.create_task(self._hear(hearing))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None
         finally:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(hearing.aclose(), _PATIENCE_S)
