@@ -12,7 +12,7 @@ from tests.run.service.shared import PATIENT
 
 from crosstie.core.fleet import HostedModel, Pool
 from crosstie.run.service.hosting import Hosting
-from crosstie.run.service.loaders import HookFailed, run_hook
+from crosstie.run.service.loaders import LoadFailed, run_hook
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 
@@ -31,25 +31,30 @@ def test_words_and_environment_as_they_are(tmp_path: Path, monkeypatch: pytest.M
     command = script(
         tmp_path, "import os, sys; print(sys.argv[1:], *(os.environ['CROSSTIE_' + n] for n in ('ACTION', 'MODEL')))"
     )
-    said = asyncio.run(run_hook(command, GIVEN, 30))
+    heard: list[str] = []
+    asyncio.run(run_hook(command, GIVEN, 30, heard.append))
+    (said,) = heard
     assert said == "['$(touch made) `touch made`; touch made'] load m; touch x"
     assert not (tmp_path / "made").exists()
 
 
 def test_only_the_end_of_what_it_says_is_kept(tmp_path: Path) -> None:
     command = script(tmp_path, "print('x' * 10**6); print('\\x1b[31mthe \\n end')")
-    said = asyncio.run(run_hook(command, GIVEN, 30))
+    heard: list[str] = []
+    asyncio.run(run_hook(command, GIVEN, 30, heard.append))
+    (said,) = heard
     assert len(said) == 300
     assert said.endswith("x ?[31mthe end")
 
 
 def test_a_failure_has_its_status_and_last_words(tmp_path: Path) -> None:
     command = script(tmp_path, "import sys; print('no such GPU', file=sys.stderr); sys.exit(3)")
-    with pytest.raises(HookFailed, match=r"ended with status 3$") as failed:
-        asyncio.run(run_hook(command, GIVEN, 30))
-    assert failed.value.said == "no such GPU"
-    with pytest.raises(HookFailed, match="cannot be run"):
-        asyncio.run(run_hook("/nowhere/at/all", GIVEN, 30))
+    heard: list[str] = []
+    with pytest.raises(LoadFailed, match=r"ended with status 3$"):
+        asyncio.run(run_hook(command, GIVEN, 30, heard.append))
+    assert heard == ["no such GPU"]
+    with pytest.raises(LoadFailed, match="cannot be run"):
+        asyncio.run(run_hook("/nowhere/at/all", GIVEN, 30, heard.append))
 
 
 CHILD = """
@@ -64,8 +69,8 @@ def test_one_that_takes_too_long_is_ended_with_all_it_has_started(tmp_path: Path
     command = script(tmp_path, CHILD.format(folder=str(tmp_path), stays=600))
 
     async def run() -> None:
-        with pytest.raises(HookFailed, match="took longer than"):
-            await run_hook(command, GIVEN, 3.0)
+        with pytest.raises(LoadFailed, match="took longer than"):
+            await run_hook(command, GIVEN, 3.0, print)
         await until(lambda: gone(int((tmp_path / "pid").read_text())))
 
     asyncio.run(run())
@@ -75,7 +80,7 @@ def test_one_that_is_given_up_is_ended_too(tmp_path: Path) -> None:
     command = script(tmp_path, CHILD.format(folder=str(tmp_path), stays=600))
 
     async def run() -> None:
-        task = asyncio.create_task(run_hook(command, GIVEN, 600))
+        task = asyncio.create_task(run_hook(command, GIVEN, 600, print))
         await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -87,7 +92,7 @@ def test_one_that_is_given_up_is_ended_too(tmp_path: Path) -> None:
 def test_a_server_that_it_leaves_behind_may_stay(tmp_path: Path) -> None:
     """It holds the command's output open, and is not waited for."""
     command = script(tmp_path, CHILD.format(folder=str(tmp_path), stays=0))
-    asyncio.run(run_hook(command, GIVEN, 60))
+    asyncio.run(run_hook(command, GIVEN, 60, print))
     pid = int((tmp_path / "pid").read_text())
     assert not gone(pid)
     os.kill(pid, 9)

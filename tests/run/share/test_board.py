@@ -64,7 +64,7 @@ def test_the_dead_have_nothing_in_flight_but_have_used_what_they_used(boards: Bo
     tally = BoardTally(board, 1)
     tally.add(7, 100, 1, 50)
     load(theirs[A], 3)
-    board.queue(1, 4)
+    board.queued[1] = 4
     assert ours[A].read()
     board.clear(1)
     assert ours[A].changed
@@ -116,8 +116,8 @@ def test_what_other_machines_have_is_forgotten_in_silence(boards: Boards, monkey
 
 def test_who_waits_is_woken_by_others_only(boards: Boards) -> None:
     board = boards(3)
-    board.queue(0, 2)
-    board.queue(1, 1)
+    board.queued[0] = 2
+    board.queued[1] = 1
     board.ring(0)
     assert os.read(board.bells[1][0], 10) == b"!"
     for row in (0, 2):
@@ -132,7 +132,7 @@ def test_who_has_more_clients_lets_others_go_first(boards: Boards) -> None:
     board = boards(2)
     # The other does not serve yet.
     assert board.goes_first(0, 50)
-    board.clients(1, 48)
+    board.clients[1] = 48
     assert not board.goes_first(0, 50)
     assert board.goes_first(0, 49)
     board.clear(1)

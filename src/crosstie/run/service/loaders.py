@@ -237,16 +237,11 @@ class Hook(Loader):
             "BACKEND": backend.origin.address.url.partition("#")[0],
             "REPLICA": str(index),
         }
-        said = ""
-        try:
-            said = await run_hook(self.pool.load_hook or "", given, patience_s)
-        except HookFailed as error:
-            said = error.said
-            raise
-        finally:
-            # To the log and nowhere else: a command may say anything.
-            if said:
-                self.gateway.notify(f"pool {self.pool.name}: {action} {model} on replica {index}: {said}")
+        where = f"pool {self.pool.name}: {action} {model} on replica {index}"
+        # To the log and nowhere else: a command may say anything.
+        await run_hook(
+            self.pool.load_hook or "", given, patience_s, lambda said: self.gateway.notify(f"{where}: {said}")
+        )
 
     async def _is_loaded(self, index: int, model: str) -> bool | None:
         backend = self.backend(index, model)
@@ -283,16 +278,9 @@ def loader_of(gateway: Gateway, pool: Pool) -> Loader:
 # it should do is in its environment: CROSSTIE_ACTION (load or unload), _MODEL, _POOL, _BACKEND and _REPLICA.
 
 
-class HookFailed(LoadFailed):
-    """`said`: the end of what the command wrote, which is the operator's alone."""
-
-    def __init__(self, why: str, said: str = ""):
-        super().__init__(why)
-        self.said = said
-
-
-async def run_hook(command: str, given: dict[str, str], patience_s: float) -> str:
-    """The end of what it wrote, on one line. Raises HookFailed where it fails, cannot be started or takes too long."""
+async def run_hook(command: str, given: dict[str, str], patience_s: float, on_said: Callable[[str], object]) -> None:
+    """`on_said` is told the end of what it wrote, on one line, which is the operator's alone. Raises LoadFailed where
+    it fails, cannot be started or takes too long."""
     words = shlex.split(command)
     loop = asyncio.get_running_loop()
     reading, writing = os.pipe()
@@ -317,7 +305,7 @@ async def run_hook(command: str, given: dict[str, str], patience_s: float) -> st
                 env={**os.environ, **{f"CROSSTIE_{name}": value for name, value in given.items()}},
             )  # fmt: skip
         except (OSError, ValueError) as error:
-            raise HookFailed(f"{words[0]} cannot be run: {error}") from None
+            raise LoadFailed(f"{words[0]} cannot be run: {error}") from None
         finally:
             os.close(writing)
         loop.add_reader(reading, read)
@@ -327,17 +315,18 @@ async def run_hook(command: str, given: dict[str, str], patience_s: float) -> st
         except BaseException as error:
             await _end(process)
             if isinstance(error, TimeoutError):
-                raise HookFailed(f"{words[0]} was ended: it took longer than {patience_s:g} s") from None
+                raise LoadFailed(f"{words[0]} was ended: it took longer than {patience_s:g} s") from None
             raise
         read()
     finally:
         loop.remove_reader(reading)
         os.close(reading)
-    said = _one_line(bytes(written))
+    text = " ".join(written.decode("utf-8", "replace").split())
+    if text:
+        on_said("".join(sign if sign.isprintable() else "?" for sign in text)[-_MOST_SAID:])
     if status != 0:
         how = f"status {status}" if status > 0 else f"signal {-status}"
-        raise HookFailed(f"{words[0]} ended with {how}", said)
-    return said
+        raise LoadFailed(f"{words[0]} ended with {how}")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -350,8 +339,3 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
-
-
-def _one_line(written: bytes) -> str:
-    text = " ".join(written.decode("utf-8", "replace").split())
-    return "".join(sign if sign.isprintable() else "?" for sign in text)[-_MOST_SAID:]

@@ -75,15 +75,13 @@ def with_change(changes: Sequence[Change], new: Change) -> tuple[Change, ...]:
         return tuple(kept)
     if new.action == "weight":
         kept = _without_weights(kept, new.weights)
-    elif new.action == "add-backend":
-        undone = Change(action="remove-backend", pool=new.pool, backend=new.backend)
-        if undone in kept:
-            return tuple(one for one in kept if one != undone)
-    elif new.action == "remove-backend":
-        added = Change(action="add-backend", pool=new.pool, backend=new.backend)
-        kept = [one for one in kept if one != Change(action="drain", pool=new.pool, backend=new.backend)]
-        if added in kept:
-            return tuple(one for one in kept if one != added)
+    elif new.action in ("add-backend", "remove-backend"):
+        adds = new.action == "add-backend"
+        undone = msgspec.structs.replace(new, action="remove-backend" if adds else "add-backend")
+        gone = [undone] if adds else [undone, msgspec.structs.replace(new, action="drain")]
+        was_undone, kept = undone in kept, [one for one in kept if one not in gone]
+        if was_undone:
+            return tuple(kept)
     elif new.action == "remove-pool":
         added_too = any(one.action == "add-pool" and one.pool == new.pool for one in kept)
         kept = _without_weights(kept, (new.pool or "",))
@@ -196,13 +194,10 @@ def _without_routes(one: ServedClass, pool: str) -> ServedClass:
     shares: dict[int | None, list[float]] = {}
     for route in left:
         shares.setdefault(route.up_to_input, []).append(route.share)
-    routes = tuple(
-        msgspec.structs.replace(route, share=_grown(route.share, shares[route.up_to_input])) for route in left
-    )
-    return msgspec.structs.replace(one, routes=routes)
-
-
-def _grown(share: float, of: list[float]) -> float:
-    """So that all of them are 1 together."""
-    total = math.fsum(of)
-    return share / total if total > 0 else 1.0 / len(of)
+    routes = []
+    for route in left:
+        together = shares[route.up_to_input]
+        total = math.fsum(together)
+        grown = route.share / total if total > 0 else 1.0 / len(together)
+        routes.append(msgspec.structs.replace(route, share=grown))
+    return msgspec.structs.replace(one, routes=tuple(routes))

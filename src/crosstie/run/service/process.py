@@ -123,7 +123,7 @@ class GatewayProcess:
         if board is None or not self._sockets:
             return await self.server.listen(host, port)
         # From now on others leave clients to it.
-        board.clients(row, 0)
+        board.clients[row] = 0
         return self.server.join(self._sockets, lambda: board.goes_first(row, len(connections)))
 
     def heed_signals(self) -> None:

@@ -262,7 +262,7 @@ class Supervisor:
 
     def _end_the_hung(self, now: float) -> None:
         for worker in self.workers:
-            if worker.pid and worker.ready and now - max(self.board.turned_at(worker.row), worker.began) > _HUNG_S:
+            if worker.pid and worker.ready and now - max(self.board.turned_at[worker.row], worker.began) > _HUNG_S:
                 sentence = f"worker {worker.row} (process {worker.pid}) has stood still for {_HUNG_S:g} s and is ended"
                 self._notify(Notice("worker_hung", "error", sentence, worker=worker.row))
                 os.kill(worker.pid, signal.SIGKILL)

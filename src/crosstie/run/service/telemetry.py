@@ -112,12 +112,8 @@ class Telemetry(Tracing, Component):
             self._unsent += 0 if went else len(batch)
             if went == self.failing:
                 self.failing = not went
-                self._tell(went)
+                lost = Notice("telemetry_failed", "warning", f"traces cannot be exported to {self.spans.where}")
+                back = Notice("telemetry_resumed", "info", "traces are exported again")
+                self._process.notify_from_thread(back if went else lost)
             if not went and self._thread.stopping:
                 break
-
-    def _tell(self, went: bool) -> None:
-        sentence = "traces are exported again" if went else f"traces cannot be exported to {self.spans.where}"
-        self._process.notify_from_thread(
-            Notice("telemetry_resumed" if went else "telemetry_failed", "info" if went else "warning", sentence)
-        )

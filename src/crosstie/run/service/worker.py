@@ -127,9 +127,9 @@ class Worker(SharedLoad, OtherWorkers):
 
     def _tick(self) -> None:
         self._ticking = self._gateway.loop.call_later(_TICK_S, self._tick)
-        self._board.turned(self._row)
-        self._board.queue(self._row, len(self._gateway.waiting))
-        self._board.clients(self._row, len(self._process.server.connections))
+        self._board.turned_at[self._row] = monotonic()
+        self._board.queued[self._row] = len(self._gateway.waiting)
+        self._board.clients[self._row] = len(self._process.server.connections)
         for key, backend in self._gateway.backends.items():
             cell = self._cells.get(key)
             if cell is not None:

@@ -44,9 +44,8 @@ class Board:
     def __init__(self, workers: int, replicas: int = REPLICAS, keys: int = KEYS):
         self.workers, self.rows = workers, workers + 1
         self.replicas, self.keys = replicas, keys
-        # By row, how many requests wait there for room, how many clients are connected, and when its loop last turned;
-        # when peers were last heard of.
-        self._queued_at, self._clients_at, self._turned_at, self._heard_at = (n * self.rows for n in range(4))
+        # First three numbers for each row, and when peers were last heard of.
+        self._heard_at = 3 * self.rows
         self._replicas_at = self._heard_at + 1
         self.stride = _COMMON + len(COMMON) + len(OWN) * self.rows
         self.keys_at = self._replicas_at + replicas * self.stride
@@ -59,6 +58,10 @@ class Board:
         whole = memoryview(self.memory)
         self.numbers: memoryview[float] = whole.cast("d")
         self.words: memoryview[int] = whole.cast("Q")
+        # By row, how many requests wait there for room, how many clients are connected, and when its loop last turned.
+        self.queued, self.clients, self.turned_at = (
+            self.numbers[n * self.rows : (n + 1) * self.rows] for n in range(3)
+        )
         self._lock = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this is)
         # By row, what wakes that process: somebody has made room that it may be waiting for.
         self.bells = [os.pipe() for _ in range(workers)]
@@ -67,7 +70,7 @@ class Board:
                 os.set_blocking(end, False)
         for row in range(self.rows):
             # Until it serves, nobody waits for it at the door.
-            self.clients(row, _MANY)
+            self.clients[row] = _MANY
         # The same for all processes of this machine, and for whoever takes the place of one.
         self.identity = os.urandom(8).hex()
 
@@ -119,8 +122,7 @@ class Board:
 
     def clear(self, row: int) -> None:
         """A process has ended, however: nothing of it is in flight or waits. What its keys have used stays used."""
-        self.numbers[self._queued_at + row] = 0.0
-        self.clients(row, _MANY)
+        self.queued[row], self.clients[row] = 0.0, _MANY
         for at in range(self._replicas_at, self.keys_at, self.stride):
             if self.words[at + _NAME]:
                 for field in OWN:
@@ -130,27 +132,15 @@ class Board:
 
     # Clients, and who waits
 
-    def turned(self, row: int) -> None:
-        self.numbers[self._turned_at + row] = monotonic()
-
-    def turned_at(self, row: int) -> float:
-        return self.numbers[self._turned_at + row]
-
-    def clients(self, row: int, connected: int) -> None:
-        self.numbers[self._clients_at + row] = float(connected)
-
     def goes_first(self, row: int, connected: int) -> bool:
         """Whether a process with so many clients is the one to take the next: none has many fewer."""
-        self.numbers[self._clients_at + row] = float(connected)
-        fewest: float = min(self.numbers[self._clients_at : self._clients_at + self.workers].tolist())
+        self.clients[row] = connected
+        fewest: float = min(self.clients[: self.workers].tolist())
         return connected < fewest + _MORE
-
-    def queue(self, row: int, waiting: int) -> None:
-        self.numbers[self._queued_at + row] = float(waiting)
 
     def ring(self, row: int) -> None:
         """Wakes those others who have requests waiting for room."""
-        for other, waiting in enumerate(self.numbers[self._queued_at : self._queued_at + self.workers].tolist()):
+        for other, waiting in enumerate(self.queued[: self.workers].tolist()):
             if waiting and other != row:
                 with contextlib.suppress(BlockingIOError):
                     # Full of rings that nobody has heard yet: one more would say nothing new.
