@@ -98,7 +98,8 @@ class Response(Shape):
 
     def __init__(self, id: str, created: int, model: str, ending: str, include_usage: bool):
         self._id, self._item, self._created, self._model = f"resp_{id}", f"msg_{id}", created, model
-        self._complete = ending == "stop"
+        self._place = {"item_id": self._item, "output_index": 0, "content_index": 0}
+        self._status = "completed" if ending == "stop" else "incomplete"
         self._number = -1
 
     def _event(self, kind: str, **more: object) -> bytes:
@@ -131,12 +132,11 @@ class Response(Shape):
         }  # fmt: skip
 
     def begun(self) -> bytes:
-        place = {"item_id": self._item, "output_index": 0, "content_index": 0}
         return b"".join((
             self._event("response.created", response=self._response("in_progress")),
             self._event("response.in_progress", response=self._response("in_progress")),
             self._event("response.output_item.added", output_index=0, item=self._message("in_progress", None)),
-            self._event("response.content_part.added", **place, part=self._part("")),
+            self._event("response.content_part.added", **self._place, part=self._part("")),
         ))  # fmt: skip
 
     def piece(self, text: str, usage: Usage | None = None) -> bytes:
@@ -148,18 +148,16 @@ class Response(Shape):
         ).encode()
 
     def ended(self, text: str, whole: str, usage: Usage) -> bytes:
-        status = "completed" if self._complete else "incomplete"
-        place = {"item_id": self._item, "output_index": 0, "content_index": 0}
         return b"".join((
             self.piece(text),
-            self._event("response.output_text.done", **place, text=whole, logprobs=[]),
-            self._event("response.content_part.done", **place, part=self._part(whole)),
-            self._event("response.output_item.done", output_index=0, item=self._message(status, whole)),
-            self._event(f"response.{status}", response=self._response(status, whole, usage)),
+            self._event("response.output_text.done", **self._place, text=whole, logprobs=[]),
+            self._event("response.content_part.done", **self._place, part=self._part(whole)),
+            self._event("response.output_item.done", output_index=0, item=self._message(self._status, whole)),
+            self._event(f"response.{self._status}", response=self._response(self._status, whole, usage)),
         ))  # fmt: skip
 
     def whole(self, text: str, usage: Usage) -> bytes:
-        return json.dumps(self._response("completed" if self._complete else "incomplete", text, usage)).encode()
+        return json.dumps(self._response(self._status, text, usage)).encode()
 
 
 class Embeddings(Shape):

@@ -220,7 +220,9 @@ class AdminDoor(Component):
             if name == "pools":
                 said = await self._pools()
             elif name == "decisions":
-                said = {"decisions": await self._decisions(_last(request))}
+                last = _last(request)
+                rows = [row for one in await self._decisions(DecisionsRequest(last)) for row in one.rows]
+                said = {"decisions": sorted(rows, key=lambda row: row.at)[-last:]}
             else:
                 said = await self.admin.act(self.key.fingerprint, name, body)
         except CrosstieError as error:
@@ -263,11 +265,7 @@ class AdminDoor(Component):
         gateway.explaining = True
         self._explaining = self._loop.call_later(10 * _LOOK_S, lambda: setattr(gateway, "explaining", False))
 
-    async def _decisions(self, last: int) -> list[DecisionView]:
-        answers = await self._decisions_of_all(DecisionsRequest(last))
-        return sorted((row for one in answers for row in one.rows), key=lambda row: row.at)[-last:]
-
-    async def _decisions_of_all(self, request: DecisionsRequest) -> list[Decisions]:
+    async def _decisions(self, request: DecisionsRequest) -> list[Decisions]:
         return [one for one in await self.process.ask_all(request) if isinstance(one, Decisions)]
 
     def _follow(self, reply: Reply, *, alternatives: bool) -> None:
@@ -285,7 +283,7 @@ class AdminDoor(Component):
             while not reply.gone:
                 rows: list[DecisionView] = []
                 request = DecisionsRequest(MOST_DECISIONS, after, explain=alternatives)
-                for one in await self._decisions_of_all(request):
+                for one in await self._decisions(request):
                     after[one.process] = one.taken
                     rows += one.rows
                     skipped += one.skipped

@@ -42,11 +42,8 @@ def check_places(served: Fleet, fleet: Fleet) -> None:
     These are opened at the start. To go on without would mean to let in whom the file does not, or to have two
     workers, one of them started since, go by the keys of two stores.
     """
-    for key, before, now in (
-        ("store", served.state.store, fleet.state.store),
-        ("redis", served.state.redis, fleet.state.redis),
-    ):
-        if before != now:
+    for key in ("store", "redis"):
+        if getattr(served.state, key) != getattr(fleet.state, key):
             raise BadInput(f"state.{key}: is another now, which takes a new start of the gateway")
 
 
@@ -220,6 +217,5 @@ class GatewayProcess:
     def _limit(self, fleet: Fleet) -> None:
         serving, limits = fleet.serving, self._limits
         limits.body_bytes = int(serving.max_body_mib * 2**20)
-        limits.connections, limits.connections_per_address = (
-            serving.max_connections, serving.max_connections_per_address,
-        )  # fmt: skip
+        limits.connections = serving.max_connections
+        limits.connections_per_address = serving.max_connections_per_address

@@ -238,7 +238,6 @@ class SharedPool:
             self.residency.failed(move, now)
         elif error is not None:
             self._gave_up(move, index, str(error) if isinstance(error, (LoadFailed, OSError)) else repr(error))
-            self.unsure.add(index)
         else:
             self._failed.pop((index, move.load.model), None)
             self.residency.loaded(move, now)
@@ -250,6 +249,7 @@ class SharedPool:
         self.residency.failed(move, now)
         wait_s = min(2.0 * self._failed.get((index, model), ("", 0.0, 2.5))[2], 300.0)
         self._failed[index, model] = why, now + wait_s, wait_s
+        self.unsure.add(index)
         if any(self._able(other, model, now) for other in range(len(self.slots)) if other != index):
             # Another replica need not wait for this one.
             self.residency.retry(model)
