@@ -73,25 +73,26 @@ async def start(
     async def open_door(server: EmulatedServer, given: Address | None) -> None:
         nonlocal port
         servers.append(server)
-        await _listen(server, given.host if given else host, given.port if given else port)
-        if given is None:
+        if given is not None:
+            server.root, server.url = given.root, given.url
+            await _listen(server, given.host, given.port)
+        else:
+            await _listen(server, host, port)
             port = port + 1 if port else 0
-        server.url = given.url if given else f"http://{_reached_at(host)}:{server.port}/v1"
+            server.url = f"http://{_reached_at(host)}:{server.port}/v1"
 
     try:
         for pool, what in zip(fleet.pools, emulated, strict=True):
             machines: list[list[EmulatedServer]] = []
             for index in range(pool.replicas):
-                shared_door = pool.loading == "llamacpp-router"
-                roots = [_kept(one, index) for one in ([pool] if shared_door else pool.by_model())]
                 made_of: dict[str, Any] = {"speed": speed, "chunk_every_s": chunk_every_s, "max_waiting": max_waiting}
                 if pool.hosts:
-                    doors = _hosted(catalog, loop, pool, what, index, roots, seed, made_of)
+                    doors = _hosted(catalog, loop, pool, what, index, seed, made_of)
                 else:
-                    root = roots[0].root if roots[0] else ""
-                    doors = [EmulatedServer(Replica(loop, what[0], **made_of), index, seed=seed, root=root)]
-                for door, given in zip(doors, roots, strict=True):
-                    await open_door(door, given)
+                    doors = [EmulatedServer(Replica(loop, what[0], **made_of), index, seed=seed)]
+                behind = [pool] if pool.loading == "llamacpp-router" else pool.by_model()
+                for door, one in zip(doors, behind, strict=True):
+                    await open_door(door, _kept(one, index))
                 machines.append(doors)
             pools.append(placed(pool, list(zip(*([door.url for door in doors] for doors in machines), strict=True))))
     except BaseException:
@@ -108,24 +109,20 @@ async def start(
 
 
 def _hosted(
-    catalog: Catalog, loop: asyncio.AbstractEventLoop, pool: Pool, what: list[Emulated], index: int,
-    roots: list[Address | None], seed: int, made_of: dict[str, Any],
+    catalog: Catalog, loop: asyncio.AbstractEventLoop, pool: Pool, what: list[Emulated], index: int, seed: int,
+    made_of: dict[str, Any],
 ) -> list[EmulatedServer]:  # fmt: skip
     """One machine: a server for each model that sleeps and wakes, or a router for all of them."""
     takes, capacity = sizes(catalog, pool)
     machine = Machine(capacity)
-    if pool.loading == "llamacpp-router":
-        engines = [
-            HostedEngine(SharedReplica(loop, one, **made_of), index, machine, size, seed=seed)
-            for one, size in zip(what, takes, strict=True)
-        ]
-        return [Router(engines, index, root=roots[0].root if roots[0] else "")]
-    return [
-        SleepingServer(
-            SharedReplica(loop, one, **made_of), index, machine, size, seed=seed, root=given.root if given else ""
+    routed = pool.loading == "llamacpp-router"
+    engines = [
+        (HostedEngine if routed else SleepingServer)(
+            SharedReplica(loop, one, **made_of), index, machine, size, seed=seed
         )
-        for one, size, given in zip(what, takes, roots, strict=True)
+        for one, size in zip(what, takes, strict=True)
     ]
+    return [Router(engines, index)] if routed else [*engines]
 
 
 def placed(pool: Pool, addresses: Sequence[tuple[str, ...]]) -> Pool:

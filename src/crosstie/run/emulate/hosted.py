@@ -67,10 +67,8 @@ class HostedEngine(EmulatedServer):
     """One model of a machine: unloaded, loading or loaded. Loading takes its time; where memory does not suffice, it
     fails, as an engine does that allocates more than there is."""
 
-    def __init__(
-        self, replica: SharedReplica, index: int, machine: Machine, takes: Hosted, *, seed: int = 0, root: str = ""
-    ):
-        super().__init__(replica, index, seed=seed, root=root)
+    def __init__(self, replica: SharedReplica, index: int, machine: Machine, takes: Hosted, *, seed: int = 0):
+        super().__init__(replica, index, seed=seed)
         self.machine, self.takes = machine, takes
         self.hosted: str | None = takes.model
         self.name = f"{self.name}/{takes.model}"
@@ -169,8 +167,8 @@ class Router(EmulatedServer):
     """llama.cpp's server without a model (b21e4de), started with --no-models-autoload: /models, /models/load and
     /models/unload, and requests by the name of their model."""
 
-    def __init__(self, engines: list[HostedEngine], index: int, *, root: str = ""):
-        super().__init__(engines[0].replica, index, root=root)
+    def __init__(self, engines: list[HostedEngine], index: int):
+        super().__init__(engines[0].replica, index)
         self.engines = {one.model: one for one in engines}
         self.model = ", ".join(self.engines)
         for one in engines:

@@ -128,15 +128,16 @@ class Generating(Sequence):
 
 
 class EmulatedServer:
-    """`root`: the path before /v1 and /health. `index`: which replica of its pool it is."""
+    """`index`: which replica of its pool it is."""
 
-    def __init__(self, replica: Replica, index: int, *, seed: int = 0, root: str = ""):
-        self.replica, self.index, self.seed, self.root = replica, index, seed, root
+    def __init__(self, replica: Replica, index: int, *, seed: int = 0):
+        self.replica, self.index, self.seed = replica, index, seed
         self.loop = replica.loop
         self.model = replica.emulated.served_as
         self.name = f"{replica.emulated.pool}/{index}"
-        # Where it answers; and which of the models of a shared pool it has, where each has an address of its own.
-        self.url = ""
+        # Where it answers, and the path before /v1 and /health there.
+        self.url = self.root = ""
+        # Which of the models of a shared pool it has, where each has an address of its own.
         self.hosted: str | None = None
         self.faults = Faults()
         self.host, self.port = "", 0
@@ -234,7 +235,7 @@ class EmulatedServer:
     # Requests
 
     def handle(self, request: Request, reply: Reply) -> None:
-        path = request.path.removeprefix(self.root) if self.root else request.path
+        path = request.path.removeprefix(self.root)
         if path == "/emulate/fault":
             self._fault(request, reply)
             return
