@@ -1,5 +1,6 @@
 """How saved plans look beside what would be planned today."""
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.text import Text
@@ -13,9 +14,12 @@ def show_watched(found: list[Watched]) -> None:
     out = console()
     for one in found:
         word = f"FLIPPED by {one.because}" if one.flipped else "holds"
-        say(out, Text.assemble((one.name, "bold"), f"  {one.file}, made {one.made}: ", (word, "bold")))
+        say(
+            out,
+            Text.assemble((one.then.workload.name, "bold"), f"  {one.file}, made {one.then.made}: ", (word, "bold")),
+        )
         now = one.now.usd_per_hour if one.now.answered else None
-        say(out, f"  then {_fleet(one.then_gpus, one.then_usd_per_hour)}; now {_fleet(one.now.gpus, now)}")
+        say(out, f"  then {_fleet(one.then.gpus, one.then.usd_per_hour)}; now {_fleet(one.now.gpus, now)}")
         for move in one.moves:
             say(out, f"  {_move(move, newer=move in one.newer_prices)}")
         if one.recalibrated:
@@ -39,22 +43,13 @@ def _move(move: PriceMove, newer: bool) -> str:
 def watched_json(one: Watched) -> dict[str, Any]:
     return {
         "file": one.file,
-        "name": one.name,
-        "made": one.made,
+        "name": one.then.workload.name,
+        "made": one.then.made,
         "flipped": one.flipped,
         "because": one.because,
-        "then": {"gpus": one.then_gpus, "usd_per_hour": one.then_usd_per_hour},
+        "then": {"gpus": one.then.gpus, "usd_per_hour": one.then.usd_per_hour},
         "now": {"gpus": one.now.gpus, "usd_per_hour": one.now.usd_per_hour if one.now.answered else None},
-        "prices": [
-            {
-                "accelerator": move.accelerator,
-                "then": move.then,
-                "now": move.now,
-                "dated": move.dated,
-                "newer_than_plan": move in one.newer_prices,
-            }
-            for move in one.moves
-        ],
+        "prices": [{**asdict(move), "newer_than_plan": move in one.newer_prices} for move in one.moves],
         "appeared": one.appeared,
         "gone": one.gone,
         "recalibrated": one.recalibrated,

@@ -1,7 +1,7 @@
 """The scorecard: one model under one load on several accelerators, and why one beats another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
@@ -25,13 +25,9 @@ class Load:
     output_tokens: int
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("concurrency", self.concurrency),
-            ("input", self.input_tokens),
-            ("output", self.output_tokens),
-        ):
+        for name, value in asdict(self).items():
             if value < 1:
-                raise BadInput(f"{name} {value}: must be at least 1")
+                raise BadInput(f"{name.removesuffix('_tokens')} {value}: must be at least 1")
 
     @property
     def context(self) -> int:
@@ -152,7 +148,7 @@ def reasons_for(first: Entry, second: Entry) -> list[str]:
     reasons = []
     if gpus[0] < gpus[1]:
         what = "model and load" if one.concurrency_that_fits >= one.concurrency else "the model"
-        reasons.append(f"its {memory(first)} a GPU hold {what} on {gpus[0]} instead of {gpus[1]}")
+        reasons.append(f"its {first.accelerator.memory.capacity} a GPU hold {what} on {gpus[0]} instead of {gpus[1]}")
     if other.decode_bound == "memory capacity" and one.concurrency_that_fits > other.concurrency_that_fits:
         reasons.append(
             f"{second.accelerator.id} has room for {other.concurrency_that_fits:.0f} of the {other.concurrency:.0f} "
@@ -214,7 +210,3 @@ def _estimate(entry: Entry) -> Estimate:
 def _deployment(entry: Entry) -> Deployment:
     assert entry.deployment is not None, "only entries that run are compared"
     return entry.deployment
-
-
-def memory(entry: Entry) -> str:
-    return str(entry.accelerator.memory.capacity)

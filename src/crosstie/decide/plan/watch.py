@@ -34,10 +34,7 @@ class Watched:
     """A saved plan beside the one that would be made today."""
 
     file: str
-    name: str
-    made: str
-    then_gpus: dict[str, int]
-    then_usd_per_hour: float | None
+    then: Saved
     now: Plan
     moves: list[PriceMove]
     # Accelerators that had no price then, or have none now.
@@ -50,12 +47,12 @@ class Watched:
     @property
     def flipped(self) -> bool:
         """Whether the accelerators of the fleet are others than they were."""
-        return set(self.then_gpus) != set(self.now.gpus)
+        return set(self.then.gpus) != set(self.now.gpus)
 
     @property
     def newer_prices(self) -> list[PriceMove]:
         """Prices that are dated after the plan was made."""
-        return [move for move in self.moves if move.dated[:10] > self.made[: len(move.dated[:10])]]
+        return [move for move in self.moves if move.dated[:10] > self.then.made[: len(move.dated[:10])]]
 
 
 def watched(catalog: Catalog, files: Sequence[Path], today: str = "") -> list[Watched]:
@@ -89,10 +86,7 @@ def _watched(catalog: Catalog, file: Path, today: str) -> Watched:
     ]
     found = Watched(
         file=str(file),
-        name=saved.workload.name,
-        made=saved.made,
-        then_gpus=saved.gpus,
-        then_usd_per_hour=saved.usd_per_hour,
+        then=saved,
         now=now,
         moves=moves,
         appeared=sorted(set(prices) - set(saved.prices)),
@@ -100,22 +94,19 @@ def _watched(catalog: Catalog, file: Path, today: str) -> Watched:
         recalibrated=saved.calibration.get(DIGEST) != mark_of(catalog.calibration)[DIGEST],
         because="",
     )
-    return _explained(catalog, saved, found) if found.flipped else found
+    return replace(found, because=_because(catalog, found)) if found.flipped else found
 
 
-def _explained(catalog: Catalog, saved: Saved, found: Watched) -> Watched:
+def _because(catalog: Catalog, found: Watched) -> str:
     """What flipped it: made again with the prices of then, has it flipped all the same?"""
-    known = {name: then for name, then in saved.prices.items() if name in catalog.accelerators}
-    if not known or not (found.moves or found.appeared or found.gone):
-        because = "the catalog or its calibration"
-    else:
-        at_old_prices = set(plan(catalog, _with_prices(saved.workload, known)).accelerators)
-        if at_old_prices == set(found.then_gpus):
-            because = "prices"
-        else:
-            as_today = at_old_prices == set(found.now.gpus)
-            because = "the catalog or its calibration" if as_today else "prices and the catalog"
-    return replace(found, because=because)
+    known = {name: then for name, then in found.then.prices.items() if name in catalog.accelerators}
+    if known and (found.moves or found.appeared or found.gone):
+        at_old_prices = set(plan(catalog, _with_prices(found.then.workload, known)).accelerators)
+        if at_old_prices == set(found.then.gpus):
+            return "prices"
+        if at_old_prices != set(found.now.gpus):
+            return "prices and the catalog"
+    return "the catalog or its calibration"
 
 
 def _with_prices(workload: Workload, prices: dict[str, SavedPrice]) -> Workload:

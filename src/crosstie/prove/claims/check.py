@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput, DoesNotFit
-from crosstie.prove.claims import choices, costs, fits, prices, rates, software, specs
+from crosstie.prove.claims import choices, fits, prices, rates, software, specs
 from crosstie.prove.claims.evidence import Evidence
 from crosstie.prove.claims.reading import Claim, Span, read_claims
 from crosstie.prove.claims.rests import Rest
 from crosstie.prove.claims.verdicts import CHECKS, CONDITIONAL, CONTRADICTED, HOLDS, UNCHECKABLE, VERDICTS, Judgement
 
 # Importing them registers what they check.
-CHECKED_BY = (specs, fits, rates, prices, costs, software, choices)
+CHECKED_BY = (specs, fits, rates, prices, software, choices)
 
 
 @dataclass(frozen=True)
