@@ -112,7 +112,7 @@ def test_one_of_them_leads(tmp_path: Path) -> None:
             assert "crosstie_model_loads_total" not in (await follower.get("/metrics")).body.decode()
             # What the other has in flight is not put away.
             long = asyncio.create_task(follower.ask(model=A, max_tokens=4000, ignore_eos=True))
-            await until(lambda: sum(second.role.load().in_flight.values()) == 1)
+            await until(lambda: sum(one.in_flight for one in second.gateway.live.replicas()) == 1)
             other = asyncio.create_task(asked(leader, B))
             answer = await long
             assert answer.status == 200

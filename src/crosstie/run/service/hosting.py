@@ -40,13 +40,6 @@ class Role:
         """Those that shared pools host."""
         raise NotImplementedError
 
-    def hosted_replicas(self) -> list[Replica]:
-        return [one for one in self.gateway.live.replicas() if one.presence is not None]
-
-    def load(self) -> FollowerLoad:
-        """What this worker has in flight on them."""
-        return FollowerLoad({one.key: one.in_flight for one in self.hosted_replicas() if one.in_flight})
-
     def waiting(self) -> set[str]:
         """Hosted models that somebody waits for because they are not loaded."""
         tickets = [(one.ticket, one.ask.model) for one in self.gateway.exchanges]
@@ -224,7 +217,7 @@ class Follower(Role):
 
     def obey(self, leader: LeaderState) -> None:
         self._absent = leader.absent
-        for replica in self.hosted_replicas():
+        for replica in self.gateway.live.replicas():
             state, why = leader.states.get(replica.key, ("asleep", ""))
             if replica.presence is not None and (replica.presence.state, replica.presence.why) != (state, why):
                 become(replica, state, why)
@@ -348,4 +341,5 @@ class Hosting(HostedModels, Component):
     def _on_leader_state(self, state: LeaderState) -> WorkerAnswer:
         if isinstance(self.role, Follower):
             self.role.obey(state)
-        return self.role.load()
+        hosted = [one for one in self.gateway.live.replicas() if one.presence is not None]
+        return FollowerLoad({one.key: one.in_flight for one in hosted if one.in_flight})

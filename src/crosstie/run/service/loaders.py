@@ -87,7 +87,7 @@ class Loader:
         if answer.status != 200 and (unless is None or unless not in answer.body):
             raise LoadFailed(_refused(answer, path.partition("?")[0]))
 
-    async def _until(self, true: Callable[[], Awaitable[bool]], patience_s: float, what: str) -> None:
+    async def _until(self, true: Callable[[], Awaitable[bool | None]], patience_s: float, what: str) -> None:
         """Asks again and again; `true` gives True, or raises LoadFailed."""
         try:
             async with asyncio.timeout(patience_s):
@@ -219,11 +219,8 @@ class Hook(Loader):
 
     async def load(self, index: int, model: str, patience_s: float) -> None:
         await self._run("load", index, model, patience_s)
-
-        async def there() -> bool:
-            return await self._is_loaded(index, model) is True
-
-        await self._until(there, patience_s, "the command was done, and the server did not list the model")
+        what = "the command was done, and the server did not list the model"
+        await self._until(lambda: self._is_loaded(index, model), patience_s, what)
 
     async def unload(self, index: int, model: str, patience_s: float) -> None:
         await self._run("unload", index, model, patience_s)
