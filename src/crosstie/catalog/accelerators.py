@@ -1,9 +1,10 @@
 """Accelerator files: the fields one may have, their units, and the range beyond which it is a slip."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from crosstie.catalog.reading import Quantity, Sources, Word, file_id, only_keys, read_facts, read_toml, text, texts
+from crosstie.catalog.reading import Quantity, Word, file_id, read_facts, sourced_file, text, texts
 from crosstie.core.deployment import Accelerator, Chip, Memory, ScaleOut, ScaleUp
 from crosstie.core.errors import BadData
 from crosstie.core.model import COMPUTE_FORMATS
@@ -46,38 +47,30 @@ VENDORS = ("AMD", "NVIDIA", "Intel", "other")
 
 
 def read_accelerator(file: Path) -> Accelerator:
-    raw: dict[str, Any] = read_toml(file)
-    only_keys(file, "", raw, {"id", "name", "aliases", "vendor", "family", "sources"} | _TABLES)
-    sources = Sources(file, raw.get("sources"))
-    identifier = file_id(file, raw.get("id"))
-    vendor = text(file, "vendor", raw.get("vendor"))
-    if vendor not in VENDORS:
-        raise BadData(file, "vendor", f"'{vendor}' is not one of {', '.join(VENDORS)}")
+    with sourced_file(file, {"id", "name", "aliases", "vendor", "family"} | _TABLES) as (raw, sources):
+        vendor = text(file, "vendor", raw.get("vendor"))
+        if vendor not in VENDORS:
+            raise BadData(file, "vendor", f"'{vendor}' is not one of {', '.join(VENDORS)}")
 
-    def facts(key: str, specs: Any, optional: frozenset[str] = frozenset()) -> dict[str, Any]:
-        return read_facts(file, key, raw.get(key), specs, sources, optional)
+        def facts(key: str, specs: Any, optional: Iterable[str] = ()) -> dict[str, Any]:
+            return read_facts(file, key, raw.get(key), specs, sources, frozenset(optional))
 
-    every_rate = frozenset(RATES)
-    dense = facts("dense", RATES, every_rate)
-    sparse = facts("sparse", RATES, every_rate) if "sparse" in raw else {}
-    measured = facts("measured", MEASURED, frozenset(MEASURED)) if "measured" in raw else {}
-    accelerator = Accelerator(
-        id=identifier,
-        name=text(file, "name", raw.get("name")),
-        aliases=texts(file, "aliases", raw.get("aliases", [])),
-        vendor=vendor,
-        family=text(file, "family", raw.get("family")),
-        chip=Chip(**facts("chip", CHIP)),
-        memory=Memory(**facts("memory", MEMORY, frozenset({"usable"}))),
-        dense=dense,
-        sparse=sparse,
-        scale_up=ScaleUp(**facts("scale_up", SCALE_UP)),
-        scale_out=ScaleOut(**facts("scale_out", SCALE_OUT)),
-        measured=measured,
-        file=str(file),
-    )
-    _check_against_itself(file, accelerator)
-    sources.check_all_cited()
+        accelerator = Accelerator(
+            id=file_id(file, raw.get("id")),
+            name=text(file, "name", raw.get("name")),
+            aliases=texts(file, "aliases", raw.get("aliases", [])),
+            vendor=vendor,
+            family=text(file, "family", raw.get("family")),
+            chip=Chip(**facts("chip", CHIP)),
+            memory=Memory(**facts("memory", MEMORY, ["usable"])),
+            dense=facts("dense", RATES, RATES),
+            sparse=facts("sparse", RATES, RATES) if "sparse" in raw else {},
+            scale_up=ScaleUp(**facts("scale_up", SCALE_UP)),
+            scale_out=ScaleOut(**facts("scale_out", SCALE_OUT)),
+            measured=facts("measured", MEASURED, MEASURED) if "measured" in raw else {},
+            file=str(file),
+        )
+        _check_against_itself(file, accelerator)
     return accelerator
 
 

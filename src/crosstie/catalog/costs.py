@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from crosstie.catalog.reading import Quantity, Sources, only_keys, read_facts, read_toml, table
+from crosstie.catalog.reading import Quantity, Sources, only_keys, read_facts, sourced_file, table
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact
@@ -52,17 +52,13 @@ def watts(accelerator: Accelerator, costs: Mapping[str, Ranged]) -> float:
 
 def read_costs(file: Path, whole: bool) -> dict[str, Ranged]:
     """`whole`: every assumption must be there; a user's file may have some, and `likely` alone has no range."""
-    raw = read_toml(file)
-    only_keys(file, "", raw, {"sources", "costs"})
-    sources = Sources(file, raw.get("sources"))
-    entries = table(file, "costs", raw.get("costs"))
-    only_keys(file, "costs", entries, set(COSTS))
-    for key in COSTS if whole else ():
-        if key not in entries:
-            raise BadData(file, f"costs.{key}", f"missing: {COSTS[key].meaning}")
-    found = {key: _read_range(file, f"costs.{key}", entries[key], COSTS[key], sources) for key in entries}
-    sources.check_all_cited()
-    return found
+    with sourced_file(file, ["costs"]) as (raw, sources):
+        entries = table(file, "costs", raw.get("costs"))
+        only_keys(file, "costs", entries, set(COSTS))
+        for key in COSTS if whole else ():
+            if key not in entries:
+                raise BadData(file, f"costs.{key}", f"missing: {COSTS[key].meaning}")
+        return {key: _read_range(file, f"costs.{key}", entries[key], COSTS[key], sources) for key in entries}
 
 
 def _read_range(file: Path, where: str, raw: object, spec: Quantity, sources: Sources) -> Ranged:

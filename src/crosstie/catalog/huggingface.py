@@ -1,5 +1,6 @@
 """config.json in, Model out. Families are told apart by the keys they have; quirks by model_type."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -124,25 +125,20 @@ def _group(
 ) -> tuple[Layer, ...]:
     """Equal layers become one entry with a count; order does not matter to what a step costs."""
     extra, streams = per_layer
-    counted: dict[tuple[Attention, FeedForward], int] = {}
-    for part in parts:
-        counted[part] = counted.get(part, 0) + 1
-    layers = []
-    for (attention, forward), count in counted.items():
-        layers.append(
-            Layer(
-                kind=f"{attention.kind} + {forward.kind}",
-                count=count,
-                tensors=attention.tensors + forward.tensors + extra,
-                scans=attention.scans,
-                state=attention.state,
-                # Two norms, each reading and writing the hidden state and the residual; 16 bits.
-                elementwise_bytes=2.0 * streams + 2.0 * forward.gathered_elements,
-                elementwise_sharded_bytes=2.0 * (attention.moved_elements + forward.moved_elements),
-                routing_kernels=forward.routing_kernels,
-            )
+    return tuple(
+        Layer(
+            kind=f"{attention.kind} + {forward.kind}",
+            count=count,
+            tensors=attention.tensors + forward.tensors + extra,
+            scans=attention.scans,
+            state=attention.state,
+            # Two norms, each reading and writing the hidden state and the residual; 16 bits.
+            elementwise_bytes=2.0 * streams + 2.0 * forward.gathered_elements,
+            elementwise_sharded_bytes=2.0 * (attention.moved_elements + forward.moved_elements),
+            routing_kernels=forward.routing_kernels,
         )
-    return tuple(layers)
+        for (attention, forward), count in Counter(parts).items()
+    )
 
 
 def _per_layer(config: Config, quirks: Quirks, hidden: int) -> tuple[tuple[Tensor, ...], float]:
@@ -165,12 +161,9 @@ def _stream_mixer(config: Config, hidden: int) -> int:
 
 
 def _head_dim(config: Config, hidden: int, heads: int) -> int:
-    dim = config.get("head_dim")
-    if dim is None:
-        if hidden % heads:
-            raise config.bad("head_dim", f"missing, and hidden_size {hidden} is no multiple of {heads} heads")
-        return hidden // heads
-    return config.count("head_dim")
+    if config.get("head_dim") is None and hidden % heads:
+        raise config.bad("head_dim", f"missing, and hidden_size {hidden} is no multiple of {heads} heads")
+    return config.count("head_dim", default=hidden // heads)
 
 
 def _attention_reader(

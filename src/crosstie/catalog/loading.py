@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from crosstie.catalog.reading import Quantity, Sources, only_keys, read_facts, read_toml, table
+from crosstie.catalog.reading import Quantity, read_facts, sourced_file, table
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact
 
@@ -37,15 +37,11 @@ def shipped_loading() -> LoadingFacts:
 
 
 def read_loading(file: Path) -> LoadingFacts:
-    raw = read_toml(file)
-    only_keys(file, "", raw, {"sources", "host_link", "loading"})
-    sources = Sources(file, raw.get("sources"))
-    links = table(file, "host_link", raw.get("host_link"))
-    if _USUAL not in links:
-        raise BadData(file, f"host_link.{_USUAL}", f"missing: {_LINK.meaning}, where an accelerator has no entry")
-    found = LoadingFacts(
-        host_link=read_facts(file, "host_link", links, dict.fromkeys(links, _LINK), sources),
-        **read_facts(file, "loading", raw.get("loading"), _REST, sources),
-    )
-    sources.check_all_cited()
-    return found
+    with sourced_file(file, ["host_link", "loading"]) as (raw, sources):
+        links = table(file, "host_link", raw.get("host_link"))
+        if _USUAL not in links:
+            raise BadData(file, f"host_link.{_USUAL}", f"missing: {_LINK.meaning}, where an accelerator has no entry")
+        return LoadingFacts(
+            host_link=read_facts(file, "host_link", links, dict.fromkeys(links, _LINK), sources),
+            **read_facts(file, "loading", raw.get("loading"), _REST, sources),
+        )

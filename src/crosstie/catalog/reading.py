@@ -7,6 +7,7 @@ import re
 import tomllib
 import zlib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date as day
 from functools import cache
@@ -91,6 +92,16 @@ def read_toml(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         # tomllib leaves numbers of thousands of digits and lists in thousands of lists to Python.
         raise BadData(file, "", f"not valid TOML: {error}") from None
+
+
+@contextmanager
+def sourced_file(file: Path, known: Collection[str]) -> Iterator[tuple[dict[str, Any], Sources]]:
+    """A TOML file of these keys and its [sources], each of which the block must have cited by its end."""
+    raw = read_toml(file)
+    only_keys(file, "", raw, {"sources", *known})
+    sources = Sources(file, raw.get("sources"))
+    yield raw, sources
+    sources.check_all_cited()
 
 
 def text_of(path: Path) -> str:
@@ -270,21 +281,31 @@ def read_fact(file: Path, where: str, raw: object, spec: Quantity | Word, source
     entry = table(file, where, raw)
     only_keys(file, where, entry, own | _PROVENANCE)
     value = _value(file, where, entry, spec)
-    common = _provenance(file, where, entry, spec.bases, sources)
+    basis = _basis(file, where, entry, spec.bases)
+    reference, dated = sources.cite(where, entry.get("source"))
+    note = optional_text(file, f"{where}.note", entry.get("note"))
+    if basis in ("assumed", "derived") and not note:
+        raise BadData(file, f"{where}.note", f"missing: say how it was {basis}")
+    reason = optional_text(file, f"{where}.chosen_because", entry.get("chosen_because"))
     others = entry.get("alternatives", [])
     if not isinstance(others, list):
         raise BadData(file, f"{where}.alternatives", "must be a list of tables")
+    if others and not reason:
+        raise BadData(file, f"{where}.chosen_because", "missing: there are alternatives, so say why this one")
     alternatives = []
     for index, raw_other in enumerate(others):
         at = f"{where}.alternatives[{index}]"
         other = table(file, at, raw_other)
         only_keys(file, at, other, own | {"basis", "source"})
         other_value = _value(file, at, other, spec)
-        reference, dated = sources.cite(at, other.get("source"))
-        basis = _basis(file, at, other, BASES)
-        alternatives.append(OtherSource(**other_value, basis=basis, source=reference, date=dated))
+        source, day_of_source = sources.cite(at, other.get("source"))
+        other_basis = _basis(file, at, other, BASES)
+        alternatives.append(OtherSource(**other_value, basis=other_basis, source=source, date=day_of_source))
     kind = Fact if isinstance(spec, Quantity) else Label
-    return kind(**value, alternatives=tuple(alternatives), **common)
+    return kind(
+        **value, basis=basis, source=reference, date=dated, note=note, chosen_because=reason,
+        alternatives=tuple(alternatives),
+    )  # fmt: skip
 
 
 def read_facts(
@@ -334,17 +355,3 @@ def _basis(file: Path, where: str, entry: dict[str, Any], allowed: tuple[str, ..
     if basis not in allowed:
         raise BadData(file, f"{where}.basis", f"'{basis}' is not allowed here: use {', '.join(allowed)}")
     return basis
-
-
-def _provenance(
-    file: Path, where: str, entry: dict[str, Any], bases: tuple[str, ...], sources: Sources
-) -> dict[str, Any]:
-    basis = _basis(file, where, entry, bases)
-    reference, dated = sources.cite(where, entry.get("source"))
-    note = optional_text(file, f"{where}.note", entry.get("note"))
-    if basis in ("assumed", "derived") and not note:
-        raise BadData(file, f"{where}.note", f"missing: say how it was {basis}")
-    reason = optional_text(file, f"{where}.chosen_because", entry.get("chosen_because"))
-    if entry.get("alternatives") and not reason:
-        raise BadData(file, f"{where}.chosen_because", "missing: there are alternatives, so say why this one")
-    return {"basis": basis, "source": reference, "date": dated, "note": note, "chosen_because": reason}

@@ -8,13 +8,12 @@ import msgspec
 
 from crosstie.catalog.reading import (
     Quantity,
-    Sources,
     date,
-    only_keys,
     read_facts,
     read_toml,
     read_value,
     read_values,
+    sourced_file,
     table,
     text,
 )
@@ -58,49 +57,39 @@ _PLAIN = (
 
 
 def read_stack(file: Path) -> Stack:
-    raw = read_toml(file)
-    only_keys(file, "", raw, {"id", "sources", "engine", "host", "emulation", "small", *_PLAIN})
-    sources = Sources(file, raw.get("sources"))
-    identifier = text(file, "id", raw.get("id"))
-    if identifier != file.stem:
-        raise BadData(file, "id", f"'{identifier}' must match the file name '{file.stem}'")
-    plain = read_values(file, "", raw, Stack, _PLAIN)
-    if not plain["vendors"]:
-        raise BadData(file, "vendors", "must name at least one vendor, or 'any'")
-    engine = read_facts(file, "engine", raw.get("engine"), STACK, sources)
-    host = dict(table(file, "host", raw.get("host")))
-    overlapped = read_value(file, "host.overlapped", host.pop("overlapped", None), bool)
-    emulation = table(file, "emulation", raw.get("emulation", {}))
-    for vendor, formats in emulation.items():
-        for format_id, how in table(file, f"emulation.{vendor}", formats).items():
-            read_value(file, f"emulation.{vendor}.{format_id}", how, Emulation)
-    small = SmallGpu(**read_facts(file, "small", raw["small"], SMALL, sources)) if "small" in raw else None
-    stack = Stack(
-        id=identifier,
-        host=Host(overlapped=overlapped, **read_facts(file, "host", host, HOST, sources)),
-        emulation=emulation,
-        small=small,
-        file=str(file),
-        **plain,
-        **engine,
-    )
-    sources.check_all_cited()
-    return stack
+    with sourced_file(file, {"id", "engine", "host", "emulation", "small", *_PLAIN}) as (raw, sources):
+        identifier = text(file, "id", raw.get("id"))
+        if identifier != file.stem:
+            raise BadData(file, "id", f"'{identifier}' must match the file name '{file.stem}'")
+        plain = read_values(file, "", raw, Stack, _PLAIN)
+        if not plain["vendors"]:
+            raise BadData(file, "vendors", "must name at least one vendor, or 'any'")
+        host = dict(table(file, "host", raw.get("host")))
+        overlapped = read_value(file, "host.overlapped", host.pop("overlapped", None), bool)
+        emulation = table(file, "emulation", raw.get("emulation", {}))
+        for vendor, formats in emulation.items():
+            for format_id, how in table(file, f"emulation.{vendor}", formats).items():
+                read_value(file, f"emulation.{vendor}.{format_id}", how, Emulation)
+        return Stack(
+            id=identifier,
+            host=Host(overlapped=overlapped, **read_facts(file, "host", host, HOST, sources)),
+            emulation=emulation,
+            small=SmallGpu(**read_facts(file, "small", raw["small"], SMALL, sources)) if "small" in raw else None,
+            file=str(file),
+            **plain,
+            **read_facts(file, "engine", raw.get("engine"), STACK, sources),
+        )
 
 
 def read_efficiency(file: Path) -> dict[str, Any]:
     """One layer of constants: the default sets all, a family or an accelerator what it knows."""
-    raw = read_toml(file)
-    only_keys(file, "", raw, {"sources", "compute", "weights"} | set(SINGLE))
-    sources = Sources(file, raw.get("sources"))
     everything = frozenset((*COMPUTE, *WEIGHTS, *SINGLE))
-    layer: dict[str, Any] = {}
-    for key, specs in (("compute", COMPUTE), ("weights", WEIGHTS)):
-        if key in raw:
-            layer[key] = read_facts(file, key, raw[key], specs, sources, everything)
-    singles = {key: value for key, value in raw.items() if key in SINGLE}
-    layer.update(read_facts(file, "", singles, SINGLE, sources, everything))
-    sources.check_all_cited()
+    with sourced_file(file, {"compute", "weights", *SINGLE}) as (raw, sources):
+        singles = {key: value for key, value in raw.items() if key in SINGLE}
+        layer = read_facts(file, "", singles, SINGLE, sources, everything)
+        for key, specs in (("compute", COMPUTE), ("weights", WEIGHTS)):
+            if key in raw:
+                layer[key] = read_facts(file, key, raw[key], specs, sources, everything)
     return layer
 
 

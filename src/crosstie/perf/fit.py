@@ -9,13 +9,7 @@ import msgspec
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism, kv_bytes_per_element
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model, Precision
-from crosstie.perf.memory import (
-    MemoryPlan,
-    cache_sequences,
-    memory_plan,
-    sequences_that_fit,
-    weight_bytes_by_format,
-)
+from crosstie.perf.memory import MemoryPlan, cache_sequences, memory_plan, sequences_that_fit, weight_bytes_by_format
 
 _MOST_STAGES = 16
 _USUAL_CONTEXT = 8192

@@ -110,6 +110,14 @@ class _Account:
         if self.detailed:
             self.ideal += count * np.maximum(flop / peak, traffic / self.hardware.memory_bytes_per_s)
 
+    def add_attention(
+        self, count: int, flop: Array, traffic: Array, rates: tuple[Array, Array], runs: Array | float
+    ) -> None:
+        rate, peak = rates
+        # Two kernels: the pass itself and the reduction of its parts.
+        self.add(count, flop / rate, traffic / self.hardware.cache_bytes_per_s, 2.0 * runs)
+        self.add_ideal(count, flop, peak, traffic)
+
 
 def step(hardware: Hardware, at: Shape) -> StepCost:
     """The cost of one step through all layers, for every deployment at every operating point."""
@@ -248,13 +256,11 @@ def _scan(account: _Account, hardware: Hardware, count: int, scan: Scan, at: Sha
     row_bytes = scan.row_bytes(hardware.kv_bytes_per_element)
     holders = np.minimum(hardware.tp, scan.kv_heads)
     workers = np.minimum(hardware.tp, scan.query_heads)
-    rate, peak = hardware.attention_rates(scan.compute)
-    limit = read_limit(scan)
-
+    rates, limit = hardware.attention_rates(scan.compute), read_limit(scan)
     sequences, tokens = at.decode_sequences, at.prefill_tokens
 
     def add(flop: Array, traffic: Array, runs: Array) -> None:
-        _add_attention(account, hardware, count, flop / workers, traffic / holders, rate, peak, _share(runs))
+        account.add_attention(count, flop / workers, traffic / holders, rates, _share(runs))
 
     if sequences.any():
         rows = sequences * keys_read(scan, limit, at.decode_context)
@@ -266,15 +272,6 @@ def _scan(account: _Account, hardware: Hardware, count: int, scan: Scan, at: Sha
         # Each prompt's cache is read once and its new rows written; queries of a tile share the reads.
         traffic = (tokens / span * keys_read(scan, limit, end) + tokens / scan.stride) * row_bytes
         add(tokens * mean_rows * scan.prefill_flop, traffic, tokens)
-
-
-def _add_attention(
-    account: _Account, hardware: Hardware, count: int, flop: Array, traffic: Array, rate: Array, peak: Array,
-    runs: Array | float,
-) -> None:  # fmt: skip
-    # Two kernels: the pass itself and the reduction of its parts.
-    account.add(count, flop / rate, traffic / hardware.cache_bytes_per_s, 2.0 * runs)
-    account.add_ideal(count, flop, peak, traffic)
 
 
 def read_limit(scan: Scan) -> float:
@@ -301,12 +298,11 @@ def keys_sum(scan: Scan, limit: float, context: Array) -> Array:
 
 def _state(account: _Account, hardware: Hardware, count: int, state: State, at: Shape) -> None:
     workers = np.minimum(hardware.tp, state.heads)
-    rate, peak = hardware.attention_rates("bf16")
     sequences, tokens = at.decode_sequences, at.prefill_tokens
     prompts = tokens / np.maximum(at.prefill_span, 1.0)
     flop = (sequences * state.decode_flop + tokens * state.prefill_flop) / workers
     traffic = 2.0 * (sequences + prompts) * state.bytes / workers
-    _add_attention(account, hardware, count, flop, traffic, rate, peak, _share(sequences + tokens))
+    account.add_attention(count, flop, traffic, hardware.attention_rates("bf16"), _share(sequences + tokens))
 
 
 def _elementwise(account: _Account, hardware: Hardware, work: Work, tokens: Array) -> None:

@@ -3,7 +3,8 @@
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -101,16 +102,14 @@ class KernelPredictor:
             groups.setdefault((kernel.kind, kernel.format), []).append(index)
         model = catalog.model(_CARRIER)
         self._groups: list[tuple[Array, str, Hardware, dict[str, Array]]] = []
-        carriers: dict[tuple[str, str, str], Deployment] = {}
+
+        @cache
+        def carrier(accelerator: str, stack: str, format: str) -> Deployment:
+            return catalog.deployment(model, catalog.accelerator(accelerator), None, format, "bf16", stack)
+
         for (kind, format), indices in groups.items():
             members = [self.kernels[i] for i in indices]
-            for kernel in members:
-                key = (kernel.accelerator, kernel.stack, format)
-                if key not in carriers:
-                    carriers[key] = catalog.deployment(
-                        model, catalog.accelerator(kernel.accelerator), None, format, "bf16", kernel.stack
-                    )
-            hardware = Hardware([carriers[kernel.accelerator, kernel.stack, format] for kernel in members])
+            hardware = Hardware([carrier(kernel.accelerator, kernel.stack, format) for kernel in members])
             columns = {name: np.array([[getattr(kernel, name)] for kernel in members]) for name in _NUMBERS}
             columns["kv_bytes"] = np.array([[kv_bytes_per_element(kernel.kv_format)] for kernel in members])
             self._groups.append((np.array(indices), kind, hardware, columns))
@@ -164,14 +163,10 @@ def _decode(hardware: Hardware, of: Mapping[str, Array]) -> Array:
     return 2.0 * hardware.kernel_s + read / hardware.cache_bytes_per_s
 
 
-def _all_reduce(hardware: Hardware, of: Mapping[str, Array]) -> Array:
-    return all_reduce_s(hardware, of["bytes"], of["gpus"])
-
-
-_SECONDS = {
+_SECONDS: dict[str, Callable[[Hardware, Mapping[str, Array]], Array]] = {
     "gemm": _gemm,
     "mixture": _mixture,
     "attention-prefill": _prefill,
     "attention-decode": _decode,
-    "all-reduce": _all_reduce,
+    "all-reduce": lambda hardware, of: all_reduce_s(hardware, of["bytes"], of["gpus"]),
 }
