@@ -81,7 +81,7 @@ def _run(request: dict[str, Any], say: Say) -> None:
     from crosstie.port.kernels.shadow import Driver, FakeGpu, LaunchRecorder, pretend
 
     device = FakeGpu(**request["device"])
-    target = Driver(device).get_current_target()
+    target = Driver(device).target
     backend = make_backend(target)
     usual = backend.parse_options({}).__dict__
     cache = Path(request["cache"]) if request["cache"] else None

@@ -281,16 +281,13 @@ def explain(error: BaseException, function: Any) -> dict[str, Any]:
         # Not __context__: of a failed ptxas that is the failed process, which says less.
         following = following.__cause__
     placed = [one for one in chain if isinstance(one, CompilationError) and hasattr(one.node, "lineno")]
-    said = _message(chain[-1] if not placed else placed[-1])
-    deepest = _message(chain[-1])
-    message = said if deepest in said or not deepest else f"{said}: {deepest}"
-    file, line = function.fn.__code__.co_filename, 0
-    if placed:
-        source = placed[-1].src or ""
-        owner = _owner(source, function)
-        file = owner.fn.__code__.co_filename
-        line = def_line(owner) + placed[-1].node.lineno - 1
-    return {"type": type(chain[-1]).__name__, "message": message, "file": file, "line": line}
+    said, deepest = (_message(one) for one in ((placed or chain)[-1], chain[-1]))
+    message = said if deepest in said else f"{said}: {deepest}"
+    owner = _owner(placed[-1].src or "", function) if placed else function
+    line = def_line(owner) + placed[-1].node.lineno - 1 if placed else 0
+    return {
+        "type": type(chain[-1]).__name__, "message": message, "file": owner.fn.__code__.co_filename, "line": line,
+    }  # fmt: skip
 
 
 def _message(error: BaseException) -> str:

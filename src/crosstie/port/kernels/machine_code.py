@@ -76,7 +76,12 @@ def read_ttir(text: str) -> Facts:
         for shape, _ in _TENSOR.findall(line):
             largest = max(largest, prod(int(size) for size in shape.split("x") if size))
         if conversion := _CONVERSION.search(line):
-            _note_conversion(conversion, places.of(line), converted, upcast_at)
+            before, after = map(_FP8.findall, conversion.groups())
+            at = places.of(line)
+            for kind in before + after:
+                converted.setdefault(kind, _placed({"type": kind}, at))
+            if before and at and not after:
+                upcast_at[at] = before[0]
         elif dot := _DOT.search(line):
             dots.append(_dot(dot, places.of(line), upcast_at))
         elif assembly := _INLINE.search(line):
@@ -92,18 +97,6 @@ def read_ttir(text: str) -> Facts:
         "largest_tensor": largest,
         "warp_specialised": "tt.warp_specialize" in text,
     }
-
-
-def _note_conversion(
-    found: "re.Match[str]", at: tuple[str, int, int] | None,
-    converted: dict[str, Facts], upcast_at: dict[tuple[str, int, int], str],
-) -> None:  # fmt: skip
-    before, after = found.groups()
-    for kind in _FP8.findall(before) + _FP8.findall(after):
-        converted.setdefault(kind, _placed({"type": kind}, at))
-    narrow = _FP8.search(before)
-    if narrow and at and not _FP8.search(after):
-        upcast_at[at] = narrow.group()
 
 
 def _dot(found: "re.Match[str]", at: tuple[str, int, int] | None, upcast_at: dict[tuple[str, int, int], str]) -> Facts:

@@ -50,6 +50,10 @@ class FakeGpu:
         return int(digits[:-2]), int(digits[-2], 16)
 
 
+def _always(answer: Any) -> Callable[..., Any]:
+    return lambda *_, **__: answer
+
+
 def _once(call: Callable[[], object], *_: Any, quantiles: Sequence[float] | None = None, **__: Any) -> Any:
     """In place of a benchmark: what it would time is launched, and takes a millisecond."""
     call()
@@ -62,8 +66,19 @@ class Driver:
     def __init__(self, device: FakeGpu):
         from triton.backends.compiler import GPUTarget
 
-        self._target = GPUTarget(device.backend, device.arch, device.wave_width)
-        self._device = device
+        self.target = GPUTarget(device.backend, device.arch, device.wave_width)
+        answers = {
+            "get_current_target": self.target,
+            "get_current_device": 0,
+            "set_current_device": None,
+            "get_current_stream": 0,
+            "get_device_capability": device.capability,
+            "get_benchmarker": _once,
+            "clear_cache": None,
+            "is_active": True,
+        }
+        for name, answer in answers.items():
+            setattr(self, name, _always(answer))
         properties = {
             "max_shared_mem": device.lds_bytes,
             "multiprocessor_count": device.compute_units,
@@ -75,23 +90,8 @@ class Driver:
             "mem_bus_width": 8192,
             "max_threads_per_sm": 2048,
         }
-        self.utils = SimpleNamespace(get_device_properties=lambda _=0: dict(properties))
+        self.utils = SimpleNamespace(get_device_properties=_always(properties))
         self.launcher_cls = None
-
-    def get_current_target(self) -> Any:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def set_current_device(self, _: int) -> None:
-        pass
-
-    def get_current_stream(self, _: int = 0) -> int:
-        return 0
-
-    def get_device_capability(self, _: int = 0) -> tuple[int, int]:
-        return self._device.capability
 
     def get_active_torch_device(self) -> Any:
         import torch
@@ -103,23 +103,13 @@ class Driver:
 
         return torch.cuda
 
-    def get_benchmarker(self) -> Callable[..., Sequence[float]]:
-        return _once
-
     def get_empty_cache_for_benchmark(self) -> Any:
         import torch
 
         return torch.empty(1)
 
-    def clear_cache(self, _: Any) -> None:
-        pass
-
     def map_python_to_cpp_type(self, kind: str) -> str:
         return kind
-
-    @classmethod
-    def is_active(cls) -> bool:
-        return True
 
 
 def pretend(device: FakeGpu) -> None:
@@ -130,11 +120,10 @@ def pretend(device: FakeGpu) -> None:
 
     driver.set_active(Driver(device))
     for one in backends.values():
-        answer = one.compiler.supports_target(driver.active.get_current_target())
-        one.driver.is_active = staticmethod(lambda answer=answer: answer)
+        one.driver.is_active = staticmethod(_always(one.compiler.supports_target(driver.active.target)))
     triton.testing.do_bench = triton.testing.do_bench_cudagraph = _once
     # Scripts plot benchmarks when they are imported; they are no launches that anybody asked about.
-    triton.testing.Mark.run = lambda *_, **__: None
+    triton.testing.Mark.run = _always(None)
     if "torch" in sys.modules:
         _pretend_torch(sys.modules["torch"], device)
     else:
@@ -223,15 +212,15 @@ def _pretend_torch(torch: Any, device: FakeGpu) -> None:
     silent = ("manual_seed", "manual_seed_all", "seed", "seed_all", "reset_peak_memory_stats", "ipc_collect")
     answers |= dict.fromkeys(silent)
     for name, answer in answers.items():
-        setattr(torch.cuda, name, lambda *_, _answer=answer, **__: _answer)
+        setattr(torch.cuda, name, _always(answer))
     for name in ("device", "device_of", "stream", "Stream", "Event", "current_stream", "default_stream"):
         setattr(torch.cuda, name, _Anything)
-    torch.cuda._lazy_init = lambda: None
+    torch.cuda._lazy_init = _always(None)
     # A default device would be asked after the mode below, which turns "cuda" into "cpu".
-    torch.set_default_device = lambda *_: None
+    torch.set_default_device = _always(None)
     # Nothing is computed, so a comparison of results has nothing to say; what comes after it may launch more.
-    torch.allclose = lambda *_, **__: True
-    torch.testing.assert_close = lambda *_, **__: None
+    torch.allclose = _always(True)
+    torch.testing.assert_close = _always(None)
     torch.Generator = _host_generator(torch.Generator)
     _looks_like_gpu(torch).__enter__()
 

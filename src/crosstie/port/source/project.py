@@ -68,7 +68,7 @@ class Macros(msgspec.Struct, frozen=True):
     value: Numbers
 
 
-class Branch(msgspec.Struct, frozen=True, kw_only=True):
+class Branch(msgspec.Struct, frozen=True):
     """One side of a conditional: the lines between its directive and the next of the same conditional."""
 
     directive: Directive
@@ -76,12 +76,12 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     # True: compiled for ROCm. False: left out. None: open.
     taken: bool | None
-    # Whether a later #else or #elif of the same conditional has lines of its own.
-    has_else: bool
     # An earlier side of the same conditional is compiled for ROCm, so that this one was never asked.
     passed_over: bool
     # Compiled for ROCm alone: one of the conditions so far asks for it, or its own needs a macro of AMD's.
     for_rocm: bool
+    # Whether a later #else or #elif of the same conditional has lines of its own.
+    has_else: bool = False
 
 
 def rocm_defines(name: str) -> bool | None:
@@ -170,17 +170,9 @@ def branches(directives: Sequence[Directive], macros: Macros, last_line: int) ->
 
 
 def _close(top: _Open, line: int) -> None:
-    top.sides.append(
-        Branch(
-            directive=top.directive,
-            first=top.directive.line + 1,
-            last=line - 1,
-            taken=top.taken,
-            has_else=False,
-            passed_over=top.passed_over,
-            for_rocm=(top.asks and top.taken is True) or (top.for_amd and top.taken is not False),
-        )
-    )
+    for_rocm = (top.asks and top.taken is True) or (top.for_amd and top.taken is not False)
+    first = top.directive.line + 1
+    top.sides.append(Branch(top.directive, first, line - 1, top.taken, top.passed_over, for_rocm))
 
 
 def _with_else(sides: list[Branch]) -> list[Branch]:

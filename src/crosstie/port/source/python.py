@@ -1,6 +1,6 @@
-"""What Python code says that differs on ROCm, as far as a condition does not keep it from there.
+"""Python code in, hazards out: imports, attributes and strings that differ on ROCm, and CUDA text inside of strings.
 
-Python sources: imports, attributes and strings that differ on ROCm, and CUDA text inside of strings.
+What a condition keeps from ROCm is left out.
 """
 
 import ast
@@ -43,7 +43,7 @@ _WARP_SIZE = re.compile(r"(?i)^_*(?:k_?)?(?:warp_?size|threads_per_warp|lanes_pe
 _MOST_THREADS = 1024
 
 
-class Known(msgspec.Struct, kw_only=True):
+class Known(msgspec.Struct, frozen=True):
     """Of one file: what names are set to where they are set once, what loops run over, what functions return, and what
     is imported."""
 
@@ -70,12 +70,8 @@ def known_of(tree: ast.Module) -> Known:
                 returns[node.name] = given[0]
         elif isinstance(node, ast.ImportFrom):
             imported |= {alias.asname or alias.name for alias in node.names}
-    return Known(
-        values={name: found[0] for name, found in values.items() if len(found) == 1},
-        loops=loops,
-        returns=returns,
-        imported=frozenset(imported),
-    )
+    set_once = {name: found[0] for name, found in values.items() if len(found) == 1}
+    return Known(set_once, loops, returns, frozenset(imported))
 
 
 def on_rocm(test: ast.expr, known: Known, depth: int = 0) -> bool | None:
