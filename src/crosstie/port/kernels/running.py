@@ -80,7 +80,8 @@ def compile_kernels(
             finally:
                 # A child whose input has closed stops compiling and ends, so that the threads end as well.
                 for child in children:
-                    _close(child)
+                    if child.stdin is not None:
+                        child.stdin.close()
     finally:
         for child in children:
             _end(child)
@@ -149,11 +150,6 @@ def _why(what: str, target: KernelTarget, status: int, printed: str) -> str:
     lines = [line for line in printed.strip().splitlines() if line.strip()]
     last = f": {lines[-1].strip()[:300]}" if lines else ""
     return f"{what}: importing or launching it for {target.isa} ended the process by {ended}{last}"
-
-
-def _close(child: subprocess.Popen[bytes]) -> None:
-    if child.stdin is not None:
-        child.stdin.close()
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

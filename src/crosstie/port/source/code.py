@@ -160,7 +160,7 @@ class Code:
     @cached_property
     def leaves_lanes_to_headers(self) -> bool:
         """A header knows of both widths, and the file has no exchange of its own that spans the wavefront."""
-        units, around = self.project.units, self.project.visible(self.path)
+        units, around = self.project.units, self.project.visible[self.path]
         return not self._has_bare_exchange and any(units[path].knows_wavefronts for path in around)
 
     @cached_property

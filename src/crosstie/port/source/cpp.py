@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from crosstie.core.finding import Severity
 from crosstie.port.source.code import Code, also, streams
 from crosstie.port.source.hazard import SourceHazard
-from crosstie.port.source.lanes import lane_hazards, macro_sizes
+from crosstie.port.source.lanes import LANE_RULES, macro_sizes
 from crosstie.port.source.lexer import closing
-from crosstie.port.source.masks import mask_hazards
+from crosstie.port.source.masks import MASK_RULES
 from crosstie.port.source.project import NVIDIA_ONLY, Branch, Macros, Project, holds_under, rocm_defines
 from crosstie.port.source.rules import NameRule, name_rules, ptx_rule
-from crosstie.port.source.shared import shared_hazards
+from crosstie.port.source.shared import SHARED_RULES
 
 _WORDS = ("asm", "__asm__", "__asm")
 _BETWEEN = ("volatile", "__volatile__", "__volatile", "goto", "inline")
@@ -159,13 +159,6 @@ def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
     return code.hazard("inline-ptx", "error", what, at, first.remedy)
 
 
-def launch_hazards(code: Code) -> Iterator[SourceHazard]:
-    yield from _bounds(code)
-    yield from _nested(code)
-    yield from _capabilities(code)
-    yield from _warp_synchronous(code)
-
-
 def _bounds(code: Code) -> Iterator[SourceHazard]:
     for at, given in code.calls("__launch_bounds__"):
         if len(given) < 2 or code.value(given[1], at) == 1:
@@ -300,6 +293,9 @@ def _has_code(lines: Sequence[str]) -> bool:
     return any(line and not line.startswith("#") for line in plain)
 
 
+_RULES = (*LANE_RULES, *MASK_RULES, assembly_hazards, *SHARED_RULES, _bounds, _nested, _capabilities, _warp_synchronous)
+
+
 def cpp_hazards(path: str, project: Project) -> list[SourceHazard]:
     return hazards_in(path, streams(path, project))
 
@@ -308,7 +304,7 @@ def hazards_in(path: str, codes: Sequence[Code]) -> list[SourceHazard]:
     """`codes`: the file's own code first, then the bodies of its macros."""
     found = [*macro_sizes(codes[0]), *architecture_hazards(codes[0]), *name_hazards(path, codes)]
     for code in codes:
-        for rule in (lane_hazards, mask_hazards, assembly_hazards, shared_hazards, launch_hazards):
+        for rule in _RULES:
             found += rule(code)
     project = codes[0].project
     return [one for one in found if one.on != "wave64" or not project.left_out_on_gfx9(path, one.line or 0)]

@@ -18,8 +18,6 @@ _BUILDS_HIP = re.compile(
 )
 _OF_OTHERS = re.compile(r"(?i)(?:^|/)(?:third_?party|3rd_?party|external|extern|vendor|deps|submodules|_deps)/")
 _KNOWS_ROCM = re.compile(r"(?<![A-Za-z])(?:HIP|ROCM|hipcc|rocm|hip)(?![a-z])")
-
-
 _CPP = (
     ".cu", ".cuh", ".h", ".hpp", ".hh", ".hxx", ".h++", ".cpp", ".cc", ".cxx", ".c", ".c++", ".inl", ".inc", ".ipp",
     ".tcc", ".impl", ".hip", ".in",

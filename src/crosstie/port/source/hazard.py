@@ -13,7 +13,7 @@ _ISA = re.compile(r"gfx[0-9]+[0-9a-z]*")
 Condition = Literal["rocm", "wave64", "wave32", "fnuz", "ocp", "no-fp8", "gfx9"]
 
 
-class SourceTarget(msgspec.Struct, frozen=True, kw_only=True):
+class SourceTarget(msgspec.Struct, frozen=True):
     """What of an accelerator a source can depend on."""
 
     id: str
@@ -45,13 +45,8 @@ class SourceTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 def target_of(accelerator: Accelerator) -> SourceTarget:
     chip = accelerator.chip
-    return SourceTarget(
-        id=accelerator.id,
-        isa=chip.isa.value,
-        wave=round(chip.wave_width.value),
-        lds_bytes=round(chip.lds.si),
-        fp8=chip.fp8_dialect.value,
-    )
+    wave, lds_bytes = round(chip.wave_width.value), round(chip.lds.si)
+    return SourceTarget(accelerator.id, chip.isa.value, wave, lds_bytes, chip.fp8_dialect.value)
 
 
 class SourceHazard(msgspec.Struct, frozen=True):

@@ -22,8 +22,6 @@ from crosstie.port.source.rules import explained, name_rules
 _EXTENSIONS = (".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".hh", ".inl", ".in", ".inc", ".ipp")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]""", re.MULTILINE)
-
-
 _CUDA_NAME = re.compile(
     r"^(?:cuda[A-Z]\w+|cu[A-Z]\w+|CU_[A-Z]\w+|CU[a-z]\w+|CUDA_(?:[RC]_\d\w*|ERROR_\w+|\w+_(?:DESC|PARAMS)\w*)|CUDART_\w+"
     r"|cu(?:blas|sparse|fft|rand|solver|file|pti|tensor)(?:[A-Z]|_create|_init)\w*|CU(?:BLAS|SPARSE|FFT|RAND|SOLVER)_\w+"

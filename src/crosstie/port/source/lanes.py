@@ -38,15 +38,6 @@ _WHERE_LANES_TALK = (
 )
 
 
-def lane_hazards(code: Code) -> Iterator[SourceHazard]:
-    yield from _sizes(code)
-    yield from _arithmetic(code)
-    yield from _loops(code)
-    yield from _while_loops(code)
-    yield from _shuffles(code)
-    yield from _constant_width(code)
-
-
 def macro_sizes(code: Code) -> Iterator[SourceHazard]:
     """`#define WARP_SIZE 32`, also where it stands behind an open condition."""
     unit = code.project.units[code.path]
@@ -71,7 +62,7 @@ def _used_with_lanes(code: Code) -> bool:
     """Whether lanes talk in any file that sees this one."""
     project = code.project
     return any(
-        code.path in project.visible(path) and LANE_CALLS.search(unit.text) for path, unit in project.units.items()
+        code.path in project.visible[path] and LANE_CALLS.search(unit.text) for path, unit in project.units.items()
     )
 
 
@@ -308,3 +299,6 @@ def _is_array_declaration(tokens: Sequence[CppToken], at: int) -> bool:
         and tokens[bracket - 1].kind == "name"
         and tokens[bracket - 2].text in types
     )
+
+
+LANE_RULES = (_sizes, _arithmetic, _loops, _while_loops, _shuffles, _constant_width)

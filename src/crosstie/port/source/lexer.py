@@ -298,10 +298,9 @@ class _Reader:
             asked = self._defined(self._peek(2 if bracket else 1))
             self._at += 4 if bracket else 2
             return None if asked is None else int(asked)
-        if name in ("true", "false"):
-            self._at += 1
-            return int(name == "true")
         self._at += 1
+        if name in ("true", "false"):
+            return int(name == "true")
         while self._peek() == "::":
             name = self._peek(1)
             self._at += 2

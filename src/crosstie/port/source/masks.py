@@ -24,14 +24,6 @@ _MASK_FIX = (
 _BALLOT_FIX = "keep it in unsigned long long, and count with __popcll, __ffsll, __clzll"
 
 
-def mask_hazards(code: Code) -> Iterator[SourceHazard]:
-    yield from _masks(code)
-    yield from _ballots(code)
-    yield from _group_ballots(code)
-    yield from _counts(code)
-    yield from _lane_bits(code)
-
-
 def _masks(code: Code) -> Iterator[SourceHazard]:
     for name, at, given in code.foreign_calls(_MASKED):
         if not given or _declares(code, at):
@@ -208,3 +200,6 @@ def _lane_bits(code: Code) -> Iterator[SourceHazard]:
         if _LANE.match(lane) or lane == "threadIdx":
             what = f"{one} << {lane} has 32 bits, a lane number of this target goes up to 63"
             yield code.hazard("lane-bit", "error", what, at, f"write 1ull << {lane}", "wave64")
+
+
+MASK_RULES = (_masks, _ballots, _group_ballots, _counts, _lane_bits)

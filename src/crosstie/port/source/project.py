@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from crosstie.port.source.lexer import CppToken, Directive, Value, evaluate, lex, outline
+from crosstie.port.source.lexer import CppToken, Directive, Names, Value, evaluate, lex, outline
 
 # Macros of NVIDIA's compiler and headers, which a build for ROCm lacks. __CUDACC__ is not among them: HIPIFY makes
 # __HIPCC__ of it. Nor is CUDA_VERSION, which it turns into TORCH_HIP_VERSION.
@@ -39,9 +39,6 @@ _OF_AMD = re.compile(r"(?i)(?:^|_)(?:rocm|hip|hipcc|amd|amdgpu|amdgcn|rocwmma|mf
 _REFUSES = re.compile(r"(?i)(?:^|_)(?:no|not|disable|disabled|without|skip)(?:_|$)")
 
 Defined = Callable[[str], bool | None]
-Numbers = Callable[[str], Value]
-
-
 _CONSTANT = re.compile(r"\bconst(?:expr)?\b[^;=(){}]*?\b([A-Za-z_]\w*)\s*=\s*([^;{}=]+);")
 _ENUM = re.compile(r"\benum\b[^;{}()]*\{([^{}]*)\}")
 _MEMBER = re.compile(r"\b([A-Za-z_]\w*)\s*=\s*([^,{}]+)")
@@ -65,7 +62,7 @@ class Macros(msgspec.Struct, frozen=True):
     """What is known of macros in one file: whether a name is defined (None: open), and its number."""
 
     defined: Defined
-    value: Numbers
+    value: Names
 
 
 class Branch(msgspec.Struct, frozen=True):
@@ -286,7 +283,7 @@ class Project:
             for name, found in unit.constants.items():
                 self._constants.setdefault(name, []).extend((unit.path, *one) for one in found)
         self._includes = _includes(self.units)
-        self._reach, self._visible = _visibility(self._includes)
+        self._reach, self.visible = _visibility(self._includes)
         self._numbers: dict[tuple[str, str], Value] = {}
         self._gfx9: dict[str, list[bool | None]] = {}
         self._settle()
@@ -337,12 +334,9 @@ class Project:
             self._gfx9[path] = taken_lines(branches(unit.directives, macros, unit.line_count), unit.line_count)
         return self._gfx9[path][line] is False
 
-    def visible(self, path: str) -> frozenset[str]:
-        return self._visible[path]
-
     def definitions(self, name: str, path: str) -> list[Definition]:
         """Those of a macro that the file may see and a build for ROCm does not leave out."""
-        seen = self._visible[path]
+        seen = self.visible[path]
         found = self._definitions.get(name, [])
         return [one for one in found if one.file in seen and self._taken(one) is not False]
 
@@ -354,7 +348,7 @@ class Project:
             if all(self._taken(one) is False for one in found):
                 # Only the side for NVIDIA ever sets it.
                 return False
-            if any(self._taken(one) for one in found if one.file in self._visible[path]):
+            if any(self._taken(one) for one in found if one.file in self.visible[path]):
                 return True
             return None
 
@@ -364,7 +358,7 @@ class Project:
         """Whether the project brings its own macro of that name for ROCm, so that what it stood for is not used."""
         if any(not any(token.text == name for token in one.body) for one in self.definitions(name, path)):
             return True
-        seen = (self.units[other] for other in self._visible[path])
+        seen = (self.units[other] for other in self.visible[path])
         return any(name in unit.made and not unit.is_dead(unit.made[name]) for unit in seen)
 
     def constant(self, name: str, path: str) -> Value:
@@ -380,7 +374,7 @@ class Project:
         candidates = [
             (one.file, one.body) for one in self.definitions(name, path) if one.body and not one.directive.function_like
         ]
-        seen = self._visible[path]
+        seen = self.visible[path]
         for file, expression, line in self._constants.get(name, ()):
             if file in seen and not self.units[file].is_dead(line):
                 candidates.append((file, tuple(lex(expression).tokens)))

@@ -36,8 +36,6 @@ _BACKEND = re.compile(r"(?i)backend|vendor|platform|target")
 _ON = frozenset({"1", "on", "true", "yes"})
 _LEAVES = frozenset({"exit", "_exit", "quit", "skip", "abort", "fail"})
 _DEEPEST = 12
-
-
 _CUDA_TEXT = re.compile(r"__global__|__device__|\basm\s+volatile|threadIdx\.")
 _WARP_SIZE = re.compile(r"(?i)^_*(?:k_?)?(?:warp_?size|threads_per_warp|lanes_per_warp)$")
 _MOST_THREADS = 1024
@@ -399,17 +397,14 @@ class _Reader(ast.NodeVisitor):
             what = f"num_warps={most} is {threads:,} threads here, more than the {_MOST_THREADS:,} of a block"
             self._hazard("triton-warps", "error", what, node, "give at most 16 on gfx9", "wave64", "num_warps")
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        for target in node.targets:
+    def _assignment(self, node: ast.Assign | ast.AnnAssign) -> None:
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
             self._size(target, node.value)
         self.generic_visit(node)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
-            self._size(node.target, node.value)
-        self.generic_visit(node)
+    visit_Assign = visit_AnnAssign = _assignment  # noqa: N815
 
-    def _size(self, target: ast.expr, value: ast.expr) -> None:
+    def _size(self, target: ast.expr, value: ast.expr | None) -> None:
         name = dotted(target).rpartition(".")[2]
         if _WARP_SIZE.match(name) and isinstance(value, ast.Constant) and value.value == 32:
             what = f"{name} says that a warp has 32 lanes, a wavefront of this target has 64"

@@ -21,13 +21,6 @@ _FIX = (
 )
 
 
-def shared_hazards(code: Code) -> Iterator[SourceHazard]:
-    yield from _static(code)
-    yield from _opt_ins(code)
-    yield from _launches(code)
-    yield from _constants(code)
-
-
 def _over(code: Code, what: str, size: int, at: int, severity: Severity = "error") -> Iterator[SourceHazard]:
     if size > _LEAST_LDS:
         said = f"{what}: {size:,} bytes of shared memory, more than a workgroup of this target can have"
@@ -203,3 +196,6 @@ def _constants(code: Code) -> Iterator[SourceHazard]:
             constant = {"const", "constexpr"} & set(one.words)
             if constant and size is not None and _LEAST_LDS < size <= _MOST_PLAUSIBLE:
                 yield from _over(code, f"{name} is a budget", size, one.at, "unknown")
+
+
+SHARED_RULES = (_static, _opt_ins, _launches, _constants)
