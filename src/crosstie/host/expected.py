@@ -22,6 +22,8 @@ _BISECTIONS = 60
 _GAP_SHARE = 0.75
 # Loads that keep replicas busy for more than this share of the time wait for each other, and then nothing here holds.
 MOST_LOADING = 0.5
+# Those that pools are served with.
+_SETTINGS = ResidencySettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +54,20 @@ class Expectation:
         return self.loads_per_s * 3600.0
 
 
-def expect(
-    hosted: Sequence[Hosted],
-    requests_per_s: Sequence[float],
-    capacity_bytes: Sequence[float],
-    settings: ResidencySettings | None = None,
-) -> Expectation:
-    chosen = settings or ResidencySettings()
+def expect(hosted: Sequence[Hosted], requests_per_s: Sequence[float], capacity_bytes: Sequence[float]) -> Expectation:
     # Whom nobody asks for is never loaded, unless it is pinned.
     pairs = [(one, rate) for one, rate in zip(hosted, requests_per_s, strict=True) if rate > 0 or one.pinned]
     total = sum(one.taken_bytes for one, _ in pairs)
     room = total - _absent([one for one, _ in pairs], capacity_bytes)
-    low, high = _ends(pairs, chosen)
-    if _filled(pairs, low, chosen) > room:
+    low, high = _ends(pairs)
+    if _filled(pairs, low) > room:
         for _ in range(_BISECTIONS):
             middle = math.sqrt(low * high)
-            low, high = (middle, high) if _filled(pairs, middle, chosen) > room else (low, middle)
+            low, high = (middle, high) if _filled(pairs, middle) > room else (low, middle)
     cold = loads = waited = loading_s = 0.0
     resident = {one.model: 0.0 for one in hosted}
     for one, rate in pairs:
-        gone = _gone(one, rate, low, chosen)
+        gone = _gone(one, rate, low)
         # Of so many requests one begins a load.
         each = rate * one.load_s + 1.0 / gone if gone > 0 else math.inf
         loading = rate / each
@@ -113,29 +109,29 @@ def _left_out(hosted: Sequence[Hosted], capacity_bytes: Sequence[float]) -> floa
     return absent
 
 
-def _ends(pairs: Sequence[tuple[Hosted, float]], settings: ResidencySettings) -> tuple[float, float]:
+def _ends(pairs: Sequence[tuple[Hosted, float]]) -> tuple[float, float]:
     """A worth at which nobody is evicted, and one at which nobody stays."""
-    worths = [_worth(one, rate, settings) for one, rate in pairs] or [1.0]
+    worths = [_worth(one, rate) for one, rate in pairs] or [1.0]
     return min(worths) * 1e-30, max(worths) * 1e3
 
 
-def _worth(one: Hosted, rate: float, settings: ResidencySettings) -> float:
+def _worth(one: Hosted, rate: float) -> float:
     """What its demand is remembered as right after a request, for each byte."""
-    return (rate + 1.0 / settings.demand_memory_s) * one.load_s / max(one.taken_bytes, 1.0)
+    return (rate + 1.0 / _SETTINGS.demand_memory_s) * one.load_s / max(one.taken_bytes, 1.0)
 
 
-def _gone(one: Hosted, rate: float, floor: float, settings: ResidencySettings) -> float:
+def _gone(one: Hosted, rate: float, floor: float) -> float:
     """The chance that it is evicted before it is asked for again."""
     if one.pinned:
         return 0.0
-    lives_s = settings.demand_memory_s * math.log(_worth(one, rate, settings) / floor)
-    return math.exp(-rate * max(lives_s, settings.min_residence_s))
+    lives_s = _SETTINGS.demand_memory_s * math.log(_worth(one, rate) / floor)
+    return math.exp(-rate * max(lives_s, _SETTINGS.min_residence_s))
 
 
-def _filled(pairs: Sequence[tuple[Hosted, float]], floor: float, settings: ResidencySettings) -> float:
+def _filled(pairs: Sequence[tuple[Hosted, float]], floor: float) -> float:
     filled = 0.0
     for one, rate in pairs:
-        gone = _gone(one, rate, floor, settings)
+        gone = _gone(one, rate, floor)
         share = 1.0 if gone <= 0 else 1.0 - 1.0 / (rate * one.load_s + 1.0 / gone)
         filled += one.taken_bytes * share
     return filled

@@ -77,11 +77,12 @@ def quote(prices: Iterable[Price], accelerator: str, kinds: Sequence[str] = RENT
     if not found:
         return None
     kind = next(kind for kind in kinds if any(p.kind == kind for p in found))
+    offers = [Offer(p.provider, p.amount.date, p.amount.value) for p in found if p.kind == kind]
     values = [p.amount.value for p in found]
     dates = sorted(p.amount.date for p in found)
     return Quote(
         accelerator=accelerator,
-        usd=median(by_provider(_offer(p) for p in found if p.kind == kind).values()),
+        usd=median(by_provider(offers).values()),
         low=min(values),
         high=max(values),
         kind=kind,
@@ -129,7 +130,3 @@ def by_provider(offers: Iterable[Offer]) -> dict[str, float]:
         if not held or offer.date == held[0].date:
             held.append(offer)
     return {provider: median(offer.usd for offer in group) for provider, group in newest.items()}
-
-
-def _offer(price: Price) -> Offer:
-    return Offer(price.provider, price.amount.date, price.amount.value)

@@ -10,6 +10,12 @@ from crosstie.perf.hardware import Array
 
 # Standard deviations between the middle and the ends of an interval that holds 80% of a normal distribution.
 _Z80 = 1.2815515655446004
+# The normal distribution up to 5 standard deviations: trapezoids over the density are good to six digits, which samples
+# never show.
+_GRID: Array = np.linspace(-5.0, 5.0, 4001)
+_DENSITY: Array = np.exp(-0.5 * _GRID**2)
+_AREA: Array = np.concatenate([[0.0], np.cumsum(0.5 * (_DENSITY[1:] + _DENSITY[:-1]))])
+_CDF: Array = _AREA / _AREA[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class ValueRange:
     def _two_piece_lognormal(self, uniform: Array) -> Array:
         """Half of the samples on each side of the likely value, a tenth beyond each end."""
         down, up = np.log(self.likely / self.low) / _Z80, np.log(self.high / self.likely) / _Z80
-        z = _normal_quantile(uniform)
+        z = np.interp(uniform, _CDF, _GRID)
         return np.asarray(self.likely * np.exp(np.where(z < 0.0, z * down, z * up)))
 
     def scaled(self, share: float) -> "ValueRange":
@@ -60,19 +66,3 @@ def exactly(value: float) -> ValueRange:
 def likely(spans: Mapping[str, ValueRange]) -> dict[str, Array]:
     """Every input at its likely value."""
     return {name: np.asarray(span.likely) for name, span in spans.items()}
-
-
-def _normal_quantile(uniform: Array) -> Array:
-    """Inverse of the normal distribution by interpolation; the tails end at 5 standard deviations."""
-    return np.interp(uniform, _CDF, _GRID)
-
-
-def _cdf(z: Array) -> Array:
-    """Trapezoids over the density: good to six digits, which samples never show."""
-    density = np.exp(-0.5 * z**2)
-    area = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]))])
-    return np.asarray(area / area[-1])
-
-
-_GRID: Array = np.linspace(-5.0, 5.0, 4001)
-_CDF: Array = _cdf(_GRID)
