@@ -141,12 +141,9 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def correction(self, subject: Subject) -> Correction:
         nearness, points, basis = self.evidence(subject)
-        spread = {}
-        for metric in METRICS:
-            for group in spread_groups(nearness, subject):
-                if metric in self.spreads.get(group, {}):
-                    spread[metric] = self.spreads[group][metric]
-                    break
+        groups = [self.spreads.get(group, {}) for group in reversed(spread_groups(nearness, subject))]
+        # The nearest group that has a metric's comes last.
+        spread = {metric: group[metric] for group in groups for metric in METRICS if metric in group}
         return Correction(
             factors=self.factors(subject),
             level=self.level,

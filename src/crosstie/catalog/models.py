@@ -68,13 +68,8 @@ def model_file_text(
 
 
 def _toml_table(name: str, values: dict[str, Any]) -> list[str]:
-    lines = ["", f"[{name}]"]
-    nested = []
+    plain = {key: value for key, value in values.items() if value is not None and not isinstance(value, dict)}
+    lines = ["", f"[{name}]", *(f"{toml_key(key)} = {toml_value(value)}" for key, value in plain.items())]
     for key, value in values.items():
-        if isinstance(value, dict):
-            nested.append((key, value))
-        elif value is not None:
-            lines.append(f"{toml_key(key)} = {toml_value(value)}")
-    for key, value in nested:
-        lines += _toml_table(f"{name}.{toml_key(key)}", value)
+        lines += _toml_table(f"{name}.{toml_key(key)}", value) if isinstance(value, dict) else []
     return lines
