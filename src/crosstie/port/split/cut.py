@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from crosstie.port.split.graphs import address, written_arguments
-from crosstie.port.split.opaque import TraceObstacle, opaque_call
+from crosstie.port.split.opaque import OpaqueCall, TraceObstacle
 from crosstie.port.split.trace import place
 
 _KEY = "crosstie_memory"
@@ -89,9 +89,9 @@ def storages(node: fx.Node) -> frozenset[Hashable]:
 
 def writes(node: fx.Node) -> set[Hashable]:
     written: list[Any] = []
-    if call := opaque_call(node.target):
-        given = dict(zip(call.moving, node.args, strict=True))
-        written = [given[n] for n in call.written]
+    if isinstance(node.target, OpaqueCall):
+        given = dict(zip(node.target.moving, node.args, strict=True))
+        written = [given[n] for n in node.target.written]
     elif isinstance(node.target, torch._ops.OpOverload):
         written = written_arguments(node.target, node.args, node.kwargs)
     return {memory for arg in written if isinstance(arg, fx.Node) for memory in storages(arg)}
@@ -146,7 +146,7 @@ def _segments(nodes: list[fx.Node], why: dict[fx.Node, str]) -> list[Segment]:
 
 def _in_order(node: fx.Node, ever_written: set[Hashable]) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
-        return opaque_call(node.target) is not None
+        return isinstance(node.target, OpaqueCall)
     if not node.target._schema.returns or torch.Tag.nondeterministic_seeded in node.target.tags:
         return True
     touched = storages(node).union(*(storages(arg) for arg in node.all_input_nodes))
@@ -155,8 +155,8 @@ def _in_order(node: fx.Node, ever_written: set[Hashable]) -> bool:
 
 def _reason(node: fx.Node, device: torch.device) -> str:
     target, name = node.target, name_of(node)
-    if call := opaque_call(target):
-        return f"{call.title} runs as Python"
+    if isinstance(target, OpaqueCall):
+        return f"{target.title} runs as Python"
     values = [node.meta.get("val"), *(arg.meta.get("val") for arg in node.all_input_nodes)]
     waits = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(getattr(target, "tags", ()))
     if waits and node.meta.get("unbacked_bindings"):
@@ -212,7 +212,7 @@ def name_of(node: fx.Node) -> str:
 def is_kernel(node: fx.Node) -> bool:
     """Not a view: it does something on the device."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        return opaque_call(node.target) is not None
+        return isinstance(node.target, OpaqueCall)
     returns = node.target._schema.returns
     return not returns or any(said.alias_info is None or said.alias_info.is_write for said in returns)
 

@@ -7,7 +7,7 @@ reads and writes the same memory at every replay, as a graph does, so what would
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,25 +17,11 @@ from crosstie.port.capture.sites import NOWHERE
 from crosstie.port.capture.tape import TapeEntry
 
 
-class Graph(Protocol):
-    def replay(self) -> None: ...
-
-
-class GraphRecorder(Protocol):
-    """Captures functions one after the other; their graphs are replayed in that order."""
-
-    def capture(self, function: Callable[[], Any]) -> tuple[Graph, Any]: ...
-
-    def wait(self) -> None:
-        """Until no graph runs any more: before graphs are let go."""
-
-
-def recorder(device: torch.device) -> GraphRecorder:
-    return GpuRecorder(device) if device.type == "cuda" else TapeRecorder()
-
-
 class GpuRecorder:
-    """torch.cuda is HIP on ROCm. One memory pool for all pieces: they run in order and never at the same time."""
+    """Captures functions one after the other; their graphs are replayed in that order. torch.cuda is HIP on ROCm.
+
+    One memory pool for all pieces: they run in order and never at the same time.
+    """
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -44,7 +30,7 @@ class GpuRecorder:
         # Graphs that are not let go yet: with the last of them PyTorch forgets the pool, and refuses its name.
         self.living: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def capture(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
+    def capture(self, function: Callable[[], Any]) -> tuple[Any, Any]:
         graph = torch.cuda.CUDAGraph()
         if not self.living:
             self.pool = torch.cuda.graph_pool_handle()
@@ -62,6 +48,7 @@ class GpuRecorder:
         return graph, outputs
 
     def wait(self) -> None:
+        """Until no graph runs any more: before graphs are let go."""
         torch.cuda.synchronize(self.device)
 
 
@@ -75,7 +62,7 @@ def _end_capture_of_random_numbers(device: torch.device) -> None:
 
 
 class TapeRecorder:
-    def capture(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
+    def capture(self, function: Callable[[], Any]) -> tuple[Any, Any]:
         tape = Tape()
         with tape:
             outputs = function()
@@ -113,6 +100,13 @@ class Tape(TorchDispatchMode):
     def replay(self) -> None:
         for entry in self.entries:
             entry.replay(lambda func, args, kwargs: func(*args, **kwargs))
+
+
+GraphRecorder = GpuRecorder | TapeRecorder
+
+
+def recorder(device: torch.device) -> GraphRecorder:
+    return GpuRecorder(device) if device.type == "cuda" else TapeRecorder()
 
 
 def address(tensor: torch.Tensor) -> int:

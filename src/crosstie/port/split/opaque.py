@@ -181,6 +181,8 @@ class OpaqueCall:
         self.fixed = [None if n in self.moving else leaf for n, leaf in enumerate(leaves)]
         self.tensors = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         self.written = {self.tensors[position] for position in seen.written}
+        # torch.fx wants a name on what it calls.
+        self.__name__, self.__module__ = "opaque", "crosstie_opaque"
         # Memory that graphs write to: Python may keep what it is given, so it gets copies.
         self.borrowed: set[int] = set()
 
@@ -241,37 +243,20 @@ def stub(owner: Any, function: Callable[..., Any], calls: Sequence[Seen]) -> Cal
                 )
         call = OpaqueCall(title(owner), function, leaves, spec, seen)
         proxies = tuple(mode.tracer.unwrap_proxy(leaves[n]) for n in call.moving)
-        proxy = mode.tracer.create_proxy("call_function", as_function(call), proxies, {}, name="opaque")
+        proxy = mode.tracer.create_proxy("call_function", call, proxies, {}, name="opaque")
         with disable_proxy_modes_tracing():
             new = [result.empty() for result in seen.results if isinstance(result, Like)]
         track_tensor_tree(new, proxy, constant=None, tracer=mode.tracer)
         fresh = iter(new)
-        given = [leaves[n] for n in call.tensors]
-        out: list[Any] = []
-        for result in seen.results:
+
+        def returned(result: Any) -> Any:
             if isinstance(result, Like):
-                out.append(next(fresh))
-            else:
-                out.append(given[result.position] if isinstance(result, Argument) else result)
-        return tree_unflatten(out, seen.spec)
+                return next(fresh)
+            return leaves[call.tensors[result.position]] if isinstance(result, Argument) else result
+
+        return tree_unflatten(list(map(returned, seen.results)), seen.spec)
 
     return stubbed
-
-
-def as_function(call: OpaqueCall) -> Callable[..., Any]:
-    """torch.fx wants a name on what it calls."""
-
-    def opaque(*values: Any) -> list[torch.Tensor]:
-        return call(*values)
-
-    opaque.__module__ = "crosstie_opaque"
-    opaque.__dict__["call"] = call
-    return opaque
-
-
-def opaque_call(target: Any) -> OpaqueCall | None:
-    call = getattr(target, "call", None)
-    return call if isinstance(call, OpaqueCall) else None
 
 
 def holders(root: nn.Module) -> list[tuple[nn.Module, dict[str, Any]]]:
@@ -319,10 +304,7 @@ class PythonState:
                 held.update(before)
         for _, _, value, before in self.contents:
             value.clear()
-            if isinstance(value, list):
-                value.extend(before)
-            else:
-                value.update(before)
+            (value.extend if isinstance(value, list) else value.update)(before)
 
 
 class StateGuard:

@@ -19,7 +19,7 @@ from crosstie.port.split.cut import FOLLOWS, SHORT, Segment, is_kernel
 from crosstie.port.split.graphs import GraphRecorder, recorder
 from crosstie.port.split.opaque import PLAIN, PythonState, StateGuard, TraceObstacle, Watch, forwards
 from crosstie.port.split.run import GraphPlan
-from crosstie.port.split.trace import TraceRequest, Untraceable, place, trace
+from crosstie.port.split.trace import TraceRequest, place, trace
 
 # Graphs thrown away because the module was changed from outside, before it is left alone.
 _PATIENCE = 8
@@ -122,7 +122,7 @@ class Region:
         try:
             traced = trace(TraceRequest(self.module, self.forward, leaves, spec, watch, before, self._passed_over))
             plan = GraphPlan(traced, options.device, options.recorder, options.shortest, options.most_signatures)
-        except (Untraceable, TraceObstacle) as error:
+        except TraceObstacle as error:
             self.open_for[key] = error.why
         else:
             self.plans[key] = (plan, StateGuard(self.module, plan.constants, living))

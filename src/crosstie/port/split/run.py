@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from crosstie.port.split.cut import LARGE_BYTES, Segment, cut, mark_memory, name_of, storages, writes
-from crosstie.port.split.graphs import Graph, GraphRecorder, address, written_arguments
-from crosstie.port.split.opaque import Departure, Like, opaque_call
+from crosstie.port.split.graphs import GraphRecorder, address, written_arguments
+from crosstie.port.split.opaque import Departure, Like, OpaqueCall
 from crosstie.port.split.trace import Traced
 
 _aten = torch.ops.aten
@@ -83,7 +83,7 @@ class SegmentCode:
 class Captured:
     """A static step's graph. `copies`: slots whose value is written into the graph's own input first."""
 
-    graph: Graph
+    graph: Any
     copies: list[tuple[int, "Room"]]
 
 
@@ -117,7 +117,7 @@ class GraphPlan:
         self.inputs = [node for node in nodes if node.op == "placeholder"]
         self.results: list[Any] = tree_leaves(nodes[-1].args[0])
         self.calls = [node for node in nodes if node.op == "call_function"]
-        self.opaque = [call for node in self.calls if (call := opaque_call(node.target))]
+        self.opaque = [node.target for node in self.calls if isinstance(node.target, OpaqueCall)]
         self.written = {s for node in self.calls for s in writes(node)}
         constants = {str(node.target): node for node in nodes if node.op == "get_attr"}
         self.constants = [getattr(self.traced.graph, name) for name in constants]
@@ -201,7 +201,7 @@ class GraphPlan:
             if node.op != "call_function":
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            if opaque_call(node.target):
+            if isinstance(node.target, OpaqueCall):
                 values[node] = node.target(*args, **kwargs)
             else:
                 values[node], waited = self._watched(node.target, args, kwargs)

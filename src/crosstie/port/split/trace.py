@@ -30,13 +30,13 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from crosstie.port.split.opaque import (
     PLAIN,
     Like,
+    OpaqueCall,
     PythonState,
     TraceObstacle,
     Watch,
     forwards,
     holders,
     marked_calls,
-    opaque_call,
     stub,
 )
 
@@ -69,7 +69,8 @@ class _Standing(type):
 
 def _symbol(args: Any) -> Any:
     """What stands for a number that is not known yet: the argument, or what a tensor's value is; else None."""
-    value = args[0].item() if args and isinstance(args[0], torch.Tensor) else args[0] if args else None
+    value = next(iter(args), None)
+    value = value.item() if isinstance(value, torch.Tensor) else value
     return value if isinstance(value, torch.SymInt | torch.SymFloat) else None
 
 
@@ -130,7 +131,8 @@ class Held:
             yield
         for holder, name, tensor in self.places:
             # What the call itself put there is another matter: a change of the module's state.
-            if _has(holder, name) and holder[name] is fake_of[id(tensor)]:
+            still = name in holder if isinstance(holder, dict) else name < len(holder)
+            if still and holder[name] is fake_of[id(tensor)]:
                 holder[name] = tensor
 
     def hold(self, graph: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:
@@ -145,10 +147,6 @@ class Held:
             graph.graph.erase_node(node)
 
 
-def _has(holder: Any, name: Any) -> bool:
-    return name in holder if isinstance(holder, dict) else name < len(holder)
-
-
 class _OnlyHeld(TorchDispatchMode):
     """Tensors of closures and globals stay real: what would read their numbers or write to them is refused."""
 
@@ -159,14 +157,6 @@ class _OnlyHeld(TorchDispatchMode):
         if tensors and not any(map(is_fake, tensors)) and (reads or func._schema.is_mutable):
             raise TraceObstacle(None, f"{func} works on a tensor that is no attribute of a module")
         return func(*args, **kwargs)
-
-
-class Untraceable(Exception):
-    """The module's own Python cannot be traced; its children's may be."""
-
-    def __init__(self, why: str):
-        self.why = why
-        super().__init__(why)
 
 
 @dataclass
@@ -195,6 +185,7 @@ class TraceRequest:
 
 
 def trace(request: TraceRequest) -> Traced:
+    """Raises TraceObstacle where the module's own Python cannot be traced; its children's may be."""
     root, watch = request.root, request.watch
     parents = {child: module for module in root.modules() for child in module.children()}
     opaque: dict[nn.Module, str] = {}
@@ -203,7 +194,7 @@ def trace(request: TraceRequest) -> Traced:
         if module._forward_hooks or module._forward_pre_hooks:
             why = f"{type(module).__name__} has hooks, which run as Python"
             if not watch.passable(parent):
-                raise Untraceable(why)
+                raise TraceObstacle(root, why)
             opaque[parent] = why
     while True:
         try:
@@ -221,7 +212,7 @@ def trace(request: TraceRequest) -> Traced:
             while module is not None and (module in opaque or not watch.passable(module)):
                 module = parents.get(module)
             if module is None or module is root:
-                raise Untraceable(found.why) from found.__cause__
+                raise TraceObstacle(root, found.why) from found.__cause__
             # What one layer does, the others of its class do.
             kind = type(module)
             alike = [other for other in root.modules() if type(other) is kind and other is not root]
@@ -329,7 +320,7 @@ def _compare(root: nn.Module, one: fx.GraphModule, other: fx.GraphModule) -> Non
 
 
 def _spelt(node: fx.Node) -> str:
-    target = "opaque" if opaque_call(node.target) else str(node.target)
+    target = "opaque" if isinstance(node.target, OpaqueCall) else str(node.target)
     return f"{node.op} {target} {node.args} {node.kwargs}"
 
 
