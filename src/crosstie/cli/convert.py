@@ -63,10 +63,7 @@ def _show(found: ConversionReport) -> None:
     lines, done = console(), found.converted
     verb = "would be converted" if done is None else "converted"
     copied = found.tensors - len(found.recoded) - len(found.rescaled)
-    say(
-        lines,
-        f"{found.source}: {found.method}, {found.scheme}, {found.was}; {verb} to {found.to} in {found.out}",
-    )
+    say(lines, f"{found.source}: {found.method}, {found.scheme}, {found.was}; {verb} to {found.to} in {found.out}")
     say(
         lines,
         f"  {len(found.recoded):,} weights recoded, {len(found.rescaled):,} scales "
@@ -80,10 +77,8 @@ def _show(found: ConversionReport) -> None:
     if done.codes is None:
         say(lines, "  nothing was left to do: an earlier run has finished it; all of it compared again")
         return
-    say(
-        lines,
-        f"  {done.codes.total:,} codes, of which {done.codes.sign_only:,} were 0x80, minus zero, and are zero now",
-    )
+    zeros = f"{done.codes.sign_only:,} were 0x80, minus zero, and are zero now"
+    say(lines, f"  {done.codes.total:,} codes, of which {zeros}")
     for name in done.left_out:
         say(lines, f"  not copied: {name}")
     again = f", {done.resumed:,} shards from an earlier run" if done.resumed else ""

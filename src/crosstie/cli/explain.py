@@ -108,13 +108,11 @@ def show(said: dict[str, Any]) -> None:
         f"{asked['model']}, class {asked['class'] or 'none'}: {asked['input_tokens']:,.0f} tokens in, "
         f"{asked['expected_output_tokens']:,.0f} expected out; {_targets(asked)}",
     )
+    written = {"ttft_s": seconds, "tpot_s": seconds, "usd": dollars, "cached_tokens": number, "joules": number}
     rows = []
     for one in said["considered"]:
         seen = one["predicted"]
-        numbers = ["-"] * 5 if seen is None else [
-            seconds(seen["ttft_s"]), seconds(seen["tpot_s"]), dollars(seen["usd"]), number(seen["cached_tokens"]),
-            number(seen["joules"]),
-        ]  # fmt: skip
+        numbers = [show(seen[key]) if seen else "-" for key, show in written.items()]
         chosen = "chosen" if one["backend"] and one["backend"] == said["backend"] else one["dropped"] or ""
         rows.append([one["pool"], one["backend"] or "-", *numbers, chosen])
     columns = ["pool", "backend", ">TTFT", ">TPOT", ">cost", ">cached tokens", ">joules", "~why"]

@@ -23,7 +23,7 @@ _NO_AMD = "Nothing here ran on an AMD GPU."
 
 
 def report_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--fail-on, --sarif, --verbose and --json, as `fail_on`, `sarif_file`, `verbose` and `as_json`."""
+    """--fail-on, --sarif, --verbose and --json: what the command passes on to `report`."""
     for option in (
         json_option,
         click.option("-v", "--verbose", is_flag=True, help="Where, evidence and remedy of notes as well."),
@@ -46,14 +46,11 @@ def report(
     if sarif_file:
         write_text(Path(sarif_file), json_text(sarif(ordered)) + "\n")
     if as_json:
-        print_json({"verdicts": dict(verdicts), "findings": [to_json(f) for f in ordered], **(more or {})})
+        documents = [{**msgspec.to_builtins(one), "rests_on": GROUNDS[one.grounds]} for one in ordered]
+        print_json({"verdicts": dict(verdicts), "findings": documents, **(more or {})})
     else:
         _show(title, ordered, verdicts, verbose)
     return 1 if any(rank(finding.severity) >= rank(fail_on) for finding in findings) else 0
-
-
-def to_json(finding: Finding) -> dict[str, object]:
-    return {**msgspec.to_builtins(finding), "rests_on": GROUNDS[finding.grounds]}
 
 
 def _show(title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], verbose: bool) -> None:

@@ -1,8 +1,10 @@
 """`crosstie fit`: how a model sits in memory."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import click
+import msgspec
 from rich.text import Text
 
 from crosstie.catalog.library import Catalog
@@ -12,7 +14,7 @@ from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.deployment import Deployment
 from crosstie.core.figures import gigabytes, kibibytes, parameters, significant
 from crosstie.core.model import Model
-from crosstie.perf.fit import Fit, Placement, Sizes, fit
+from crosstie.perf.fit import Fit, Placement, fit
 
 _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
 
@@ -128,21 +130,9 @@ def to_json(result: Fit) -> dict[str, object]:
         "active_parameters": result.model.active_parameters,
         "draft_parameters": result.model.draft_parameters,
         "context": result.context,
-        "sizes": [sizes_json(sizes) for sizes in result.sizes],
+        "sizes": [asdict(sizes) for sizes in result.sizes],
         "placements": [placement_json(p) for p in result.placements],
         "problems": result.problems,
-    }
-
-
-def sizes_json(sizes: Sizes) -> dict[str, object]:
-    return {
-        "precision": sizes.precision,
-        "weight_bytes": sizes.weight_bytes,
-        "weight_bytes_by_format": sizes.weight_bytes_by_format,
-        "kv_format": sizes.kv_format,
-        "kv_bytes_per_token": sizes.kv_bytes_per_token,
-        "kv_bytes_per_sequence": sizes.kv_bytes_per_sequence,
-        "state_bytes_per_sequence": sizes.state_bytes_per_sequence,
     }
 
 
@@ -168,10 +158,7 @@ def deployment_json(deployment: Deployment) -> dict[str, object]:
     return {
         "accelerator": deployment.accelerator.id,
         "gpus": split.gpus,
-        "tp": split.tp,
-        "pp": split.pp,
-        "ep": split.ep,
-        "dp": split.dp,
+        **msgspec.to_builtins(split),
         "precision": deployment.precision.id,
         "kv_format": deployment.kv_format,
         "stack": deployment.stack.id,

@@ -10,11 +10,10 @@ import msgspec
 
 from crosstie.cli.options import json_option
 from crosstie.cli.show import console, print_json, say, show_table
-from crosstie.cli.store import moment, names_in, opened, span, stamp, store_options, when
+from crosstie.cli.store import moment, named_key, names_in, opened, span, stamp, store_options, when
 from crosstie.core.errors import BadInput, near_names
 from crosstie.core.figures import dollars, number
 from crosstie.run.ledger.keys import PRIORITIES, Key, digest, new_public_id, new_secret, shown
-from crosstie.run.ledger.store import unknown_key
 
 _LIMITS = ("rpm", "tpm", "usd_per_day", "usd_per_month")
 
@@ -98,12 +97,7 @@ def show(name: str, store: str | None, fleet: Path | None, as_json: bool) -> int
     """One key; NAME may also be its public id."""
     now = time()
     with opened(store, fleet) as at:
-        keys = at.all_keys()
-        found = next((key for key in keys if name == key.name), None) or next(
-            (key for key in keys if name == key.public_id), None
-        )
-        if found is None:
-            raise unknown_key(name, [key.name for key in keys])
+        found = named_key(at.all_keys(), name)
         spent = at.spent(now).get(found.id, (0.0, 0.0))
     said = _document(found, spent, now)
     if as_json:
@@ -179,12 +173,8 @@ def rotate(name: str, grace: str, store: str | None, fleet: Path | None, as_json
     seconds = span("--grace", grace)
 
     def turned(key: Key) -> Key:
-        old = (
-            {"old_digest": key.digest, "old_until": now + seconds}
-            if seconds
-            else {"old_digest": None, "old_until": None}
-        )
-        return msgspec.structs.replace(_alive(key), digest=digest(secret), **old)
+        old, until = (key.digest, now + seconds) if seconds else (None, None)
+        return msgspec.structs.replace(_alive(key), digest=digest(secret), old_digest=old, old_until=until)
 
     with opened(store, fleet) as at:
         key = at.change_key(name, turned)

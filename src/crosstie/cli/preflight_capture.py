@@ -1,6 +1,6 @@
 """`crosstie preflight capture`: would a graph capture of a PyTorch function succeed, and stay true at replay."""
 
-import sys
+from typing import Any
 
 import click
 
@@ -24,10 +24,7 @@ from crosstie.port.capture.report import preflight_capture
 )
 @click.option("--all", "every", is_flag=True, help="Every function of MODULE that takes these inputs.")
 @report_options
-def command(
-    target: str, inputs: str, state: str | None, every: bool,
-    as_json: bool, sarif_file: str | None, fail_on: str, verbose: bool,
-) -> None:  # fmt: skip
+def command(target: str, inputs: str, state: str | None, every: bool, **reporting: Any) -> int:
     """Would a graph capture of a function or torch module succeed, and would its replays be true?
 
     \b
@@ -42,8 +39,4 @@ def command(
     """
     with progress() as on_progress:
         found = preflight_capture(target, inputs=inputs, state=state, every=every, on_progress=on_progress)
-    status = report(
-        f"Graph capture of {target}", found.findings, found.verdicts,
-        as_json=as_json, sarif_file=sarif_file, fail_on=fail_on, verbose=verbose,
-    )  # fmt: skip
-    sys.exit(status)
+    return report(f"Graph capture of {target}", found.findings, found.verdicts, **reporting)

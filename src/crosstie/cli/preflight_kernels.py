@@ -1,7 +1,7 @@
 """`crosstie preflight kernels`: what Triton kernels would hit on each target, compiled ahead of time without a GPU."""
 
 import sys
-from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -59,8 +59,7 @@ _COLUMNS = (
 @report_options
 def command(
     what: str | None, chosen: str, spec: str | None, launch: tuple[str, ...], example: str | None,
-    max_configs: int | None, jobs: int | None, timeout: float, python: str, no_cache: bool,
-    as_json: bool, sarif_file: str | None, fail_on: str, verbose: bool,
+    max_configs: int | None, jobs: int | None, timeout: float, python: str, no_cache: bool, **reporting: Any,
 ) -> int:  # fmt: skip
     """Compiles Triton kernels for each target, and says what a launch there would hit.
 
@@ -78,19 +77,13 @@ def command(
             what, on=names(chosen), example=example, spec=spec, launch=launch, max_configs=max_configs, jobs=jobs,
             timeout_s=timeout, python=python, cached=not no_cache, on_progress=on_progress,
         )  # fmt: skip
-    if not as_json:
-        _show(found.rows)
+    if found.rows and not reporting["as_json"]:
+        show_table(console(), _COLUMNS, map(_cells, found.rows))
     title = f"{example or what}: {len(found.compilations)} compilations with Triton {found.triton}"
     return report(
-        title, found.findings, found.verdicts,
-        as_json=as_json, sarif_file=sarif_file, fail_on=fail_on, verbose=verbose,
+        title, found.findings, found.verdicts, **reporting,
         more={"triton": found.triton, "kernels": [compilation_json(one) for one in found.compilations]},
     )  # fmt: skip
-
-
-def _show(rows: Sequence[KernelRow]) -> None:
-    if rows:
-        show_table(console(), _COLUMNS, [_cells(row) for row in rows])
 
 
 def _cells(row: KernelRow) -> list[str]:

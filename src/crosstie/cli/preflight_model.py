@@ -1,5 +1,7 @@
 """`crosstie preflight MODEL_DIR`: what breaks when this checkpoint moves to these accelerators."""
 
+from typing import Any
+
 import click
 
 from crosstie.cli.assignments import assigned
@@ -44,8 +46,7 @@ _KV = ("auto", "bf16", "fp8", "fp8_e5m2")
 @report_options
 def command(
     model: str, accelerators: str, engine: str, tp: int | None, ep: bool, kv: str, context: int | None,
-    features: str | None, environment: tuple[str, ...], flags: tuple[str, ...], scan: ScanDepth,
-    as_json: bool, sarif_file: str | None, fail_on: str, verbose: bool,
+    features: str | None, environment: tuple[str, ...], flags: tuple[str, ...], scan: ScanDepth, **reporting: Any,
 ) -> int:  # fmt: skip
     """What breaks when the checkpoint in MODEL_DIR moves to these accelerators, with evidence and remedy.
 
@@ -66,11 +67,8 @@ def command(
             context=context, features=names(features), environment=assigned("--env", environment, str),
             flags=assigned("--flag", flags, str), scan=scan, on_progress=on_progress,
         )  # fmt: skip
-    verdicts = {f"{name} ({found.layouts[name]})": found.verdict_with_settings(name) for name in found.verdicts}
-    return report(
-        f"{found.name} on {found.engine}: {found.stored}", found.findings, found.verdicts if as_json else verdicts,
-        as_json=as_json, sarif_file=sarif_file, fail_on=fail_on, verbose=verbose,
-        more={
-            "model": found.name, "engine": str(found.engine), "layouts": found.layouts, "settings": found.settings,
-        },
-    )  # fmt: skip
+    with_settings = {f"{name} ({found.layouts[name]})": found.verdict_with_settings(name) for name in found.verdicts}
+    verdicts = found.verdicts if reporting["as_json"] else with_settings
+    more = {"model": found.name, "engine": str(found.engine), "layouts": found.layouts, "settings": found.settings}
+    title = f"{found.name} on {found.engine}: {found.stored}"
+    return report(title, found.findings, verdicts, more=more, **reporting)

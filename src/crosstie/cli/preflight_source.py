@@ -1,5 +1,7 @@
 """`crosstie preflight source`: what CUDA C++ and Python sources trip over on ROCm, with file, line and remedy."""
 
+from typing import Any
+
 import click
 import msgspec
 
@@ -26,9 +28,8 @@ _MOST_NAMED = 6
 )
 @report_options
 def command(
-    path: str, accelerators: str, hipify: bool, clang: str | None, no_clang: bool, jobs: int | None, fail_on: str,
-    sarif_file: str | None, as_json: bool, verbose: bool,
-) -> int:  # fmt: skip
+    path: str, accelerators: str, hipify: bool, clang: str | None, no_clang: bool, jobs: int | None, **reporting: Any
+) -> int:
     """What CUDA C++ and Python sources trip over on ROCm: file, line, evidence, remedy.
 
     \b
@@ -53,10 +54,7 @@ def command(
         "hipify": msgspec.to_builtins(found.converted),
         "clang": _opinion(found.opinion),
     }
-    return report(
-        _title(path, found), found.findings, found.verdicts,
-        as_json=as_json, sarif_file=sarif_file, fail_on=fail_on, verbose=verbose, more=more,
-    )  # fmt: skip
+    return report(_title(path, found), found.findings, found.verdicts, more=more, **reporting)
 
 
 def _opinion(opinion: Opinion | None) -> dict[str, object] | None:

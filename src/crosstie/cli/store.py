@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from crosstie.core.errors import BadInput
+from crosstie.run.ledger.keys import Key
 from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.store import Store
+from crosstie.run.ledger.store import Store, unknown_key
 
 if TYPE_CHECKING:
     from crosstie.core.fleet import Fleet
@@ -57,6 +58,15 @@ def _place(store: str | None, fleet: Path | None) -> str:
     if not said:
         raise BadInput(f"say which store: --store crosstie.db, --fleet fleet.toml or ${VARIABLE}")
     return said
+
+
+def named_key(keys: list[Key], name: str) -> Key:
+    """By name, or else by public id."""
+    for field in ("name", "public_id"):
+        for key in keys:
+            if getattr(key, field) == name:
+                return key
+    raise unknown_key(name, [key.name for key in keys])
 
 
 def names_in(fleet: Path) -> tuple[set[str], set[str]]:

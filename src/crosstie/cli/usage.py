@@ -10,11 +10,11 @@ import click
 
 from crosstie.cli.options import json_option
 from crosstie.cli.show import console, print_json, say, show_table
-from crosstie.cli.store import moment, opened, span, store_options
+from crosstie.cli.store import moment, named_key, opened, span, store_options
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, share
 from crosstie.run.ledger.keys import Key
-from crosstie.run.ledger.store import Store, unknown_key
+from crosstie.run.ledger.store import Store
 from crosstie.run.ledger.usage import BYS, By, Used, hour_of, total
 
 _NUMBERS = ("requests", "refused", "failed", "input_tokens", "output_tokens", "usd")
@@ -53,7 +53,7 @@ def command(
     ends = None if until is None else _until(until)
     with opened(store, fleet) as at:
         keys = at.all_keys()
-        key_id = None if key_name is None else _key_id(keys, key_name)
+        key_id = None if key_name is None else named_key(keys, key_name).id
         rows = at.used(wanted, key_id=key_id, since=begins, until=ends)
         shares = _budget_shares(at, keys) if wanted == ["key"] else {}
     if as_json:
@@ -83,13 +83,6 @@ def _until(text: str) -> int:
     at = moment("--until", text, after=True)
     hour = hour_of(at)
     return hour if hour == at else hour + 3600
-
-
-def _key_id(keys: list[Key], name: str) -> int:
-    for key in keys:
-        if name in (key.name, key.public_id):
-            return key.id
-    raise unknown_key(name, [key.name for key in keys])
 
 
 def _budget_shares(store: Store, keys: list[Key]) -> dict[str, str]:

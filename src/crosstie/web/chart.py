@@ -31,11 +31,8 @@ def draw_curves(curves: Sequence[Curve], title: str, file: Path) -> None:
     axes.set_xlabel("tokens/s for each user (1 / TPOT)")
     axes.set_ylabel("output tokens/s a GPU")
     axes.set_title(title, loc="left", fontsize=11)
-    axes.grid(visible=True, which="both", linewidth=0.4, alpha=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9, loc="lower left")
-    figure.text(0.01, 0.01, "numbers: requests in flight; predicted, not measured", fontsize=7, color="0.4")
-    save(figure, file)
+    save(figure, file, "numbers: requests in flight; predicted, not measured", which="both")
 
 
 def check_ending(file: Path) -> None:
@@ -43,7 +40,12 @@ def check_ending(file: Path) -> None:
         raise BadInput(f"--plot {file}: the name must end in {', '.join(KINDS)}")
 
 
-def save(figure: Any, file: Path) -> None:
+def save(figure: Any, file: Path, note: str, **grid: str) -> None:
+    """With a grid and the note below."""
+    for axes in figure.axes:
+        axes.grid(visible=True, linewidth=0.4, alpha=0.5, **grid)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supxlabel(note, x=0.01, ha="left", fontsize=7, color="0.4")
     try:
         write_whole(file, lambda draft: figure.savefig(draft, dpi=150))
     except OSError as error:

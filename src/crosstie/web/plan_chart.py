@@ -22,11 +22,8 @@ def draw_plan(plan: Plan, target: Path) -> None:
     _costs(left, plan)
     _pools(right, plan)
     for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(visible=True, axis="x", linewidth=0.4, alpha=0.5)
         axes.set_axisbelow(True)
-    figure.supxlabel("predicted, not measured", x=0.01, ha="left", fontsize=7, color="0.4")
-    save(figure, target)
+    save(figure, target, "predicted, not measured", axis="x")
 
 
 def _costs(axes: Any, plan: Plan) -> None:

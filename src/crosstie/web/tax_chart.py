@@ -59,15 +59,11 @@ def draw_tax(groups: Sequence[Release], file: Path) -> None:
     axes.set_ylabel("of the roofline delivered (median); the rest is tax")
     axes.set_title("What software delivers of the roofline, release by release", loc="left", fontsize=12, pad=34)
     axes.text(0.0, 1.02, f"{HONEST}\n{READ}", transform=axes.transAxes, fontsize=8, color="0.35")
-    axes.grid(visible=True, linewidth=0.4, alpha=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="x", labelrotation=30)
     figure.legend(frameon=False, fontsize=8, loc="outside right upper", title="accelerator, engine", alignment="left")
     hidden = len(groups) - sum(len(members) for members in courses.values())
-    if hidden:
-        said = f"{hidden} of {len(groups)} releases not drawn: no date, no release, or the only one of their line"
-        figure.supxlabel(said, fontsize=7, color="0.4", x=0.01, ha="left")
-    save(figure, file)
+    said = f"{hidden} of {len(groups)} releases not drawn: no date, no release, or the only one of their line"
+    save(figure, file, said if hidden else "")
 
 
 def _places(groups: Sequence[Release]) -> tuple[list[date], list[float | None]]:

@@ -33,11 +33,8 @@ def draw_tornado(assessed: Assessment, file: Path) -> None:
     else:
         axes.set_xlabel("USD per million output tokens")
         axes.set_title(f"{assessed.ranking[0]}: one input at a time, the others likely", loc="left", fontsize=11)
-    axes.grid(visible=True, axis="x", linewidth=0.4, alpha=0.5)
-    axes.spines[["top", "right"]].set_visible(False)
     note = "blue: the input at its low end, orange: at its high end; predicted, not measured"
-    figure.supxlabel(note, x=0.01, ha="left", fontsize=7, color="0.4")
-    save(figure, file)
+    save(figure, file, note, axis="x")
 
 
 def _likely(assessed: Assessment) -> float:

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from crosstie.catalog.config import load_config
 from crosstie.core.errors import BadData, BadInput
 from crosstie.port.checkpoint.formats import (
     KV_MARK,
@@ -15,7 +14,6 @@ from crosstie.port.checkpoint.formats import (
     MODELOPT_FILE,
     Scheme,
     input_config,
-    quantisation_config,
     read_scheme,
 )
 from crosstie.port.checkpoint.fp8 import DTYPES, OTHER, Dialect
@@ -119,8 +117,7 @@ def _refuse_what_is_normalised(checkpoint: Checkpoint, scheme: Scheme) -> None:
 
 def _scales(checkpoint: Checkpoint, scheme: Scheme, keep_kv_scales: bool) -> tuple[frozenset[str], dict[str, str]]:
     """The scales that change, each once however many weights share it, and what is left alone."""
-    raw, file = load_config(checkpoint.folder)
-    activations = input_config(quantisation_config(raw, file))
+    activations = input_config(scheme.quantisation)
     changed: set[str] = set()
     fixed: dict[str, str] = {}
     for weight in scheme.weights:

@@ -115,10 +115,6 @@ class _Job:
             return not self._open and not self._more
 
 
-def default_jobs() -> int:
-    return min(os.cpu_count() or 1, _MOST_JOBS)
-
-
 def convert(
     model_dir: Path, out: Path, to: Dialect, *, jobs: int | None = None, even_if_normalised: bool = False,
     keep_kv_scales: bool = False, sync: bool = False, dry_run: bool = False, on_progress: OnProgress = no_progress,
@@ -132,9 +128,8 @@ def convert(
     plan = plan_conversion(
         open_checkpoint(Path(model_dir)), to, even_if_normalised=even_if_normalised, keep_kv_scales=keep_kv_scales
     )
-    done = None if dry_run else run_conversion(
-        plan, Path(out), jobs=jobs or default_jobs(), sync=sync, on_progress=on_progress
-    )  # fmt: skip
+    jobs = jobs or min(os.cpu_count() or 1, _MOST_JOBS)
+    done = None if dry_run else run_conversion(plan, Path(out), jobs=jobs, sync=sync, on_progress=on_progress)
     return ConversionReport(
         source=str(plan.checkpoint.folder), out=str(out), was=OTHER[to], to=to, method=plan.scheme.method,
         scheme=plan.scheme.scheme, shards=len(plan.shards), nbytes=plan.nbytes, tensors=len(plan.checkpoint.tensors),
@@ -165,44 +160,35 @@ def run_conversion(
 def _convert(
     conversion: Conversion, output: OutputFolder, jobs: int, sync: bool, progress: Progress, began: float
 ) -> Converted:
-    shards, nbytes = len(conversion.shards), conversion.nbytes
+    resumed, to_write, codes, left_out = len(conversion.shards), 0, None, list[str]()
     if output.was_complete:
         _compare_again(conversion, output, jobs, progress)
-        seconds = time.monotonic() - began
-        return Converted(
-            shards=shards, resumed=shards, nbytes=nbytes, written_bytes=0, codes=None, seconds=seconds, left_out=[]
-        )
-    codes, resumed = Codes(), 0
-    todo: list[_Job] = []
-    for shard in conversion.shards:
-        found = output.finished(shard)
-        if found is not None:
-            resumed += 1
-            codes += found.codes
-            progress.add(shard.data_bytes)
-        else:
-            output.make_room(shard)
-            todo.append(_Job(shard, output.part(shard), conversion.to, flush=sync))
-    to_write = sum(job.shard.size for job in todo)
-    _check_room(output.folder, to_write)
-    codes += _run(conversion, output, todo, jobs, sync, progress)
-    left_out = output.complete()
+    else:
+        codes, todo = Codes(), list[_Job]()
+        for shard in conversion.shards:
+            found = output.finished(shard)
+            if found is not None:
+                codes += found.codes
+                progress.add(shard.data_bytes)
+            else:
+                output.make_room(shard)
+                todo.append(_Job(shard, output.part(shard), conversion.to, flush=sync))
+        resumed -= len(todo)
+        to_write = sum(job.shard.size for job in todo)
+        _check_room(output.folder, to_write)
+        codes += _run(conversion, output, todo, jobs, progress)
+        left_out = output.complete()
     return Converted(
-        shards=shards,
-        resumed=resumed,
-        nbytes=nbytes,
-        written_bytes=to_write,
-        codes=codes,
-        seconds=time.monotonic() - began,
-        left_out=left_out,
-    )
+        shards=len(conversion.shards), resumed=resumed, nbytes=conversion.nbytes, written_bytes=to_write, codes=codes,
+        seconds=time.monotonic() - began, left_out=left_out,
+    )  # fmt: skip
 
 
 def _compare_again(conversion: Conversion, output: OutputFolder, jobs: int, progress: Progress) -> None:
     """A source with other numbers in it has the same headers."""
     todo = [_Job(shard, output.final(shard), conversion.to, only_compared=True) for shard in conversion.shards]
     try:
-        _run(conversion, output, todo, jobs, False, progress)
+        _run(conversion, output, todo, jobs, progress)
     except BadData as error:
         raise BadInput(
             f"{output.folder}: holds a conversion, but not of this model as it is now ({error}); "
@@ -210,9 +196,7 @@ def _compare_again(conversion: Conversion, output: OutputFolder, jobs: int, prog
         ) from None
 
 
-def _run(
-    conversion: Conversion, output: OutputFolder, todo: Sequence[_Job], jobs: int, sync: bool, progress: Progress
-) -> Codes:
+def _run(conversion: Conversion, output: OutputFolder, todo: Sequence[_Job], jobs: int, progress: Progress) -> Codes:
     """All stretches of all shards, each process taking the next one; finished shards are sealed beside that."""
     queue = _in_turn(todo, jobs)
     taking, stop = threading.Lock(), threading.Event()
@@ -229,7 +213,7 @@ def _run(
                 last = job.add(converter.pass_stretch(stretch))
                 progress.add(stretch.nbytes)
                 if last and not job.only_compared:
-                    sealed.append(sealing.submit(_finish, conversion, job, output, sync))
+                    sealed.append(sealing.submit(_finish, conversion, job, output))
         except BaseException:
             # The others need not go on with what will not be used.
             stop.set()
@@ -250,11 +234,11 @@ def _run(
     return sum((job.codes for job in todo), Codes())
 
 
-def _finish(conversion: Conversion, job: _Job, output: OutputFolder, sync: bool) -> None:
+def _finish(conversion: Conversion, job: _Job, output: OutputFolder) -> None:
     if not job.shard.unchanged():
         raise BadData(job.shard.source, "", "was changed while it was converted")
     _compare_header(conversion, job)
-    if sync:
+    if job.flush:
         flush(job.file)
     output.seal(job.shard, job.codes)
 

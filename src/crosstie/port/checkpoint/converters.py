@@ -10,17 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Protocol
 
 import msgspec
 
 from crosstie.core.errors import BadData, BadInput
 from crosstie.port.checkpoint.fp8 import Codes, Dialect
 from crosstie.port.checkpoint.shard import Converter, Stretch
-
-
-class StretchConverter(Protocol):
-    def pass_stretch(self, stretch: Stretch) -> Codes: ...
 
 
 class _Reply(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -59,6 +54,9 @@ class _Remote:
         if reply.os_error is not None:
             raise OSError(*reply.os_error)
         return reply.codes or Codes()
+
+
+StretchConverter = Converter | _Remote
 
 
 @contextmanager

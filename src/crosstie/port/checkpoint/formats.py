@@ -67,6 +67,8 @@ class PartScheme(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scheme(msgspec.Struct, frozen=True, kw_only=True):
+    # What the config says, ModelOpt's nesting undone; empty where it says nothing.
+    quantisation: dict[str, Any]
     method: Method
     # What most bytes of all parts are stored in.
     scheme: str
@@ -107,6 +109,7 @@ def read_scheme(checkpoint: Checkpoint) -> Scheme:
     for way in chain.from_iterable(parts.values()):
         nbytes[way.scheme] += way.nbytes
     return Scheme(
+        quantisation=quantisation,
         method=method,
         scheme=max(nbytes, key=nbytes.__getitem__, default="unknown"),
         parts=parts,

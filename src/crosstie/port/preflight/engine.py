@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from crosstie.catalog.config import Config
 from crosstie.catalog.reading import Sources, only_keys, read_toml, table, text
 from crosstie.core.errors import BadInput
-from crosstie.core.finding import Finding, Location
+from crosstie.core.finding import Finding, Location, Severity
 from crosstie.port.preflight.operations import ModelOperation
 
 DATA = Path(__file__).parent / "data"
@@ -107,16 +107,14 @@ def architectures(engine: str) -> dict[str, Support]:
 
 def architecture_findings(config: Config, engine: EngineRelease) -> list[Finding]:
     named = config.outer.get("architectures")
-    where = Location(file=str(config.file), name="architectures")
     if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
         return [
-            Finding(
-                check="architecture", severity="unknown", where=where, grounds="read",
-                what="config.json names no architecture", evidence="no list of names under architectures",
-                remedy="add the class of the model under architectures, as Hugging Face writes it",
+            _finding(
+                config, "unknown", "config.json names no architecture", "no list of names under architectures",
+                "add the class of the model under architectures, as Hugging Face writes it",
             )
         ]  # fmt: skip
-    found = [_architecture(name, config, engine, where) for name in named[:1]]
+    found = [_architecture(named[0], config, engine)]
     if config.outer.get("auto_map") is not None and found[0].severity != "note":
         found.append(
             Finding(
@@ -128,38 +126,41 @@ def architecture_findings(config: Config, engine: EngineRelease) -> list[Finding
     return found
 
 
-def _architecture(name: str, config: Config, engine: EngineRelease, where: Location) -> Finding:
+def _finding(config: Config, severity: Severity, what: str, evidence: str, remedy: str) -> Finding:
+    where = Location(file=str(config.file), name="architectures")
+    return Finding(
+        check="architecture",
+        severity=severity,
+        what=what,
+        where=where,
+        evidence=evidence,
+        grounds="read",
+        remedy=remedy,
+    )
+
+
+def _architecture(name: str, config: Config, engine: EngineRelease) -> Finding:
     known = architectures(engine.name)
     support = known.get(name)
     if support is None:
         near = f"; {len(known)} architectures were read" if known else "; no list of architectures was read"
-        return Finding(
-            check="architecture", severity="unknown", where=where, grounds="read",
-            what=f"{name} is in no release of {engine.name} that was read, up to {engine.newest}",
-            evidence=f"architectures = [{name!r}]{near}",
-            remedy=f"look for {name} in the list of models of a newer {engine.name}, or use another engine"
+        return _finding(
+            config, "unknown", f"{name} is in no release of {engine.name} that was read, up to {engine.newest}",
+            f"architectures = [{name!r}]{near}",
+            f"look for {name} in the list of models of a newer {engine.name}, or use another engine"
             + _FALLBACK.get(engine.name, ""),
         )  # fmt: skip
+    since = f"{support.source}: since {support.since}"
     oldest = min(row.since for row in known.values())
     if engine.version < oldest:
-        return Finding(
-            check="architecture", severity="unknown", where=where, grounds="read",
-            what=f"no release of {engine.name} before {oldest} was read, so whether {engine} has {name} is not known",
-            evidence=f"{support.source}: since {support.since}", remedy=f"use {engine.name}>={support.since}",
-        )  # fmt: skip
+        what = f"no release of {engine.name} before {oldest} was read, so whether {engine} has {name} is not known"
+        return _finding(config, "unknown", what, since, f"use {engine.name}>={support.since}")
     late = support.until is not None and engine.version > support.until
     if engine.version < support.since or late:
         cure = f"{engine.name}=={support.until}" if late else f"{engine.name}>={support.since}"
-        return Finding(
-            check="architecture", severity="error", where=where, grounds="read",
-            what=f"{engine} has no {name}",
-            evidence=f"{support.source}: in releases from {support.since} to {support.until or 'the newest read'}",
-            remedy=f"use {cure}",
-        )  # fmt: skip
-    return Finding(
-        check="architecture", severity="note", where=where, grounds="read", remedy="",
-        what=f"{engine} has {name}", evidence=f"{support.source}: since {support.since}",
-    )  # fmt: skip
+        span = f"{support.source}: in releases from {support.since} to {support.until or 'the newest read'}"
+        return _finding(config, "error", f"{engine} has no {name}", span, f"use {cure}")
+    return _finding(config, "note", f"{engine} has {name}", since, "")
 
 
 def draft_findings(config: Config, tensors: Iterable[str] | None, asked: Sequence[str]) -> list[Finding]:

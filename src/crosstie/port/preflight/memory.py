@@ -7,6 +7,8 @@ from crosstie.core.finding import Finding, Location, Severity
 from crosstie.core.model import Model
 from crosstie.perf.fit import Placement, candidate_layouts, place, place_each
 
+_SMALLER = "more ranks (--tp), a smaller precision or a shorter --context"
+
 
 def placement_on(
     catalog: Catalog, model: Model, accelerator: Accelerator, *,
@@ -59,7 +61,7 @@ def memory_finding(placement: Placement | None, model: Model, accelerator: Accel
         return _finding(
             "error", model, accelerator,
             what=f"at {split} memory does not hold the weights and one sequence of {context:,} tokens",
-            evidence=sizes, remedy="more ranks (--tp), a smaller precision or a shorter --context",
+            evidence=sizes, remedy=_SMALLER,
         )  # fmt: skip
     # The engine's own share of memory is an assumption; with twice of it the answer may turn.
     low, high = placement.sequences_interval
@@ -68,7 +70,7 @@ def memory_finding(placement: Placement | None, model: Model, accelerator: Accel
             "unknown", model, accelerator,
             what=f"at {split} one sequence of {context:,} tokens fits only if the engine itself keeps little memory",
             evidence=f"{sizes}; between {low} and {high} sequences",
-            remedy="more ranks (--tp), a smaller precision or a shorter --context",
+            remedy=_SMALLER,
         )  # fmt: skip
     return _finding(
         "note", model, accelerator, remedy="",

@@ -104,13 +104,12 @@ def check_model(
     model, unread = _model(catalog, stored)
     if model and options.context:
         model.check_context(options.context, "--context")
-    everywhere = [
+    findings = [
         *stored_findings(stored, accelerators, options.scan, on_progress),
         *architecture_findings(stored.config, options.engine),
         *draft_findings(stored.config, stored.checkpoint.tensors if stored.checkpoint else None, options.features),
+        *unread,
     ]
-    everywhere += unread
-    findings = list(everywhere)
     layouts: dict[str, str] = {}
     settings: dict[str, list[str]] = {}
     for number, accelerator in enumerate(accelerators, 1):

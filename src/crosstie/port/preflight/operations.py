@@ -4,7 +4,7 @@ A fact that the config does not give is left out, so that no rule which asks for
 "unknown" then, not a guess.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -156,12 +156,13 @@ def _heads(config: Config, layout: Layout) -> dict[str, Value]:
     return {"heads": heads // layout.tp} if heads and heads % layout.tp == 0 else {}
 
 
+def _known(values: Mapping[str, Value | None]) -> dict[str, Value]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _latent(config: Config, layout: Layout) -> ModelOperation:
-    facts = {**_heads(config, layout), "kv": layout.kv}
-    for name in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"):
-        value = config.maybe(name, least=0)
-        if value is not None:
-            facts[name] = value
+    sizes = {name: config.maybe(name, least=0) for name in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim")}
+    facts = {**_heads(config, layout), "kv": layout.kv, **_known(sizes)}
     return ModelOperation(
         kind="mla", facts=facts, key="kv_lora_rank",
         words=f"latent attention (MLA) with {facts.get('heads', '?')} heads a rank, rank {facts.get('kv_lora_rank')}",
@@ -169,11 +170,9 @@ def _latent(config: Config, layout: Layout) -> ModelOperation:
 
 
 def _sparse(config: Config, layout: Layout, kind: str) -> ModelOperation:
-    facts: dict[str, Value] = {**_heads(config, layout), "kind": kind, "kv": layout.kv}
-    for name, key in (("index_heads", "index_n_heads"), ("index_head_dim", "index_head_dim"), ("top_k", "index_topk")):
-        value = config.maybe(key)
-        if value is not None:
-            facts[name] = value
+    keys = {"index_heads": "index_n_heads", "index_head_dim": "index_head_dim", "top_k": "index_topk"}
+    sizes = {name: config.maybe(key) for name, key in keys.items()}
+    facts = {**_heads(config, layout), "kind": kind, "kv": layout.kv, **_known(sizes)}
     key = "compress_ratios" if kind == "v4" else "index_topk"
     words = f"sparse attention ({kind}) with {facts.get('heads', '?')} heads a rank, top {facts.get('top_k', '?')}"
     return ModelOperation(kind="sparse_attention", facts=facts, words=words, key=key)
@@ -204,14 +203,12 @@ def _grouped(
     windowed = bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
     local = windowed and (not kinds or "sliding_attention" in kinds)
     everywhere = not kinds or "full_attention" in kinds
-    variants: list[tuple[bool, bool]] = []
-    if chunked:
-        variants.append((False, True))
-    if local:
-        variants.append((True, False))
-    if everywhere or not variants:
-        variants.append((False, False))
-    for window, in_chunks in variants:
+    variants = [
+        ((False, True), chunked),
+        ((True, False), local),
+        ((False, False), everywhere or not (chunked or local)),
+    ]
+    for window, in_chunks in (kind for kind, wanted in variants if wanted):
         wide = config.maybe("global_head_dim") if not window and not in_chunks else None
         own_kv = (config.maybe("num_global_key_value_heads") if wide else None) or kv_heads
         values = config.maybe("v_head_dim") or wide or dim
@@ -248,12 +245,6 @@ def _one_grouped(
     return ModelOperation(kind="attention", facts=facts, words=words, key="num_attention_heads")
 
 
-def _activation(config: Config) -> str:
-    """Families spell the key apart; SiLU where a config has none of them."""
-    said = config.get("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function")
-    return said if isinstance(said, str) else "silu"
-
-
 def _moe(config: Config, layout: Layout, experts: Weights) -> ModelOperation | None:
     names = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
     count = config.maybe(*names, least=0)
@@ -261,6 +252,8 @@ def _moe(config: Config, layout: Layout, experts: Weights) -> ModelOperation | N
         return None
     inner = config.maybe("moe_intermediate_size", "expert_ffn_hidden_size") or config.maybe("intermediate_size")
     family = config.word("model_type")
+    # Families spell the key apart; SiLU where a config has none of them.
+    activation = config.get("hidden_act", "hidden_activation", "mlp_hidden_act", "activation_function")
     facts: dict[str, Value] = {
         "weights": experts.scheme,
         "activations": experts.activations,
@@ -268,17 +261,14 @@ def _moe(config: Config, layout: Layout, experts: Weights) -> ModelOperation | N
         "experts": count,
         "tp": layout.tp,
         "ep": layout.ep,
-        "activation": "swigluoai" if family == "gpt_oss" else _activation(config),
+        "activation": "swigluoai" if family == "gpt_oss" else activation if isinstance(activation, str) else "silu",
         "bias": family == "gpt_oss",
         "shared_experts": config.maybe("n_shared_experts", "num_shared_experts", least=0) or 0,
     }
     active = config.maybe(
         "num_experts_per_tok", "top_k_experts", "num_experts_per_token", "experts_per_token", "moe_topk", "moe_k"
     )
-    hidden = config.maybe("hidden_size")
-    for name, value in (("experts_per_token", active), ("hidden", hidden)):
-        if value:
-            facts[name] = value
+    facts |= _known({"experts_per_token": active, "hidden": config.maybe("hidden_size")})
     ranks = 1 if layout.ep else layout.tp
     if inner and inner % ranks == 0:
         facts["inter"] = inner // ranks

@@ -123,9 +123,7 @@ def _one(value: Value, condition: Value) -> bool:
         return str(value) == operand
     if sign == "!":
         return str(value) != operand
-    if not isinstance(value, int):
-        return False
-    return _COMPARE[sign](value, int(operand))
+    return isinstance(value, int) and _COMPARE[sign](value, int(operand))
 
 
 @cache
@@ -201,18 +199,14 @@ def _citation(file: Path, name: str, reference: str, raw: object) -> str:
 
 def false_citations(found: Iterable[EngineRule], tree: Path) -> list[str]:
     """Places that a copy of the source at `tree` does not have: there is no such file, or it has fewer lines."""
-    lines: dict[str, int | None] = {}
     false = []
     for rule in found:
         for place in map(_PLACE.fullmatch, rule.at.split("; ")):
             assert place
-            path, last = place["path"], int(place["last"] or place["line"])
-            if path not in lines:
-                file = tree / path
-                lines[path] = file.read_bytes().count(b"\n") + 1 if file.is_file() else None
-            there = lines[path]
-            if there is None or last > there:
-                why = "no such file" if there is None else f"the file has {there:,} lines"
+            file = tree / place["path"]
+            lines = file.read_bytes().count(b"\n") + 1 if file.is_file() else 0
+            if int(place["last"] or place["line"]) > lines:
+                why = f"the file has {lines:,} lines" if lines else "no such file"
                 false.append(f"{rule.id}: {place[0]}: {why}")
     return false
 
@@ -248,8 +242,7 @@ def _conditions(file: Path, where: str, value: object, known: set[str]) -> dict[
 
 
 def _is_condition(text: str) -> bool:
-    found = _CONDITION.match(text)
-    if not found:
+    if not (found := _CONDITION.match(text)):
         return False
     sign, operand = found.groups()
     return sign not in _COMPARE or (operand.isdigit() and (int(operand) > 0 or "%" not in sign))

@@ -67,7 +67,6 @@ _GGUF_PRECISIONS = {
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 _PARTS: tuple[ModelPart, ...] = ("linear", "moe")
 _SINKS = re.compile(r"\.(attention_)?sinks?(\.weight|_bias)?$")
-_DIALECTS = {"e4m3fn": "fn", "e4m3fnuz": "fnuz"}
 
 
 def config_of(gguf: Gguf) -> dict[str, Any]:
@@ -234,24 +233,23 @@ def _from_folder(asked: str, folder: Path) -> Stored:
     raw, file = load_config(folder)
     checkpoint = open_checkpoint(folder)
     scheme = read_scheme(checkpoint)
-    quantisation = quantisation_config(raw, file)
-    linear, experts = (_part(scheme, part, quantisation) for part in _PARTS)
+    linear, experts = (_part(scheme, part) for part in _PARTS)
     return Stored(
         asked=asked if asked.startswith((".", "/", "~")) else f"./{asked}",
         name=_name(folder), config=Config(raw, file), method=scheme.method,
         linear=linear or (Weights(scheme="unknown"),), experts=experts,
         kv=scheme.kv_format or "bf16", kv_scales=bool(scheme.kv_scales),
-        dialect=_DIALECTS[scheme.dialect or "e4m3fn"], converted=scheme.converted,
+        dialect=(scheme.dialect or "e4m3fn").removeprefix("e4m3"), converted=scheme.converted,
         checkpoint=checkpoint, scheme=scheme, sinks=any(_SINKS.search(name) for name in checkpoint.tensors),
     )  # fmt: skip
 
 
-def _part(scheme: Scheme, part: ModelPart, quantisation: Mapping[str, Any]) -> tuple[Weights, ...]:
+def _part(scheme: Scheme, part: ModelPart) -> tuple[Weights, ...]:
     """The main way first; what is left in 16 bits beside quantised weights is no way of its own."""
     return tuple(
         as_declared(
             Weights(scheme=way.scheme, activations=way.activations, scales=way.scales, method=scheme.method),
-            quantisation,
+            scheme.quantisation,
         )
         for number, way in enumerate(scheme.parts.get(part, ()))
         if number == 0 or way.scheme not in ("bf16", "fp16")
