@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosstie.catalog.reading import text_of
-from crosstie.core.errors import BadData, BadInput, near_names
+from crosstie.core.errors import BadData, BadInput, did_you_mean, near_names
 
 # Spellings by their origin: Azure, plain, Mooncake, vidur, LLMServingSim's ShareGPT.
 INPUT = ("contexttokens", "input_tokens", "input_length", "num_prefill_tokens", "input_toks")
@@ -117,8 +117,7 @@ def find_trace(name: str, beside: Path) -> Path:
     shipped = shipped_traces()
     if name.casefold() in shipped:
         return shipped[name.casefold()]
-    near = near_names(name, shipped)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    hint = did_you_mean(near_names(name, shipped))
     raise BadInput(f"unknown trace '{name}': no file in {beside}, and shipped are {', '.join(shipped)}.{hint}")
 
 

@@ -11,7 +11,7 @@ import msgspec
 from crosstie.cli.options import json_option
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.cli.store import moment, named_key, names_in, opened, span, stamp, store_options, when
-from crosstie.core.errors import BadInput, near_names
+from crosstie.core.errors import BadInput, did_you_mean, near_names
 from crosstie.core.figures import dollars, number
 from crosstie.run.ledger.keys import PRIORITIES, Key, digest, new_public_id, new_secret, shown
 
@@ -204,8 +204,7 @@ def _warn(key: Key, fleet: Path | None) -> None:
     for what, given, known in (("model", key.models, models), ("class", key.classes, classes)):
         for name in given:
             if name not in known:
-                near = near_names(name, known)
-                hint = f" Did you mean {near[0]}?" if near else ""
+                hint = did_you_mean(near_names(name, known)[:1])
                 click.echo(f"key '{key.name}': {fleet} has no {what} '{name}' now.{hint}", err=True)
 
 

@@ -145,8 +145,7 @@ def _named(by: By, value: str) -> str:
 
 
 def _numbers(row: Used) -> list[str]:
-    counts = (row.requests, row.refused, row.failed, row.input_tokens, row.output_tokens)
-    return [*(f"{count:,}" for count in counts), dollars(row.usd)]
+    return [*(f"{getattr(row, name):,}" for name in _NUMBERS[:-1]), dollars(row.usd)]
 
 
 def _bar(fraction: float) -> str:

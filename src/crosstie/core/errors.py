@@ -21,7 +21,7 @@ class UnknownName(CrosstieError):
     def __init__(self, kind: str, name: str, known: Iterable[str], listing: str | None = None):
         self.kind, self.name = kind, name
         self.near = near_names(name, known)
-        hint = f" Did you mean {' or '.join(self.near)}?" if self.near else ""
+        hint = did_you_mean(self.near)
         command = f"crosstie catalog list {listing or kind + 's'}"
         super().__init__(f"unknown {kind} '{name}'.{hint} `{command}` lists them all.")
 
@@ -56,3 +56,9 @@ def near_names(name: str, known: Iterable[str]) -> list[str]:
     close = get_close_matches(wanted, folded, n=3, cutoff=0.6)
     inside = [key for key in folded if wanted and wanted in key and key not in close]
     return [folded[key] for key in (close + sorted(inside, key=len))[:3]]
+
+
+def did_you_mean(near: Iterable[str]) -> str:
+    """The hint behind a refusal, with a space before it; "" without names."""
+    names = " or ".join(near)
+    return f" Did you mean {names}?" if names else ""

@@ -136,8 +136,7 @@ def stale_hazards(
 ) -> list[CaptureHazard]:
     """At least one. `evidence`: the numbers that differ; `at`: the function, where no line can be named."""
     found = list(between(captured, following))
-    if not found:
-        found = [*_from_earlier_calls(device, captured), *_from_pinned(device, captured)]
+    found = found or [*_from_earlier_calls(device, captured), *_from_pinned(device, captured)]
     found = found or [(hazards.OUTSIDE, "not on the captured stream", site) for site in device.outside]
     found = found or [(hazards.UNTRACED, "no single line was found", at)]
     made: dict[tuple[Any, ...], CaptureHazard] = {}
@@ -224,28 +223,26 @@ def check_on(device: Device, fn: Any, inputs: Source, *, state: Callable[..., An
 
 def _checked(device: Device, fn: Any, inputs: Source, state: Callable[..., Any] | None) -> CaptureResult:
     """With the inputs as they are; where the host's lead nowhere, with those moved to the device."""
+
+    def result(moved: bool) -> CaptureResult:
+        try:
+            return _Check(device, fn, inputs, state, varied=True, moved=moved).result()
+        except _FailsLater:
+            return _Check(device, fn, inputs, state, varied=False, moved=moved).result()
+
     try:
-        result = _with_new_inputs(device, fn, inputs, state)
+        found = result(moved=False)
     except _FailsAtOnce as error:
         if all_on_host(make(inputs, 0)):
-            return _with_new_inputs(device, fn, inputs, state, moved=True)
+            return result(moved=True)
         if error.__cause__ not in device.gpu_errors and _runs_on_host(fn, inputs, state):
             return unknown(fn, f"on the stand-in device, and not on the CPU, it {error}", hazards.NOT_FOLLOWED.remedy)
         raise
-    if device.in_use or result.verdict == "error":
-        return result
+    if device.in_use or found.verdict == "error":
+        return found
     if all_on_host(make(inputs, 0)):
-        return _with_new_inputs(device, fn, inputs, state, moved=True)
+        return result(moved=True)
     return unknown(fn, "nothing ran on the device", "inputs on the device: a factory that takes (device, seed)")
-
-
-def _with_new_inputs(
-    device: Device, fn: Any, inputs: Source, state: Callable[..., Any] | None, moved: bool = False
-) -> CaptureResult:  # fmt: skip
-    try:
-        return _Check(device, fn, inputs, state, varied=True, moved=moved).result()
-    except _FailsLater:
-        return _Check(device, fn, inputs, state, varied=False, moved=moved).result()
 
 
 def _runs_on_host(fn: Any, inputs: Source, state: Callable[..., Any] | None) -> bool:
@@ -311,11 +308,10 @@ class _Check:
         almost = unlike or self._unlike(replays, calls, exact=True)
         if almost:
             self._capture(load(self.static, self.later[0]))
+            following, self.device.hazards = self.device.tape, []
             # What differs by a rounding alone is stale if something other was launched.
-            stale = unlike or any(between(captured, self.device.tape))
-            self.device.hazards = (
-                stale_hazards(self.device, captured, self.device.tape, almost[0], self.site) if stale else []
-            )
+            if unlike or any(between(captured, following)):
+                self.device.hazards = stale_hazards(self.device, captured, following, almost[0], self.site)
         return self._answer()
 
     def _look_behind_refusals(self) -> None:

@@ -442,8 +442,6 @@ def _mixed_devices(func: Any, args: Any, leaves: list[Any]) -> str | None:
     if func._schema.name == "aten::_pack_padded_sequence" and isinstance(args[1], DeviceTensor):
         return "'lengths' argument should be a 1D CPU int64 tensor, but got 1D cuda:0 Long tensor"
     strangers = [t for t in leaves if isinstance(t, torch.Tensor) and not isinstance(t, DeviceTensor) and t.dim() > 0]
-    if strangers and not may_mix(func):
-        return (
-            f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({func})"
-        )
-    return None
+    if not strangers or may_mix(func):
+        return None
+    return f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({func})"

@@ -77,10 +77,10 @@ def stand_in_device(device: Device) -> Iterator[None]:
     # TorchScript would compile kernels for the device that it believes to be there.
     fuses = torch._C._jit_texpr_fuser_enabled()
     torch._C._jit_set_texpr_fuser_enabled(False)
-    threading.Thread.run = run  # type: ignore[method-assign, assignment]
     try:
         with (
             cuda_guard_does_nothing(),
+            patch.object(threading.Thread, "run", run),
             standing_in(device),
             patch.multiple(torch, **_from_data_everywhere(device)),
             torch.backends.cudnn.flags(enabled=False),
@@ -89,7 +89,6 @@ def stand_in_device(device: Device) -> Iterator[None]:
             yield
     finally:
         torch._C._jit_set_texpr_fuser_enabled(fuses)
-        threading.Thread.run = plain_run  # type: ignore[method-assign]
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from crosstie.core.errors import BadInput, near_names
+from crosstie.core.errors import BadInput, did_you_mean, near_names
 from crosstie.port.capture.device_tensor import DEVICE, DeviceTensor
 from crosstie.port.capture.hazards import NOT_FOLLOWED, CaptureResult
 from crosstie.port.capture.sites import call_users, definition, one_line
@@ -245,7 +245,7 @@ def _attribute(holder: Any, name: str, at: str) -> Any:
     try:
         return getattr(holder, name)
     except AttributeError:
-        raise BadInput(f"{at} has no '{name}'.{_near(name, dir(holder))}") from None
+        raise BadInput(f"{at} has no '{name}'.{did_you_mean(near_names(name, dir(holder)))}") from None
 
 
 def _item(holder: Any, key: str, at: str) -> Any:
@@ -253,13 +253,8 @@ def _item(holder: Any, key: str, at: str) -> Any:
         raise BadInput(f"{at} is no dictionary, so it has no '{key}'")
     keyed = {str(known): value for known, value in holder.items()}
     if key not in keyed:
-        raise BadInput(f"{at} has no '{key}'.{_near(key, keyed)}")
+        raise BadInput(f"{at} has no '{key}'.{did_you_mean(near_names(key, keyed))}")
     return keyed[key]
-
-
-def _near(name: str, known: Any) -> str:
-    near = near_names(name, known)
-    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def callables(found: Any, name: str) -> dict[str, Any]:

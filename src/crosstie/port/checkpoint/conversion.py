@@ -14,6 +14,7 @@ from crosstie.port.checkpoint.formats import (
     MODELOPT_FILE,
     Scheme,
     input_config,
+    is_fp8,
     read_scheme,
 )
 from crosstie.port.checkpoint.fp8 import DTYPES, OTHER, Dialect
@@ -61,7 +62,9 @@ def plan_conversion(
 ) -> Conversion:
     scheme = read_scheme(checkpoint)
     if scheme.problems:
-        _refuse(checkpoint, scheme)
+        first, more = scheme.problems[0], len(scheme.problems) - 1
+        others = f" (and {more:,} more such questions)" if more else ""
+        raise BadData(checkpoint.folder / first.file, first.key, first.reason + others)
     if not any(scheme.fp8_weights):
         raise BadInput(f"{checkpoint.folder}: nothing to convert: {_without_fp8(scheme)}")
     if scheme.dialect == to:
@@ -91,12 +94,6 @@ def plan_conversion(
     )
 
 
-def _refuse(checkpoint: Checkpoint, scheme: Scheme) -> None:
-    first, more = scheme.problems[0], len(scheme.problems) - 1
-    others = f" (and {more:,} more such questions)" if more else ""
-    raise BadData(checkpoint.folder / first.file, first.key, first.reason + others)
-
-
 def _without_fp8(scheme: Scheme) -> str:
     if any(weight.scheme == "nvfp4" for weight in scheme.weights):
         return "its E4M3 tensors are the block scales of NVFP4 weights, which engines decode in software as e4m3fn"
@@ -105,9 +102,8 @@ def _without_fp8(scheme: Scheme) -> str:
 
 def _refuse_what_is_normalised(checkpoint: Checkpoint, scheme: Scheme) -> None:
     for weight in scheme.fp8_weights:
-        why = _LOADERS.get((scheme.method, weight.scheme))
-        if scheme.method == "other":
-            why = "no loader of this method was read, and it may convert itself"
+        unread = "no loader of this method was read, and it may convert itself" if scheme.method == "other" else None
+        why = _LOADERS.get((scheme.method, weight.scheme), unread)
         if why is not None:
             raise BadInput(
                 f"{checkpoint.folder}: {scheme.method} with {weight.scheme} weights: {why}, and would then read a "
@@ -117,7 +113,7 @@ def _refuse_what_is_normalised(checkpoint: Checkpoint, scheme: Scheme) -> None:
 
 def _scales(checkpoint: Checkpoint, scheme: Scheme, keep_kv_scales: bool) -> tuple[frozenset[str], dict[str, str]]:
     """The scales that change, each once however many weights share it, and what is left alone."""
-    activations = input_config(scheme.quantisation)
+    activations = input_config(scheme.quantisation) or {}
     changed: set[str] = set()
     fixed: dict[str, str] = {}
     for weight in scheme.weights:
@@ -125,7 +121,7 @@ def _scales(checkpoint: Checkpoint, scheme: Scheme, keep_kv_scales: bool) -> tup
             changed |= {*weight.scales, *weight.inputs}
         else:
             fixed |= dict.fromkeys(weight.scales, weight.name)
-            if weight.scheme in ("mxfp4", "int4") and _is_fp8(activations):
+            if weight.scheme in ("mxfp4", "int4") and is_fp8(activations):
                 changed |= set(weight.inputs)
     if not keep_kv_scales and scheme.kv_format in ("", "fp8"):
         changed |= set(scheme.kv_scales)
@@ -157,14 +153,6 @@ def _check_types(checkpoint: Checkpoint, changed: set[str], scheme: Scheme) -> N
                 raise BadData(
                     checkpoint[name].file, name, f"is it a KV scale? {shape}, and the config names no FP8 cache"
                 )
-
-
-def _is_fp8(activations: Mapping[str, Any] | None) -> bool:
-    if not activations:
-        return False
-    return str(activations.get("dtype")).startswith("fp8") or (
-        (activations.get("num_bits"), activations.get("type")) == (8, "float")
-    )
 
 
 def _shard(

@@ -96,7 +96,8 @@ def read_scheme(checkpoint: Checkpoint) -> Scheme:
     quantisation = quantisation_config(raw, file)
     method = method_of(quantisation)
     roles = _as_declared(read_roles(checkpoint.tensors), checkpoint, quantisation)
-    dialects = {weight_dialect(checkpoint, weight) for weight in roles.weights if weight.is_fp8}
+    stored = {checkpoint[weight.name].dtype for weight in roles.weights if weight.is_fp8}
+    dialects = {dialect for dialect, dtype in DTYPES.items() if dtype in stored}
     dialect = next(iter(dialects)) if len(dialects) == 1 else None
     marks = _marks(MARK, checkpoint, quantisation)
     problems = (
@@ -136,10 +137,6 @@ def quantisation_config(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
             inner = found.get("quantization")
             return {**found, **inner} if isinstance(inner, Mapping) else dict(found)
     return {}
-
-
-def weight_dialect(checkpoint: Checkpoint, weight: Weight) -> Dialect:
-    return "e4m3fnuz" if checkpoint[weight.name].dtype == DTYPES["e4m3fnuz"] else "e4m3fn"
 
 
 def method_of(quantisation: Mapping[str, Any]) -> Method:
@@ -269,10 +266,15 @@ def input_config(quantisation: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
+def is_fp8(said: Mapping[str, Any]) -> bool:
+    """Whether compressed-tensors or Quark describe numbers in FP8."""
+    return str(said.get("dtype")).startswith("fp8") or (said.get("num_bits"), said.get("type")) == (8, "float")
+
+
 def _kv_format(quantisation: Mapping[str, Any]) -> str:
     scheme = quantisation.get("kv_cache_scheme")
     if isinstance(scheme, Mapping):
-        return "fp8" if (scheme.get("num_bits"), scheme.get("type")) == (8, "float") else "other"
+        return "fp8" if is_fp8(scheme) else "other"
     algorithm = quantisation.get("kv_cache_quant_algo")
     if isinstance(algorithm, str):
         return "fp8" if algorithm.lower().startswith("fp8") else algorithm.lower()
@@ -281,5 +283,5 @@ def _kv_format(quantisation: Mapping[str, Any]) -> str:
     for entry in layers.values() if isinstance(layers, Mapping) else ():
         said = entry.get("output_tensors") if isinstance(entry, Mapping) else None
         if isinstance(said, Mapping):
-            return "fp8" if str(said.get("dtype")).startswith("fp8") else "other"
+            return "fp8" if is_fp8(said) else "other"
     return ""

@@ -10,7 +10,7 @@ import msgspec
 
 from crosstie.catalog.config import Config
 from crosstie.core.model import LINEAR_ROLES, Model, Tensor
-from crosstie.port.preflight.rules import Facts, Value
+from crosstie.port.preflight.rules import Value
 
 # Families that say nothing of these in their config.
 _SINKS = {"gpt_oss"}
@@ -211,8 +211,19 @@ def _grouped(
     for window, in_chunks in (kind for kind, wanted in variants if wanted):
         wide = config.maybe("global_head_dim") if not window and not in_chunks else None
         own_kv = (config.maybe("num_global_key_value_heads") if wide else None) or kv_heads
-        values = config.maybe("v_head_dim") or wide or dim
-        yield _one_grouped(layout, shared, (heads, own_kv), (wide or dim, values), window, in_chunks)
+        key_dim, value_dim = wide or dim, config.maybe("v_head_dim") or wide or dim
+        facts: dict[str, Value] = {**shared, "window": window, "chunked": in_chunks}
+        if heads % own_kv == 0:
+            facts["gqa_ratio"] = heads // own_kv
+        # Fewer heads than ranks are held by several ranks each.
+        if own_kv % layout.tp == 0 or layout.tp % own_kv == 0:
+            facts["kv_heads"] = max(1, own_kv // layout.tp)
+        if key_dim and value_dim:
+            facts["head_dim"], facts["v_head_dim"] = key_dim, value_dim
+        kind = " over a window" if window else " in chunks" if in_chunks else ""
+        with_sinks = ", with sinks" if shared["sinks"] else ""
+        words = f"attention{kind}, {heads} heads of {key_dim or '?'} on {own_kv} key-value heads{with_sinks}"
+        yield ModelOperation(kind="attention", facts=facts, words=words, key="num_attention_heads")
 
 
 def _scale(config: Config, family: str, dim: int | None) -> str:
@@ -224,25 +235,6 @@ def _scale(config: Config, family: str, dim: int | None) -> str:
         return "plain"
     usual = isinstance(factor, int | float) and dim is not None and abs(factor * dim**0.5 - 1) < 1e-3
     return "plain" if usual else "own"
-
-
-def _one_grouped(
-    layout: Layout, shared: Facts, counts: tuple[int, int], sizes: tuple[int | None, int | None], window: bool,
-    chunked: bool,
-) -> ModelOperation:  # fmt: skip
-    (heads, kv_heads), (dim, values) = counts, sizes
-    facts: dict[str, Value] = {**shared, "window": window, "chunked": chunked}
-    if heads % kv_heads == 0:
-        facts["gqa_ratio"] = heads // kv_heads
-    # Fewer heads than ranks are held by several ranks each.
-    if kv_heads % layout.tp == 0 or layout.tp % kv_heads == 0:
-        facts["kv_heads"] = max(1, kv_heads // layout.tp)
-    if dim and values:
-        facts["head_dim"], facts["v_head_dim"] = dim, values
-    kind = " over a window" if window else " in chunks" if chunked else ""
-    sinks = ", with sinks" if shared["sinks"] else ""
-    words = f"attention{kind}, {heads} heads of {dim or '?'} on {kv_heads} key-value heads{sinks}"
-    return ModelOperation(kind="attention", facts=facts, words=words, key="num_attention_heads")
 
 
 def _moe(config: Config, layout: Layout, experts: Weights) -> ModelOperation | None:

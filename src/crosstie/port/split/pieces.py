@@ -5,7 +5,7 @@ the dynamic part (routing metadata: `nonzero`, `.item()`, shapes that depend on 
 with this call's values. docs/capture-split.md has the rules and the figures.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,15 +50,6 @@ class SplitOptions:
     recorder: GraphRecorder
 
 
-@dataclass
-class CallCounts:
-    """How calls were answered."""
-
-    replayed: int = 0
-    preparing: int = 0
-    eager: int = 0
-
-
 class Region:
     """One module: its plans by signature, or, where its own Python cannot be traced, its children's regions."""
 
@@ -73,7 +64,8 @@ class Region:
         self.open = ""
         self.open_for: dict[Any, str] = {}
         self.children: dict[nn.Module, Region] = {}
-        self.counts = CallCounts()
+        # How calls were answered: replayed, preparing, eager.
+        self.counts: Counter[str] = Counter()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.open:
@@ -90,16 +82,15 @@ class Region:
             return self._first(key, args, kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if plan.pointless or plan.entangled(tensors):
-            self.counts.eager += 1
+            self.counts["eager"] += 1
             return self.forward(*args, **kwargs)
         self.plans.move_to_end(key)
-        self.counts.replayed += plan.ready
-        self.counts.preparing += not plan.ready
+        self.counts["replayed" if plan.ready else "preparing"] += 1
         return plan.call(tensors)
 
     def run_open(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own Python, with what it calls replaced by regions."""
-        self.counts.eager += 1
+        self.counts["eager"] += 1
         if not self.children:
             self.children = {
                 child: Region(name, child, self.options) for name, child in _callees(self.module, self.name)
@@ -109,7 +100,7 @@ class Region:
 
     def _first(self, key: Any, args: Any, kwargs: Any) -> Any:
         """An eager call that is watched, and then traced; a plain one where too many signatures were seen."""
-        self.counts.eager += 1
+        self.counts["eager"] += 1
         if key in self.seen or len(self.seen) >= 4 * self.options.most_signatures:
             return self.forward(*args, **kwargs)
         self.seen.add(key)
@@ -244,10 +235,10 @@ class Split(nn.Module):
             for why in dict.fromkeys([region.open, *region.open_for.values()]):
                 if why:
                     lines.append(f"{region.name or 'module':<24} as Python: {why}")
-        counts = self.region.counts
         fraction = self.flops_in_graphs_fraction
         lines.append(f"FLOPs in graphs: {'not known' if fraction is None else f'{fraction:.1%}'}")
-        lines.append(f"calls: {counts.replayed} replayed, {counts.preparing} preparing, {counts.eager} eager")
+        counts = [f"{self.region.counts[how]} {how}" for how in ("replayed", "preparing", "eager")]
+        lines.append(f"calls: {', '.join(counts)}")
         return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from crosstie.catalog.library import SHIPPED
 from crosstie.catalog.reading import text_of
-from crosstie.core.errors import BadData, BadInput, near_names
+from crosstie.core.errors import BadData, BadInput, did_you_mean, near_names
 
 SHIPPED_CLAIMS = SHIPPED / "claims.csv"
 COLUMNS = ("id", "article", "kind", "subject", "claim", "value", "unit")
@@ -144,6 +144,5 @@ def _named(claims: tuple[Claim, ...], text: str) -> set[str]:
     words = {
         word for claim in claims for word in re.findall(r"[a-z0-9]{3,}", f"{claim.subject} {claim.kind}".casefold())
     }
-    near = near_names(wanted, ids if _ID.fullmatch(wanted) else ids | words)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    hint = did_you_mean(near_names(wanted, ids if _ID.fullmatch(wanted) else ids | words))
     raise BadInput(f"no claim is named or mentions '{text}'.{hint} `crosstie claims` lists them all.")

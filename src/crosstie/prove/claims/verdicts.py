@@ -7,7 +7,7 @@ compares then, so that another catalog gives another verdict.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from crosstie.core.errors import BadInput, near_names
+from crosstie.core.errors import BadInput, did_you_mean, near_names
 from crosstie.prove.claims.evidence import Evidence
 from crosstie.prove.claims.reading import Claim
 from crosstie.prove.claims.rests import Rest
@@ -33,9 +33,8 @@ def verdict_named(name: str) -> str:
     near = [known for known in VERDICTS if name.strip() and name.casefold() in known.casefold()]
     if len(near) == 1:
         return near[0]
-    hint = near_names(name, VERDICTS) or near
-    more = f" Did you mean {' or '.join(hint)}?" if hint else ""
-    raise BadInput(f"unknown verdict '{name}'.{more} Known: {', '.join(VERDICTS)}.")
+    hint = did_you_mean(near_names(name, VERDICTS) or near)
+    raise BadInput(f"unknown verdict '{name}'.{hint} Known: {', '.join(VERDICTS)}.")
 
 
 @dataclass(frozen=True)

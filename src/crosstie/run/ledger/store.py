@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, replace
 from time import time
 from typing import Any
 
-from crosstie.core.errors import BadInput, StoreFailed, near_names
+from crosstie.core.errors import BadInput, StoreFailed, did_you_mean, near_names
 from crosstie.run.ledger.keys import Key, check
 from crosstie.run.ledger.schema import SCHEMA, Session, behind, create, meta, migrate, new_number
 from crosstie.run.ledger.usage import DAY_S, Batch, By, Used, day_name, month_name, total
@@ -199,8 +199,7 @@ class Store:
 
 
 def unknown_key(name: str, known: list[str]) -> BadInput:
-    near = near_names(name, known)
-    return BadInput(f"there is no key '{name}'.{f' Did you mean {near[0]}?' if near else ''}")
+    return BadInput(f"there is no key '{name}'.{did_you_mean(near_names(name, known)[:1])}")
 
 
 def _said(by: By, value: Any, names: dict[int, str]) -> str:
