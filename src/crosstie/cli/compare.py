@@ -146,11 +146,7 @@ def _between(show: Callable[[float], str], ends: tuple[float, float]) -> str:
 def to_json(card: Scorecard) -> dict[str, object]:
     return {
         "model": card.model.id,
-        "load": {
-            "concurrency": card.load.concurrency,
-            "input_tokens": card.load.input_tokens,
-            "output_tokens": card.load.output_tokens,
-        },
+        "load": asdict(card.load),
         "entries": [
             {
                 "accelerator": entry.accelerator.id,

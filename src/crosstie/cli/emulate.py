@@ -17,8 +17,7 @@ from crosstie.cli.options import FILE, json_option
 from crosstie.cli.show import console, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import significant
-from crosstie.core.fleet import Fleet
-from crosstie.run.emulate.faults import ScriptedFault, read_script
+from crosstie.run.emulate.faults import read_script
 from crosstie.run.emulate.fleet import EmulatedFleet, start
 from crosstie.run.wire.child import when_orphaned
 from crosstie.run.wire.loops import allow_many_connections, run_on_loop
@@ -57,35 +56,32 @@ def command(
         raise BadInput(f"--port {first_port}: must be from 0 to 65535")
     catalog = Catalog()
     fleet = read_fleet(catalog, file)
-    run_on_loop(_serve(catalog, fleet, host, first_port, speed, seed, script, write, with_parent, as_json))
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        allow_many_connections()
+        running = await start(catalog, fleet, host=host, first_port=first_port, speed=speed, seed=seed, faults=script)
+        try:
+            if write:
+                write_text(write, fleet_text(running.fleet))
+                click.echo(f"fleet written to {write}", err=True)
+            if as_json:
+                # One line, so that whoever has started this can read it and go on while it serves.
+                click.echo(json.dumps(_document(running, speed)))
+            else:
+                _show(running, speed)
+            sys.stdout.flush()
+            if with_parent:
+                when_orphaned(loop, stop.set)
+            await stop.wait()
+        finally:
+            await running.close()
+
+    run_on_loop(serve())
     return 0
-
-
-async def _serve(
-    catalog: Catalog, fleet: Fleet, host: str, first_port: int, speed: float, seed: int, script: list[ScriptedFault],
-    write: Path | None, with_parent: bool, as_json: bool,
-) -> None:  # fmt: skip
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    allow_many_connections()
-    running = await start(catalog, fleet, host=host, first_port=first_port, speed=speed, seed=seed, faults=script)
-    try:
-        if write:
-            write_text(write, fleet_text(running.fleet))
-            click.echo(f"fleet written to {write}", err=True)
-        if as_json:
-            # One line, so that whoever has started this can read it and go on while it serves.
-            click.echo(json.dumps(_document(running, speed)))
-        else:
-            _show(running, speed)
-        sys.stdout.flush()
-        if with_parent:
-            when_orphaned(loop, stop.set)
-        await stop.wait()
-    finally:
-        await running.close()
 
 
 def _show(running: EmulatedFleet, speed: float) -> None:

@@ -20,7 +20,7 @@ from crosstie.port.capture.device_tensor import DEVICE, HOST, DeviceTensor, Memo
 from crosstie.port.capture.hazards import CaptureHazard, Reason
 from crosstie.port.capture.rules import hazards_of, may_mix
 from crosstie.port.capture.sites import Site, user_site
-from crosstie.port.capture.tape import Baked, NotFollowed, TapeEntry, run_on_host, stays_on_host
+from crosstie.port.capture.tape import Baked, NotFollowed, TapeEntry, arguments_of, run_on_host, stays_on_host
 
 _PYTORCHS = ("aten", "prims", "prim", "profiler")
 # Batch norm updates these, and its schema does not say so.
@@ -403,11 +403,11 @@ class Device:
                 self.hazard(hazards.OUTSIDE, f"{func._schema.name} reads memory made at {memory.site}", site)
 
     def _remember_what_is_written(self, func: Any, args: Any, kwargs: Any) -> None:
-        for position, argument in enumerate(func._schema.arguments):
+        for argument, value in arguments_of(func, args, kwargs):
             declared = argument.alias_info is not None and argument.alias_info.is_write
             if not declared and argument.name not in _WRITTEN_UNDECLARED:
                 continue
-            for tensor in _strided(args[position] if position < len(args) else kwargs.get(argument.name)):
+            for tensor in _strided(value):
                 memory = self.memories.note(tensor)
                 if memory.serial < self._first_of_capture and memory.serial not in self._overwritten:
                     now = plain_bytes(tensor.untyped_storage())

@@ -13,6 +13,7 @@ import torch
 from crosstie.port.capture import hazards
 from crosstie.port.capture.device_tensor import DeviceTensor, Memories
 from crosstie.port.capture.hazards import Reason
+from crosstie.port.capture.tape import arguments_of
 
 _ALWAYS: dict[str, Reason] = {
     name: reason
@@ -52,7 +53,7 @@ def hazards_of(func: Any, args: Any, kwargs: dict[str, Any], memories: Memories)
         yield _ALWAYS[name], shown
     judge, when = _JUDGES.get(name), _WHEN.get(name)
     if judge or when:
-        given = _by_name(func, args, kwargs)
+        given = {argument.name: value for argument, value in arguments_of(func, args, kwargs)}
         yield from ((found, shown) for found in (judge(given, memories) if judge else ()))
         if when and when[1](given):
             yield when[0], shown
@@ -63,14 +64,6 @@ def hazards_of(func: Any, args: Any, kwargs: dict[str, Any], memories: Memories)
 
 def may_mix(func: Any) -> bool:
     return str(func._schema.name) in _MIXING
-
-
-def _by_name(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    arguments = func._schema.arguments
-    given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
-    given.update(zip((argument.name for argument in arguments), args, strict=False))
-    given.update(kwargs)
-    return given
 
 
 def _show(value: Any) -> str:

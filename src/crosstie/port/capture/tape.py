@@ -3,7 +3,7 @@
 What an operation of the device computes is computed on the host, in the call and at each replay.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -74,6 +74,13 @@ class TapeEntry:
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def arguments_of(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
+    """Each argument of an operator's schema, with what was given for it or else its default."""
+    for position, argument in enumerate(func._schema.arguments):
+        default = args[position] if position < len(args) else argument.default_value
+        yield argument, kwargs.get(argument.name, default)
 
 
 def address(tensor: torch.Tensor) -> int:

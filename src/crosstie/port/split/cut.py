@@ -20,6 +20,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
+from crosstie.port.capture.tape import arguments_of
 from crosstie.port.split.graphs import address, written_arguments
 from crosstie.port.split.opaque import OpaqueCall, TraceObstacle
 from crosstie.port.split.trace import place
@@ -51,10 +52,9 @@ def mark_memory(graph: fx.GraphModule) -> None:
             own.append(("real", address(getattr(graph, str(node.target)))))
             same.join(own)
         elif isinstance(node.target, torch._ops.OpOverload) and any(r.alias_info for r in node.target._schema.returns):
-            for position, argument in enumerate(node.target._schema.arguments):
-                if argument.alias_info is not None:
-                    value = node.kwargs.get(argument.name, node.args[position] if position < len(node.args) else None)
-                    own += [key for leaf in tree_leaves(value) if isinstance(leaf, fx.Node) for key in _fakes(leaf)]
+            given = arguments_of(node.target, node.args, node.kwargs)
+            shared = tree_leaves([value for argument, value in given if argument.alias_info is not None])
+            own += [key for leaf in shared if isinstance(leaf, fx.Node) for key in _fakes(leaf)]
             same.join(own)
     for node in graph.graph.nodes:
         node.meta[_KEY] = frozenset(same.group(key) for key in _fakes(node))
@@ -182,11 +182,8 @@ def _reason(node: fx.Node, device: torch.device) -> str:
 
 def _without_dropout(node: fx.Node) -> bool:
     """Attention that could drop some of its weights at random, and was told not to."""
-    for position, argument in enumerate(node.target._schema.arguments):
-        if argument.name == "dropout_p":
-            default = node.args[position] if position < len(node.args) else argument.default_value
-            return bool(node.kwargs.get("dropout_p", default) == 0)
-    return False
+    given = arguments_of(node.target, node.args, node.kwargs)
+    return any(argument.name == "dropout_p" and value == 0 for argument, value in given)
 
 
 def _has_sizes(value: Any) -> bool:

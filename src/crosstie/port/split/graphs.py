@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from crosstie.port.capture.sites import NOWHERE
-from crosstie.port.capture.tape import TapeEntry
+from crosstie.port.capture.tape import TapeEntry, arguments_of
 
 
 class GpuRecorder:
@@ -116,9 +116,6 @@ def address(tensor: torch.Tensor) -> int:
 
 def written_arguments(func: Any, args: Any, kwargs: Any) -> list[Any]:
     """What of the arguments the operator's schema says it writes to: tensors, or the nodes that stand for them."""
-    found: list[Any] = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = kwargs.get(argument.name, args[position] if position < len(args) else None)
-            found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor | torch.fx.Node)]
-    return found
+    given = arguments_of(func, args, kwargs)
+    written = [value for argument, value in given if argument.alias_info is not None and argument.alias_info.is_write]
+    return [leaf for leaf in tree_leaves(written) if isinstance(leaf, torch.Tensor | torch.fx.Node)]
