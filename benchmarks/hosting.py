@@ -363,11 +363,8 @@ def draw(document: dict[str, Any], file: Path) -> None:
         axes.set_xlabel("GPUs, shared by thirty models")
         axes.set_ylabel("evictions an hour" if scale == 1.0 else "cold requests, %")
         axes.set_ylim(bottom=0)
-        axes.grid(visible=True, linewidth=0.4, alpha=0.5)
-        axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend(frameon=False, fontsize=8)
-    figure.supxlabel("simulated, no GPU ran; bars: 95% intervals over seeds", fontsize=7, color="0.4")
-    save(figure, file)
+    save(figure, file, "simulated, no GPU ran; bars: 95% intervals over seeds")
 
 
 def main() -> None:
