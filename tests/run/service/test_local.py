@@ -177,7 +177,8 @@ def test_the_terminal_stays_quiet_and_ctrl_c_is_not_for_the_engine(
 def test_weights_that_are_none_are_refused_with_the_engine_s_own_words(tmp_path: Path) -> None:
     junk = tmp_path / "junk.gguf"
     junk.write_bytes(b"not a model" * 1000)
-    with pytest.raises(BadInput, match=r"ended with status 1: .*invalid magic.*check the input params") as refused:
+    # llama.cpp's log is written by a thread of its own and may not get there before the end; its error always does.
+    with pytest.raises(BadInput, match=r"ended with status 1: .*check the input params") as refused:
         start_local(threads=1, model_file=junk)
     assert "\n" not in str(refused.value)
 

@@ -95,7 +95,7 @@ def start_crosstie(arguments: Sequence[str], failed: str) -> tuple[subprocess.Po
 def _fate(process: subprocess.Popen[bytes]) -> str:
     """How it ended; nothing if it did not. One that has closed its output is about to."""
     try:
-        status = process.wait(1)
+        status = process.wait(_GRACE_S)
     except subprocess.TimeoutExpired:
         return ""
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
