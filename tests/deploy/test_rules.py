@@ -28,6 +28,7 @@ def promtool(*arguments: str, folder: Path = FOLDER) -> subprocess.CompletedProc
     return subprocess.run([PROMTOOL, *arguments], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 @with_promtool
 def test_prometheus_takes_the_rules_and_every_case_holds() -> None:
     checked = promtool("check", "rules", "alerts.yml")
@@ -36,6 +37,7 @@ def test_prometheus_takes_the_rules_and_every_case_holds() -> None:
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
+@pytest.mark.slow
 @with_promtool
 def test_a_rule_that_is_wrong_would_fail_its_case(tmp_path: Path) -> None:
     shutil.copytree(FOLDER, tmp_path, dirs_exist_ok=True)

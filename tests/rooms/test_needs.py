@@ -84,6 +84,7 @@ def outcome(folder: Path, text: str, *options: str) -> tuple[int, str]:
     return got.returncode, got.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["0", "1"])
 def test_a_skip_fails_the_run_that_allows_none(processes: str, tmp_path: Path) -> None:
     (tmp_path / "test_whole.py").write_text(SKIPS_AS_A_WHOLE)
@@ -94,11 +95,13 @@ def test_a_skip_fails_the_run_that_allows_none(processes: str, tmp_path: Path) -
     assert "no_such_library" in said
 
 
+@pytest.mark.slow
 def test_a_skip_is_allowed_elsewhere_and_no_skip_is_fine_everywhere(tmp_path: Path) -> None:
     assert outcome(tmp_path, SKIPS)[0] == 0
     assert outcome(tmp_path, "def test_one(): pass\n", "--no-skips")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_quick_run_leaves_out_what_is_marked_and_imports_no_file_marked_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "test_heavy.py").write_text(
         "import pytest\npytestmark = pytest.mark.slow\nraise RuntimeError('imported')\n"

@@ -156,6 +156,7 @@ def test_more_load_never_lowers_the_predicted_ttft(
         replica.prompt_rate = 0.0
 
 
+@pytest.mark.slow
 @given(
     states=some.lists(some.sampled_from(["up", "down", "draining", "busy", "full", "tried"]), min_size=4, max_size=4),
     name=some.sampled_from(["cheapest-meeting-target", "fastest", "round-robin", "least-loaded", "weighted", "prefix"]),

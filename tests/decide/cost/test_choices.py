@@ -162,6 +162,7 @@ def test_the_speedup_that_breaks_even(catalog: Catalog, h200_fleet: Option, exac
     assert again.wait_usd == pytest.approx(again.buy_now_usd)
 
 
+@pytest.mark.slow
 def test_the_slip_that_breaks_even(catalog: Catalog, h200_fleet: Option, exact_costs: Costs) -> None:
     rent = given("h200", 2.0)
     found = buy_or_wait(h200_fleet, successor(catalog, 0), exact_costs, rent, years=2.0)

@@ -113,6 +113,7 @@ def test_columns_that_are_left_out_would_not_have_helped() -> None:
         assert least.usd_per_hour * (1 - 1e-6) <= alone.usd_per_hour <= least.usd_per_hour * 1.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prices", some_prices(6), ids=str)
 def test_the_mixed_fleet_is_never_dearer_than_one_vendors(prices: dict[str, float]) -> None:
     plan = planned(usd_per_gpu_hour=prices)
@@ -176,6 +177,7 @@ def test_a_hair_beyond_a_flip_another_fleet_is_cheaper(prices: dict[str, float])
             assert flip.becomes.usd_per_hour < fleet.usd_per_hour
 
 
+@pytest.mark.slow
 def test_more_to_carry_costs_more() -> None:
     now = cost(planned())
     assert cost(planned(spare=0.5)) > now
@@ -255,6 +257,7 @@ def test_no_replica_at_all_is_an_obstacle() -> None:
     assert [one.key for one in plan.obstacles] == ["class 'long'"]
 
 
+@pytest.mark.slow
 def test_safe_is_never_cheaper_than_likely() -> None:
     calibrated = Catalog([])
     for classes in ((CHAT,), (CHAT, CODE, BATCH)):

@@ -215,6 +215,7 @@ def some(limits: tuple[str, ...] = LIMITS, columns: int = 0) -> Iterator[tuple[i
             yield seed, problem, found
 
 
+@pytest.mark.slow
 def test_a_quick_fleet_is_a_fleet_and_no_better_than_the_best() -> None:
     for seed, problem, best in some():
         quick = solve(problem, quickly=True)
@@ -279,6 +280,7 @@ def test_models_are_pieces_of_their_own() -> None:
         assert together.usd_per_hour == pytest.approx(apart[0].usd_per_hour + apart[1].usd_per_hour, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_tidied_keeps_the_fleet_and_carries_the_load_with_few_splits() -> None:
     for seed, problem, best in some():
         tidy = tidied(problem, best)
@@ -388,6 +390,7 @@ def test_a_search_that_runs_out_of_time_leaves_the_relaxation_rounded_up(monkeyp
     assert rounded.bound_usd_per_hour <= best.usd_per_hour + 1e-9 <= rounded.usd_per_hour + 2e-9
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.floats(1.0, 3.0))
 def test_more_load_or_higher_prices_never_cost_less(seed: int, factor: float) -> None:
     problem = instance(seed)

@@ -42,6 +42,7 @@ def test_an_error_passes_through() -> None:
         recorder(torch.device("cpu")).capture(lambda: torch.ones(2) + torch.ones(3))
 
 
+@pytest.mark.slow
 def test_importing_the_room_imports_no_torch() -> None:
     code = "import sys, crosstie.port.split; assert 'torch' not in sys.modules; crosstie.port.split.split; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -215,6 +215,7 @@ def test_the_order_of_rows_does_not_matter(catalog: Catalog) -> None:
     assert forward.spreads.keys() == backward.spreads.keys()
 
 
+@pytest.mark.slow
 def test_the_order_of_rows_does_not_matter_to_intervals(catalog: Catalog) -> None:
     cases = mixed_evidence(catalog)
     forward, backward = (learn(catalog, Inputs(cases=one)) for one in (cases, cases[::-1]))
@@ -222,6 +223,7 @@ def test_the_order_of_rows_does_not_matter_to_intervals(catalog: Catalog) -> Non
     assert one == pytest.approx(other, rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_same_evidence_gives_the_same_calibration(catalog: Catalog) -> None:
     once, again = (calibration_text(learn(catalog, Inputs(cases=mixed_evidence(catalog)))) for _ in range(2))
     assert once == again

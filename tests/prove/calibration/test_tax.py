@@ -70,6 +70,7 @@ def test_shipped_fractions_are_possible_or_listed(shipped: Tax) -> None:
         assert group.points + group.above_roofline == len(group.readings)
 
 
+@pytest.mark.slow
 def test_shipped_rows_are_sorted_and_the_undated_come_last(shipped: Tax) -> None:
     order = [(group.series.accelerator, group.date or "9999") for group in shipped.groups]
     assert order == sorted(order)
@@ -80,6 +81,7 @@ def test_shipped_rows_are_sorted_and_the_undated_come_last(shipped: Tax) -> None
     assert all(trend.first.date for trend in shipped.trends)
 
 
+@pytest.mark.slow
 def test_shipped_names_blame_nobody_wrongly(shipped: Tax) -> None:
     releases = {group.release for group in shipped.groups if group.series.engine == "atom"}
     assert releases == {"ROCm 7.1.1 image", "ROCm 7.2.3 image"}

@@ -126,6 +126,7 @@ def test_what_holds_under_conditions_names_one_under_which_it_does_not(found: di
             assert re.search(r"\bnot\b|\balone\b|held back", one.finding.reason), one.claim.id
 
 
+@pytest.mark.slow
 def test_memory_of_mi300x_decides_c01_and_c02(tmp_path: Path) -> None:
     smaller = overriding(
         tmp_path,
@@ -139,6 +140,7 @@ def test_memory_of_mi300x_decides_c01_and_c02(tmp_path: Path) -> None:
     assert verdict_in(smaller, "c36") == WRONG
 
 
+@pytest.mark.slow
 def test_other_facts_of_the_catalog_decide_their_claims(tmp_path: Path) -> None:
     slow = overriding(
         tmp_path / "a",
@@ -157,6 +159,7 @@ def test_other_facts_of_the_catalog_decide_their_claims(tmp_path: Path) -> None:
     assert verdict_in(lds, "c53") == HOLDS
 
 
+@pytest.mark.slow
 def test_a_catalog_that_lacks_what_a_check_needs_is_no_traceback(tmp_path: Path) -> None:
     tiny = overriding(tmp_path / "a", "mi350x", ("capacity = { value = 288", "capacity = { value = 24"))
     one = check_claims(tiny, select(read_claims(), ("c63",)))[0]
@@ -302,6 +305,7 @@ def test_claims_as_json_have_their_keys(crosstie: Command) -> None:
     assert set(first["rests_on"][0]) == {"kind", "what", "source", "date"}
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_command_prints(crosstie: Command, found: dict[str, Checked]) -> None:
     printed = crosstie("claims", "--markdown").out
     assert (ROOT / "docs" / "claims.md").read_text(encoding="utf-8") == printed, "run `make claims`"

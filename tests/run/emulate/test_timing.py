@@ -72,6 +72,7 @@ def test_many_at_once_take_longer_each_and_all_end() -> None:
     run_on_loop(body())
 
 
+@pytest.mark.slow
 def test_a_full_cache_makes_requests_wait() -> None:
     # What is left beside the weights holds four of these.
     tight = fleet(pool(model=LARGE, accelerator="mi300x", precision="bf16", max_context=60_000))

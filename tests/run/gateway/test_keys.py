@@ -524,6 +524,7 @@ async def test_a_reload_changes_no_store(tmp_path: Path) -> None:
             assert (await at.ask(None)).status == status
 
 
+@pytest.mark.slow
 @on_loop
 async def test_a_store_that_fails_stops_nobody_and_loses_nothing(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -546,6 +547,7 @@ async def test_a_store_that_fails_stops_nobody_and_loses_nothing(tmp_path: Path)
             await until(lambda: any("answers again" in line for line in at.at.notices))
 
 
+@pytest.mark.slow
 @on_loop
 async def test_a_commit_of_which_nobody_knows_is_counted_once(tmp_path: Path) -> None:
     async with keyed(tmp_path) as at:

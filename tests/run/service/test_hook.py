@@ -65,6 +65,7 @@ time.sleep({stays})
 """
 
 
+@pytest.mark.slow
 def test_one_that_takes_too_long_is_ended_with_all_it_has_started(tmp_path: Path) -> None:
     command = script(tmp_path, CHILD.format(folder=str(tmp_path), stays=600))
 

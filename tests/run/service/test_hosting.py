@@ -111,6 +111,7 @@ def test_six_models_on_two_replicas(loading: Any) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_hot_model_stays_while_others_come_and_go() -> None:
     async def run() -> None:
         async with hosted(shared_pool(A, B, C, D, replicas=1)) as one:

@@ -153,6 +153,7 @@ def test_a_backend_that_one_finds_down_is_down_for_all() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_backend_is_asked_by_one_for_all() -> None:
     class Counting(Fake):
         probes = 0
