@@ -17,6 +17,7 @@ def test_a_model_of_the_catalog_on_one_accelerator_or_several() -> None:
     assert set(one.verdicts) == set(one.settings) == set(one.layouts) == {"mi300x"}
     several = preflight("qwen3-32b", on=["mi300x", "h200", "mi300x"], engine="vllm==0.28.0", tp=2)
     assert list(several.verdicts) == ["mi300x", "h200"]
+    assert list(preflight("qwen3-32b", on="mi300x, h200").verdicts) == ["mi300x", "h200"]
     assert several.layouts == {"mi300x": "TP2", "h200": "TP2"}
     assert {finding.check for finding in several.findings} >= {"architecture", "memory", "kernel-gemm"}
 

@@ -38,6 +38,11 @@ class _Named(Protocol):
 Noun = TypeVar("Noun", bound=_Named)
 
 
+def names_in(text: str | None) -> list[str]:
+    """Those of a comma-separated text."""
+    return [name for part in (text or "").split(",") if (name := part.strip())]
+
+
 def user_directories() -> list[Path]:
     """Folders of the user's own files: CROSSTIE_CATALOG, or one under the home directory if there is one."""
     given = os.environ.get("CROSSTIE_CATALOG")
@@ -142,7 +147,7 @@ class Catalog:
             known = self.accelerators.values()
             return [one for one in known if stack is None or self.stack(stack).runs_on(one.vendor)]
         if isinstance(names, str):
-            names = [name for part in names.split(",") if (name := part.strip())]
+            names = names_in(names)
         nouns = [one if isinstance(one, Accelerator) else self.accelerator(one) for one in names]
         if not nouns:
             raise BadInput("--on names no accelerator")

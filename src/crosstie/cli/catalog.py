@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from crosstie.catalog.describe import describe, overview
-from crosstie.catalog.library import Catalog, check_everything, check_file, check_names, user_directory
+from crosstie.catalog.library import Catalog, check_everything, check_file, check_names, names_in, user_directory
 from crosstie.catalog.models import model_file_text, model_id
 from crosstie.catalog.prices import KINDS as PRICE_KINDS
 from crosstie.catalog.reading import is_date
 from crosstie.catalog.writing import write_text
-from crosstie.cli.options import FILE, json_option, names, verbose_option
+from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput, near_names
 from crosstie.core.figures import number
@@ -48,7 +48,7 @@ def command() -> None:
 def list_command(kind: str, on: str | None, verbose: bool, as_json: bool) -> int:
     """Lists everything of one KIND: accelerators (the default), models, stacks, formats, precisions, prices."""
     catalog = Catalog()
-    only = [catalog.accelerator(name).id for name in names(on)] if on else None
+    only = [catalog.accelerator(name).id for name in names_in(on)] if on else None
     if only and kind != "prices":
         raise BadInput("--on goes with `list prices`")
     rows = overview(catalog, kind, only)

@@ -7,8 +7,8 @@ import click
 import msgspec
 from rich.text import Text
 
-from crosstie.catalog.library import Catalog
-from crosstie.cli.options import json_option, model_argument, names, on_option, verbose_option
+from crosstie.catalog.library import Catalog, names_in
+from crosstie.cli.options import json_option, model_argument, on_option, verbose_option
 from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, stack_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.deployment import Deployment
@@ -53,7 +53,7 @@ def command(
         found,
         catalog.accelerators_named(accelerators, stack),
         context=context,
-        precisions=names(precisions),
+        precisions=names_in(precisions),
         kv_format=kv,
         stack=stack,
         layouts=[layout] if layout else None,

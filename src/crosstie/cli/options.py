@@ -14,11 +14,6 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 FILE = click.Path(path_type=Path)
 
 
-def names(text: str | None) -> list[str]:
-    """A comma-separated option as a list."""
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
-
-
 def _completed(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
     """Names of the catalog's files, after the last comma of what is typed."""
 

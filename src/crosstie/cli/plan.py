@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from crosstie.catalog.fleet_text import fleet_text
-from crosstie.catalog.library import Catalog
+from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.workloads import example_text, find_workload, read_workload
 from crosstie.catalog.writing import write_text
 from crosstie.cli.assignments import amount, assigned, fraction
-from crosstie.cli.options import FILE, json_option, names, on_option, verbose_option
+from crosstie.cli.options import FILE, json_option, on_option, verbose_option
 from crosstie.cli.plan_show import DETAILS, show_plan
 from crosstie.cli.progress import progress
 from crosstie.cli.show import json_text, print_json
@@ -141,7 +141,7 @@ def _overridden(
     def accelerator_or_vendor(name: str) -> str:
         return vendors.get(name.casefold()) or accelerator(name)
 
-    chosen = None if accelerators is None else [_found("--on", name, accelerator) for name in names(accelerators)]
+    chosen = None if accelerators is None else [_found("--on", name, accelerator) for name in names_in(accelerators)]
     if chosen == []:
         raise BadInput("--on names no accelerator")
     return adjusted(

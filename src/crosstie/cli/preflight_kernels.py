@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
+from crosstie.catalog.library import names_in
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.options import names
 from crosstie.cli.progress import progress
 from crosstie.cli.show import console, show_table
 from crosstie.core.figures import number
@@ -74,7 +74,7 @@ def command(
     """
     with progress() as on_progress:
         found = preflight_kernels(
-            what, on=names(chosen), example=example, spec=spec, launch=launch, max_configs=max_configs, jobs=jobs,
+            what, on=names_in(chosen), example=example, spec=spec, launch=launch, max_configs=max_configs, jobs=jobs,
             timeout_s=timeout, python=python, cached=not no_cache, on_progress=on_progress,
         )  # fmt: skip
     if found.rows and not reporting["as_json"]:

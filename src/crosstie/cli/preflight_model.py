@@ -4,9 +4,10 @@ from typing import Any
 
 import click
 
+from crosstie.catalog.library import names_in
 from crosstie.cli.assignments import assigned
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.options import complete_models, names, on_option
+from crosstie.cli.options import complete_models, on_option
 from crosstie.cli.progress import progress
 from crosstie.port.preflight.model import ScanDepth, preflight
 
@@ -63,8 +64,8 @@ def command(
     """
     with progress() as on_progress:
         found = preflight(
-            model, on=names(accelerators), engine=engine, tp=tp, ep=ep, kv=None if kv == "auto" else kv,
-            context=context, features=names(features), environment=assigned("--env", environment, str),
+            model, on=names_in(accelerators), engine=engine, tp=tp, ep=ep, kv=None if kv == "auto" else kv,
+            context=context, features=names_in(features), environment=assigned("--env", environment, str),
             flags=assigned("--flag", flags, str), scan=scan, on_progress=on_progress,
         )  # fmt: skip
     with_settings = {f"{name} ({found.layouts[name]})": found.verdict_with_settings(name) for name in found.verdicts}

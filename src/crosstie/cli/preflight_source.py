@@ -5,8 +5,9 @@ from typing import Any
 import click
 import msgspec
 
+from crosstie.catalog.library import names_in
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.options import names, on_option
+from crosstie.cli.options import on_option
 from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
 from crosstie.port.source.check import SourceReport, preflight_source
@@ -46,7 +47,7 @@ def command(
         raise BadInput("--clang and --no-clang exclude each other")
     with progress() as on_progress:
         found = preflight_source(
-            path, on=names(accelerators), hipify=hipify, clang=clang, use_clang=not no_clang, jobs=jobs,
+            path, on=names_in(accelerators), hipify=hipify, clang=clang, use_clang=not no_clang, jobs=jobs,
             on_progress=on_progress,
         )  # fmt: skip
     more = {

@@ -7,8 +7,8 @@ import click
 import msgspec
 from rich.text import Text
 
-from crosstie.catalog.library import Catalog
-from crosstie.cli.options import FILE, json_option, names
+from crosstie.catalog.library import Catalog, names_in
+from crosstie.cli.options import FILE, json_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.errors import BadInput
@@ -53,9 +53,9 @@ def command(
     catalog = Catalog()
     if read is not None:
         return answer(read_probe(read), catalog, as_json)
-    if parts is not None and not names(parts):
+    if parts is not None and not names_in(parts):
         raise BadInput(f"--parts names no part; known: {', '.join(PARTS)}")
-    planned = plan_of(catalog, names(parts), quick)
+    planned = plan_of(catalog, names_in(parts), quick)
     if plan is not None:
         if output or as_json:
             raise BadInput("--plan measures nothing, so -o and --json do not go with it")

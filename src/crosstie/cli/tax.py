@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from crosstie.catalog.library import Catalog
-from crosstie.cli.options import FILE, json_option, names, verbose_option
+from crosstie.catalog.library import Catalog, names_in
+from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import share
@@ -66,9 +66,9 @@ def command(
 
 
 def _named(option: str, text: str | None) -> list[str]:
-    if text is not None and not names(text):
+    if text is not None and not names_in(text):
         raise BadInput(f"{option} is empty")
-    return names(text)
+    return names_in(text)
 
 
 def _reasons(found: Tax, filtered: bool) -> str:

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from crosstie.catalog.library import Catalog
+from crosstie.catalog.library import Catalog, names_in
 from crosstie.cli.assignments import amount, assigned, assigned_or_common, fraction
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, json_option, model_argument, names, on_option, verbose_option
+from crosstie.cli.options import FILE, json_option, model_argument, on_option, verbose_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.show import print_json
@@ -194,7 +194,7 @@ def _assumptions(
 
 def _successor(catalog: Catalog, text: str) -> Successor:
     """NAME,months=9,speedup=2.4,usd=35000,slip=3"""
-    name, *rest = names(text) or [""]
+    name, *rest = names_in(text) or [""]
     given = assigned("--wait", rest, amount)
     unknown = set(given) - _WAIT_KEYS
     missing = {"months", "speedup", "usd"} - set(given)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from crosstie.catalog.fleets import read_fleet
-from crosstie.catalog.library import Catalog
+from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import BadInput
@@ -44,7 +44,7 @@ def fit(
         catalog.model(model),
         catalog.accelerators_named(on, stack),
         context=context,
-        precisions=precisions.split(",") if isinstance(precisions, str) else precisions,
+        precisions=names_in(precisions) if isinstance(precisions, str) else precisions,
         kv_format=kv_format,
         stack=stack,
         layouts=[layout] if layout else None,

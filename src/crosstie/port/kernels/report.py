@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from crosstie.catalog.library import Catalog
+from crosstie.catalog.library import Catalog, names_in
 from crosstie.core.errors import BadInput
 from crosstie.core.finding import Finding, Location, rank, verdict
 from crosstie.core.progress import OnProgress, no_progress
@@ -72,7 +72,7 @@ def preflight_kernels(
     whether results are kept for the next call. The code is imported and run, in processes of its own.
     """
     catalog = catalog or Catalog()
-    targets = [target(catalog, name) for name in ([on] if isinstance(on, str) else on)]
+    targets = [target(catalog, name) for name in (names_in(on) if isinstance(on, str) else on)]
     if not targets:
         raise BadInput("--on names no accelerator")
     if (what is None) == (example is None):
