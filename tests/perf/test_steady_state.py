@@ -223,6 +223,52 @@ def test_points_broadcast_against_deployments(catalog: Catalog) -> None:
     assert float(each.concurrency_that_fits[1, 0]) == pytest.approx(float(grid.concurrency_that_fits[1, 1]))
 
 
+def test_cached_tokens_are_read_and_not_computed(catalog: Catalog) -> None:
+    """Prefill is a step over the rest of the prompt that begins behind the cached part; decode sees no difference."""
+    machine = hardware(catalog)
+    whole, rest, short = (
+        steady_state(machine, 1, inputs, 100, cached_tokens=cached)
+        for inputs, cached in ((8000, 0), (8000, 6000), (2000, 0))
+    )
+    behind = step(machine, shape(prefill_tokens=2000, prefill_start=6000)).total_s
+    assert float(rest.ttft_s[0, 0]) == pytest.approx(0.030 + float(behind[0, 0]), rel=0.05)
+    assert float(short.ttft_s[0, 0]) < float(rest.ttft_s[0, 0]) < 0.5 * float(whole.ttft_s[0, 0])
+    assert float(rest.tpot_s[0, 0]) == pytest.approx(float(whole.tpot_s[0, 0]), rel=1e-3)
+    assert float(rest.concurrency_that_fits[0, 0]) == float(whole.concurrency_that_fits[0, 0])
+
+
+def test_a_prompt_that_is_cached_whole_still_computes_its_last_token(catalog: Catalog) -> None:
+    machine = hardware(catalog)
+    one, all_but_one = (steady_state(machine, 16, 4000, 50, cached_tokens=cached) for cached in (4000, 3999))
+    np.testing.assert_array_equal(one.ttft_s, all_but_one.ttft_s)
+    assert float(one.service_s[0, 0]) > 0
+
+
+def test_more_of_a_prompt_in_the_cache_never_costs(catalog: Catalog) -> None:
+    machine = hardware(catalog, "llama-3.1-70b", "mi300x")
+    got = steady_state(machine, 20, 8000, 200, cached_tokens=np.linspace(0, 8000, 30))
+    assert float(np.diff(got.requests_per_s[0]).min()) > -1e-9
+    assert float(np.diff(got.ttft_s[0]).max()) < 1e-9
+    assert float(got.requests_per_s[0, -1]) > 1.5 * float(got.requests_per_s[0, 0])
+
+
+def test_a_shared_prefix_is_held_once(catalog: Catalog) -> None:
+    """41.2 GB of cache at 320 KiB a token: 15 requests of 8,096 tokens, or 58 of which 6,000 are the same."""
+    machine = hardware(catalog, "llama-3.1-70b", "mi300x")
+    own, shared = (
+        float(steady_state(machine, 100, 8000, 192, cached_tokens=6000, shared_tokens=n).concurrency_that_fits[0, 0])
+        for n in (0, 6000)
+    )
+    assert own == pytest.approx(41.2e9 / 327680 / 8096, rel=0.01)
+    assert shared == pytest.approx((41.2e9 / 327680 - 6000) / 2096, rel=0.01)
+
+
+@pytest.mark.parametrize(("cached", "shared"), [(-1, 0), (1001, 0), (float("nan"), 0), (500, 501), (500, -1)])
+def test_cached_tokens_are_part_of_the_prompt(catalog: Catalog, cached: float, shared: float) -> None:
+    with pytest.raises(BadInput, match="cached tokens must be 0 to the input"):
+        steady_state(hardware(catalog), 4, 1000, 10, cached_tokens=cached, shared_tokens=shared)
+
+
 def test_a_prompt_is_not_split_over_attention_replicas(catalog: Catalog) -> None:
     model, h200 = catalog.model("deepseek-v3"), catalog.accelerator("h200")
     tp, dp = (

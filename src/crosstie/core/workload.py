@@ -17,6 +17,7 @@ _LENGTH_SHARE = 0.5
 # What a workload that comes from a saved plan is held to; files are held to more by their reader.
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _Tokens = Annotated[float, msgspec.Meta(ge=1)]
+_Cached = Annotated[float, msgspec.Meta(ge=0)]
 _WholeTokens = Annotated[int, msgspec.Meta(ge=1)]
 _Rate = Annotated[float, msgspec.Meta(ge=1e-6)]
 _Years = Annotated[int, msgspec.Meta(ge=1, le=10)]
@@ -64,6 +65,11 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     sample: Annotated[tuple[tuple[_WholeTokens, _WholeTokens], ...], _Some]
     # Whether its requests are among those that may miss the class's TTFT target.
     exempt: bool = False
+    # Of a prompt, the tokens that are in the cache when it comes: on average, those of the prompt that has most to
+    # compute, and those that all requests of the class have in common.
+    cached_tokens: _Cached = 0.0
+    least_cached: _Cached = 0.0
+    shared_tokens: _Cached = 0.0
 
     @property
     def context(self) -> int:
@@ -93,6 +99,11 @@ class RequestClass(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def output_tokens(self) -> float:
         return math.fsum(one.share * one.output_tokens for one in self.slices)
+
+    @property
+    def cached_tokens(self) -> float:
+        """Prompt tokens of a request that are in the cache already, on average."""
+        return math.fsum(one.share * one.cached_tokens for one in self.slices)
 
 
 class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):

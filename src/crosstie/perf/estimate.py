@@ -19,18 +19,34 @@ from crosstie.perf.step import StepCost, shape, step
 _SAME = ("ttft_s", "ttft_burst_s", "tpot_s", "output_tokens_per_s", "requests_per_s", "decoding")
 
 
-def estimate(deployment: Deployment, *, concurrency: int, input_tokens: int, output_tokens: int) -> Estimate:
-    return estimates([deployment], concurrency=concurrency, input_tokens=input_tokens, output_tokens=output_tokens)[0]
+def estimate(
+    deployment: Deployment, *, concurrency: int, input_tokens: int, output_tokens: int, cached_tokens: int = 0
+) -> Estimate:
+    return estimates(
+        [deployment],
+        concurrency=concurrency,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        cached_tokens=cached_tokens,
+    )[0]
 
 
 def estimates(
-    deployments: Sequence[Deployment], *, concurrency: int, input_tokens: int, output_tokens: int
+    deployments: Sequence[Deployment],
+    *,
+    concurrency: int,
+    input_tokens: int,
+    output_tokens: int,
+    cached_tokens: int = 0,
 ) -> list[Estimate]:
-    """One estimate a deployment of the same model at the same load."""
+    """One estimate a deployment of the same model at the same load.
+
+    `cached_tokens`: tokens of a prompt that the cache holds already, of an earlier turn for example.
+    """
     hardware = Hardware(deployments)
     check_lengths(hardware, input_tokens, output_tokens)
-    steady = steady_state(hardware, concurrency, input_tokens, output_tokens)
-    prefill = prefill_alone(hardware, input_tokens)
+    steady = steady_state(hardware, concurrency, input_tokens, output_tokens, cached_tokens=cached_tokens)
+    prefill = prefill_alone(hardware, input_tokens, cached_tokens)
     alone = step(hardware, shape(1.0, input_tokens + output_tokens / 2))
     found = []
     for i, deployment in enumerate(deployments):

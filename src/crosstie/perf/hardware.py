@@ -69,7 +69,7 @@ class Hardware:
         self._rates: dict[str, tuple[Array, Array]] = {}
         self._columns: dict[str, Array] = {}
         # Sequences that memory holds at the contexts that were last asked for.
-        self.held: dict[tuple[tuple[int, ...], bytes], Array] = {}
+        self.held: dict[tuple[tuple[int, ...], bytes, bytes], Array] = {}
         self._links()
         self.correct({name: self.column(_factor(name)) for name in CONSTANTS})
 

@@ -110,11 +110,17 @@ def gpu_cache_bytes_per_sequence(deployment: Deployment, context: ArrayLike) -> 
     return total * math.ceil(depth / split.pp) / depth
 
 
-def cache_sequences(deployment: Deployment, context: ArrayLike) -> Array:
-    """Sequences of `context` tokens whose cache a replica holds, over all its attention replicas."""
-    left = memory_plan(deployment).cache_bytes
-    per_sequence = np.maximum(gpu_cache_bytes_per_sequence(deployment, context), 1.0)
-    return np.asarray(left / per_sequence * deployment.parallelism.dp)
+def cache_sequences(deployment: Deployment, context: ArrayLike, shared: ArrayLike = 0.0) -> Array:
+    """Sequences of `context` tokens whose cache a replica holds, over all its attention replicas.
+
+    The first `shared` tokens are the same in all of them and held once by each attention replica.
+    """
+    left: Array = np.asarray(memory_plan(deployment).cache_bytes)
+    per_sequence = gpu_cache_bytes_per_sequence(deployment, context)
+    if np.any(shared):
+        common = gpu_cache_bytes_per_sequence(deployment, shared) - gpu_cache_bytes_per_sequence(deployment, 0.0)
+        left, per_sequence = np.maximum(left - common, 0.0), per_sequence - common
+    return np.asarray(left / np.maximum(per_sequence, 1.0) * deployment.parallelism.dp)
 
 
 def sequences_that_fit(deployment: Deployment, context: int) -> int:

@@ -65,21 +65,30 @@ def steady_state(
     input_tokens: ArrayLike,
     output_tokens: ArrayLike,
     *,
+    cached_tokens: ArrayLike = 0.0,
+    shared_tokens: ArrayLike = 0.0,
     in_step: bool = True,
 ) -> SteadyState:
     """What `concurrency` closed-loop clients get; arguments broadcast against (deployments, points).
 
-    `in_step`: whether the prompts of attention replicas come in waves, as clients who wait for each other's steps
-    make them; those of open traffic come when they come.
+    `cached_tokens`: tokens of a prompt that are in the cache when it comes, which prefill only reads; of these all
+    requests have `shared_tokens` in common, which the cache holds once. `in_step`: whether the prompts of attention
+    replicas come in waves, as clients who wait for each other's steps make them; those of open traffic come when they
+    come.
     """
-    clients, inputs, outputs = (
-        np.atleast_1d(np.asarray(a, np.float64)) for a in (concurrency, input_tokens, output_tokens)
+    clients, inputs, outputs, cached, shared = (
+        np.atleast_1d(np.asarray(a, np.float64))
+        for a in (concurrency, input_tokens, output_tokens, cached_tokens, shared_tokens)
     )
     for name, values in (("concurrency", clients), ("input", inputs), ("output", outputs)):
         if np.any(values < 1) or not np.all(np.isfinite(values)):
             raise BadInput(f"{name} must be at least 1")
-    size = np.broadcast_shapes(hardware.tp.shape, clients.shape, inputs.shape, outputs.shape)
-    loads = [np.broadcast_to(values, (*values.shape[:-1], size[-1])) for values in (clients, inputs, outputs)]
+    if np.any(cached < 0) or np.any(shared < 0) or not np.all(cached <= inputs) or not np.all(shared <= cached):
+        raise BadInput("cached tokens must be 0 to the input, and shared ones 0 to the cached")
+    size = np.broadcast_shapes(hardware.tp.shape, *(a.shape for a in (clients, inputs, outputs, cached, shared)))
+    loads = [
+        np.broadcast_to(values, (*values.shape[:-1], size[-1])) for values in (clients, inputs, outputs, cached, shared)
+    ]
     if size[0] * size[-1] < _WORTH_SPLITTING or size[-1] < 2:
         return _steady_state(hardware, *loads, in_step=in_step)
     # numpy lets go of the interpreter in large array operations, so two threads use two cores.
@@ -105,12 +114,16 @@ def _joined(left: Joined, right: Joined) -> Joined:
     return replace(left, **parts)
 
 
-def _steady_state(hardware: Hardware, clients: Array, inputs: Array, outputs: Array, *, in_step: bool) -> SteadyState:
+def _steady_state(
+    hardware: Hardware, clients: Array, inputs: Array, outputs: Array, cached: Array, shared: Array, *, in_step: bool
+) -> SteadyState:
     later = outputs - 1.0
     context = inputs + outputs / 2.0
-    room = held_sequences(hardware, inputs + hardware.held_share * outputs)
+    room = held_sequences(hardware, inputs + hardware.held_share * outputs, shared)
     fits = np.minimum(room, hardware.max_sequences)
-    load = _Load(np.minimum(clients, np.maximum(fits, 1.0)), inputs, later, context, in_step)
+    # The last token of a prompt is always computed: the first of the answer follows from it.
+    cached = np.minimum(cached, inputs - 1.0)
+    load = _Load(np.minimum(clients, np.maximum(fits, 1.0)), inputs - cached, later, context, in_step, cached)
     decoding = _settle(hardware, load)
     at = _shapes(hardware, decoding, load)
     decode, mixed = step(hardware, at.decode), step(hardware, at.mixed)
@@ -138,13 +151,15 @@ def _steady_state(hardware: Hardware, clients: Array, inputs: Array, outputs: Ar
 
 
 class _Load(NamedTuple):
-    """Clients that memory admits, prompt tokens, tokens after the first, the mean context."""
+    """Clients that memory admits, prompt tokens to compute, tokens after the first, the mean context."""
 
     admitted: Array
     inputs: Array
     later: Array
     context: Array
     in_step: bool = True
+    # Prompt tokens before those that are computed.
+    cached: Array | float = 0.0
 
 
 class _Shapes(NamedTuple):
@@ -245,7 +260,7 @@ def _shapes(hardware: Hardware, decoding: Array, load: _Load) -> _Shapes:
     def carrying(tokens: Array) -> Shape:
         # Chunks of a prompt start between its beginning and its end: on average half of what is left.
         span = np.minimum(np.minimum(tokens, load.inputs), hardware.chunk_tokens)
-        return shape(riding, load.context, tokens, 0.5 * (load.inputs - span), span)
+        return shape(riding, load.context, tokens, load.cached + 0.5 * (load.inputs - span), span)
 
     chunk = _chunk(hardware, _demand(hardware, decoding, load), load)
     return _Shapes(
@@ -274,19 +289,21 @@ def _cycle(hardware: Hardware, decoding: Array, decode_s: Array, mixed_s: Array,
     return _Cycle(own, service, load.inputs / chunk, tpot, found_room, ttft, rate, rate * delay)
 
 
-def prefill_alone(hardware: Hardware, input_tokens: ArrayLike) -> StepCost:
+def prefill_alone(hardware: Hardware, input_tokens: ArrayLike, cached_tokens: ArrayLike = 0.0) -> StepCost:
     """One chunk of a prompt with nothing else in the step: what binds prefill itself."""
-    inputs = np.asarray(input_tokens, dtype=np.float64)
-    chunk = np.minimum(inputs, hardware.chunk_tokens)
-    return step(hardware, shape(prefill_tokens=chunk, prefill_start=0.5 * (inputs - chunk)))
+    inputs, cached = np.asarray(input_tokens, dtype=np.float64), np.asarray(cached_tokens, dtype=np.float64)
+    fresh = np.maximum(inputs - cached, 1.0)
+    chunk = np.minimum(fresh, hardware.chunk_tokens)
+    return step(hardware, shape(prefill_tokens=chunk, prefill_start=inputs - fresh + 0.5 * (fresh - chunk)))
 
 
-def held_sequences(hardware: Hardware, context: Array) -> Array:
-    """Sequences of a context whose cache each replica holds; shape (deployments, points)."""
-    key = (context.shape, context.tobytes())
+def held_sequences(hardware: Hardware, context: Array, shared: Array) -> Array:
+    """Sequences of a context whose cache each replica holds, the shared part once; shape (deployments, points)."""
+    key = (context.shape, context.tobytes(), shared.tobytes())
     if key not in hardware.held:
-        wide = np.broadcast_to(context, np.broadcast_shapes(hardware.tp.shape, context.shape))
-        found = np.stack([cache_sequences(d, wide[i]) for i, d in enumerate(hardware.deployments)])
+        size = np.broadcast_shapes(hardware.tp.shape, context.shape, shared.shape)
+        wide, common = np.broadcast_to(context, size), np.broadcast_to(shared, size)
+        found = np.stack([cache_sequences(d, wide[i], common[i]) for i, d in enumerate(hardware.deployments)])
         # One load is asked about again and again while constants are fitted; others only once.
         hardware.held = {key: found}
     return hardware.held[key]
