@@ -59,10 +59,13 @@ def test_a_stream_is_the_same_answer_in_pieces() -> None:
 def test_at_the_clocks_pace_there_is_a_chunk_for_each_token() -> None:
     async def body() -> None:
         async with emulating(speed=1.0) as (_, client):
-            events = await client.stream(chat(max_tokens=30, ignore_eos=True))
-            texts = [one["choices"][0]["delta"].get("content") for one in events.documents]
-            # A busy machine may merge a few.
-            assert len([text for text in texts if text]) >= 15
+            # A busy machine merges what it is late for, now and then; merging by intent would do so every time.
+            for _ in range(20):
+                events = await client.stream(chat(max_tokens=30, ignore_eos=True))
+                texts = [one["choices"][0]["delta"].get("content") for one in events.documents]
+                if (chunks := len([text for text in texts if text])) >= 20:
+                    break
+            assert chunks >= 20
             assert events.text == (await client.stream(chat(max_tokens=30, ignore_eos=True))).text
 
     run_on_loop(body())
