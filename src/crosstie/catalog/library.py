@@ -14,6 +14,7 @@ import msgspec
 
 from crosstie.catalog.accelerators import read_accelerator
 from crosstie.catalog.calibration import Calibration, Subject, empty, read_calibration, subject_of
+from crosstie.catalog.connectors import read_connectors
 from crosstie.catalog.costs import Ranged, read_costs
 from crosstie.catalog.models import read_model_file, read_model_path
 from crosstie.catalog.precision import resolve as resolve_precision
@@ -21,6 +22,7 @@ from crosstie.catalog.prices import ApiPrice, Price, read_api_prices, read_price
 from crosstie.catalog.reading import read_toml
 from crosstie.catalog.stacks import merge_efficiency, read_efficiency, read_formats, read_stack, resolve_efficiency
 from crosstie.core.deployment import Accelerator, Deployment, Efficiency, Parallelism, Stack
+from crosstie.core.disaggregated import Connector
 from crosstie.core.errors import BadData, BadInput, UnknownName, near_names
 from crosstie.core.estimate import Correction
 from crosstie.core.model import Format, Model, Precision
@@ -97,6 +99,14 @@ class Catalog:
         for file in self._tables("formats.toml"):
             formats.update(read_formats(file))
         return formats
+
+    @cached_property
+    def connectors(self) -> dict[str, Connector]:
+        """How engines move a cache between replicas; a user's entries replace those of the same name."""
+        found: dict[str, Connector] = {}
+        for file in self._tables("connectors.toml"):
+            found.update(read_connectors(file))
+        return _by_id(found.values())
 
     @cached_property
     def prices(self) -> tuple[Price, ...]:
@@ -203,6 +213,20 @@ class Catalog:
             )
         return stack
 
+    def connector(self, name: str) -> Connector:
+        return _find("connector", name, self.connectors)
+
+    def connector_for(self, stack: Stack, accelerator: Accelerator) -> Connector:
+        """The stack's own connector on this vendor: one that is made for it alone, else the first that runs there."""
+        able = [c for c in self.connectors.values() if c.stack == stack.id and accelerator.vendor in c.vendors]
+        if not able:
+            having = sorted({c.stack for c in self.connectors.values() if accelerator.vendor in c.vendors})
+            raise BadInput(
+                f"{stack.name} has no known way to hand a cache over on {accelerator.id} ({accelerator.vendor}); "
+                f"{', '.join(having)} have"
+            )
+        return min(able, key=lambda c: len(c.vendors))
+
     def precision(self, model: Model, name: str | None = None) -> Precision:
         return resolve_precision(model, name or "native", self.formats)
 
@@ -279,7 +303,7 @@ def check_everything(catalog: Catalog) -> dict[str, int]:
     for name in catalog._efficiency_layers:
         if name not in known:
             raise BadData(f"efficiency/{name}.toml", "", "names no accelerator, family or topology of the catalog")
-    kinds = ("accelerators", "models", "stacks", "formats", "prices", "api_prices", "costs")
+    kinds = ("accelerators", "models", "stacks", "connectors", "formats", "prices", "api_prices", "costs")
     return {kind: len(getattr(catalog, kind)) for kind in kinds}
 
 

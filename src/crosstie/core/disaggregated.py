@@ -1,0 +1,123 @@
+"""Prefill and decode on replicas of their own, and how a prompt's cache travels between them."""
+
+from typing import Literal
+
+import msgspec
+
+from crosstie.core.deployment import Deployment
+from crosstie.core.errors import BadInput
+from crosstie.core.fact import Fact, Label
+
+# Over the scale-up links of one domain, or through each GPU's network port.
+Link = Literal["fabric", "network"]
+# Who hands the first token to the client: the prefill replica, the decode replica once the cache is there (the token
+# was made by prefill), or the decode replica after a step of its own.
+FirstToken = Literal["prefill", "transfer", "decode"]
+# When the decode replica sets memory aside for a request: before its prefill begins, or once that is done.
+RoomTaken = Literal["before prefill", "after prefill"]
+
+
+class Connector(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine moves a prompt's cache: when, in which pieces, and what it wants equal on both sides."""
+
+    id: str
+    name: str
+    # Engines as published results name them when they run this way.
+    aliases: tuple[str, ...] = ()
+    stack: str
+    vendors: tuple[str, ...]
+    # Each layer's cache leaves as soon as it is computed.
+    by_layer: bool
+    first_token: FirstToken
+    # Whether the decode replica computes the last prompt token again.
+    recomputes: bool
+    room: RoomTaken
+    # A recurrent state cannot be cut again for another TP.
+    states_need_equal_tp: bool
+    # Where the habits above come from.
+    habits: Label
+    # A transfer takes start + descriptors x descriptor + bytes / (link x bandwidth).
+    start: Fact
+    descriptor: Fact
+    bandwidth: Fact
+    # Tokens of a block, and descriptors for each block of a layer (keys and values apart: 2).
+    block_tokens: Fact
+    pieces: Fact
+
+
+def check_joined(connector: Connector, prefill: Deployment, decode: Deployment) -> None:
+    """Refuses two sides that the connector cannot join, and says why."""
+    if prefill.model.id != decode.model.id:
+        raise BadInput(f"prefill of {prefill.model.id} and decode of {decode.model.id}: both sides serve one model")
+    if prefill.kv_format != decode.kv_format:
+        raise BadInput(
+            f"prefill keeps its cache in {prefill.kv_format} and decode in {decode.kv_format}: "
+            f"{connector.id} hands it over as it is, so both must be equal"
+        )
+    if prefill.accelerator.vendor != decode.accelerator.vendor:
+        raise BadInput(
+            f"prefill on {prefill.accelerator.id} ({prefill.accelerator.vendor}) and decode on "
+            f"{decode.accelerator.id} ({decode.accelerator.vendor}): no engine is known to hand a cache from one "
+            "vendor to the other"
+        )
+    for name, side in (("prefill", prefill), ("decode", decode)):
+        if side.stack.id != connector.stack:
+            raise BadInput(f"{connector.id} joins replicas of {connector.stack}, and {name} runs {side.stack.id}")
+        if side.accelerator.vendor not in connector.vendors:
+            runs = " and ".join(connector.vendors)
+            raise BadInput(
+                f"{connector.id} runs on {runs}, and {name} is on {side.accelerator.id} ({side.accelerator.vendor})"
+            )
+        if side.parallelism.pp > 1:
+            raise BadInput(f"{name} {side.parallelism}: pipeline stages are not modelled with prefill and decode apart")
+    states = any(layer.state is not None for layer in decode.model.layers)
+    if states and connector.states_need_equal_tp and prefill.parallelism.tp != decode.parallelism.tp:
+        raise BadInput(
+            f"{decode.model.id} keeps recurrent states, which {connector.id} hands over only between equal TP: "
+            f"prefill has {prefill.parallelism.tp}, decode {decode.parallelism.tp}"
+        )
+
+
+class Disaggregated(msgspec.Struct, frozen=True, kw_only=True):
+    """One service: replicas that compute prompts, replicas that decode, and the way between them."""
+
+    prefill: Deployment
+    prefill_replicas: int
+    decode: Deployment
+    decode_replicas: int
+    connector: Connector
+    link: Link = "network"
+
+    def __post_init__(self) -> None:
+        for name, replicas in (("prefill", self.prefill_replicas), ("decode", self.decode_replicas)):
+            if replicas < 1:
+                other = "decode" if name == "prefill" else "prefill"
+                raise BadInput(f"{replicas} {name} replicas: a {other} pool alone answers nobody")
+        check_joined(self.connector, self.prefill, self.decode)
+        if self.link == "fabric":
+            domain = min(self.prefill.accelerator.domain, self.decode.accelerator.domain)
+            if self.prefill.accelerator.id != self.decode.accelerator.id or self.gpus > domain:
+                raise BadInput(f"{self.layout}: its {self.gpus} GPUs are not in one scale-up domain of {domain}")
+
+    @property
+    def prefill_gpus(self) -> int:
+        return self.prefill_replicas * self.prefill.parallelism.gpus
+
+    @property
+    def decode_gpus(self) -> int:
+        return self.decode_replicas * self.decode.parallelism.gpus
+
+    @property
+    def gpus(self) -> int:
+        return self.prefill_gpus + self.decode_gpus
+
+    @property
+    def layout(self) -> str:
+        """Prefill, then decode: 1xTP4:2xTP8."""
+        return f"{self.prefill_replicas}x{self.prefill.parallelism}:{self.decode_replicas}x{self.decode.parallelism}"
+
+    @property
+    def label(self) -> str:
+        one, other = self.prefill.accelerator.id, self.decode.accelerator.id
+        where = one if one == other else f"{one} and {other}"
+        return f"{self.gpus} x {where} {self.layout} {self.decode.precision.id}"
