@@ -50,8 +50,13 @@ def grouped_attention(
     bias: bool = False,
     output_bias: bool = False,
     sinks: bool = False,
+    top_rows: int | None = None,
+    index: tuple[int, int] | None = None,
 ) -> Attention:
-    """Multi-head, grouped-query and multi-query attention, full or over a window."""
+    """Multi-head, grouped-query and multi-query attention, full, over a window, or over rows that an index chose.
+
+    `index`: heads and width of the index; one key of that width a token, kept in 16 bits.
+    """
     q_rows = heads * head_dim * (2 if output_gate else 1)
     kv_rows = kv_heads * head_dim
     tensors = [
@@ -80,20 +85,40 @@ def grouped_attention(
         prefill_flop=flop,
         window=window,
         window_read_fraction=window_read_fraction,
+        top_rows=top_rows,
         kv_heads=kv_heads,
         query_heads=heads,
     )
+    scans: tuple[Scan, ...] = (scan,)
+    if index:
+        index_heads, index_dim = index
+        tensors += [
+            plain("index_q", index_heads * index_dim, hidden, "index"),
+            plain("index_k", index_dim, hidden, "index"),
+            vector("index_norm", 2 * index_dim),
+        ]
+        flop_of_index = 2.0 * index_heads * index_dim
+        scans += (
+            Scan(
+                name="index", row_bytes_16bit=2.0 * index_dim, row_bytes_8bit=2.0 * index_dim,
+                decode_flop=flop_of_index, prefill_flop=flop_of_index,
+            ),
+        )  # fmt: skip
     ratio = "mha" if kv_heads == heads else ("mqa" if kv_heads == 1 else "gqa")
     name = ratio if window is None else f"{ratio}, window {window}"
     moved = 2.0 * (heads + kv_heads) * head_dim + (2.0 * heads * head_dim if output_gate else 0.0)
-    return Attention(name, tuple(tensors), (scan,), None, moved)
+    if top_rows:
+        name = f"{name}, sparse {top_rows}"
+    return Attention(name, tuple(tensors), scans, None, moved)
 
 
-def latent_attention(config: Config, *, hidden: int, heads: int, output_gate: bool = False) -> Attention:
+def latent_attention(
+    config: Config, *, hidden: int, heads: int, output_gate: bool = False, indexer: bool = True
+) -> Attention:
     """DeepSeek's MLA. Decode multiplies in the latent space (absorbed); prefill in head space.
 
     With an indexer (V3.2, GLM-5) a query scans a small index of every token and then reads only the
-    `index_topk` best rows of the cache.
+    `index_topk` best rows of the cache; without one of its own a layer reads those that an earlier layer chose.
     """
     rank = config.count("kv_lora_rank")
     nope, rope = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim", least=0)
@@ -126,12 +151,13 @@ def latent_attention(config: Config, *, hidden: int, heads: int, output_gate: bo
     if top:
         kind = f"mla, sparse {top}"
         index_heads, index_dim = config.count("index_n_heads"), config.count("index_head_dim")
-        tensors += [
-            plain("index_q", index_heads * index_dim, q_rank or hidden, "index"),
-            plain("index_k", index_dim, hidden, "index"),
-            vector("index_k_norm", 2 * index_dim),
-            plain("index_weights", index_heads, hidden, "index", "auxiliary"),
-        ]
+        if indexer:
+            tensors += [
+                plain("index_q", index_heads * index_dim, q_rank or hidden, "index"),
+                plain("index_k", index_dim, hidden, "index"),
+                vector("index_k_norm", 2 * index_dim),
+                plain("index_weights", index_heads, hidden, "index", "auxiliary"),
+            ]
         # 8-bit rows: the latent part in FP8 with one FP32 scale per 128, the rotary part in 16 bits.
         row_8bit = rank + 4 * (rank / 128) + 2 * rope
         scans = (
@@ -139,9 +165,9 @@ def latent_attention(config: Config, *, hidden: int, heads: int, output_gate: bo
                 name="latent, selected", row_bytes_16bit=2.0 * (rank + rope), row_bytes_8bit=row_8bit,
                 decode_flop=decode_flop, prefill_flop=decode_flop, top_rows=top, query_heads=heads,
             ),
-            index_scan(index_heads, index_dim, stride=1),
+            *((index_scan(index_heads, index_dim, stride=1),) if indexer else ()),
         )  # fmt: skip
-    return Attention(kind, tuple(tensors), scans, None, 2.0 * heads * (nope + rope))
+    return Attention(kind if indexer else f"{kind}, no index", tuple(tensors), scans, None, 2.0 * heads * (nope + rope))
 
 
 def index_scan(heads: int, dim: int, stride: int) -> Scan:

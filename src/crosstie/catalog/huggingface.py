@@ -179,6 +179,14 @@ def _attention_reader(
     if config.get("kv_lora_rank") is not None:
         latent = latent_attention(config, hidden=hidden, heads=heads, output_gate=quirks.gated_output)
         hybrid = config.nested_config("linear_attn_config")
+        indexers = config.words("indexer_types", depth)
+        if indexers:
+            # GLM-5.2: layers that take over what an earlier layer's indexer chose keep no index of their own.
+            for index, mode in enumerate(indexers):
+                if mode not in ("full", "shared"):
+                    raise config.bad(f"indexer_types[{index}]", f"'{mode}' is not one of full, shared")
+            shared = latent_attention(config, hidden=hidden, heads=heads, output_gate=quirks.gated_output, indexer=False)
+            return lambda i: latent if indexers[i] == "full" else shared
         if hybrid is None:
             return lambda i: latent
         delta = _kimi_delta(hybrid, hidden)
@@ -214,6 +222,16 @@ def _grouped_reader(config: Config, quirks: Quirks, hidden: int, heads: int, dep
         head_dim=config.count("global_head_dim", default=head_dim),
         key_is_value=config.flag("attention_k_eq_v"), **common,
     )  # fmt: skip
+    sparse = config.nested_config("sparse_attention_config")
+    if sparse is not None:
+        # MiniMax-M3: an index chooses blocks of the cache for each key-value head.
+        marks = sparse.counts("sparse_attention_freq", depth) or [1] * depth
+        blocks = grouped_attention(
+            kv_heads=kv_heads, head_dim=head_dim,
+            top_rows=sparse.count("sparse_topk_blocks") * sparse.count("sparse_block_size"),
+            index=(sparse.count("sparse_num_index_heads"), sparse.count("sparse_index_dim")), **common,
+        )  # fmt: skip
+        return lambda i: blocks if marks[i] else full
     kinds = _layer_types(config, quirks, depth)
     local = full
     chunk, window = config.maybe("attention_chunk_size"), config.maybe("sliding_window")

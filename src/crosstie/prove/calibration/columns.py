@@ -129,6 +129,10 @@ def layout_of(point: Point, published: Mapping[str, str], model: Model, gpus: in
         return Parallelism(dp=parts["dep"], ep=parts["dep"], pp=parts.get("pp", 1))
     if "tep" in parts:
         return Parallelism(tp=parts["tep"], ep=parts["tep"], pp=parts.get("pp", 1))
+    if "DPA" in point["parallelism"] and model.is_moe:
+        # Attention in replicas: the ranks that would share a head each serve requests of their own.
+        ranks = parts.get("tp", 1)
+        return Parallelism(dp=ranks, ep=parts.get("ep", 1), pp=parts.get("pp", 1))
     if not parts and point["tp"]:
         parts = {"tp": whole(point, "tp", 1)}
     copies = _REPLICAS.match(point["accelerator_raw"])
