@@ -306,3 +306,21 @@ def test_spellings_of_a_name(catalog: Catalog, name: str) -> None:
 
 def test_every_shipped_model_reads(catalog: Catalog) -> None:
     assert set(catalog.models) == {file.stem for file in (SHIPPED / "models").glob("*.toml")}
+
+
+def test_blocks_that_an_index_chooses_and_layers_that_share_an_index(catalog: Catalog) -> None:
+    sparse = next(layer for layer in catalog.model("minimax-m3").layers if layer.count == 57)
+    assert [(scan.name, scan.top_rows, scan.kv_heads) for scan in sparse.scans] == [
+        ("full", 2048, 4),
+        ("index", None, 1),
+    ]
+    glm = catalog.model("glm-5.2")
+    assert sum(layer.count for layer in glm.layers if any(scan.name == "index" for scan in layer.scans)) == 21
+    assert all(any(scan.top_rows == 2048 for scan in layer.scans) for layer in glm.layers)
+
+
+def test_an_unknown_kind_of_indexer_is_refused() -> None:
+    latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+              "index_topk": 8, "index_n_heads": 2, "index_head_dim": 64}  # fmt: skip
+    with pytest.raises(BadData, match="'often' is not one of full, shared"):
+        read(**latent, indexer_types=["full"] * 31 + ["often"])

@@ -62,7 +62,10 @@ def test_a_stack_must_run_on_the_vendor_and_read_the_weights(catalog: Catalog) -
     )
     with pytest.raises(BadInput, match="TensorRT-LLM does not run on mi300x"):
         catalog.deployment(model, mi300x, stack="tensorrt-llm")
-    with pytest.raises(BadInput, match=r"llama\.cpp does not read fp8 weights; atom, sglang, tensorrt-llm, vllm would"):
+    with pytest.raises(
+        BadInput,
+        match=r"llama\.cpp does not read fp8 weights; atom, sglang, sglang-atom, tensorrt-llm, vllm, vllm-atom would",
+    ):
         catalog.deployment(model, card, precision="fp8", stack="llama.cpp")
     # Without a name, the first engine that reads them.
     assert catalog.deployment(model, card, precision="q4_k_m").stack.id == "llama.cpp"

@@ -39,7 +39,7 @@ ROUNDED = {
     "deepseek-v3": (671, 37), "deepseek-v3.2": (671, 37), "deepseek-v4-flash": (284, 13), "deepseek-v4-pro": (1573, 49),
     "glm-5": (744, 40), "kimi-k2": (1026, 32), "kimi-k3": (2780, 104), "gemma-4-26b-a4b": (25.2, 3.8),
     "gpt-oss-120b": (116.8, 5.1), "gpt-oss-20b": (20.9, 3.6), "qwen3.5-397b-a17b": (397, 17), "llama-4-maverick": (400, 17),
-    "minimax-m2.5": (229, 10),
+    "minimax-m2.5": (229, 10), "glm-5.2": (744, 40),
 }  # fmt: skip
 
 
@@ -48,6 +48,14 @@ def test_total_and_active_parameters(catalog: Catalog, name: str) -> None:
     model, (total, active) = catalog.model(name), ROUNDED[name]
     assert model.parameters / 1e9 == pytest.approx(total, rel=0.005)
     assert model.active_parameters / 1e9 == pytest.approx(active, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("minimax-m3", 428), ("glm-4.7", 355), ("qwen3-next-80b-a3b", 80), ("glm-5.1", 744)]
+)
+def test_total_parameters_of_models_named_by_them(catalog: Catalog, name: str, billions: float) -> None:
+    """Some count a draft layer or a vision tower in."""
+    assert catalog.model(name).parameters / 1e9 == pytest.approx(billions, rel=0.01)
 
 
 @pytest.mark.parametrize(

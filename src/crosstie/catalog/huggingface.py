@@ -185,7 +185,9 @@ def _attention_reader(
             for index, mode in enumerate(indexers):
                 if mode not in ("full", "shared"):
                     raise config.bad(f"indexer_types[{index}]", f"'{mode}' is not one of full, shared")
-            shared = latent_attention(config, hidden=hidden, heads=heads, output_gate=quirks.gated_output, indexer=False)
+            shared = latent_attention(
+                config, hidden=hidden, heads=heads, output_gate=quirks.gated_output, indexer=False
+            )
             return lambda i: latent if indexers[i] == "full" else shared
         if hybrid is None:
             return lambda i: latent

@@ -27,6 +27,13 @@ def one(resolve: Cases, **changes: str) -> Case:
     return case
 
 
+def test_attention_in_replicas_is_read_from_the_layout(resolve: Cases) -> None:
+    moe = {"model": "deepseek-r1", "precision": "fp8", "num_accelerators": "8", "tp": "8"}
+    assert one(resolve, parallelism="TP8EP8DPA", **moe).deployment.parallelism == Parallelism(dp=8, ep=8)
+    assert one(resolve, parallelism="TP8EP1DPA", **moe).deployment.parallelism == Parallelism(dp=8)
+    assert one(resolve, parallelism="TP8EP8", **moe).deployment.parallelism == Parallelism(tp=8, ep=8)
+
+
 REFUSED = {
     "accelerator": ({"accelerator": "tpu-v9"}, "accelerator 'tpu-v9' is not in the catalog"),
     "no accelerator": ({"accelerator": ""}, "accelerator '' is not in the catalog"),
