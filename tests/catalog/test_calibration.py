@@ -222,7 +222,8 @@ def test_the_file_says_what_was_made(tmp_path: Path) -> None:
 
 def test_the_shipped_one_is_sound(catalog: Catalog) -> None:
     shipped = read_calibration(SHIPPED / "calibration.json")
-    assert shipped.constants == CONSTANTS
+    # What came after the last fit stands at the end, uncorrected until the next.
+    assert shipped.constants == CONSTANTS[: len(shipped.constants)]
     assert 0 < shipped.level < 1
     assert set(shipped.spreads["nothing"]) == set(METRICS)
     known = {(a.family, a.id) for a in catalog.accelerators.values()}

@@ -4,9 +4,11 @@ import msgspec
 import numpy as np
 from hypothesis import given, strategies as st
 
+from crosstie.catalog.drafters import drafter_of
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import BadInput
+from crosstie.core.speculation import Method, Speculation
 from crosstie.perf.hardware import Hardware
 from crosstie.perf.memory import memory_plan
 from crosstie.perf.steady_state import steady_state
@@ -162,3 +164,37 @@ def test_more_clients_never_mean_less_throughput_or_a_faster_answer(
         values = rising[0][inside]
         # A few percent are lost where prompts begin to share steps among attention replicas.
         assert (np.diff(values) >= -0.05 * values[:-1]).all()
+
+
+@given(
+    models,
+    st.sampled_from(["vllm", "sglang", "llama.cpp"]),
+    st.sampled_from([Parallelism(tp=8), Parallelism(tp=2, pp=3), Parallelism(dp=8, ep=8), Parallelism(tp=4, ep=4)]),
+    st.sampled_from(["ngram", "eagle3", "mtp", "dspark"]),
+    st.integers(1, 8),
+    st.integers(1, 10_000),
+    st.integers(2, 2000),
+)
+def test_speculation_that_never_hits_is_never_faster_than_none(
+    model: str, stack: str, split: Parallelism, method: Method, depth: int, inputs: int, outputs: int
+) -> None:
+    found, mi355x = CATALOG.model(model), CATALOG.accelerator("mi355x")
+    try:
+        off = CATALOG.deployment(found, mi355x, split, "bf16", stack=stack)
+        drafter = drafter_of(found, method)
+    except BadInput:
+        return
+    missing = Speculation(
+        method=method, acceptance=(0.0,) * depth, drafter=drafter, text="", range=(1.0, 1.0), basis="assumed",
+        source="a test", date="2026-11-16",
+    )  # fmt: skip
+    on = msgspec.structs.replace(off, speculation=missing)
+    if not memory_plan(on).fits:
+        return
+    clients = np.unique(np.geomspace(1, 500, 12).round())
+    slow, fast = (steady_state(Hardware([one]), clients, inputs, outputs) for one in (on, off))
+    # Bisection leaves 0.2% of the batch, and a longer step gathers more prompts, which may then share one.
+    whole = [got.ttft_s + (outputs - 1) * got.tpot_s for got in (slow, fast)]
+    assert (slow.tpot_s >= fast.tpot_s * (1 - 5e-3)).all()
+    assert (slow.output_tokens_per_s <= fast.output_tokens_per_s * (1 + 5e-3)).all()
+    assert (whole[0] >= whole[1] * (1 - 5e-3)).all()

@@ -33,6 +33,7 @@ HOST = {
     "prompt": Quantity("seconds", 0, 0.1, "what a step that carries prompts costs beyond that"),
     "sequence": Quantity("seconds", 0, 0.01, "cost per sequence of a step"),
     "request": Quantity("seconds", 0, 10, "cost of a request before its first token"),
+    "draft": Quantity("seconds", 0, 0.1, "what a drafter's pass costs outside its kernels"),
 }
 SMALL = {
     "below": Quantity("bytes", 1e9, 1e12, "GPU memory under which these limits hold"),
@@ -72,7 +73,7 @@ def read_stack(file: Path) -> Stack:
                 read_value(file, f"emulation.{vendor}.{format_id}", how, Emulation)
         return Stack(
             id=identifier,
-            host=Host(overlapped=overlapped, **read_facts(file, "host", host, HOST, sources)),
+            host=Host(overlapped=overlapped, **read_facts(file, "host", host, HOST, sources, frozenset(("draft",)))),
             emulation=emulation,
             small=SmallGpu(**read_facts(file, "small", raw["small"], SMALL, sources)) if "small" in raw else None,
             file=str(file),

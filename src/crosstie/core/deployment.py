@@ -11,6 +11,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.estimate import NONE, Correction
 from crosstie.core.fact import Fact, Label
 from crosstie.core.model import Model, Precision
+from crosstie.core.speculation import Speculation
 
 
 class Chip(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +86,12 @@ MemoryOf = Literal["gpu", "free"]
 Emulation = Literal["fused", "materialised"]
 
 
+_DRAFT = Fact(
+    value=0.3, unit="ms", basis="assumed", source="Crosstie, judgement", date="2026-11-16",
+    note="choosing a token, preparing and launching the next pass",
+)  # fmt: skip
+
+
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """What one engine step costs outside the GPU's kernels."""
 
@@ -96,6 +103,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     request: Fact
     # Whether the engine prepares the next step while the GPU runs this one.
     overlapped: bool
+    # What a pass of a drafter adds, which nothing hides: its launch waits for the tokens of the pass before.
+    draft: Fact = _DRAFT
 
 
 class SmallGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,6 +256,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     stack: Stack
     efficiency: Efficiency
     correction: Correction = NONE
+    # None: a step gives every sequence one token.
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         kv_bytes_per_element(self.kv_format)
@@ -263,4 +274,5 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        return f"{self.parallelism.gpus} x {self.accelerator.id} {self.parallelism} {self.precision.id}"
+        drafts = f" {self.speculation}" if self.speculation else ""
+        return f"{self.parallelism.gpus} x {self.accelerator.id} {self.parallelism} {self.precision.id}{drafts}"

@@ -14,7 +14,7 @@ import msgspec
 #   routing    time of the small kernels around the experts
 CONSTANTS = (
     "compute", "experts", "weights", "attention", "cache", "kernel", "routing", "collective", "link",
-    "host_step", "host_prompt", "host_sequence", "host_request",
+    "host_step", "host_prompt", "host_sequence", "host_request", "host_draft",
 )  # fmt: skip
 
 METRICS = ("ttft", "tpot", "throughput")

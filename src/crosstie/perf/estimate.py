@@ -61,7 +61,7 @@ def estimates(
                 decode_bound=decode_bound(steady, i),
                 prefill_roofline_fraction=roofline_fraction(prefill, i),
                 decode_roofline_fraction=roofline_fraction(steady.decode, i),
-                single_stream_tokens_per_s=1.0 / float(alone.total_s[i, 0]),
+                single_stream_tokens_per_s=float(hardware.tokens_per_step[i, 0] / alone.total_s[i, 0]),
                 single_stream_ceiling_tokens_per_s=ceiling(deployment),
                 gpu_s_per_token=spending(hardware, steady, i, output_tokens),
                 interval=interval(deployment.correction, own["ttft_s"], own["tpot_s"], own["output_tokens_per_s"]),
@@ -82,7 +82,8 @@ def spending(hardware: Hardware, steady: SteadyState, row: int, output_tokens: i
     """GPU-seconds per output token: what a prompt adds to the steps that carry it, and a decode step's share."""
     split = hardware.deployments[row].parallelism
     sequences = max(float(steady.decoding[row, 0]) / split.pp, 1.0)
-    decode_share = split.stage_gpus * (output_tokens - 1) / output_tokens / sequences
+    steps = (output_tokens - 1) / output_tokens / float(hardware.tokens_per_step[row, 0])
+    decode_share = split.stage_gpus * steps / sequences
     prefill_share = split.stage_gpus * float(steady.chunks[row, 0]) / output_tokens
     # Sequences that ride along in a step that carries a prompt would have cost their own step.
     company = float(steady.decoding[row, 0]) / (float(steady.decoding[row, 0]) + 1.0)
@@ -136,9 +137,10 @@ def active_weight_bytes(deployment: Deployment) -> float:
 
 def ceiling(deployment: Deployment) -> float:
     """Pipeline stages take turns on one stream, so only one stage's bandwidth counts."""
-    return single_stream_ceiling(
+    steps_per_s = single_stream_ceiling(
         active_weight_bytes(deployment), deployment.accelerator.memory_bytes_per_s, deployment.parallelism.stage_gpus
     )
+    return steps_per_s * (deployment.speculation.acceptance_length if deployment.speculation else 1.0)
 
 
 def interval(correction: Correction, ttft_s: float, tpot_s: float, output_tokens_per_s: float) -> Interval | None:

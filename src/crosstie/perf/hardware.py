@@ -12,7 +12,7 @@ from crosstie.core.deployment import Accelerator, Deployment
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import CONSTANTS
 from crosstie.core.model import Format
-from crosstie.perf.work import work_of
+from crosstie.perf.work import Work, work_of
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -59,6 +59,7 @@ class Hardware:
         self._host_prompt = self.column(lambda d: d.stack.host.prompt.si)
         self._host_sequence = self.column(lambda d: d.stack.host.sequence.si)
         self._host_request = self.column(lambda d: d.stack.host.request.si)
+        self._host_draft = self.column(lambda d: d.stack.host.draft.si)
         self.host_overlapped = self.column(lambda d: float(d.stack.host.overlapped)) > 0
         self.prefill_first = self.column(lambda d: float(d.stack.scheduling == "prefill-first")) > 0
         self.held_share = self.column(lambda d: d.stack.held_share)
@@ -71,6 +72,7 @@ class Hardware:
         # Sequences that memory holds at the contexts that were last asked for.
         self.held: dict[tuple[tuple[int, ...], bytes, bytes], Array] = {}
         self._links()
+        self._speculation()
         self.correct({name: self.column(_factor(name)) for name in CONSTANTS})
 
     def correct(self, factors: Mapping[str, Array]) -> None:
@@ -82,6 +84,7 @@ class Hardware:
         self.host_prompt_s = self._host_prompt * factors["host_prompt"]
         self.host_sequence_s = self._host_sequence * factors["host_sequence"]
         self.host_request_s = self._host_request * factors["host_request"]
+        self.host_draft_s = self._host_draft * factors["host_draft"]
         self.collective_s = self._collective * factors["collective"]
         self.experts_share = self._experts * factors["experts"]
         self._attention_share = attainable("attention", self._attention, factors["attention"])
@@ -130,6 +133,18 @@ class Hardware:
             self._columns[key] = make()
         return self._columns[key]
 
+    def _speculation(self) -> None:
+        """Tokens that a step computes and gives of a sequence; who drafts them, in how many passes of which rows."""
+        self.queries = self.column(lambda d: float(d.speculation.queries) if d.speculation else 1.0)
+        self.tokens_per_step = self.column(lambda d: d.speculation.acceptance_length if d.speculation else 1.0)
+        self.speculates = bool((self.queries > 1.0).any())
+        self.draft_rounds = self.column(lambda d: float(max(d.speculation.passes, 1)) if d.speculation else 0.0)
+        drafters = {d.speculation.drafter.id: d.speculation.drafter
+                    for d in self.deployments if d.speculation and d.speculation.drafter}  # fmt: skip
+        self.drafters: list[tuple[Work, Array]] = [
+            (work_of(drafter), self.column(_passes_of(name))) for name, drafter in drafters.items()
+        ]
+
     def _links(self) -> None:
         def between_stages(d: Deployment) -> float:
             if d.parallelism.gpus > d.accelerator.domain:
@@ -165,6 +180,14 @@ def peer_bytes_per_s(deployment: Deployment) -> float:
 
 def _factor(constant: str) -> Callable[[Deployment], float]:
     return lambda deployment: deployment.correction.factors.get(constant, 1.0)
+
+
+def _passes_of(drafter: str) -> Callable[[Deployment], float]:
+    def passes(deployment: Deployment) -> float:
+        found = deployment.speculation
+        return float(found.passes) if found and found.drafter and found.drafter.id == drafter else 0.0
+
+    return passes
 
 
 def compute_format(deployment: Deployment, format: Format) -> str:

@@ -54,16 +54,29 @@ def gpu_weight_bytes(deployment: Deployment) -> float:
         if len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.clear()
         known = _KNOWN[key] = model, precision, _gpu_weight_bytes(model, precision, deployment.parallelism)
-    return known[2]
+    return known[2] + _draft_weight_bytes(deployment)
 
 
 def _gpu_weight_bytes(model: Model, precision: Precision, split: Parallelism) -> float:
-    def stored(tensor: Tensor) -> float:
-        return tensor.parameters * precision[tensor.role].bytes / shards(tensor, split)
+    layers = [(layer.count, sum(_stored_bytes(t, precision, split) for t in layer.tensors)) for layer in model.layers]
+    outer = [_stored_bytes(tensor, precision, split) for tensor in model.outer]
+    return heaviest_stage(layers, split.pp) + (sum(outer) if split.pp == 1 else max(outer))
 
-    layers = heaviest_stage([(layer.count, sum(stored(t) for t in layer.tensors)) for layer in model.layers], split.pp)
-    outer = [stored(tensor) for tensor in model.outer]
-    return layers + (sum(outer) if split.pp == 1 else max(outer))
+
+def _draft_weight_bytes(deployment: Deployment) -> float:
+    """The drafter sits on the last stage, and shares what it can with the model."""
+    speculation, own = deployment.speculation, deployment.model.outer
+    if speculation is None or speculation.drafter is None:
+        return 0.0
+    return sum(
+        layers * _stored_bytes(tensor, deployment.precision, deployment.parallelism)
+        for tensor, layers in speculation.drafter.tensors()
+        if tensor not in own
+    )
+
+
+def _stored_bytes(tensor: Tensor, precision: Precision, split: Parallelism) -> float:
+    return tensor.parameters * precision[tensor.role].bytes / shards(tensor, split)
 
 
 def heaviest_stage(layers: list[tuple[int, float]], stages: int) -> float:
@@ -101,13 +114,19 @@ def memory_plan(deployment: Deployment) -> MemoryPlan:
 
 def gpu_cache_bytes_per_sequence(deployment: Deployment, context: ArrayLike) -> Array:
     """Cache that one sequence takes on each GPU of the attention replica that serves it."""
-    split, depth = deployment.parallelism, deployment.model.layer_count
+    split, depth, speculation = deployment.parallelism, deployment.model.layer_count, deployment.speculation
     tokens = np.asarray(context, dtype=np.float64)
-    total = np.zeros_like(tokens)
-    for part in deployment.model.cache_parts(deployment.kv_bytes_per_element):
-        kept = tokens if part.window is None else np.minimum(tokens, part.window)
-        total = total + (part.fixed_bytes + part.bytes_per_token * kept) / min(split.tp, part.holders)
-    return total * math.ceil(depth / split.pp) / depth
+
+    def kept(model: Model, states: int) -> Array:
+        total = np.zeros_like(tokens)
+        for part in model.cache_parts(deployment.kv_bytes_per_element):
+            rows = tokens if part.window is None else np.minimum(tokens, part.window)
+            total = total + (states * part.fixed_bytes + part.bytes_per_token * rows) / min(split.tp, part.holders)
+        return total
+
+    # A draft that is refused takes its state with it, so there is one for every token that is verified.
+    own = kept(deployment.model, speculation.queries if speculation else 1) * math.ceil(depth / split.pp) / depth
+    return own + kept(speculation.drafter, 1) if speculation and speculation.drafter else own
 
 
 def cache_sequences(deployment: Deployment, context: ArrayLike, shared: ArrayLike = 0.0) -> Array:

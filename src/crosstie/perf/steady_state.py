@@ -5,7 +5,7 @@ prompt up to the engine's budget of tokens, so prompts queue only once the budge
 delay that all running sequences share. With
 
     L   time of a prompt's own chunks               S   its share of steps whose budget is full
-    Z   time to decode all its other tokens         C   clients
+    Z   time of its decode steps                    C   clients
 
     TTFT = max(L + half a step + the host's cost, S C - Z)        X = C / (TTFT + Z)
 
@@ -117,13 +117,15 @@ def _joined(left: Joined, right: Joined) -> Joined:
 def _steady_state(
     hardware: Hardware, clients: Array, inputs: Array, outputs: Array, cached: Array, shared: Array, *, in_step: bool
 ) -> SteadyState:
-    later = outputs - 1.0
+    # Decode steps of a request: with speculation, fewer than its tokens.
+    steps = np.maximum((outputs - 1.0) / hardware.tokens_per_step, np.minimum(outputs - 1.0, 1.0))
+    steps_per_token = steps / np.maximum(outputs - 1.0, 1.0) if hardware.speculates else 1.0
     context = inputs + outputs / 2.0
     room = held_sequences(hardware, inputs + hardware.held_share * outputs, shared)
     fits = np.minimum(room, hardware.max_sequences)
     # The last token of a prompt is always computed: the first of the answer follows from it.
     cached = np.minimum(cached, inputs - 1.0)
-    load = _Load(np.minimum(clients, np.maximum(fits, 1.0)), inputs - cached, later, context, in_step, cached)
+    load = _Load(np.minimum(clients, np.maximum(fits, 1.0)), inputs - cached, steps, context, in_step, cached)
     decoding = _settle(hardware, load)
     at = _shapes(hardware, decoding, load)
     decode, mixed = step(hardware, at.decode), step(hardware, at.mixed)
@@ -135,7 +137,7 @@ def _steady_state(
     return SteadyState(
         ttft_s=cycle.ttft_s + outside,
         ttft_burst_s=burst,
-        tpot_s=cycle.tpot_s,
+        tpot_s=cycle.step_s * steps_per_token,
         found_room_s=cycle.found_room_s,
         service_s=cycle.service_s,
         requests_per_s=rate,
@@ -151,11 +153,11 @@ def _steady_state(
 
 
 class _Load(NamedTuple):
-    """Clients that memory admits, prompt tokens to compute, tokens after the first, the mean context."""
+    """Clients that memory admits, prompt tokens to compute, decode steps after the first token, the mean context."""
 
     admitted: Array
     inputs: Array
-    later: Array
+    steps: Array
     context: Array
     in_step: bool = True
     # Prompt tokens before those that are computed.
@@ -176,7 +178,8 @@ class _Cycle(NamedTuple):
     own_s: Array
     service_s: Array
     chunks: Array
-    tpot_s: Array
+    # Between two steps of a sequence: with speculation it has several tokens of each.
+    step_s: Array
     found_room_s: Array
     ttft_s: Array
     requests_per_s: Array
@@ -237,8 +240,8 @@ def _others(load: _Load) -> Array:
 
 
 def _demand(hardware: Hardware, decoding: Array, load: _Load) -> Array:
-    """Prompt tokens that the others bring while every running sequence makes one token."""
-    return _others(load) * decoding / hardware.pp * load.inputs / np.maximum(load.later, 1.0)
+    """Prompt tokens that the others bring while every running sequence makes one step."""
+    return _others(load) * decoding / hardware.pp * load.inputs / np.maximum(load.steps, 1.0)
 
 
 def _chunk(hardware: Hardware, demand: Array, load: _Load) -> Array:
@@ -276,17 +279,17 @@ def _cycle(hardware: Hardware, decoding: Array, decode_s: Array, mixed_s: Array,
     # Steps that carry the others' prompts are longer.
     carrying = demand / chunk
     mixing = decode_s + np.minimum(carrying, 1.0) * np.maximum(mixed_s - decode_s, 0.0)
-    tpot = np.where(hardware.prefill_first, decode_s + carrying * mixed_s, mixing)
+    spent_s = np.where(hardware.prefill_first, decode_s + carrying * mixed_s, mixing)
     # A prompt goes through the stages one after the other, its chunks one behind the other.
     chunks = np.maximum(load.inputs / hardware.chunk_tokens, 1.0)
     own = (chunks + hardware.pp - 1.0) / hardware.pp * mixed_s
     # When the budget is full, stages work on different chunks at once.
     service = load.inputs / (hardware.chunk_tokens * hardware.dp) * full_s / hardware.pp
-    delay = load.later * tpot
-    found_room = own + 0.5 * tpot * _others(load) + hardware.host_request_s
+    delay = load.steps * spent_s
+    found_room = own + 0.5 * spent_s * _others(load) + hardware.host_request_s
     ttft = np.maximum(found_room, service * load.admitted - delay)
     rate = load.admitted / (ttft + delay)
-    return _Cycle(own, service, load.inputs / chunk, tpot, found_room, ttft, rate, rate * delay)
+    return _Cycle(own, service, load.inputs / chunk, spent_s, found_room, ttft, rate, rate * delay)
 
 
 def prefill_alone(hardware: Hardware, input_tokens: ArrayLike, cached_tokens: ArrayLike = 0.0) -> StepCost:

@@ -27,7 +27,7 @@ ACTIVATION_BYTES = 2.0
 class Shape(NamedTuple):
     """Operating points. Every field broadcasts against (deployments, points).
 
-    decode_sequences   sequences that each produce one token
+    decode_sequences   sequences that each produce a token, or verify drafts of several
     decode_context     tokens that each of them has in the cache
     prefill_tokens     prompt tokens processed in this step
     prefill_start      tokens of the same prompt that are already in the cache
@@ -70,6 +70,8 @@ class StepCost:
     # The same work at peak rates with nothing else in the way.
     ideal_s: Array
     host_overlapped: Mask = field(repr=False)
+    # What the host adds between passes of a drafter, where nothing hides it.
+    draft_host_s: Array | float = 0.0
 
     @property
     def gpu_s(self) -> Array:
@@ -77,7 +79,7 @@ class StepCost:
 
     @property
     def total_s(self) -> Array:
-        return _with_host(self.gpu_s, self.host_s, self.host_overlapped)
+        return _with_host(self.gpu_s, self.host_s, self.host_overlapped) + self.draft_host_s
 
 
 def smooth_maximum(compute_s: Array, memory_s: Array) -> Array:
@@ -97,18 +99,23 @@ class _Account:
     def __init__(self, hardware: Hardware, size: tuple[int, ...], detailed: bool):
         self.hardware, self.detailed = hardware, detailed
         self.total, self.compute, self.ideal = np.zeros(size), np.zeros(size), np.zeros(size)
+        # How often each deployment does what is added: passes of a drafter.
+        self.times: Array | None = None
 
     def add(self, count: float, compute_s: Array, memory_s: Array, kernels: Array | float) -> None:
         spent = smooth_maximum(compute_s, memory_s)
         spent += self.hardware.kernel_s * kernels
         spent *= count
+        if self.times is not None:
+            spent = spent * self.times
         self.total += spent
         if self.detailed:
             self.compute += np.where(compute_s > memory_s, spent, 0.0)
 
     def add_ideal(self, count: float, flop: Array, peak: Array, traffic: Array | float) -> None:
         if self.detailed:
-            self.ideal += count * np.maximum(flop / peak, traffic / self.hardware.memory_bytes_per_s)
+            ideal = count * np.maximum(flop / peak, traffic / self.hardware.memory_bytes_per_s)
+            self.ideal += ideal if self.times is None else ideal * self.times
 
     def add_attention(
         self, count: int, flop: Array, traffic: Array, rates: tuple[Array, Array], runs: Array | float
@@ -131,13 +138,15 @@ def step(hardware: Hardware, at: Shape) -> StepCost:
         host_s=zero + _host(hardware, busiest),
         ideal_s=account.ideal,
         host_overlapped=hardware.host_overlapped,
+        draft_host_s=zero + _draft_host(hardware, busiest),
     )
 
 
 def step_s(hardware: Hardware, at: Shape) -> Array:
     """Its seconds alone, for those who evaluate many: the same sums without where they went."""
     busiest = _busiest_replica(hardware, at)
-    return _with_host(_gpu_s(hardware, at, busiest), _host(hardware, busiest), hardware.host_overlapped)
+    spent = _with_host(_gpu_s(hardware, at, busiest), _host(hardware, busiest), hardware.host_overlapped)
+    return spent + _draft_host(hardware, busiest)
 
 
 def gpu_s(hardware: Hardware, at: Shape) -> Array:
@@ -163,26 +172,54 @@ def _run(hardware: Hardware, at: Shape, busiest: Shape, detailed: bool) -> _Acco
     """`at` is the whole replica, which feeds the experts; `busiest` the attention replica that does most."""
     size = np.broadcast_shapes(hardware.tp.shape, *(part.shape for part in at))
     account = _Account(hardware, size, detailed)
-    rank_tokens = busiest.decode_sequences + busiest.prefill_tokens
-    work = hardware.work
+    _pass(account, hardware, hardware.work, at, busiest, hardware.queries, hardware.queries)
+    for drafter, passes in hardware.drafters:
+        # The first pass brings the drafter's cache up to date with all that the model computes; each further one
+        # follows the token before it.
+        account.times = np.minimum(passes, 1.0)
+        _pass(account, hardware, drafter, at, busiest, hardware.queries, np.ones(1))
+        if (passes > 1.0).any():
+            account.times = np.maximum(passes - 1.0, 0.0)
+            _pass(account, hardware, drafter, _one_each(at), _one_each(busiest), np.ones(1), np.ones(1))
+    account.times = None
+    return account
+
+
+def _pass(
+    account: _Account, hardware: Hardware, work: Work, at: Shape, busiest: Shape, queries: Array, answers: Array
+) -> None:
+    """Once through some layers and their head, with `queries` tokens of each sequence and `answers` of them asked."""
+    rank_tokens = busiest.decode_sequences * queries + busiest.prefill_tokens
     for operation, count in work.operations.items():
         if operation.expert:
-            _experts(account, hardware, count, operation, at.decode_sequences + at.prefill_tokens)
+            _experts(account, hardware, count, operation, at.decode_sequences * queries + at.prefill_tokens)
         else:
             _matrix_product(account, hardware, count, operation, rank_tokens)
     for scan, count in work.scans.items():
-        _scan(account, hardware, count, scan, busiest)
+        _scan(account, hardware, count, scan, busiest, queries)
     for state, count in work.states.items():
-        _state(account, hardware, count, state, busiest)
+        _state(account, hardware, count, state, busiest, queries)
     _elementwise(account, hardware, work, rank_tokens)
     for operation in work.head:
-        _matrix_product(account, hardware, 1, operation, _sequences(busiest))
-    return account
+        _matrix_product(account, hardware, 1, operation, busiest.decode_sequences * answers + _prompts(busiest))
+
+
+def _one_each(at: Shape) -> Shape:
+    """One token of every sequence of a step, prompts among them."""
+    return shape(_sequences(at), at.decode_context)
 
 
 def _sequences(at: Shape) -> Array:
     """Sequences of a step: those that decode, and the prompts."""
-    return at.decode_sequences + at.prefill_tokens / np.maximum(at.prefill_span, 1.0)
+    return at.decode_sequences + _prompts(at)
+
+
+def _prompts(at: Shape) -> Array:
+    return at.prefill_tokens / np.maximum(at.prefill_span, 1.0)
+
+
+def _draft_host(hardware: Hardware, busiest: Shape) -> Array:
+    return hardware.draft_rounds * hardware.host_draft_s * np.minimum(_sequences(busiest), 1.0)
 
 
 def _host(hardware: Hardware, busiest: Shape) -> Array:
@@ -252,7 +289,7 @@ def distinct_share(share: ArrayLike, tokens: Array) -> Array:
     return np.where(np.asarray(share) >= 1.0, np.minimum(tokens, 1.0), -np.expm1(tokens * missed))
 
 
-def _scan(account: _Account, hardware: Hardware, count: int, scan: Scan, at: Shape) -> None:
+def _scan(account: _Account, hardware: Hardware, count: int, scan: Scan, at: Shape, queries: Array) -> None:
     row_bytes = scan.row_bytes(hardware.kv_bytes_per_element)
     holders = np.minimum(hardware.tp, scan.kv_heads)
     workers = np.minimum(hardware.tp, scan.query_heads)
@@ -263,8 +300,10 @@ def _scan(account: _Account, hardware: Hardware, count: int, scan: Scan, at: Sha
         account.add_attention(count, flop / workers, traffic / holders, rates, _share(runs))
 
     if sequences.any():
-        rows = sequences * keys_read(scan, limit, at.decode_context)
-        add(rows * scan.decode_flop, rows * row_bytes, sequences)
+        rows = keys_read(scan, limit, at.decode_context)
+        # The queries of a sequence share one read of its cache, except for the rows that each chooses for itself.
+        read = rows if scan.top_rows is None else np.minimum(queries * rows, at.decode_context / scan.stride)
+        add(sequences * queries * rows * scan.decode_flop, sequences * np.maximum(read, rows) * row_bytes, sequences)
     if tokens.any():
         span = np.maximum(at.prefill_span, 1.0)
         end = at.prefill_start + span
@@ -296,12 +335,13 @@ def keys_sum(scan: Scan, limit: float, context: Array) -> Array:
     return np.where(context > limit, past, half) / scan.stride
 
 
-def _state(account: _Account, hardware: Hardware, count: int, state: State, at: Shape) -> None:
+def _state(account: _Account, hardware: Hardware, count: int, state: State, at: Shape, queries: Array) -> None:
     workers = np.minimum(hardware.tp, state.heads)
     sequences, tokens = at.decode_sequences, at.prefill_tokens
     prompts = tokens / np.maximum(at.prefill_span, 1.0)
-    flop = (sequences * state.decode_flop + tokens * state.prefill_flop) / workers
-    traffic = 2.0 * (sequences + prompts) * state.bytes / workers
+    flop = (sequences * queries * state.decode_flop + tokens * state.prefill_flop) / workers
+    # Read once, and written after every token that may turn out to be the last one kept.
+    traffic = ((1.0 + queries) * sequences + 2.0 * prompts) * state.bytes / workers
     account.add_attention(count, flop, traffic, hardware.attention_rates("bf16"), _share(sequences + tokens))
 
 
@@ -313,22 +353,30 @@ def _elementwise(account: _Account, hardware: Hardware, work: Work, tokens: Arra
 
 
 def _collectives(hardware: Hardware, busiest: Shape) -> Array:
-    """All-reduce after attention and feed-forward (TP), all-to-all around experts (DP), hand-over (PP)."""
-    model, ranks = hardware.model, hardware.stage_gpus
-    tokens = busiest.decode_sequences + busiest.prefill_tokens
-    message = tokens * model.hidden * ACTIVATION_BYTES
-    reduce = all_reduce_s(hardware, message, hardware.tp)
-    expert_layers = sum(layer.count for layer in model.layers if layer.routing_kernels)
-    attention = model.layer_count * reduce
-    plain_forward = (model.layer_count - expert_layers) * reduce
-    # Dispatch sends each token to all ranks that hold its experts in 8 bits, combine brings 16 bits back.
-    copies = np.minimum(max(model.experts_per_token, 1), hardware.ep) * ranks / hardware.ep
-    exchanged = tokens * copies * hardware.work.expert_width * 3.0 * (ranks - 1) / ranks
-    active = _share(tokens)
-    spread = active * (2.0 * hardware.collective_s + exchanged / hardware.link_bytes_per_s(ranks))
-    experts = expert_layers * np.where(hardware.dp > 1, spread, reduce)
+    tokens = busiest.decode_sequences * hardware.queries + busiest.prefill_tokens
+    spent = _exchanges(hardware, hardware.work, tokens)
+    message = tokens * hardware.work.hidden * ACTIVATION_BYTES
     hand_over = (hardware.pp - 1) * (hardware.collective_s + message / hardware.tp / hardware.stage_bytes_per_s)
-    return np.asarray(attention + plain_forward + experts + hand_over * active)
+    spent = spent + hand_over * _share(tokens)
+    for drafter, passes in hardware.drafters:
+        first, further = np.minimum(passes, 1.0), np.maximum(passes - 1.0, 0.0)
+        spent = spent + first * _exchanges(hardware, drafter, tokens)
+        spent = spent + further * _exchanges(hardware, drafter, _sequences(busiest))
+    return np.asarray(spent)
+
+
+def _exchanges(hardware: Hardware, work: Work, tokens: Array) -> Array:
+    """All-reduce after attention and feed-forward (TP), all-to-all around experts (DP)."""
+    ranks = hardware.stage_gpus
+    reduce = all_reduce_s(hardware, tokens * work.hidden * ACTIVATION_BYTES, hardware.tp)
+    attention = work.layers * reduce
+    plain_forward = (work.layers - work.expert_layers) * reduce
+    # Dispatch sends each token to all ranks that hold its experts in 8 bits, combine brings 16 bits back.
+    copies = np.minimum(max(work.experts_per_token, 1), hardware.ep) * ranks / hardware.ep
+    exchanged = tokens * copies * work.expert_width * 3.0 * (ranks - 1) / ranks
+    spread = _share(tokens) * (2.0 * hardware.collective_s + exchanged / hardware.link_bytes_per_s(ranks))
+    experts = work.expert_layers * np.where(hardware.dp > 1, spread, reduce)
+    return np.asarray(attention + plain_forward + experts)
 
 
 def all_reduce_s(hardware: Hardware, message_bytes: Array, ranks: Array) -> Array:

@@ -25,8 +25,12 @@ class Work(NamedTuple):
     elementwise_sharded_bytes: float
     elementwise_kernels: float
     routing_kernels: float
-    # Elements of a token that travel to an expert.
+    # Elements of a token that travel to an expert, and between layers.
     expert_width: int
+    hidden: int
+    layers: int
+    expert_layers: int
+    experts_per_token: int
 
 
 def work_of(model: Model) -> Work:
@@ -49,4 +53,10 @@ def work_of(model: Model) -> Work:
         routing += layer.count * layer.routing_kernels
     head = tuple(Operation((tensor,), False) for tensor in model.outer if tensor.kernel)
     width = max((t.cols for layer in model.layers for t in layer.tensors if t.role == "experts"), default=0)
-    return Work(dict(operations), dict(scans), dict(states), head, moved, sharded, kernels, routing, width)
+    return Work(
+        operations=dict(operations), scans=dict(scans), states=dict(states), head=head, elementwise_bytes=moved,
+        elementwise_sharded_bytes=sharded, elementwise_kernels=kernels, routing_kernels=routing, expert_width=width,
+        hidden=model.hidden, layers=model.layer_count,
+        expert_layers=sum(layer.count for layer in model.layers if layer.routing_kernels),
+        experts_per_token=model.experts_per_token,
+    )  # fmt: skip
