@@ -69,9 +69,9 @@ class StepCost:
     host_s: Array
     # The same work at peak rates with nothing else in the way.
     ideal_s: Array
-    host_overlapped: Mask = field(repr=False)
     # What the host adds between passes of a drafter, where nothing hides it.
-    draft_host_s: Array | float = 0.0
+    draft_host_s: Array
+    host_overlapped: Mask = field(repr=False)
 
     @property
     def gpu_s(self) -> Array:
