@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from crosstie.catalog.accelerators import read_accelerator
+from crosstie.catalog.acceptance import AcceptanceCurve, parse_speculation, read_acceptance, speculation_of
 from crosstie.catalog.calibration import Calibration, Subject, empty, read_calibration, subject_of
 from crosstie.catalog.connectors import read_connectors
 from crosstie.catalog.costs import Ranged, read_costs
@@ -26,6 +27,7 @@ from crosstie.core.disaggregated import Connector
 from crosstie.core.errors import BadData, BadInput, UnknownName, near_names
 from crosstie.core.estimate import Correction
 from crosstie.core.model import Format, Model, Precision
+from crosstie.core.speculation import Speculation
 
 SHIPPED = Path(__file__).parent / "data"
 
@@ -116,6 +118,12 @@ class Catalog:
     @cached_property
     def api_prices(self) -> tuple[ApiPrice, ...]:
         return tuple(price for file in self._tables("api_prices.csv") for price in read_api_prices(file, self.models))
+
+    @cached_property
+    def acceptance_curves(self) -> tuple[AcceptanceCurve, ...]:
+        """How many drafts are kept; a user's rows come before the shipped ones."""
+        files = reversed(self._tables("acceptance.csv"))
+        return tuple(curve for file in files for curve in read_acceptance(file, self.models))
 
     @cached_property
     def costs(self) -> dict[str, Ranged]:
@@ -254,6 +262,12 @@ class Catalog:
         )
         return self.calibrated(plain)
 
+    def speculation(self, model: Model, asked: str, *, text: str = "chat", length: float | None = None) -> Speculation:
+        """`mtp:3`, `eagle3:5`, `ngram:4`, `draft:4:MODEL`; `length`: the acceptance length, where one knows it."""
+        method, depth, draft = parse_speculation(asked)
+        drafts = self.model(draft) if draft else None
+        return speculation_of(self.acceptance_curves, model, method, depth, text=text, length=length, draft=drafts)
+
     def calibrated(self, deployment: Deployment) -> Deployment:
         """The same with what measurements say about its scopes; again after a change of its layout."""
         return msgspec.structs.replace(deployment, correction=self.correction(subject_of(deployment)))
@@ -303,7 +317,7 @@ def check_everything(catalog: Catalog) -> dict[str, int]:
     for name in catalog._efficiency_layers:
         if name not in known:
             raise BadData(f"efficiency/{name}.toml", "", "names no accelerator, family or topology of the catalog")
-    kinds = ("accelerators", "models", "stacks", "connectors", "formats", "prices", "api_prices", "costs")
+    kinds = ("accelerators", "models", "stacks", "connectors", "formats", "prices", "api_prices", "costs", "acceptance_curves")
     return {kind: len(getattr(catalog, kind)) for kind in kinds}
 
 
@@ -337,9 +351,13 @@ _TOLD_BY: dict[str, tuple[str, Callable[[Path], object]]] = {
 def _read_any(file: Path) -> tuple[str, Accelerator | Model | Stack | None]:
     """The folder that a file belongs to by what it holds, and its noun where it has a name."""
     if file.suffix == ".csv":
-        if _is_about_tokens(_existing(str(file), "file")):
+        columns = _first_line(_existing(str(file), "file"))
+        if b"usd_per_million" in columns:
             read_api_prices(file, Catalog().models)
             return "api_prices", None
+        if b"lengths" in columns:
+            read_acceptance(file, Catalog().models)
+            return "acceptance", None
         read_prices(file, Catalog().accelerators)
         return "prices", None
     if file.suffix == ".json":
@@ -356,10 +374,10 @@ def _read_any(file: Path) -> tuple[str, Accelerator | Model | Stack | None]:
     raise BadData(file, "", f"is no {kinds}")
 
 
-def _is_about_tokens(file: Path) -> bool:
+def _first_line(file: Path) -> bytes:
     try:
         with file.open("rb") as stream:
-            return b"usd_per_million" in stream.readline(1000)
+            return stream.readline(1000)
     except OSError as error:
         raise BadData(file, "", f"cannot be read: {error.strerror}") from None
 
