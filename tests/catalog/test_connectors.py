@@ -11,8 +11,8 @@ from crosstie.core.errors import BadData, BadInput
 
 def test_every_connector_joins_a_stack_of_the_catalog(catalog: Catalog) -> None:
     for connector in catalog.connectors.values():
-        stack = catalog.stack(connector.stack)
-        assert set(connector.vendors) <= set(stack.vendors), connector.id
+        for stack in connector.stacks:
+            assert set(connector.vendors) <= set(catalog.stack(stack).vendors), connector.id
 
 
 def test_the_one_made_for_a_vendor_comes_before_one_for_all(catalog: Catalog) -> None:

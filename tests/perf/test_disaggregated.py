@@ -41,7 +41,7 @@ def service(
     link: Link = "network",
 ) -> Disaggregated:
     joined = catalog.connector(connector)
-    prefill = prefill or side(catalog, stack=joined.stack)
+    prefill = prefill or side(catalog, stack=joined.stacks[0])
     return Disaggregated(
         prefill=prefill,
         prefill_replicas=replicas[0],
@@ -172,7 +172,7 @@ def test_a_token_computed_again_makes_decode_steps_longer(catalog: Catalog) -> N
         ((1, 0), {}, "0 decode replicas: a prefill pool alone answers nobody"),
         ((1, 1), {"on": "mi300x"}, "no engine is known to hand a cache from one vendor to the other"),
         ((1, 1), {"kv": "fp8"}, "prefill keeps its cache in bf16 and decode in fp8"),
-        ((1, 1), {"stack": "vllm"}, "sglang-mooncake joins replicas of sglang, and decode runs vllm"),
+        ((1, 1), {"stack": "vllm"}, "both sides run one engine"),
         ((1, 1), {"pp": 2}, "pipeline stages are not modelled"),
         ((1, 1), {"model": "qwen3-8b"}, "both sides serve one model"),
     ],

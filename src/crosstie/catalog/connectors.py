@@ -7,7 +7,7 @@ from crosstie.core.disaggregated import Connector
 from crosstie.core.errors import BadData
 
 _PLAIN = (
-    "name", "aliases", "stack", "vendors", "by_layer", "first_token", "recomputes", "room", "states_need_equal_tp",
+    "name", "aliases", "stacks", "vendors", "by_layer", "first_token", "recomputes", "room", "states_need_equal_tp",
 )  # fmt: skip
 CONNECTOR: dict[str, Quantity | Word] = {
     "habits": Word("when the cache travels and who gives the first token, in words"),
@@ -27,8 +27,9 @@ def read_connectors(file: Path) -> dict[str, Connector]:
             entry = table(file, name, raw[name])
             only_keys(file, name, entry, {*_PLAIN, *CONNECTOR})
             plain = read_values(file, name, entry, Connector, _PLAIN)
-            if not plain["vendors"]:
-                raise BadData(file, f"{name}.vendors", "must name at least one vendor")
+            for key, what in (("vendors", "vendor"), ("stacks", "stack")):
+                if not plain[key]:
+                    raise BadData(file, f"{name}.{key}", f"must name at least one {what}")
             if plain["recomputes"] and plain["first_token"] != "decode":
                 raise BadData(file, f"{name}.recomputes", 'goes with first_token = "decode"')
             facts = {key: value for key, value in entry.items() if key in CONNECTOR}

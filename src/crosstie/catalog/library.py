@@ -226,9 +226,11 @@ class Catalog:
 
     def connector_for(self, stack: Stack, accelerator: Accelerator) -> Connector:
         """The stack's own connector on this vendor: one that is made for it alone, else the first that runs there."""
-        able = [c for c in self.connectors.values() if c.stack == stack.id and accelerator.vendor in c.vendors]
+        able = [c for c in self.connectors.values() if stack.id in c.stacks and accelerator.vendor in c.vendors]
         if not able:
-            having = sorted({c.stack for c in self.connectors.values() if accelerator.vendor in c.vendors})
+            having = sorted(
+                {name for c in self.connectors.values() if accelerator.vendor in c.vendors for name in c.stacks}
+            )
             raise BadInput(
                 f"{stack.name} has no known way to hand a cache over on {accelerator.id} ({accelerator.vendor}); "
                 f"{', '.join(having)} have"

@@ -24,7 +24,8 @@ class Connector(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     # Engines as published results name them when they run this way.
     aliases: tuple[str, ...] = ()
-    stack: str
+    # Stacks whose replicas it joins, each with its own kind.
+    stacks: tuple[str, ...]
     vendors: tuple[str, ...]
     # Each layer's cache leaves as soon as it is computed.
     by_layer: bool
@@ -47,6 +48,8 @@ class Connector(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_joined(connector: Connector, prefill: Deployment, decode: Deployment) -> None:
     """Refuses two sides that the connector cannot join, and says why."""
+    if prefill.stack.id != decode.stack.id:
+        raise BadInput(f"prefill runs {prefill.stack.id} and decode {decode.stack.id}: both sides run one engine")
     if prefill.model.id != decode.model.id:
         raise BadInput(f"prefill of {prefill.model.id} and decode of {decode.model.id}: both sides serve one model")
     if prefill.kv_format != decode.kv_format:
@@ -61,8 +64,9 @@ def check_joined(connector: Connector, prefill: Deployment, decode: Deployment) 
             "vendor to the other"
         )
     for name, side in (("prefill", prefill), ("decode", decode)):
-        if side.stack.id != connector.stack:
-            raise BadInput(f"{connector.id} joins replicas of {connector.stack}, and {name} runs {side.stack.id}")
+        if side.stack.id not in connector.stacks:
+            able = " or ".join(connector.stacks)
+            raise BadInput(f"{connector.id} joins replicas of {able}, and {name} runs {side.stack.id}")
         if side.accelerator.vendor not in connector.vendors:
             runs = " and ".join(connector.vendors)
             raise BadInput(

@@ -13,7 +13,7 @@ steps; W is the wait of an M/D/P queue whose steps take every prompt that waits,
 loops look for the b that gives C, open traffic for the one that gives X.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -90,6 +90,11 @@ class Sides:
         self.recomputes = column(lambda one: one.connector.recomputes) > 0
         self.room_first = column(lambda one: one.connector.room == "before prefill") > 0
         self.layers = float(self.decode.model.layer_count)
+
+    def correct(self, factors: Mapping[str, Array]) -> None:
+        """Multiplies the constants of both sides."""
+        self.prefill.correct(factors)
+        self.decode.correct(factors)
 
 
 def _link_bytes_per_s(service: Disaggregated, side: Deployment) -> float:

@@ -1,6 +1,7 @@
 """Operating points as cases that the model can predict: names resolved, lengths and layout made plain."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,6 +11,8 @@ from crosstie.catalog.calibration import Subject, subject_of
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.protocols import BenchmarkSettings, Protocols
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism, Stack
+from crosstie.core.disaggregated import Disaggregated
+from crosstie.core.errors import UnknownName
 from crosstie.core.fact import Fact
 from crosstie.core.model import Model
 from crosstie.perf.fit import smallest_layout
@@ -25,9 +28,10 @@ from crosstie.prove.calibration.columns import (
     positive,
     precision_of,
     row_settings,
+    sides_of,
     whole,
 )
-from crosstie.prove.calibration.results import Point
+from crosstie.prove.calibration.results import Metric, Point
 
 Method = Literal["loop", "batch", "full", "limits", "rate", "alone"]
 
@@ -56,16 +60,26 @@ class Case:
     tpot_limit_s: float = 0.0
     # What the row did not say: rules that spoke, and what was assumed.
     assumed: tuple[str, ...] = ()
+    # Prefill and decode apart; `deployment` is then the decode side's.
+    service: Disaggregated | None = None
 
     @property
     def gpus(self) -> float:
-        return self.deployment.parallelism.gpus * self.replicas
+        return self.service.gpus if self.service else self.deployment.parallelism.gpus * self.replicas
+
+    def gpus_counted(self, metric: Metric) -> float:
+        """Those that a rate per GPU is divided by: InferenceX divides output tokens by the decode side's alone."""
+        if self.service and not metric.with_input and _OWN_COUNT in self.point["notes"]:
+            return self.service.decode_gpus
+        return self.gpus
 
     @property
     def mean_output_tokens(self) -> float:
         return self.output_tokens * (1.0 + self.shortest) / 2.0
 
 
+# What notes say of such rows; their Little's law closes over the decode GPUs, that of tokens in and out over all.
+_OWN_COUNT = "per-GPU normalisation is InferenceX own"
 _OFF = ("", "none", "false", "no")
 _LIMITS = re.compile(rf"p99 limits TTFT ({DECIMAL}) ms TPOT ({DECIMAL}) ms")
 _RATE = re.compile(rf"rate ({DECIMAL}) req/s")
@@ -86,8 +100,6 @@ class Cases:
         """A case for each kind of accelerator of the point; raises a CrosstieError with the reason why not."""
         if point["spec_decode"].casefold() not in _OFF:
             raise NotPredicted("speculative decoding is not modelled")
-        if point["disagg"].casefold() not in _OFF:
-            raise NotPredicted("disaggregated prefill and decode are not modelled")
         parts = [part.strip() for part in point["accelerator"].split("+")]
         gpus = whole(point, "num_accelerators", default=whole(point, "tp", default=1))
         if len(parts) == 1:
@@ -127,6 +139,21 @@ class Cases:
             }
         )
         settings = row_settings(point).over(settings)
+
+        def laid_out(split: Parallelism) -> Deployment:
+            kv_format = settings.kv_format or "bf16"
+            made = self._deployment(model, accelerator, split, precision, kv_format, engine, settings, inputs)
+            if not memory_plan(made).fits:
+                raise NotPredicted("the weights leave no room for the cache by the memory model")
+            return made
+
+        if point["disagg"].casefold() not in _OFF:
+            service = self._service(point, model, gpus, laid_out, assumed)
+            case = Case(
+                point=point, deployment=service.decode, method="loop", replicas=1.0, clients=0.0, input_tokens=inputs,
+                output_tokens=outputs, shortest=settings.shortest or 1.0, assumed=(*assumed, *spoke), service=service,
+            )  # fmt: skip
+            return self._corrected(self._loaded(case, settings))
         split = layout_of(point, published, model, gpus)
         if split is None:
             split = self._smallest(model, accelerator, precision, engine, inputs, outputs)
@@ -135,11 +162,7 @@ class Cases:
             raise NotPredicted(f"{gpus} GPUs are no whole number of replicas of {split}")
         if split.gpus > gpus:
             raise NotPredicted(f"{split} needs {split.gpus} GPUs and the row has {gpus}")
-        deployment = self._deployment(
-            model, accelerator, split, precision, settings.kv_format or "bf16", engine, settings, inputs
-        )
-        if not memory_plan(deployment).fits:
-            raise NotPredicted("the weights leave no room for the cache by the memory model")
+        deployment = laid_out(split)
         case = Case(
             point=point,
             deployment=deployment,
@@ -151,9 +174,43 @@ class Cases:
             shortest=settings.shortest or 1.0,
             assumed=(*assumed, *spoke),
         )
-        case = self._loaded(case, settings)
-        correction = self.catalog.correction(measured_subject(case))
-        return replace(case, deployment=msgspec.structs.replace(deployment, correction=correction))
+        return self._corrected(self._loaded(case, settings))
+
+    def _corrected(self, case: Case) -> Case:
+        """With what calibration says of the measurement's own scopes; both sides of a service have theirs."""
+
+        def corrected(deployment: Deployment) -> Deployment:
+            subject = measured_subject(replace(case, deployment=deployment))
+            return msgspec.structs.replace(deployment, correction=self.catalog.correction(subject))
+
+        service = case.service
+        if service:
+            prefill, decode = corrected(service.prefill), corrected(service.decode)
+            service = msgspec.structs.replace(service, prefill=prefill, decode=decode)
+        return replace(case, deployment=corrected(case.deployment), service=service)
+
+    def _service(
+        self, point: Point, model: Model, gpus: int, laid_out: Callable[[Parallelism], Deployment], assumed: list[str]
+    ) -> Disaggregated:
+        prefill, decode, said = sides_of(point, model, gpus)
+        if not said:
+            assumed.append("attention replicas")
+        side = laid_out(decode.split)
+        try:
+            connector = self.catalog.connector(point["engine"])
+        except UnknownName:
+            connector = self.catalog.connector_for(side.stack, side.accelerator)
+            assumed.append("connector")
+        service = Disaggregated(
+            prefill=laid_out(prefill.split),
+            prefill_replicas=prefill.replicas,
+            decode=side,
+            decode_replicas=decode.replicas,
+            connector=connector,
+        )
+        # Inside a rack that one fabric joins, the cache takes that way.
+        joined = gpus <= side.accelerator.domain
+        return msgspec.structs.replace(service, link="fabric") if joined else service
 
     def _loaded(self, case: Case, settings: BenchmarkSettings) -> Case:
         """The case under its load, as the row describes it."""

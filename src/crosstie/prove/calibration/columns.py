@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.protocols import BenchmarkSettings
@@ -14,6 +15,16 @@ from crosstie.prove.calibration.results import Point
 DECIMAL = r"\d+(?:\.\d+)?"
 _LAYOUT = re.compile(r"(attention_dp|dep|tep|tp|dp|pp|ep)\s*=?(\d{1,9})", re.IGNORECASE)
 _REPLICAS = re.compile(r"(\d{1,9})x\S+ (\d{1,9})FP8", re.IGNORECASE)
+_SIDES = re.compile(
+    r"P:(?:(?P<p>\d{1,6})x)?TP(?P<p_tp>\d{1,6})(?:EP(?P<p_ep>\d{1,6}))? "
+    r"D:(?:(?P<d>\d{1,6})x)?TP(?P<d_tp>\d{1,6})(?:EP(?P<d_ep>\d{1,6}))?(?P<dpa> DPA)?"
+)
+_PAIRS = re.compile(r"(?P<p>\d{1,6})P(?P<d>\d{1,6})D, TP(?P<tp>\d{1,6}) each")
+_SIDE_GPUS = re.compile(
+    r"prefill (\d{1,6}) GPUs(?: dp_attention=(\w+))?, decode (\d{1,6}) GPUs[^;]*?(?:dp_attention=(\w+))?(?:;|$)"
+)
+# Clients for each decode GPU from which on experts that are spread come with attention replicas, in the rows that say.
+_REPLICATED_FROM = 8.0
 _SHORTEST = re.compile(r"random lengths (\d+)-100%")
 _MEAN = re.compile(rf"(\S+) mean ({DECIMAL})")
 _PART = re.compile(r"(?:(\d+)\s*x\s*)?(.+)", re.IGNORECASE)
@@ -148,3 +159,49 @@ def layout_of(point: Point, published: Mapping[str, str], model: Model, gpus: in
     replicas = parts.get("attention_dp", parts.get("dp", 1)) if model.is_moe else 1
     spread = parts.get("ep", 1) if model.is_moe else 1
     return Parallelism(tp=parts.get("tp", 1), pp=parts.get("pp", 1), ep=spread, dp=replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Replicas of one kind, and how each is laid out."""
+
+    replicas: int
+    split: Parallelism
+
+
+def sides_of(point: Point, model: Model, gpus: int) -> tuple[Side, Side, bool]:
+    """Prefill and decode of a row, and whether the row says if attention is replicated."""
+    pairs = _PAIRS.fullmatch(point["parallelism"])
+    if pairs:
+        split = Parallelism(tp=int(pairs["tp"]))
+        return Side(int(pairs["p"]), split), Side(int(pairs["d"]), split), True
+    found = _SIDES.fullmatch(point["parallelism"])
+    if not found:
+        raise NotPredicted("the row does not say which of its GPUs prefill and which decode")
+    workers = [int(found[side] or 0) for side in ("p", "d")]
+    if not all(workers):
+        raise NotPredicted("the row does not say how many workers prefill and how many decode")
+    widths = [(int(found[f"{side}_tp"]), int(found[f"{side}_ep"] or 1)) for side in ("p", "d")]
+    noted = _SIDE_GPUS.search(point["notes"])
+    counts = [int(noted[1]), int(noted[3])] if noted else [n * tp for n, (tp, _) in zip(workers, widths, strict=True)]
+    if sum(counts) != gpus:
+        raise NotPredicted(f"prefill {counts[0]} and decode {counts[1]} GPUs are not the {gpus} of the row")
+    said = [found["dpa"] is not None] * 2 if found["dpa"] else [None, None]
+    if noted and noted[2]:
+        said = [noted[2] == "True", noted[4] == "True"]
+    clients = (number(point["concurrency"]) or 1.0) / counts[1]
+    sides = []
+    for replicas, count, (tp, ep), replicated in zip(workers, counts, widths, said, strict=True):
+        if count % replicas:
+            raise NotPredicted(f"{count} GPUs do not divide over {replicas} workers")
+        ranks = count // replicas
+        if replicated is None:
+            replicated = ep > 1 and clients > _REPLICATED_FROM
+        if not model.is_moe:
+            sides.append(Side(replicas, Parallelism(tp=ranks)))
+        elif replicated:
+            sides.append(Side(replicas, Parallelism(dp=ranks, ep=min(ep, ranks))))
+        else:
+            width = tp if ranks % tp == 0 else ranks
+            sides.append(Side(replicas, Parallelism(tp=width, dp=ranks // width, ep=min(ep, ranks))))
+    return sides[0], sides[1], said[0] is not None

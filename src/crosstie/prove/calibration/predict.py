@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from crosstie.perf.disaggregated import Sides, disaggregated_state
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.steady_state import SteadyState, steady_state
@@ -29,8 +30,13 @@ _TPOT_TAIL, _TTFT_TAIL = 1.13, 2.38
 _USED = 0.95
 
 
+class _Corrected(Protocol):
+    def correct(self, factors: Mapping[str, Array]) -> None: ...
+
+
 class _Group(Protocol):
-    hardware: Hardware
+    @property
+    def hardware(self) -> _Corrected: ...
 
     def predict(self) -> dict[str, Array]: ...
 
@@ -154,6 +160,40 @@ class _Full(_Steady):
     """As much load as memory takes, which needs no looking for."""
 
 
+class _Apart:
+    """Prefill and decode on replicas of their own: the steady state, and the burst that a benchmark begins with."""
+
+    def __init__(self, cases: Sequence[Case]):
+        self.hardware = Sides([case.service for case in cases if case.service])
+        mean = np.array([[(1.0 + case.shortest) / 2.0] for case in cases])
+        self.inputs = np.maximum(np.array([[case.input_tokens] for case in cases]) * mean, 1.0)
+        self.outputs = np.maximum(np.array([[case.output_tokens] for case in cases]) * mean, 1.0)
+        self.clients = np.array([[case.clients] for case in cases])
+        self.rounds = np.array([[max(case.requests / max(case.clients, 1.0), 1.0)] for case in cases])
+
+    def predict(self) -> dict[str, Array]:
+        found = disaggregated_state(self.hardware, self.clients, self.inputs, self.outputs)
+        burst = np.maximum(found.ttft_burst_s - found.ttft_s, 0.0)
+        mean = found.ttft_s + burst / self.rounds
+        later = self.outputs - 1.0
+        # The last requests of a run leave one by one, for about half of one's time.
+        run = (self.rounds + 0.5) * (mean + later * found.tpot_s)
+        columns = {
+            "ttft_mean": mean,
+            "ttft_p50": found.ttft_s,
+            "ttft_p99": found.ttft_s + burst * 2.0 * np.clip(1.0 - 0.01 * self.rounds, 0.0, 1.0),
+            "tpot": found.tpot_s,
+            "tpot_p99": found.tpot_s,
+            "run": run,
+            "output_tokens_per_s": self.clients * self.rounds * self.outputs / run,
+        }
+        return {name: values[:, 0] for name, values in columns.items()}
+
+    def ideal(self) -> dict[str, Array]:
+        """A roofline of two pools that wait for each other says nothing about either."""
+        return {}
+
+
 class _Alone:
     """One step without host or network."""
 
@@ -240,6 +280,7 @@ class Predictor:
         for index, case in enumerate(self.cases):
             deployment = case.deployment
             kind = _GROUPS["full" if deployment.parallelism.pp > 1 and case.method == "loop" else case.method]
+            kind = _Apart if case.service else kind
             key = (kind, deployment.model.id, deployment.precision.id, deployment.kv_format)
             members.setdefault(key, []).append(index)
         self._groups: list[tuple[Array, _Group]] = [
@@ -277,7 +318,7 @@ def quantity_of(case: Case, metric: Metric) -> tuple[str, float]:
         return ("tpot" if metric.statistic in ("mean", "p50") else "tpot_p99"), 1.0
     if metric.kind == "throughput":
         counted = (case.input_tokens + case.output_tokens) / case.output_tokens if metric.with_input else 1.0
-        return "output_tokens_per_s", counted / (case.gpus if metric.per_gpu else 1.0)
+        return "output_tokens_per_s", counted / (case.gpus_counted(metric) if metric.per_gpu else 1.0)
     if metric.kind in ("batch", "step"):
         return "run", 1.0 if metric.kind == "batch" else 1.0 / case.output_tokens
     return metric.kind, 1.0
