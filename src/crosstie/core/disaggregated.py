@@ -52,6 +52,8 @@ def check_joined(connector: Connector, prefill: Deployment, decode: Deployment) 
         raise BadInput(f"prefill runs {prefill.stack.id} and decode {decode.stack.id}: both sides run one engine")
     if prefill.model.id != decode.model.id:
         raise BadInput(f"prefill of {prefill.model.id} and decode of {decode.model.id}: both sides serve one model")
+    if prefill.speculation != decode.speculation:
+        raise BadInput("prefill and decode must speculate alike: the drafter's cache travels with the model's")
     if prefill.kv_format != decode.kv_format:
         raise BadInput(
             f"prefill keeps its cache in {prefill.kv_format} and decode in {decode.kv_format}: "
@@ -74,7 +76,8 @@ def check_joined(connector: Connector, prefill: Deployment, decode: Deployment) 
             )
         if side.parallelism.pp > 1:
             raise BadInput(f"{name} {side.parallelism}: pipeline stages are not modelled with prefill and decode apart")
-    states = any(layer.state is not None for layer in decode.model.layers)
+    # Of a state that is not cut into heads every rank keeps a copy.
+    states = any(layer.state is not None and layer.state.heads > 1 for layer in decode.model.layers)
     if states and connector.states_need_equal_tp and prefill.parallelism.tp != decode.parallelism.tp:
         raise BadInput(
             f"{decode.model.id} keeps recurrent states, which {connector.id} hands over only between equal TP: "

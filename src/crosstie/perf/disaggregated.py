@@ -3,7 +3,7 @@
 A request waits for a prefill replica, is computed there, has its cache sent over and decodes on a replica that
 carries no prompts. With b sequences decoding on each of D replicas, t(b) a step and n steps a request
 
-    X = D b / (n t(b))                                requests per second that this is
+    X = D b / (n t(b))                                requests per second that this is; drafts make n smaller
     W = u^k t_p / (2 P (1 - r))                       wait of a prompt, k = sqrt(2 (P + 1)) - 1
     T = start + descriptors x c + bytes / bandwidth   transfer, less what hides behind the layers
     C = X (TTFT + the rest of its tokens)             clients
@@ -137,12 +137,14 @@ def descriptors(service: Disaggregated, tokens: ArrayLike) -> Array:
 
 
 class _Load(NamedTuple):
-    """Prompt tokens, those of them to compute and those before them, tokens after the first, the mean context."""
+    """Prompt tokens, those of them to compute and those before them, tokens after the first, the steps that these
+    take, the mean context."""
 
     inputs: Array
     fresh: Array
     cached: Array
     later: Array
+    steps: Array
     context: Array
 
 
@@ -224,7 +226,8 @@ def _state(
     wanted, inputs, outputs, cached = (np.broadcast_to(a, size) for a in (wanted, inputs, outputs, cached))
     # The last token of a prompt is always computed: the first of the answer follows from it.
     cached = np.minimum(cached, inputs - 1.0)
-    load = _Load(inputs, inputs - cached, cached, outputs - 1.0, inputs + outputs / 2.0)
+    later = outputs - 1.0
+    load = _Load(inputs, inputs - cached, cached, later, later / sides.decode.tokens_per_step, inputs + outputs / 2.0)
     room = held_sequences(sides.decode, inputs + sides.decode.held_share * outputs, np.zeros(1))
     fits = np.maximum(np.minimum(room, sides.decode.max_sequences), 1.0)
     prefill, sent = _prefill(sides, load), transfer(sides, inputs)
@@ -259,7 +262,7 @@ def _state(
     return DisaggregatedState(
         ttft_s=ttft,
         ttft_burst_s=answered + prefill.chunks * prefill.least_s + burst_wait + np.where(between, 0.0, outside),
-        tpot_s=np.where(load.later > 0, rest / np.maximum(load.later, 1.0), cycle.step_s),
+        tpot_s=np.where(load.later > 0, rest / np.maximum(load.later, 1e-9), cycle.step_s),
         requests_per_s=rate,
         output_tokens_per_s=rate * outputs,
         output_tokens_per_s_per_gpu=rate * outputs / sides.gpus,
@@ -299,8 +302,8 @@ def _decode_steps(sides: Sides, load: _Load, fits: Array) -> tuple[list[Array], 
     for sequences in grid:
         plain = step_s(sides.decode, shape(sequences, load.context))
         if sides.recomputes.any():
-            # While every sequence makes one token, this many come in with their last prompt token to compute.
-            joining = sequences / np.maximum(load.later, 1.0)
+            # While every sequence makes one step, this many come in with their last prompt token to compute.
+            joining = sequences / np.maximum(load.steps, 1.0)
             tokens = np.maximum(joining, 1.0)
             mixed = step_s(sides.decode, shape(sequences, load.context, tokens, load.inputs - 1.0, np.ones(1)))
             extra = np.minimum(joining, 1.0) * np.maximum(mixed - plain, 0.0)
@@ -319,7 +322,7 @@ def _interpolated(grid: list[Array], values: list[Array], at: Array) -> Array:
 def _cycle(
     sides: Sides, sequences: Array, step_s: Array, load: _Load, prefill: _Prefill, sent: Transfer, others: Array | float
 ) -> _Cycle:
-    steps = np.maximum(load.later + np.where(sides.decode_answers, 1.0, 0.0), 1e-3)
+    steps = np.maximum(load.steps + np.where(sides.decode_answers, 1.0, 0.0), 1e-3)
     rate = sides.decode_replicas * sequences / (steps * step_s)
     replicas = sides.prefill_replicas
     # A step takes the prompts that came during the one before.
@@ -345,7 +348,7 @@ def _cycle(
     handed = moved + 0.5 * step_s
     answered = np.where(sides.decode_answers, handed + step_s, np.where(sides.prefill_answers, 0.0, handed))
     ttft = sides.prefill.host_request_s + wait + own + answered
-    rest = load.later * step_s + np.where(sides.prefill_answers, handed, 0.0)
+    rest = load.steps * step_s + np.where(sides.prefill_answers, handed, 0.0)
     reserved = moved + np.where(sides.room_first, wait + own, 0.0)
     held = sequences + rate * reserved / sides.decode_replicas
     feasible = (busy < _FULL) & (wired < _FULL)

@@ -13,7 +13,7 @@ from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadData
 from crosstie.prove.calibration.cases import Case, Cases
 from crosstie.prove.calibration.columns import NotPredicted, fleet_parts
-from crosstie.prove.calibration.results import read_results
+from crosstie.prove.calibration.results import Metric, read_results
 from crosstie.prove.calibration.validate import validate
 
 
@@ -32,6 +32,52 @@ def test_attention_in_replicas_is_read_from_the_layout(resolve: Cases) -> None:
     assert one(resolve, parallelism="TP8EP8DPA", **moe).deployment.parallelism == Parallelism(dp=8, ep=8)
     assert one(resolve, parallelism="TP8EP1DPA", **moe).deployment.parallelism == Parallelism(dp=8)
     assert one(resolve, parallelism="TP8EP8", **moe).deployment.parallelism == Parallelism(tp=8, ep=8)
+
+
+APART = {"disagg": "True", "model": "deepseek-r1", "precision": "fp4", "accelerator": "gb200", "engine": "dynamo-trt",
+         "input_len": "8192", "output_len": "1024", "concurrency": "2000", "kv_format": "fp8"}  # fmt: skip
+
+
+def test_both_sides_are_read_from_the_layout_and_the_notes(resolve: Cases) -> None:
+    notes = "prefill 40 GPUs dp_attention=True, decode 16 GPUs (decode_tp x workers) dp_attention=False; more"
+    case = one(resolve, **APART, parallelism="P:10xTP4EP4 D:1xTP16EP16", num_accelerators="56", notes=notes)
+    service = case.service
+    assert service is not None
+    assert service.layout == "10xDP4·EP4:1xTP16·EP16"
+    assert (service.connector.id, service.link, case.gpus) == ("tensorrt-llm", "fabric", 56)
+    assert service.prefill.kv_format == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout"),
+    [
+        # Not said: experts that are spread over a busy side come with attention replicas.
+        ({"parallelism": "P:1xTP4EP4 D:2xTP8EP8", "num_accelerators": "20"}, "1xDP4·EP4:2xDP8·EP8"),
+        ({"parallelism": "P:1xTP4EP4 D:2xTP8EP8", "num_accelerators": "20", "concurrency": "8"}, "1xTP4·EP4:2xTP8·EP8"),
+        # Ones for widths that nobody knows; the experts' width where it is the worker's.
+        ({"parallelism": "P:1xTP1EP8 D:2xTP1EP8", "num_accelerators": "24"}, "1xDP8·EP8:2xDP8·EP8"),
+        (
+            {"parallelism": "P:1xTP1EP1 D:2xTP1EP1", "num_accelerators": "20",
+             "notes": "prefill 4 GPUs dp_attention=True, decode 16 GPUs dp_attention=True; and more"},
+            "1xTP4·EP4:2xDP8·EP8",
+        ),
+        # 48 groups with copies of some of the 256 experts.
+        ({"parallelism": "P:2xTP4EP4 D:1xTP48EP48", "num_accelerators": "56"}, "2xDP4·EP4:1xDP48·EP16"),
+        ({"parallelism": "P:2xTP8 D:1xTP8 DPA", "num_accelerators": "24"}, "2xDP8:1xDP8"),
+        ({"parallelism": "1P3D, TP8 each", "num_accelerators": "32"}, "1xTP8:3xTP8"),
+    ],
+)  # fmt: skip
+def test_layouts_of_both_sides(resolve: Cases, changes: dict[str, str], layout: str) -> None:
+    service = one(resolve, **{**APART, **changes}).service
+    assert service is not None
+    assert service.layout == layout
+
+
+def test_a_rate_per_gpu_is_over_the_gpus_that_its_source_counts(resolve: Cases) -> None:
+    sides = {**APART, "parallelism": "P:1xTP4EP4 D:2xTP8EP8", "num_accelerators": "20"}
+    plain, own = one(resolve, **sides), one(resolve, **sides, notes="disagg per-GPU normalisation is InferenceX own")
+    out, total = Metric("throughput", per_gpu=True), Metric("throughput", per_gpu=True, with_input=True)
+    assert (plain.gpus_counted(out), own.gpus_counted(out), own.gpus_counted(total)) == (20, 16, 20)
 
 
 REFUSED = {
@@ -71,7 +117,19 @@ REFUSED = {
         "the latency limits are not known",
     ),
     "speculation": ({"spec_decode": "mtp"}, "speculative decoding is not modelled"),
-    "disaggregated": ({"disagg": "true"}, "disaggregated prefill and decode are not modelled"),
+    "apart without sides": ({"disagg": "true"}, "does not say which of its GPUs prefill and which decode"),
+    "apart without workers": (
+        {"disagg": "true", "parallelism": "P:TP2EP1 D:TP2EP1", "num_accelerators": "4"},
+        "does not say how many workers prefill",
+    ),
+    "sides that are not the GPUs": (
+        {"disagg": "true", "parallelism": "P:1xTP2 D:1xTP2", "num_accelerators": "8"},
+        "prefill 2 and decode 2 GPUs are not the 8 of the row",
+    ),
+    "a side without its part": (
+        {"disagg": "true", "parallelism": "P:1xTP2 D:0xTP2", "num_accelerators": "2"},
+        "does not say how many workers",
+    ),
     "too large": ({"model": "llama-3.1-405b"}, "the weights leave no room"),
     "experts of a dense model": ({"parallelism": "DEP2", "num_accelerators": "2"}, "has no experts to spread"),
     "a fleet with a hole": ({"accelerator": "8xH200+"}, "accelerator '' is no name"),

@@ -1,7 +1,6 @@
 """Operating points as cases that the model can predict: names resolved, lengths and layout made plain."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -87,6 +86,7 @@ _SEQUENCES = re.compile(r"max_num_seqs (\d+)")
 _ALONE = ("decode_step", "prefill")
 _ROUNDS = 10.0
 _MOST_CLIENTS = 100_000
+_MOST_MEMORY = 0.95
 
 
 class Cases:
@@ -148,7 +148,17 @@ class Cases:
             return made
 
         if point["disagg"].casefold() not in _OFF:
-            service = self._service(point, model, gpus, laid_out, assumed)
+            prefill, decode, said = sides_of(point, model, gpus)
+            if not said:
+                assumed.append("attention replicas")
+            try:
+                pools = laid_out(prefill.split), laid_out(decode.split)
+            except NotPredicted:
+                # Who ran it gave the engine more of the memory.
+                settings = msgspec.structs.replace(settings, memory_fraction=_MOST_MEMORY)
+                pools = laid_out(prefill.split), laid_out(decode.split)
+                assumed.append("memory fraction")
+            service = self._service(point, pools, (prefill.replicas, decode.replicas), assumed)
             case = Case(
                 point=point, deployment=service.decode, method="loop", replicas=1.0, clients=0.0, input_tokens=inputs,
                 output_tokens=outputs, shortest=settings.shortest or 1.0, assumed=(*assumed, *spoke), service=service,
@@ -190,26 +200,23 @@ class Cases:
         return replace(case, deployment=corrected(case.deployment), service=service)
 
     def _service(
-        self, point: Point, model: Model, gpus: int, laid_out: Callable[[Parallelism], Deployment], assumed: list[str]
+        self, point: Point, pools: tuple[Deployment, Deployment], replicas: tuple[int, int], assumed: list[str]
     ) -> Disaggregated:
-        prefill, decode, said = sides_of(point, model, gpus)
-        if not said:
-            assumed.append("attention replicas")
-        side = laid_out(decode.split)
+        prefill, decode = pools
         try:
             connector = self.catalog.connector(point["engine"])
         except UnknownName:
-            connector = self.catalog.connector_for(side.stack, side.accelerator)
+            connector = self.catalog.connector_for(decode.stack, decode.accelerator)
             assumed.append("connector")
         service = Disaggregated(
-            prefill=laid_out(prefill.split),
-            prefill_replicas=prefill.replicas,
-            decode=side,
-            decode_replicas=decode.replicas,
+            prefill=prefill,
+            prefill_replicas=replicas[0],
+            decode=decode,
+            decode_replicas=replicas[1],
             connector=connector,
         )
         # Inside a rack that one fabric joins, the cache takes that way.
-        joined = gpus <= side.accelerator.domain
+        joined = service.gpus <= decode.accelerator.domain
         return msgspec.structs.replace(service, link="fabric") if joined else service
 
     def _loaded(self, case: Case, settings: BenchmarkSettings) -> Case:

@@ -23,6 +23,7 @@ _PAIRS = re.compile(r"(?P<p>\d{1,6})P(?P<d>\d{1,6})D, TP(?P<tp>\d{1,6}) each")
 _SIDE_GPUS = re.compile(
     r"prefill (\d{1,6}) GPUs(?: dp_attention=(\w+))?, decode (\d{1,6}) GPUs[^;]*?(?:dp_attention=(\w+))?(?:;|$)"
 )
+_SMALL_WORKER = 4
 # Clients for each decode GPU from which on experts that are spread come with attention replicas, in the rows that say.
 _REPLICATED_FROM = 8.0
 _SHORTEST = re.compile(r"random lengths (\d+)-100%")
@@ -185,6 +186,9 @@ def sides_of(point: Point, model: Model, gpus: int) -> tuple[Side, Side, bool]:
     noted = _SIDE_GPUS.search(point["notes"])
     counts = [int(noted[1]), int(noted[3])] if noted else [n * tp for n, (tp, _) in zip(workers, widths, strict=True)]
     if sum(counts) != gpus:
+        # Attention replicas of one GPU each: the experts' width is the worker's.
+        counts = [n * max(pair) for n, pair in zip(workers, widths, strict=True)]
+    if sum(counts) != gpus:
         raise NotPredicted(f"prefill {counts[0]} and decode {counts[1]} GPUs are not the {gpus} of the row")
     said = [found["dpa"] is not None] * 2 if found["dpa"] else [None, None]
     if noted and noted[2]:
@@ -195,13 +199,18 @@ def sides_of(point: Point, model: Model, gpus: int) -> tuple[Side, Side, bool]:
         if count % replicas:
             raise NotPredicted(f"{count} GPUs do not divide over {replicas} workers")
         ranks = count // replicas
-        if replicated is None:
+        if tp == ep == 1 and ranks > 1:
+            # Widths that a source does not know are written as ones. Wide workers spread experts and replicate
+            # attention; the few GPUs of a small one share heads.
+            replicated, ep = ranks > _SMALL_WORKER, ranks
+        elif replicated is None:
             replicated = ep > 1 and clients > _REPLICATED_FROM
-        if not model.is_moe:
-            sides.append(Side(replicas, Parallelism(tp=ranks)))
-        elif replicated:
-            sides.append(Side(replicas, Parallelism(dp=ranks, ep=min(ep, ranks))))
-        else:
-            width = tp if ranks % tp == 0 else ranks
-            sides.append(Side(replicas, Parallelism(tp=width, dp=ranks // width, ep=min(ep, ranks))))
+        width = 1 if replicated and model.is_moe else (tp if tp > 1 and ranks % tp == 0 else ranks)
+        spread = _dividing(min(ep, ranks), model.experts) if model.is_moe and ranks > 1 else 1
+        sides.append(Side(replicas, Parallelism(tp=width, dp=ranks // width, ep=spread)))
     return sides[0], sides[1], said[0] is not None
+
+
+def _dividing(groups: int, experts: int) -> int:
+    """Groups that share the experts evenly: engines fill others up with copies of some."""
+    return next(n for n in range(groups, 0, -1) if experts % n == 0 and groups % n == 0)
