@@ -16,6 +16,7 @@ _REST = {
     "disk": Quantity("bytes_per_s", 1e6, 1e13, "weights read from a disk, for the whole replica"),
     "wake": Quantity("seconds", 0.0, 600.0, "waking an engine, beside the copy of its weights"),
     "start": Quantity("seconds", 0.0, 3600.0, "starting an engine, beside reading its weights"),
+    "remote": Quantity("bytes_per_s", 1e6, 1e13, "from memory that all replicas share to one GPU"),
     "asleep": Quantity("bytes", 0.0, 1e12, "what a sleeping engine keeps on each GPU"),
 }
 
@@ -25,6 +26,7 @@ class LoadingFacts(msgspec.Struct, frozen=True, kw_only=True):
     disk: Fact
     wake: Fact
     start: Fact
+    remote: Fact
     asleep: Fact
 
     def link_of(self, accelerator: str) -> Fact:

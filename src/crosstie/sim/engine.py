@@ -8,6 +8,7 @@ when the outer clock looks: advancing once to the end or a thousand times on the
 
 import math
 from collections import deque
+from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,6 +16,7 @@ from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.tabulated import StepTimes
+from crosstie.sim.prefix_cache import PrefixCache
 
 # Whatever the caller tells its requests apart by.
 Key: TypeAlias = Any
@@ -33,11 +35,14 @@ class _Job:
     """A request on its way through the engine."""
 
     __slots__ = (
-        "cached", "ends_at_step", "gone", "id", "input", "made", "output", "prefilled", "prompt", "rank", "since_step",
+        "cached", "ends_at_step", "gone", "id", "input", "made", "output", "prefilled", "prefix", "prompt", "rank",
+        "since_step",
     )  # fmt: skip
 
-    def __init__(self, id: Key, input_tokens: int, output_tokens: int, cached: int):
+    def __init__(self, id: Key, input_tokens: int, output_tokens: int, cached: int, prefix: Sequence[Hashable]):
         self.id = id
+        # Keys of the prompt's blocks, where the engine has a cache to look them up in.
+        self.prefix = prefix
         self.prompt = input_tokens
         # Tokens to prefill: the prompt, and after a preemption those of its own answer, which are computed again.
         self.input = input_tokens
@@ -59,9 +64,10 @@ class _Job:
 class _Rank:
     """One attention replica: who waits there for prefill, who decodes, and the tokens that it holds."""
 
-    __slots__ = ("held", "jobs", "waiting")
+    __slots__ = ("cache", "held", "jobs", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, cache: PrefixCache | None) -> None:
+        self.cache = cache
         self.waiting: deque[_Job] = deque()
         # In the order in which they began to decode; a dict for its quick removal.
         self.jobs: dict[_Job, None] = {}
@@ -82,6 +88,7 @@ class Engine:
     `preempts`: when the answers outgrow the cache, the latest sequence is thrown out and computed again, as vLLM does;
     otherwise the cache gives way. `every_token`: `advance` tells of every token, not just of first and last ones.
     `began`, where one is given, is told when the prefill of each request begins; whoever gave it empties it.
+    `block_tokens`: of the blocks that requests give the keys of; each attention replica then keeps a cache of them.
     """
 
     def __init__(
@@ -94,6 +101,7 @@ class Engine:
         preempts: bool = True,
         every_token: bool = False,
         began: dict[Key, float] | None = None,
+        block_tokens: int | None = None,
     ):
         self.times = times or StepTimes(deployment, context)
         self.slower = slower
@@ -115,7 +123,8 @@ class Engine:
         self.busy_s = 0.0
         # The end of the step under way, or else of the last one.
         self.clock = 0.0
-        self._ranks = [_Rank() for _ in range(dp)]
+        self.caches = [PrefixCache(self.cache_tokens, block_tokens) for _ in range(dp)] if block_tokens else []
+        self._ranks = [_Rank(self.caches[rank] if self.caches else None) for rank in range(dp)]
         self._jobs: dict[Key, _Job] = {}
         self._arriving: deque[tuple[float, _Job]] = deque()
         # Sequences by the decode step at which they end; the number in the middle keeps equal ones in order.
@@ -130,13 +139,24 @@ class Engine:
         self._rides = False
         self._spent = 0.0
 
-    def add(self, id: Key, input_tokens: int, output_tokens: int, now: float, cached_tokens: int = 0) -> None:
-        """`now` may not go back. Of the prompt, `cached_tokens` need not be computed; the last token always must."""
+    def add(
+        self,
+        id: Key,
+        input_tokens: int,
+        output_tokens: int,
+        now: float,
+        cached_tokens: int = 0,
+        prefix: Sequence[Hashable] = (),
+    ) -> None:
+        """`now` may not go back. Of the prompt, `cached_tokens` need not be computed; the last token always must.
+
+        `prefix`: keys of the prompt's blocks, which the engine's own cache is asked for when its prefill begins.
+        """
         if id in self._jobs:
             raise BadInput(f"request {id!r} is there already")
         if input_tokens < 1 or output_tokens < 1:
             raise BadInput(f"request {id!r}: {input_tokens} tokens in, {output_tokens} out: must be at least 1")
-        job = _Job(id, input_tokens, output_tokens, max(min(cached_tokens, input_tokens - 1), 0))
+        job = _Job(id, input_tokens, output_tokens, max(min(cached_tokens, input_tokens - 1), 0), prefix)
         self._jobs[id] = job
         self._arriving.append((now + self.request_s, job))
 
@@ -289,6 +309,7 @@ class Engine:
             # Whoever was cancelled or preempted has left its entry behind.
             if job.ends_at_step == ends and not job.gone:
                 self._release(job)
+                self._keep(job, answer=True)
                 del self._jobs[job.id]
                 found.append(Token(job.id, job.output, True, self.clock))
 
@@ -298,6 +319,7 @@ class Engine:
         finished = job.made >= job.output
         if job.made == 1 or finished or self.every_token:
             found.append(Token(job.id, job.made, finished, self.clock))
+        self._keep(job, answer=finished)
         if finished:
             del self._jobs[job.id]
             return
@@ -311,6 +333,15 @@ class Engine:
         job.ends_at_step = self._steps + job.output - job.made
         self._begun += 1
         heappush(self._endings, (job.ends_at_step, self._begun, job))
+
+    def _keep(self, job: _Job, *, answer: bool) -> None:
+        """What it has computed can be found from now on; what was used last is dropped last."""
+        cache = job.rank.cache if job.rank is not None else None
+        if cache is None:
+            return
+        if answer:
+            cache.keep_answer(job.output if job.prefix else job.prompt + job.output)
+        cache.keep(job.prefix, job.prompt)
 
     def _release(self, job: _Job) -> None:
         """Takes a decoding sequence out of the cache."""
@@ -356,6 +387,8 @@ class Engine:
                 break
             if self.began is not None:
                 self.began.setdefault(job.id, start)
+            if rank.cache is not None and job.prefix and not job.prefilled and not job.made:
+                job.cached = job.prefilled = rank.cache.look_up(job.prefix, job.prompt)
             taken = min(job.input - job.prefilled, room)
             before += taken * (job.prefilled + 0.5 * taken)
             job.prefilled += taken

@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from math import inf
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.traces import BLOCK_TOKENS
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
 from crosstie.perf.tabulated import StepTimes
@@ -38,6 +39,8 @@ class SimulatedRequest:
     prefix: tuple[int, ...] = ()
     session: str | None = None
     priority: int = 1
+    # Tokens of the prompt that are in the cache wherever it goes, where no prefix says so.
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,11 @@ class _Sent:
 
 
 class FleetSimulator:
-    def __init__(self, catalog: Catalog, fleet: Fleet, policy: Policy | None = None, seed: int = 0):
+    """`prefixes`: engines keep what they computed, and requests find it by the blocks of their `prefix`."""
+
+    def __init__(
+        self, catalog: Catalog, fleet: Fleet, policy: Policy | None = None, seed: int = 0, *, prefixes: bool = True
+    ):
         self.live: LiveFleet = live_fleet(catalog, fleet, 0.0)
         self.router = Router(self.live, make_policy(policy or fleet.policy, seed))
         self.serving = fleet.serving
@@ -86,7 +93,14 @@ class FleetSimulator:
             for replica in pool.replicas:
                 if replica.key in self.engines:
                     raise BadInput(f"backend {replica.key} is there twice")
-                self.engines[replica.key] = Engine(deployment, context, times=times)
+                block_tokens = BLOCK_TOKENS if prefixes else None
+                self.engines[replica.key] = Engine(deployment, context, times=times, block_tokens=block_tokens)
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of prompt tokens that the engines' caches had, of those that they were asked for."""
+        caches = [cache for engine in self.engines.values() for cache in engine.caches]
+        return sum(cache.hits for cache in caches) / max(sum(cache.queries for cache in caches), 1)
 
     def run(self, requests: Iterable[SimulatedRequest]) -> list[SimulatedAnswer]:
         """Open traffic: every request arrives by the clock. Answers in the order in which they ended."""
@@ -132,12 +146,13 @@ class FleetSimulator:
         assert replica is not None
         assert prediction is not None
         engine = self.engines[replica.key]
-        # What the engine really holds is what the router believes it does: both see every prompt.
-        cached = int(prediction.cached_tokens)
         flight = replica.start(ask, prediction, self.now)
         self._numbers += 1
         self._sent[self._numbers] = _Sent(request, flight)
-        engine.add(self._numbers, request.input_tokens, request.output_tokens, self.now, cached)
+        # What the engine holds is its own affair: the router only believes that it does.
+        engine.add(
+            self._numbers, request.input_tokens, request.output_tokens, self.now, request.cached_tokens, request.prefix
+        )
         self._plan(replica.key)
 
     def _plan(self, key: str) -> None:

@@ -1,8 +1,9 @@
 """What vLLM's /metrics would say of a replica, under vLLM's names; seconds are those of the emulated engine."""
 
 from crosstie.core.histogram import Histogram
-from crosstie.run.emulate.prefix_cache import BLOCK_TOKENS, PrefixCache
+from crosstie.run.emulate.prefix_cache import BLOCK_TOKENS
 from crosstie.sim.engine import Engine
+from crosstie.sim.prefix_cache import PrefixCache
 
 _LATENCY = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,

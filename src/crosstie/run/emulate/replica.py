@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from crosstie.core.deployment import Deployment
 from crosstie.perf.tabulated import StepTimes
 from crosstie.run.emulate.metrics import Metrics, exposition
-from crosstie.run.emulate.prefix_cache import BLOCK_BYTES, PrefixCache, block_keys
+from crosstie.run.emulate.prefix_cache import BLOCK_BYTES, BLOCK_TOKENS, block_keys
 from crosstie.run.emulate.requests import GenerationRequest
 from crosstie.run.emulate.tokens import filler
 from crosstie.sim.engine import Engine, Token
+from crosstie.sim.prefix_cache import ENGINE_BLOCK, PrefixCache
 
 # Real seconds between two pieces of a stream when time runs faster than the clock; at its pace, every step is told.
 CHUNK_EVERY_S = 0.02
@@ -101,7 +102,7 @@ class Replica:
             one.deployment, one.context, self._slower * self._crowd, times=one.times, began=self._began
         )
         self.cache_tokens = self.engine.cache_tokens * one.deployment.parallelism.dp
-        self.prefixes = PrefixCache(self.cache_tokens)
+        self.prefixes = PrefixCache(self.cache_tokens, BLOCK_TOKENS, ENGINE_BLOCK)
         self.metrics = Metrics()
         self._active: dict[Sequence, None] = {}
         self._streams: dict[Sequence, None] = {}
@@ -224,7 +225,7 @@ class Replica:
             self.metrics.prompt_tokens += one.wanted.prompt_tokens
             self.metrics.first_token_s.add(token.at - one.arrived)
             self.metrics.queue_s.add(max(self._began.pop(one, one.arrived) - one.arrived, 0.0))
-            self.prefixes.keep(one.keys)
+            self.prefixes.keep(one.keys, len(one.keys) * BLOCK_TOKENS)
             if one.wanted.streams and not token.finished:
                 if not self._streams:
                     self._last_tick = token.at
@@ -233,7 +234,8 @@ class Replica:
             self.metrics.finished(one.wanted.ending, one.arrived, one.first, token.at, token.tokens)
             # The next turn of a conversation begins with this answer.
             answer = one.tail + filler(0, token.tokens).encode()
-            self.prefixes.keep([*one.keys, *block_keys(answer, one.keys[-1] if one.keys else 0)])
+            keys = [*one.keys, *block_keys(answer, one.keys[-1] if one.keys else 0)]
+            self.prefixes.keep(keys, len(keys) * BLOCK_TOKENS)
             self._forget(one)
         if token.finished or one.wanted.streams:
             one.passed_on = token.tokens

@@ -1,0 +1,60 @@
+"""The beginnings of prompts that an engine has computed before, by blocks; the least recently used go first.
+
+A block's key stands for all that lies before it, so equal text behind different beginnings is different blocks. Within
+a prompt the end is older than the beginning, since it is no use alone. Answers take room as prompts do.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+
+# Tokens of vLLM's blocks, of which only whole ones are found again.
+ENGINE_BLOCK = 16
+
+
+class PrefixCache:
+    """`queries` and `hits` count prompt tokens, as vLLM does. Of each prompt whole blocks of the engine are found."""
+
+    def __init__(self, capacity_tokens: float, block_tokens: int, engine_block: int = ENGINE_BLOCK):
+        self.capacity_tokens = capacity_tokens
+        self.block_tokens = block_tokens
+        self.engine_block = engine_block
+        self.queries = self.hits = 0
+        self.held_tokens = 0
+        self._blocks: OrderedDict[Hashable, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def look_up(self, keys: Sequence[Hashable], tokens: int) -> int:
+        """How many of a prompt's tokens need not be computed; the last always is."""
+        blocks, known = self._blocks, 0
+        for key in keys:
+            if key not in blocks:
+                break
+            known += 1
+        for key in reversed(keys[:known]):
+            blocks.move_to_end(key)
+        whole = min(known * self.block_tokens, tokens - 1) // self.engine_block * self.engine_block
+        self.queries += tokens
+        self.hits += whole
+        return whole
+
+    def keep(self, keys: Sequence[Hashable], tokens: int) -> None:
+        """A text of so many tokens has been computed; its last block may be shorter than the others."""
+        blocks, size = self._blocks, self.block_tokens
+        for place in range(len(keys) - 1, -1, -1):
+            key, held = keys[place], max(min(tokens - place * size, size), 0)
+            self.held_tokens += held - blocks.pop(key, 0)
+            blocks[key] = held
+        self._trim()
+
+    def keep_answer(self, tokens: int) -> None:
+        """One that nobody will ask for by a key, and which takes its room all the same."""
+        self._blocks[object()] = tokens
+        self.held_tokens += tokens
+        self._trim()
+
+    def _trim(self) -> None:
+        blocks = self._blocks
+        while self.held_tokens > self.capacity_tokens and blocks:
+            self.held_tokens -= blocks.popitem(last=False)[1]

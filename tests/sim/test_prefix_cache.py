@@ -1,0 +1,126 @@
+"""The cache of an engine: whole blocks, the least recently used dropped first, and its end of a prompt before its beginning."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Parallelism
+from crosstie.sim.engine import Engine
+from crosstie.sim.prefix_cache import PrefixCache
+
+
+def test_whole_blocks_from_the_beginning_are_found() -> None:
+    cache = PrefixCache(1000, 64)
+    assert cache.look_up("abc", 200) == 0
+    cache.keep("abc", 192)
+    assert cache.look_up("abcd", 250) == 192
+    assert cache.look_up("abx", 192) == 128
+    assert cache.look_up("xbc", 192) == 0, "without its beginning the rest is no use"
+    assert (cache.queries, cache.hits) == (834, 320)
+
+
+def test_the_block_of_the_last_token_is_computed_again() -> None:
+    cache = PrefixCache(1000, 64)
+    cache.keep("abc", 192)
+    assert cache.look_up("abc", 192) == 176
+    assert cache.look_up("abc", 190) == 176
+
+
+def test_the_end_of_a_prompt_is_dropped_before_its_beginning() -> None:
+    cache = PrefixCache(256, 64)
+    cache.keep("abc", 192)
+    cache.keep("xy", 128)
+    assert len(cache) == 4
+    assert cache.held_tokens == 256
+    assert cache.look_up("abcd", 250) == 128
+
+
+def test_answers_take_room() -> None:
+    cache = PrefixCache(256, 64)
+    cache.keep("abc", 180)
+    cache.keep_answer(100)
+    assert cache.held_tokens == 228
+    assert cache.look_up("abcd", 250) == 128
+
+
+def test_what_is_used_again_stays() -> None:
+    cache = PrefixCache(256, 64)
+    cache.keep("ab", 128)
+    cache.keep("xy", 128)
+    cache.look_up("abz", 190)
+    cache.keep("pq", 128)
+    assert cache.look_up("abz", 190) == 128
+    assert cache.look_up("xyz", 190) == 0
+
+
+def test_a_prompt_larger_than_the_cache_leaves_nothing_over() -> None:
+    cache = PrefixCache(100, 64)
+    cache.keep("abc", 192)
+    assert cache.held_tokens == 64
+    cache.keep_answer(101)
+    assert len(cache) == 0
+
+
+@pytest.fixture
+def engine(catalog: Catalog) -> Engine:
+    one = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("h200"), Parallelism(tp=1))
+    return Engine(one, 2000.0, block_tokens=512)
+
+
+def test_an_engine_finds_what_it_computed_and_answers_sooner(engine: Engine) -> None:
+    engine.add("first", 8192, 10, 0.0, prefix=range(16))
+    ends = {token.id: token for token in engine.advance(100.0) if token.tokens == 1}
+    engine.add("again", 8200, 10, 100.0, prefix=(*range(16), 99))
+    engine.add("other", 8200, 10, 200.0, prefix=(*range(100, 116), 99))
+    ends |= {token.id: token for token in engine.advance(300.0) if token.tokens == 1}
+    (cache,) = engine.caches
+    assert (cache.queries, cache.hits) == (8192 + 2 * 8200, 8192)
+    assert ends["again"].at - 100.0 < 0.5 * (ends["other"].at - 200.0)
+
+
+def test_requests_of_one_moment_share_nothing_yet(engine: Engine) -> None:
+    """Both begin in the same step, before either is computed."""
+    for name in "ab":
+        engine.add(name, 2048, 10, 0.0, prefix=range(4))
+    engine.advance(100.0)
+    assert engine.caches[0].hits == 0
+
+
+def test_an_engine_without_keys_believes_what_it_is_told(engine: Engine) -> None:
+    engine.add("told", 4000, 5, 0.0, cached_tokens=3000)
+    engine.advance(100.0)
+    (cache,) = engine.caches
+    assert cache.queries == 0
+    assert cache.held_tokens == 4005
+
+
+def test_attention_replicas_have_caches_of_their_own(catalog: Catalog) -> None:
+    one = catalog.deployment(catalog.model("qwen3-30b-a3b"), catalog.accelerator("h200"), Parallelism(dp=2, ep=2))
+    engine = Engine(one, 2000.0, block_tokens=512)
+    engine.add("a", 2048, 500, 0.0, prefix=range(4))
+    # The second goes to the other one, which has nothing to do.
+    engine.add("b", 2100, 500, 0.5, prefix=range(5))
+    engine.advance(100.0)
+    assert [cache.queries for cache in engine.caches] == [2048, 2100]
+    assert sum(cache.hits for cache in engine.caches) == 0
+
+
+def test_it_agrees_with_the_plainest_cache_there_is() -> None:
+    """Against a list of blocks that is searched and cut, over random conversations."""
+    draw = np.random.default_rng(3)
+    cache, plain, size = PrefixCache(40 * 64, 64), OrderedDict[tuple[int, int], None](), 40
+    for _ in range(2000):
+        who, length = int(draw.integers(0, 30)), int(draw.integers(1, 12))
+        keys = [(who, place) for place in range(length)]
+        known = next((place for place, key in enumerate(keys) if key not in plain), length)
+        tokens = length * 64 + 1
+        assert cache.look_up(keys, tokens) == known * 64
+        for key in [*reversed(keys[:known]), *reversed(keys)]:
+            plain.pop(key, None)
+            plain[key] = None
+        while len(plain) > size:
+            plain.popitem(last=False)
+        cache.keep(keys, length * 64)
+        assert cache.held_tokens == 64 * len(plain)
