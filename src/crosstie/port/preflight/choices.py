@@ -4,14 +4,15 @@ A setting is a variable or a flag that some rule asks for. What it would change 
 so a setting that cures one operation and breaks another does not win.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import combinations
 
 from crosstie.core.deployment import Accelerator
 from crosstie.core.finding import Finding, Location, rank
 from crosstie.port.preflight.engine import EngineRelease
 from crosstie.port.preflight.operations import ModelOperation, compute_type
-from crosstie.port.preflight.rules import SETTINGS, Facts, Value, decide, rules
+from crosstie.port.preflight.rules import Facts, Value, decide, first_standing, possible, rules
 
 # What a check is called in reports and in SARIF, by the operation that it is about.
 CHECKS = {
@@ -32,7 +33,6 @@ _BY = {
 }  # fmt: skip
 
 
-Choose = Callable[[Facts], list[Finding]]
 # More would be a search for a needle, and nobody sets them.
 _MOST = 3
 
@@ -80,40 +80,53 @@ def _facts(operation: ModelOperation) -> str:
     return ", ".join(f"{name} {value}" for name, value in operation.facts.items())
 
 
-def candidates(engine: str) -> list[tuple[str, Value]]:
+@cache
+def candidates(engine: str) -> tuple[tuple[str, Value], ...]:
     """Each setting that a rule asks for; of the spellings of one value the first."""
     found = {
         (key, values[0]): None
         for rule in rules(engine)
-        for key, values in (*rule.when.items(), *rule.unless.items())
-        if key.startswith(SETTINGS) and isinstance(values[0], str) and values[0][:1] not in ("", *"!<>%")
+        for key, values in rule.asked_settings
+        if isinstance(values[0], str) and values[0][:1] not in ("", *"!<>%")
     }
-    return list(found)
+    return tuple(found)
 
 
-def best_settings(engine: str, given: Facts, choose: Choose) -> tuple[dict[str, Value], list[Finding]]:
-    """Facts beside the given ones that leave the least grave findings, and those findings; none if none helps."""
-    best, chosen = choose(given), dict[str, Value]()
+def best_settings(
+    engine: EngineRelease, isa: str, needed: Sequence[ModelOperation], given: Facts
+) -> tuple[dict[str, Value], list[str], list[str]]:
+    """Settings beside the given ones that leave the least grave outcomes, none if none helps; and the outcomes of the
+    operations without them and with them."""
+    ways = [possible(engine.name, engine.version, isa, one.kind, {**one.facts, **given}) for one in needed]
+    # Other settings change nothing.
+    asked = {key for way in ways for rule in way for key, _ in rule.asked_settings}
+
+    def outcomes(settings: Facts) -> list[str]:
+        stands = (first_standing(way, {**given, **settings}) for way in ways)
+        return [rule.outcome if rule else "unknown" for rule in stands]
+
+    as_given = outcomes({})
+    best, chosen = as_given, dict[str, Value]()
     while any(_gravity(best)) and len(chosen) < _MOST:
-        options = [(key, value) for key, value in candidates(engine) if key not in given and key not in chosen]
+        options = [(k, v) for k, v in candidates(engine.name) if k in asked and k not in given and k not in chosen]
         # Two at once where none helps alone: a switch that turns all kernels on, and one that leaves some of them off.
         for together in range(1, min(2, _MOST - len(chosen)) + 1):
             tried = [
-                (dict(some), choose({**given, **chosen, **dict(some)}))
+                (dict(some), outcomes({**chosen, **dict(some)}))
                 for some in combinations(options, together)
                 if len(dict(some)) == together
             ]
-            step, findings = min(tried, key=lambda one: _gravity(one[1]), default=({}, best))
-            if _gravity(findings) < _gravity(best):
+            step, left = min(tried, key=lambda one: _gravity(one[1]), default=({}, best))
+            if _gravity(left) < _gravity(best):
                 break
         else:
             break
-        chosen, best = {**chosen, **step}, findings
-    return chosen, best
+        chosen, best = {**chosen, **step}, left
+    return chosen, as_given, best
 
 
-def _gravity(findings: Sequence[Finding]) -> list[int]:
-    return sorted((rank(finding.severity) for finding in findings), reverse=True)
+def _gravity(outcomes: Sequence[str]) -> list[int]:
+    return sorted(map(rank, outcomes), reverse=True)
 
 
 def words(settings: Facts) -> list[str]:

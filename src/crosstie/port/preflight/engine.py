@@ -55,20 +55,22 @@ class EngineRelease(msgspec.Struct, frozen=True, kw_only=True):
 
 def engine_from(said: str) -> EngineRelease:
     name, _, release = said.strip().partition("==")
-    known = _engines()
-    if name not in known:
-        raise BadInput(f"unknown engine '{name}': one of {', '.join(known)}, with a release as in vllm==0.28.0")
-    newest, stack = known[name]
+    if name not in engines():
+        raise BadInput(f"unknown engine '{name}': one of {', '.join(engines())}, with a release as in vllm==0.28.0")
+    known = engines()[name]
+    if not release:
+        return known
     try:
         # llama.cpp numbers its builds: b6000.
-        version = Version(re.sub(r"^b(?=\d+$)", "", release)) if release else newest
+        version = Version(re.sub(r"^b(?=\d+$)", "", release))
     except InvalidVersion:
-        raise BadInput(f"'{release}' is no release of {name}: write {name}=={newest}") from None
-    return EngineRelease(name=name, version=version, stack=stack, newest=newest, named=bool(release))
+        raise BadInput(f"'{release}' is no release of {name}: write {name}=={known.newest}") from None
+    return msgspec.structs.replace(known, version=version, named=True)
 
 
 @cache
-def _engines() -> dict[str, tuple[Version, str]]:
+def engines() -> dict[str, EngineRelease]:
+    """Each engine whose source was read, in the newest release that was."""
     file = DATA / "engines.toml"
     raw = read_toml(file)
     sources = Sources(file, raw.get("sources"))
@@ -76,7 +78,8 @@ def _engines() -> dict[str, tuple[Version, str]]:
     for name, entry in table(file, "engine", raw.get("engine")).items():
         only_keys(file, name, entry, {"newest", "stack", "source"})
         sources.cite(name, entry.get("source"))
-        found[name] = (Version(text(file, f"{name}.newest", entry.get("newest"))), entry["stack"])
+        newest = Version(text(file, f"{name}.newest", entry.get("newest")))
+        found[name] = EngineRelease(name=name, version=newest, stack=entry["stack"], newest=newest, named=False)
     return found
 
 
@@ -103,6 +106,11 @@ def architectures(engine: str) -> dict[str, Support]:
             )
             for row in csv.DictReader(rows)
         }
+
+
+@cache
+def _oldest(engine: str) -> Version:
+    return min(row.since for row in architectures(engine).values())
 
 
 def architecture_findings(config: Config, engine: EngineRelease) -> list[Finding]:
@@ -151,7 +159,7 @@ def _architecture(name: str, config: Config, engine: EngineRelease) -> Finding:
             + _FALLBACK.get(engine.name, ""),
         )  # fmt: skip
     since = f"{support.source}: since {support.since}"
-    oldest = min(row.since for row in known.values())
+    oldest = _oldest(engine.name)
     if engine.version < oldest:
         what = f"no release of {engine.name} before {oldest} was read, so whether {engine} has {name} is not known"
         return _finding(config, "unknown", what, since, f"use {engine.name}>={support.since}")

@@ -118,7 +118,7 @@ def check_model(
         tp = options.tp or (placement.deployment.parallelism.tp if placement else 1)
         layouts[accelerator.id] = str(placement.deployment.parallelism) if placement else f"TP{tp}"
         layout = Layout(tp=tp, ep=options.ep, kv=options.kv or stored.kv)
-        about_kernels, settings[accelerator.id] = _kernels(stored, model, accelerator, options, layout)
+        about_kernels, settings[accelerator.id] = kernel_findings(stored, model, accelerator, options, layout)
         findings += [*about_memory, *about_kernels]
     verdicts = {
         accelerator.id: verdict(f for f in findings if f.target in ("", accelerator.id)) for accelerator in accelerators
@@ -172,26 +172,31 @@ def _memory(
     return None, [uncounted(reason, model, accelerator)]
 
 
-def _kernels(
+def needed_operations(
+    stored: Stored, model: Model | None, layout: Layout, features: Sequence[str]
+) -> tuple[list[ModelOperation], BadData | None]:
+    """All that an engine must do for a model, as far as its config is understood; and what is not."""
+    needed = [*load_operations(stored, layout), *feature_operations(stored.config, features)]
+    try:
+        return needed + operations(stored.config, model, layout, stored.linear, stored.experts, stored.sinks), None
+    except BadData as error:
+        return needed, error
+
+
+def kernel_findings(
     stored: Stored, model: Model | None, accelerator: Accelerator, options: ModelOptions, layout: Layout
 ) -> tuple[list[Finding], list[str]]:
     """What runs each operation as things are set, and the settings with which more of them would run well."""
-    needed: list[ModelOperation] = [
-        *load_operations(stored, layout), *feature_operations(stored.config, options.features),
-    ]  # fmt: skip
-    unread: list[Finding] = []
-    try:
-        needed += operations(stored.config, model, layout, stored.linear, stored.experts, stored.sinks)
-    except BadData as error:
-        # Where the catalog could not read the config either, that has been said.
-        unread = [] if model is None else [_not_understood(error)]
+    needed, error = needed_operations(stored, model, layout, options.features)
+    # Where the catalog could not read the config either, that has been said.
+    unread = [_not_understood(error)] if error and model else []
 
     def choose(settings: Facts) -> list[Finding]:
         return [choice(options.engine, accelerator, one, settings, str(stored.config.file)) for one in needed]
 
     given = settings_facts(options.environment, options.flags)
-    chosen, cured = best_settings(options.engine.name, given, choose)
-    said = words(chosen)
+    chosen, _, _ = best_settings(options.engine, accelerator.chip.isa.value, needed, given)
+    said, cured = words(chosen), choose({**given, **chosen})
     findings = [_cured(before, after, said) for before, after in zip(choose(given), cured, strict=True)]
     return findings + unread, said
 

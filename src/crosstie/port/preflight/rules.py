@@ -90,18 +90,35 @@ class EngineRule(msgspec.Struct, frozen=True, kw_only=True):
     date: str
 
     def holds(self, version: Version, isa: str, facts: Facts) -> bool:
-        """Whether this row speaks of that release, chip and operation."""
-        return (
-            _releases(self.versions).contains(version, prereleases=True)
-            and any(covers(target, isa) for target in self.on)
-            and all(key in facts and _meets(facts[key], wanted) for key, wanted in self.when.items())
-            and not any(key in facts and _meets(facts[key], wanted) for key, wanted in self.unless.items())
+        return self.speaks_of(version, isa) and self.may_hold(facts) and self.holds_with(facts)
+
+    def speaks_of(self, version: Version, isa: str) -> bool:
+        releases = SpecifierSet(self.versions)
+        return releases.contains(version, prereleases=True) and any(covers(target, isa) for target in self.on)
+
+    def may_hold(self, facts: Facts) -> bool:
+        """Whether this row speaks of that operation; settings may still decide it."""
+        return all(_met(key, wanted, facts) for key, wanted in self.when.items() if not is_setting(key)) and not any(
+            _met(key, wanted, facts) for key, wanted in self.unless.items() if not is_setting(key)
         )
 
+    def holds_with(self, settings: Facts) -> bool:
+        """Whether these settings leave a row standing that may hold."""
+        return all(_met(key, wanted, settings) for key, wanted in self.when.items() if is_setting(key)) and not any(
+            _met(key, wanted, settings) for key, wanted in self.unless.items() if is_setting(key)
+        )
 
-@cache
-def _releases(versions: str) -> SpecifierSet:
-    return SpecifierSet(versions)
+    @property
+    def asked_settings(self) -> list[tuple[str, tuple[Value, ...]]]:
+        return [(key, wanted) for key, wanted in (*self.when.items(), *self.unless.items()) if is_setting(key)]
+
+
+def is_setting(key: str) -> bool:
+    return key.startswith(SETTINGS)
+
+
+def _met(key: str, wanted: tuple[Value, ...], facts: Facts) -> bool:
+    return key in facts and _meets(facts[key], wanted)
 
 
 def covers(target: str, isa: str) -> bool:
@@ -132,9 +149,28 @@ def rules(engine: str) -> tuple[EngineRule, ...]:
     return tuple(rule for file in sorted(FOLDER.glob(f"{engine}-*.toml")) for rule in read_rules(file))
 
 
+@cache
+def _rules_of(engine: str, version: Version, isa: str, operation: str) -> tuple[EngineRule, ...]:
+    return tuple(rule for rule in rules(engine) if rule.operation == operation and rule.speaks_of(version, isa))
+
+
+def possible(engine: str, version: Version, isa: str, operation: str, facts: Facts) -> tuple[EngineRule, ...]:
+    """Rows that may decide an operation, in their order: up to the first that no setting can unseat."""
+    found = []
+    for rule in _rules_of(engine, version, isa, operation):
+        if rule.may_hold(facts):
+            found.append(rule)
+            if not rule.asked_settings:
+                break
+    return tuple(found)
+
+
 def decide(engine: str, version: Version, isa: str, operation: str, facts: Facts) -> EngineRule | None:
-    found = (rule for rule in rules(engine) if rule.operation == operation and rule.holds(version, isa, facts))
-    return next(found, None)
+    return first_standing(possible(engine, version, isa, operation, facts), facts)
+
+
+def first_standing(found: Iterable[EngineRule], settings: Facts) -> EngineRule | None:
+    return next((rule for rule in found if rule.holds_with(settings)), None)
 
 
 def read_rules(file: Path) -> list[EngineRule]:

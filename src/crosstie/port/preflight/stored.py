@@ -18,7 +18,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.models import model_id
 from crosstie.catalog.reading import read_toml
 from crosstie.core.errors import BadInput
-from crosstie.core.model import Model
+from crosstie.core.model import Model, Precision
 from crosstie.port.checkpoint.formats import Scheme, method_of, quantisation_config, read_scheme
 from crosstie.port.checkpoint.gguf import Gguf, read_gguf
 from crosstie.port.checkpoint.index import Checkpoint, open_checkpoint
@@ -286,17 +286,33 @@ def _from_config(catalog: Catalog, asked: str, *, unseen: str, by_wish: bool) ->
     method = method_of(quantisation)
     # Findings name the catalog's entry, not the place where Crosstie is installed.
     shown = Path("catalog", file.name) if file.suffix == ".toml" else file
-    roles = ("attention" if model.is_moe else "mlp", *(("experts",) if model.is_moe else ()))
-    linear, *experts = (as_declared(_native(model, role, method), quantisation) for role in roles)
+    linear, *experts = (as_declared(_native(model, role, method), quantisation) for role in _main_roles(model))
     return Stored(
         asked=asked, name=model.name, config=Config(raw, shown), method=method, linear=(linear,),
         experts=tuple(experts), unseen=unseen, by_wish=by_wish,
     )  # fmt: skip
 
 
+def stored_in(own: Stored, model: Model, precision: Precision, method: str) -> Stored:
+    """The same model as a checkpoint of another precision, which somebody's tool has made."""
+    linear, *experts = (_weights(precision[role].main.id, method) for role in _main_roles(model))
+    return msgspec.structs.replace(
+        own, method=method, linear=(linear,), experts=tuple(experts), precision=precision.id, checkpoint=None,
+        scheme=None, gguf=None, kv="bf16", kv_scales=False, unseen="only its format is known", by_wish=True,
+    )  # fmt: skip
+
+
+def _main_roles(model: Model) -> tuple[str, ...]:
+    """The role that stands for the dense matrices, and the experts where there are any."""
+    return ("attention", "experts") if model.is_moe else ("mlp",)
+
+
 def _native(model: Model, role: str, method: str) -> Weights:
     shares = model.native[role]
-    main = max(shares, key=lambda name: shares[name])
+    return _weights(max(shares, key=lambda name: shares[name]), method)
+
+
+def _weights(main: str, method: str) -> Weights:
     scheme = _SCHEMES.get(main, "int4" if main.startswith("int4") else "int8" if main.startswith("int8") else main)
     activations = "none" if scheme in ("bf16", "fp16", "int4") else "dynamic"
     return Weights(scheme=scheme, activations=activations, method=method)

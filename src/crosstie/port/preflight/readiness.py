@@ -1,0 +1,187 @@
+"""Whether a replica would run, without its files: what preflight says of a model in a precision, for many at once.
+
+Only what layouts and formats decide is asked here. Memory is not: whoever has a layout has counted it already.
+"""
+
+import msgspec
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.precision import GGUF
+from crosstie.core.deployment import Deployment
+from crosstie.core.errors import BadData
+from crosstie.core.finding import VERDICTS, Finding, Location, rank, verdict, worst
+from crosstie.core.model import Model, Precision
+from crosstie.port.preflight.choices import best_settings
+from crosstie.port.preflight.engine import EngineRelease, architecture_findings, engine_from, engines
+from crosstie.port.preflight.model import ModelOptions, kernel_findings, needed_operations
+from crosstie.port.preflight.operations import Layout, ModelOperation
+from crosstie.port.preflight.stored import Stored, read_stored, stored_in
+
+# Who writes checkpoints of a format, and so whose loader reads them; the first that runs is taken.
+_WRITERS = {
+    "fp8": ("fp8", "compressed-tensors", "quark", "modelopt"),
+    "mxfp4": ("quark", "compressed-tensors"),
+    "nvfp4": ("modelopt", "compressed-tensors"),
+    "int4": ("awq", "gptq", "compressed-tensors"),
+    "int8": ("compressed-tensors", "gptq"),
+}
+_PLAIN = ("bf16", "fp16")
+_GGUF = "gguf"
+NOT_KNOWN = VERDICTS["unknown"]
+WILL_NOT_RUN = VERDICTS["error"]
+# Where preflight does not know, but somebody has measured this model in this width there: it has run.
+MEASURED = "has been measured"
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """What preflight says of a deployment under one release of its engine."""
+
+    # The stack of the catalog, and the release; "" where preflight has read no release of it.
+    engine: str
+    release: str
+    verdict: str
+    # Variables and flags to start it with.
+    settings: tuple[str, ...] = ()
+    # Whose quantisation the checkpoint is taken to have, where it is not the model's own.
+    checkpoint: str = ""
+    # All that is no mere note, the gravest first.
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def runs(self) -> bool:
+        return self.verdict != WILL_NOT_RUN
+
+    @property
+    def is_known(self) -> bool:
+        return self.verdict != NOT_KNOWN
+
+    @property
+    def why(self) -> str:
+        """The gravest finding, or nothing."""
+        return self.findings[0].what if self.findings else ""
+
+
+class ReadinessCheck:
+    """Verdicts of deployments, each question answered once; `releases` by stack where the newest is not meant."""
+
+    def __init__(self, catalog: Catalog, releases: dict[str, str] | None = None):
+        self._catalog = catalog
+        self._engines = {
+            known.stack: engine_from(f"{name}=={release}") if (release := (releases or {}).get(known.stack)) else known
+            for name, known in engines().items()
+        }
+        self._stored: dict[str, Stored] = {}
+        self._forms: dict[tuple[str, str], list[Stored]] = {}
+        self._needed: dict[tuple[int, Layout], tuple[list[ModelOperation], BadData | None]] = {}
+        self._outcomes: dict[tuple[str, str, str, str, Layout], tuple[int, Stored]] = {}
+
+    def runs(self, deployment: Deployment) -> bool:
+        """Quickly: whether any checkpoint of that precision would run there at all."""
+        engine = self._engines.get(deployment.stack.id)
+        return engine is None or self._best(deployment, engine)[0] < rank("error")
+
+    def is_known(self, deployment: Deployment) -> bool:
+        """Quickly: whether preflight knows, or somebody has measured it."""
+        engine = self._engines.get(deployment.stack.id)
+        return _has_run(deployment) or (engine is not None and self._best(deployment, engine)[0] != rank("unknown"))
+
+    def readiness(self, deployment: Deployment) -> Readiness:
+        """The same with settings and findings."""
+        engine = self._engines.get(deployment.stack.id)
+        if engine is None:
+            return _unread(deployment)
+        _, stored = self._best(deployment, engine)
+        options = ModelOptions(engine=engine)
+        kernels, settings = kernel_findings(
+            stored, deployment.model, deployment.accelerator, options, _layout(deployment)
+        )
+        findings = [*architecture_findings(stored.config, engine), *kernels]
+        telling = sorted((one for one in findings if one.severity != "note"), key=lambda one: -rank(one.severity))
+        is_own = stored is self._of(deployment.model)
+        found = verdict(findings)
+        return Readiness(
+            engine=deployment.stack.id,
+            release=str(engine.version),
+            verdict=MEASURED if found == NOT_KNOWN and _has_run(deployment) else found,
+            settings=tuple(settings),
+            checkpoint="" if is_own else stored.method,
+            findings=tuple(telling),
+        )
+
+    def _best(self, deployment: Deployment, engine: EngineRelease) -> tuple[int, Stored]:
+        """The rank of the gravest finding, of the checkpoint that fares best."""
+        isa, layout = deployment.accelerator.chip.isa.value, _layout(deployment)
+        key = (deployment.model.id, engine.name, isa, deployment.precision.id, layout)
+        if key not in self._outcomes:
+            best: tuple[int, Stored] | None = None
+            for stored in self._checkpoints(deployment.model, deployment.precision):
+                found = self._rank(stored, deployment.model, isa, engine, layout)
+                if best is None or found < best[0]:
+                    best = found, stored
+                if found <= rank("setting"):
+                    break
+            assert best is not None
+            self._outcomes[key] = best
+        return self._outcomes[key]
+
+    def _rank(self, stored: Stored, model: Model, isa: str, engine: EngineRelease, layout: Layout) -> int:
+        key = (id(stored), layout)
+        if key not in self._needed:
+            self._needed[key] = needed_operations(stored, model, layout, ())
+        needed, error = self._needed[key]
+        _, before, after = best_settings(engine, isa, needed, {})
+        least = [min(rank(one), rank(other)) for one, other in zip(before, after, strict=True)]
+        known = worst(architecture_findings(stored.config, engine))
+        return max(rank(known), rank("unknown" if error else "note"), *least)
+
+    def _checkpoints(self, model: Model, precision: Precision) -> list[Stored]:
+        """The model's own if it has that precision, or whatever people publish or make of it."""
+        key = (model.id, precision.id)
+        if key not in self._forms:
+            own = self._of(model)
+            if precision.id == self._catalog.precision(model).id:
+                self._forms[key] = [own]
+            else:
+                self._forms[key] = [stored_in(own, model, precision, writer) for writer in _writers(precision.id)]
+        return self._forms[key]
+
+    def _of(self, model: Model) -> Stored:
+        if model.id not in self._stored:
+            self._stored[model.id] = read_stored(self._catalog, _asked(model))
+        return self._stored[model.id]
+
+
+def _writers(precision: str) -> tuple[str, ...]:
+    if precision in GGUF:
+        return (_GGUF,)
+    return ("none",) if precision in _PLAIN else _WRITERS.get(precision.split("-")[0], ("other",))
+
+
+def _has_run(deployment: Deployment) -> bool:
+    return not deployment.correction.extrapolated
+
+
+def _asked(model: Model) -> str:
+    """What a model was read from: the catalog's own by name, a user's by its file."""
+    return model.file or model.id
+
+
+def _layout(deployment: Deployment) -> Layout:
+    split = deployment.parallelism
+    return Layout(tp=split.tp, ep=split.ep > 1, kv=deployment.kv_format)
+
+
+def _unread(deployment: Deployment) -> Readiness:
+    name = deployment.stack.name
+    finding = Finding(
+        check="engine",
+        severity="unknown",
+        what=f"no release of {name} was read, so whether it runs {deployment.model.id} is not known",
+        where=Location(file=deployment.stack.file, name="engine"),
+        evidence=f"rules are there for {', '.join(engines())}",
+        grounds="read",
+        remedy=f"look for the model in {name}'s own list, and try it on one GPU",
+        target=deployment.accelerator.id,
+    )
+    said = MEASURED if _has_run(deployment) else NOT_KNOWN
+    return Readiness(engine=deployment.stack.id, release="", verdict=said, findings=(finding,))
