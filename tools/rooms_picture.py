@@ -15,12 +15,14 @@ BANDS: list[dict[str, list[list[str]]]] = [
     {"prove": [["prove.claims"], ["prove.replay", "prove.calibration"], ["prove.probe"]]},
     {
         "decide": [["decide.plan"], ["decide.cost"], ["decide.compare"]],
+        "run": [["run.service"], ["run.gateway", "run.emulate"], ["run.wire", "run.ledger", "run.share"]],
+    },
+    {
         "port": [
             ["port.preflight", "port.split"],
             ["port.checkpoint", "port.capture"],
             ["port.kernels", "port.source"],
         ],
-        "run": [["run.service"], ["run.gateway", "run.emulate"], ["run.wire", "run.ledger", "run.share"]],
     },
     {"foundations": [["sim"], ["route"], ["host"], ["perf", "catalog"], ["core"]]},
 ]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 from crosstie.catalog.addresses import base_urls
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import number, only_keys, read_record, read_values, table, text, texts, whole
-from crosstie.catalog.workloads import look_up
+from crosstie.catalog.workloads import look_up, release_text
 from crosstie.core.deployment import Parallelism, kv_bytes_per_element
 from crosstie.core.errors import BadData
 from crosstie.core.fleet import HostedModel, Loading, Pool
@@ -24,7 +24,8 @@ USUAL_KV = "bf16"
 UNLIMITED_CONTEXT = 10**8
 _KEYS = {
     "name", "model", "accelerator", *SPLIT, "precision", "kv", "stack", "replicas", "usd_per_gpu_hour",
-    "max_in_flight", "max_context", "backends", "served_as", "api_key_env", "weight", "modalities",
+    "max_in_flight", "max_context", "backends", "served_as", "api_key_env", "weight", "modalities", "release",
+    "settings",
     *HOST_KEYS,
 }  # fmt: skip
 _NAME = re.compile(r"^[^\W_][\w.-]{0,99}$")
@@ -75,6 +76,8 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
         served_as=None if served_as is None else model_name(file, f"{where}.served_as", served_as),
         api_key_env=_variable(file, f"{where}.api_key_env", raw.get("api_key_env")),
         modalities=_modalities(file, f"{where}.modalities", raw.get("modalities")),
+        release=release_text(file, f"{where}.release", raw["release"]) if "release" in raw else None,
+        settings=tuple(texts(file, f"{where}.settings", raw.get("settings", []))),
         **read_values(file, where, plain, Pool, ("max_in_flight", "max_context", "weight")),
         **of_pool,
         **hosting,

@@ -52,6 +52,7 @@ _LEAST_RATE = 1e-3
 _MOST_RATE = 1e9
 # A class gives its name to pools, and these to the gateway.
 _NAME = re.compile(r"^[^\W_].{0,59}$")
+_RELEASE = re.compile(r"^b?\d[\w.+-]{0,39}$")
 # The rate of a trace at its peak: of its minutes, the one that 19 of 20 do not exceed.
 _BUSY_MINUTE = 0.95
 
@@ -264,12 +265,25 @@ def _models(reader: _Reader, raw: object, asked: set[str]) -> dict[str, ModelCho
                 raise BadData(reader.file, f"{where}.{key}", "is empty: leave the key out for the usual ones")
         for precision in precisions:
             look_up(reader.file, f"{where}.precisions", lambda p=precision, m=model: reader.catalog.precision(m, p))
-        stacks = _list(reader.file, f"{where}.stacks", entry.get("stacks"), ())
-        ids = tuple(
-            look_up(reader.file, f"{where}.stacks", lambda s=stack: reader.catalog.stack(s)).id for stack in stacks
+        stacks: list[str] = []
+        releases: dict[str, str] = {}
+        for said in _list(reader.file, f"{where}.stacks", entry.get("stacks"), ()):
+            stack, _, release = said.partition("==")
+            stacks.append(look_up(reader.file, f"{where}.stacks", lambda s=stack: reader.catalog.stack(s)).id)
+            if "==" in said:
+                releases[stacks[-1]] = release_text(reader.file, f"{where}.stacks", release)
+        found[model.id] = ModelChoice(
+            precisions=precisions, kv_formats=kv, stacks=tuple(dict.fromkeys(stacks)), releases=releases
         )
-        found[model.id] = ModelChoice(precisions=precisions, kv_formats=kv, stacks=ids)
     return found
+
+
+def release_text(file: Path, where: str, raw: object) -> str:
+    """A release of an engine: 0.32.0, or llama.cpp's b6000."""
+    said = text(file, where, raw)
+    if not _RELEASE.match(said):
+        raise BadData(file, where, f"'{said}' is no release of an engine, such as 0.32.0")
+    return said
 
 
 def _sharing(reader: _Reader, raw: object, classes: tuple[RequestClass, ...]) -> Sharing:

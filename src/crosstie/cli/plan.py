@@ -40,6 +40,7 @@ from crosstie.web.plan_chart import draw_plan
 @click.option(
     "--sizing", type=click.Choice(["safe", "likely"]), help="By the upper 80% bound of estimates, or by the estimates."
 )
+@click.option("--only-known", is_flag=True, help="Only what preflight knows to run, or what was measured.")
 @click.option("--simulate", "simulated", is_flag=True, help="Simulate the pools: do the percentiles hold?")
 @click.option("--check", "checked", is_flag=True, hidden=True)
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the fleets (.svg, .png, .pdf).")
@@ -49,7 +50,7 @@ from crosstie.web.plan_chart import draw_plan
 def command(
     files: tuple[Path, ...], fleet: Path | None, save: Path | None, watch: bool, price: tuple[str, ...],
     discount: tuple[str, ...], basis: str | None, accelerators: str | None, sizing: str | None,
-    simulated: bool, checked: bool, plot: Path | None, example: bool, verbose: bool, as_json: bool,
+    only_known: bool, simulated: bool, checked: bool, plot: Path | None, example: bool, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
 
@@ -71,7 +72,16 @@ def command(
     simulated = simulated or checked
     if watch:
         others = {**outputs, "--price": price, "--discount": discount, "--prices": basis, "--on": accelerators}
-        given = [flag for flag, value in {**others, "--sizing": sizing, "--simulate": simulated}.items() if value]
+        given = [
+            flag
+            for flag, value in {
+                **others,
+                "--sizing": sizing,
+                "--only-known": only_known,
+                "--simulate": simulated,
+            }.items()
+            if value
+        ]
         if given:
             raise BadInput(f"--watch makes plans again as they were saved; {', '.join(given)} cannot go with it")
         return _watch(catalog, files, as_json)
@@ -80,7 +90,7 @@ def command(
     file = find_workload(files[0])
     _check_outputs(file, {flag: target for flag, target in outputs.items() if target})
     workload = read_workload(catalog, file)
-    workload = _overridden(catalog, workload, price, discount, basis, accelerators, sizing)
+    workload = _overridden(catalog, workload, price, discount, basis, accelerators, sizing, only_known)
     with progress("planning") as on_progress:
         made = plan(catalog, workload, on_progress=on_progress)
         if simulated and made.answered:
@@ -130,7 +140,7 @@ def _check_outputs(workload: Path, targets: dict[str, Path]) -> None:
 
 def _overridden(
     catalog: Catalog, workload: Workload, price: tuple[str, ...], discount: tuple[str, ...], basis: str | None,
-    accelerators: str | None, sizing: str | None,
+    accelerators: str | None, sizing: str | None, only_known: bool,
 ) -> Workload:  # fmt: skip
     """What the command line says goes before what the file says."""
     vendors = {a.vendor.casefold(): a.vendor for a in catalog.accelerators.values()}
@@ -151,6 +161,7 @@ def _overridden(
         discount=_by_name("--discount", discount, lambda text: checked_discount(fraction(text)), accelerator_or_vendor),
         accelerators=chosen,
         sizing=sizing,
+        only_known=only_known,
     )
 
 

@@ -40,6 +40,7 @@ def show_plan(plan: Plan, verbose: bool) -> None:
         if verbose:
             _show_routes(out, plan.fleet)
             _show_classes(out, plan.fleet)
+        _show_engines(out, plan, plan.fleet, verbose)
         _show_alternatives(out, plan, plan.fleet)
         _show_flips(out, plan, verbose)
     _show_rest(out, plan, verbose)
@@ -105,6 +106,29 @@ def _show_pools(out: Output, fleet: FleetPlan, verbose: bool) -> None:
     show_table(out, columns, [_pool_row(pool, verbose) for pool in fleet.pools])
     if verbose:
         say(out, "  utilisation, TTFT, TPOT: at the peak, means, for the class that loads the pool most", "dim")
+
+
+def _show_engines(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:
+    """Which engine and release runs where, and what preflight says of that; pools of one verdict together."""
+    together: dict[tuple[str, str, str], dict[str, None]] = {}
+    for pool in fleet.pools:
+        d, judged = pool.deployment, plan.readiness[pool.name]
+        engine = f"{d.stack.name} {judged.release}".strip()
+        settings = f": {' '.join(judged.settings)}" if judged.settings else ""
+        key = f"{d.model.id} in {d.precision.id} on", f"with {engine}", f"{judged.verdict}{settings}"
+        together.setdefault(key, {})[d.accelerator.id] = None
+    heading(out, "Engines, and what preflight says of them")
+    for (what, engine, said), names in together.items():
+        say(out, f"- {what} {', '.join(names)} {engine}: {said}")
+    if not verbose:
+        return
+    for pool in fleet.pools:
+        judged = plan.readiness[pool.name]
+        if judged.checkpoint:
+            say(out, f"  {pool.name}: taken to be a checkpoint as {judged.checkpoint} writes it", "dim")
+        for finding in judged.findings:
+            cure = f" Remedy: {finding.remedy}" if finding.remedy else ""
+            say(out, f"  {pool.name}: {finding.severity}: {finding.what}{cure}", "dim")
 
 
 def _pool_row(pool: PoolPlan, verbose: bool) -> list[str]:
@@ -245,8 +269,26 @@ def _show_rest(out: Output, plan: Plan, verbose: bool) -> None:
         say(out, note, "dim")
     if plan.market.left_out:
         say(out, f"left out for want of a price: {', '.join(plan.market.left_out)} (--price NAME=USD)", "dim")
+    _show_left_out(out, plan, verbose)
     if not verbose and plan.answered:
         closing(out, DETAILS)
+
+
+def _show_left_out(out: Output, plan: Plan, verbose: bool) -> None:
+    """What preflight keeps out; without -v each engine and accelerator once, and only where nothing of it is left."""
+    if verbose:
+        for one in plan.will_not_run:
+            where = f"{', '.join(one.accelerators)}{' ' + ', '.join(one.layouts) if one.layouts else ''}"
+            of = f"{one.model} in {one.precision} with {one.engine} on {where}"
+            say(out, f"left out, {one.verdict}: {of}: {one.why}", "dim")
+        return
+    together: dict[tuple[str, str, str], dict[str, None]] = {}
+    for one in plan.will_not_run:
+        if not one.layouts:
+            whom = together.setdefault((one.verdict, one.model, one.engine), {})
+            whom.update(dict.fromkeys(one.accelerators))
+    for (verdict, model, engine), names in together.items():
+        say(out, f"left out, {verdict}: {model} with {engine} on {', '.join(names)}", "dim")
 
 
 def _price(item: Item, today: str) -> str:

@@ -94,6 +94,8 @@ def _show(served: Served, as_json: bool) -> None:
                 "model": None if pool.hosts else pool.model,
                 **({"hosts": [one.model for one in pool.hosts], "loading": pool.loading} if pool.hosts else {}),
                 "accelerator": pool.accelerator,
+                "stack": pool.stack,
+                "release": pool.release,
                 "backends": _addresses(pool),
             }
             for pool in fleet.pools
@@ -115,6 +117,7 @@ def _show(served: Served, as_json: bool) -> None:
             pool.name,
             f"{len(pool.hosts)} models, some at a time" if pool.hosts else pool.model,
             f"{pool.accelerator} {pool.parallelism}" if pool.accelerator else "any",
+            " ".join(filter(None, (pool.stack, pool.release))) or "any",
             str(pool.replicas),
             f"{pool.max_in_flight:,}",
             f"{max(one.max_context for one in pool.by_model()):,}",
@@ -122,7 +125,7 @@ def _show(served: Served, as_json: bool) -> None:
         ]
         for pool in fleet.pools
     ]
-    columns = ["pool", "model", "replica", ">replicas", ">in flight", ">context", "~backends"]
+    columns = ["pool", "model", "replica", "engine", ">replicas", ">in flight", ">context", "~backends"]
     show_table(out, columns, rows)
     if url is not None:
         say(out, f"serving at {url}" + (f", {options.workers} workers" if options.workers > 1 else ""))

@@ -65,6 +65,9 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
     # The longest request that a replica holds.
     max_context: _Tokens
+    # The engine's release, and the variables and flags that it is started with, as far as somebody has said.
+    release: str | None = None
+    settings: tuple[str, ...] = ()
     # Where its replicas answer, one OpenAI-compatible base URL each; empty until they are deployed.
     backends: tuple[str, ...] = ()
     # The name by which the backends know the model, where it is another than the catalog's; clients may use both.

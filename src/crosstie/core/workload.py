@@ -107,11 +107,15 @@ class RequestClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model may be served. Empty stacks: every one that was measured on the accelerator."""
+    """How a model may be served. Empty stacks: every one that was measured on the accelerator.
+
+    `releases`: by stack, where another than the newest that preflight has read will run.
+    """
 
     precisions: tuple[str, ...] = ("native", "fp8")
     kv_formats: tuple[str, ...] = ("bf16",)
     stacks: tuple[str, ...] = ()
+    releases: dict[str, str] = {}
 
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +132,8 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     # Capacity kept free: the fleet carries the peak and this share of it more.
     spare: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     whole_nodes: bool = False
+    # Only what preflight knows to run, or what somebody has measured.
+    only_known: bool = False
     # Pools are given up as long as the fleet gets no dearer than by this share.
     simplicity: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
 

@@ -13,6 +13,7 @@ from crosstie.core.deployment import Accelerator, Deployment, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
 from crosstie.core.workload import ModelChoice, Sharing, Workload
+from crosstie.decide.plan.gate import Gate
 from crosstie.host.hosted import Hosted
 from crosstie.host.sizes import hosted_model, load_path, room_bytes
 from crosstie.perf.fit import candidate_layouts
@@ -41,8 +42,9 @@ def candidates(
     choice: ModelChoice,
     shortest: int,
     longest: int,
+    gate: Gate,
 ) -> list[Deployment]:
-    """Those that hold at least one request of the shortest contexts, and some that hold the longest."""
+    """Those that run, and hold at least one request of the shortest contexts, and some that hold the longest."""
     found: list[Deployment] = []
     precisions = _different(catalog, model, choice.precisions)
     for accelerator in accelerators:
@@ -50,7 +52,8 @@ def candidates(
         for precision in precisions:
             for kv_format in choice.kv_formats:
                 for first in _stacks(catalog, model, accelerator, splits[0], precision, kv_format, choice.stacks):
-                    found += _layouts(catalog, first, splits, shortest, longest)
+                    held = _layouts(catalog, first, splits, shortest, longest)
+                    found += [deployment for deployment in held if gate.passes(deployment)]
     return found
 
 
@@ -119,7 +122,7 @@ def longest_context(workload: Workload, model: str) -> int:
 
 
 def shared_layouts(
-    catalog: Catalog, workload: Workload, sharing: Sharing, accelerator: Accelerator
+    catalog: Catalog, workload: Workload, sharing: Sharing, accelerator: Accelerator, gate: Gate
 ) -> list[SharedLayout]:
     found: list[SharedLayout] = []
     reason = ""
@@ -127,7 +130,7 @@ def shared_layouts(
         if width > accelerator.domain or len(found) == _SHARED_LAYOUTS:
             break
         try:
-            found.append(_shared_layout(catalog, workload, sharing, accelerator, Parallelism(tp=width)))
+            found.append(_shared_layout(catalog, workload, sharing, accelerator, Parallelism(tp=width), gate))
         except (Unfit, BadInput) as error:
             reason = str(error)
     if not found:
@@ -136,10 +139,10 @@ def shared_layouts(
 
 
 def _shared_layout(
-    catalog: Catalog, workload: Workload, sharing: Sharing, accelerator: Accelerator, split: Parallelism
+    catalog: Catalog, workload: Workload, sharing: Sharing, accelerator: Accelerator, split: Parallelism, gate: Gate
 ) -> SharedLayout:
     path = load_path(shipped_loading(), accelerator, sharing)
-    deployments = {name: _smallest(catalog, workload, accelerator, split, name) for name in sharing.models}
+    deployments = {name: _smallest(catalog, workload, accelerator, split, name, gate) for name in sharing.models}
     hosted = [
         hosted_model(
             one,
@@ -163,7 +166,7 @@ def _shared_layout(
 
 
 def _smallest(
-    catalog: Catalog, workload: Workload, accelerator: Accelerator, split: Parallelism, name: str
+    catalog: Catalog, workload: Workload, accelerator: Accelerator, split: Parallelism, name: str, gate: Gate
 ) -> Deployment:
     """In the smallest of the precisions that it may have: a shared replica is short of memory first."""
     model, choice = catalog.model(name), workload.choice(name)
@@ -172,9 +175,15 @@ def _smallest(
     reason = ""
     for precision in choice.precisions:
         try:
-            found.append(catalog.deployment(model, accelerator, split, precision, choice.kv_formats[0], stack))
+            one = catalog.deployment(model, accelerator, split, precision, choice.kv_formats[0], stack)
         except BadInput as error:
             reason = str(error)
+            continue
+        if gate.passes(one):
+            found.append(one)
+        else:
+            judged = gate.readiness(one)
+            reason = f"{model.id} with {judged.label}: {judged.verdict}: {judged.why}"
     if not found:
         raise Unfit(reason)
     return catalog.calibrated(min(found, key=gpu_weight_bytes))

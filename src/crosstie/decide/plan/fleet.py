@@ -13,6 +13,7 @@ from crosstie.decide.plan.candidates import longest_context
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.shared import SharedPoolPlan
 from crosstie.perf.memory import sequences_that_fit
+from crosstie.port.preflight.readiness import Readiness
 
 # Stands for the command that loads and unloads, until somebody writes it: docs/hosting.md.
 _HOOK = "./load-model"
@@ -29,7 +30,10 @@ def fleet_of(plan: Plan) -> Fleet:
         name=plan.workload.name,
         planned=plan.made,
         policy="cheapest-meeting-target",
-        pools=(*(_pool(pool) for pool in own), *([_shared(name, shared, plan.workload)] if shared else [])),
+        pools=(
+            *(_pool(pool, plan.readiness[pool.name]) for pool in own),
+            *([_shared(name, shared, plan.workload)] if shared else []),
+        ),
         classes=tuple(
             _class(one, [Route(pool=name, share=1.0)] if one.model in shared_models else _routes(one, own))
             for one in plan.workload.classes
@@ -72,7 +76,7 @@ def _shared(name: str, pool: SharedPoolPlan, workload: Workload) -> Pool:
     )
 
 
-def _pool(pool: PoolPlan) -> Pool:
+def _pool(pool: PoolPlan, judged: Readiness) -> Pool:
     deployment = pool.deployment
     return Pool(
         name=pool.name,
@@ -82,6 +86,8 @@ def _pool(pool: PoolPlan) -> Pool:
         precision=deployment.precision.id,
         kv_format=deployment.kv_format,
         stack=deployment.stack.id,
+        release=judged.release or None,
+        settings=judged.settings,
         replicas=pool.replicas,
         usd_per_gpu_hour=pool.usd_per_gpu_hour,
         # What the promise bears at its worst moment, not on average.

@@ -64,6 +64,7 @@ def adjusted(
     discount: Mapping[str, float] | None = None,
     accelerators: Sequence[str] | None = None,
     sizing: str | None = None,
+    only_known: bool = False,
 ) -> Workload:
     """The workload with prices (by accelerator), discounts (by accelerator or vendor) and the rest as given here."""
     if accelerators is not None and not accelerators:
@@ -71,6 +72,8 @@ def adjusted(
     prices, limits = workload.prices, workload.constraints
     usd = {name: checked_gpu_hour(value) for name, value in (usd_per_gpu_hour or {}).items()}
     off = {name: checked_discount(value) for name, value in (discount or {}).items()}
+    if only_known:
+        limits = msgspec.structs.replace(limits, only_known=True)
     if accelerators:
         limits = msgspec.structs.replace(limits, accelerators=tuple(dict.fromkeys(accelerators)))
     prices = msgspec.structs.replace(

@@ -12,6 +12,7 @@ from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fle
 from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
+from crosstie.decide.plan.gate import Gate, LeftOut
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
 from crosstie.decide.plan.market import Market, market
 from crosstie.decide.plan.optimise import Choice, choice, near_ones_simplified, simplest, single_vendor, without_each
@@ -29,6 +30,7 @@ from crosstie.decide.plan.survey import (
     undominated,
 )
 from crosstie.decide.plan.uncertainty import Uncertainty, uncertainty
+from crosstie.port.preflight.readiness import Readiness
 
 # Prompts so many times as long: what the fleet would then be.
 _LENGTHS = (2.0,)
@@ -100,6 +102,9 @@ class Plan:
     simulated: list[SimulatedClass] = field(default_factory=list)
     # Limits of the workload that make it dearer.
     binding: list[Binding] = field(default_factory=list)
+    # What preflight says of each pool, by its name; and the replicas that it kept out.
+    readiness: dict[str, Readiness] = field(default_factory=dict)
+    will_not_run: list[LeftOut] = field(default_factory=list)
     # The replicas that models share, beside the fleet of the others; None where none do.
     shared: SharedPlan | None = None
 
@@ -148,7 +153,17 @@ def plan(catalog: Catalog, workload: Workload, *, today: str = "", on_progress: 
 
 def _own_plan(catalog: Catalog, workload: Workload, priced: Market, made: str, on_progress: OnProgress) -> Plan:
     """Of models that each have replicas of their own."""
-    everything = surveys(catalog, workload, [item.accelerator for item in priced.items], on_progress)
+    gate = Gate(catalog, workload)
+    found = _best_plan(catalog, workload, priced, made, gate, on_progress)
+    pools = found.fleet.pools if found.fleet else []
+    judged = {pool.name: gate.readiness(pool.deployment) for pool in pools}
+    return replace(found, readiness=judged, will_not_run=gate.left_out())
+
+
+def _best_plan(
+    catalog: Catalog, workload: Workload, priced: Market, made: str, gate: Gate, on_progress: OnProgress
+) -> Plan:
+    everything = surveys(catalog, workload, [item.accelerator for item in priced.items], on_progress, gate)
     scaling = scaling_of(workload)
     surveyed = of_one_stack(everything, scaling)
     offered = undominated(offers(surveyed, scaling))

@@ -17,6 +17,7 @@ from crosstie.decide.plan.answer import Carried, FleetPlan, PoolPlan
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.shared import SharedPlan, SharedPoolPlan
 from crosstie.host.expected import Expectation
+from crosstie.port.preflight.readiness import Readiness
 
 FORMAT = "crosstie plan 1"
 DIGEST = "digest"
@@ -33,6 +34,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "workload": to_builtins(plan.workload),
         "prices": {item.id: {**to_builtins(item.quote), "discount": item.discount} for item in plan.market.items},
         "left_out": plan.market.left_out,
+        "will_not_run": to_builtins(plan.will_not_run),
         "replicas_considered": plan.replicas_considered,
         "obstacles": to_builtins(plan.obstacles),
         "fleet": _fleet(plan, plan.fleet) if plan.fleet else None,
@@ -99,11 +101,11 @@ def _fleet(plan: Plan, fleet: FleetPlan) -> dict[str, Any]:
         "optimality_gap": fleet.gap,
         "usd_per_million_tokens": to_builtins(fleet.cost),
         "by_class": to_builtins(fleet.by_class),
-        "pools": [_pool(pool) for pool in fleet.pools],
+        "pools": [_pool(pool, plan.readiness[pool.name]) for pool in fleet.pools],
     }
 
 
-def _pool(pool: PoolPlan) -> dict[str, Any]:
+def _pool(pool: PoolPlan, judged: Readiness) -> dict[str, Any]:
     deployment = pool.deployment
     return {
         "name": pool.name,
@@ -114,6 +116,8 @@ def _pool(pool: PoolPlan) -> dict[str, Any]:
         "precision": deployment.precision.id,
         "kv_format": deployment.kv_format,
         "stack": deployment.stack.id,
+        "release": judged.release,
+        "preflight": to_builtins(judged),
         "replicas": pool.replicas,
         "gpus": pool.gpus,
         "usd_per_gpu_hour": pool.usd_per_gpu_hour,

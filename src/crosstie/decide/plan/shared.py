@@ -20,6 +20,7 @@ from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import RequestClass, Sharing, Workload
 from crosstie.decide.plan.candidates import SharedLayout, Unfit, key_of, longest_context, shared_layouts
 from crosstie.decide.plan.capacity import Capacity, TrafficPart
+from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import Item, Market
 from crosstie.decide.plan.optimise import programme
 from crosstie.decide.plan.programme import Solution
@@ -105,9 +106,10 @@ def shared_plan(
         )
     layouts: list[SharedLayout] = []
     left_out: dict[str, str] = {}
+    gate = Gate(catalog, workload)
     for item in market.items:
         try:
-            layouts += shared_layouts(catalog, workload, sharing, item.accelerator)
+            layouts += shared_layouts(catalog, workload, sharing, item.accelerator, gate)
         except Unfit as reason:
             left_out[item.id] = str(reason)
     on_progress(0, 0, f"{len(layouts)} kinds of replicas that {len(sharing.models)} models could share")

@@ -25,6 +25,7 @@ from crosstie.decide.plan.capacity import (
     own_ttft_s,
     tier_of,
 )
+from crosstie.decide.plan.gate import Gate
 from crosstie.perf.hardware import Array, Hardware
 
 # Promises that pools of one model can make; more distinct ones are merged, the nearest first, into the stricter of
@@ -82,8 +83,10 @@ def surveys(
     workload: Workload,
     accelerators: Sequence[Accelerator],
     on_progress: OnProgress = no_progress,
+    gate: Gate | None = None,
 ) -> list[Survey]:
     parts = parts_of(workload)
+    gate = gate or Gate(catalog, workload)
     found = []
     models = list(dict.fromkeys(one.model for one in workload.classes))
     for done, model_id in enumerate(models):
@@ -91,7 +94,7 @@ def surveys(
         # A replica that holds only short requests may still serve these.
         contexts = [part.slice.context for part in mine]
         model, choice = catalog.model(model_id), workload.choice(model_id)
-        tried = candidates(catalog, model, accelerators, choice, min(contexts), max(contexts))
+        tried = candidates(catalog, model, accelerators, choice, min(contexts), max(contexts), gate)
         on_progress(done, len(models), f"{model_id}: {len(tried)} replicas, {len(mine)} kinds of requests")
         found.append(survey(tried, mine))
     return found

@@ -3,6 +3,8 @@
 Only what layouts and formats decide is asked here. Memory is not: whoever has a layout has counted it already.
 """
 
+from collections.abc import Mapping
+
 import msgspec
 
 from crosstie.catalog.library import Catalog
@@ -30,13 +32,13 @@ _GGUF = "gguf"
 NOT_KNOWN = VERDICTS["unknown"]
 WILL_NOT_RUN = VERDICTS["error"]
 # Where preflight does not know, but somebody has measured this model in this width there: it has run.
-MEASURED = "has been measured"
+MEASURED = "not known, but measured"
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """What preflight says of a deployment under one release of its engine."""
 
-    # The stack of the catalog, and the release; "" where preflight has read no release of it.
+    # The stack of the catalog, and the release; "" where none is named and preflight has read none.
     engine: str
     release: str
     verdict: str
@@ -56,40 +58,54 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
         return self.verdict != NOT_KNOWN
 
     @property
+    def label(self) -> str:
+        return f"{self.engine} {self.release}".strip()
+
+    @property
     def why(self) -> str:
         """The gravest finding, or nothing."""
         return self.findings[0].what if self.findings else ""
 
 
 class ReadinessCheck:
-    """Verdicts of deployments, each question answered once; `releases` by stack where the newest is not meant."""
+    """Verdicts of deployments, each question answered once.
 
-    def __init__(self, catalog: Catalog, releases: dict[str, str] | None = None):
+    `releases`: by model and stack, where another release than the newest that was read is meant.
+    """
+
+    def __init__(self, catalog: Catalog, releases: Mapping[str, Mapping[str, str]] | None = None):
         self._catalog = catalog
-        self._engines = {
-            known.stack: engine_from(f"{name}=={release}") if (release := (releases or {}).get(known.stack)) else known
-            for name, known in engines().items()
-        }
+        self._releases = releases or {}
+        self._engines = {known.stack: known for known in engines().values()}
         self._stored: dict[str, Stored] = {}
         self._forms: dict[tuple[str, str], list[Stored]] = {}
         self._needed: dict[tuple[int, Layout], tuple[list[ModelOperation], BadData | None]] = {}
         self._outcomes: dict[tuple[str, str, str, str, Layout], tuple[int, Stored]] = {}
 
+    def _engine(self, deployment: Deployment) -> EngineRelease | None:
+        """None where no source of that engine was read."""
+        known = self._engines.get(deployment.stack.id)
+        named = self._named(deployment)
+        return engine_from(f"{known.name}=={named}") if known and named else known
+
+    def _named(self, deployment: Deployment) -> str:
+        return self._releases.get(deployment.model.id, {}).get(deployment.stack.id, "")
+
     def runs(self, deployment: Deployment) -> bool:
         """Quickly: whether any checkpoint of that precision would run there at all."""
-        engine = self._engines.get(deployment.stack.id)
+        engine = self._engine(deployment)
         return engine is None or self._best(deployment, engine)[0] < rank("error")
 
     def is_known(self, deployment: Deployment) -> bool:
         """Quickly: whether preflight knows, or somebody has measured it."""
-        engine = self._engines.get(deployment.stack.id)
+        engine = self._engine(deployment)
         return _has_run(deployment) or (engine is not None and self._best(deployment, engine)[0] != rank("unknown"))
 
     def readiness(self, deployment: Deployment) -> Readiness:
         """The same with settings and findings."""
-        engine = self._engines.get(deployment.stack.id)
+        engine = self._engine(deployment)
         if engine is None:
-            return _unread(deployment)
+            return _unread(deployment, self._named(deployment))
         _, stored = self._best(deployment, engine)
         options = ModelOptions(engine=engine)
         kernels, settings = kernel_findings(
@@ -171,7 +187,7 @@ def _layout(deployment: Deployment) -> Layout:
     return Layout(tp=split.tp, ep=split.ep > 1, kv=deployment.kv_format)
 
 
-def _unread(deployment: Deployment) -> Readiness:
+def _unread(deployment: Deployment, release: str) -> Readiness:
     name = deployment.stack.name
     finding = Finding(
         check="engine",
@@ -184,4 +200,4 @@ def _unread(deployment: Deployment) -> Readiness:
         target=deployment.accelerator.id,
     )
     said = MEASURED if _has_run(deployment) else NOT_KNOWN
-    return Readiness(engine=deployment.stack.id, release="", verdict=said, findings=(finding,))
+    return Readiness(engine=deployment.stack.id, release=release, verdict=said, findings=(finding,))
