@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from crosstie.catalog.pools import UNLIMITED_CONTEXT
+from crosstie.core.deployment import Deployment
 from crosstie.core.fleet import Fleet, HostedModel, Pool, Route, ServedClass
 from crosstie.core.units import UNITS
 from crosstie.core.workload import RequestClass, Workload
@@ -83,7 +84,7 @@ def _pool(pool: PoolPlan, judged: Readiness) -> Pool:
         model=deployment.model.id,
         accelerator=deployment.accelerator.id,
         parallelism=deployment.parallelism,
-        precision=deployment.precision.id,
+        precision=_precision(deployment),
         kv_format=deployment.kv_format,
         stack=deployment.stack.id,
         release=judged.release or None,
@@ -94,6 +95,13 @@ def _pool(pool: PoolPlan, judged: Readiness) -> Pool:
         max_in_flight=max(math.floor(pool.most_in_flight), 1),
         max_context=_longest(pool),
     )
+
+
+def _precision(deployment: Deployment) -> str:
+    """The model's own by that word: what it is made of may have no name, or one that also means something else."""
+    own, stored = deployment.model.native, deployment.precision.by_role
+    is_own = all({one.id for one in stored[role].formats} == set(shares) for role, shares in own.items())
+    return "native" if is_own and deployment.precision.id not in ("bf16", "fp16") else deployment.precision.id
 
 
 def _longest(pool: PoolPlan) -> int:
