@@ -55,7 +55,7 @@ FLEET = {
     "usd_per_hour", "uncertainty", "usd_per_month", "usd_over_horizon", "watts", "gpus", "on_hand", "to_be_had", "optimality_gap",
     "usd_per_million_tokens", "by_class", "pools",
 }  # fmt: skip
-POOL = {
+POOL = {"preflight", "release",
     "name", "model", "accelerator", "vendor", "parallelism", "precision", "kv_format", "stack", "replicas", "gpus",
     "usd_per_gpu_hour", "usd_per_hour", "utilisation", "limited_by", "in_flight_a_replica", "most_in_flight_a_replica",
     "estimate", "carries",
