@@ -3,12 +3,15 @@
 import math
 from itertools import pairwise
 
+import msgspec
 import pytest
-from hypothesis import given, strategies as some
+from hypothesis import given, settings, strategies as some
+from tests.sim.reference import ReferenceEngine
 from tests.sim.test_arrivals import RANKS, SMALL, TINY, WHOLE, replica
 
-from crosstie.core.deployment import Parallelism
+from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadInput
+from crosstie.core.speculation import Speculation
 from crosstie.perf.tabulated import StepTimes
 from crosstie.sim.engine import Engine, Token
 
@@ -30,6 +33,80 @@ def filled(one: Engine, asked: list[tuple[float, int, int]]) -> Engine:
     for index, (at, inputs, outputs) in enumerate(sorted(asked)):
         one.add(index, inputs, outputs, at)
     return one
+
+
+def drafting(deployment: Deployment) -> Deployment:
+    """The same with two drafts a step, of which a part is kept."""
+    return msgspec.structs.replace(
+        deployment,
+        speculation=Speculation(
+            method="ngram", acceptance=(0.7, 0.4), drafter=None, text="any", range=(1.5, 2.5), basis="assumed",
+            source="this test", date="2026-11-16",
+        ),
+    )  # fmt: skip
+
+
+SGLANG = replica("qwen3-8b", "rtx-4090", "sglang")
+COMPARED = {
+    "small": SMALL, "whole": WHOLE, "tiny": TINY, "ranks": RANKS, "sglang": SGLANG, "drafting": drafting(TINY),
+}  # fmt: skip
+COMPARED_TIMES = {name: StepTimes(one, CONTEXT) for name, one in COMPARED.items()}
+
+
+@given(
+    asked=some.lists(
+        some.tuples(some.floats(0, 3), some.integers(1, 9_000), some.integers(1, 400)), min_size=1, max_size=40
+    ),
+    which=some.sampled_from(sorted(COMPARED)),
+    room=some.sampled_from([0, 40, 700, 9_000]),
+)
+@settings(max_examples=150, deadline=None)
+def test_stretches_are_the_steps_that_they_stand_for(
+    asked: list[tuple[float, int, int]], which: str, room: int
+) -> None:
+    """Against the engine that takes one step at a time; `room`: blocks of a cache that is made smaller."""
+    deployment, times = COMPARED[which], COMPARED_TIMES[which]
+    one = Engine(deployment, CONTEXT, times=times)
+    if room:
+        one.blocks = room
+    reference = ReferenceEngine(deployment, times, one)
+    first, last = {}, {}
+    for token in filled(one, asked).advance(math.inf):
+        if token.tokens == 1:
+            first[token.id] = token.at
+        if token.finished:
+            last[token.id] = token.at
+    for index, expected in enumerate(reference.run(asked)):
+        assert first[index] == pytest.approx(expected.first_s, rel=1e-9)
+        assert last[index] == pytest.approx(expected.last_s, rel=1e-9)
+    assert one.preemptions == reference.preemptions
+
+
+def test_the_reference_throws_out_and_shares_blocks() -> None:
+    """What the comparison above rests on: that its small caches are full, and that blocks matter."""
+    one = engine(TINY)
+    one.blocks = 40
+    reference = ReferenceEngine(TINY, TIMES[id(TINY)], one)
+    reference.run([(0.0, 300, 200)] * 3)
+    assert reference.preemptions > 0
+    # 16 to a block: two prompts of 303 tokens and their first ones take 19 blocks each, of 305 one more.
+    fits, not_quite = engine(TINY), engine(TINY)
+    for tight, tokens in ((fits, 303), (not_quite, 304)):
+        tight.blocks = 38
+        filled(tight, [(0.0, tokens, 2)] * 2)
+        tight.next_event_s()
+    assert (fits.running, not_quite.running) == (2, 1)
+
+
+def test_a_prompt_under_way_is_thrown_out_before_those_that_decode() -> None:
+    one = engine(TINY)
+    one.blocks = 700
+    # Twenty answers fill the cache while a prompt of several chunks is read beside them.
+    asked = [(0.0, 200, 200)] * 20 + [(0.1, 7000, 5)]
+    got = filled(one, asked).advance(math.inf)
+    assert one.preemptions == 1
+    assert [token.id for token in got if token.finished][-1] == 20
+    assert sum(token.finished for token in got) == 21
 
 
 @given(asked=requests, looks=some.lists(some.floats(0, 10), max_size=20), which=some.sampled_from(sorted(BOTH)))
@@ -175,7 +252,8 @@ def test_how_far_an_answer_has_come() -> None:
     assert one.made("a") == 1
     assert began["a"] == pytest.approx(one.request_s)
     for _ in range(10):
-        one.advance(one.next_event_s() or 0.0)
+        assert one.next_event_s() is not None, "the next step begins"
+        one.advance(one.clock)
     assert one.made("a") == 11
     one.advance(math.inf)
     assert one.made("a") == 0

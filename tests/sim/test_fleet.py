@@ -1,5 +1,6 @@
 """Policies over simulated fleets: unequal pairs in a closed loop, and a plan's fleet under recorded traffic."""
 
+import inspect
 from dataclasses import replace
 from functools import cache
 from heapq import heapify, heappop, heappush
@@ -20,6 +21,7 @@ from crosstie.core.fleet import Fleet, Policy, Pool
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import plan as make_plan
+from crosstie.route import cheapest
 from crosstie.route.ask import Ask
 from crosstie.route.build import live_fleet
 from crosstie.route.policies import make_policy
@@ -187,6 +189,82 @@ def test_nothing_unknown_is_simulated() -> None:
         FleetSimulator(CATALOG, fleet(alone("h200", "fast"), alone("h200", "fast2", backends=(FAST,))))
     with pytest.raises(BadInput, match="no answer"):
         score(FleetSimulator(CATALOG, fleet(alone("h200", "fast"))).live, [])
+
+
+@pytest.mark.parametrize("policy", ["cheapest-meeting-target", "fastest"])
+def test_replicas_that_cannot_win_are_skipped_and_no_decision_changes(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop over replicas leaves most of them out by a bound; with a bound that drops nobody it decides the same."""
+    many = fleet(
+        alone("h200", "fast", backends=tuple(f"http://fast-{i}" for i in range(12)), max_in_flight=32),
+        alone("l40s", "slow", backends=tuple(f"http://slow-{i}" for i in range(6))),
+    )
+    chance = np.random.default_rng(4)
+    asked = [
+        replace(
+            one, input_tokens=int(chance.integers(20, 6000)), output_tokens=int(chance.integers(1, 600)),
+            session=str(chance.integers(40)), prefix=tuple(range(int(chance.integers(0, 4)))),
+        )
+        for one in traffic(90.0, 15.0)
+    ]  # fmt: skip
+    skipping = FleetSimulator(CATALOG, many, policy).run(asked)
+    source = inspect.getsource(cheapest.best_of)
+    bound = "+ soonest_s > least and"
+    assert bound in source, "the bound is called otherwise now"
+    names = dict(vars(cheapest))
+    exec(source.replace(bound, "+ soonest_s > inf and"), names)
+    monkeypatch.setattr(cheapest, "best_of", names["best_of"])
+    every = FleetSimulator(CATALOG, many, policy).run(asked)
+    assert skipping == every
+    assert len({one.backend for one in every}) >= 12
+
+
+def test_a_pool_that_dies_hands_its_requests_over_and_is_used_again() -> None:
+    both = fleet(alone("h200", "fast"), alone("l40s", "slow"))
+    simulator = FleetSimulator(CATALOG, both)
+    asked = traffic(20.0, 30.0)
+    dead = simulator.live.pools[0]
+    for one in asked:
+        if simulator.now < 10.0 <= one.arrival_s:
+            simulator.advance(10.0)
+            under_way = {id(sent.request) for sent in simulator._sent.values() if sent.flight.replica.pool is dead}
+            simulator.fail(dead)
+        if simulator.now < 20.0 <= one.arrival_s:
+            simulator.advance(20.0)
+            simulator.restore(dead)
+        simulator.advance(one.arrival_s)
+        simulator.send(one)
+    simulator.advance(inf)
+    got = simulator.answered
+    assert len(got) == len(asked)
+    meanwhile = [one for one in got if 10.0 <= one.request.arrival_s < 20.0]
+    assert meanwhile
+    assert all(one.backend != FAST or one.request.arrival_s + one.ttft_s >= 20.0 for one in meanwhile)
+    handed = [one for one in got if id(one.request) in under_way]
+    assert handed
+    assert any(one.backend == SLOW for one in handed)
+    # What was under way has its first token where it had come, and pays for being read again.
+    begun = [one for one in handed if one.backend and one.request.arrival_s + one.ttft_s < 10.0]
+    assert begun
+    undisturbed = [one for one in got if one.backend == FAST and one.request.arrival_s < 8.0]
+    assert min(one.finished_s for one in begun) > np.median([one.finished_s for one in undisturbed])
+    assert any(one.backend == FAST and one.request.arrival_s > 20.0 for one in got)
+    assert all(replica.in_flight == 0 for replica in simulator.live.replicas())
+    assert all(engine.idle for engine in simulator.engines.values())
+
+
+def test_without_resuming_an_answer_that_is_broken_off_is_lost() -> None:
+    both = fleet(alone("h200", "fast"), alone("l40s", "slow"), resume=False)
+    simulator = FleetSimulator(CATALOG, both)
+    for one in traffic(20.0, 10.0):
+        simulator.advance(one.arrival_s)
+        simulator.send(one)
+    cut = sum(simulator.engines[FAST].made(number) > 0 for number in simulator._sent)
+    assert cut
+    simulator.fail(simulator.live.pools[0])
+    simulator.advance(inf)
+    assert sum(one.pool is None for one in simulator.answered) == cut
 
 
 class Impatient(FleetSimulator):

@@ -66,7 +66,7 @@ def test_a_prompt_larger_than_the_cache_leaves_nothing_over() -> None:
 @pytest.fixture
 def engine(catalog: Catalog) -> Engine:
     one = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("h200"), Parallelism(tp=1))
-    return Engine(one, 2000.0, block_tokens=512)
+    return Engine(one, 2000.0, prefix_tokens=512)
 
 
 def test_an_engine_finds_what_it_computed_and_answers_sooner(engine: Engine) -> None:
@@ -93,12 +93,18 @@ def test_an_engine_without_keys_believes_what_it_is_told(engine: Engine) -> None
     engine.advance(100.0)
     (cache,) = engine.caches
     assert cache.queries == 0
-    assert cache.held_tokens == 4005
+    assert cache.held_tokens == 0, "nobody can ask for it, and there is nobody to take room from"
+    engine.add("keyed", 512, 5, 100.0, prefix=(1,))
+    engine.advance(200.0)
+    held = cache.held_tokens
+    engine.add("told again", 4000, 5, 200.0, cached_tokens=3000)
+    engine.advance(300.0)
+    assert cache.held_tokens == held + 4005
 
 
 def test_attention_replicas_have_caches_of_their_own(catalog: Catalog) -> None:
     one = catalog.deployment(catalog.model("qwen3-30b-a3b"), catalog.accelerator("h200"), Parallelism(dp=2, ep=2))
-    engine = Engine(one, 2000.0, block_tokens=512)
+    engine = Engine(one, 2000.0, prefix_tokens=512)
     engine.add("a", 2048, 500, 0.0, prefix=range(4))
     # The second goes to the other one, which has nothing to do.
     engine.add("b", 2100, 500, 0.5, prefix=range(5))

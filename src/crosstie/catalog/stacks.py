@@ -25,6 +25,7 @@ from crosstie.core.model import COMPUTE_FORMATS, Format
 STACK = {
     "chunk_tokens": Quantity("tokens", 16, 1e6, "tokens that one step may prefill"),
     "max_sequences": Quantity("count", 1, 1e6, "sequences that may decode at once"),
+    "block_tokens": Quantity("tokens", 1, 4096, "tokens of a block of the KV cache"),
     "memory_fraction": Quantity("fraction", 0.1, 1.0, "share of GPU memory that the engine takes"),
     "reserved": Quantity("bytes", 0, 64e9, "activations, graphs and communication buffers per GPU"),
 }
@@ -78,7 +79,7 @@ def read_stack(file: Path) -> Stack:
             small=SmallGpu(**read_facts(file, "small", raw["small"], SMALL, sources)) if "small" in raw else None,
             file=str(file),
             **plain,
-            **read_facts(file, "engine", raw.get("engine"), STACK, sources),
+            **read_facts(file, "engine", raw.get("engine"), STACK, sources, frozenset(("block_tokens",))),
         )
 
 

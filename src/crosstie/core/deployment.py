@@ -130,6 +130,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: Fact
     memory_fraction: Fact
     reserved: Fact
+    # What the cache is given out in; None: token by token.
+    block_tokens: Fact | None = None
     host: Host
     # By vendor and format.
     emulation: dict[str, dict[str, Emulation]]
@@ -151,6 +153,11 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     def max_sequences_on(self, memory_bytes: float) -> float:
         small = self.small
         return (small if small and memory_bytes < small.below.si else self).max_sequences.value
+
+    @property
+    def block_size(self) -> int:
+        """Tokens that the KV cache is given out in."""
+        return int(self.block_tokens.value) if self.block_tokens is not None else 1
 
     @property
     def held_share(self) -> float:

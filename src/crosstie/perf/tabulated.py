@@ -34,7 +34,7 @@ class StepTimes:
         # A cache twice as long, and a prompt that continues one: what both add to a large step.
         many = 64.0
         longer = self._times([many], [0.0], 2.0 * context, 0.0) - self._times([many], [0.0], context, 0.0)
-        self.per_cached = float(longer[0]) / (many * context)
+        self.per_cached = max(float(longer[0]), 0.0) / (many * context)
         later = self._times([0.0], [self.chunk], 0.0, context) - self._times([0.0], [self.chunk], 0.0, 0.0)
         self.per_attended = max(float(later[0]), 0.0) / (self.chunk * context)
 

@@ -96,6 +96,10 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
         view = replica.view
         if replica.in_flight >= view.limit:
             continue
+        # What is left out of it only adds to the time: most replicas of a large pool are dropped by this alone.
+        soonest_s = (view.step_s + context * speed.per_cached) * view.stretch * view.tpot_factor * later
+        if view.before_s * view.ttft_factor + view.late_s + soonest_s > least and replica is not loyal:
+            continue
         if prefix:
             blocks = replica.prefixes.match(prefix)
             cached = min(blocks * block_tokens, most_cached) if blocks else 0.0

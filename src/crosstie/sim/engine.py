@@ -1,9 +1,14 @@
 """One replica's engine, stepped by whoever holds the clock: requests go in, tokens with their moments come out.
 
 There is one idea: a step takes every running sequence and, up to its budget of tokens, prompts in the order of their
-arrival; memory and the engine's own limit keep requests out. Attention replicas (DP) have queues, budgets and caches
-of their own and step together. A request that arrives during a step waits for the next one, so nothing depends on
-when the outer clock looks: advancing once to the end or a thousand times on the way gives the same tokens.
+arrival; free blocks of the cache and the engine's own limit keep requests out. Attention replicas (DP) have queues,
+budgets and caches of their own and step together. A request that arrives during a step waits for the next one, so
+nothing depends on when the outer clock looks: advancing once to the end or a thousand times on the way gives the same
+tokens.
+
+Steps that only decode follow each other until an answer ends, a request comes or the cache is full. Each is longer than
+the one before by what the sequences have added to the cache, so that such a stretch of steps is an arithmetic series,
+and is taken at once.
 """
 
 import math
@@ -35,8 +40,8 @@ class _Job:
     """A request on its way through the engine."""
 
     __slots__ = (
-        "cached", "ends_at_step", "gone", "id", "input", "made", "output", "prefilled", "prefix", "prompt", "rank",
-        "since_step",
+        "cached", "ends_at_step", "gone", "held", "id", "input", "made", "output", "prefilled", "prefix", "prompt",
+        "rank", "since_step",
     )  # fmt: skip
 
     def __init__(self, id: Key, input_tokens: int, output_tokens: int, cached: int, prefix: Sequence[Hashable]):
@@ -49,6 +54,8 @@ class _Job:
         self.output = output_tokens
         self.cached = cached
         self.prefilled = cached
+        # Blocks that it was let in with; 0: it is still outside.
+        self.held = 0
         # Tokens of the answer when its present run of decode steps began, and the step at which that was.
         self.made = 0
         self.since_step = -1
@@ -62,24 +69,19 @@ class _Job:
 
 
 class _Rank:
-    """One attention replica: who waits there for prefill, who decodes, and the tokens that it holds."""
+    """One attention replica: who waits there for prefill, who decodes, and the blocks of its cache that are taken."""
 
-    __slots__ = ("cache", "held", "jobs", "waiting")
+    __slots__ = ("blocks", "cache", "jobs", "phases", "waiting")
 
-    def __init__(self, cache: PrefixCache | None) -> None:
+    def __init__(self, block_tokens: int, cache: PrefixCache | None) -> None:
         self.cache = cache
+        # Only its head may have been let in, with a part of its prompt computed.
         self.waiting: deque[_Job] = deque()
         # In the order in which they began to decode; a dict for its quick removal.
         self.jobs: dict[_Job, None] = {}
-        self.held = 0.0
-
-
-class _Prefill(NamedTuple):
-    """What a step takes of prompts on one replica, and those that it completes; `before` as in `StepTimes`."""
-
-    tokens: int
-    before: float
-    completed: list[_Job]
+        self.blocks = 0
+        # How many sequences begin a new block at the steps of this number, modulo the tokens of a block.
+        self.phases = [0] * block_tokens
 
 
 class Engine:
@@ -88,7 +90,7 @@ class Engine:
     `preempts`: when the answers outgrow the cache, the latest sequence is thrown out and computed again, as vLLM does;
     otherwise the cache gives way. `every_token`: `advance` tells of every token, not just of first and last ones.
     `began`, where one is given, is told when the prefill of each request begins; whoever gave it empties it.
-    `block_tokens`: of the blocks that requests give the keys of; each attention replica then keeps a cache of them.
+    `prefix_tokens`: of the blocks that requests give the keys of; each attention replica then keeps a cache of them.
     """
 
     def __init__(
@@ -101,10 +103,10 @@ class Engine:
         preempts: bool = True,
         every_token: bool = False,
         began: dict[Key, float] | None = None,
-        block_tokens: int | None = None,
+        prefix_tokens: int | None = None,
     ):
         self.times = times or StepTimes(deployment, context)
-        self.slower = slower
+        self._slower = slower
         self.preempts = preempts
         self.every_token = every_token
         self.began = began
@@ -114,17 +116,25 @@ class Engine:
         self.budget = self.times.chunk * self.pp
         # Of each attention replica.
         self.cache_tokens = float(cache_sequences(deployment, context)) * context / dp
+        self.block_tokens = deployment.stack.block_size
+        self.blocks = int(self.cache_tokens) // self.block_tokens
         self.most = max(int(hardware.max_sequences[0, 0]) // dp, 1)
+        # With speculation a step verifies several tokens of each sequence, and keeps some of them: on the whole the
+        # mean, evenly, as the engines' own simulated acceptance has it.
+        self.queries = int(hardware.queries[0, 0])
+        self.tokens_per_step = float(hardware.tokens_per_step[0, 0])
         self.prefill_first = bool(hardware.prefill_first[0, 0])
         self.whole = deployment.stack.admission == "whole"
         # What the host does with a request before the engine sees it.
         self.request_s = float(hardware.host_request_s[0, 0])
         self.preemptions = 0
         self.busy_s = 0.0
-        # The end of the step under way, or else of the last one.
-        self.clock = 0.0
-        self.caches = [PrefixCache(self.cache_tokens, block_tokens) for _ in range(dp)] if block_tokens else []
-        self._ranks = [_Rank(self.caches[rank] if self.caches else None) for rank in range(dp)]
+        self.caches = (
+            [PrefixCache(self.cache_tokens, prefix_tokens, self.block_tokens) for _ in range(dp)]
+            if prefix_tokens
+            else []
+        )
+        self._ranks = [_Rank(self.block_tokens, self.caches[rank] if self.caches else None) for rank in range(dp)]
         self._jobs: dict[Key, _Job] = {}
         self._arriving: deque[tuple[float, _Job]] = deque()
         # Sequences by the decode step at which they end; the number in the middle keeps equal ones in order.
@@ -134,10 +144,29 @@ class Engine:
         self._waiting = 0
         self._cached = 0.0
         self._steps = 0
-        # Of the step under way: what it takes of prompts, and whether sequences ride along.
-        self._taken: list[_Prefill] | None = None
+        # The steps under way: how many (0: none), how many of them had ended when somebody last looked, and when that
+        # was; their beginning and their end; the seconds of the first, and half of what each adds to the one before.
+        self._planned = self._done = 0
+        self._looked = -math.inf
+        self._start = self._ends = 0.0
+        self._first_s = self._half_more_s = 0.0
+        # The prompts that it completes, and whether sequences ride along.
+        self._completed: list[_Job] = []
         self._rides = False
-        self._spent = 0.0
+
+    @property
+    def slower(self) -> float:
+        return self._slower
+
+    @slower.setter
+    def slower(self, factor: float) -> None:
+        self._cut()
+        self._slower = factor
+
+    @property
+    def clock(self) -> float:
+        """The end of the step under way, or else of the last one."""
+        return self._end_of(self._done + 1) if self._done + 1 < self._planned else self._ends
 
     def add(
         self,
@@ -158,7 +187,10 @@ class Engine:
             raise BadInput(f"request {id!r}: {input_tokens} tokens in, {output_tokens} out: must be at least 1")
         job = _Job(id, input_tokens, output_tokens, max(min(cached_tokens, input_tokens - 1), 0), prefix)
         self._jobs[id] = job
-        self._arriving.append((now + self.request_s, job))
+        arrives = now + self.request_s
+        self._arriving.append((arrives, job))
+        if self._planned > 1 and self._ends > arrives and self._lets_in():
+            self._plan_until(arrives)
 
     def cancel(self, id: Key) -> bool:
         """Lets go of a request at once; whether it was there."""
@@ -168,9 +200,15 @@ class Engine:
         job.gone = True
         if job.rank is None:
             self._arriving = deque(one for one in self._arriving if one[1] is not job)
-        elif job.decoding:
+            return True
+        self._cut()
+        self._pass(self._done)
+        self._planned, self._done = self._planned - self._done, 0
+        if job.decoding:
             self._release(job)
-        elif job in job.rank.waiting:
+            return True
+        job.rank.blocks -= job.held
+        if job in job.rank.waiting:
             job.rank.waiting.remove(job)
             self._waiting -= 1
         return True
@@ -179,8 +217,7 @@ class Engine:
     def running(self) -> int:
         """Sequences that decode, and prompts that are part of the step under way or were of the last."""
         heads = (rank.waiting[0] for rank in self._ranks if rank.waiting)
-        started = sum(1 for job in heads if job.prefilled > job.cached)
-        return self._decoding + started + sum(not job.gone for part in self._taken or () for job in part.completed)
+        return self._decoding + sum(job.held > 0 for job in heads) + sum(not job.gone for job in self._completed)
 
     @property
     def waiting(self) -> int:
@@ -188,156 +225,233 @@ class Engine:
 
     @property
     def kv_used_fraction(self) -> float:
-        started = sum(rank.waiting[0].prefilled for rank in self._ranks if rank.waiting)
-        used = sum(rank.held for rank in self._ranks) + started
-        return min(used / max(self.cache_tokens * len(self._ranks), 1.0), 1.0)
+        grown = 0 if self.whole or not self._rides else self._done
+        used = sum(rank.blocks + self._grown(rank, grown) for rank in self._ranks)
+        return min(used / max(self.blocks * len(self._ranks), 1), 1.0)
 
     @property
     def idle(self) -> bool:
-        return not self._jobs and self._taken is None
+        return not self._jobs and not self._planned
 
     def next_event_s(self) -> float | None:
-        """Nothing happens before that moment, the end of the present step; None: nothing ever will.
-
-        A step may end without a first or a last token; then `advance` returns nothing, and one asks again.
+        """Nothing happens before that moment, unless a request is added or cancelled, or `slower` changes; None:
+        nothing ever will. There may be no first and no last token then; `advance` returns nothing, and one asks again.
         """
-        if self._taken is None and not self._begin(math.inf):
+        if not self._planned and not self._begin(math.inf):
             return None
-        return self.clock
+        return self._ends
+
+    def next_answer_s(self) -> float | None:
+        """As `next_event_s`, but begins no step."""
+        if self._planned:
+            return self._ends
+        if self._waiting or self._decoding:
+            return self._ends
+        return max(self._arriving[0][0], self._ends) if self._arriving else None
 
     def advance(self, now: float) -> list[Token]:
         """All that happens up to and including that moment, in order."""
         found: list[Token] = []
-        while self._taken is not None or self._begin(now):
-            if self.clock > now:
+        while self._planned or self._begin(now):
+            if self._ends > now:
+                if self._planned > 1:
+                    self._done, self._looked = self._steps_by(now), now
                 break
             self._complete(found)
         return found
-
-    def next_answer_s(self) -> float | None:
-        """No first and no last token comes before that moment, unless a request is added or cancelled, or `slower`
-        changes; None: none ever will. Begins nothing, and is early rather than late: then one asks again. (It may be
-        late by a preemption on the way, which makes the steps after it a little shorter.)"""
-        arriving = self._arriving[0][0] if self._arriving else math.inf
-        if self._taken is None:
-            soon = self.clock if self._waiting or self._decoding else arriving
-            return None if soon == math.inf else soon
-        if any(part.tokens for part in self._taken):
-            return self.clock
-        # Only sequences ride: as caches grow, none of the steps up to the next ending is shorter than this one.
-        # Whoever waits is kept out until then, by memory or by the engine's limit, or else arrives on the way.
-        while self._endings and self._endings[0][2].ends_at_step != self._endings[0][0]:
-            heappop(self._endings)
-        steps = self._endings[0][0] - self._steps if self._endings else 1
-        return min(self.clock + (steps - 1) * self._spent, max(arriving, self.clock))
 
     def made(self, id: Key) -> int:
         """Tokens of a request's answer so far; 0 for one that is not there."""
         job = self._jobs.get(id)
         if job is None:
             return 0
-        return job.made + (self._steps - job.since_step if job.decoding else 0)
+        return self._made_by(job, self._steps + self._done) if job.decoding else job.made
+
+    def _made_by(self, job: _Job, step: int) -> int:
+        """Tokens of a decoding sequence's answer after that step."""
+        return min(job.made + int((step - job.since_step) * self.tokens_per_step), job.output)
+
+    def _held_by(self, job: _Job, step: int) -> int:
+        """Tokens of a decoding sequence in the cache, with the one that the next step computes."""
+        return job.input + self._made_by(job, step) - job.made + 1
+
+    # Stretches of steps
+
+    def _end_of(self, step: int) -> float:
+        """Of so many of the steps under way."""
+        return self._start + step * (self._first_s + self._half_more_s * (step - 1))
+
+    def _steps_by(self, moment: float) -> int:
+        """How many of the steps under way have ended by that moment."""
+        left, more = moment - self._start, self._half_more_s
+        if left <= 0.0:
+            return 0
+        # The root of a quadratic equation, and then to the very step: roots are rounded.
+        base = self._first_s - more
+        steps = min(int(2.0 * left / (base + math.sqrt(base * base + 4.0 * more * left))), self._planned)
+        while steps < self._planned and self._end_of(steps + 1) <= moment:
+            steps += 1
+        while steps and self._end_of(steps) > moment:
+            steps -= 1
+        return steps
+
+    def _plan_until(self, moment: float) -> None:
+        """No step under way begins at that moment or later."""
+        steps = self._steps_by(moment)
+        if not steps or self._end_of(steps) < moment:
+            steps += 1
+        if steps < self._planned:
+            self._planned, self._ends = steps, self._end_of(steps)
+
+    def _cut(self) -> None:
+        """The step that was under way when somebody last looked is the last of its stretch: something changes."""
+        if self._planned > 1:
+            self._plan_until(max(self._looked, math.nextafter(self._start, math.inf)))
+
+    def _lets_in(self) -> bool:
+        """Whether a request that comes may end a stretch: not while others wait for what only an ending gives."""
+        return not self._waiting or len(self._ranks) > 1
 
     def _begin(self, before: float) -> bool:
-        """Begins the next step, if there is one and it begins before that moment."""
+        """Begins the next step, or stretch of steps, if there is one and it begins before that moment."""
         arriving = self._arriving
-        start = self.clock
+        start = self._ends
         if not self._waiting and not self._decoding:
             if not arriving:
                 return False
-            start = max(start, arriving[0][0])
+            if arriving[0][0] > start:
+                start = arriving[0][0]
         # Who looks at the moment at which a step ends may still add a request to the next one.
         if start >= before:
             return False
+        ranks = self._ranks
         while arriving and arriving[0][0] <= start:
             job = arriving.popleft()[1]
-            job.rank = min(self._ranks, key=_load) if len(self._ranks) > 1 else self._ranks[0]
+            job.rank = min(ranks, key=_load) if len(ranks) > 1 else ranks[0]
             job.rank.waiting.append(job)
             self._waiting += 1
-        taken = [self._prefill(rank, start) for rank in self._ranks]
-        fullest = taken[0] if len(taken) == 1 else max(taken, key=lambda one: one.tokens)
-        tokens = sum(one.tokens for one in taken)
-        self._rides = not (self.prefill_first and tokens) and self._decoding > 0
+        tokens = largest = 0
+        before_tokens = 0.0
+        if self._waiting:
+            for rank in ranks:
+                taken, attended = self._prefill(rank, start) if rank.waiting else (0, 0.0)
+                tokens += taken
+                if taken > largest:
+                    largest, before_tokens = taken, attended
+        self._start = start
+        self._done = 0
+        self._rides = self._decoding > 0 and not (tokens and self.prefill_first)
         riding, read = (self._decoding, self._cached) if self._rides else (0, 0.0)
-        spent = self.slower * self._seconds(riding, read, tokens, fullest)
-        self._taken = taken
-        self._spent = spent
-        self.clock = start + spent
-        self.busy_s += spent
+        spent = self._slower * self._seconds(riding, read, tokens, largest, before_tokens)
+        self._planned = 1
+        self._ends = start + spent
+        if not tokens and not self.every_token:
+            self._stretch(spent)
         return True
 
-    def _seconds(self, riding: float, read: float, tokens: int, fullest: _Prefill) -> float:
+    def _stretch(self, first_s: float) -> None:
+        """As many decode steps as follow each other."""
+        endings = self._endings
+        while endings[0][2].ends_at_step != endings[0][0]:
+            # Whoever was cancelled or preempted has left its entry behind.
+            heappop(endings)
+        steps = endings[0][0] - self._steps
+        if self.preempts and not self.whole:
+            for rank in self._ranks:
+                if len(rank.jobs) > 1 or (rank.waiting and rank.waiting[0].held):
+                    steps = self._steps_until_full(rank, steps)
+        if steps <= 1:
+            return
+        self._planned = steps
+        self._first_s = first_s
+        self._half_more_s = 0.5 * self._slower * self._decoding * self.tokens_per_step / self.pp * self.times.per_cached
+        self._ends = self._end_of(steps)
+        if self._arriving and self._arriving[0][0] < self._ends and self._lets_in():
+            self._plan_until(self._arriving[0][0])
+
+    def _seconds(self, riding: int, read: float, tokens: int, largest: int, before: float) -> float:
+        """`largest` and `before`: of the attention replica with the most tokens of prompts."""
         if self.pp == 1:
-            return self.times.seconds(riding, read, tokens, fullest.tokens, fullest.before)
+            return self.times.seconds(riding, read, tokens, largest, before)
         # A step is one pass through all stages, in which each works on its part of the sequences and on one chunk.
-        part = min(1.0, self.times.chunk / fullest.tokens) if fullest.tokens else 1.0
-        largest, before = part * fullest.tokens, part * fullest.before
-        return self.times.seconds(riding / self.pp, read / self.pp, part * tokens, largest, before)
+        part = min(1.0, self.times.chunk / largest) if largest else 1.0
+        return self.times.seconds(riding / self.pp, read / self.pp, part * tokens, part * largest, part * before)
 
     def _complete(self, found: list[Token]) -> None:
-        taken = self._taken
-        assert taken is not None
-        self._taken = None
+        """The end of the steps under way."""
+        steps, completed = self._planned, self._completed
+        self._pass(steps)
+        self._planned = self._done = 0
         if self._rides:
-            self._decode(found)
-        for part in taken:
-            for job in part.completed:
+            self._end_answers(found)
+        if completed:
+            self._completed = []
+            for job in completed:
                 if not job.gone:
                     self._first(job, found)
         if self.preempts and not self.whole:
             for rank in self._ranks:
-                while rank.held > self.cache_tokens and len(rank.jobs) > 1:
-                    self._preempt(rank)
+                while rank.blocks > self.blocks and self._preempt(rank):
+                    pass
 
-    def _decode(self, found: list[Token]) -> None:
-        """One more token for every sequence."""
-        self._steps += 1
-        self._cached += self._decoding
+    def _pass(self, steps: int) -> None:
+        """So many of the steps under way are over: that many tokens for each sequence that rides."""
+        end = self._ends if steps == self._planned else self._end_of(steps)
+        self.busy_s += end - self._start
+        self._start = end
+        if not self._rides or not steps:
+            return
         if not self.whole:
             for rank in self._ranks:
-                rank.held += len(rank.jobs)
+                if rank.jobs:
+                    rank.blocks += self._grown(rank, steps)
+        self._steps += steps
+        self._cached += steps * self._decoding * self.tokens_per_step
+
+    def _end_answers(self, found: list[Token]) -> None:
         endings, steps = self._endings, self._steps
         if self.every_token:
             for rank in self._ranks:
                 found.extend(
-                    Token(job.id, job.made + steps - job.since_step, False, self.clock)
+                    Token(job.id, self._made_by(job, steps), False, self._ends)
                     for job in rank.jobs
                     if job.ends_at_step > steps
                 )
         while endings and endings[0][0] <= steps:
             ends, _, job = heappop(endings)
-            # Whoever was cancelled or preempted has left its entry behind.
             if job.ends_at_step == ends and not job.gone:
                 self._release(job)
                 self._keep(job, answer=True)
                 del self._jobs[job.id]
-                found.append(Token(job.id, job.output, True, self.clock))
+                found.append(Token(job.id, job.output, True, self._ends))
 
     def _first(self, job: _Job, found: list[Token]) -> None:
         """The end of a prompt's prefill: the next token of its answer, as a rule the first."""
         job.made += 1
         finished = job.made >= job.output
         if job.made == 1 or finished or self.every_token:
-            found.append(Token(job.id, job.made, finished, self.clock))
+            found.append(Token(job.id, job.made, finished, self._ends))
         self._keep(job, answer=finished)
-        if finished:
-            del self._jobs[job.id]
-            return
         rank = job.rank
         assert rank is not None
-        rank.held += self._needs(job)
+        if finished:
+            rank.blocks -= job.held
+            del self._jobs[job.id]
+            return
         rank.jobs[job] = None
         self._decoding += 1
         self._cached += job.input + 1
         job.since_step = self._steps
-        job.ends_at_step = self._steps + job.output - job.made
+        rank.phases[(self._steps - job.input - 1) % self.block_tokens] += 1
+        job.ends_at_step = self._steps + math.ceil((job.output - job.made) / self.tokens_per_step)
         self._begun += 1
         heappush(self._endings, (job.ends_at_step, self._begun, job))
 
     def _keep(self, job: _Job, *, answer: bool) -> None:
         """What it has computed can be found from now on; what was used last is dropped last."""
         cache = job.rank.cache if job.rank is not None else None
-        if cache is None:
+        # What nobody can ask for only takes room from what came before it: none, in an empty cache.
+        if cache is None or not (job.prefix or len(cache)):
             return
         if answer:
             cache.keep_answer(job.output if job.prefix else job.prompt + job.output)
@@ -347,60 +461,94 @@ class Engine:
         """Takes a decoding sequence out of the cache."""
         rank = job.rank
         assert rank is not None
-        since = self._steps - job.since_step
-        self._cached -= job.input + 1 + since
-        rank.held -= self._needs(job) + (0 if self.whole else since)
+        self._cached -= job.input + 1 + (self._steps - job.since_step) * self.tokens_per_step
+        rank.blocks -= job.held if self.whole else self._blocks_of(self._held_by(job, self._steps))
+        rank.phases[(job.since_step - job.input - 1) % self.block_tokens] -= 1
         del rank.jobs[job]
         self._decoding -= 1
         job.ends_at_step = -1
 
-    def _preempt(self, rank: _Rank) -> None:
-        """The latest to begin goes back to the head of the queue and computes all it had again."""
-        job = next(reversed(rank.jobs))
-        self._release(job)
-        made = job.made + self._steps - job.since_step
-        job.made = made
-        job.input = job.prompt + made
+    def _preempt(self, rank: _Rank) -> bool:
+        """The latest to be let in goes back to the head of the queue and computes all it had again; whether there was
+        anyone beside the first, which stays however long it gets."""
+        head = rank.waiting[0] if rank.waiting else None
+        if head is not None and head.held and rank.jobs:
+            rank.blocks -= head.held
+            job = head
+        elif len(rank.jobs) > 1:
+            job = next(reversed(rank.jobs))
+            self._release(job)
+            job.made = self._made_by(job, self._steps)
+            job.input = job.prompt + job.made
+            job.since_step = -1
+            rank.waiting.appendleft(job)
+            self._waiting += 1
+        else:
+            return False
         job.prefilled = job.cached
-        job.since_step = -1
-        rank.waiting.appendleft(job)
-        self._waiting += 1
+        job.held = 0
         self.preemptions += 1
+        return True
 
-    def _needs(self, job: _Job) -> int:
-        """Tokens of the cache that a request must find free."""
-        return job.input + (job.output if self.whole else 1)
+    def _grown(self, rank: _Rank, more: int) -> int:
+        """Blocks that so many more decode steps begin."""
+        steps, size = self._steps, self.block_tokens
+        if self.tokens_per_step != 1.0:
+            return sum(
+                self._blocks_of(self._held_by(job, steps + more)) - self._blocks_of(self._held_by(job, steps))
+                for job in rank.jobs
+            )
+        whole, left = divmod(more, size)
+        found, phases = whole * len(rank.jobs), rank.phases
+        for step in range(steps, steps + left):
+            found += phases[step % size]
+        return found
 
-    def _prefill(self, rank: _Rank, start: float) -> _Prefill:
-        """The prompts of the next step on one attention replica, in the order of their arrival."""
-        waiting, decoding = rank.waiting, len(rank.jobs)
-        completed: list[_Job] = []
-        if not waiting:
-            return _Prefill(0, 0.0, completed)
-        room = max(self.budget - (0 if self.prefill_first else decoding), 0)
-        tokens, before, held = 0, 0.0, rank.held
-        while waiting and room > 0 and decoding + len(completed) < self.most:
+    def _steps_until_full(self, rank: _Rank, most: int) -> int:
+        """Decode steps after which more blocks are taken than there are; at most `most`."""
+        count, free = len(rank.jobs), self.blocks - rank.blocks
+        if count * (int(most * self.tokens_per_step) // self.block_tokens + 1) <= free:
+            return most
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._grown(rank, middle) > free else (middle, high)
+        return high
+
+    def _blocks_of(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
+
+    def _prefill(self, rank: _Rank, start: float) -> tuple[int, float]:
+        """Takes prompts for the next step on one attention replica, in the order of their arrival: their tokens, and
+        the sum of what lies before each of them."""
+        waiting, running = rank.waiting, len(rank.jobs)
+        room = self.budget - (0 if self.prefill_first else running * self.queries)
+        tokens, before = 0, 0.0
+        while waiting and room > 0:
             job = waiting[0]
-            needs = self._needs(job)
-            # A request that nothing else keeps out is let in, however long it is.
-            if held + needs > self.cache_tokens and (decoding or completed):
-                break
-            if self.began is not None:
-                self.began.setdefault(job.id, start)
-            if rank.cache is not None and job.prefix and not job.prefilled and not job.made:
-                job.cached = job.prefilled = rank.cache.look_up(job.prefix, job.prompt)
+            if not job.held:
+                needs = self._blocks_of(job.input + (job.output if self.whole else 1))
+                # A request that nothing else keeps out is let in, however long it is.
+                if running >= self.most or (running and rank.blocks + needs > self.blocks):
+                    break
+                rank.blocks += needs
+                job.held = needs
+                if self.began is not None:
+                    self.began.setdefault(job.id, start)
+                if rank.cache is not None and job.prefix and not job.prefilled and not job.made:
+                    job.cached = job.prefilled = rank.cache.look_up(job.prefix, job.prompt)
             taken = min(job.input - job.prefilled, room)
             before += taken * (job.prefilled + 0.5 * taken)
             job.prefilled += taken
             tokens += taken
             room -= taken
+            running += 1
             if job.prefilled < job.input:
                 break
             waiting.popleft()
             self._waiting -= 1
-            completed.append(job)
-            held += needs
-        return _Prefill(tokens, before, completed)
+            self._completed.append(job)
+        return tokens, before
 
 
 def _load(rank: _Rank) -> int:

@@ -1,10 +1,11 @@
 """A whole fleet in virtual time: requests through a routing policy to engines, the same policy that the gateway runs.
 
-Every replica is an engine of `sim.engine`. The router sees of them what a gateway sees: its own counts, tokens as they
-come, and now and then what each engine reports of itself. Answers' lengths are known to the engines alone.
+Every replica is an engine of `sim.engine`. The router sees of them what a gateway sees: its own counts, and first and
+last tokens as they come; what engines report beside that would say the same, because all their requests come from here.
+Answers' lengths are known to the engines alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -18,13 +19,10 @@ from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
 from crosstie.route.build import deployment_of, live_fleet, typical
 from crosstie.route.decision import Decision
-from crosstie.route.live import Flight, LiveFleet
+from crosstie.route.live import Flight, LiveFleet, LivePool
 from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
 from crosstie.sim.engine import Engine
-
-# How often a gateway reads the engines' own metrics.
-_REPORT_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,17 +55,30 @@ class SimulatedAnswer:
     usd: float
 
 
-@dataclass(frozen=True, slots=True)
 class _Sent:
-    request: SimulatedRequest
-    flight: Flight
+    """A request on a replica."""
+
+    __slots__ = ("first_at", "flight", "made", "request")
+
+    def __init__(self, request: SimulatedRequest, flight: Flight, made: int, first_at: float):
+        self.request, self.flight = request, flight
+        # Of an answer that another replica has broken off: the tokens that the client has, and when the first came.
+        self.made, self.first_at = made, first_at
 
 
 class FleetSimulator:
-    """`prefixes`: engines keep what they computed, and requests find it by the blocks of their `prefix`."""
+    """`tell` is given every answer as it ends; without one they are kept in `answered`. `prefixes`: engines keep what
+    they computed, and requests find it by the blocks of their `prefix`."""
 
     def __init__(
-        self, catalog: Catalog, fleet: Fleet, policy: Policy | None = None, seed: int = 0, *, prefixes: bool = True
+        self,
+        catalog: Catalog,
+        fleet: Fleet,
+        policy: Policy | None = None,
+        seed: int = 0,
+        *,
+        prefixes: bool = True,
+        tell: Callable[[SimulatedAnswer], None] | None = None,
     ):
         self.live: LiveFleet = live_fleet(catalog, fleet, 0.0)
         self.router = Router(self.live, make_policy(policy or fleet.policy, seed))
@@ -75,14 +86,13 @@ class FleetSimulator:
         self.room = WaitingRoom(fleet.serving.max_queued)
         self.now = 0.0
         self.answered: list[SimulatedAnswer] = []
+        self.tell: Callable[[SimulatedAnswer], None] = tell or self.answered.append
         self.engines: dict[str, Engine] = {}
+        # By engine: when it is next to be looked at, and the same in order; entries that have been overtaken stay.
+        self.planned: dict[str, float] = {}
+        self._upcoming: list[tuple[float, str]] = []
         self._sent: dict[int, _Sent] = {}
         self._numbers = 0
-        self._next_report = _REPORT_EVERY_S
-        # Steps' ends, to know which engine is next.
-        self._upcoming: list[tuple[float, str]] = []
-        # By engine: when its step under way ends.
-        self.planned: dict[str, float] = {}
         for pool in self.live.pools:
             deployment = deployment_of(catalog, pool.pool)
             if deployment is None:
@@ -93,8 +103,8 @@ class FleetSimulator:
             for replica in pool.replicas:
                 if replica.key in self.engines:
                     raise BadInput(f"backend {replica.key} is there twice")
-                block_tokens = BLOCK_TOKENS if prefixes else None
-                self.engines[replica.key] = Engine(deployment, context, times=times, block_tokens=block_tokens)
+                prefix_tokens = BLOCK_TOKENS if prefixes else None
+                self.engines[replica.key] = Engine(deployment, context, times=times, prefix_tokens=prefix_tokens)
 
     @property
     def hit_rate(self) -> float:
@@ -112,14 +122,17 @@ class FleetSimulator:
 
     def send(self, request: SimulatedRequest) -> None:
         """A request arrives now."""
-        ask = self._ask(request)
+        self._place(request, self._ask(request), 0, inf)
+
+    def _place(self, request: SimulatedRequest, ask: Ask, made: int, first_at: float) -> None:
         decision = self.router.decide(ask, self.now)
         if decision.outcome == "send":
-            self._start(request, ask, decision)
+            self._start(request, ask, decision, made, first_at)
         elif decision.outcome == "wait":
-            _, shed = self.room.add(ask, self.now, self.now + self.serving.queue_s, request)
+            waiting = (request, made, first_at)
+            _, shed = self.room.add(ask, self.now, self.now + self.serving.queue_s, waiting)
             if shed is not None:
-                self._turn_away(shed.item)
+                self._turn_away(shed.item[0])
         else:
             self._turn_away(request)
 
@@ -139,24 +152,27 @@ class FleetSimulator:
         )
 
     def _turn_away(self, request: SimulatedRequest) -> None:
-        self.answered.append(SimulatedAnswer(request, None, None, inf, inf, inf, 0.0))
+        self.tell(SimulatedAnswer(request, None, None, inf, inf, inf, 0.0))
 
-    def _start(self, request: SimulatedRequest, ask: Ask, decision: Decision) -> None:
+    def _start(
+        self, request: SimulatedRequest, ask: Ask, decision: Decision, made: int = 0, first_at: float = inf
+    ) -> None:
         replica, prediction = decision.replica, decision.prediction
         assert replica is not None
         assert prediction is not None
         engine = self.engines[replica.key]
         flight = replica.start(ask, prediction, self.now)
         self._numbers += 1
-        self._sent[self._numbers] = _Sent(request, flight)
+        self._sent[self._numbers] = _Sent(request, flight, made, first_at)
         # What the engine holds is its own affair: the router only believes that it does.
         engine.add(
-            self._numbers, request.input_tokens, request.output_tokens, self.now, request.cached_tokens, request.prefix
-        )
+            self._numbers, request.input_tokens + made, request.output_tokens - made, self.now, request.cached_tokens,
+            request.prefix,
+        )  # fmt: skip
         self._plan(replica.key)
 
     def _plan(self, key: str) -> None:
-        """Puts an engine's next step into the order of events."""
+        """Puts what an engine does next into the order of events."""
         moment = self.engines[key].next_event_s()
         if moment is None:
             self.planned.pop(key, None)
@@ -166,30 +182,25 @@ class FleetSimulator:
 
     def advance(self, until: float) -> None:
         """All that happens up to then."""
-        upcoming = self._upcoming
-        while upcoming:
-            moment, key = upcoming[0]
-            if self.planned.get(key) != moment:
-                heappop(upcoming)
+        upcoming, planned, room = self._upcoming, self.planned, self.room
+        while upcoming and upcoming[0][0] <= until:
+            moment, key = heappop(upcoming)
+            if planned.get(key) != moment:
                 continue
-            if moment > until:
-                break
-            self._report(moment)
-            self._expire(moment)
-            heappop(upcoming)
-            self.now = max(self.now, moment)
+            if len(room):
+                self._expire(moment)
+            if moment > self.now:
+                self.now = moment
             ended = self._tokens(key, moment)
             self._plan(key)
-            if ended:
+            if ended and len(room):
                 self._let_in()
-        if until < inf:
-            self._report(until)
+        if len(room):
             self._expire(until)
+        if until < inf:
             self.now = max(self.now, until)
-            if len(self.room):
+            if len(room):
                 self._let_in()
-        else:
-            self._expire(inf)
 
     def _tokens(self, key: str, moment: float) -> bool:
         """An engine's tokens up to then; whether there may be room that there was not before."""
@@ -197,50 +208,87 @@ class FleetSimulator:
         for number, tokens, finished, at in found:
             sent = self._sent[number]
             if tokens == 1:
-                sent.flight.first_token(at)
+                if sent.made:
+                    sent.flight.decode_from(at)
+                else:
+                    sent.flight.first_token(at)
             if finished:
                 self._end(number, sent, at)
         return bool(found)
 
     def _end(self, number: int, sent: _Sent, at: float) -> None:
         del self._sent[number]
-        request, flight = sent.request, sent.flight
-        served = flight.end(at, output_tokens=request.output_tokens, input_tokens=request.input_tokens, completed=True)
-        assert served is not None
-        assert flight.first_at is not None
-        self.answered.append(
+        request, flight, first_at = sent.request, sent.flight, sent.first_at
+        replica = flight.replica
+        if sent.made:
+            # An answer in two parts teaches neither lengths nor speed.
+            flight.end(at, output_tokens=None, input_tokens=None, completed=False)
+            usd = flight.charge_usd(float(request.input_tokens), float(request.output_tokens))
+        else:
+            assert flight.first_at is not None
+            first_at = flight.first_at
+            served = flight.end(
+                at, output_tokens=request.output_tokens, input_tokens=request.input_tokens, completed=True
+            )
+            assert served is not None
+            usd = served.charged_usd
+        later = request.output_tokens - 1
+        self.tell(
             SimulatedAnswer(
                 request,
-                flight.replica.pool.name,
-                flight.replica.key,
-                flight.first_at - request.arrival_s,
-                served.tpot_s or 0.0,
+                replica.pool.name,
+                replica.key,
+                first_at - request.arrival_s,
+                (at - first_at) / later if later else 0.0,
                 at - request.arrival_s,
-                served.charged_usd,
+                usd,
             )
         )
 
-    def _report(self, now: float) -> None:
-        """Engines' own metrics, as often as a gateway reads them."""
-        while self._next_report <= now:
-            at, self._next_report = self._next_report, self._next_report + _REPORT_EVERY_S
-            if now - at > 10.0:
+    def fail(self, pool: LivePool) -> None:
+        """Every replica of a pool is gone now. What they had begun goes on elsewhere, as behind the gateway: what the
+        client has is read again there, and the rest is made."""
+        self._let_go(pool, "failed")
+        for number, sent in [one for one in self._sent.items() if one[1].flight.replica.pool is pool]:
+            del self._sent[number]
+            flight, request = sent.flight, sent.request
+            engine = self.engines[flight.replica.key]
+            made = engine.made(number)
+            first_at = min(sent.first_at, flight.first_at if flight.first_at is not None else inf)
+            engine.cancel(number)
+            flight.end(self.now, output_tokens=None, input_tokens=None, completed=False)
+            if made and not self.serving.resume:
+                self._turn_away(request)
                 continue
-            for replica in self.live.replicas():
-                engine = self.engines[replica.key]
-                replica.report(engine.running, engine.waiting, engine.kv_used_fraction, at)
+            ask = self._ask(request)
+            ask.input_tokens += sent.made + made
+            ask.waited_s = self.now - request.arrival_s
+            self._place(request, ask, sent.made + made, first_at)
+        for replica in pool.replicas:
+            self._plan(replica.key)
+
+    def _let_go(self, pool: LivePool, why: str) -> None:
+        for replica in pool.replicas:
+            self.engines[replica.key].advance(self.now)
+            replica.went_down(why)
+
+    def restore(self, pool: LivePool) -> None:
+        """Its replicas are back, with nothing in their caches, and are brought up slowly."""
+        for replica in pool.replicas:
+            replica.came_up(self.now)
+        self._let_in()
 
     def _expire(self, now: float) -> None:
         for ticket in self.room.expired(now):
             self.now = max(self.now, ticket.deadline)
-            ask = ticket.ask
+            ask, (request, made, first_at) = ticket.ask, ticket.item
             ask.waited_s = ask.patience_s
             # Only what matters most is then sent at others' expense.
             decision = self.router.decide(ask, self.now) if ask.priority > 1 else None
             if decision is not None and decision.outcome == "send":
-                self._start(ticket.item, ask, decision)
+                self._start(request, ask, decision, made, first_at)
             else:
-                self._turn_away(ticket.item)
+                self._turn_away(request)
 
     def _let_in(self) -> None:
         while len(self.room):
@@ -248,10 +296,11 @@ class FleetSimulator:
             if taken is None:
                 return
             ticket, decision = taken
+            request, made, first_at = ticket.item
             if decision.outcome == "send":
-                self._start(ticket.item, ticket.ask, decision)
+                self._start(request, ticket.ask, decision, made, first_at)
             else:
-                self._turn_away(ticket.item)
+                self._turn_away(request)
 
 
 @dataclass(frozen=True, slots=True)
