@@ -168,3 +168,12 @@ def test_nearer_constants_win(catalog: Catalog) -> None:
     assert mi325x.scope["link"] == "mesh"
     assert h200.scope["kernel"] == "hopper"
     assert h200.scope["compute.fp4"] == "default"
+
+
+def test_a_users_prices_of_a_kind_take_the_place_of_the_shipped_ones(tmp_path: Path) -> None:
+    row = "mi300x,us,on-demand,1.99,USD/h,claimed,2026-11-01,our contract,\n"
+    (tmp_path / "prices.csv").write_text(",".join(COLUMNS) + "\n" + row)
+    shipped, own = Catalog([]).prices, Catalog([tmp_path]).prices
+    replaced = [price for price in own if (price.accelerator, price.kind) == ("mi300x", "on-demand")]
+    assert [price.amount.value for price in replaced] == [1.99]
+    assert set(shipped) - set(own) == {p for p in shipped if (p.accelerator, p.kind) == ("mi300x", "on-demand")}

@@ -31,7 +31,7 @@ def test_the_answer_comes_first(crosstie: Command, tmp_path: Path) -> None:
     assert got.status == 0
     lines = got.out.splitlines()
     assert lines[0] == "small: 1 request class, 5 requests/s at the peak"
-    assert lines[1].startswith("Cheapest fleet: 1 mi300x, $1.30 an hour ($949.00 a month")
+    assert lines[1].startswith("Cheapest fleet: 1 mi300x, $2.59 an hour ($1,891 a month")
     assert lines[2].split() == ["pool", "model", "replicas", "replica", "$/h", "utilisation"]
     for part in ("Alternatives", "What would change it", "- NVIDIA alone: 1 h200"):
         assert part in got.out
@@ -41,13 +41,13 @@ def test_the_answer_comes_first(crosstie: Command, tmp_path: Path) -> None:
 
 def test_what_the_answer_leaves_out_is_there_on_request(crosstie: Command, tmp_path: Path) -> None:
     got = crosstie("plan", str(small(tmp_path)), "-v").out
-    for part in ("Routing", "Cost by class", "80% intervals", "price of mi300x", "limited by"):
+    for part in ("Routing", "Cost by class", "80% intervals", "prices on-demand: mi300x", "limited by"):
         assert part in got
     assert "-v for" not in got
 
 
 KEYS = {"will_not_run",
-    "format", "made", "calibration", "feasible", "workload", "prices", "left_out", "replicas_considered", "obstacles",
+    "format", "made", "calibration", "feasible", "workload", "prices", "price_kinds", "left_out", "replicas_considered", "obstacles",
     "fleet", "shared", "single_vendor", "runner_up", "flips", "prompt_lengths", "years", "simulated", "by_estimates",
     "binding_limits", "cheaper_but_less_simple",
 }  # fmt: skip
@@ -76,7 +76,7 @@ def test_the_answer_as_json(crosstie: Command, tmp_path: Path) -> None:
     assert sum(one["usd_per_hour"] for one in pool["carries"]) == pytest.approx(pool["usd_per_hour"])
     assert set(got["prices"]) == {"mi300x", "h200"}
     assert set(got["prices"]["h200"]) == {
-        "accelerator", "usd", "low", "high", "kind", "prices", "oldest", "newest", "discount",
+        "accelerator", "usd", "low", "high", "kind", "prices", "provider", "date", "discount",
     }  # fmt: skip
     assert [year["year"] for year in got["years"]] == [1, 2, 3]
     assert got["workload"]["classes"][0]["ttft"] == {"seconds": 1.0, "percentile": 0.95}
@@ -104,7 +104,7 @@ def test_no_fleet_will_do(crosstie: Command, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ("budget_usd_per_month = 0\nat_most = { mi300x = 0 }", "- constraints.budget_usd_per_month: 0 would have to be 2,200;"),
+        ("budget_usd_per_month = 0\nat_most = { mi300x = 0 }", "- constraints.budget_usd_per_month: 0 would have to be 3,300;"),
         ("at_most = { mi300x = 0, h200 = 0 }", "- constraints.at_most: mi300x = 0 would have to be mi300x = 1;"),
         ("power_kw = 0", "- constraints.power_kw: 0 would have to be 1.4;"),
         ("at_most = { h200 = 0 }\nvendor_share = { NVIDIA = 0.2 }", "Any one of these would be enough:"),
@@ -144,29 +144,30 @@ def test_the_fleet_file_reads_back(crosstie: Command, catalog: Catalog, tmp_path
 
 def test_prices_of_ones_own(crosstie: Command, tmp_path: Path) -> None:
     file = str(small(tmp_path))
-    dear = json.loads(crosstie("plan", file, "--price", "MI300X=3.5", "--json").out)
+    dear = json.loads(crosstie("plan", file, "--price", "MI300X=5.5", "--json").out)
     assert dear["fleet"]["gpus"] == {"h200": 1}
-    assert (dear["prices"]["mi300x"]["usd"], dear["prices"]["mi300x"]["kind"]) == (3.5, "given")
+    assert (dear["prices"]["mi300x"]["usd"], dear["prices"]["mi300x"]["kind"]) == (5.5, "given")
     cheap = json.loads(
-        crosstie("plan", file, "--price", "mi300x=3.5", "--discount", "amd=50%", "--discount", "h200=0.1", "--json").out
+        crosstie("plan", file, "--price", "mi300x=5.5", "--discount", "amd=50%", "--discount", "h200=0.1", "--json").out
     )
     assert cheap["fleet"]["gpus"] == {"mi300x": 1}
-    assert (cheap["prices"]["mi300x"]["usd"], cheap["prices"]["mi300x"]["discount"]) == (1.75, 0.5)
+    assert (cheap["prices"]["mi300x"]["usd"], cheap["prices"]["mi300x"]["discount"]) == (2.75, 0.5)
     assert cheap["prices"]["h200"]["usd"] == pytest.approx(0.9 * dear["prices"]["h200"]["usd"])
     assert (
-        "$1.75 as given, 50% off" in crosstie("plan", file, "--price", "mi300x=3.5", "--discount", "AMD=50%", "-v").out
+        "mi300x $2.75 (given, 50% off)"
+        in crosstie("plan", file, "--price", "mi300x=5.5", "--discount", "AMD=50%", "-v").out
     )
 
 
 def test_the_command_line_goes_before_the_file(crosstie: Command, tmp_path: Path) -> None:
-    prices = tables("[prices]\nbasis = 'spot'\nusd_per_gpu_hour = { mi300x = 9 }\ndiscount = { AMD = 0.5 }")
+    prices = tables("[prices]\nkind = 'spot'\nusd_per_gpu_hour = { mi300x = 9 }\ndiscount = { AMD = 0.5 }")
     file = str(small(tmp_path, prices))
     assert json.loads(crosstie("plan", file, "--json").out)["prices"]["mi300x"]["usd"] == 4.5
     got = json.loads(
-        crosstie("plan", file, "--price", "mi300x=2", "--discount", "AMD=0%", "--prices", "rent", "--sizing", "likely", "--json").out
+        crosstie("plan", file, "--price", "mi300x=2", "--discount", "AMD=0%", "--prices", "modelled-3-years", "--sizing", "likely", "--json").out
     )  # fmt: skip
     assert got["prices"]["mi300x"]["usd"] == 2
-    assert got["prices"]["h200"]["kind"] == "rent-3-years"
+    assert got["prices"]["h200"]["kind"] == "modelled-3-years"
     assert (got["workload"]["sizing"], got["by_estimates"]) == ("likely", None)
 
 
@@ -176,17 +177,29 @@ def test_only_these_accelerators(crosstie: Command, tmp_path: Path) -> None:
     assert set(got["single_vendor"]) == {"NVIDIA"}
 
 
-@pytest.mark.parametrize("basis", PLANNED_BY)
-def test_every_kind_of_price_works_or_says_what_is_missing(crosstie: Command, tmp_path: Path, basis: str) -> None:
+@pytest.mark.parametrize("kind", PLANNED_BY)
+def test_every_kind_of_price_works_or_says_what_is_missing(crosstie: Command, tmp_path: Path, kind: str) -> None:
+    """One kind for all, whichever it is: what has no such price is left out and named."""
     file = str(small(tmp_path))
-    got = crosstie("plan", file, "--prices", basis, "--on", "mi300x,h200,rtx-4090", "--json")
+    got = crosstie("plan", file, "--prices", kind, "--on", "mi300x,h200,rtx-4090", "--price", "rtx-4090=1", "--json")
     assert got.status == 0
     document = json.loads(got.out)
+    assert document["price_kinds"] == [kind]
     assert set(document["prices"]) | set(document["left_out"]) == {"mi300x", "h200", "rtx-4090"}
+    assert {price["kind"] for price in document["prices"].values()} <= {kind, "given"}
     for name, reason in document["left_out"].items():
-        assert f"no price of kind {basis}; give one with --price {name}=USD" in reason
-        assert crosstie("plan", file, "--prices", basis, "--on", name, "--price", f"{name}=1").status == 0
-        one_line(crosstie("plan", file, "--prices", basis, "--on", name), "--price NAME=USD")
+        assert reason["why"] == f"no price of kind {kind}"
+        one_line(crosstie("plan", file, "--prices", kind, "--on", name), f"has a price of kind {kind}; give one with")
+
+
+def test_a_second_kind_stands_in_and_is_marked(crosstie: Command, tmp_path: Path) -> None:
+    file = str(small(tmp_path))
+    alone = crosstie("plan", file, "--on", "mi325x,h200").out
+    assert "left out, no on-demand price: mi325x (quoted $2.00)" in alone
+    assert "1 h200" in alone
+    marked = crosstie("plan", file, "--on", "mi325x,h200", "--prices", "on-demand,quoted").out
+    assert "prices on-demand: mi325x $2.00 (quoted, Vultr, 2026-02)" in marked
+    assert "left out" not in marked
 
 
 def test_buying_costs_what_owning_assumes(crosstie: Command, tmp_path: Path) -> None:
@@ -237,7 +250,7 @@ FLAGS = [
     (("--discount", "AMD=5%", "--discount", "amd=6%"), "--discount: AMD is given twice"),
     (("--on", "mi999"), "--on mi999: unknown accelerator"),
     (("--on", ","), "--on names no accelerator"),
-    (("--prices", "barter"), "'--prices': 'barter' is not one of"),
+    (("--prices", "barter"), "--prices: 'barter' is not one of"),
     (("--sizing", "bold"), "'--sizing': 'bold' is not one of"),
 ]
 
@@ -249,7 +262,7 @@ def test_mistakes_on_the_command_line(crosstie: Command, tmp_path: Path, options
 
 
 PLANLESS = [
-    (tables("[prices]\nbasis = 'barter'"), "prices.basis: 'barter' is not one of rent, on-demand"),
+    (tables("[prices]\nkind = 'barter'"), "prices.kind: 'barter' is not one of on-demand, reserved"),
     (
         constrained("vendors = ['amd']\nvendor_share = { nvidia = 0.2 }"),
         "constraints.vendor_share.NVIDIA: no accelerator of NVIDIA",

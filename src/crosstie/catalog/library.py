@@ -112,11 +112,18 @@ class Catalog:
 
     @cached_property
     def prices(self) -> tuple[Price, ...]:
-        """A user's rows stand beside the shipped ones, here and in `api_prices`."""
-        return tuple(price for file in self._tables("prices.csv") for price in read_prices(file, self.accelerators))
+        """A later folder's prices of an accelerator and a kind take the place of the earlier ones'."""
+        found: dict[tuple[str, str], list[Price]] = {}
+        for file in self._tables("prices.csv"):
+            own: dict[tuple[str, str], list[Price]] = {}
+            for price in read_prices(file, self.accelerators):
+                own.setdefault((price.accelerator, price.kind), []).append(price)
+            found.update(own)
+        return tuple(price for prices in found.values() for price in prices)
 
     @cached_property
     def api_prices(self) -> tuple[ApiPrice, ...]:
+        """A user's rows stand beside the shipped ones."""
         return tuple(price for file in self._tables("api_prices.csv") for price in read_api_prices(file, self.models))
 
     @cached_property

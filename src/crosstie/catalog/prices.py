@@ -20,8 +20,11 @@ _API_LOW, _API_HIGH = 0.001, 100.0
 KINDS = {
     "on-demand": "rent by the hour as the provider publishes it, the median of its offers",
     "spot": "interruptible rent by the hour as the provider publishes it, the median of its offers",
-    "rent-quoted": "rent by the hour as somebody else quotes it",
-    "rent-3-years": "rent by the hour under a three-year contract, as an analyst models it",
+    "reserved": "rent by the hour under a contract as the provider publishes it, which does not say how long",
+    "reserved-1-year": "rent by the hour under a contract of one year as the provider publishes it",
+    "reserved-3-years": "rent by the hour under a contract of three years as the provider publishes it",
+    "quoted": "rent by the hour as somebody else quotes it",
+    "modelled-3-years": "rent by the hour under a three-year contract, as an analyst models it; no seller asks it",
     "own-hyperscaler": "all-in cost by the hour of a hyperscaler that owns it, as an analyst models it",
     "own-neocloud": "all-in cost by the hour of a GPU cloud that owns it, as an analyst models it",
     "purchase": "price of one accelerator",

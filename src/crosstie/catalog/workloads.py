@@ -355,7 +355,7 @@ def _vendor_shares(reader: _Reader, where: str, raw: object) -> dict[str, float]
 def _prices(reader: _Reader, raw: object) -> Prices:
     file = reader.file
     entry = table(file, "prices", raw)
-    only_keys(file, "prices", entry, {"basis", "usd_per_gpu_hour", "discount"})
+    only_keys(file, "prices", entry, {"kind", "usd_per_gpu_hour", "discount"})
     discounts: dict[str, float] = {}
     for name, share in table(file, "prices.discount", entry.get("discount", {})).items():
         key = f"prices.discount.{name}"
@@ -363,12 +363,20 @@ def _prices(reader: _Reader, raw: object) -> Prices:
         _once(file, key, whom, discounts)
         discounts[whom] = number(file, key, share, 0, MOST_DISCOUNT)
     return Prices(
-        basis=text(file, "prices.basis", entry.get("basis", "rent")),
+        kinds=_kinds(file, entry.get("kind", "on-demand")),
         usd_per_gpu_hour=_by_accelerator(
             reader, "prices.usd_per_gpu_hour", entry.get("usd_per_gpu_hour", {}), UsdPerGpuHour
         ),
         discount=discounts,
     )
+
+
+def _kinds(file: Path, raw: object) -> tuple[str, ...]:
+    """One kind, or several of which the first that an accelerator has a price of is taken."""
+    found = texts(file, "prices.kind", [raw] if isinstance(raw, str) else raw)
+    if not found:
+        raise BadData(file, "prices.kind", "is empty: leave the key out for on-demand")
+    return tuple(dict.fromkeys(found))
 
 
 def _by_accelerator(reader: _Reader, where: str, raw: object, kind: Any) -> dict[str, Any]:

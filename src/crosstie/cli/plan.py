@@ -35,7 +35,13 @@ from crosstie.web.plan_chart import draw_plan
 @click.option("--watch", is_flag=True, help="Make saved plans (files or folders) again and say which have flipped.")
 @click.option("--price", multiple=True, metavar="A=USD", help="Your own price of a GPU-hour, such as mi300x=1.99.")
 @click.option("--discount", multiple=True, metavar="A=SHARE", help="Off the price, by accelerator or vendor: AMD=15%.")
-@click.option("--prices", "basis", type=click.Choice(list(PLANNED_BY)), help="Which prices to plan by. [default: rent]")
+@click.option(
+    "--prices",
+    "kinds",
+    metavar="KIND[,KIND]",
+    help=f"Which prices to plan by: {', '.join(PLANNED_BY)}; a second stands in where the first is lacking. "
+    "[default: on-demand]",
+)
 @on_option("Only these accelerators.")
 @click.option(
     "--sizing", type=click.Choice(["safe", "likely"]), help="By the upper 80% bound of estimates, or by the estimates."
@@ -49,7 +55,7 @@ from crosstie.web.plan_chart import draw_plan
 @json_option
 def command(
     files: tuple[Path, ...], fleet: Path | None, save: Path | None, watch: bool, price: tuple[str, ...],
-    discount: tuple[str, ...], basis: str | None, accelerators: str | None, sizing: str | None,
+    discount: tuple[str, ...], kinds: str | None, accelerators: str | None, sizing: str | None,
     only_known: bool, simulated: bool, checked: bool, plot: Path | None, example: bool, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
@@ -71,7 +77,7 @@ def command(
     outputs = {"--fleet": fleet, "--save": save, "--plot": plot}
     simulated = simulated or checked
     if watch:
-        others = {**outputs, "--price": price, "--discount": discount, "--prices": basis, "--on": accelerators}
+        others = {**outputs, "--price": price, "--discount": discount, "--prices": kinds, "--on": accelerators}
         given = [
             flag
             for flag, value in {
@@ -90,7 +96,7 @@ def command(
     file = find_workload(files[0])
     _check_outputs(file, {flag: target for flag, target in outputs.items() if target})
     workload = read_workload(catalog, file)
-    workload = _overridden(catalog, workload, price, discount, basis, accelerators, sizing, only_known)
+    workload = _overridden(catalog, workload, price, discount, kinds, accelerators, sizing, only_known)
     with progress("planning") as on_progress:
         made = plan(catalog, workload, on_progress=on_progress)
         if simulated and made.answered:
@@ -139,7 +145,7 @@ def _check_outputs(workload: Path, targets: dict[str, Path]) -> None:
 
 
 def _overridden(
-    catalog: Catalog, workload: Workload, price: tuple[str, ...], discount: tuple[str, ...], basis: str | None,
+    catalog: Catalog, workload: Workload, price: tuple[str, ...], discount: tuple[str, ...], kinds: str | None,
     accelerators: str | None, sizing: str | None, only_known: bool,
 ) -> Workload:  # fmt: skip
     """What the command line says goes before what the file says."""
@@ -156,13 +162,23 @@ def _overridden(
         raise BadInput("--on names no accelerator")
     return adjusted(
         workload,
-        basis=basis,
+        kinds=_kinds(kinds),
         usd_per_gpu_hour=_by_name("--price", price, lambda text: checked_gpu_hour(amount(text)), accelerator),
         discount=_by_name("--discount", discount, lambda text: checked_discount(fraction(text)), accelerator_or_vendor),
         accelerators=chosen,
         sizing=sizing,
         only_known=only_known,
     )
+
+
+def _kinds(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    found = names_in(text)
+    for kind in found or [text]:
+        if kind not in PLANNED_BY:
+            raise BadInput(f"--prices: '{kind}' is not one of {', '.join(PLANNED_BY)}")
+    return found
 
 
 def _by_name(

@@ -9,9 +9,10 @@ from crosstie.cli.show import Output, closing, console, heading, say, show_table
 from crosstie.core.figures import dollars, seconds, share, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
+from crosstie.decide.cost.prices import Quote
 from crosstie.decide.plan.answer import Alternative, FleetPlan, PoolPlan
 from crosstie.decide.plan.flips import Flip
-from crosstie.decide.plan.market import Item
+from crosstie.decide.plan.market import Item, Market
 from crosstie.decide.plan.plan import Plan, SimulatedClass
 from crosstie.decide.plan.report import horizon_usd
 from crosstie.decide.plan.shared import own_classes
@@ -261,14 +262,19 @@ def _flip(flip: Flip) -> str:
 
 
 def _show_rest(out: Output, plan: Plan, verbose: bool) -> None:
-    if verbose:
-        for item in plan.market.items:
-            if item.id in plan.accelerators:
-                say(out, f"price of {item.id}: {_price(item, plan.made)}", "dim")
+    market = plan.market
+    used = [item for item in market.items if item.id in plan.accelerators]
+    if used:
+        say(out, f"prices {market.kinds[0]}: {'; '.join(_price(item, market, plan.made, verbose) for item in used)}")
     for note in plan.workload.notes:
         say(out, note, "dim")
-    if plan.market.left_out:
-        say(out, f"left out for want of a price: {', '.join(plan.market.left_out)} (--price NAME=USD)", "dim")
+    if market.left_out:
+        names = [f"{name} ({_asked(other)})" if other else name for name, other in market.left_out.items()]
+        say(
+            out,
+            f"left out, no {' or '.join(market.kinds)} price: {', '.join(names)}; --price NAME=USD gives one",
+            "dim",
+        )
     _show_left_out(out, plan, verbose)
     if not verbose and plan.answered:
         closing(out, DETAILS)
@@ -291,17 +297,20 @@ def _show_left_out(out: Output, plan: Plan, verbose: bool) -> None:
         say(out, f"left out, {verdict}: {model} with {engine} on {', '.join(names)}", "dim")
 
 
-def _price(item: Item, today: str) -> str:
+def _price(item: Item, market: Market, today: str, verbose: bool) -> str:
+    """Whose price it is and how old, and of which kind where that is another than was asked for."""
     quote = item.quote
+    other = f"{quote.kind}, " if item in market.of_other_kinds else ""
+    origin = "given" if quote.is_given else quote.origin if verbose else f"{quote.provider}, {quote.date}"
+    age = f", {_days_old(quote.date, today)} days old" if verbose and quote.date else ""
     off = f", {item.discount:.0%} off" if item.discount else ""
-    if quote.is_given:
-        return f"{dollars(quote.usd)} as given{off}"
-    ends = f"{dollars(quote.low)} to {dollars(quote.high)} over {quote.prices} prices"
-    known = ends if quote.prices > 1 else "one price"
-    return f"{dollars(quote.usd)} ({quote.kind}, {known}{off}), {_age(quote.newest, today)}"
+    return f"{item.id} {dollars(quote.usd)} ({other}{origin}{age}{off})"
 
 
-def _age(dated: str, today: str) -> str:
+def _asked(other: Quote) -> str:
+    return f"{other.kind} {dollars(other.usd)}"
+
+
+def _days_old(dated: str, today: str) -> int:
     whole = dated if len(dated) > 7 else f"{dated}-01"
-    days = (date.fromisoformat(today) - date.fromisoformat(whole)).days
-    return f"newest of {dated}, {days} days old" if days > 0 else f"newest of {dated}"
+    return max((date.fromisoformat(today) - date.fromisoformat(whole)).days, 0)

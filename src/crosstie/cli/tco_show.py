@@ -14,7 +14,6 @@ from crosstie.decide.compare.scorecard import Entry
 from crosstie.decide.cost.assessment import service_gap
 from crosstie.decide.cost.choices import ApiQuote, HostOrApi
 from crosstie.decide.cost.ownership import LINES, Option, Ownership, price_span
-from crosstie.decide.cost.prices import Quote
 from crosstie.decide.cost.tco import ApiComparison, ApiMarket, RentComparison, Tco, WaitComparison
 
 DETAILS = "the whole bill, break-evens, what moves it most, and what it rests on"
@@ -124,10 +123,11 @@ def price_ground(option: Option, sources: dict[str, list[Price]]) -> str:
         same = "one source" if price.prices == 1 else f"{price.prices} prices that agree"
         return f"{opening} ({same}, so a fifth either way is assumed): {told}"
     providers = plural(len({p.provider for p in behind}), "source")
-    return f"{opening} (median of {providers}, {plural(price.prices, 'price')}, {dates(price)}): {told}"
+    middle = f"that of {price.provider}, the middle of {providers}, {plural(price.prices, 'price')}"
+    return f"{opening} ({middle}): {told}"
 
 
-def dates(quote: Quote | ApiQuote) -> str:
+def dates(quote: ApiQuote) -> str:
     return quote.oldest if quote.oldest == quote.newest else f"{quote.oldest} to {quote.newest}"
 
 
@@ -153,11 +153,11 @@ def idle_sentence(entry: Entry, bill: Ownership) -> str:
 
 def rent_sentence(rented: RentComparison) -> str:
     quote, usual = rented.rent, rented.choices[1]
-    what = "given" if quote.is_given else f"{quote.kind}, {_range(quote)}"
+    what = "given" if quote.is_given else f"{quote.kind}, {quote.origin}"
     opening = f"Rent {rented.name} at {dollars(usual.rent_usd_per_hour)} an hour ({what}) or own at "
     opening += f"{dollars(usual.owned_usd_per_hour)}: "
     months = f"; the outlay is back after {usual.payback_months:.0f} months" if usual.payback_months else ""
-    if quote.kind == "rent-3-years":
+    if quote.kind.startswith(("reserved", "modelled")):
         more = "less" if usual.buy_wins_around_the_clock else "more"
         return f"{opening}owning costs {share(abs(usual.saving_of_buying))} {more} than the contract{months}."
     if not usual.buy_wins_around_the_clock:
@@ -166,13 +166,6 @@ def rent_sentence(rented: RentComparison) -> str:
     wide = f" ({ends[0]} to {ends[2]} over the range of rents)" if ends[0] != ends[2] else ""
     line = f"owning wins when the GPUs are needed for more than {share(usual.break_even_utilisation)} of all hours"
     return f"{opening}{line}{wide}{months}."
-
-
-def _range(quote: Quote) -> str:
-    ends = (
-        f"{dollars(quote.low)} to {dollars(quote.high)} over {quote.prices} prices" if quote.prices > 1 else "one price"
-    )
-    return f"{ends}, {dates(quote)}"
 
 
 def api_sentences(apis: ApiMarket, model: str) -> list[str]:

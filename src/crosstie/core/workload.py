@@ -141,7 +141,8 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """Which prices to plan by, the user's own, and discounts by accelerator or vendor."""
 
-    basis: str = "rent"
+    # Of each accelerator the first of these that it has a price of.
+    kinds: Annotated[tuple[str, ...], _Some] = ("on-demand",)
     usd_per_gpu_hour: dict[str, UsdPerGpuHour] = {}
     discount: dict[str, float] = {}
 

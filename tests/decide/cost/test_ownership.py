@@ -167,9 +167,9 @@ def test_gpus_beside_whole_replicas_give_nothing(catalog: Catalog) -> None:
 
 
 def test_a_lone_price_of_the_catalog_is_no_offer() -> None:
-    lone = Quote("h200", 32_000, 32_000, 32_000, "purchase", 1, "2026-08", "2026-08")
+    lone = Quote("h200", 32_000, 32_000, 32_000, "purchase", "a", "2026-08", 1)
     assert (price_span(lone).low, price_span(lone).high) == pytest.approx((25_600, 38_400))
-    several = Quote("h200", 32_000, 30_000, 33_000, "purchase", 2, "2026-08", "2026-08")
+    several = Quote("h200", 32_000, 30_000, 33_000, "purchase", "a", "2026-08", 2)
     assert (price_span(several).low, price_span(several).high) == (30_000, 33_000)
     assert price_span(given("h200", 32_000)).is_exact
 

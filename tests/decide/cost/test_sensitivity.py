@@ -149,7 +149,7 @@ def test_monte_carlo_without_width_is_the_point(h200_fleet: Option, exact_costs:
 def test_samples_use_the_range_of_prices_by_hand(h200_fleet: Option, exact_costs: Costs) -> None:
     """Nothing but the price has a range: triangular from 20,000 over 30,000 to 40,000, so a tenth of the samples is
     below 20,000 + sqrt(0.1 x 20,000 x 10,000) = 24,472, and a tenth as far from the other end."""
-    quote = Quote("h200", 30_000, 20_000, 40_000, "purchase", 3, "2026-06", "2026-11")
+    quote = Quote("h200", 30_000, 20_000, 40_000, "purchase", "a", "2026-11", 3)
     option = dataclasses.replace(h200_fleet, price=quote)
     (spread,) = monte_carlo(contest([option], exact_costs, 3.0), samples=200_000).spreads
 

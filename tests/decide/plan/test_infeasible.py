@@ -119,7 +119,7 @@ LIMITS: dict[str, tuple[str, list[str]]] = {
     "few GPUs": ("at_most = { mi300x = 3, h200 = 2 }", ["at_most"]),
     "a vendor without GPUs": ("at_most = { h200 = 0 }\nvendor_share = { NVIDIA = 0.3 }", ["at_most", "vendor_share.NVIDIA"]),
     "a vendor beyond the budget": (
-        "budget_usd_per_month = 12500\nvendor_share = { NVIDIA = 0.8 }", ["budget_usd_per_month", "vendor_share.NVIDIA"],
+        "budget_usd_per_month = 25000\nvendor_share = { NVIDIA = 0.8 }", ["budget_usd_per_month", "vendor_share.NVIDIA"],
     ),
 }  # fmt: skip
 

@@ -47,9 +47,8 @@ def user_catalog(tmp_path: Path) -> Path:
 
 
 def priced(folder: Path, usd: float, date: str, accelerator: str = "mi300x") -> None:
-    """So many providers of one price that the middle of them all is theirs."""
-    rows = (f"{accelerator},mine {i},rent-3-years,{usd},USD/h,claimed,{date},my contract {i},\n" for i in range(9))
-    (folder / "prices.csv").write_text(HEAD + "".join(rows))
+    """The user's own price, which takes the place of the shipped ones of its kind."""
+    (folder / "prices.csv").write_text(f"{HEAD}{accelerator},mine,on-demand,{usd},USD/h,claimed,{date},my contract,\n")
 
 
 def dated(file: Path, made: str) -> Path:
@@ -77,7 +76,7 @@ def test_prices_flip_it_and_are_said_to(crosstie: Command, saved: Callable[..., 
     got = crosstie("plan", "--watch", str(file))
     assert got.status == 1
     assert "FLIPPED by prices" in got.out
-    assert "mi300x: $1.30 then, $9.00 now (+592%), of 2026-11-10: the plan is older than this price" in got.out
+    assert "mi300x: $2.59 then, $9.00 now (+247%), of 2026-11-10: the plan is older than this price" in got.out
     answer = crosstie("plan", "--watch", str(file), "--json")
     assert answer.status == 1
     (one,) = json.loads(answer.out)
@@ -227,7 +226,7 @@ SPOILT: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no requests": (_first_class(requests_per_s=0), "requests_per_s"),
     "an unknown model": (_first_class(model="llama-9"), "cannot be planned again: unknown model"),
     "an unknown accelerator": (_within(constraints={"accelerators": ["mi999"]}), "cannot be planned again: unknown accelerator"),
-    "unknown prices": (_within(prices={"basis": "barter"}), "prices.basis: 'barter' is not one of"),
+    "unknown prices": (_within(prices={"kinds": ["barter"]}), "prices.kind: 'barter' is not one of"),
     "no share": (_within(mean_over_peak=0), "mean_over_peak"),
 }  # fmt: skip
 

@@ -139,7 +139,7 @@ def api_quote(offers: Sequence[ApiPrice], input_tokens: int, output_tokens: int)
         )
         for offer in offers
     ]
-    providers = by_provider(priced)
+    providers = {offer.provider: offer.usd for offer in by_provider(priced)}
     least, most = min(priced, key=lambda offer: offer.usd), max(priced, key=lambda offer: offer.usd)
     dates = sorted(offer.date for offer in priced)
     return ApiQuote(

@@ -1,30 +1,24 @@
-"""What an accelerator costs by the hour or to buy: a range over what the sources say, never one of them alone.
+"""What an accelerator costs by the hour or to buy: what one seller asks, between the least and the most of its kind.
 
-Providers differ by a factor of five for the same GPU, so a quote carries the least, the middle and the
-most of its providers, how old they are, and of which kind they are.
+Providers differ by a factor of five for the same GPU, and kinds of prices by another two. So a quote is always of one
+kind, the middle one of its sellers, with that seller and the date of its price.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median, median_low
 
 from crosstie.catalog.library import Catalog, spellings
 from crosstie.catalog.prices import KINDS, ApiPrice, Price
 from crosstie.core.errors import BadInput
+from crosstie.core.figures import dollars
 from crosstie.core.model import Model
 
-# Rent, from the kind that compares best to the one that compares worst: a three-year contract is what a
-# fleet pays, and one analyst models it for most accelerators; on-demand prices are an upper end of it.
-RENT = ("rent-3-years", "on-demand", "rent-quoted")
-# Kinds that a user may plan by, each with the kinds to look at, in this order.
-BASES: dict[str, tuple[str, ...]] = {
-    "rent": RENT,
-    "on-demand": ("on-demand", "rent-quoted"),
-    "spot": ("spot",),
-    "own-hyperscaler": ("own-hyperscaler",),
-    "own-neocloud": ("own-neocloud",),
-    "purchase": ("purchase",),
-}
+PURCHASE = "purchase"
+# The user's own price.
+GIVEN = "given"
+# What an analyst works out, and nobody sells: never taken unless it is asked for.
+MODELLED = ("modelled-3-years", "own-hyperscaler", "own-neocloud")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +26,27 @@ class Quote:
     """USD by the hour, or for one accelerator where the kind is `purchase`."""
 
     accelerator: str
-    # Of the kind that it was taken from: the middle of its providers.
+    # What the middle one of the sellers asks; the least and the most of all prices of this kind.
     usd: float
-    # Over every kind that was looked at.
     low: float
     high: float
     kind: str
-    # Prices looked at, and the dates of the oldest and the newest of them.
+    # Who asks it, and as of when; empty where the user gave it.
+    provider: str
+    date: str
+    # Prices of this kind.
     prices: int
-    oldest: str
-    newest: str
 
     @property
     def is_given(self) -> bool:
         """Whether the user gave it, in place of what the catalog knows."""
-        return self.kind == "given"
+        return self.kind == GIVEN
+
+    @property
+    def origin(self) -> str:
+        """Who asks it, as of when, and what others of its kind ask."""
+        more = f"; {self.prices} prices from {dollars(self.low)} to {dollars(self.high)}" if self.prices > 1 else ""
+        return f"{self.provider}, {self.date}{more}"
 
     def mapped(self, change: Callable[[float], float], kind: str = "") -> "Quote":
         """With each of its amounts changed."""
@@ -65,42 +65,35 @@ class Offer:
 
 def given(accelerator: str, usd: float) -> Quote:
     """A price that the user has in hand: no range around it."""
-    return Quote(accelerator, usd, usd, usd, kind="given", prices=1, oldest="", newest="")
+    return Quote(accelerator, usd, usd, usd, kind=GIVEN, provider="", date="", prices=1)
 
 
-def quote(prices: Iterable[Price], accelerator: str, kinds: Sequence[str] = RENT) -> Quote | None:
-    """The middle of the first of `kinds` that has a price, between the least and the most of them all."""
-    for kind in kinds:
-        if kind not in KINDS:
-            raise BadInput(f"'{kind}' is no kind of price; known: {', '.join(KINDS)}")
-    found = [p for p in prices if p.accelerator == accelerator and p.kind in kinds]
+def quote(prices: Iterable[Price], accelerator: str, kind: str) -> Quote | None:
+    """Of exactly one kind; of an even number of sellers the lower one of the two in the middle."""
+    if kind not in KINDS:
+        raise BadInput(f"'{kind}' is no kind of price; known: {', '.join(KINDS)}")
+    found = [p for p in prices if p.accelerator == accelerator and p.kind == kind]
     if not found:
         return None
-    kind = next(kind for kind in kinds if any(p.kind == kind for p in found))
-    offers = [Offer(p.provider, p.amount.date, p.amount.value) for p in found if p.kind == kind]
+    sellers = by_provider(Offer(p.provider, p.amount.date, p.amount.value) for p in found)
+    usual = median_low(offer.usd for offer in sellers)
+    seller = max((offer for offer in sellers if offer.usd == usual), key=lambda offer: offer.date)
     values = [p.amount.value for p in found]
-    dates = sorted(p.amount.date for p in found)
-    return Quote(
-        accelerator=accelerator,
-        usd=median(by_provider(offers).values()),
-        low=min(values),
-        high=max(values),
-        kind=kind,
-        prices=len(found),
-        oldest=dates[0],
-        newest=dates[-1],
-    )
+    return Quote(accelerator, usual, min(values), max(values), kind, seller.provider, seller.date, len(found))
 
 
 def quotes(
     prices: Iterable[Price], accelerators: Iterable[str], kinds: Sequence[str], overrides: Mapping[str, float]
 ) -> dict[str, Quote]:
-    """A quote for every accelerator that has one; the user's own figures take precedence."""
+    """For every accelerator that has one, of the first of the kinds that it has; the user's own take precedence."""
     known = tuple(prices)
-    found = {
-        name: given(name, overrides[name]) if name in overrides else quote(known, name, kinds) for name in accelerators
-    }
-    return {name: one for name, one in found.items() if one is not None}
+    found: dict[str, Quote] = {}
+    for name in accelerators:
+        asked = (quote(known, name, kind) for kind in kinds if kind != GIVEN)
+        one = given(name, overrides[name]) if name in overrides else next(filter(None, asked), None)
+        if one is not None:
+            found[name] = one
+    return found
 
 
 def behind(prices: Iterable[Price], found: Quote) -> list[Price]:
@@ -120,7 +113,7 @@ def sold_tokens(catalog: Catalog, model: Model) -> list[ApiPrice]:
     return [price for price in catalog.api_prices if price.model == known.id]
 
 
-def by_provider(offers: Iterable[Offer]) -> dict[str, float]:
+def by_provider(offers: Iterable[Offer]) -> list[Offer]:
     """The newest of each provider, the middle of it where a provider has several of the same day."""
     newest: dict[str, list[Offer]] = {}
     for offer in offers:
@@ -129,4 +122,4 @@ def by_provider(offers: Iterable[Offer]) -> dict[str, float]:
             held.clear()
         if not held or offer.date == held[0].date:
             held.append(offer)
-    return {provider: median(offer.usd for offer in group) for provider, group in newest.items()}
+    return [replace(group[0], usd=median(offer.usd for offer in group)) for group in newest.values()]

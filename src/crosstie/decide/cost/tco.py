@@ -22,9 +22,11 @@ from crosstie.decide.cost.choices import (
     rent_or_buy,
 )
 from crosstie.decide.cost.ownership import Option, throughput
-from crosstie.decide.cost.prices import BASES, Quote, behind, quotes, sold_tokens
+from crosstie.decide.cost.prices import PURCHASE, Quote, behind, quote, quotes, sold_tokens
 
-_CONTRACT = ("rent-3-years",)
+# Rents to hold against owning, each that an accelerator has; of the first two, hours as they are needed, one.
+_BY_THE_HOUR = ("on-demand", "quoted")
+_CONTRACTS = ("reserved", "reserved-1-year", "reserved-3-years", "modelled-3-years")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ def tco(catalog: Catalog, card: Scorecard, request: TcoRequest | None = None) ->
     running = [entry for entry in card.entries if entry.estimate]
     if not running:
         raise DoesNotFit(f"none can run it: {'; '.join(f'{e.accelerator.id}: {e.problem}' for e in card.entries)}")
-    prices = quotes(catalog.prices, [e.accelerator.id for e in running], BASES["purchase"], asked.purchase_usd)
+    prices = quotes(catalog.prices, [e.accelerator.id for e in running], (PURCHASE,), asked.purchase_usd)
     options = [_option(entry, prices.get(entry.accelerator.id), asked) for entry in running]
     years, costs = asked.years, catalog.costs
     assessed = assess(options, costs, years, samples=asked.samples, seed=asked.seed, vary=asked.vary)
@@ -173,8 +175,9 @@ def _option(entry: Entry, price: Quote | None, asked: TcoRequest) -> Option:
 
 def _rents(catalog: Catalog, name: str, asked: TcoRequest) -> list[Quote]:
     """Hours as they are needed, and years around the clock under contract, as far as either has a price."""
-    by_the_hour = quotes(catalog.prices, [name], BASES["on-demand"], asked.rent_usd_per_hour)
-    found = [*by_the_hour.values(), *quotes(catalog.prices, [name], _CONTRACT, {}).values()]
+    by_the_hour = quotes(catalog.prices, [name], _BY_THE_HOUR, asked.rent_usd_per_hour)
+    contracts = filter(None, (quote(catalog.prices, name, kind) for kind in _CONTRACTS))
+    found = [*by_the_hour.values(), *contracts]
     if not found:
         raise BadInput(f"the catalog has no rent of {name}: give one with --rent-usd {name}=USD")
     return found

@@ -12,12 +12,14 @@ from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.workload import Workload
 from crosstie.decide.cost.ownership import hourly_usd, running_usd_per_hour
-from crosstie.decide.cost.prices import BASES, Quote, quotes
+from crosstie.decide.cost.prices import GIVEN, MODELLED, PURCHASE, Quote, quotes
 
 BUY = "buy"
-# What a plan may be priced by: the kinds of rent, owners' all-in hours as an analyst models them, or buying, with
-# the hour worked out from the purchase price and what `crosstie tco` assumes of ownership.
-PLANNED_BY = (*(basis for basis in BASES if basis != "purchase"), BUY)
+# What sellers ask, or were quoted to ask.
+RENTS = ("on-demand", "reserved", "reserved-1-year", "reserved-3-years", "spot", "quoted")
+# What a plan may be priced by: rents; what an analyst models; buying, with the hour worked out from the purchase
+# price and what `crosstie tco` assumes of ownership; or nothing but the user's own prices.
+PLANNED_BY = (*RENTS, *MODELLED, BUY, GIVEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,15 @@ class Item:
 @dataclass(frozen=True, slots=True)
 class Market:
     items: tuple[Item, ...]
-    # Accelerators that were left out, with the reason.
-    left_out: dict[str, str]
+    # Which prices were asked for: the first is meant for all, the others stand in for it.
+    kinds: tuple[str, ...]
+    # Accelerators that have none of these, with what a seller asks by another kind, if any does.
+    left_out: dict[str, Quote | None]
+
+    @property
+    def of_other_kinds(self) -> list[Item]:
+        """Those whose price is not of the kind that was asked for first, and not the user's own."""
+        return [item for item in self.items if item.quote.kind not in (self.kinds[0], GIVEN)]
 
     @property
     def vendors(self) -> list[str]:
@@ -59,7 +68,7 @@ class Market:
 def adjusted(
     workload: Workload,
     *,
-    basis: str | None = None,
+    kinds: Sequence[str] | None = None,
     usd_per_gpu_hour: Mapping[str, float] | None = None,
     discount: Mapping[str, float] | None = None,
     accelerators: Sequence[str] | None = None,
@@ -78,7 +87,7 @@ def adjusted(
         limits = msgspec.structs.replace(limits, accelerators=tuple(dict.fromkeys(accelerators)))
     prices = msgspec.structs.replace(
         prices,
-        basis=basis or prices.basis,
+        kinds=tuple(dict.fromkeys(kinds)) if kinds else prices.kinds,
         usd_per_gpu_hour={**prices.usd_per_gpu_hour, **usd},
         discount={**prices.discount, **off},
     )
@@ -99,26 +108,28 @@ def checked_discount(share: float) -> float:
 
 def market(catalog: Catalog, workload: Workload) -> Market:
     wanted, prices = workload.constraints, workload.prices
-    if prices.basis not in PLANNED_BY:
-        reason = f"'{prices.basis}' is not one of {', '.join(PLANNED_BY)}"
-        raise BadData(workload.file, "prices.basis", reason)
+    for kind in prices.kinds:
+        if kind not in PLANNED_BY:
+            raise BadData(workload.file, "prices.kind", f"'{kind}' is not one of {', '.join(PLANNED_BY)}")
     named = [catalog.accelerator(name) for name in wanted.accelerators] or list(catalog.accelerators.values())
     chosen = [a for a in named if not wanted.vendors or a.vendor in wanted.vendors]
     if not chosen:
         reason = f"nothing that may be used ({', '.join(a.id for a in named)}) is of {', '.join(wanted.vendors)}"
         raise BadData(workload.file, "constraints.vendors", reason)
-    kinds = BASES["purchase" if prices.basis == BUY else prices.basis]
+    kinds = [PURCHASE if kind == BUY else kind for kind in prices.kinds]
     known = quotes(catalog.prices, [a.id for a in chosen], kinds, prices.usd_per_gpu_hour)
-    items, left_out = [], {}
+    others = quotes(catalog.prices, [a.id for a in chosen], RENTS, {})
+    items: list[Item] = []
+    left_out: dict[str, Quote | None] = {}
     for accelerator in chosen:
         off = prices.discount.get(accelerator.id, prices.discount.get(accelerator.vendor, 0.0))
         quote = known.get(accelerator.id)
         hourly = _hourly(catalog, workload, accelerator, quote, off)
         if hourly is None:
-            reason = f"no price of kind {prices.basis}; give one with --price {accelerator.id}=USD"
             if wanted.inventory.get(accelerator.id):
-                raise BadData(workload.file, f"constraints.inventory.{accelerator.id}", f"has {reason}")
-            left_out[accelerator.id] = reason
+                reason = f"has no price of kind {' or '.join(prices.kinds)}; give one with --price {accelerator.id}=USD"
+                raise BadData(workload.file, f"constraints.inventory.{accelerator.id}", reason)
+            left_out[accelerator.id] = others.get(accelerator.id)
             continue
         items.append(
             Item(
@@ -132,12 +143,13 @@ def market(catalog: Catalog, workload: Workload) -> Market:
             )
         )
     if not items:
-        raise BadInput("no accelerator that may be used has a price; give one with --price NAME=USD")
+        kind = " or ".join(prices.kinds)
+        raise BadInput(f"no accelerator that may be used has a price of kind {kind}; give one with --price NAME=USD")
     for vendor, share in wanted.vendor_share.items():
         if share > 0 and all(item.vendor != vendor for item in items):
             reason = f"no accelerator of {vendor} may be used and has a price"
             raise BadData(workload.file, f"constraints.vendor_share.{vendor}", reason)
-    return Market(tuple(items), left_out)
+    return Market(tuple(items), prices.kinds, left_out)
 
 
 def _hourly(
@@ -149,7 +161,7 @@ def _hourly(
     """
     if quote is None:
         return None
-    if quote.is_given or workload.prices.basis != BUY:
+    if quote.kind != PURCHASE:
         return quote.mapped(lambda usd: usd * (1.0 - discount))
     costs, years = catalog.costs, float(workload.horizon_years)
     return quote.mapped(lambda usd: hourly_usd(accelerator, usd * (1.0 - discount), costs, years), kind=BUY)

@@ -33,7 +33,11 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "feasible": plan.answered,
         "workload": to_builtins(plan.workload),
         "prices": {item.id: {**to_builtins(item.quote), "discount": item.discount} for item in plan.market.items},
-        "left_out": plan.market.left_out,
+        "price_kinds": plan.market.kinds,
+        "left_out": {
+            name: {"why": f"no price of kind {' or '.join(plan.market.kinds)}", "other": to_builtins(other)}
+            for name, other in plan.market.left_out.items()
+        },
         "will_not_run": to_builtins(plan.will_not_run),
         "replicas_considered": plan.replicas_considered,
         "obstacles": to_builtins(plan.obstacles),

@@ -21,7 +21,7 @@ class PriceMove:
     accelerator: str
     then: float
     now: float
-    # Of the newest price that it rests on; empty where the user gave it.
+    # Of the price that it is; empty where the user gave it.
     dated: str
 
     @property
@@ -80,7 +80,7 @@ def _watched(catalog: Catalog, file: Path, today: str) -> Watched:
         raise BadData(file, "", f"cannot be planned again: {error}") from None
     prices = {item.id: item.quote for item in now.market.items}
     moves = [
-        PriceMove(name, then.usd, prices[name].usd, prices[name].newest)
+        PriceMove(name, then.usd, prices[name].usd, prices[name].date)
         for name, then in saved.prices.items()
         if name in prices and abs(prices[name].usd / then.usd - 1.0) > _SAME
     ]

@@ -27,7 +27,7 @@ def long_context(evidence: Evidence, claim: Claim) -> Judgement:
     name = chosen(evidence, claim)
     runs = {on: evidence.best_of_node(LLAMA, on, (64, 32_000, 500), "fp8") for on in FIELD}
     firsts, said, rests = {}, [], [run_rest(run) for run in runs.values()]
-    for kind in ("purchase", "rent-3-years", "on-demand", "own-neocloud"):
+    for kind in ("purchase", "modelled-3-years", "on-demand", "own-neocloud"):
         quotes = {on: quote for on in FIELD if (quote := evidence.price(on, kind))}
         costs = {on: _cost(runs[on], quote.usd, kind) for on, quote in quotes.items()}
         ranked = sorted(costs, key=lambda on: costs[on])
@@ -37,7 +37,7 @@ def long_context(evidence: Evidence, claim: Claim) -> Judgement:
         said.append(
             f"{kind}: {called(ranked[0])} {costs[ranked[0]]:,.3g} {unit}, {called(beside)} {costs[beside]:,.3g}"
         )
-        rests += [quote_rest(evidence, quotes[on]) for on in (ranked[0], beside)]
+        rests += [quote_rest(quotes[on]) for on in (ranked[0], beside)]
     verdict = verdict_of([first == name for first in firsts.values()])
     holding = [kind for kind, first in firsts.items() if first == name]
     far = [called(on) for on, run in runs.items() if "extrapolated" in run.estimate.basis]
@@ -113,7 +113,7 @@ def sustained_batch(evidence: Evidence, claim: Claim) -> Judgement:
     )
     quotes = [evidence.price(on, "purchase") for on in (name, rival)]
     if quotes[0] and quotes[1]:
-        rests += [quote_rest(evidence, quote) for quote in quotes if quote]
+        rests += [quote_rest(quote) for quote in quotes if quote]
         worth = quotes[1].usd / quotes[0].usd
         per_usd = ", ".join(f"{precision} {ratio.value * worth:.1f}x" for precision, ratio in ratios.items())
         reason += (
@@ -177,11 +177,11 @@ def many_models(evidence: Evidence, claim: Claim) -> Judgement:
 def large_models_only(evidence: Evidence, claim: Claim) -> Judgement:
     """Tokens/s per GPU and per USD of MI300X over H100, for the models named and for four others."""
     named, others = ("llama-3.1-405b", "deepseek-v3"), (LLAMA, "llama-3.1-8b", "mixtral-8x22b", "qwen3-235b-a22b")
-    quotes = [quote for on in ("mi300x", "h100-sxm") if (quote := evidence.price(on, "rent-3-years"))]
+    quotes = [quote for on in ("mi300x", "h100-sxm") if (quote := evidence.price(on, "modelled-3-years"))]
     if len(quotes) < 2:
         raise BadInput("the catalog lacks a three-year rent of one of them")
     cheaper = quotes[1].usd / quotes[0].usd
-    speed, rests = {}, [quote_rest(evidence, quote) for quote in quotes]
+    speed, rests = {}, [quote_rest(quote) for quote in quotes]
     for model in (*named, *others):
         amd, nvidia = (_widest(evidence, model, on) for on in ("mi300x", "h100-sxm"))
         speed[model] = amd.per_gpu / nvidia.per_gpu

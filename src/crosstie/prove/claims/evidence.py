@@ -19,7 +19,7 @@ from crosstie.core.errors import BadData, BadInput, DoesNotFit
 from crosstie.core.estimate import Estimate
 from crosstie.core.fact import Fact
 from crosstie.decide.compare.scorecard import Load, compare
-from crosstie.decide.cost.prices import BASES, Quote, quote
+from crosstie.decide.cost.prices import Quote, quote
 from crosstie.decide.cost.published import Published, mi325x_against_h200
 from crosstie.prove.calibration.results import Point, Row, read_results
 from crosstie.prove.calibration.tax import SHIPPED_RESULTS
@@ -191,8 +191,8 @@ class Evidence:
         return found
 
     def price(self, name: str, kind: str) -> Quote | None:
-        """A quote of exactly one kind, such as `rent-3-years`, or of a basis that users plan by."""
-        return quote(self.prices, name, BASES.get(kind, (kind,)))
+        """A quote of exactly one kind."""
+        return quote(self.prices, name, kind)
 
     def purchase(self, name: str) -> dict[str, float]:
         """USD of one by each who names a price, the middle where one gives the ends of a range."""

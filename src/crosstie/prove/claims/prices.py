@@ -26,7 +26,7 @@ from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRON
 
 # Prices scatter more than they are worth quoting to the percent.
 PRICE_TOLERANCE = 0.15
-RENTS = ("rent-3-years", "on-demand", "spot")
+RENTS = ("modelled-3-years", "on-demand", "spot")
 # Savings are compared within two percentage points.
 TOLERANCE = 0.02
 
@@ -38,7 +38,7 @@ def discounts(evidence: Evidence, cheap: str, dear: str, kinds: Sequence[str]) -
         one, other = evidence.price(cheap, kind), evidence.price(dear, kind)
         if one and other:
             found[kind] = 1.0 - one.usd / other.usd
-            rests += [quote_rest(evidence, one), quote_rest(evidence, other)]
+            rests += [quote_rest(one), quote_rest(other)]
     return found, rests
 
 
@@ -47,7 +47,7 @@ def price_rests(evidence: Evidence, *names: str) -> list[Rest]:
     quotes = {name: evidence.price(name, "purchase") for name in names}
     none = "no purchase price of {} by anybody but an article"
     return [
-        quote_rest(evidence, quote) if quote else Rest("catalog", none.format(called(name)), "prices.csv")
+        quote_rest(quote) if quote else Rest("catalog", none.format(called(name)), "prices.csv")
         for name, quote in quotes.items()
     ]
 
@@ -91,9 +91,9 @@ def cheaper(evidence: Evidence, claim: Claim) -> Judgement:
     wide = [quote.high / quote.low for on in ("mi300x", "h100-sxm") if (quote := evidence.price(on, "on-demand"))]
     if wide:
         reason += f". Each is the middle of its providers, whose rents by the hour are up to {max(wide):.0f}x apart"
-    newer = discounts(evidence, "mi355x", "h100-sxm", ("rent-3-years",))[0] if claim.id == "c64" else {}
-    if newer and newer["rent-3-years"] < 0.0:
-        reason += f". Newer AMD parts are dearer: an MI355X by {percent(-newer['rent-3-years'])} over three years"
+    newer = discounts(evidence, "mi355x", "h100-sxm", ("modelled-3-years",))[0] if claim.id == "c64" else {}
+    if newer and newer["modelled-3-years"] < 0.0:
+        reason += f". Newer AMD parts are dearer: an MI355X by {percent(-newer['modelled-3-years'])} over three years"
     return Judgement(verdict_of(agrees.values()), _listed(found), reason, rests)
 
 
@@ -155,7 +155,7 @@ def tokens_per_dollar(evidence: Evidence, claim: Claim) -> Judgement:
     for precision in ("fp8", "bf16"):
         h100, mi300x = (evidence.best_of_node(LLAMA, on, load, precision) for on in ("h100-sxm", "mi300x"))
         runs += [h100, mi300x]
-        found, rests = discounts(evidence, "mi300x", "h100-sxm", ("rent-3-years", "on-demand"))
+        found, rests = discounts(evidence, "mi300x", "h100-sxm", ("modelled-3-years", "on-demand"))
         for kind, lower in found.items():
             gaps[f"{precision}, {kind}"] = ratio_of(h100, mi300x, 1.0 - lower)
     wanted = claim.only.middle

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crosstie.core.fact import Fact, Label
-from crosstie.decide.cost.prices import Quote, behind
+from crosstie.decide.cost.prices import Quote
 from crosstie.prove.calibration.results import Point
 from crosstie.prove.claims.evidence import EstimatedRun, Evidence
 
@@ -73,12 +73,10 @@ def model_rest(evidence: Evidence, model: str, what: str) -> Rest:
     )
 
 
-def quote_rest(evidence: Evidence, quote: Quote) -> Rest:
+def quote_rest(quote: Quote) -> Rest:
     usd = f"{quote.usd:,.0f} USD" if quote.kind == "purchase" else f"{quote.usd:,.3g} USD/h"
     what = f"{quote.accelerator} {quote.kind} {usd}"
     if quote.prices > 1:
         what += f", {between(quote.low, quote.high)} over {quote.prices} prices"
-    said = dict.fromkeys(price.provider for price in behind(evidence.prices, quote))
-    if len(said) <= 5:
-        what += f" ({'; '.join(said)})"
-    return Rest("catalog", what, "prices.csv, sources by row: crosstie catalog list prices", quote.newest)
+    what += f" ({quote.provider})"
+    return Rest("catalog", what, "prices.csv, sources by row: crosstie catalog list prices", quote.date)
