@@ -56,21 +56,6 @@ def test_a_stream_is_the_same_answer_in_pieces() -> None:
     run_on_loop(body())
 
 
-def test_at_the_clocks_pace_there_is_a_chunk_for_each_token() -> None:
-    async def body() -> None:
-        async with emulating(speed=1.0) as (_, client):
-            # A busy machine merges what it is late for, now and then; merging by intent would do so every time.
-            for _ in range(20):
-                events = await client.stream(chat(max_tokens=30, ignore_eos=True))
-                texts = [one["choices"][0]["delta"].get("content") for one in events.documents]
-                if (chunks := len([text for text in texts if text])) >= 20:
-                    break
-            assert chunks >= 20
-            assert events.text == (await client.stream(chat(max_tokens=30, ignore_eos=True))).text
-
-    run_on_loop(body())
-
-
 def test_completions_of_texts_and_of_token_numbers() -> None:
     async def body() -> None:
         async with emulating() as (_, client):

@@ -403,7 +403,8 @@ def test_many_cold_models_do_not_hold_up_one_that_is_loaded() -> None:
     """More kinds wait than the waiting room tries for a place."""
 
     async def run() -> None:
-        pool = shared_pool(*MODELS, replicas=1, memory_gib=25.0)
+        # Pinned, or on a slow machine the others could have its place before it is asked for again.
+        pool = shared_pool(*MODELS, replicas=1, memory_gib=45.0, pinned=A)
         slow = tuple(msgspec.structs.replace(host, load_s=2.0 if host.model == A else 900.0) for host in pool.hosts)
         async with hosted(msgspec.structs.replace(pool, hosts=slow)) as one:
             assert (await ask(one, A))[0] == 200
