@@ -58,7 +58,7 @@ def test_one_client_waits_for_nobody(catalog: Catalog) -> None:
     hardware = Hardware([one.decode])
     prefill = float(step_s(hardware, shape(prefill_tokens=2000))[0, 0])
     decode = float(step_s(hardware, shape(1, 2250))[0, 0])
-    sent = 0.005 + float(transfer(Sides([one]), 2000.0).wire_s[0, 0])
+    sent = one.connector.start.si + float(transfer(Sides([one]), 2000.0).wire_s[0, 0])
     assert float(alone.tpot_s[0, 0]) == pytest.approx(decode, rel=1e-3)
     assert float(alone.ttft_s[0, 0]) == pytest.approx(0.140 + prefill + sent + 0.5 * decode, rel=1e-2)
     assert float(alone.requests_per_s[0, 0]) == pytest.approx(

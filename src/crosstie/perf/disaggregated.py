@@ -34,7 +34,9 @@ _BISECTIONS = 24
 _LANDMARKS = 7
 _FEWEST = 1e-5
 # A replica cannot be at work more than this share of the time: the wait would have no end.
-_FULL = 0.9999
+_FULL = 1.0 - 1e-6
+# From this share on it is prefill that clients wait for, whatever else is full.
+_NEARLY = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ def _state(
     short = (wanted - (inside if clients is not None else rate)) / wanted > 5e-3
     outside = np.where(short, (wanted - inside) / rate if clients is not None else np.inf, 0.0)
     # Where prefill answers before decode has room, the wait falls between the first token and the second.
-    between = sides.prefill_answers & ~sides.room_first
+    between = sides.prefill_answers & ~sides.room_first & (cycle.busy < _NEARLY)
     ttft = cycle.ttft_s + np.where(between, 0.0, outside)
     rest = cycle.rest_s + np.where(between, outside, 0.0)
     answered = cycle.ttft_s - cycle.wait_s - cycle.own_s
@@ -276,8 +278,8 @@ def _state(
         concurrency_that_fits=fits * sides.decode_replicas,
         prefill=step(sides.prefill, _prompt_shape(sides, load, prefill.least)),
         decode=step(sides.decode, shape(np.maximum(sequences, 1.0), load.context)),
-        capacity_binds=short & (cycle.busy < 0.99) & (room <= sides.decode.max_sequences),
-        engine_binds=short & (cycle.busy < 0.99) & (room > sides.decode.max_sequences),
+        capacity_binds=short & (cycle.busy < _NEARLY) & (room <= sides.decode.max_sequences),
+        engine_binds=short & (cycle.busy < _NEARLY) & (room > sides.decode.max_sequences),
     )
 
 
@@ -335,7 +337,7 @@ def _cycle(
     prompt_s = prefill.least_s + slope * (tokens - prefill.least)
     busy = rate * prefill.service_s / replicas
     at_work = np.minimum(tokens_per_s * prompt_s / tokens, 1.0)
-    idle = np.maximum(1.0 - busy * others, 1.0 - _FULL)
+    idle = np.maximum(1.0 - busy, 1.0 - _FULL)
     wait = others * at_work ** (np.sqrt(2.0 * (replicas + 1.0)) - 1.0) * prompt_s / (2.0 * replicas * idle)
     own = prefill.chunks * prompt_s
     # Transfers share the links of the replicas that send and receive them.

@@ -220,6 +220,10 @@ class Engine:
         return self._decoding + sum(job.held > 0 for job in heads) + sum(not job.gone for job in self._completed)
 
     @property
+    def in_flight(self) -> int:
+        return len(self._jobs)
+
+    @property
     def waiting(self) -> int:
         return len(self._jobs) - self.running
 

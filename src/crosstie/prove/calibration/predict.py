@@ -174,7 +174,7 @@ class _Apart:
     def predict(self) -> dict[str, Array]:
         found = disaggregated_state(self.hardware, self.clients, self.inputs, self.outputs)
         burst = np.maximum(found.ttft_burst_s - found.ttft_s, 0.0)
-        mean = found.ttft_s + burst / self.rounds
+        mean = found.ttft_s + (found.ttft_burst_s - found.ttft_s) / self.rounds
         later = self.outputs - 1.0
         # The last requests of a run leave one by one, for about half of one's time.
         run = (self.rounds + 0.5) * (mean + later * found.tpot_s)
