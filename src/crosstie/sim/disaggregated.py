@@ -178,7 +178,7 @@ class DisaggregatedEngine:
 
     def __init__(
         self, service: Disaggregated, input_tokens: float, output_tokens: float, slower: float = 1.0,
-        *, block_tokens: int | None = None,
+        *, prefix_tokens: int | None = None,
     ):  # fmt: skip
         """`input_tokens` and `output_tokens`: of the requests that it mostly gets, around which steps are tabulated."""
         self.service = service
@@ -186,7 +186,7 @@ class DisaggregatedEngine:
         prefill_times = StepTimes(service.prefill, max(input_tokens, 1.0))
         decode_times = StepTimes(service.decode, context)
         self.prefillers = [
-            Engine(service.prefill, context, slower, times=prefill_times, preempts=False, block_tokens=block_tokens)
+            Engine(service.prefill, context, slower, times=prefill_times, preempts=False, prefix_tokens=prefix_tokens)
             for _ in range(service.prefill_replicas)
         ]
         self.decoders = [_DecodeReplica(service, decode_times, context) for _ in range(service.decode_replicas)]
