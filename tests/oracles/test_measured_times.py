@@ -1,15 +1,18 @@
 """Predicted times against measured ones. Tolerances are what the model is held to, not what it hits."""
 
 import csv
+import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from crosstie.catalog.library import Catalog
+from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.perf.hardware import Hardware
-from crosstie.perf.step import shape, step
+from crosstie.perf.step import distinct_share, shape, step
 
 HERE = Path(__file__).parent
 H200 = HERE.parents[1] / "benchmarks" / "results" / "h200-kernels-2026-11-15.csv"
@@ -112,3 +115,45 @@ def test_llama_on_eight_mi300x_before_any_calibration(uncalibrated: Catalog) -> 
     assert float(np.median(np.abs(found - 1))) < 0.10
     assert float(found.min()) > 0.65
     assert float(found.max()) < 1.35
+
+
+def verifying_steps(catalog: Catalog) -> list[tuple[dict[str, Any], float, float]]:
+    """Each measured step with its predicted seconds, and the predicted growth over the measured one."""
+    rows = json.loads((SHIPPED / "measured" / "h200-verify-steps.json").read_text())["measurements"]
+    made = []
+    for row in rows:
+        one = catalog.deployment(
+            catalog.model(row["model"]), catalog.accelerator("h200"), precision=row["format"], stack="pytorch"
+        )
+        if row["queries"] > 1:
+            drafts = catalog.speculation(one.model, f"ngram:{row['queries'] - 1}")
+            one = msgspec.structs.replace(one, speculation=drafts)
+        made.append((row, float(step(Hardware([one]), shape(row["batch"], row["context"])).gpu_s[0, 0])))
+    conditions = ("model", "format", "context", "batch")
+    plain = {tuple(row[c] for c in conditions): (row["seconds"], s) for row, s in made if row["queries"] == 1}
+    found = []
+    for row, seconds in made:
+        measured, predicted = plain[tuple(row[c] for c in conditions)]
+        found.append((row, seconds, (seconds / predicted) / (row["seconds"] / measured)))
+    return found
+
+
+def test_verifying_steps_cost_what_an_h200_takes_for_them(catalog: Catalog) -> None:
+    """2, 4 and 8 queries a sequence, batches of 1 to 256, dense and with experts."""
+    found = [one for one in verifying_steps(catalog) if one[0]["queries"] > 1]
+    assert len(found) == 129
+    errors = np.abs([seconds / row["seconds"] - 1 for row, seconds, _ in found])
+    assert float(np.median(errors)) < 0.05
+    assert float(errors.max()) < 0.15
+    growth = np.abs([over - 1 for *_, over in found])
+    assert float(np.median(growth)) < 0.05
+    assert float(growth.max()) < 0.15
+
+
+def test_the_experts_of_a_verifying_step_are_those_that_were_visited(catalog: Catalog) -> None:
+    """Tokens of random text: 8 to 128 experts of 128, never more than 16% fewer than of independent tokens."""
+    for row, *_ in verifying_steps(catalog):
+        if "experts_visited" in row:
+            tokens = np.array(float(row["batch"] * row["queries"]))
+            expected = 128 * float(distinct_share(8 / 128, tokens))
+            assert 0.84 * expected <= row["experts_visited"] <= 1.02 * expected

@@ -335,3 +335,21 @@ def test_rates_agree_even_in_lock_step(stack: str, clients: int, inputs: int, ou
     closed = steady_state(hardware, clients, inputs, outputs)
     assert float(closed.output_tokens_per_s[0, 0]) == pytest.approx(found.output_tokens / run, rel=0.15)
     assert float(closed.tpot_s[0, 0]) == pytest.approx(float(found.tpot @ seconds), rel=0.2)
+
+
+def test_with_speculation_a_request_takes_fewer_steps() -> None:
+    """3,001 tokens at 2.5 a step: 1,200 steps, give or take how well its text can be guessed."""
+    loop = replace(PLAIN, requests=200, output_tokens=3001, tokens_per_step=2.5, queries=4)
+    got = schedule(loop)
+    assert got.output_tokens == 200 * 3001
+    assert steps(got, got.tpot) == pytest.approx(1 / 2.5, rel=0.02)
+    assert steps(got, got.tpot_p99) == pytest.approx(1.16 / 2.5, rel=0.06)
+    # The cache grows by what is kept.
+    assert float(got.decode_context.max()) == pytest.approx(100 + 1500, rel=0.05)
+
+
+def test_drafts_take_of_the_budget_that_prompts_share() -> None:
+    """64 clients at four queries each leave 744 of 1,000 tokens for prompts."""
+    loop = replace(PLAIN, clients=64, slots=64, requests=256, input_tokens=900, output_tokens=200)
+    plain, drafting = schedule(loop), schedule(replace(loop, tokens_per_step=1.0, queries=4))
+    assert float(plain.prefill_tokens.max()) > float(drafting.prefill_tokens[drafting.decode_sequences > 60].max())

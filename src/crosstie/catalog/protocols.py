@@ -11,11 +11,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from crosstie.catalog.acceptance import TEXTS, parse_speculation
 from crosstie.catalog.reading import Sources, only_keys, read_toml, table, text, text_of
 from crosstie.core.deployment import kv_bytes_per_element
-from crosstie.core.errors import BadData, BadInput
+from crosstie.core.errors import BadData, BadInput, UnknownName
 
-_WHEN = ("rows", "engines", "vendors", "accelerators", "models", "bits", "lengths")
+_WHEN = ("rows", "engines", "vendors", "accelerators", "models", "bits", "lengths", "attention")
 
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -39,6 +40,9 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):
     receive_every: Steps | None = None
     receive_every_few: Steps | None = None
     few_clients: Amount | None = None
+    # How rows that speculate did so, such as mtp:3, and on which kind of text.
+    speculation: str | None = None
+    text: str | None = None
 
     def over(self, other: "BenchmarkSettings") -> "BenchmarkSettings":
         """These settings, and the other's where these say nothing."""
@@ -131,8 +135,12 @@ def _rule(file: Path, where: str, raw: Any, sources: Sources) -> ProtocolRule:
         chosen = msgspec.convert(dict(settings), BenchmarkSettings)
         if chosen.kv_format:
             kv_bytes_per_element(chosen.kv_format)
-    except BadInput as error:
-        raise BadData(file, f"{where}.set.kv_format", str(error)) from None
+        if chosen.speculation:
+            parse_speculation(chosen.speculation)
+        if chosen.text not in (None, *TEXTS):
+            raise BadInput(f"text '{chosen.text}' is not one of {', '.join(TEXTS)}")
+    except (BadInput, UnknownName) as error:
+        raise BadData(file, f"{where}.set", str(error)) from None
     except msgspec.ValidationError as error:
         raise BadData(file, f"{where}.set", str(error)) from None
     reference, day = sources.cite(where, entry.get("source"))

@@ -28,7 +28,9 @@ STACK = {
     "block_tokens": Quantity("tokens", 1, 4096, "tokens of a block of the KV cache"),
     "memory_fraction": Quantity("fraction", 0.1, 1.0, "share of GPU memory that the engine takes"),
     "reserved": Quantity("bytes", 0, 64e9, "activations, graphs and communication buffers per GPU"),
+    "speculative_sequences": Quantity("count", 1, 1e6, "sequences that may decode at once with speculation"),
 }
+_OPTIONAL = frozenset(("block_tokens", "speculative_sequences"))
 HOST = {
     "step": Quantity("seconds", 0, 0.1, "fixed cost of scheduling a step"),
     "prompt": Quantity("seconds", 0, 0.1, "what a step that carries prompts costs beyond that"),
@@ -79,7 +81,7 @@ def read_stack(file: Path) -> Stack:
             small=SmallGpu(**read_facts(file, "small", raw["small"], SMALL, sources)) if "small" in raw else None,
             file=str(file),
             **plain,
-            **read_facts(file, "engine", raw.get("engine"), STACK, sources, frozenset(("block_tokens",))),
+            **read_facts(file, "engine", raw.get("engine"), STACK, sources, _OPTIONAL),
         )
 
 

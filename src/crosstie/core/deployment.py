@@ -136,6 +136,8 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     # By vendor and format.
     emulation: dict[str, dict[str, Emulation]]
     small: SmallGpu | None = None
+    # Sequences of the whole replica that it runs at once with speculation, where it lowers them.
+    speculative_sequences: Fact | None = None
     # Whether it serves requests; kernels timed by themselves do not.
     serves: bool = True
     file: str = ""
@@ -273,6 +275,13 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kv_bytes_per_element(self) -> float:
         return kv_bytes_per_element(self.kv_format)
+
+    @property
+    def max_sequences(self) -> float:
+        """Sequences that the engine runs at once, over all attention replicas."""
+        most = self.stack.max_sequences_on(self.accelerator.memory_bytes) * self.parallelism.dp
+        fewer = self.stack.speculative_sequences if self.speculation else None
+        return most if fewer is None else min(most, max(fewer.value, self.parallelism.dp))
 
     @property
     def weight_width(self) -> str:

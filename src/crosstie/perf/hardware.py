@@ -64,7 +64,7 @@ class Hardware:
         self.prefill_first = self.column(lambda d: float(d.stack.scheduling == "prefill-first")) > 0
         self.held_share = self.column(lambda d: d.stack.held_share)
         self.chunk_tokens = self.column(lambda d: d.stack.chunk_tokens_on(d.accelerator.memory_bytes))
-        self.max_sequences = self.column(lambda d: d.stack.max_sequences_on(d.accelerator.memory_bytes)) * self.dp
+        self.max_sequences = self.column(lambda d: d.max_sequences)
         self._experts = self.column(lambda d: d.efficiency.experts.value)
         self._attention = self.column(lambda d: d.efficiency.attention.value)
         self._rates: dict[str, tuple[Array, Array]] = {}

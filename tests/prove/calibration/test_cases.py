@@ -80,6 +80,63 @@ def test_a_rate_per_gpu_is_over_the_gpus_that_its_source_counts(resolve: Cases) 
     assert (plain.gpus_counted(out), own.gpus_counted(out), own.gpus_counted(total)) == (20, 16, 20)
 
 
+R1 = {"model": "deepseek-r1", "precision": "fp8", "num_accelerators": "8", "tp": "8"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted", "length"),
+    [
+        ({"spec_decode": "mtp1"}, "mtp:1", 1.81),
+        ({"spec_decode": "MTP3", "spec_accept_len": "2.9"}, "mtp:3", 2.9),
+        # Where a row does not say it, the benchmark's recipes do.
+        ({"spec_decode": "mtp", "source_id": "inferencex_dsr1", "engine": "sglang"}, "mtp:2", 2.31),
+        ({"spec_decode": "mtp", "source_id": "inferencex_dsr1", "engine": "tensorrt-llm"}, "mtp:3", 2.54),
+        (
+            {
+                "spec_decode": "mtp",
+                "source_id": "inferencex_dsr1",
+                "engine": "tensorrt-llm",
+                "parallelism": "TP8EP8DPA",
+            },
+            "mtp:1",
+            1.81,
+        ),
+        (
+            {"spec_decode": "mtp", "source_id": "inferencex_dump_2026-07-20", "model": "minimax-m3"},
+            "eagle3:3",
+            2.83,
+        ),
+        ({"spec_decode": "mtp3", "model": "deepseek-v4-pro", "source_id": "rocm_atom_nightly"}, "mtp:3", 2.39),
+    ],
+)
+def test_rows_that_speculate_are_read_as_they_did(
+    resolve: Cases, changes: dict[str, str], wanted: str, length: float
+) -> None:
+    found = one(resolve, **{**R1, **changes})
+    speculation = found.deployment.speculation
+    assert str(speculation) == wanted
+    assert speculation is not None
+    assert speculation.acceptance_length == pytest.approx(length, abs=1e-6)
+    said = any("tokens a step" in assumed for assumed in found.assumed)
+    assert said == ("spec_accept_len" not in changes)
+
+
+def test_a_measured_acceptance_length_belongs_to_its_point(tmp_path: Path) -> None:
+    base = {"spec_decode": "mtp3", **R1}
+    measured = row(metric="spec_accept_len", unit="tok/fwd", value="2.9", **base)
+    file = written(tmp_path / "a.csv", row(**base), measured, row(concurrency="4", **base))
+    found = read_results(file)
+    assert [point["spec_accept_len"] for point in found.points] == ["2.9", ""]
+    assert [row.reason for row in found.unusable] == ["metric spec_accept_len is not predicted"]
+
+
+def test_sglang_runs_fewer_requests_with_speculation_unless_told(resolve: Cases) -> None:
+    qwen = {"model": "qwen3.5-397b-a17b", "engine": "sglang", "num_accelerators": "8", "tp": "8"}
+    assert one(resolve, **qwen).deployment.max_sequences == 1024
+    assert one(resolve, spec_decode="mtp3", **qwen).deployment.max_sequences == 48
+    assert one(resolve, spec_decode="mtp3", max_sequences="200", **qwen).deployment.max_sequences == 200
+
+
 REFUSED = {
     "accelerator": ({"accelerator": "tpu-v9"}, "accelerator 'tpu-v9' is not in the catalog"),
     "no accelerator": ({"accelerator": ""}, "accelerator '' is not in the catalog"),
@@ -116,7 +173,6 @@ REFUSED = {
         {"concurrency": "", "scenario": "Server", "model": "qwen3-8b", "notes": "p99 limits TTFT . ms TPOT . ms"},
         "the latency limits are not known",
     ),
-    "speculation": ({"spec_decode": "mtp"}, "speculative decoding is not modelled"),
     "apart without sides": ({"disagg": "true"}, "does not say which of its GPUs prefill and which decode"),
     "apart without workers": (
         {"disagg": "true", "parallelism": "P:TP2EP1 D:TP2EP1", "num_accelerators": "4"},
@@ -130,6 +186,10 @@ REFUSED = {
         {"disagg": "true", "parallelism": "P:1xTP2 D:0xTP2", "num_accelerators": "2"},
         "does not say how many workers",
     ),
+    "speculation of unknown depth": ({"spec_decode": "mtp"}, "how many tokens are drafted is not said"),
+    "speculation by nobody": ({"spec_decode": "mtp3"}, "llama-3.1-8b has no prediction layer"),
+    "speculation of an unknown kind": ({"spec_decode": "magic3"}, "speculative decoding 'magic3' is not known"),
+    "acceptance beyond the drafts": ({"spec_decode": "eagle3", "spec_accept_len": "9"}, "3 drafts give 1 to 4"),
     "too large": ({"model": "llama-3.1-405b"}, "the weights leave no room"),
     "experts of a dense model": ({"parallelism": "DEP2", "num_accelerators": "2"}, "has no experts to spread"),
     "a fleet with a hole": ({"accelerator": "8xH200+"}, "accelerator '' is no name"),

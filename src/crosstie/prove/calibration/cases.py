@@ -28,6 +28,7 @@ from crosstie.prove.calibration.columns import (
     precision_of,
     row_settings,
     sides_of,
+    speculation_of,
     whole,
 )
 from crosstie.prove.calibration.results import Metric, Point
@@ -98,8 +99,6 @@ class Cases:
 
     def of(self, point: Point) -> tuple[Case, ...]:
         """A case for each kind of accelerator of the point; raises a CrosstieError with the reason why not."""
-        if point["spec_decode"].casefold() not in _OFF:
-            raise NotPredicted("speculative decoding is not modelled")
         parts = [part.strip() for part in point["accelerator"].split("+")]
         gpus = whole(point, "num_accelerators", default=whole(point, "tp", default=1))
         if len(parts) == 1:
@@ -127,6 +126,8 @@ class Cases:
             assumed.append("engine")
         inputs, outputs = self._lengths(point, model, alone, assumed)
         plain = self._deployment(model, accelerator, Parallelism(), precision, "bf16", engine, BenchmarkSettings(), 0.0)
+        apart = point["disagg"].casefold() not in _OFF
+        split = None if apart else layout_of(point, published, model, gpus)
         settings, spoke = self.protocols.settings(
             {
                 "rows": point["source_id"],
@@ -136,18 +137,23 @@ class Cases:
                 "models": model.id,
                 "bits": plain.weight_width,
                 "lengths": f"{point['input_len']}/{point['output_len']}",
+                "attention": "replicas" if split is not None and split.dp > 1 else "shared",
             }
         )
         settings = row_settings(point).over(settings)
+        speculation = speculation_of(self.catalog, point, model, settings)
+        if speculation is not None and speculation.source != "given":
+            assumed.append(f"{speculation} that keeps {speculation.acceptance_length:.2f} tokens a step")
 
         def laid_out(split: Parallelism) -> Deployment:
             kv_format = settings.kv_format or "bf16"
             made = self._deployment(model, accelerator, split, precision, kv_format, engine, settings, inputs)
+            made = msgspec.structs.replace(made, speculation=speculation)
             if not memory_plan(made).fits:
                 raise NotPredicted("the weights leave no room for the cache by the memory model")
             return made
 
-        if point["disagg"].casefold() not in _OFF:
+        if apart:
             prefill, decode, said = sides_of(point, model, gpus)
             if not said:
                 assumed.append("attention replicas")
@@ -164,7 +170,6 @@ class Cases:
                 output_tokens=outputs, shortest=settings.shortest or 1.0, assumed=(*assumed, *spoke), service=service,
             )  # fmt: skip
             return self._corrected(self._loaded(case, settings))
-        split = layout_of(point, published, model, gpus)
         if split is None:
             split = self._smallest(model, accelerator, precision, engine, inputs, outputs)
             assumed.append("layout")
@@ -353,4 +358,6 @@ def set_stack(deployment: Deployment, settings: BenchmarkSettings, inputs: float
             changes[name] = msgspec.structs.replace(getattr(stack, name), value=value, note="set by the benchmark")
     if not changes:
         return stack
-    return msgspec.structs.replace(stack, **changes, small=None)
+    # Who sets the limit sets it with speculation too.
+    own = stack.speculative_sequences if settings.max_sequences is None else None
+    return msgspec.structs.replace(stack, **changes, small=None, speculative_sequences=own)

@@ -5,11 +5,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from crosstie.catalog.acceptance import parse_speculation
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.protocols import BenchmarkSettings
 from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import BadInput, CrosstieError, DoesNotFit, UnknownName
 from crosstie.core.model import Model
+from crosstie.core.speculation import Speculation
 from crosstie.prove.calibration.results import Point
 
 DECIMAL = r"\d+(?:\.\d+)?"
@@ -59,6 +61,32 @@ def fleet_parts(parts: list[str], gpus: int, said: bool = False) -> list[tuple[s
     if said and sum(count for _, count in found) != gpus:
         raise NotPredicted(f"the parts of {' + '.join(parts)} are not the {gpus} GPUs of the row")
     return found
+
+
+_DRAFTS = re.compile(r"(mtp|eagle3|dspark|ngram)(\d*)\??")
+# As engines have it where a row names a method and nobody says how many tokens it drafts.
+_USUAL_DEPTH = {"dspark": 7, "eagle3": 3}
+NOT_SPECULATIVE = ("", "none", "false", "no", "off")
+
+
+def speculation_of(catalog: Catalog, point: Point, model: Model, settings: BenchmarkSettings) -> Speculation | None:
+    """How a row speculates: its own words first, then what is known of the benchmark; None where it does not."""
+    said = point["spec_decode"].casefold()
+    if said in NOT_SPECULATIVE:
+        return None
+    found = _DRAFTS.fullmatch(said)
+    if not found:
+        raise NotPredicted(f"speculative decoding '{point['spec_decode'][:40]}' is not known")
+    method, depth = found[1], found[2]
+    if settings.speculation and method == "mtp":
+        # InferenceX calls every kind of drafting MTP.
+        method, usual, _ = parse_speculation(settings.speculation)
+        depth = depth or str(usual)
+    depth = depth or str(_USUAL_DEPTH.get(method, ""))
+    if not depth:
+        raise NotPredicted("how many tokens are drafted is not said")
+    measured = positive(point, "spec_accept_len")
+    return catalog.speculation(model, f"{method}:{depth}", text=settings.text or "chat", length=measured)
 
 
 def row_settings(point: Point) -> BenchmarkSettings:

@@ -233,6 +233,8 @@ def schedule_of(case: Case) -> Schedule:
             prefill_first=stack.scheduling == "prefill-first",
             shortest=case.shortest,
             receive_every=case.receive_every,
+            tokens_per_step=deployment.speculation.acceptance_length if deployment.speculation else 1.0,
+            queries=deployment.speculation.queries if deployment.speculation else 1,
         )
     )
 
@@ -241,8 +243,7 @@ def _most_clients(case: Case) -> float:
     """Requests that a replica runs at once: memory or the engine sets the limit."""
     deployment, stack = case.deployment, case.deployment.stack
     held = (case.input_tokens + stack.held_share * case.output_tokens) * (1.0 + case.shortest) / 2.0
-    limit = stack.max_sequences_on(deployment.accelerator.memory_bytes) * deployment.parallelism.dp
-    return max(min(float(cache_sequences(deployment, held)), limit), 1.0)
+    return max(min(float(cache_sequences(deployment, held)), deployment.max_sequences), 1.0)
 
 
 def _crossing(room: Array) -> Array:

@@ -14,6 +14,8 @@ REQUIRED = ("accelerator", "model", "precision", "engine", "input_len", "output_
             "metric", "unit", "value")  # fmt: skip
 # What may differ between rows of one operating point.
 _OF_THE_ROW = frozenset(("metric", "unit", "value", "source_ref", "qc_littles_law_ratio"))
+# Measured, and no prediction: what one starts from.
+_STARTED_FROM = ("spec_accept_len",)
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
@@ -101,6 +103,8 @@ def read_results(*paths: str | Path) -> Results:
     """All rows of the files as operating points; rows that cannot be used, each with its reason."""
     points: dict[tuple[tuple[str, str], ...], Point] = {}
     unusable: list[UnusableRow] = []
+    # What was measured of a point that a prediction of it starts from.
+    given: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
     for path in paths:
         for line, fields, ragged in _lines(Path(path)):
             found = (
@@ -108,14 +112,19 @@ def read_results(*paths: str | Path) -> Results:
                 if ragged
                 else _row(str(path), line, fields)
             )
-            if isinstance(found, UnusableRow):
-                unusable.append(found)
-                continue
             conditions = {name: value for name, value in fields.items() if value and name not in _OF_THE_ROW}
             # The run that a row is from tells repeated measurements apart.
             key = (*conditions.items(), ("source_ref", fields.get("source_ref", "")))
+            if isinstance(found, UnusableRow):
+                unusable.append(found)
+                if fields.get("metric") in _STARTED_FROM:
+                    given.setdefault(key, {})[fields["metric"]] = fields["value"]
+                continue
             point = points.setdefault(key, Point(conditions))
             point.rows.append(found)
+    for key, measured in given.items():
+        if key in points:
+            points[key].conditions.update(measured)
     return Results(list(points.values()), unusable)
 
 

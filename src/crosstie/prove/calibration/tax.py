@@ -163,6 +163,8 @@ def tax(
         else:
             if len(found) > 1:
                 left_out["a mixed fleet has no one roofline"] += 1
+            elif found[0].deployment.speculation:
+                left_out["speculative decoding: its roofline hangs on how many drafts were kept"] += 1
             elif _wanted(found[0], accelerators, models, engines):
                 cases += found
     ideal = Predictor(cases).ideal() if cases else {}
