@@ -4,6 +4,7 @@ from statistics import NormalDist
 
 from crosstie.catalog.costs import watts
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.vision import image_rule
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import DoesNotFit
 from crosstie.core.fleet import Fleet, HostedModel, Pool, ServedClass
@@ -39,6 +40,8 @@ def live_fleet(catalog: Catalog, fleet: Fleet, now: float, previous: LiveFleet |
         speed_of(catalog, pool, inputs, outputs, None if host is None else host.memory_gib)
         for (pool, host), (inputs, outputs) in zip(served, lengths_of, strict=True)
     ]
+    rules = {pool.model: image_rule(pool.model) for pool, _ in served}
+    lengths.images = {model: rule for model, rule in rules.items() if rule is not None}
     pools = []
     for (pool, _), speed, mostly in zip(served, speeds, lengths_of, strict=True):
         live = _kept_or_new(pool, speed, lengths, before.get((pool.name, pool.model)))

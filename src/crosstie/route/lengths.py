@@ -4,11 +4,14 @@ and which class a request belongs to that names none."""
 from math import log
 
 from crosstie.core.fleet import Fleet, ServedClass
+from crosstie.core.images import ImageRule
 from crosstie.route.prefix import BLOCK_BYTES
 
 # Text with its JSON around it, until usage says otherwise.
 _BYTES_PER_TOKEN = 4.0
 _OUTPUT_TOKENS = 256.0
+# What one picture, or a piece of sound or film, is counted as in tokens where nobody knows better.
+TOKENS_PER_ATTACHMENT = 1000.0
 # Requests that the starting value counts for, and after how many the past is half forgotten.
 _PRIOR_REQUESTS = 20.0
 _MEMORY_REQUESTS = 500.0
@@ -41,6 +44,8 @@ class Lengths:
         self._by_class = {one.name: self._mean(one.output_tokens) for one in classes}
         self._by_model: dict[str, _Mean] = {}
         self._bytes: dict[str, _Mean] = {}
+        # How models that the catalog knows cut pictures up.
+        self.images: dict[str, ImageRule] = {}
         models: dict[str, list[ServedClass]] = {}
         for one in classes:
             models.setdefault(one.model, []).append(one)
@@ -70,6 +75,14 @@ class Lengths:
 
     def input_tokens(self, model: str, prompt_bytes: int) -> float:
         return max(prompt_bytes / self.bytes_per_token(model), 1.0)
+
+    def image_tokens(self, model: str, width: int = 0, height: int = 0) -> float:
+        """Tokens of a picture; without a size, of one that nothing is known of."""
+        rule = self.images.get(model)
+        if rule is None:
+            return TOKENS_PER_ATTACHMENT
+        seen = rule.seen(width, height) if width > 0 and height > 0 else rule.unknown
+        return TOKENS_PER_ATTACHMENT if seen is None else float(seen.tokens)
 
     def observe(
         self,

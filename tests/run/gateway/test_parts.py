@@ -1,13 +1,17 @@
 """The gateway's parts by themselves: what it reads of a body, its breaker, engines' metrics, how answers are relayed."""
 
 import json
+from base64 import b64encode
 
 import pytest
 from hypothesis import given, strategies as st
 
+from crosstie.catalog.vision import image_rule
 from crosstie.core.errors import BadInput
+from crosstie.route.lengths import Lengths
+from crosstie.run.gateway.asks import _attached_tokens
 from crosstie.run.gateway.backend import IN_A_ROW, Breaker, engine_load
-from crosstie.run.gateway.body import read_body, usage_of, with_model, with_usage_requested
+from crosstie.run.gateway.body import Attached, read_body, usage_of, with_model, with_usage_requested
 
 
 def body(**fields: object) -> bytes:
@@ -51,10 +55,30 @@ def test_pictures_are_seen_and_their_bytes_are_no_text() -> None:
         body(messages=[{"role": "user", "content": [{"type": "text", "text": "what?"}, picture, picture]}])
     )
     assert asked.attached.kinds == {"image"}
-    assert asked.attached.number == 2
+    assert asked.attached.number == asked.attached.images == 2
+    assert asked.attached.sizes == (), "zeros are no picture"
     assert asked.prompt_bytes - asked.attached.size < 400
     sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
     assert read_body(body(messages=[{"role": "user", "content": [sound]}])).attached.kinds == {"audio"}
+
+
+def test_pictures_that_come_along_say_their_size() -> None:
+    header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (1024).to_bytes(4, "big") + (768).to_bytes(4, "big") + bytes(9000)
+    url = "data:image/png;base64," + b64encode(header).decode()
+    given = [{"type": "image_url", "image_url": {"url": where}} for where in (url, "https://x/cat.png", url)]
+    attached = read_body(body(messages=[{"role": "user", "content": given}])).attached
+    assert (attached.images, attached.sizes) == (3, ((1024, 768), (1024, 768)))
+
+
+def test_a_picture_is_counted_by_the_rule_of_the_model() -> None:
+    lengths = Lengths()
+    attached = Attached(4, 5000, frozenset(("image", "audio")), 3, ((1024, 768), (64, 64)))
+    assert _attached_tokens(lengths, "m", attached) == 4000
+    rule = image_rule("qwen3-vl-32b")
+    assert rule is not None
+    lengths.images["m"] = rule
+    assert _attached_tokens(lengths, "m", attached) == 770 + 66 + 1000 + 1000
+    assert _attached_tokens(lengths, "other", attached) == 4000
 
 
 JSON = st.recursive(

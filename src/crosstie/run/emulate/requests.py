@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from crosstie.core.images import ImageRule, size_of_data_url
 from crosstie.run.emulate.tokens import AUDIO_TOKENS, BYTES_PER_TOKEN, IMAGE_TOKENS, begun, count, drawn_length
 
 
@@ -128,11 +129,12 @@ def decode(body: bytes, type: Any) -> Any:
 
 class PromptText:
     """A prompt that grows: its bytes for the prefix cache, its tokens for the engine. Names of roles and marks of
-    pictures tell prompts apart and count for nothing."""
+    pictures tell prompts apart and count for nothing. `images`: how the model cuts pictures up, where that is known."""
 
-    __slots__ = ("pieces", "tokens")
+    __slots__ = ("images", "pieces", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, images: ImageRule | None = None) -> None:
+        self.images = images
         self.pieces: list[bytes] = []
         self.tokens = 0
 
@@ -168,7 +170,7 @@ class PromptText:
             self.add(part.text)
             return
         if "image" in kind:
-            seen, tokens = part.image_url, IMAGE_TOKENS
+            seen, tokens = part.image_url, self._picture(bytes(part.image_url))
         elif "audio" in kind:
             seen, tokens = part.input_audio or part.audio_url, AUDIO_TOKENS
         else:
@@ -176,11 +178,19 @@ class PromptText:
         self.mark(f"<{kind} {zlib.crc32(bytes(seen)):08x}>")
         self.tokens += tokens
 
+    def _picture(self, said: bytes) -> int:
+        rule, start = self.images, said.find(b'"data:image')
+        if rule is None:
+            return IMAGE_TOKENS
+        size = size_of_data_url(said[start + 1 : said.find(b'"', start + 1)]) if start >= 0 else None
+        seen = rule.seen(*size) if size is not None else rule.unknown
+        return IMAGE_TOKENS if seen is None else seen.tokens
 
-def chat_text(body: ChatBody) -> PromptText:
+
+def chat_text(body: ChatBody, images: ImageRule | None = None) -> PromptText:
     if not body.messages:
         raise bad_request("messages is empty", "messages")
-    text, messages = PromptText(), body.messages
+    text, messages = PromptText(images), body.messages
     text.json(body.tools)
     if not body.continue_final_message:
         text.messages(messages)
@@ -196,13 +206,13 @@ def chat_text(body: ChatBody) -> PromptText:
     return text
 
 
-def response_text(body: ResponseBody) -> PromptText:
+def response_text(body: ResponseBody, images: ImageRule | None = None) -> PromptText:
     if body.previous_response_id is not None:
         message = f"Response with id '{body.previous_response_id}' not found: emulated responses are not kept"
         raise EngineError(404, "NotFoundError", message, "previous_response_id")
     if not body.input:
         raise bad_request("input is empty", "input")
-    text = PromptText()
+    text = PromptText(images)
     given = [Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     text.json(body.tools)
     if body.instructions:
@@ -212,7 +222,7 @@ def response_text(body: ResponseBody) -> PromptText:
     return text
 
 
-def completion_text(body: CompletionBody) -> PromptText:
+def completion_text(body: CompletionBody, images: ImageRule | None = None) -> PromptText:
     texts = prompts(body.prompt, "prompt")
     if len(texts) > 1:
         raise bad_request(f"{len(texts)} prompts: an emulated replica takes one a request", "prompt")

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from crosstie.catalog.vision import image_rule
 from crosstie.core.errors import BadInput
 from crosstie.run.emulate import requests
 from crosstie.run.emulate.answers import (
@@ -41,7 +42,7 @@ from crosstie.run.wire.server import Reply, Server
 _STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 _MOST_DIMENSIONS = 8192
 # By path: the body, its prompt as text, and the answer's shape.
-_GENERATE: dict[str, tuple[Any, Callable[[Any], PromptText], Callable[..., Shape]]] = {
+_GENERATE: dict[str, tuple[Any, Callable[..., PromptText], Callable[..., Shape]]] = {
     "/v1/chat/completions": (ChatBody, requests.chat_text, Chat),
     "/v1/completions": (CompletionBody, requests.completion_text, Completion),
     "/v1/responses": (ResponseBody, requests.response_text, Response),
@@ -271,11 +272,12 @@ class EmulatedServer:
             tells(reply)
 
     def _generate(
-        self, type: Any, text_of: Callable[[Any], PromptText], shape_of: Callable[..., Shape], request: Request,
+        self, type: Any, text_of: Callable[..., PromptText], shape_of: Callable[..., Shape], request: Request,
         reply: Reply,
     ) -> None:  # fmt: skip
         body = self._decoded(request, type)
-        emulated, text = self.replica.emulated, text_of(body)
+        emulated = self.replica.emulated
+        text = text_of(body, image_rule(emulated.deployment.model.id))
         wanted = requests.generation_of(body, text, emulated.max_context, emulated.mean_output_tokens, self.seed)
         self._answered += 1
         id = f"emulated-{emulated.pool}-{self.index}-{self._answered}"

@@ -5,9 +5,10 @@ Hints come in headers: x-crosstie-class, -ttft-ms, -tpot-ms, -priority (low, nor
 
 from crosstie.core.errors import BadInput, UnknownModel
 from crosstie.route.ask import Ask
+from crosstie.route.lengths import TOKENS_PER_ATTACHMENT, Lengths
 from crosstie.route.live import LiveFleet
 from crosstie.route.prefix import prefix_hashes
-from crosstie.run.gateway.body import TOKENS_PER_ATTACHMENT, RequestBody
+from crosstie.run.gateway.body import Attached, RequestBody
 from crosstie.run.wire.request import Request
 
 HINTS = frozenset(
@@ -16,6 +17,13 @@ HINTS = frozenset(
 # Below that there is nothing to keep, and everybody's latency is divided by it.
 _LEAST_MS = 1e-3
 PRIORITIES = {"low": 0, "normal": 1, "high": 2}
+
+
+def _attached_tokens(lengths: Lengths, model: str, attached: Attached) -> float:
+    """Pictures by the model's own rule where their size is known, and what else there is at what is usual."""
+    known = sum(lengths.image_tokens(model, width, height) for width, height in attached.sizes)
+    unknown = (attached.images - len(attached.sizes)) * lengths.image_tokens(model)
+    return known + unknown + (attached.number - attached.images) * TOKENS_PER_ATTACHMENT
 
 
 def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: RequestBody) -> Ask:
@@ -34,7 +42,9 @@ def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: Requ
     else:
         attached = asked.attached
         text_bytes = asked.prompt_bytes - attached.size
-        tokens = lengths.input_tokens(model, text_bytes) + attached.number * TOKENS_PER_ATTACHMENT
+        tokens = lengths.input_tokens(model, text_bytes)
+        if attached.number:
+            tokens += _attached_tokens(lengths, model, attached)
     name = _hint(headers, b"class") if hinted else None
     if name is not None and name not in live.classes:
         raise BadInput(f"x-crosstie-class: '{name}' is no class of this fleet; there are {', '.join(live.classes)}")

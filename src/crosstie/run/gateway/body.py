@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from crosstie.core.errors import BadInput
+from crosstie.core.images import MOST_URL_BYTES, size_of_data_url
 from crosstie.run.gateway.fields import (
     Fields,
     Message,
@@ -22,8 +23,6 @@ from crosstie.run.gateway.fields import (
     decode_parts,
 )
 
-# What one picture, or a piece of sound or film, is counted as in tokens, until the engine's usage says otherwise.
-TOKENS_PER_ATTACHMENT = 1000.0
 # Values up to this long are copied sooner than looked into.
 _SHORT = 4096
 # More than any answer or prompt has; beyond it a number is a mistake, and may be too large to reckon with.
@@ -51,6 +50,9 @@ class Attached(NamedTuple):
     number: int
     size: int
     kinds: frozenset[str]
+    # How many are pictures; width and height of those that came along and say so in their first bytes.
+    images: int = 0
+    sizes: tuple[tuple[int, int], ...] = ()
 
 
 _NOTHING = Attached(0, 0, frozenset())
@@ -169,15 +171,20 @@ def _is_list(value: msgspec.Raw) -> bool:
 def _attached(prompt: bytes) -> Attached:
     counts = {kind: sum(prompt.count(mark) for mark in marks) for kind, marks in _MARKS.items()}
     # A part names its kind twice: as its type and as its key.
-    number = sum(max(count // 2, 1) for count in counts.values() if count)
-    size, at = 0, prompt.find(b'"data:')
+    numbers = {kind: max(count // 2, 1) for kind, count in counts.items() if count}
+    size, at, sizes = 0, prompt.find(b'"data:'), []
     while at >= 0:
         end = prompt.find(b'"', at + 1)
         if end < 0:
             break
         size += end - at
+        if prompt.startswith(b"image", at + 6):
+            known = size_of_data_url(prompt[at + 1 : min(end, at + MOST_URL_BYTES)])
+            if known is not None:
+                sizes.append(known)
         at = prompt.find(b'"data:', end)
-    return Attached(number, size, frozenset(kind for kind, count in counts.items() if count))
+    images = numbers.get("image", 0)
+    return Attached(sum(numbers.values()), size, frozenset(numbers), images, tuple(sizes[:images]))
 
 
 def _token_ids(prompt: bytes) -> int | None:
