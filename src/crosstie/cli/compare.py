@@ -14,6 +14,7 @@ from crosstie.cli.options import FILE, json_option, model_argument, on_option, v
 from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.show import closing, console, print_json, say, show_scorecard, show_table
 from crosstie.core.figures import seconds, share, significant
+from crosstie.decide.compare.apart import ApartEntry
 from crosstie.decide.compare.curve import Curve, curves
 from crosstie.decide.compare.scorecard import Entry, Scorecard
 from crosstie.web.chart import draw_curves
@@ -28,32 +29,40 @@ _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and wh
 @replica_options
 @click.option("--sweep", is_flag=True, help="Also from one request in flight to a full replica.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
+@click.option("--apart", metavar="P:D", help="Also with prefill and decode apart, such as 1xTP4:2xTP8.")
 @verbose_option(_DETAILS)
 @json_option
 def command(
-    model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, verbose: bool, as_json: bool
-) -> int:
+    model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, apart: str | None,
+    verbose: bool, as_json: bool,
+) -> int:  # fmt: skip
     """One MODEL under one load on several accelerators: the scorecard, and why one wins.
 
     \b
     crosstie compare llama-3.1-70b --on mi300x,h200 --input 4096 --output 1024
     crosstie compare deepseek-v3 --on mi355x,b200 --tp 8 --kv fp8
     crosstie compare llama-3.1-405b --on mi300x,h200 --precision fp8
+    crosstie compare deepseek-r1 --on mi355x,b200 --tp 8 --kv fp8 --apart 1xTP8:2xTP8
 
     Without --tp each accelerator gets the fewest GPUs that hold the model and the load. TTFT and TPOT
     are means in a steady state; "all at once" is the mean TTFT when every client starts together, as
     most benchmarks do. --sweep and --plot show what each replica trades between the speed of one user
     and the tokens of a GPU. Exit status 1 when no accelerator can run it.
     """
-    card = replica.scorecard(Catalog(), model, accelerators)
+    catalog = Catalog()
+    card = replica.scorecard(catalog, model, accelerators)
+    split = replica.apart(catalog, card, apart) if apart else []
     swept = curves(card) if sweep or plot else []
     if plot:
         load = f"{card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"
         draw_curves(swept, f"{card.model.name}, {replica.precision}: {load}", plot)
     if as_json:
-        print_json({**to_json(card), **({"sweep": [asdict(curve) for curve in swept]} if swept else {})})
+        more = {"sweep": [asdict(curve) for curve in swept]} if swept else {}
+        print_json({**to_json(card), **more, **({"apart": [apart_json(one) for one in split]} if split else {})})
     else:
         show(card, verbose)
+        if split:
+            show_apart(split, card)
         if sweep:
             show_sweep(swept)
         if plot:
@@ -83,6 +92,44 @@ def show(card: Scorecard, verbose: bool) -> None:
         say(out, f"  {entry.accelerator.id}: {entry.estimate.basis}", "dim")
     if running and not verbose:
         closing(out, _DETAILS)
+
+
+def show_apart(split: list[ApartEntry], card: Scorecard) -> None:
+    """The service, and the same GPUs with prefill and decode together at as many requests per GPU."""
+    out = console()
+    columns = ["accelerator", "prefill:decode", ">GPUs", ">TTFT", ">TPOT", ">tokens/s per GPU", ">together"]
+    rows = [
+        [
+            one.accelerator.id, one.service.layout, f"{one.service.gpus}", seconds(one.estimate.ttft_s),
+            seconds(one.estimate.tpot_s) if card.load.output_tokens > 1 else "-",
+            significant(one.estimate.output_tokens_per_s_per_gpu),
+            significant(one.together.output_tokens_per_s_per_gpu),
+        ]
+        for one in split
+        if one.service and one.estimate and one.together
+    ]  # fmt: skip
+    if rows:
+        show_table(out, columns, rows, f"prefill and decode apart, {card.load.concurrency:,} requests in flight")
+    for one in split:
+        say(out, f"- {one.accelerator.id}: {one.verdict}")
+
+
+def apart_json(one: ApartEntry) -> dict[str, object]:
+    service = one.service
+    return {
+        "accelerator": one.accelerator.id,
+        "layout": service.layout if service else None,
+        "connector": service.connector.id if service else None,
+        "link": service.link if service else None,
+        "gpus": service.gpus if service else None,
+        "prefill": deployment_json(service.prefill) if service else None,
+        "decode": deployment_json(service.decode) if service else None,
+        "estimate": msgspec.to_builtins(one.estimate) if one.estimate else None,
+        "together": msgspec.to_builtins(one.together) if one.together else None,
+        "transfer_s": one.transfer_s,
+        "prefill_busy": one.prefill_busy,
+        "problem": one.problem,
+    }
 
 
 def show_sweep(swept: list[Curve]) -> None:

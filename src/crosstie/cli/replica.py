@@ -11,6 +11,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.precision import PRECISIONS
 from crosstie.cli.options import Decorator
 from crosstie.core.deployment import KV_FORMATS, Parallelism
+from crosstie.decide.compare.apart import ApartEntry, compare_apart
 from crosstie.decide.compare.scorecard import Load, Scorecard, compare
 
 kv_option: Decorator = click.option(
@@ -50,6 +51,19 @@ class ReplicaOptions:
             catalog.accelerators_named(accelerators, self.stack),
             self.load,
             parallelism=self.parallelism,
+            precision=self.precision,
+            kv_format=self.kv_format,
+            stack=self.stack,
+        )
+
+    def apart(self, catalog: Catalog, card: Scorecard, layout: str) -> list[ApartEntry]:
+        """The scorecard's accelerators with prefill and decode apart."""
+        return compare_apart(
+            catalog,
+            card.model,
+            [entry.accelerator for entry in card.entries],
+            self.load,
+            layout,
             precision=self.precision,
             kv_format=self.kv_format,
             stack=self.stack,

@@ -1,0 +1,105 @@
+"""Prefill and decode apart, beside the same accelerators with both together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Accelerator
+from crosstie.core.disaggregated import Disaggregated
+from crosstie.core.errors import BadInput, DoesNotFit
+from crosstie.core.estimate import Estimate
+from crosstie.core.figures import seconds
+from crosstie.core.model import Model
+from crosstie.decide.compare.scorecard import Load
+from crosstie.perf.disaggregated import Sides, disaggregated_state, transfer
+from crosstie.perf.estimate import estimate
+from crosstie.perf.estimate_apart import estimate_apart, parse_layout
+from crosstie.perf.fit import place
+
+_BUSY = 0.95
+_ROOM = ("memory capacity", "engine limit")
+
+
+@dataclass(frozen=True, slots=True)
+class ApartEntry:
+    """One accelerator with prefill and decode apart; without an estimate where that cannot be."""
+
+    accelerator: Accelerator
+    service: Disaggregated | None = None
+    estimate: Estimate | None = None
+    # The same GPUs as replicas like the decode side's that prefill too, each with its part of the requests.
+    together: Estimate | None = None
+    # Of one prompt of the load's length, with nothing else on the links; and the share of the prefill side's rate.
+    transfer_s: float = 0.0
+    prefill_busy: float = 0.0
+    problem: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: what being apart is worth here, and which side is short."""
+        if self.service is None or self.estimate is None or self.together is None:
+            return self.problem
+        one, other = self.estimate, self.together
+        ratio = one.output_tokens_per_s_per_gpu / other.output_tokens_per_s_per_gpu
+        side = "prefill" if self.prefill_busy > _BUSY else "decode"
+        short = f"the {side} side is full" if side == "prefill" or one.decode_bound in _ROOM else ""
+        short = short or f"prefill is {self.prefill_busy:.0%} busy"
+        return (
+            f"apart gives {ratio:.2f}x the tokens/s per GPU of together, with {seconds(one.ttft_s)} TTFT against "
+            f"{seconds(other.ttft_s)} and {seconds(one.tpot_s)} TPOT against {seconds(other.tpot_s)}; {short}; "
+            f"a prompt's cache takes {seconds(self.transfer_s)} over the {self.service.link}"
+        )
+
+
+def compare_apart(
+    catalog: Catalog,
+    model: Model,
+    accelerators: Sequence[Accelerator],
+    load: Load,
+    layout: str,
+    *,
+    precision: str | None = None,
+    kv_format: str = "bf16",
+    stack: str | None = None,
+    connector: str | None = None,
+) -> list[ApartEntry]:
+    """`layout`: replicas and split of prefill, then of decode, "1xTP4:2xTP8". The link is the fabric where one domain
+    holds both sides, else the network."""
+    prefill, decode = parse_layout(layout)
+    found: list[ApartEntry] = []
+    refused: list[BadInput] = []
+    for accelerator in accelerators:
+        try:
+            sides = [
+                catalog.deployment(model, accelerator, split, precision, kv_format, stack)
+                for _, split in (prefill, decode)
+            ]
+            for name, side in zip(("prefill", "decode"), sides, strict=True):
+                if not place(side, load.context).fits:
+                    raise DoesNotFit(f"{name} {side.parallelism} cannot hold it")
+            way = catalog.connector(connector) if connector else catalog.connector_for(sides[0].stack, accelerator)
+            gpus = sum(n * split.gpus for n, split in (prefill, decode))
+            service = Disaggregated(
+                prefill=sides[0],
+                prefill_replicas=prefill[0],
+                decode=sides[1],
+                decode_replicas=decode[0],
+                connector=way,
+                link="fabric" if gpus <= accelerator.domain else "network",
+            )
+            lengths = {"input_tokens": load.input_tokens, "output_tokens": load.output_tokens}
+            got = estimate_apart(service, concurrency=load.concurrency, **lengths)
+            part = max(round(load.concurrency * sides[1].parallelism.gpus / gpus), 1)
+            together = estimate(sides[1], concurrency=part, **lengths)
+        except (DoesNotFit, BadInput) as error:
+            if isinstance(error, BadInput):
+                refused.append(error)
+            found.append(ApartEntry(accelerator, problem=str(error)))
+            continue
+        moved = transfer(Sides([service]), float(load.input_tokens))
+        state = disaggregated_state(Sides([service]), load.concurrency, load.input_tokens, load.output_tokens)
+        moved_s, busy = float((moved.start_s + moved.wire_s)[0, 0]), float(state.prefill_busy[0, 0])
+        found.append(ApartEntry(accelerator, service, got, together, moved_s, busy))
+    if len(refused) == len(accelerators) and refused:
+        raise refused[0]
+    return found

@@ -1,0 +1,153 @@
+"""Estimates of services with prefill and decode apart, and services that could be: layouts and numbers of each side."""
+
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.disaggregated import Connector, Disaggregated
+from crosstie.core.errors import BadInput
+from crosstie.core.estimate import Estimate, Interval
+from crosstie.perf.disaggregated import DisaggregatedState, Sides, disaggregated_state
+from crosstie.perf.estimate import basis, bound, ceiling, check_lengths, interval, roofline_fraction
+from crosstie.perf.step import StepCost, shape, step
+
+_SIDE = re.compile(r"(?P<replicas>\d{1,4})x(?P<split>(?:(?:TP|DP|EP)\d{1,4})+)", re.IGNORECASE)
+_PART = re.compile(r"(TP|DP|EP)(\d{1,4})", re.IGNORECASE)
+
+
+def parse_layout(text: str) -> tuple[tuple[int, Parallelism], tuple[int, Parallelism]]:
+    """Replicas and split of prefill, then of decode: "1xTP4:2xTP8EP8"."""
+    sides = text.replace("·", "").replace(" ", "").split(":")
+    expected = "write prefill, a colon, then decode, such as 1xTP4:2xTP8"
+    if len(sides) < 2 or not sides[0] or not sides[1]:
+        alone = "decode" if sides[0] == "" else "prefill"
+        raise BadInput(f"'{text[:60]}': a {alone} pool alone answers nobody; {expected}")
+    if len(sides) > 2:
+        raise BadInput(f"'{text[:60]}' has {len(sides)} sides; {expected}")
+    return _side(text, sides[0], expected), _side(text, sides[1], expected)
+
+
+def _side(text: str, side: str, expected: str) -> tuple[int, Parallelism]:
+    found = _SIDE.fullmatch(side)
+    if not found:
+        raise BadInput(f"'{side[:60]}' of '{text[:60]}' is no number of replicas and their split; {expected}")
+    parts: dict[str, int] = {}
+    for name, width in _PART.findall(found["split"]):
+        if name.lower() in parts:
+            raise BadInput(f"'{side[:60]}' has {name.upper()} twice")
+        parts[name.lower()] = int(width)
+    return int(found["replicas"]), Parallelism(**parts)
+
+
+def estimate_apart(
+    service: Disaggregated, *, concurrency: int, input_tokens: int, output_tokens: int, cached_tokens: int = 0
+) -> Estimate:
+    """The steady state of one service, rates over the GPUs of both sides."""
+    sides = Sides([service])
+    for hardware in (sides.prefill, sides.decode):
+        check_lengths(hardware, input_tokens, output_tokens)
+    state = disaggregated_state(sides, concurrency, input_tokens, output_tokens, cached_tokens=cached_tokens)
+    alone = step(sides.decode, shape(1.0, input_tokens + output_tokens / 2))
+
+    def one(name: str) -> float:
+        return float(getattr(state, name)[0, 0])
+
+    return Estimate(
+        ttft_s=one("ttft_s"),
+        ttft_burst_s=one("ttft_burst_s"),
+        tpot_s=one("tpot_s"),
+        output_tokens_per_s=one("output_tokens_per_s"),
+        output_tokens_per_s_per_gpu=one("output_tokens_per_s_per_gpu"),
+        requests_per_s=one("requests_per_s"),
+        concurrency=float(concurrency),
+        decoding=one("decoding"),
+        concurrency_that_fits=float(np.floor(one("concurrency_that_fits"))),
+        prefill_bound=bound(state.prefill, 0),
+        decode_bound=_decode_bound(state),
+        prefill_roofline_fraction=roofline_fraction(state.prefill, 0),
+        decode_roofline_fraction=roofline_fraction(state.decode, 0),
+        single_stream_tokens_per_s=float(sides.decode.tokens_per_step[0, 0] / alone.total_s[0, 0]),
+        single_stream_ceiling_tokens_per_s=ceiling(service.decode),
+        gpu_s_per_token=_spending(service, state, input_tokens, output_tokens),
+        interval=_interval(service, one("ttft_s"), one("tpot_s"), one("output_tokens_per_s")),
+        basis=f"prefill: {basis(service.prefill)}; decode: {basis(service.decode)}",
+        extrapolated=service.prefill.correction.extrapolated or service.decode.correction.extrapolated,
+    )
+
+
+def _decode_bound(state: DisaggregatedState) -> str:
+    if state.capacity_binds[0, 0]:
+        return "memory capacity"
+    return "engine limit" if state.engine_binds[0, 0] else bound(state.decode, 0)
+
+
+def _spending(
+    service: Disaggregated, state: DisaggregatedState, input_tokens: int, output_tokens: int
+) -> dict[str, float]:
+    """GPU-seconds per output token that each side works; what it idles is in neither."""
+    prefill_s, rate = float(state.prefill.total_s[0, 0]), float(state.requests_per_s[0, 0])
+    busy_s = float(state.prefill_busy[0, 0]) * service.prefill_gpus / max(rate * output_tokens, 1e-12)
+    prompts = busy_s / max(prefill_s, 1e-12)
+    sequences = max(float(state.decoding[0, 0]) / service.decode_replicas, 1.0)
+    steps = (output_tokens - 1) / output_tokens
+    answers = service.decode.parallelism.gpus * steps / sequences
+
+    def parts(cost: StepCost) -> dict[str, float]:
+        spent = {"compute": cost.compute_s, "memory bandwidth": cost.memory_s, "interconnect": cost.interconnect_s}
+        found = {name: float(value[0, 0]) for name, value in spent.items()}
+        return {**found, "host": float((cost.total_s - cost.gpu_s)[0, 0])}
+
+    return {
+        **{f"prefill {name}": prompts * value for name, value in parts(state.prefill).items()},
+        **{f"decode {name}": answers * value for name, value in parts(state.decode).items()},
+    }
+
+
+def _interval(service: Disaggregated, ttft_s: float, tpot_s: float, rate: float) -> Interval | None:
+    """TTFT is as sure as prefill, TPOT as decode, and the rate as the less sure of both."""
+    one = interval(service.prefill.correction, ttft_s, tpot_s, rate)
+    other = interval(service.decode.correction, ttft_s, tpot_s, rate)
+    if one is None or other is None:
+        return None
+    low = min(one.output_tokens_per_s[0], other.output_tokens_per_s[0])
+    high = max(one.output_tokens_per_s[1], other.output_tokens_per_s[1])
+    return Interval(level=other.level, ttft_s=one.ttft_s, tpot_s=other.tpot_s, output_tokens_per_s=(low, high))
+
+
+def matched(
+    prefill: Deployment, decode: Deployment, connector: Connector, *, input_tokens: float, output_tokens: float,
+    most_gpus: int, clients: Sequence[float] = (4, 16, 64, 256),
+) -> list[Disaggregated]:  # fmt: skip
+    """Services of two kinds of replicas whose numbers match: what prefill gives, decode takes, at several loads.
+
+    Only whole numbers of replicas within so many GPUs, each ratio once and in its smallest numbers.
+    """
+    one = Disaggregated(prefill=prefill, prefill_replicas=1, decode=decode, decode_replicas=1, connector=connector)
+    sides = Sides([one])
+    found: dict[tuple[int, int], Disaggregated] = {}
+    for load in clients:
+        state = disaggregated_state(sides, load, input_tokens, output_tokens)
+        # What one decode replica asks for at this load, over what one prefill replica gives.
+        asked = float(load / (state.ttft_s + (output_tokens - 1.0) * state.tpot_s)[0, 0])
+        ratio = asked / (0.8 * float(state.prefill_requests_per_s[0, 0]))
+        for pair in _near(ratio, prefill.parallelism.gpus, decode.parallelism.gpus, most_gpus):
+            service = Disaggregated(
+                prefill=prefill, prefill_replicas=pair[0], decode=decode, decode_replicas=pair[1],
+                connector=connector,
+            )  # fmt: skip
+            found[pair] = service
+    return list(found.values())
+
+
+def _near(ratio: float, prefill_gpus: int, decode_gpus: int, most_gpus: int) -> set[tuple[int, int]]:
+    """The smallest whole numbers whose quotient is within a quarter of the ratio, or one of each side."""
+    most = [(p, d) for d in range(1, 9) for p in range(1, 9) if p * prefill_gpus + d * decode_gpus <= most_gpus]
+    able = [pair for pair in most if math.gcd(*pair) == 1]
+    if not able:
+        return set()
+    near = [pair for pair in able if 0.8 <= pair[0] / pair[1] / ratio <= 1.25]
+    best = min(near or able, key=lambda pair: abs(math.log(pair[0] / pair[1] / ratio)) if not near else sum(pair))
+    return {best}
