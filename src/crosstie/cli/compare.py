@@ -42,7 +42,7 @@ def command(
     crosstie compare llama-3.1-70b --on mi300x,h200 --input 4096 --output 1024
     crosstie compare deepseek-v3 --on mi355x,b200 --tp 8 --kv fp8
     crosstie compare llama-3.1-405b --on mi300x,h200 --precision fp8
-    crosstie compare deepseek-r1 --on mi355x,b200 --tp 8 --kv fp8 --apart 1xTP8:2xTP8
+    crosstie compare deepseek-r1 --on mi355x,b200 --tp 8 --apart 1xTP8:2xTP8
 
     Without --tp each accelerator gets the fewest GPUs that hold the model and the load. TTFT and TPOT
     are means in a steady state; "all at once" is the mean TTFT when every client starts together, as
