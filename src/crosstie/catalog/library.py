@@ -1,7 +1,7 @@
 """The catalog as one object: every file read once, every name looked up exactly.
 
-Directories are layered: the shipped data first, then each user directory, whose files replace
-shipped ones of the same id. Only what is asked for is read.
+Directories are layered: the shipped data first, then the release in force, then each user directory, whose files
+replace earlier ones of the same id. Only what is asked for is read.
 """
 
 import os
@@ -21,6 +21,7 @@ from crosstie.catalog.models import read_model_file, read_model_path
 from crosstie.catalog.precision import resolve as resolve_precision
 from crosstie.catalog.prices import ApiPrice, Price, read_api_prices, read_prices
 from crosstie.catalog.reading import read_toml
+from crosstie.catalog.releases import in_force
 from crosstie.catalog.stacks import merge_efficiency, read_efficiency, read_formats, read_stack, resolve_efficiency
 from crosstie.core.deployment import Accelerator, Deployment, Efficiency, Parallelism, Stack
 from crosstie.core.disaggregated import Connector
@@ -60,6 +61,12 @@ def user_directories() -> list[Path]:
         return []
 
 
+def update_and_user_directories() -> list[Path]:
+    """What stands over the shipped data: the release in force, then the user's own."""
+    release = in_force()
+    return [*([release] if release else []), *user_directories()]
+
+
 def user_directory() -> Path:
     """Where `crosstie catalog add` writes unless told otherwise."""
     found = user_directories()
@@ -73,7 +80,7 @@ class Catalog:
 
     def __init__(self, directories: Iterable[Path] | None = None, calibration: Calibration | None = None):
         """`calibration`: in place of the nearest file's; `empty()` leaves the constants as they are written."""
-        extra = user_directories() if directories is None else list(directories)
+        extra = update_and_user_directories() if directories is None else list(directories)
         for directory in extra:
             if _exists(directory) and not directory.is_dir():
                 raise BadInput(f"{directory}: the catalog must be a folder")

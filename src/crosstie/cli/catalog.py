@@ -13,10 +13,15 @@ from crosstie.catalog.models import model_file_text, model_id
 from crosstie.catalog.prices import KINDS as PRICE_KINDS
 from crosstie.catalog.reading import is_date
 from crosstie.catalog.writing import write_text
+from crosstie.cli.catalog_update import pack_command, revert_command, status_command, update_command
 from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput, near_names
 from crosstie.core.figures import number
+from crosstie.port.preflight.engine import architectures, engines
+from crosstie.port.preflight.rules import rules
+from crosstie.prove.calibration.results import read_results
+from crosstie.prove.calibration.tax import shipped_results
 
 _PROSE = ("source", "provider", "title", "layers", "name", "stores linear layers as")
 # What a list says with -v alone.
@@ -34,10 +39,15 @@ def command() -> None:
     crosstie catalog show mi300x dense.fp8
     crosstie catalog list prices --on mi300x,h200
     crosstie catalog add ./my-model --source "our fine-tune" --date 2026-11-01
+    crosstie catalog update catalog-2026-12-01.json
 
     A new accelerator or model is one file: put it into the folder that `crosstie catalog path` prints,
     or name it wherever a command takes a name. Files there replace shipped ones of the same id.
     """
+
+
+for _more in (update_command, revert_command, status_command, pack_command):
+    command.add_command(_more)
 
 
 @command.command("list", epilog="Example: crosstie catalog list prices --on mi300x,h200")
@@ -120,7 +130,7 @@ def path_command(as_json: bool) -> int:
 @json_option
 def check_command(files: tuple[Path, ...], as_json: bool) -> int:
     """Validates catalog FILES (.toml of any kind, prices.csv, api_prices.csv), or without any the whole catalog."""
-    good = {str(file): check_file(file) for file in files} if files else check_everything(Catalog())
+    good = {str(file): check_file(file) for file in files} if files else _check_whole()
     if as_json:
         print_json({"good": good})
     elif files:
@@ -171,6 +181,18 @@ def add_command(
     else:
         click.echo(f"added {identifier} as {target}")
     return 0
+
+
+def _check_whole() -> dict[str, int]:
+    """Everything that a release of the catalog may bring, as it is in force now."""
+    found = check_everything(Catalog())
+    return {
+        **found,
+        "calibrated scopes": len(Catalog().calibration.scopes),
+        "measured points": len(read_results(shipped_results()).points),
+        "rules": sum(len(rules(engine)) for engine in engines()),
+        "architectures": sum(len(architectures(engine)) for engine in engines()),
+    }
 
 
 def _keep(content: str, target: Path, force: bool) -> None:

@@ -10,7 +10,7 @@ from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import share
 from crosstie.prove.calibration.results import read_results
-from crosstie.prove.calibration.tax import SHIPPED_RESULTS, Reading, Release, Series, Tax, Trend, tax
+from crosstie.prove.calibration.tax import Reading, Release, Series, Tax, Trend, shipped_results, tax
 from crosstie.web.chart import check_ending
 from crosstie.web.tax_chart import draw_tax
 
@@ -51,7 +51,7 @@ def command(
     ]
     if plot:
         check_ending(plot)
-    found = tax(catalog, read_results(*(results or (SHIPPED_RESULTS,))), *only)
+    found = tax(catalog, read_results(*(results or (shipped_results(),))), *only)
     if as_json:
         print_json(to_json(found))
     if not found.groups:

@@ -17,7 +17,7 @@ from crosstie.perf.step import shape, step
 from crosstie.prove.calibration.cases import Cases
 from crosstie.prove.calibration.predict import Predictor, _most_clients
 from crosstie.prove.calibration.results import REQUIRED, read_results
-from crosstie.prove.calibration.tax import SHIPPED_RESULTS, Tax, tax
+from crosstie.prove.calibration.tax import Tax, shipped_results, tax
 
 OPTIONAL = ("source_id", "source_ref", "publisher", "date", "trust", "accelerator_raw", "num_accelerators", "nodes",
             "engine_version", "parallelism", "tp", "num_prompts", "scenario", "spec_decode", "disagg",
@@ -47,7 +47,7 @@ def taxed(catalog: Catalog, folder: Path, *rows: dict[str, str]) -> Tax:
 
 @pytest.fixture(scope="module")
 def shipped(catalog: Catalog) -> Tax:
-    return tax(catalog, read_results(SHIPPED_RESULTS))
+    return tax(catalog, read_results(shipped_results()))
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from crosstie.catalog.config import Config
 from crosstie.catalog.reading import Sources, only_keys, read_toml, table, text
+from crosstie.catalog.releases import newest_file
 from crosstie.core.errors import BadInput
 from crosstie.core.finding import Finding, Location, Severity
 from crosstie.port.preflight.operations import ModelOperation
@@ -71,7 +72,7 @@ def engine_from(said: str) -> EngineRelease:
 @cache
 def engines() -> dict[str, EngineRelease]:
     """Each engine whose source was read, in the newest release that was."""
-    file = DATA / "engines.toml"
+    file = newest_file(DATA / "engines.toml", "preflight/engines.toml")
     raw = read_toml(file)
     sources = Sources(file, raw.get("sources"))
     found = {}
@@ -94,7 +95,8 @@ class Support(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def architectures(engine: str) -> dict[str, Support]:
     """By the name that config.json gives in `architectures`."""
-    file = DATA / "architectures" / f"{engine}.csv"
+    name = f"architectures/{engine}.csv"
+    file = newest_file(DATA / name, f"preflight/{name}")
     if not file.is_file():
         return {}
     with file.open(encoding="utf-8") as rows:

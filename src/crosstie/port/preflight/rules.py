@@ -16,6 +16,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from crosstie.catalog.reading import Sources, only_keys, optional_text, read_toml, table, text
+from crosstie.catalog.releases import in_force
 from crosstie.core.errors import BadData
 from crosstie.core.finding import SEVERITIES, Severity
 
@@ -146,7 +147,10 @@ def _one(value: Value, condition: Value) -> bool:
 @cache
 def rules(engine: str) -> tuple[EngineRule, ...]:
     """All rows on an engine, in the order of its files' names and their lines."""
-    return tuple(rule for file in sorted(FOLDER.glob(f"{engine}-*.toml")) for rule in read_rules(file))
+    release = in_force()
+    folders = [FOLDER, *([release / "preflight" / "rules"] if release else [])]
+    files = {file.name: file for folder in folders for file in folder.glob(f"{engine}-*.toml")}
+    return tuple(rule for name in sorted(files) for rule in read_rules(files[name]))
 
 
 @cache

@@ -9,17 +9,19 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.catalog.releases import newest_file
 from crosstie.prove.calibration.cases import Case, Cases, campaign_of, release_of
 from crosstie.prove.calibration.columns import UNPREDICTABLE, reason_of
 from crosstie.prove.calibration.predict import Predictor, quantity_of
 from crosstie.prove.calibration.results import Results, Row
 
-SHIPPED_RESULTS = SHIPPED / "measured" / "results.csv.gz"
+_RESULTS = "measured/results.csv.gz"
 UNSTATED = "unstated"
 _DATE = re.compile(r"\d{4}-\d\d(-\d\d)?")
 # Whole work first: the shares of prompts and of decoding differ, and a point counts once.
@@ -31,6 +33,11 @@ _WHY_ABOVE = {
     "limits": "its batch is not published, and the one predicted within the limits is smaller than what ran",
     "loop": "less work than the row says: a smaller cache format, prompts found in a prefix cache, or a wrong label",
 }
+
+
+def shipped_results() -> Path:
+    """The measured results that come with Crosstie, or with the release of its catalog that is in force."""
+    return newest_file(SHIPPED / _RESULTS, _RESULTS)
 
 
 class Series(NamedTuple):

@@ -22,7 +22,7 @@ from crosstie.decide.compare.scorecard import Load, compare
 from crosstie.decide.cost.prices import Quote, quote
 from crosstie.decide.cost.published import Published, mi325x_against_h200
 from crosstie.prove.calibration.results import Point, Row, read_results
-from crosstie.prove.calibration.tax import SHIPPED_RESULTS
+from crosstie.prove.calibration.tax import shipped_results
 from crosstie.prove.claims.reading import Span, read_claims
 
 SHIPPED_SOURCES = SHIPPED / "claim_sources.toml"
@@ -150,7 +150,7 @@ class Evidence:
     @cached_property
     def points(self) -> list[Point]:
         """The measured operating points that Crosstie ships."""
-        return read_results(SHIPPED_RESULTS).points
+        return read_results(shipped_results()).points
 
     @cached_property
     def _offline(self) -> list[Point]:

@@ -1,0 +1,205 @@
+"""`crosstie catalog update`, `revert`, `status` and `pack`: newer data of the catalog without a new Crosstie."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+import msgspec
+
+from crosstie.catalog.release_file import fetched, files_of, opened, packed
+from crosstie.catalog.releases import (
+    VARIABLE,
+    Release,
+    in_force,
+    installed,
+    put_in_force,
+    refuse_unless_newer,
+    releases_folder,
+    revert,
+    shipped_release,
+    staged,
+)
+from crosstie.catalog.workloads import EXAMPLES
+from crosstie.catalog.writing import write_whole
+from crosstie.cli.options import FILE, json_option
+from crosstie.cli.progress import progress
+from crosstie.cli.show import Output, console, print_json, say, show_table
+from crosstie.core.errors import BadData, BadInput
+from crosstie.core.figures import dollars
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """A workload's cheapest fleet before and after; None where no fleet will do, or it cannot be planned."""
+
+    workload: str
+    before: dict[str, int] | None
+    after: dict[str, int] | None
+    before_usd_per_hour: float | None
+    after_usd_per_hour: float | None
+
+    @property
+    def flips(self) -> bool:
+        """Whether other accelerators are chosen."""
+        return set(self.before or {}) != set(self.after or {})
+
+
+@click.command("update", epilog="Example: crosstie catalog update catalog-2026-12-01.json")
+@click.argument("source", metavar="FILE|URL")
+@click.option("--key", "keys", multiple=True, type=FILE, help="A public Ed25519 key (PEM) to trust beside Crosstie's.")
+@click.option("--unsigned", is_flag=True, help="Check no signature: take the file on trust.")
+@click.option("--dry-run", is_flag=True, help="Check it and say what it would flip; change nothing.")
+@click.option("--plan", "workloads", multiple=True, type=FILE, help="Workloads to plan again. [default: the shipped]")
+@json_option
+def update_command(
+    source: str, keys: tuple[Path, ...], unsigned: bool, dry_run: bool, workloads: tuple[Path, ...], as_json: bool
+) -> int:
+    """Takes newer prices, results and rules from one signed FILE or URL.
+
+    Everything is checked before anything is written. The data are kept beside the shipped ones, in
+    $XDG_DATA_HOME/crosstie/catalog, under your own catalog folder; `crosstie catalog revert` takes them back. Workloads
+    are planned before and after, to say whose choice of accelerators it flips.
+    """
+    for file in workloads:
+        if not file.is_file():
+            raise BadInput(f"--plan {file}: no such file")
+    release, files, key = opened(source, fetched(source), keys, unsigned)
+    refuse_unless_newer(release)
+    with staged(files) as draft:
+        _check(source, draft)
+        found = _replanned(workloads or tuple(sorted(EXAMPLES.glob("*.toml"))), draft)
+        if not dry_run:
+            put_in_force(draft, release, key, source)
+    if as_json:
+        print_json({
+            "release": release.release, "in_force": not dry_run, "signed_by": key, "files": sorted(files),
+            "plans": [{**asdict(one), "flips": one.flips} for one in found],
+        })  # fmt: skip
+        return 0
+    out = console()
+    signed = f"signed by key {key}" if key else "no signature was checked"
+    did = "would be in force" if dry_run else "is in force"
+    say(out, f"Release {release.release} {did} ({signed}): {', '.join(files_of(files))}")
+    if release.notes:
+        say(out, release.notes)
+    _show_flips(out, found)
+    if not dry_run:
+        say(out, "`crosstie catalog revert` takes it back", "dim")
+    return 0
+
+
+def _crosstie(arguments: list[str], release: Path | None) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, where nothing of another release was read yet; None: with what is in force."""
+    environment = {**os.environ, **({VARIABLE: str(release)} if release else {})}
+    command = [sys.executable, "-m", "crosstie", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def _check(source: str, draft: Path) -> None:
+    checked = _crosstie(["catalog", "check"], draft)
+    if checked.returncode:
+        reason = checked.stderr.strip().removeprefix("crosstie: ").replace(f"{draft}/", "")
+        raise BadData(source, "", f"is not taken: {reason}")
+
+
+def _replanned(workloads: tuple[Path, ...], draft: Path) -> list[Replanned]:
+    found = []
+    with progress("planning before and after") as on_progress:
+        for index, file in enumerate(workloads):
+            on_progress(index, len(workloads), file.stem)
+            pairs = [_fleet(_crosstie(["plan", str(file), "--json"], release)) for release in (None, draft)]
+            (gpus, usd), (gpus_then, usd_then) = pairs
+            found.append(Replanned(file.stem, gpus, gpus_then, usd, usd_then))
+    return found
+
+
+def _fleet(answer: subprocess.CompletedProcess[str]) -> tuple[dict[str, int] | None, float | None]:
+    fleet = json.loads(answer.stdout)["fleet"] if answer.returncode == 0 else None
+    return (fleet["gpus"], fleet["usd_per_hour"]) if fleet else (None, None)
+
+
+def _show_flips(out: Output, found: list[Replanned]) -> None:
+    rows = []
+    for one in found:
+        cost, then = one.before_usd_per_hour, one.after_usd_per_hour
+        change = f"{then / cost - 1.0:+.1%}" if cost and then else "-"
+        costs = [dollars(usd) if usd else "-" for usd in (cost, then)]
+        verdict = "FLIPS" if one.flips else "holds"
+        rows.append([one.workload, verdict, _gpus(one.before), _gpus(one.after), *costs, change])
+    columns = ["workload", "choice", "~before", "~after", ">$/h before", ">after", ">change"]
+    show_table(out, columns, rows, "Plans before and after")
+
+
+def _gpus(counts: dict[str, int] | None) -> str:
+    return ", ".join(f"{n} {name}" for name, n in counts.items()) if counts else "no fleet"
+
+
+@click.command("revert", epilog="Example: crosstie catalog revert")
+@click.option("--all", "everything", is_flag=True, help="Back to the shipped data, whatever was installed.")
+@json_option
+def revert_command(everything: bool, as_json: bool) -> int:
+    """Takes back the last update: what was in force before is again."""
+    gone = revert(everything)
+    release = in_force()
+    if as_json:
+        print_json({"reverted": [one.release for one in gone], "in_force": release.name if release else "shipped"})
+    else:
+        what = f"release {gone[0].release} is gone" if gone else "all releases are gone"
+        click.echo(f"{what}; {f'release {release.name} is' if release else 'the shipped data are'} in force")
+    return 0
+
+
+@click.command("status", epilog="Example: crosstie catalog status")
+@json_option
+def status_command(as_json: bool) -> int:
+    """Says which data are in force: the shipped ones, or a release, and what can be gone back to."""
+    known, release, shipped = installed(), in_force(), shipped_release()
+    if as_json:
+        print_json({
+            "in_force": release.name if release else "shipped", "shipped": shipped, "folder": str(releases_folder()),
+            "installed": msgspec.to_builtins(known),
+        })  # fmt: skip
+        return 0
+    out = console()
+    say(out, f"in force: {f'release {release.name}' if release else 'the shipped data'}")
+    say(out, f"shipped: {shipped}")
+    for one in reversed(known):
+        signed = f"signed by key {one.key}" if one.key else "no signature was checked"
+        old = "; older than the shipped data, so not used" if one.release <= shipped else ""
+        say(out, f"release {one.release}: {signed}, from {one.source}, installed {one.installed}{old}")
+    if os.environ.get(VARIABLE):
+        say(out, f"{VARIABLE} is set to {os.environ[VARIABLE]}", "dim")
+    return 0
+
+
+@click.command(
+    "pack", epilog="Example: crosstie catalog pack data/ --release 2026-12-01 --sign key.pem -o catalog.json"
+)
+@click.argument("folder", type=FILE)
+@click.option("--release", required=True, metavar="YYYY-MM-DD", help="Its name, which must be later than the last.")
+@click.option("--notes", default="", metavar="TEXT", help="What is new, for those who take it.")
+@click.option("--sign", "key", type=FILE, metavar="KEY", help="An Ed25519 private key (PEM). [default: unsigned]")
+@click.option("-o", "--output", required=True, type=FILE, metavar="FILE", help="The file to write.")
+@json_option
+def pack_command(folder: Path, release: str, notes: str, key: Path | None, output: Path, as_json: bool) -> int:
+    """Makes the one file of a release from a FOLDER of catalog files, for `crosstie catalog update`.
+
+    prices.csv, api_prices.csv, costs.toml, calibration.json, accelerators/, models/, stacks/, efficiency/,
+    measured/results.csv.gz and preflight/rules/ are what it may have.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: no such folder")
+    try:
+        content = packed(folder, Release(release=release, notes=notes), key.read_bytes() if key else None)
+        write_whole(output, lambda draft: draft.write_bytes(content))
+    except OSError as error:
+        raise BadInput(f"{error.filename}: {error.strerror}") from None
+    if as_json:
+        print_json({"file": str(output), "release": release, "bytes": len(content), "signed": key is not None})
+    else:
+        click.echo(f"release {release} written to {output}: {len(content):,} bytes{'' if key else ', unsigned'}")
+    return 0
