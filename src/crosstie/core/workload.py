@@ -5,7 +5,6 @@ short ones, and so that a target at a percentile knows which requests it may mis
 """
 
 import math
-from statistics import NormalDist
 from typing import Annotated, Literal
 
 import msgspec
@@ -41,16 +40,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     def longest_exempt(self) -> float:
         """Share of requests, those with the longest prompts, that may miss it by their length alone."""
         return (1.0 - self.percentile) * _LENGTH_SHARE
-
-    @property
-    def load_quantile(self) -> float:
-        """How much of the time the replica's load must not break it."""
-        return 1.0 - (1.0 - self.percentile) * (1.0 - _LENGTH_SHARE)
-
-    @property
-    def load_deviations(self) -> float:
-        """The same in standard deviations; never below the mean load."""
-        return max(NormalDist().inv_cdf(self.load_quantile), 0.0)
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):

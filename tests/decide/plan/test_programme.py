@@ -364,16 +364,20 @@ def test_idle_gpus_of_a_node_cost_their_price_beside_those_on_hand() -> None:
 
 
 def test_a_search_that_ends_without_an_answer_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Running out of time must not read as: there is no fleet."""
-    monkeypatch.setattr(rows, "_SECONDS", 0.0)
+    """Work that is used up must not read as: there is no fleet."""
+
+    def at_a_loss(*arguments: Any, **options: Any) -> Any:
+        raise rows.Undecided("none ruled out")
+
+    monkeypatch.setattr(solver, "run_highs", at_a_loss)
     with pytest.raises(BadInput, match="none ruled out"):
         solve(instance(1000, "all", columns=4))
 
 
-def test_a_search_that_runs_out_of_time_leaves_the_relaxation_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_finds_nothing_leaves_the_relaxation_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*arguments: Any, replicas: Any = None, relaxed: bool = False) -> Any:
         if replicas is None and not relaxed:
-            raise rows.OutOfTime("none ruled out")
+            raise rows.Undecided("none ruled out")
         return rows.run_highs(*arguments, replicas=replicas, relaxed=relaxed)
 
     problem = instance(7)

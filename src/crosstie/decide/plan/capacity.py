@@ -1,27 +1,24 @@
-"""How many requests a second a replica takes within latency targets, for every replica and slice at once.
+"""How many requests a second a replica takes while the percentiles of its classes hold, for every replica at once.
 
-`perf` gives the means of a steady state; targets are percentiles of open traffic. Between them stand three
-fluctuations, all of Poisson arrivals:
+`perf` gives the means of a steady state; targets are percentiles of open traffic, over all requests of a class. A pool
+is looked at under the mixture of requests that it is meant for, at a level of load: the time of a token, the same for
+all that decode together. There, in closed form,
 
-    requests in flight   a replica whose rate X(n) grows with the n that it holds has n + z sqrt(n / e) of them at
-                         the z-quantile, e being the elasticity of X: Poisson's where X grows in proportion, ever
-                         more as it saturates. TPOT must still be kept there, and memory must suffice
-    stalls               while prompts are computed, the others' tokens wait for them: over the life of a request
-                         that happens a random number of times, for as long as prompts queue
-    prompts that wait    prefill is one server that is busy a share r of the time; the wait for it exceeds t with
-                         probability r exp(-(1 - r) t / R), R being what is left of a prompt's service on average.
-                         Those that come meanwhile, r t of work, end in the same step as far as there is room in it
+    what each part takes       a replica that makes a token in that time takes X(p) requests a second of part p alone,
+                               and of a mixture 1 / sum of share / X: both a decode step and the time that prompts take
+                               from it are sums over the requests
+    TTFT of a length           its own prefill, and the wait for others': prefill is busy a share r of the time, and
+                               replicas that share their traffic wait less (Sakasegawa's formula for several servers)
+    TPOT of an answer          the time of a token, more for long contexts, with a spread of two parts: how many are in
+                               flight, which averages out over a pool, and how often prompts stall this very answer,
+                               which averages out over its tokens
 
-Open traffic that finds n requests there on average is like a closed loop of n + 1 clients, each of whom finds
-the n others (the arrival theorem); so that is where `serve` is asked.
-
-A pool may serve several classes. It then keeps the strictest target of its tier, and a prompt is admitted
-only as long as the wait that it puts upon the others leaves them within theirs. `plan.simulate` simulates it.
+and from both the share of each part's requests that keep the class's targets. The highest level at which the shares of
+every class come up to its percentiles is where the pool is run. `plan.confirm` simulates what comes of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cache
 from statistics import NormalDist
 from typing import Self
 
@@ -36,15 +33,31 @@ from crosstie.perf.steady_state import prefill_alone, steady_state
 
 # Mean requests in flight at which replicas are evaluated; between them logarithms are interpolated.
 GRID = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0])
-# What keeps a replica from taking more of a slice.
+# Levels of load between an all but empty replica and its fullest, at which all parts are looked up once.
+_LEVELS = 24
+_BISECTIONS = 8
+# What keeps a replica from taking more.
 LIMITS = ("TPOT target", "TTFT target", "memory", "engine limit", "throughput")
-_FULL = len(LIMITS) - 1
+_TPOT, _TTFT, _MEMORY, _ENGINE, _FULL = range(len(LIMITS))
 # A replica that is saturated has no elasticity left; this is as little as it counts for.
 _STIFFEST = 0.02
-# A prefill that is never idle would stall decode for ever; this is as little as it counts for.
-_LEAST_IDLE = 0.02
-# From one request to a thousand: 12 halvings leave 0.2%.
-_BISECTIONS = 10
+# Prompts take no more of a replica's time than this, whatever the targets: beyond, queues never end.
+_BUSIEST = 0.95
+# A replica that keeps its targets only while it is idle nine tenths of the time does not keep them.
+_LEAST_IN_FLIGHT = 0.1
+# Lengths within a slice at which its requests are looked at.
+_POINTS = 4
+# A request beyond its class's percentile may be late by so many times its target, or what the fastest replica needs.
+LATEST = 3.0
+# Of the replicas of a pool, how many count as one queue: the router sends at once, and knows loads only about.
+_POOLED = 0.5
+_MOST_POOLED = 64.0
+# What the router leaves of the spread that independent replicas would have: it sends a request where fewest are in
+# flight and prompts where they stall least. By simulation of eleven workloads, one pool each.
+_CROWD = 0.5
+_STALLED = 0.5
+# Standard deviations of requests in flight that memory must hold.
+_HELD_DEVIATIONS = 1.3
 # Standard deviations at which the ends of 80% intervals lie.
 _END = NormalDist().inv_cdf(0.9)
 
@@ -61,9 +74,10 @@ class Tier:
         return wanted.ttft_s >= self.ttft_s and wanted.tpot_s >= self.tpot_s
 
     def is_asked_by(self, one: RequestClass) -> bool:
-        """Whether the class is as strict as the tier in some target."""
+        """Whether the class is as strict as the tier in some target, or neither has any."""
         wanted = tier_of(one)
-        return wanted.ttft_s <= self.ttft_s < np.inf or wanted.tpot_s <= self.tpot_s < np.inf
+        strict = wanted.ttft_s <= self.ttft_s < np.inf or wanted.tpot_s <= self.tpot_s < np.inf
+        return strict or wanted == self
 
 
 def tier_of(one: RequestClass) -> Tier:
@@ -81,21 +95,6 @@ class TrafficPart:
     @property
     def requests_per_s(self) -> float:
         return self.request_class.requests_per_s * self.slice.share
-
-    @property
-    def ttft(self) -> Target | None:
-        return None if self.slice.exempt else self.request_class.ttft
-
-    @property
-    def deviations(self) -> float:
-        """Standard deviations of load that the replica must bear: those of the stricter target."""
-        targets = [target for target in (self.request_class.ttft, self.request_class.tpot) if target]
-        return max((target.load_deviations for target in targets), default=0.0)
-
-    @property
-    def wait_quantile(self) -> float:
-        target = self.request_class.ttft
-        return target.load_quantile if target else 0.5
 
 
 class ByDeployment:
@@ -150,23 +149,6 @@ class EstimateScale(ByDeployment):
 
 
 @dataclass(frozen=True, slots=True)
-class Promise(ByDeployment):
-    """What a tier asks of all that share a pool with its strictest classes."""
-
-    tpot_s: Array
-    # The longest that prompts may wait before those of the strictest classes are late, at which quantile.
-    wait_s: Array
-    quantile: Array
-    # Standard deviations of load within which the targets are kept.
-    deviations: Array
-
-    @classmethod
-    def none(cls, deployments: Sequence[Deployment]) -> Self:
-        count = len(deployments)
-        return cls(np.full(count, np.inf), np.full(count, np.inf), np.full(count, 0.5), np.zeros(count))
-
-
-@dataclass(frozen=True, slots=True)
 class LoadCurve(ByDeployment):
     """One slice: arrays (deployments, GRID) under load, and what a request alone sees."""
 
@@ -176,8 +158,8 @@ class LoadCurve(ByDeployment):
     requests_per_s: Array
     alone_tpot_s: Array
     alone_ttft_s: Array
-    # What a slice's longest prompt takes beyond its mean one.
-    longest_extra_s: Array
+    # (deployments, _POINTS): what prompts of the slice take beyond its mean one, from the shortest to the longest.
+    extra_s: Array
     # Mean prompts that a full step has room for.
     prompts_a_step: Array
     room: Array
@@ -193,50 +175,72 @@ class Capacity(ByDeployment):
     # The most at once that the promise bears.
     most_in_flight: Array
     limit: NDArray[np.int64]
-    # At that load, for the slice's longest prompt and the target's percentile.
+    # Means at that load.
     ttft_s: Array
     tpot_s: Array
     # Share of the replica's time that prompts take; the rest goes to output.
     prompt_share: Array
+    # Shares of the part's requests that keep the TTFT and the TPOT of their class.
+    keeps_ttft: Array
+    keeps_tpot: Array
 
     @classmethod
     def empty(cls, shape: tuple[int, int]) -> Self:
         """To be filled in: (pools that could be, parts of the traffic)."""
         return cls(*(np.zeros(shape, np.int64 if f.name == "limit" else np.float64) for f in fields(cls)))  # type: ignore[arg-type]
 
-    def fill(self, rows: NDArray[np.int64], part: int, found: Self) -> None:
+    def fill(self, rows: slice, parts: Sequence[int], found: Self) -> None:
         for one in fields(self):
-            getattr(self, one.name)[rows, part] = getattr(found, one.name)
+            getattr(self, one.name)[rows, parts] = getattr(found, one.name)
+
+    def faster(self, factor: Array) -> Self:
+        """With so many times the requests a second, by row; all else as it is."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return type(self)(**{**values, "requests_per_s": self.requests_per_s * factor[:, None]})
 
 
 def curves(hardware: Hardware, slices: Sequence[Slice]) -> list[LoadCurve]:
-    """All slices of a model on deployments of one precision, in one call of `serve`."""
+    """All slices of a model on deployments of one precision, in one call of `steady_state`.
+
+    Open traffic that finds n requests there on average is like a closed loop of n + 1 clients, each of whom finds the
+    n others (the arrival theorem).
+    """
     clients = np.concatenate(([1.0], GRID + 1.0))
     count = len(clients)
-    inputs = np.repeat([s.input_tokens for s in slices], count)
-    outputs = np.repeat([s.output_tokens for s in slices], count)
-    got = steady_state(hardware, np.tile(clients, len(slices)), inputs, outputs, in_step=False)
-    means = np.array([s.input_tokens for s in slices])
-    longest = np.array([float(s.longest_input) for s in slices])
-    extra = np.maximum(_prefill_s(hardware, longest) - _prefill_s(hardware, means), 0.0)
+
+    def each(of: str) -> Array:
+        return np.repeat([float(getattr(s, of)) for s in slices], count)
+
+    got = steady_state(
+        hardware, np.tile(clients, len(slices)), each("input_tokens"), each("output_tokens"),
+        cached_tokens=each("cached_tokens"), shared_tokens=each("shared_tokens"), in_step=False,
+    )  # fmt: skip
+    means = np.array([[s.input_tokens] for s in slices])
+    cached = np.array([[s.cached_tokens] for s in slices])
+    points = np.array([_points([one for one, _ in s.sample]) for s in slices])
+    # Of longer prompts as much is in the cache as of the mean one, of shorter ones at most all.
+    fresh = np.maximum(points - cached, 1.0)
+    extra = _prefill_s(hardware, fresh.ravel(), (points - fresh).ravel()).reshape(-1, len(slices), _POINTS)
+    extra = extra - _prefill_s(hardware, (means - cached).ravel(), cached.ravel())[:, :, None]
     contexts = np.array([float(s.context) for s in slices])
     # Each attention replica holds its own requests, and a whole one at least.
     held = np.stack([cache_sequences(d, contexts) / d.parallelism.dp for d in hardware.deployments])
     found = []
     for k, one in enumerate(slices):
         alone, loaded = k * count, slice(k * count + 1, (k + 1) * count)
-        tpot = got.tpot_s if one.output_tokens > 1 else np.zeros_like(got.tpot_s)
         found.append(
             LoadCurve(
-                tpot_s=tpot[:, loaded],
+                tpot_s=got.tpot_s[:, loaded],
                 found_room_s=got.found_room_s[:, loaded],
                 service_s=got.service_s[:, loaded],
                 # Of the n + 1 clients one is oneself.
                 requests_per_s=got.requests_per_s[:, loaded] * GRID / (GRID + 1.0),
-                alone_tpot_s=tpot[:, alone],
+                alone_tpot_s=got.tpot_s[:, alone],
                 alone_ttft_s=got.found_room_s[:, alone],
-                longest_extra_s=extra[:, k],
-                prompts_a_step=np.maximum(hardware.chunk_tokens * hardware.dp / one.input_tokens, 1.0)[:, 0],
+                extra_s=extra[:, k],
+                prompts_a_step=np.maximum(
+                    hardware.chunk_tokens * hardware.dp / max(one.input_tokens - one.cached_tokens, 1.0), 1.0
+                )[:, 0],
                 # A replica that cannot hold the longest request serves none of the slice.
                 room=np.where(held[:, k] >= 1.0, got.concurrency_that_fits[:, alone], 0.0),
                 engine_limit=hardware.max_sequences[:, 0],
@@ -245,158 +249,275 @@ def curves(hardware: Hardware, slices: Sequence[Slice]) -> list[LoadCurve]:
     return found
 
 
-def _prefill_s(hardware: Hardware, tokens: Array) -> Array:
-    """A prompt's chunks one after the other, with nothing else in the steps; (deployments, tokens)."""
-    chunks = np.maximum(tokens / hardware.chunk_tokens, 1.0)
-    return np.asarray(chunks * prefill_alone(hardware, tokens).total_s)
+def _points(values: Sequence[float]) -> Array:
+    """The middles of as many equal parts of a sample."""
+    ranked = np.sort(np.asarray(values, np.float64))
+    return np.asarray(ranked[((np.arange(_POINTS) + 0.5) * len(ranked) / _POINTS).astype(int)])
+
+
+def _prefill_s(hardware: Hardware, fresh: Array, cached: Array) -> Array:
+    """A prompt's chunks one after the other, with nothing else in the steps; (deployments, prompts)."""
+    chunks = np.maximum(fresh / hardware.chunk_tokens, 1.0)
+    return np.asarray(chunks * prefill_alone(hardware, fresh + cached, cached).total_s)
 
 
 def own_ttft_s(curve: LoadCurve, scale: EstimateScale) -> Array:
-    """TTFT of the slice's longest prompt on a replica that is otherwise idle; a row a deployment."""
-    return (curve.alone_ttft_s + curve.longest_extra_s) * scale.ttft
+    """TTFT of a mean prompt of the slice on a replica that is otherwise idle; a row a deployment."""
+    return curve.alone_ttft_s * scale.ttft
 
 
-def capacity(curve: LoadCurve, part: TrafficPart, promise: Promise, scale: EstimateScale) -> Capacity:
-    """What each deployment takes of a part in a pool that keeps a promise."""
-    rates = curve.requests_per_s * scale.rate[:, None]
-    services = curve.service_s / scale.rate[:, None]
-    dispersion = part.slice.input_dispersion
-    tpot = curve.tpot_s * scale.tpot[:, None]
-    idle = np.maximum(1.0 - rates * services, _LEAST_IDLE)
-    stalls = services / idle * np.sqrt(dispersion * rates * tpot / max(part.slice.output_tokens - 1.0, 1.0))
-    deviations = np.maximum(part.deviations, promise.deviations)
-    felt = tpot + deviations[:, None] * stalls
-    limit_s = np.minimum(promise.tpot_s, tier_of(part.request_class).tpot_s)
-    kept = largest_within(felt, limit_s, curve.alone_tpot_s * scale.tpot)
-    most = np.minimum(kept, curve.room)
-    roomy = with_headroom(rates, most, deviations)
-    engine = curve.room >= curve.engine_limit - 1e-9
-    full = np.where(engine, LIMITS.index("engine limit"), LIMITS.index("memory"))
-    limit = np.where(kept < curve.room, LIMITS.index("TPOT target"), full)
-    limit = np.where((limit != 0) & (most >= GRID[-1]), _FULL, limit)
+class Levels:
+    """All parts of a model at levels of load: (deployments, parts, levels).
 
-    quantile = part.wait_quantile
-    ttft_s = part.ttft.seconds if part.ttft else np.inf
+    A level is the time of a token, from that of an all but empty replica to its fullest, in equal steps of its
+    logarithm; what a replica takes of each part alone at that time is looked up once and interpolated from then on.
+    """
 
-    def own(in_flight: Array) -> Array:
-        return np.asarray((at_or_first(curve.found_room_s, in_flight) + curve.longest_extra_s) * scale.ttft)
+    def __init__(self, parts: Sequence[TrafficPart], found: Sequence[LoadCurve], scale: EstimateScale):
+        self.parts, self.curves, self.scale = list(parts), list(found), scale
+        tpot = np.stack([c.tpot_s for c in found], axis=1) * scale.tpot[:, None, None]
+        alone = np.stack([c.alone_tpot_s for c in found], axis=1) * scale.tpot[:, None]
+        first = np.maximum(tpot[:, :, 0], alone * (1.0 + 1e-9))
+        # What a token takes before anybody's own context and prompts.
+        empty = np.maximum(2.0 * alone - first, 0.5 * alone)
+        low, high = empty.min(axis=1) * 1.001, np.maximum(tpot.max(axis=(1, 2)), empty.min(axis=1) * 1.01)
+        steps = np.linspace(0.0, 1.0, _LEVELS)
+        self.tpot_s = low[:, None] * (high / low)[:, None] ** steps
+        rows, count = len(tpot), len(found)
+        flat, bare = tpot.reshape(rows * count, -1), empty.ravel()
+        wanted = np.repeat(self.tpot_s, count, axis=0)
+        in_flight = np.stack([_largest_within(flat, wanted[:, k], bare) for k in range(_LEVELS)], axis=1)
 
-    def most_by_prefill(in_flight: Array) -> Array:
-        service, slack = at_or_first(services, in_flight), ttft_s - own(in_flight)
-        residual = 0.5 * service * dispersion
-        mates = (curve.prompts_a_step - 1.0) * service
-        for_others = _busy_with_mates(promise.wait_s, residual, mates, promise.quantile)
-        busy = np.minimum(_busy_with_mates(slack, residual, mates, quantile), for_others)
-        return np.where((slack > 0) & (promise.wait_s > 0), busy / service, 0.0)
+        def at_level(name: str, below_one: bool = False) -> Array:
+            values = np.stack([getattr(c, name) for c in found], axis=1).reshape(rows * count, -1)
+            got = at_or_first(values[:, None, :], in_flight)
+            got = got * np.minimum(in_flight, 1.0) if below_one else got
+            return np.asarray(got.reshape(rows, count, _LEVELS))
 
-    in_flight = _largest_kept(rates, roomy, most_by_prefill)
-    limit = np.where(in_flight < roomy, LIMITS.index("TTFT target"), limit)
-    rate = at(rates, in_flight)
-    service = at_or_first(services, in_flight)
-    busy = np.clip(rate * service, 0.0, 0.999)
-    waited = wait_s(busy, 0.5 * service * dispersion, quantile)
-    waited = waited + np.minimum(busy * waited, (curve.prompts_a_step - 1.0) * service)
+        self.in_flight = in_flight.reshape(rows, count, _LEVELS)
+        self.requests_per_s = at_level("requests_per_s", below_one=True) * scale.rate[:, None, None]
+        self.service_s = at_level("service_s") / scale.rate[:, None, None]
+        self.own_s = at_level("found_room_s") * scale.ttft[:, None, None]
+        self.extra_s = np.stack([c.extra_s for c in found], axis=1) * scale.ttft[:, None, None]
+        self.room = np.stack([c.room for c in found], axis=1)
+        self.prompts_a_step = np.stack([c.prompts_a_step for c in found], axis=1)
+        self.engine_limit = found[0].engine_limit
+        # A long context makes one's own tokens slower than those of the others.
+        self.slower_s = alone
+        self.later = np.array([_points([max(o - 1.0, 0.0) for _, o in p.slice.sample]) for p in parts])
+        self.spread = np.array([p.slice.input_dispersion for p in parts])
+        classes = [p.request_class for p in parts]
+        self.ttft_s = np.array([one.ttft.seconds if one.ttft else np.inf for one in classes])
+        self.target_tpot_s = np.array([one.tpot.seconds if one.tpot else np.inf for one in classes])
+        self.class_of = np.array([list({id(c): None for c in classes}).index(id(one)) for one in classes])
+        # Nobody is sent where it takes far longer than it may, or has to.
+        idle = np.stack([c.alone_ttft_s for c in found], axis=1) * scale.ttft[:, None]
+        fastest = np.where(self.room > 0, idle, np.inf).min(axis=0, initial=np.inf)
+        bearable = idle <= LATEST * np.maximum(self.ttft_s, fastest)
+        self.able = (self.room > 0) & bearable
+
+    def interpolated(self, values: Array, level: Array) -> Array:
+        low = np.minimum(level.astype(int), _LEVELS - 2)
+        into = (level - low).reshape(-1, *(1,) * (values.ndim - 2))
+        rows = np.arange(len(values))
+        return np.asarray(values[rows, ..., low] * (1.0 - into) + values[rows, ..., low + 1] * into)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A mixture at a level of load: by deployment, and by deployment and part."""
+
+    requests_per_s: Array
+    busy: Array
+    in_flight: Array
+    rate: Array
+    each_in_flight: Array
+    service_s: Array
+    own_s: Array
+    tpot_s: Array
+    keeps_ttft: Array
+    keeps_tpot: Array
+    # Of memory or the engine's limit.
+    held: Array
+
+
+def operating_point(levels: Levels, share: Array, requests_per_s: float, allowance: float = 1.0) -> Capacity:
+    """Where each deployment runs if it is meant for a mixture: `share` by part, nil where a part is not meant.
+
+    `requests_per_s`: of the mixture, for as many replicas as that takes share their traffic. `allowance`: times the
+    share of requests that may miss; what one pool takes more of it another has to leave.
+    """
+    mine = share > 0
+    weight = share / share.sum()
+    rows = len(levels.room)
+    able = levels.able[:, mine].all(axis=1)
+    needs = _needs(levels, weight, allowance)
+    low, high = np.zeros(rows), np.full(rows, _LEVELS - 1.0)
+    why = np.full(rows, _FULL)
+    at_top = _state(levels, weight, high, requests_per_s)
+    kept, broke = _holds(levels, needs, at_top)
+    whole = kept & able
+    why = np.where(whole, why, broke)
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        keeps, broke = _holds(levels, needs, _state(levels, weight, middle, requests_per_s))
+        low, high = np.where(keeps, middle, low), np.where(keeps, high, middle)
+        why = np.where(keeps | whole, why, broke)
+    level = np.where(whole, _LEVELS - 1.0, low)
+    state = _state(levels, weight, level, requests_per_s)
+    served = _holds(levels, needs, state)[0] & able & (state.in_flight >= _LEAST_IN_FLIGHT)
+    rate = np.where(served[:, None] & levels.able, state.rate, 0.0)
+    limit = np.where((why == _MEMORY) & (levels.room.max(axis=1) >= levels.engine_limit - 1e-9), _ENGINE, why)
+    # What the strictest target bears at its worst moment.
+    promised = float(levels.target_tpot_s[mine].min())
+    worst = np.clip(
+        np.log(promised / levels.tpot_s[:, 0]) / np.log(levels.tpot_s[:, 1] / levels.tpot_s[:, 0]), 0.0, None
+    )
+    worst = np.maximum(np.minimum(np.where(np.isfinite(worst), worst, _LEVELS), _LEVELS - 1.0), level)
+    most = np.maximum(levels.interpolated(levels.in_flight, worst), state.each_in_flight)
+    shape = rate.shape
     return Capacity(
         requests_per_s=rate,
-        in_flight=in_flight,
-        most_in_flight=np.minimum(most, GRID[-1]),
-        limit=limit,
-        ttft_s=own(in_flight) + waited,
-        tpot_s=at_or_first(felt, most),
-        prompt_share=np.clip(rate * service, 0.0, 1.0),
+        in_flight=state.each_in_flight,
+        most_in_flight=np.minimum(np.minimum(most, levels.room), GRID[-1]),
+        limit=np.broadcast_to(limit[:, None], shape),
+        ttft_s=state.own_s,
+        tpot_s=np.broadcast_to(state.tpot_s[:, None], shape),
+        prompt_share=np.clip(rate * state.service_s, 0.0, 1.0),
+        keeps_ttft=state.keeps_ttft,
+        keeps_tpot=state.keeps_tpot,
     )
 
 
-def _largest_kept(rates: Array, most: Array, bearable: Callable[[Array], Array]) -> Array:
-    """The most in flight, up to `most`, at which the rate is no more than what is bearable there.
-
-    Both change with the load: prompts take longer in fuller steps. Below one request only the rate does.
-    """
-    low = np.minimum(most, 1.0)
-    first = np.minimum(low, bearable(low) / np.maximum(rates[:, 0], 1e-12))
-    high = most
-    for _ in range(_BISECTIONS):
-        middle = np.sqrt(low * high)
-        keeps = at(rates, middle) <= bearable(middle)
-        low, high = np.where(keeps, middle, low), np.where(keeps, high, middle)
-    between = np.where(first < np.minimum(most, 1.0), first, low)
-    return np.where(at(rates, most) <= bearable(most), most, between)
+# By class of a mixture: its parts, their weights within it, and the shares that must keep TTFT and TPOT.
+_Need = tuple[NDArray[np.int64], Array, float, float]
 
 
-def _busy_with_mates(wait: Array, residual: Array, mates_s: Array, quantile: float | Array) -> Array:
-    """How busy prefill may be if a wait must also bear the prompts that come meanwhile and share one's step.
+def _needs(levels: Levels, weight: Array, allowance: float) -> list[_Need]:
+    found = []
+    for kind in np.unique(levels.class_of[weight > 0]):
+        parts = np.flatnonzero((levels.class_of == kind) & (weight > 0))
+        one = levels.parts[parts[0]].request_class
+        within = weight[parts] / weight[parts].sum()
+        found.append((parts, within, _share(one.ttft, allowance), _share(one.tpot, allowance)))
+    return found
 
-    They are a share of it, the busy one, until the step is full; `mates_s` is what then fits beside oneself.
-    """
-    alone = busy_share(wait / residual, quantile)
-    return busy_share(np.maximum(wait / (1.0 + alone), wait - mates_s) / residual, quantile)
+
+def _share(target: Target | None, allowance: float) -> float:
+    return 1.0 - (1.0 - target.percentile) * allowance if target else 0.0
 
 
-def largest_within(values: Array, limit: float | Array, alone: Array | float = 0.0) -> Array:
-    """The most in flight at which a rising curve keeps the limit; `alone` is its value with none.
+def _holds(levels: Levels, needs: Sequence[_Need], state: _State) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Whether the percentiles of all classes hold, and else what breaks first."""
+    why = np.full(len(state.busy), _FULL)
+    for parts, within, ttft, tpot in needs:
+        why = np.where(state.keeps_tpot[:, parts] @ within < tpot, _TPOT, why)
+        why = np.where((why == _FULL) & (state.keeps_ttft[:, parts] @ within < ttft), _TTFT, why)
+    why = np.where((why == _FULL) & (state.held > 1.0), _MEMORY, why)
+    return (why == _FULL) & (state.busy <= _BUSIEST), why
 
-    Between none and one the curve is taken as straight; 0 where even a request alone breaks the limit.
+
+def _state(levels: Levels, weight: Array, level: Array, demand: float) -> _State:
+    rate = np.maximum(levels.interpolated(levels.requests_per_s, level), 1e-12)
+    service, own, each = (levels.interpolated(v, level) for v in (levels.service_s, levels.own_s, levels.in_flight))
+    tpot = levels.interpolated(levels.tpot_s, level)
+    taken = weight / rate
+    together = 1.0 / taken.sum(axis=1)
+    part_of = taken * together[:, None]
+    in_flight = (part_of * each).sum(axis=1)
+    mean_s = (weight * service).sum(axis=1)
+    busy = np.minimum(together * mean_s, 0.999)
+    # Twice what is left of a prompt's service when another comes.
+    residual = (weight * service**2 * levels.spread).sum(axis=1) / np.maximum(mean_s, 1e-12)
+    replicas = np.clip(demand / together, 1.0, _MOST_POOLED)
+    pooled = 1.0 + _POOLED * (replicas - 1.0)
+    return _State(
+        requests_per_s=together,
+        busy=busy,
+        in_flight=in_flight,
+        rate=rate,
+        each_in_flight=each,
+        service_s=service,
+        own_s=own,
+        tpot_s=tpot,
+        keeps_ttft=_keeps_ttft(levels, own, service, busy, residual, pooled),
+        keeps_tpot=_keeps_tpot(levels, weight, level, tpot, in_flight, busy, residual, pooled),
+        held=(part_of * each / np.maximum(levels.room, 1e-9)).sum(axis=1)
+        * (1.0 + _HELD_DEVIATIONS / np.sqrt(np.maximum(in_flight * replicas, 1.0))),
+    )
+
+
+def _keeps_ttft(levels: Levels, own: Array, service: Array, busy: Array, residual: Array, pooled: Array) -> Array:
+    if not np.isfinite(levels.ttft_s).any():
+        return np.ones_like(own)
+    slack = levels.ttft_s[:, None] - own[:, :, None] - levels.extra_s
+    # Prompts that come meanwhile and share one's step end with it: a share of the wait, until the step is full.
+    mates = ((levels.prompts_a_step - 1.0) * service)[:, :, None]
+    wait = np.maximum(slack / (1.0 + busy)[:, None, None], slack - mates)
+    late = late_share(busy[:, None, None], residual[:, None, None], pooled[:, None, None], np.maximum(wait, 0.0))
+    return np.asarray(np.where(slack > 0, 1.0 - late, 0.0).mean(axis=2))
+
+
+def late_share(busy: Array, residual: Array, pooled: Array, wait: Array) -> Array:
+    """Of prompts, how many wait longer for prefill: Sakasegawa's formula for several servers, exact for one."""
+    waits = busy ** (np.sqrt(2.0 * (pooled + 1.0)) - 1.0)
+    return np.asarray(waits * np.exp(-(1.0 - busy) * pooled * wait / np.maximum(0.5 * residual, 1e-12)))
+
+
+def _keeps_tpot(
+    levels: Levels, weight: Array, level: Array, tpot: Array, in_flight: Array, busy: Array, residual: Array,
+    pooled: Array,
+) -> Array:  # fmt: skip
+    if not np.isfinite(levels.target_tpot_s).any():
+        return np.ones((len(tpot), len(weight)))
+    tokens = weight * np.maximum(levels.later.mean(axis=1), 1e-9)
+    usual = levels.slower_s @ (tokens / tokens.sum())
+    mean = tpot[:, None] + levels.slower_s - usual[:, None]
+    # How the time of a token answers to more requests in flight, and these to the traffic.
+    step = np.log(levels.tpot_s[:, 1] / levels.tpot_s[:, 0])
+    ahead = np.minimum(level + 0.5, _LEVELS - 1.0)
+    more = (weight * levels.interpolated(levels.in_flight, ahead)).sum(axis=1)
+    less = (weight * levels.interpolated(levels.in_flight, ahead - 0.5)).sum(axis=1)
+    per_request = 0.5 * step / np.maximum(np.log(np.maximum(more, 1e-9) / np.maximum(less, 1e-9)), 1e-3)
+    elasticity = np.clip(1.0 - per_request, _STIFFEST, 1.0)
+    crowd = tpot * np.minimum(per_request, 1.0) / np.sqrt(np.maximum(in_flight * elasticity * pooled, 1e-6))
+    crowd = _CROWD * np.minimum(crowd, tpot)
+    stalls = _STALLED * busy * residual * tpot / (1.0 - np.minimum(busy, _BUSIEST)) ** 2
+    spread = np.sqrt(crowd[:, None, None] ** 2 + stalls[:, None, None] / np.maximum(levels.later, 1.0))
+    above = (levels.target_tpot_s[:, None] - mean[:, :, None]) / np.maximum(spread, 1e-12)
+    kept = np.where(levels.later > 0, _normal(above), 1.0)
+    return np.asarray(kept.mean(axis=2))
+
+
+def _normal(deviations: Array) -> Array:
+    """The normal distribution's share below, to three digits: a logistic curve."""
+    z = np.clip(deviations, -8.0, 8.0)
+    return np.asarray(1.0 / (1.0 + np.exp(-1.5976 * z - 0.07056 * z**3)))
+
+
+def _largest_within(values: Array, limit: Array, empty: Array) -> Array:
+    """The most in flight at which a rising curve keeps the limit; `empty` is its value with none.
+
+    Between none and one the curve is taken as straight; 0 where even an empty replica breaks the limit.
     """
     rising = np.maximum.accumulate(np.maximum(values, 1e-12), axis=1)
-    logs = np.log(rising)
-    wanted = np.log(np.maximum(limit, 1e-12)) * np.ones(len(values))
-    above = logs > wanted[:, None]
+    above = rising > limit[:, None]
     first = np.argmax(above, axis=1)
     rows = np.arange(len(values))
     before = np.maximum(first - 1, 0)
-    step = np.maximum(logs[rows, first] - logs[rows, before], 1e-12)
-    into = np.clip((wanted - logs[rows, before]) / step, 0.0, 1.0)
-    grid = np.log(GRID)
-    between = np.exp(grid[before] + into * (grid[first] - grid[before]))
-    below_one = np.clip((np.exp(wanted) - alone) / np.maximum(rising[:, 0] - alone, 1e-12), 0.0, 1.0)
-    return np.where(above[:, 0], below_one, np.where(above.any(axis=1), between, np.inf))
-
-
-def with_headroom(rates: Array, most: Array, deviations: float | Array) -> Array:
-    """The mean n of requests in flight for which n + z sqrt(n / e) is `most`, e being the elasticity of the rate."""
-    steps = np.diff(np.log(rates), axis=1) / np.diff(np.log(GRID))
-    elasticity = np.clip(np.concatenate((steps, steps[:, -1:]), axis=1), _STIFFEST, 1.0)
-    z = deviations * np.ones(len(rates))
-    peak = GRID + z[:, None] * np.sqrt(GRID / elasticity)
-    # Below one request the rate is in proportion, and so the fluctuation is Poisson's.
-    root = 0.5 * (np.sqrt(z**2 + 4.0 * np.minimum(most, 1e9)) - z)
-    few = np.minimum(root**2, 1.0)
-    return np.asarray(np.minimum(np.where(peak[:, 0] > most, few, largest_within(peak, most)), GRID[-1]))
-
-
-def at(values: Array, in_flight: Array) -> Array:
-    """A rate at a load between the grid's; below one request it falls to nothing in proportion."""
-    return at_or_first(values, in_flight) * np.minimum(in_flight, 1.0)
+    left, right = np.log(rising[rows, before]), np.log(rising[rows, first])
+    into = np.clip((np.log(limit) - left) / np.maximum(right - left, 1e-12), 0.0, 1.0)
+    between = np.exp2(before + into * (first - before))
+    below_one = np.clip((limit - empty) / np.maximum(rising[:, 0] - empty, 1e-12), 0.0, 1.0)
+    return np.where(above[:, 0], below_one, np.where(above.any(axis=1), between, GRID[-1]))
 
 
 def at_or_first(values: Array, in_flight: Array) -> Array:
+    """Values over the grid, on the last axis, at a load between the grid's; below one request as at one."""
     place = np.clip(np.log2(np.maximum(in_flight, 1.0)), 0.0, len(GRID) - 1.0)
     low = np.minimum(place.astype(int), len(GRID) - 2)
-    rows = np.arange(len(values))
     share = place - low
-    left, right = values[rows, low], values[rows, low + 1]
+    wide = np.broadcast_to(values, (*in_flight.shape, len(GRID)))
+    left = np.take_along_axis(wide, low[..., None], axis=-1)[..., 0]
+    right = np.take_along_axis(wide, low[..., None] + 1, axis=-1)[..., 0]
     return np.asarray(left * (1.0 - share) + right * share)
-
-
-def wait_s(busy: Array, residual: Array, quantile: float) -> Array:
-    """The quantile of the wait for prefill; nothing while it is idle more often than the quantile asks."""
-    beyond = np.maximum(np.log(np.maximum(busy, 1e-12) / (1.0 - quantile)), 0.0)
-    return np.asarray(residual / (1.0 - busy) * beyond)
-
-
-@cache
-def _waits(quantile: float) -> tuple[Array, Array]:
-    busy = 1.0 - np.geomspace(quantile, 1e-3, 400)
-    return wait_s(busy, np.ones_like(busy), quantile), busy
-
-
-def busy_share(wait_over_residual: Array, quantile: float | Array) -> Array:
-    """How busy prefill may be for the quantile of its wait to stay within so many residual services."""
-    waits = np.maximum(wait_over_residual, 0.0)
-    least, most = float(np.min(quantile)), float(np.max(quantile))
-    found = np.interp(waits, *_waits(least))
-    if most > least:
-        # Rows of several tiers, which have as many percentiles as the workload: one or two.
-        for one in np.unique(quantile)[1:]:
-            found = np.where(quantile == one, np.interp(waits, *_waits(float(one))), found)
-    return np.asarray(found)

@@ -14,7 +14,7 @@ from crosstie.decide.plan.capacity import EstimateScale, own_ttft_s
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Array, Mask, Programme
 from crosstie.decide.plan.solver import solve
-from crosstie.decide.plan.survey import Survey, offers, one_stack, scaling_of, tiers
+from crosstie.decide.plan.survey import Survey, offers, peak_of, scaling_of, tiers
 from crosstie.perf.memory import cache_sequences
 
 # Targets are tried in two-digit figures of milliseconds from a hundredth on, some steps of them at once, and no
@@ -23,6 +23,7 @@ _FINEST_S = 1e-5
 _BOUNDLESS_WATTS = 1e12
 _STRIDE = 9
 _FURTHEST = 207
+_LEAST_ALONE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,8 @@ def _targets(surveyed: Sequence[Survey], one: Survey, kind: RequestClass, worklo
         target: Target | None = getattr(kind, key)
         if target is None:
             return None
-        start = max(target.seconds, alone[key][0])
+        # Shorter prompts of the same slice may do with less.
+        start = max(target.seconds, _LEAST_ALONE * alone[key][0])
         return _least(target, start, lambda tried: serves(**{key: tried, **others}))
 
     needs = {key: found for key in ("ttft", "tpot") if (found := least(key))}
@@ -124,27 +126,27 @@ def _target(
 
 
 def _alone(one: Survey, kind: RequestClass, scale: EstimateScale) -> dict[str, tuple[float, int, int]]:
-    """By target, for the slice that takes longest: the seconds of one request alone, the replica that is fastest
-    at it, and the longest prompt. No target below can be kept.
-    """
-    found: dict[str, list[tuple[float, int, int]]] = {"ttft": [(0.0, 0, 0)], "tpot": [(0.0, 0, 0)]}
+    """By target, for the slice in which its percentile lies: the seconds of one request alone, the replica that is
+    fastest at it, and its mean prompt."""
+    found: dict[str, tuple[float, int, int]] = {"ttft": (0.0, 0, 0), "tpot": (0.0, 0, 0)}
+    upto = 0.0
     for part, curve in zip(one.parts, one.curves, strict=True):
         if part.request_class is not kind:
             continue
-        own = {"tpot": curve.alone_tpot_s * scale.tpot}
-        if part.ttft:
-            own["ttft"] = own_ttft_s(curve, scale)
-        for key, values in own.items():
-            seconds = np.where(curve.room > 0, values, np.inf)
-            found[key].append((float(seconds.min()), int(np.argmin(seconds)), part.slice.longest_input))
-    return {key: max(values) for key, values in found.items()}
+        own = {"tpot": (kind.tpot, curve.alone_tpot_s * scale.tpot), "ttft": (kind.ttft, own_ttft_s(curve, scale))}
+        for key, (target, values) in own.items():
+            if target is not None and upto < target.percentile:
+                seconds = np.where(curve.room > 0, values, np.inf)
+                found[key] = float(seconds.min()), int(np.argmin(seconds)), round(part.slice.input_tokens)
+        upto += part.slice.share
+    return found
 
 
 def _serves(surveyed: Sequence[Survey], kind: RequestClass, instead: RequestClass, workload: Workload) -> bool:
     """Whether some replica would serve each slice of the class, had it these targets."""
-    relaxed = [_with_class(one, kind, instead) for one in surveyed]
-    offered = one_stack(offers(relaxed, scaling_of(workload)))
-    mine = [part.index for part in offered.parts if part.request_class is instead]
+    relaxed = [_with_class(one, kind, instead) for one in surveyed if any(p.request_class is kind for p in one.parts)]
+    offered = offers(relaxed, scaling_of(workload), peak=peak_of(workload))
+    mine = [place for place, part in enumerate(offered.parts) if part.request_class is instead]
     return bool(np.all(offered.requests_per_s[:, mine].max(axis=0, initial=0.0) > 0))
 
 

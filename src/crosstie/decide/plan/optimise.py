@@ -1,6 +1,6 @@
 """The cheapest fleet for offers and prices, and the fleets that stand beside it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,10 +8,12 @@ import numpy as np
 
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Workload
+from crosstie.decide.plan.candidates import key_of
+from crosstie.decide.plan.capacity import TrafficPart
 from crosstie.decide.plan.market import Item, Market
-from crosstie.decide.plan.programme import Indices, Mask, Programme, Solution
+from crosstie.decide.plan.programme import Indices, Mask, Percentile, Programme, Solution
 from crosstie.decide.plan.solver import MANY_PARTS, solve
-from crosstie.decide.plan.survey import Offers
+from crosstie.decide.plan.survey import Offers, peak_of
 from crosstie.perf.hardware import Array
 
 # Pools that are tried to do without, the smallest first: of fifty nobody waits for all.
@@ -25,6 +27,8 @@ class Choice:
     offers: Offers
     market: Market
     problem: Programme
+    # What the fleet is sized for, over today's peak.
+    peak: float = 1.0
 
     def allowing(self, accept: Callable[[Item], bool]) -> Mask:
         """Columns whose accelerator is accepted."""
@@ -48,18 +52,48 @@ def _columns(offered: Offers, market: Market) -> dict[str, Any]:
         "rate": offered.requests_per_s,
         "gpus": np.array([float(d.parallelism.gpus) for d in deployments]),
         "accelerator": np.array([place[d.accelerator.id] for d in deployments], np.int64),
+        "kept": np.stack((offered.capacity.keeps_ttft, offered.capacity.keeps_tpot)),
+        "percentiles": percentiles(offered.parts),
+        "alike": _alike(offered),
     }
 
 
-def choice(offered: Offers, market: Market, workload: Workload, growth: float = 1.0) -> Choice:
-    """`growth`: the peak over today's."""
+def _alike(offered: Offers) -> Indices:
+    places: dict[tuple[object, ...], int] = {}
+    return np.array([places.setdefault((key_of(c.deployment), c.tier), len(places)) for c in offered.columns], np.int64)
+
+
+def percentiles(parts: Sequence[TrafficPart]) -> tuple[Percentile, ...]:
+    """What the classes of some parts ask, target by target."""
+    found = []
+    by_class = {id(part.request_class): part.request_class for part in parts}
+    for one in by_class.values():
+        mine = [part for part in parts if part.request_class is one]
+        indices, share = np.array([p.index for p in mine], np.int64), np.array([p.slice.share for p in mine])
+        for kept, target in enumerate((one.ttft, one.tpot)):
+            if target is not None:
+                found.append(Percentile(kept, indices, share / share.sum(), target.percentile))
+    return tuple(found)
+
+
+def choice(offered: Offers, market: Market, workload: Workload) -> Choice:
     today = np.array([part.requests_per_s for part in offered.parts])
-    demand = today * growth * (1.0 + workload.constraints.spare)
-    return Choice(offered, market, programme(market, workload, demand=demand, **_columns(offered, market)))
+    peak = peak_of(workload)
+    problem = programme(market, workload, demand=today * peak, **_columns(offered, market))
+    return Choice(offered, market, problem, peak)
 
 
 def programme(
-    market: Market, workload: Workload, *, demand: Array, rate: Array, gpus: Array, accelerator: Indices
+    market: Market,
+    workload: Workload,
+    *,
+    demand: Array,
+    rate: Array,
+    gpus: Array,
+    accelerator: Indices,
+    kept: Array | None = None,
+    percentiles: tuple[Percentile, ...] = (),
+    alike: Indices | None = None,
 ) -> Programme:
     """Columns and demand under the prices of the market and the limits of the workload."""
     limits = workload.constraints
@@ -84,6 +118,9 @@ def programme(
         vendor_share=np.array([limits.vendor_share.get(vendor, 0.0) for vendor in vendors]),
         budget_usd_per_hour=np.inf if budget is None else budget / HOURS_PER_MONTH,
         power_watts=np.inf if power is None else power * 1e3,
+        kept=np.zeros((2, *rate.shape)) if kept is None else kept,
+        percentiles=percentiles,
+        alike=np.arange(len(gpus)) if alike is None else alike,
     )
 
 

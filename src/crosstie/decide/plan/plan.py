@@ -9,7 +9,6 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Target, Workload
 from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan
-from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut
@@ -24,6 +23,7 @@ from crosstie.decide.plan.survey import (
     longer,
     of_one_stack,
     offers,
+    peak_of,
     scaling_of,
     survey,
     surveys,
@@ -166,9 +166,8 @@ def _best_plan(
     everything = surveys(catalog, workload, [item.accelerator for item in priced.items], on_progress, gate)
     scaling = scaling_of(workload)
     surveyed = of_one_stack(everything, scaling)
-    offered = undominated(offers(surveyed, scaling))
-    # The fleet is for the peak by the end of its first year.
-    asked = choice(offered, priced, workload, growth=max(1.0 + workload.growth_per_year, 1.0))
+    offered = undominated(offers(surveyed, scaling, peak=peak_of(workload)))
+    asked = choice(offered, priced, workload)
     on_progress(0, 0, f"{len(offered.columns)} pools to choose from")
     answer = solve(asked.problem)
     considered = sum(len(one.deployments) for one in everything)
@@ -218,17 +217,17 @@ def _runner_up(asked: Choice, without: dict[str, Solution | None], cost: float) 
 
 
 def _by_estimates(surveyed: list[Survey], asked: Choice, answer: Solution) -> Alternative | None:
-    read = asked.with_offers(undominated(offers(surveyed, EstimateScale.none)))
+    read = asked.with_offers(undominated(offers(surveyed, EstimateScale.none, peak=asked.peak)))
     return alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
 
 
 def _length(
     surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload, known: Mask, factor: float
 ) -> PromptLength:
-    """The fleet if prompts were so many times as long, of the replicas of the fleets known by then."""
-    worth = {key_of(asked.offers.columns[i].deployment) for i in np.flatnonzero(known)}
-    again = [survey([d for d in one.deployments if key_of(d) in worth], longer(one, factor)) for one in surveyed]
-    read = asked.with_offers(undominated(offers(again, scaling_of(workload))))
+    """The fleet if prompts were so many times as long, of the accelerators of the fleets known by then."""
+    kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
+    again = [survey([d for d in one.deployments if d.accelerator.id in kinds], longer(one, factor)) for one in surveyed]
+    read = asked.with_offers(undominated(offers(again, scaling_of(workload), peak=asked.peak)))
     fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
     return PromptLength(factor, fleet, fleet is not None and set(fleet.gpus) == set(asked.gpus(answer)))
 

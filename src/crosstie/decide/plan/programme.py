@@ -4,13 +4,14 @@
     over        n[c] replicas of column c, whole; x[p, c] the share of part p that column c carries
     such that   every part is carried                      sum over c of x[p, c] = 1
                 no column carries more than it can         sum over p of x[p, c] demand[p] / rate[c, p] <= n[c]
+                every class keeps its percentiles          sum over p, c of weight[p] x[p, c] kept[c, p] >= need
                 and the limits on GPUs, money, power and vendors hold
 
 The allocation is Mélange's (arXiv 2404.14527) with the choice of layout and precision in the columns, and
 with limits that it does not have. Vectors here are by column, by part or by accelerator.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,17 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """Of the requests of some parts, the share that must keep a target; `kept` as in the programme."""
+
+    kept: int
+    parts: Indices
+    # By part of it, together 1.
+    weight: Array
+    need: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,12 @@ class Programme:
     vendor_share: Array
     budget_usd_per_hour: float = np.inf
     power_watts: float = np.inf
+    # (targets, columns, parts): the share of a part's requests that keep their class's TTFT, and TPOT, in a column.
+    kept: Array = field(default_factory=lambda: np.zeros((0, 0, 0)))
+    percentiles: tuple[Percentile, ...] = ()
+    # By column: those of one number are the same replicas under the same promise, meant for other requests. The gateway
+    # cannot tell such pools apart, so a fleet has one of them.
+    alike: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def is_coupled(self) -> bool:
@@ -99,7 +117,26 @@ class Programme:
             demand=self.demand[parts],
             gpus=self.gpus[columns],
             accelerator=self.accelerator[columns],
+            kept=self.kept[:, columns][:, :, parts] if self.percentiles else self.kept,
+            alike=self.alike[columns] if len(self.alike) else self.alike,
+            percentiles=tuple(one for kept in self.percentiles if (one := _within(kept, parts))),
         )
+
+    def keeps(self, columns: Indices) -> Array:
+        """By column and percentile's part: what it keeps of it, nothing where it may not go there."""
+        each = []
+        for one in self.percentiles:
+            there = np.ix_(columns, one.parts)
+            each.append(np.where(self.rate[there] > 0, self.kept[one.kept][there], 0.0))
+        return np.concatenate(each, axis=1) if each else np.zeros((len(columns), 0))
+
+
+def _within(one: Percentile, parts: Indices) -> Percentile | None:
+    """The same among some of the parts: all of its own, or none of them."""
+    place = {int(part): index for index, part in enumerate(parts)}
+    if not all(int(part) in place for part in one.parts):
+        return None
+    return replace(one, parts=np.array([place[int(part)] for part in one.parts], np.int64))
 
 
 @dataclass(frozen=True, slots=True)

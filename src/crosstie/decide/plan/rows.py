@@ -1,6 +1,6 @@
 """A programme as rows and variables, and HiGHS to solve them."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 from crosstie.core.errors import BadInput
 from crosstie.decide.plan.programme import Array, Mask, Programme
 
-# Seconds after which a search stops, with the gap that it then has.
-_SECONDS = 5.0
+# Work after which a search stops, with the gap that it then has: limits of time would make the answer depend on what
+# else the machine does.
+_NODES = 200
+_ITERATIONS = 400_000
 # Programmes here are small and their relaxations near: what HiGHS does for large ones costs more than it saves
 # (measured on ten of them: a third of the time).
 _PLAIN = {
@@ -27,7 +29,11 @@ _PLAIN = {
 }
 
 
-class OutOfTime(BadInput):
+# The same search with all that HiGHS can do to find some fleet.
+_THOROUGH = {"threads": 1, "random_seed": 1, "mip_heuristic_effort": 0.5}
+
+
+class Undecided(BadInput):
     """Neither a fleet nor the proof that there is none."""
 
 
@@ -59,6 +65,13 @@ class Rows:
             where = self.first_share + np.flatnonzero(self.part == part)
             self.add(where, np.ones(len(where)), 1.0, 1.0)
         load = problem.demand[self.part] / problem.rate[self.column, self.part]
+        # The first rows are parts, then percentiles: `solver` reads their duals.
+        for one in problem.percentiles:
+            mine = np.flatnonzero(np.isin(self.part, one.parts))
+            weight = np.zeros(len(problem.demand))
+            weight[one.parts] = one.weight
+            kept = weight[self.part[mine]] * problem.kept[one.kept][self.column[mine], self.part[mine]]
+            self.add(self.first_share + mine, kept, one.need - 1e-6, np.inf)
         starts = np.searchsorted(self.column, np.arange(self.first_share + 1))
         for column in range(self.first_share):
             mine = np.arange(starts[column], starts[column + 1])
@@ -117,13 +130,24 @@ class Rows:
         return bounds
 
 
-def run_highs(
-    rows: Rows, cost: Array, gap: float, *, replicas: Array | None = None, relaxed: bool = False
-) -> tuple[Array | None, float]:
-    """Values of the variables, or None, and the bound that the search proved.
+class Found(NamedTuple):
+    """Values of the variables, or None; the bound that the search proved; and what each row costs, if relaxed."""
 
-    `replicas` fixes their numbers; `relaxed` lets them be divided.
-    """
+    values: Array | None
+    bound: float
+    duals: Array
+
+
+def run_highs(
+    rows: Rows,
+    cost: Array,
+    gap: float,
+    *,
+    replicas: Array | None = None,
+    relaxed: bool = False,
+    thorough: bool = False,
+) -> Found:
+    """`replicas` fixes their numbers; `relaxed` lets them be divided; `thorough` looks for any fleet with all means."""
     # Only plans need it, and it takes 20 ms to import.
     import highspy
 
@@ -143,14 +167,18 @@ def run_highs(
         model.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in rows.whole()]
     solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
-    for name, value in (*_PLAIN.items(), ("mip_rel_gap", gap), ("time_limit", _SECONDS)):
+    limits = {"mip_rel_gap": gap, "mip_max_nodes": _NODES, "simplex_iteration_limit": _ITERATIONS}
+    for name, value in {**(_THOROUGH if thorough else _PLAIN), **limits}.items():
         solver.setOptionValue(name, value)
     solver.passModel(model)
     solver.run()
     info = solver.getInfo()
+    none = np.zeros(0)
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        if solver.getModelStatus() == highspy.HighsModelStatus.kTimeLimit:
-            raise OutOfTime(f"no fleet found in {_SECONDS:g} s, and none ruled out: fewer classes or limits would help")
-        return None, 0.0
+        status = highspy.HighsModelStatus
+        if solver.getModelStatus() in (status.kInfeasible, status.kUnboundedOrInfeasible):
+            return Found(None, 0.0, none)
+        raise Undecided("no fleet found, and none ruled out: fewer classes or limits would help")
+    got = solver.getSolution()
     bound = info.objective_function_value if relaxed else info.mip_dual_bound
-    return np.array(solver.getSolution().col_value), float(bound)
+    return Found(np.array(got.col_value), float(bound), np.array(got.row_dual) if relaxed else none)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from crosstie.decide.plan.programme import Array, Indices, Mask, Programme, Solution
-from crosstie.decide.plan.rows import OutOfTime, Rows, run_highs
+from crosstie.decide.plan.rows import Rows, Undecided, run_highs
 
 # How far from the best a fleet may be before the search stops, far below what estimates are wrong by.
 GAP = 1e-3
@@ -13,9 +13,10 @@ GAP = 1e-3
 # that they are made of.
 QUICK_GAP = 1e-2
 _NEAR = 1.2
-# Programmes with more pairs of columns and parts than this are solved with the columns alone that the relaxation
-# uses: with many replicas the relaxation is near, and its bound says how near.
-_LARGE = 1200
+# Programmes with more pairs of columns and parts than this are solved with the columns alone that the relaxation uses,
+# and those that would be nearest to being used: with many replicas it is near, and its bound says how near.
+_LARGE = 120
+_FEW_COLUMNS = 10
 # With more kinds of requests than this the last percent takes longer than it is worth.
 MANY_PARTS = 24
 
@@ -36,7 +37,43 @@ def solve(
     if quickly:
         gap = max(gap, QUICK_GAP)
         if not problem.is_coupled and minimise == "cost":
-            columns = _near_the_best(problem, columns)
+            found = _one_of_alike(problem, _near_the_best(problem, columns), minimise, gap)
+            if found is not None:
+                return found
+    return _one_of_alike(problem, columns, minimise, gap)
+
+
+def _one_of_alike(problem: Programme, columns: Indices, minimise: str, gap: float) -> Solution | None:
+    """The best fleet in which of columns that are alike only one has replicas: the one that had most, as it turns out.
+
+    The bound is that of all columns together.
+    """
+    best = found = _solve(problem, columns, minimise, gap)
+    while found is not None and best is not None and len(problem.alike):
+        used = np.flatnonzero(found.replicas)
+        most: dict[int, int] = {}
+        for column in used[np.argsort(-found.replicas[used], kind="stable")]:
+            most.setdefault(int(problem.alike[column]), int(column))
+        if len(most) == len(used):
+            return replace(found, bound_usd_per_hour=best.bound_usd_per_hour)
+        # Those that are meant for whole classes take the place of several.
+        twice = {int(kind) for kind in problem.alike[used] if (problem.alike[used] == kind).sum() > 1}
+        widest = {kind: _widest(problem, columns, kind) for kind in twice}
+        columns = np.array(
+            [c for c in columns if int(problem.alike[c]) not in twice or c == widest[int(problem.alike[c])]], np.int64
+        )
+        found = _solve(problem, columns, minimise, gap)
+    return found
+
+
+def _widest(problem: Programme, columns: Indices, kind: int) -> int:
+    """Of columns that are alike the one that takes most parts, and most of them."""
+    mine = columns[problem.alike[columns] == kind]
+    rate = problem.rate[mine]
+    return int(mine[np.lexsort((rate.sum(axis=1), (rate > 0).sum(axis=1)))[-1]])
+
+
+def _solve(problem: Programme, columns: Indices, minimise: str, gap: float) -> Solution | None:
     replicas = np.zeros(len(problem.gpus), np.int64)
     share = np.zeros_like(problem.rate)
     bound = 0.0
@@ -89,13 +126,15 @@ def worth_their_price(problem: Programme, columns: Indices, price: Array) -> Ind
     """
     rate = problem.rate[columns]
     cost = (price[problem.accelerator] * problem.gpus)[columns]
+    keeps = problem.keeps(columns)
     # Best first, so that most fall to the first few they meet.
     order = np.argsort(-(rate / cost[:, None]).sum(axis=1), kind="stable")
     kept: list[int] = []
     for index in order:
         instead = np.floor(cost[index] / cost[kept] + 1e-9)
         covers = np.all(instead[:, None] * rate[kept] >= rate[index] * (1.0 - 1e-9), axis=1)
-        if not np.any(covers):
+        as_sure = np.all(keeps[kept] >= keeps[index] - 1e-9, axis=1)
+        if not np.any(covers & as_sure):
             kept.append(int(index))
     return np.sort(columns[kept])
 
@@ -108,17 +147,31 @@ def _piece(problem: Programme, minimise: str, gap: float) -> _Found | None:
     if np.count_nonzero(problem.rate) <= _LARGE:
         return _mixed(problem, minimise, gap)
     rows = Rows(problem)
-    values, bound = run_highs(rows, _objective(rows, minimise), gap, relaxed=True)
-    if values is None:
+    relaxed = run_highs(rows, _objective(rows, minimise), gap, relaxed=True)
+    if relaxed.values is None:
         return None
-    used = np.flatnonzero(values[: rows.first_share] > 1e-6)
-    found = _mixed(problem.only(used, np.arange(len(problem.demand))), minimise, gap)
+    used = relaxed.values[: rows.first_share] > 1e-6
+    worth = np.where(used, np.inf, _worth(rows, relaxed.duals, minimise))
+    few = np.sort(np.argsort(-worth, kind="stable")[: max(_FEW_COLUMNS, int(used.sum()))])
+    found = _mixed(problem.only(few, np.arange(len(problem.demand))), minimise, gap)
     if found is None:
         # Limits that whole replicas of these columns cannot keep.
         return _mixed(problem, minimise, gap)
     replicas, share = np.zeros(len(problem.gpus), np.int64), np.zeros_like(problem.rate)
-    replicas[used], share[used] = found[:2]
-    return replicas, share, bound
+    replicas[few], share[few] = found[:2]
+    return replicas, share, relaxed.bound
+
+
+def _worth(rows: Rows, duals: Array, minimise: str) -> Array:
+    """By column: what a replica would earn at the relaxation's prices of the parts, over what it costs; 1 at most."""
+    problem = rows.problem
+    count = len(problem.demand)
+    earned = np.repeat(duals[:count][None, :], len(problem.gpus), axis=0)
+    for one, dual in zip(problem.percentiles, duals[count:], strict=False):
+        earned[:, one.parts] += dual * one.weight * problem.kept[one.kept][:, one.parts]
+    price = problem.watts if minimise == "power" else problem.usd_per_hour
+    each = np.maximum(price[problem.accelerator] * problem.gpus, 1e-9)
+    return np.asarray((earned * problem.rate / problem.demand).max(axis=1) / each)
 
 
 def _mixed(problem: Programme, minimise: str, gap: float) -> _Found | None:
@@ -126,24 +179,25 @@ def _mixed(problem: Programme, minimise: str, gap: float) -> _Found | None:
     if len(problem.demand) > MANY_PARTS:
         gap = max(gap, QUICK_GAP)
     try:
-        values, bound = run_highs(rows, _objective(rows, minimise), gap)
-    except OutOfTime:
+        values, bound, _ = run_highs(rows, _objective(rows, minimise), gap)
+    except Undecided:
         found = _rounded_up(rows, minimise)
-        if found is None:
-            raise
-        return found
+        if found is not None:
+            return found
+        # Limits that rounding breaks: any fleet within them will do.
+        values, bound, _ = run_highs(rows, _objective(rows, minimise), gap, thorough=True)
     if values is None:
         return None
     return np.round(values[: rows.first_share]).astype(np.int64), _shares(rows, values), bound
 
 
 def _rounded_up(rows: Rows, minimise: str) -> _Found | None:
-    """The relaxation with whole replicas, if that keeps the limits: a fleet where the search found none in time."""
-    values, bound = run_highs(rows, _objective(rows, minimise), GAP, relaxed=True)
+    """The relaxation with whole replicas, if that keeps the limits: a fleet where the search found none."""
+    values, bound, _ = run_highs(rows, _objective(rows, minimise), GAP, relaxed=True)
     if values is None:
         return None
     replicas = np.ceil(values[: rows.first_share] - 1e-9)
-    kept, _ = run_highs(rows, _objective(rows, minimise), GAP, replicas=replicas)
+    kept, _, _ = run_highs(rows, _objective(rows, minimise), GAP, replicas=replicas)
     return None if kept is None else (replicas.astype(np.int64), _shares(rows, kept), bound)
 
 
@@ -163,7 +217,7 @@ def tidied(problem: Programme, solution: Solution) -> Solution:
     worth = problem.replica_usd_per_hour[used]
     load = problem.demand[rows.part] / rows.problem.rate[rows.column, rows.part]
     cost[rows.first_share : rows.first_bought] = worth[rows.column] * load
-    values, _ = run_highs(rows, cost, GAP, replicas=solution.replicas[used].astype(np.float64))
+    values, _, _ = run_highs(rows, cost, GAP, replicas=solution.replicas[used].astype(np.float64))
     if values is None:
         return solution
     share = np.zeros_like(problem.rate)

@@ -1,7 +1,7 @@
 """Every replica that could serve a workload, evaluated once; then read hopefully or warily, at little cost."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import combinations, groupby
 
 import msgspec
@@ -16,13 +16,12 @@ from crosstie.decide.plan.candidates import candidates, key_of
 from crosstie.decide.plan.capacity import (
     Capacity,
     EstimateScale,
+    Levels,
     LoadCurve,
-    Promise,
     Tier,
     TrafficPart,
-    capacity,
     curves,
-    own_ttft_s,
+    operating_point,
     tier_of,
 )
 from crosstie.decide.plan.gate import Gate
@@ -32,6 +31,12 @@ from crosstie.perf.hardware import Array, Hardware
 # each. Promises that only a mixture of classes would ask for are tried where there are few.
 _MOST_TIERS = 24
 _FEW_TIERS = 8
+# With more parts than this, pools are meant for whole classes alone.
+_MANY_PARTS = 24
+# Pools for the shorter half of a class's prompts take this part of what may miss its targets; the longer half the rest.
+_SHORT_ALLOWANCE = 0.4
+# Shares of requests that keep a target, this close, are the same.
+_SAME_SHARE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +55,22 @@ class Survey:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixture:
+    """What a pool of a tier is meant for: parts by their place in the survey, and what of their misses it may have."""
+
+    parts: tuple[int, ...]
+    allowance: float = 1.0
+    # Whether it also takes parts of other classes that its tier admits.
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
-    """A pool that could be: a deployment that promises a tier."""
+    """A pool that could be: a deployment that promises a tier, and is run for a mixture of requests."""
 
     deployment: Deployment
     tier: Tier
+    mixture: Mixture
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +148,11 @@ def _apart(a: Tier, b: Tier) -> float:
     return float(sum(abs(np.log(x / y)) for x, y in pairs))
 
 
+def peak_of(workload: Workload) -> float:
+    """What the fleet is sized for, over today's peak: the end of its first year, and what is kept free."""
+    return max(1.0 + workload.growth_per_year, 1.0) * (1.0 + workload.constraints.spare)
+
+
 Scaling = Callable[[Sequence[Deployment]], EstimateScale]
 
 
@@ -146,46 +167,102 @@ def of_one_stack(surveyed: Sequence[Survey], scaling: Scaling) -> list[Survey]:
     return [one.rows([i for i, d in enumerate(one.deployments) if key_of(d) in kept]) for one in surveyed]
 
 
-def offers(surveyed: Sequence[Survey], scaling: Scaling, *, own_tiers: bool = False) -> Offers:
-    """What the columns of all models take, as estimates are scaled; of a part only in its own tier if that will do."""
+def offers(
+    surveyed: Sequence[Survey], scaling: Scaling, *, peak: float = 1.0, own_tiers: bool = False
+) -> Offers:  # fmt: skip
+    """What the columns of all models take, as estimates are scaled; of a part only in its own tier if that will do.
+
+    `peak`: the traffic over today's, since more replicas that share it wait less.
+    """
     parts = sorted((part for one in surveyed for part in one.parts), key=lambda part: part.index)
-    able = [one for one in surveyed if one.deployments]
-    columns = [Column(deployment, tier) for one in able for tier in one.tiers for deployment in one.deployments]
+    columns: list[Column] = []
+    found: list[tuple[int, list[int], Capacity]] = []
+    for one in surveyed:
+        if not one.deployments:
+            continue
+        levels = Levels(one.parts, one.curves, scaling(one.deployments))
+        for tier in one.tiers:
+            for mixture in mixtures(one, tier, own_tiers=own_tiers):
+                takes = [one.parts[place].index for place in _taken(one, tier, mixture, own_tiers)]
+                found.append((len(columns), takes, offer(one, levels, tier, mixture, peak, own_tiers=own_tiers)))
+                columns += [Column(deployment, tier, mixture) for deployment in one.deployments]
     taken = Capacity.empty((len(columns), len(parts)))
-    start = 0
-    for one in able:
-        count = len(one.deployments)
-        scale = scaling(one.deployments)
-        promises = [promise_of(one, tier, scale) for tier in one.tiers]
-        for part, curve in zip(one.parts, one.curves, strict=True):
-            admitting = [index for index, tier in enumerate(one.tiers) if tier.admits(part.request_class)]
-            if own_tiers:
-                own = tier_of(part.request_class)
-                admitting = [index for index in admitting if one.tiers[index] == own] or admitting
-            # All tiers in one evaluation: the deployments once for each of them.
-            again = np.tile(np.arange(count), len(admitting))
-            promised = Promise.stacked([promises[index] for index in admitting])
-            rows = start + np.repeat(admitting, count) * count + again
-            taken.fill(rows, part.index, capacity(curve.rows(again), part, promised, scale.rows(again)))
-        start += len(one.tiers) * count
+    place = {part.index: place for place, part in enumerate(parts)}
+    for start, takes, capacity in found:
+        taken.fill(slice(start, start + len(capacity.limit)), [place[index] for index in takes], capacity)
     return Offers(parts, columns, taken)
 
 
-def promise_of(one: Survey, tier: Tier, scale: EstimateScale) -> Promise:
-    """What the classes that a tier is named after ask of all that it admits."""
-    promise = Promise.none(one.deployments)
-    wait_s, quantile, deviations = promise.wait_s, promise.quantile, promise.deviations
-    for part, curve in zip(one.parts, one.curves, strict=True):
-        if not tier.admits(part.request_class):
+def offer(
+    one: Survey, levels: Levels, tier: Tier, mixture: Mixture, peak: float = 1.0, *, own_tiers: bool = False
+) -> Capacity:
+    """What pools of a tier that are meant for a mixture take of the parts that they may take."""
+    share = np.zeros(len(one.parts))
+    share[list(mixture.parts)] = [one.parts[place].requests_per_s for place in mixture.parts]
+    found = operating_point(levels, share, float(share.sum()) * peak, mixture.allowance)
+    takes = _taken(one, tier, mixture, own_tiers)
+    return Capacity(*(getattr(found, f.name)[:, takes] for f in fields(Capacity)))
+
+
+def rates_of(one: Survey, levels: Levels, column: Column, peak: float) -> dict[int, Array]:
+    """By part: what pools as a column has them take of it; an entry a deployment."""
+    capacity = offer(one, levels, column.tier, column.mixture, peak)
+    takes = _taken(one, column.tier, column.mixture, False)
+    return {one.parts[place].index: capacity.requests_per_s[:, k] for k, place in enumerate(takes)}
+
+
+def mixtures(one: Survey, tier: Tier, *, own_tiers: bool = False) -> list[Mixture]:
+    """What pools of a tier may be meant for: each class whose own it is, the shorter or the longer of its prompts, the
+    classes that ask for it together, and all that it admits."""
+    admitted: dict[str, list[int]] = {}
+    asking: list[str] = []
+    alone: list[str] = []
+    for place, part in enumerate(one.parts):
+        kind = part.request_class
+        if not tier.admits(kind):
             continue
-        if tier.is_asked_by(part.request_class):
-            deviations = np.maximum(deviations, part.deviations)
-        if part.ttft and part.ttft.seconds <= tier.ttft_s:
-            quantile = np.maximum(quantile, part.ttft.load_quantile)
-            left = tier.ttft_s - own_ttft_s(curve, scale)
-            # Prompts that are late even alone go to other deployments, and do not wait here.
-            wait_s = np.where(left > 0, np.minimum(wait_s, left), wait_s)
-    return Promise(np.full(len(one.deployments), tier.tpot_s), wait_s, quantile, deviations)
+        if kind.name not in admitted:
+            own = tier_of(kind)
+            asking += [kind.name] if tier.is_asked_by(kind) else []
+            alone += [kind.name] if own == tier or own not in one.tiers else []
+        admitted.setdefault(kind.name, []).append(place)
+    found = [Mixture(tuple(admitted[name]), is_open=True) for name in alone]
+    if own_tiers or len(one.parts) > _MANY_PARTS:
+        return found
+    shorter = _shorter_half(one.parts)
+    for name in alone:
+        short = tuple(i for i in admitted[name] if i in shorter)
+        long = tuple(i for i in admitted[name] if i not in shorter)
+        if short and long:
+            found += [Mixture(short, _SHORT_ALLOWANCE), Mixture(long, 2.0 - _SHORT_ALLOWANCE)]
+    for together in (asking, list(admitted)):
+        parts = tuple(sorted(i for name in together for i in admitted[name]))
+        if len(together) > 1 and all(parts != known.parts for known in found):
+            found.append(Mixture(parts, is_open=True))
+    return found
+
+
+def _shorter_half(parts: Sequence[TrafficPart]) -> set[int]:
+    """Places of the slices that are of the shorter half of their class's prompts; slices come by length."""
+    upto: dict[str, float] = {}
+    found = set()
+    for place, part in enumerate(parts):
+        name = part.request_class.name
+        upto[name] = upto.get(name, 0.0) + part.slice.share
+        if upto[name] <= 0.5 + 1e-6:
+            found.add(place)
+    return found
+
+
+def _taken(one: Survey, tier: Tier, mixture: Mixture, own_tiers: bool) -> list[int]:
+    if not mixture.is_open or own_tiers:
+        return list(mixture.parts)
+    asking = {id(one.parts[place].request_class) for place in mixture.parts}
+    return [
+        place
+        for place, part in enumerate(one.parts)
+        if place in mixture.parts or (tier.admits(part.request_class) and id(part.request_class) not in asking)
+    ]
 
 
 def longer(one: Survey, factor: float) -> list[TrafficPart]:
@@ -195,8 +272,11 @@ def longer(one: Survey, factor: float) -> list[TrafficPart]:
     def stretched(part: TrafficPart) -> TrafficPart:
         piece = part.slice
         longest = min(max(round(piece.longest_input * factor), 1), max(room - piece.longest_output, 1))
+        sample = tuple((min(max(round(inputs * factor), 1), longest), outputs) for inputs, outputs in piece.sample)
         mean = min(max(piece.input_tokens * factor, 1.0), float(longest))
-        return replace(part, slice=msgspec.structs.replace(piece, input_tokens=mean, longest_input=longest))
+        return replace(
+            part, slice=msgspec.structs.replace(piece, input_tokens=mean, longest_input=longest, sample=sample)
+        )
 
     return [stretched(part) for part in one.parts]
 
@@ -230,8 +310,8 @@ def one_stack(offered: Offers) -> Offers:
 def undominated(offered: Offers) -> Offers:
     """Without columns that another of the same accelerator and model replaces at no loss.
 
-    One replaces another if it takes as much of every part per GPU, and if its GPUs divide the other's, so that
-    whole numbers of it stand for whole numbers of the other. This loses no fleet.
+    One replaces another if it takes as much of every part per GPU, keeps targets as often, and if its GPUs divide the
+    other's, so that whole numbers of it stand for whole numbers of the other. This loses no fleet.
     """
     groups: dict[tuple[str, str], list[int]] = {}
     for index, column in enumerate(offered.columns):
@@ -247,6 +327,11 @@ def _front(offered: Offers, group: NDArray[np.int64]) -> list[int]:
     rate = offered.requests_per_s[group]
     used = rate.max(axis=0) > 0
     per_gpu = rate[:, used] / gpus[:, None]
+    kept_of = [
+        np.where(rate[:, used] > 0, kept[group][:, used], 0.0)
+        for kept in (offered.capacity.keeps_ttft, offered.capacity.keeps_tpot)
+    ]
+    keeps = np.concatenate(kept_of, axis=1)
     # Best first, so that most fall to the first few they meet.
     order = np.argsort(-per_gpu.sum(axis=1) - 1e-9 / gpus, kind="stable")
     kept: list[int] = []
@@ -255,7 +340,8 @@ def _front(offered: Offers, group: NDArray[np.int64]) -> list[int]:
         if len(others):
             divides = gpus[index] % gpus[others] == 0
             covers = np.all(per_gpu[others] >= per_gpu[index] * (1.0 - 1e-9), axis=1)
-            if np.any(divides & covers):
+            as_sure = np.all(keeps[others] >= keeps[index] - _SAME_SHARE, axis=1)
+            if np.any(divides & covers & as_sure):
                 continue
         kept.append(int(index))
     return [int(group[i]) for i in kept]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from crosstie.decide.plan.candidates import key_of
-from crosstie.decide.plan.capacity import EstimateScale, capacity
+from crosstie.decide.plan.capacity import EstimateScale, Levels
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Solution
-from crosstie.decide.plan.survey import Column, Survey, promise_of
+from crosstie.decide.plan.survey import Column, Survey, rates_of
 from crosstie.perf.hardware import Array
 
 # Deviations at which loads are computed; between them they are interpolated.
@@ -47,7 +47,7 @@ def uncertainty(surveyed: Sequence[Survey], asked: Choice, answer: Solution) -> 
     for place, column in zip(used, columns, strict=True):
         replicas = int(answer.replicas[place])
         carried = answer.share[place] * asked.problem.demand
-        able = np.interp(drawn[key_of(column.deployment)], _DEVIATIONS, _ability(surveyed, column, carried))
+        able = np.interp(drawn[key_of(column.deployment)], _DEVIATIONS, _ability(surveyed, column, carried, asked.peak))
         hopeless |= able * _MOST * replicas < 1.0
         enough &= able * replicas >= 1.0 - 1e-6
         needed = np.ceil(np.minimum(1.0 / np.maximum(able, 1e-9), _MOST * replicas) - 1e-6)
@@ -57,17 +57,18 @@ def uncertainty(surveyed: Sequence[Survey], asked: Choice, answer: Solution) -> 
     return Uncertainty(low, high, unmet=float(hopeless.mean()), enough=float(enough.mean()))
 
 
-def _ability(surveyed: Sequence[Survey], column: Column, carried: Array) -> Array:
+def _ability(surveyed: Sequence[Survey], column: Column, carried: Array, peak: float) -> Array:
     """By deviation: the share of what the plan gives a column that one replica carries."""
     key = key_of(column.deployment)
     one, row = next((s, i) for s in surveyed for i, d in enumerate(s.deployments) if key_of(d) == key)
     # The deployment once for each deviation.
     several = one.rows([row] * len(_DEVIATIONS))
     scale = EstimateScale.at(several.deployments, _DEVIATIONS)
-    promise = promise_of(several, column.tier, scale)
+    levels = Levels(several.parts, several.curves, scale)
+    mine = [part for part in several.parts if carried[part.index]]
+    rates = rates_of(several, levels, column, peak)
     load = np.zeros(len(_DEVIATIONS))
-    for part, curve in zip(several.parts, several.curves, strict=True):
-        if carried[part.index]:
-            rate = capacity(curve, part, promise, scale).requests_per_s
-            load += np.divide(carried[part.index], rate, out=np.full_like(rate, np.inf), where=rate > 0)
+    for part in mine:
+        rate = rates[part.index]
+        load += np.divide(carried[part.index], rate, out=np.full_like(rate, np.inf), where=rate > 0)
     return np.asarray(1.0 / np.maximum(load, 1e-9))
