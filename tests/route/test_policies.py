@@ -7,6 +7,8 @@ import pytest
 from tests.route.fleets import AMD, NVIDIA, ask, chosen, decided, live, load, pool, routed, served, told
 
 from crosstie.core.errors import BadInput, DoesNotFit
+from crosstie.core.fleet import Route
+from crosstie.route.modelled import ModelledSpeed
 from crosstie.route.policies import POLICIES, make_policy
 
 
@@ -38,6 +40,33 @@ def test_a_target_that_the_cheapest_misses_goes_to_the_next() -> None:
     assert "target: TTFT" in str(got.considered[0].dropped)
     assert "of 200 ms" in str(got.considered[0].dropped)
     assert chosen(fleet, ttft_s=3.0) == "amd"
+
+
+def test_of_equal_pools_the_one_that_the_plan_has_for_that_length_is_taken() -> None:
+    short, long = Route(pool="other", up_to_input=2000), Route(pool="amd")
+    fleet = live(AMD, pool("other"), classes=(served(routes=(short, long)),))
+    policy = make_policy("cheapest-meeting-target")
+    for tokens, wanted in ((1000.0, "other"), (3000.0, "amd")):
+        for _ in range(3):
+            got = decided(policy, fleet, ask(input_tokens=tokens), 0.0, explain=True)
+            assert got.replica is not None
+            assert got.replica.pool.name == wanted
+            assert {one.pool for one in got.considered if one.planned} == {wanted}
+    # A guide is no order: a cheaper pool goes first.
+    dear = live(pool("amd", usd_per_gpu_hour=3.0), pool("other"), classes=(served(routes=(long,)),))
+    assert chosen(dear, input_tokens=3000.0) == "other"
+
+
+def test_a_strict_request_costs_as_much_on_a_pool_that_is_meant_for_many() -> None:
+    """What a replica can hold for others is no use to whom it must answer soon."""
+    few, many = live(pool(max_in_flight=16)).pools[0], live(pool(max_in_flight=256)).pools[0]
+    patient = [one.request_usd(1000.0, 0.0, 200.0) for one in (few, many)]
+    assert patient[1] < 0.5 * patient[0]
+    assert isinstance(few.speed, ModelledSpeed)
+    limit_s = 1.0001 * few.speed.decode[16] + 16 * 1100.0 * few.speed.per_cached
+    strict = [one.request_usd(1000.0, 0.0, 200.0, limit_s) for one in (few, many)]
+    assert strict[1] == pytest.approx(strict[0], rel=0.05)
+    assert strict[0] == pytest.approx(patient[0], rel=0.01)
 
 
 def test_none_within_target_sends_where_it_misses_least_and_low_priority_waits() -> None:

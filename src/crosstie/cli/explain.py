@@ -114,9 +114,20 @@ def show(said: dict[str, Any]) -> None:
         seen = one["predicted"]
         numbers = [show(seen[key]) if seen else "-" for key, show in written.items()]
         chosen = "chosen" if one["backend"] and one["backend"] == said["backend"] else one["dropped"] or ""
+        if one["planned"]:
+            chosen = f"{chosen}, as planned" if chosen == "chosen" else f"planned; {chosen or _dearer(one, said)}"
         rows.append([one["pool"], one["backend"] or "-", *numbers, chosen])
     columns = ["pool", "backend", ">TTFT", ">TPOT", ">cost", ">cached tokens", ">joules", "~why"]
     show_table(out, columns, rows)
+
+
+def _dearer(one: dict[str, Any], said: dict[str, Any]) -> str:
+    """Why a pool of the plan is not the one: it counts with the waits of a full fleet, this decision with those now."""
+    taken = next((other for other in said["considered"] if other["backend"] == said["backend"]), None)
+    if not (taken and taken["predicted"] and one["predicted"] and taken["predicted"]["usd"]):
+        return "not chosen"
+    times = one["predicted"]["usd"] / taken["predicted"]["usd"]
+    return f"{times - 1.0:.0%} dearer at this load" if times > 1.0 else "later at the same price"
 
 
 def _targets(asked: dict[str, Any]) -> str:

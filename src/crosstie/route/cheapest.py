@@ -125,7 +125,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
         return None
     finish_s, miss, ttft_s, tpot_s, cached, raw_ttft_s, raw_tpot_s = chosen
     if usd is None or cached:
-        usd = pool.request_usd(input_tokens - cached, cached, output_tokens)
+        usd = pool.request_usd(input_tokens - cached, cached, output_tokens, ask.tpot_s)
     predicted = Prediction(
         ttft_s=ttft_s, tpot_s=tpot_s, predicted_usd=usd, cached_tokens=cached, raw_ttft_s=raw_ttft_s,
         raw_tpot_s=raw_tpot_s,
@@ -171,13 +171,13 @@ class CheapestMeetingTarget(_Predicting):
         ask, pools, limits = query.ask, query.pools, limits_of(query)
         within, found = self._until_dearer(query, limits)
         if within:
-            return self._cheapest(within, ask, len(pools), meets=True)
+            return self._cheapest(within, query, meets=True)
         if not found:
             return without_room(pools, query.now, query.exclude)
         if ask.patience_s > 0.0 and limits.ttft_s < inf and _lost(pools, ask, limits):
             within = [one for one in self._found(query, limits.without_ttft()) if one.miss <= 1.0]
             if within:
-                return self._cheapest(within, ask, len(pools), meets=False)
+                return self._cheapest(within, query, meets=False)
         return self._missing(found, ask, limits)
 
     def _until_dearer(self, query: Query, limits: LatencyLimits) -> tuple[list[Best], list[Best]]:
@@ -191,7 +191,7 @@ class CheapestMeetingTarget(_Predicting):
             found = self._found(query, limits)
             return [one for one in found if one.miss <= 1.0], found
         new, output = ask.input_tokens, ask.output_tokens
-        priced = sorted([(pool.request_usd(new, 0.0, output), index) for index, pool in enumerate(pools)])
+        priced = sorted([(pool.request_usd(new, 0.0, output, ask.tpot_s), index) for index, pool in enumerate(pools)])
         within, found, most_usd = [], [], inf
         for usd, index in priced:
             if usd > most_usd:
@@ -204,9 +204,15 @@ class CheapestMeetingTarget(_Predicting):
                     most_usd = min(most_usd, usd * _SAME_PRICE)
         return within, found
 
-    def _cheapest(self, within: list[Best], ask: Ask, pools: int, meets: bool) -> Decision:
+    def _cheapest(self, within: list[Best], query: Query, meets: bool) -> Decision:
+        """Of those that cost the same, pools that the plan sends such requests to go first."""
+        ask, pools = query.ask, len(query.pools)
         most_usd = min(one.prediction.predicted_usd for one in within) * _SAME_PRICE
-        chosen = min((one for one in within if one.prediction.predicted_usd <= most_usd), key=_finish_s)
+        same = [one for one in within if one.prediction.predicted_usd <= most_usd]
+        if len(same) > 1:
+            guide = query.fleet.guide(ask)
+            same = [one for one in same if one.replica.pool.name in guide] or same
+        chosen = min(same, key=_finish_s)
         prediction = chosen.prediction
         said = "within target" if meets else "without harm to others, its TTFT lost,"
         return Decision(

@@ -63,7 +63,9 @@ class LearntSpeed(Speed):
         view.stretch = 1.0
         view.free_tokens, view.per_free_s = ENDLESS, 0.0
 
-    def replica_s(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
+    def replica_s(
+        self, new_tokens: float, cached_tokens: float, output_tokens: float, tpot_s: float = float("inf")
+    ) -> float:
         """By what it was seen to do at its busiest: so many requests share each second."""
         n = min(self._busiest, float(self.max_in_flight))
         step_s = self.tpot.intercept + self.tpot.slope * n

@@ -26,6 +26,7 @@ _REPLICA_MEMORY_S, _POOL_MEMORY_S = 45.0, 60.0
 # Differences that do not matter: the network's, and the clock's.
 _TTFT_GUARD_S, _TPOT_GUARD_S = 0.02, 0.001
 _MOST_SESSIONS = 10_000
+_NO_POOLS: frozenset[str] = frozenset()
 # Of its full limit, what a replica that has just come back may take at once.
 _FIRST_SHARE = 0.1
 
@@ -91,15 +92,26 @@ class LivePool:
         """A request's part of the rated power of a replica."""
         return self.watts * self.slowness * self.speed.replica_s(new_tokens, cached_tokens, output_tokens)
 
-    def request_usd(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
-        """A request's part of the price of a replica."""
-        return self.usd_per_s * self.slowness * self.speed.replica_s(new_tokens, cached_tokens, output_tokens)
+    def request_usd(
+        self, new_tokens: float, cached_tokens: float, output_tokens: float, tpot_s: float | None = None
+    ) -> float:
+        """A request's part of the price of a replica, among others like it that keep its target."""
+        spent_s = self.speed.replica_s(new_tokens, cached_tokens, output_tokens, tpot_s or inf)
+        return self.usd_per_s * self.slowness * spent_s
 
     def remember(self, session: str, replica: "Replica") -> None:
         self.sessions.pop(session, None)
         self.sessions[session] = replica
         if len(self.sessions) > _MOST_SESSIONS:
             del self.sessions[next(iter(self.sessions))]
+
+
+def _guides(one: ServedClass) -> list[tuple[float, frozenset[str]]]:
+    """The pools of prompts up to so many tokens, the shortest first."""
+    pools: dict[float, set[str]] = {}
+    for route in one.routes:
+        pools.setdefault(inf if route.up_to_input is None else float(route.up_to_input), set()).add(route.pool)
+    return [(up_to, frozenset(pools[up_to])) for up_to in sorted(pools)]
 
 
 class LiveFleet:
@@ -120,8 +132,16 @@ class LiveFleet:
         self.deviations: dict[str | None, tuple[float, float]] = {}
         # Pools that the plan sends a class to.
         self.planned = {one.name: frozenset(route.pool for route in one.routes) for one in fleet.classes}
+        self._guides = {one.name: _guides(one) for one in fleet.classes}
         # Those that a reload has left without a place, until their last request ends.
         self.leaving: list[Replica] = []
+
+    def guide(self, ask: Ask) -> frozenset[str]:
+        """Pools that the plan sends such requests to; none where it says nothing of them."""
+        for up_to, pools in self._guides.get(ask.class_name or "", ()):
+            if ask.input_tokens <= up_to:
+                return pools
+        return _NO_POOLS
 
     def replicas(self) -> "list[Replica]":
         return [replica for pool in self.pools for replica in pool.replicas]
@@ -337,7 +357,7 @@ class Flight:
         if input_tokens <= 0.0 and output_tokens <= 0.0:
             return 0.0
         cached = max(min(self.prediction.cached_tokens, input_tokens - 1.0), 0.0)
-        return self.replica.pool.request_usd(input_tokens - cached, cached, output_tokens)
+        return self.replica.pool.request_usd(input_tokens - cached, cached, output_tokens, self.ask.tpot_s)
 
     def _teach_tpot(self, now: float, output_tokens: int | None) -> float | None:
         if output_tokens is None or output_tokens < 2:

@@ -151,8 +151,11 @@ class ModelledSpeed(Speed):
         began = max(load.head_started + self.request_s, load.last_first_at)
         return min(max(now - began, 0.0) / token_s, _MOST_DONE * load.head_tokens)
 
-    def replica_s(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
-        """At the pool's design load: as many requests like this one as it may have in flight and memory holds."""
+    def replica_s(
+        self, new_tokens: float, cached_tokens: float, output_tokens: float, tpot_s: float = float("inf")
+    ) -> float:
+        """At the pool's design load: as many requests like this one as it may have in flight, as memory holds, and as
+        keep the target of this one."""
         context = new_tokens + cached_tokens + 0.5 * output_tokens
         power = int(context).bit_length()
         n = self._cache_by_power[power if power < _POWERS else _POWERS - 1] / context
@@ -162,9 +165,24 @@ class ModelledSpeed(Speed):
             n = 1.0
         index = int(n) if n < self.last else self.last
         step_s = self.decode[index] + n * context * self.per_cached
+        if step_s > tpot_s:
+            n = self._most_within(tpot_s, n, context)
+            index = int(n)
+            step_s = self.decode[index] + n * context * self.per_cached
         attention_s = self.per_attended * self._attended(new_tokens, cached_tokens)
         prefill_s = new_tokens * (self.prompt_token_s[index] + attention_s)
         return prefill_s + output_tokens * step_s / n
+
+    def _most_within(self, tpot_s: float, most: float, context: float) -> float:
+        """The most requests of such a context, one at least, whose decode step keeps a limit."""
+        low, high = 1, int(most) if most < self.last else self.last
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.decode[middle] + middle * context * self.per_cached <= tpot_s:
+                low = middle
+            else:
+                high = middle - 1
+        return float(low)
 
     def _attended(self, new_tokens: float, cached_tokens: float) -> float:
         """Tokens before each of a prompt's, on average, beyond those of its own chunk."""

@@ -79,7 +79,7 @@ class RoutingPolicy(ABC):
     def _considered(self, query: Query) -> list[Considered]:
         """Every pool of the fleet by its best replica, or by what dropped it."""
         found, ask = [], query.ask
-        planned = query.fleet.planned.get(ask.class_name or "", frozenset())
+        planned = query.fleet.guide(ask)
         for pool in query.fleet.pools:
             if pool.pool.loading is not None and pool.pool.model != ask.model:
                 # Of a pool that hosts many models, only the one that is asked for is of interest.
@@ -120,7 +120,7 @@ def predict(fleet: LiveFleet, replica: Replica, ask: Ask) -> Prediction:
     return Prediction(
         ttft_s=raw_ttft_s * view.ttft_factor + view.late_s,
         tpot_s=raw_tpot_s * view.tpot_factor,
-        predicted_usd=pool.request_usd(new, cached, output),
+        predicted_usd=pool.request_usd(new, cached, output, ask.tpot_s),
         cached_tokens=cached,
         raw_ttft_s=raw_ttft_s,
         raw_tpot_s=raw_tpot_s,

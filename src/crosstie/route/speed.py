@@ -67,8 +67,11 @@ class Speed(ABC):
         """Fills a replica's view from its counts."""
 
     @abstractmethod
-    def replica_s(self, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
-        """Seconds that a request takes of a replica which it shares with as many like it as the pool is meant for."""
+    def replica_s(
+        self, new_tokens: float, cached_tokens: float, output_tokens: float, tpot_s: float = float("inf")
+    ) -> float:
+        """Seconds that a request takes of a replica which it shares with as many like it as the pool is meant for, and
+        as leave it a time per token of `tpot_s`."""
 
     @abstractmethod
     def idle_s(self, input_tokens: float, output_tokens: float) -> float:

@@ -152,6 +152,7 @@ def _considered(one: Considered) -> dict[str, object]:
     return {
         "pool": one.pool,
         "backend": one.backend,
+        "planned": one.planned,
         "dropped": one.dropped,
         "score": one.score,
         "predicted": None
