@@ -84,7 +84,7 @@ def test_a_users_rows_come_first(tmp_path: Path) -> None:
         ("mtp:0", "METHOD:DEPTH"),
         ("mtp:x", "METHOD:DEPTH"),
         ("mtp:99", "1 to 32"),
-        ("medusa:3", "unknown speculation"),
+        ("medusa:3", "must be one of mtp"),
         ("draft:3", "draft:DEPTH:MODEL"),
         ("mtp:3:llama-3.1-8b", "only draft takes a model"),
         ("draft:3:nobody", "nobody"),

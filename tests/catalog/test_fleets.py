@@ -71,7 +71,8 @@ POOL, CLASS = TEXT[TEXT.index("[[pool]]") : TEXT.index('[[pool]]\nname = "any"')
 ANY = TEXT[TEXT.index('[[pool]]\nname = "any"') : TEXT.index("[[class]]")]
 SERVE = TEXT[TEXT.index("[serve]") : TEXT.index("[[pool]]")]
 FLEET_KEYS = {"format", "name", "planned", "policy"}
-POOL_KEYS = {*re.findall(r"^(\w+) =", POOL + ANY, re.MULTILINE), "pp", "ep", "dp"}
+DRAFTS = {"speculation", "text", "acceptance"}
+POOL_KEYS = {*re.findall(r"^(\w+) =", POOL + ANY, re.MULTILINE), "pp", "ep", "dp", *DRAFTS}
 CLASS_KEYS = {*re.findall(r"^(\w+) =", CLASS, re.MULTILINE), "tpot_ms"}
 ROUTE_KEYS = {"pool", "share", "up_to_input", "why"}
 BACKENDS = '["http://a:8000/v1", "http://b:8000/v1"]'
@@ -109,6 +110,30 @@ def test_a_hand_written_fleet_means_what_it_says(catalog: Catalog, tmp_path: Pat
     assert one.ttft == Target(seconds=1.0, percentile=0.95)
     assert one.tpot is None
     assert one.routes == (Route(pool="chat-mi300x", share=1.0, up_to_input=4000, why="cheapest"),)
+
+
+def test_a_pool_may_speculate(catalog: Catalog, tmp_path: Path) -> None:
+    said = 'stack = "vllm"\nspeculation = "eagle3:3"\ntext = "coding"\nacceptance = 2.5'
+    got = read_fleet(catalog, fleet_file(tmp_path, changed(('stack = "vllm"', said))))
+    assert (got.pools[0].speculation, got.pools[0].text, got.pools[0].acceptance) == ("eagle3:3", "coding", 2.5)
+    again = read_fleet(catalog, fleet_file(tmp_path, fleet_text(got)))
+    assert again.pools[0] == got.pools[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ('speculation = "mtp:3"', r"pool\[0\].speculation.*llama-3.1-8b has no prediction layer"),
+        ('speculation = "magic"', r"pool\[0\].speculation.*must be one of mtp"),
+        ('speculation = "eagle3:3"\ntext = "verse"', r"pool\[0\].speculation.*verse"),
+        ('speculation = "eagle3:3"\nacceptance = 4.5', r"pool\[0\].speculation.*3 drafts give 1 to 4"),
+        ('speculation = "eagle3:3"\nacceptance = 0.5', r"pool\[0\].acceptance"),
+        ("acceptance = 2", r"pool\[0\].acceptance.*which the pool has not"),
+    ],
+)
+def test_faults_of_speculation_are_named(catalog: Catalog, tmp_path: Path, said: str, reason: str) -> None:
+    with pytest.raises(BadData, match=reason):
+        read_fleet(catalog, fleet_file(tmp_path, changed(('stack = "vllm"', f'stack = "vllm"\n{said}'))))
 
 
 def test_the_least_that_a_fleet_file_must_say(catalog: Catalog, tmp_path: Path) -> None:

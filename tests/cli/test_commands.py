@@ -436,3 +436,35 @@ def test_no_color_is_respected() -> None:
         [sys.executable, "-m", "crosstie", "catalog", "list", "stacks"], capture_output=True, text=True, env=env
     )
     assert re.search(r"\x1b\[[0-9;]*3[0-9]", got.stdout) is None
+
+
+def test_compare_says_what_speculation_is_worth(crosstie: Command) -> None:
+    asked = ("compare", "deepseek-r1", "--on", "mi355x,b200", "--tp", "8", "--speculation", "mtp:3")
+    got = crosstie(*asked)
+    assert got.status == 0
+    assert "mtp:3 keeps 2.54 tokens a step on chat" in got.out
+    assert got.out.count("the tokens/s of none") == 2
+    entry = json.loads(crosstie(*asked, "--json").out)["entries"][0]
+    assert entry["deployment"]["speculation"]["acceptance_length"] == pytest.approx(2.54)
+    assert entry["deployment"]["speculation"]["depth"] == 3
+    assert entry["speculation"]["gain"] > 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--speculation", "mtp:3"), "llama-3.1-8b has no prediction layer"),
+        (("--speculation", "eagle3"), "METHOD:DEPTH"),
+        (("--speculation", "magic:3"), "must be one of mtp"),
+        (("--speculation", "eagle3:3", "--acceptance", "7"), "3 drafts give 1 to 4"),
+        (("--speculation", "eagle3:3", "--acceptance", "0.5"), "3 drafts give 1 to 4"),
+        (("--acceptance", "2"), "--speculation, which is not given"),
+        (("--speculation", "draft:4:nobody"), "nobody"),
+    ],
+)
+def test_compare_refuses_speculation_that_cannot_be(crosstie: Command, options: tuple[str, ...], says: str) -> None:
+    got = crosstie("compare", "llama-3.1-8b", "--on", "h200", *options)
+    assert got.status == 2
+    assert got.out == ""
+    assert got.err.count("\n") == 1
+    assert says in got.err

@@ -26,8 +26,10 @@ def speculating(one: Deployment, acceptance: tuple[float, ...], method: Method =
     return msgspec.structs.replace(one, speculation=found)
 
 
-def deployment(model: str, accelerator: str = "h200", split: Parallelism | None = None, **how: str) -> Deployment:
-    return CATALOG.deployment(CATALOG.model(model), CATALOG.accelerator(accelerator), split, **how)
+def deployment(
+    model: str, accelerator: str = "h200", split: Parallelism | None = None, precision: str | None = None
+) -> Deployment:
+    return CATALOG.deployment(CATALOG.model(model), CATALOG.accelerator(accelerator), split, precision)
 
 
 R1 = deployment("deepseek-r1", split=Parallelism(tp=8))

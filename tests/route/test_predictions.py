@@ -23,6 +23,15 @@ POOLS: dict[str, Pool] = {
     "tensorrt": pool("nvidia", "h200", replicas=1, stack="tensorrt-llm"),
     "split": pool(replicas=1, stack="sglang", parallelism=Parallelism(tp=4), **BIG),
     "staged": pool(replicas=1, parallelism=Parallelism(tp=2, pp=2), **BIG),
+    "drafting": pool(
+        replicas=1,
+        parallelism=Parallelism(tp=4),
+        stack="sglang",
+        speculation="eagle3:3",
+        text="coding",
+        acceptance=2.4,
+        **BIG,
+    ),
     "ranks": pool(
         "b200", "b200", replicas=1, model="gpt-oss-120b", precision="native", parallelism=Parallelism(dp=4, ep=4)
     ),

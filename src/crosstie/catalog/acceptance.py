@@ -88,7 +88,7 @@ def parse_speculation(asked: str) -> tuple[Method, int, str]:
     depth, _, draft = rest.partition(":")
     method = method.casefold()
     if method not in METHODS:
-        raise UnknownName("speculation", method or asked, METHODS)
+        raise BadInput(f"speculation '{asked}': its method must be one of {', '.join(METHODS)}, as in mtp:3")
     if not depth.isdigit() or not 1 <= int(depth) <= DEEPEST:
         raise BadInput(f"speculation '{asked}': write METHOD:DEPTH with a depth of 1 to {DEEPEST}, such as mtp:3")
     if draft and method != "draft":

@@ -265,6 +265,7 @@ class Catalog:
         precision: str | None = None,
         kv_format: str = "bf16",
         stack: str | None = None,
+        speculation: Speculation | None = None,
     ) -> Deployment:
         stored = self.precision(model, precision)
         plain = Deployment(
@@ -275,6 +276,7 @@ class Catalog:
             kv_format=kv_format,
             stack=self.stack_for(accelerator, stack, model, stored),
             efficiency=self.efficiency(accelerator),
+            speculation=speculation,
         )
         return self.calibrated(plain)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from crosstie.catalog.acceptance import parse_speculation
 from crosstie.catalog.addresses import base_urls
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import number, only_keys, read_record, read_values, table, text, texts, whole
@@ -13,6 +14,7 @@ from crosstie.catalog.workloads import look_up, release_text
 from crosstie.core.deployment import Parallelism, kv_bytes_per_element
 from crosstie.core.errors import BadData
 from crosstie.core.fleet import HostedModel, Loading, Pool
+from crosstie.core.speculation import DEEPEST
 
 HOST_KEYS = {"hosts", "loading", "load_hook", "host_memory_gib"}
 # What belongs to one model, and so into its entry of `hosts`.
@@ -25,7 +27,7 @@ UNLIMITED_CONTEXT = 10**8
 _KEYS = {
     "name", "model", "accelerator", *SPLIT, "precision", "kv", "stack", "replicas", "usd_per_gpu_hour",
     "max_in_flight", "max_context", "backends", "served_as", "api_key_env", "weight", "modalities", "release",
-    "settings",
+    "settings", "speculation", "text", "acceptance",
     *HOST_KEYS,
 }  # fmt: skip
 _NAME = re.compile(r"^[^\W_][\w.-]{0,99}$")
@@ -81,7 +83,27 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
         **read_values(file, where, plain, Pool, ("max_in_flight", "max_context", "weight")),
         **of_pool,
         **hosting,
+        **_speculation(catalog, file, where, raw, of_pool),
     )
+
+
+def _speculation(
+    catalog: Catalog, file: Path, where: str, raw: dict[str, Any], of_pool: dict[str, Any]
+) -> dict[str, Any]:
+    """How the engines draft, tried on the model that they serve."""
+    if "speculation" not in raw:
+        for key in ("text", "acceptance"):
+            if key in raw:
+                raise BadData(file, f"{where}.{key}", "is about speculation, which the pool has not")
+        return {}
+    asked = text(file, f"{where}.speculation", raw["speculation"])
+    kind = text(file, f"{where}.text", raw.get("text", "chat"))
+    length = None if "acceptance" not in raw else number(file, f"{where}.acceptance", raw["acceptance"], 1, 1 + DEEPEST)
+    look_up(file, f"{where}.speculation", lambda: parse_speculation(asked))
+    if of_pool["accelerator"] is not None:
+        model = catalog.model(of_pool["model"])
+        look_up(file, f"{where}.speculation", lambda: catalog.speculation(model, asked, text=kind, length=length))
+    return {"speculation": asked, "text": kind, "acceptance": length}
 
 
 def _deployed(

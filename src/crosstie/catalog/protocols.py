@@ -14,7 +14,7 @@ import msgspec
 from crosstie.catalog.acceptance import TEXTS, parse_speculation
 from crosstie.catalog.reading import Sources, only_keys, read_toml, table, text, text_of
 from crosstie.core.deployment import kv_bytes_per_element
-from crosstie.core.errors import BadData, BadInput, UnknownName
+from crosstie.core.errors import BadData, BadInput
 
 _WHEN = ("rows", "engines", "vendors", "accelerators", "models", "bits", "lengths", "attention")
 
@@ -139,7 +139,7 @@ def _rule(file: Path, where: str, raw: Any, sources: Sources) -> ProtocolRule:
             parse_speculation(chosen.speculation)
         if chosen.text not in (None, *TEXTS):
             raise BadInput(f"text '{chosen.text}' is not one of {', '.join(TEXTS)}")
-    except (BadInput, UnknownName) as error:
+    except BadInput as error:
         raise BadData(file, f"{where}.set", str(error)) from None
     except msgspec.ValidationError as error:
         raise BadData(file, f"{where}.set", str(error)) from None

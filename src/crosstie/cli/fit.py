@@ -14,6 +14,7 @@ from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.deployment import Deployment
 from crosstie.core.figures import gigabytes, kibibytes, parameters, significant
 from crosstie.core.model import Model
+from crosstie.core.speculation import Speculation
 from crosstie.perf.fit import Fit, Placement, fit
 
 _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
@@ -162,4 +163,12 @@ def deployment_json(deployment: Deployment) -> dict[str, object]:
         "precision": deployment.precision.id,
         "kv_format": deployment.kv_format,
         "stack": deployment.stack.id,
+        **({"speculation": speculation_json(deployment.speculation)} if deployment.speculation else {}),
     }
+
+
+def speculation_json(speculation: Speculation) -> dict[str, object]:
+    """What matters of it, without the layers that draft."""
+    kept = msgspec.to_builtins(msgspec.structs.replace(speculation, drafter=None))
+    del kept["drafter"]
+    return {**kept, "depth": speculation.depth, "acceptance_length": speculation.acceptance_length}

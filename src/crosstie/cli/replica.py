@@ -7,10 +7,14 @@ from typing import Any
 
 import click
 
+from crosstie.catalog.acceptance import TEXTS
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.precision import PRECISIONS
 from crosstie.cli.options import Decorator
 from crosstie.core.deployment import KV_FORMATS, Parallelism
+from crosstie.core.errors import BadInput
+from crosstie.core.model import Model
+from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.apart import ApartEntry, compare_apart
 from crosstie.decide.compare.scorecard import Load, Scorecard, compare
 
@@ -21,6 +25,19 @@ PRECISION_HELP = f"How weights are stored: {', '.join(PRECISIONS)}."
 stack_option: Decorator = click.option(
     "--stack", metavar="S", help="Engine: vllm, sglang, tensorrt-llm, llama.cpp. [default: vllm, or llama.cpp for GGUF]"
 )
+
+
+def speculation_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is drafted, and how much of it is kept."""
+    for option in (
+        click.option("--acceptance", type=float, metavar="TOKENS", help="Tokens kept a step, where you measured them."),
+        click.option("--text", type=click.Choice(TEXTS), default="chat", show_default=True,
+                     help="Kind of text, on which it depends how many drafts are kept."),
+        click.option("--speculation", metavar="METHOD:N",
+                     help="Draft N tokens a step: mtp:3, eagle3:3, dspark:5, ngram:4 or draft:4:MODEL."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
 
 
 def layout_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,18 +60,30 @@ class ReplicaOptions:
     precision: str
     kv_format: str
     stack: str | None
+    speculation: str | None = None
+    text: str = "chat"
+    acceptance: float | None = None
 
     def scorecard(self, catalog: Catalog, model: str, accelerators: str) -> Scorecard:
+        found = catalog.model(model)
         return compare(
             catalog,
-            catalog.model(model),
+            found,
             catalog.accelerators_named(accelerators, self.stack),
             self.load,
             parallelism=self.parallelism,
             precision=self.precision,
             kv_format=self.kv_format,
             stack=self.stack,
+            speculation=self._drafts(catalog, found),
         )
+
+    def _drafts(self, catalog: Catalog, model: Model) -> Speculation | None:
+        if self.speculation is not None:
+            return catalog.speculation(model, self.speculation, text=self.text, length=self.acceptance)
+        if self.acceptance is not None:
+            raise BadInput("--acceptance is about --speculation, which is not given")
+        return None
 
     def apart(self, catalog: Catalog, card: Scorecard, layout: str) -> list[ApartEntry]:
         """The scorecard's accelerators with prefill and decode apart."""
@@ -67,6 +96,7 @@ class ReplicaOptions:
             precision=self.precision,
             kv_format=self.kv_format,
             stack=self.stack,
+            speculation=self._drafts(catalog, card.model),
         )
 
 
@@ -76,10 +106,12 @@ def replica_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def gathered(
         *, input_tokens: int, output_tokens: int, concurrency: int, precision: str, tp: int | None, pp: int | None,
-        ep: int | None, dp: int | None, kv: str, stack: str | None, **others: Any,
+        ep: int | None, dp: int | None, kv: str, stack: str | None, speculation: str | None, text: str,
+        acceptance: float | None, **others: Any,
     ) -> Any:  # fmt: skip
-        load = Load(concurrency, input_tokens, output_tokens)
-        return function(replica=ReplicaOptions(load, layout_from(tp, pp, ep, dp), precision, kv, stack), **others)
+        load, layout = Load(concurrency, input_tokens, output_tokens), layout_from(tp, pp, ep, dp)
+        replica = ReplicaOptions(load, layout, precision, kv, stack, speculation, text, acceptance)
+        return function(replica=replica, **others)
 
     found: Callable[..., Any] = gathered
     for option in reversed((
@@ -88,6 +120,7 @@ def replica_options(function: Callable[..., Any]) -> Callable[..., Any]:
         _count("--concurrency", "concurrency", 64, "Requests in flight on a replica."),
         click.option("--precision", metavar="P", default="native", show_default=True, help=PRECISION_HELP),
         layout_options, kv_option, stack_option,
+        speculation_options,
     )):  # fmt: skip
         found = option(found)
     return found

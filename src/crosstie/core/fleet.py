@@ -59,6 +59,10 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     precision: str | None
     kv_format: str
     stack: str | None
+    # How its engines speculate, such as mtp:3; on which kind of text; and tokens a step that they keep, if measured.
+    speculation: str | None = None
+    text: str = "chat"
+    acceptance: float | None = None
     replicas: int
     usd_per_gpu_hour: float
     # Requests that a replica may have in flight and still keep what the pool promises.

@@ -44,7 +44,9 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
                                "must be 0 to 1")  # fmt: skip
 
     def __str__(self) -> str:
-        return f"{self.method}:{self.depth}"
+        """As one asks for it: mtp:3, draft:4:MODEL."""
+        whose = f":{self.drafter.id}" if self.method == "draft" and self.drafter else ""
+        return f"{self.method}:{self.depth}{whose}"
 
     @property
     def depth(self) -> int:

@@ -16,6 +16,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
 from crosstie.core.model import Model
 from crosstie.core.progress import OnProgress, no_progress
+from crosstie.core.speculation import Speculation
 from crosstie.core.workload import Workload
 from crosstie.decide.compare import scorecard
 from crosstie.decide.compare.scorecard import Load, Scorecard
@@ -55,23 +56,26 @@ def compare(
     model: str | Path | Model, on: str | Iterable[str | Accelerator], *,
     input_tokens: int = 4096, output_tokens: int = 1024, concurrency: int = 64,
     precision: str = "native", kv_format: str = "bf16", stack: str | None = None,
-    layout: Parallelism | None = None, catalog: Catalog | None = None,
+    layout: Parallelism | None = None, speculation: str | Speculation | None = None, catalog: Catalog | None = None,
 ) -> Scorecard:  # fmt: skip
     """One model under one load on several accelerators: an estimate for each, and a sentence a pair that says why.
 
     `concurrency` is requests in flight on a replica. Without `layout` each accelerator gets the fewest GPUs that hold
-    the model and the load. An accelerator that cannot run it has a `problem` instead of an estimate.
+    the model and the load. An accelerator that cannot run it has a `problem` instead of an estimate. `speculation`:
+    "mtp:3", or what `catalog.speculation` makes of it for a kind of text or an acceptance of your own.
     """
     catalog = catalog or Catalog()
+    found = catalog.model(model)
     return scorecard.compare(
         catalog,
-        catalog.model(model),
+        found,
         catalog.accelerators_named(on, stack),
         Load(concurrency, input_tokens, output_tokens),
         parallelism=layout,
         precision=precision,
         kv_format=kv_format,
         stack=stack,
+        speculation=catalog.speculation(found, speculation) if isinstance(speculation, str) else speculation,
     )
 
 

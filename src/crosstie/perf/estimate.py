@@ -1,5 +1,6 @@
 """Estimates of replicas: the arrays of `steady_state`, with what binds and how sure they are, as nouns."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
-from crosstie.core.estimate import METRICS, Correction, Estimate, Interval
+from crosstie.core.estimate import METRICS, Estimate, Interval
 from crosstie.core.fact import Fact
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import memory_plan
@@ -64,7 +65,7 @@ def estimates(
                 single_stream_tokens_per_s=float(hardware.tokens_per_step[i, 0] / alone.total_s[i, 0]),
                 single_stream_ceiling_tokens_per_s=ceiling(deployment),
                 gpu_s_per_token=spending(hardware, steady, i, output_tokens),
-                interval=interval(deployment.correction, own["ttft_s"], own["tpot_s"], own["output_tokens_per_s"]),
+                interval=interval(deployment, own["ttft_s"], own["tpot_s"], own["output_tokens_per_s"]),
                 basis=basis(deployment),
                 extrapolated=deployment.correction.extrapolated,
             )
@@ -143,16 +144,28 @@ def ceiling(deployment: Deployment) -> float:
     return steps_per_s * (deployment.speculation.acceptance_length if deployment.speculation else 1.0)
 
 
-def interval(correction: Correction, ttft_s: float, tpot_s: float, output_tokens_per_s: float) -> Interval | None:
-    spread = correction.spread
+def interval(deployment: Deployment, ttft_s: float, tpot_s: float, output_tokens_per_s: float) -> Interval | None:
+    spread, drafts = deployment.correction.spread, deployment.speculation
     if any(metric not in spread for metric in METRICS):
         return None
+    tpot, rate = spread["tpot"].around(tpot_s), spread["throughput"].around(output_tokens_per_s)
+    if drafts is not None:
+        # How many drafts a text keeps is one more thing that is not known, beside and independent of the rest.
+        fewest, most = (end / drafts.acceptance_length for end in drafts.range)
+        tpot, rate = _widened(tpot, tpot_s, 1.0 / most, 1.0 / fewest), _widened(rate, output_tokens_per_s, fewest, most)
     return Interval(
-        level=correction.level,
+        level=deployment.correction.level,
         ttft_s=spread["ttft"].around(ttft_s),
-        tpot_s=spread["tpot"].around(tpot_s),
-        output_tokens_per_s=spread["throughput"].around(output_tokens_per_s),
+        tpot_s=tpot,
+        output_tokens_per_s=rate,
     )
+
+
+def _widened(ends: tuple[float, float], middle: float, low: float, high: float) -> tuple[float, float]:
+    """Ends of an interval with another source of doubt, as logarithms of independent ones add up."""
+    below = math.hypot(min(math.log(ends[0] / middle), 0.0), math.log(low))
+    above = math.hypot(max(math.log(ends[1] / middle), 0.0), math.log(high))
+    return middle * math.exp(-below), middle * math.exp(above)
 
 
 def basis(deployment: Deployment) -> str:

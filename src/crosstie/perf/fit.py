@@ -9,6 +9,7 @@ import msgspec
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism, kv_bytes_per_element
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model, Precision
+from crosstie.core.speculation import Speculation
 from crosstie.perf.memory import MemoryPlan, cache_sequences, memory_plan, sequences_that_fit, weight_bytes_by_format
 
 _MOST_STAGES = 16
@@ -27,6 +28,7 @@ class Deployments(Protocol):
         precision: str | None = None,
         kv_format: str = "bf16",
         stack: str | None = None,
+        speculation: Speculation | None = None,
     ) -> Deployment: ...
     def calibrated(self, deployment: Deployment) -> Deployment: ...
 
@@ -198,13 +200,14 @@ def smallest_layout(
     precision: str | None = None,
     kv_format: str = "bf16",
     stack: str | None = None,
+    speculation: Speculation | None = None,
 ) -> Placement | None:
     """The fewest GPUs, tensor parallel first, that hold `sequences` of the context.
 
     Where none holds that many, the layout that holds most; None where none holds even one.
     """
     splits = [s for s in candidate_layouts(model, accelerator) if s.ep == 1 and s.dp == 1]
-    first = catalog.deployment(model, accelerator, splits[0], precision, kv_format, stack)
+    first = catalog.deployment(model, accelerator, splits[0], precision, kv_format, stack, speculation)
     tried = place_each(catalog, first, splits, context)
     enough = [p for p in tried if p.fits and p.sequences >= sequences]
     if enough:

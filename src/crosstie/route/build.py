@@ -128,7 +128,8 @@ def _staff(live: LivePool, fleet: Fleet, lengths: Lengths, since: float) -> None
 
 def _same_deployment(before: Pool, after: Pool) -> bool:
     def deployed(pool: Pool) -> tuple[object, ...]:
-        return pool.model, pool.accelerator, pool.parallelism, pool.precision, pool.kv_format, pool.stack
+        drafts = pool.speculation, pool.text, pool.acceptance
+        return pool.model, pool.accelerator, pool.parallelism, pool.precision, pool.kv_format, pool.stack, drafts
 
     return deployed(before) == deployed(after)
 
@@ -138,8 +139,11 @@ def deployment_of(catalog: Catalog, pool: Pool) -> Deployment | None:
     if pool.accelerator is None:
         return None
     model, accelerator = catalog.model(pool.model), catalog.accelerator(pool.accelerator)
+    drafts = None
+    if pool.speculation is not None:
+        drafts = catalog.speculation(model, pool.speculation, text=pool.text, length=pool.acceptance)
     return catalog.deployment(
-        model, accelerator, pool.parallelism, pool.precision or "native", pool.kv_format, pool.stack
+        model, accelerator, pool.parallelism, pool.precision or "native", pool.kv_format, pool.stack, drafts
     )
 
 

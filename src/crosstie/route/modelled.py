@@ -33,7 +33,11 @@ class ModelledSpeed(Speed):
         hardware, split = times.hardware, deployment.parallelism
         self.chunk = float(times.chunk)
         self.dp = float(split.dp)
-        self.per_cached = max(times.per_cached, 0.0) / split.pp
+        # Of one step; with speculation a step gives several tokens, and `per_cached` is of one of them.
+        self.per_cached_step = max(times.per_cached, 0.0) / split.pp
+        self.steps_per_token = 1.0 / float(hardware.tokens_per_step[0, 0])
+        self.queries = float(hardware.queries[0, 0])
+        self.per_cached = self.per_cached_step * self.steps_per_token
         self.per_attended = times.per_attended
         self.held_share = deployment.stack.held_share
         self.request_s = float(hardware.host_request_s[0, 0])
@@ -83,13 +87,13 @@ class ModelledSpeed(Speed):
             self.prompt_token_s.append(max(spent, _LEAST_S) / (tokens * stages))
 
     def _chunk_beside(self, sequences: int) -> float:
-        taken = 0.0 if self.prefill_first else sequences / self.dp
+        taken = 0.0 if self.prefill_first else sequences * self.queries / self.dp
         return max(self.chunk - taken, 0.125 * self.chunk)
 
     def _idle(self, context: float) -> None:
         self._idle_fixed_s = self.request_s + self.few[0] * self.stages
         self._idle_input_s = max(self.full_alone[0] - self.few[0], _LEAST_S) / self.room[0]
-        self._idle_output_s = self.decode[1] + context * self.per_cached
+        self._idle_output_s = (self.decode[1] + context * self.per_cached_step) * self.steps_per_token
 
     def fill(self, view: View, load: ReplicaLoad, now: float) -> None:
         """Counts, with external traffic where the engine reports any, as steps."""
@@ -111,11 +115,12 @@ class ModelledSpeed(Speed):
             cached += load.external_held
             held += load.external_held + load.external_waiting * self.typical_input
             queued += load.external_waiting * self.typical_input
-            each_s = self.typical_output * (self.decode[min(int(decoding), self.last)] + cached * self.per_cached)
+            step_s = self.decode[min(int(decoding), self.last)] + cached * self.per_cached_step
+            each_s = self.typical_output * step_s * self.steps_per_token
             rate += load.external_running * self.typical_input / each_s
         last = self.last
         n = int(decoding) if decoding < last else last
-        read_s = cached * self.per_cached
+        read_s = cached * self.per_cached_step
         decode_s = self.decode[n] + read_s
         beside_s = 0.0 if self.prefill_first else read_s / self.stages
         view.none_s = none_s = self.few[n] + beside_s
@@ -132,7 +137,8 @@ class ModelledSpeed(Speed):
             queued = max(queued - self._done(load, now, full_s / room), 0.0) / self.dp
         view.ahead_tokens = queued
         more = int(in_flight) + 1
-        view.step_s = self.decode[more if more < last else last] + held * self.per_cached
+        step_s = self.decode[more if more < last else last] + held * self.per_cached_step
+        view.step_s = step_s * self.steps_per_token
         share = rate * self.prompt_token_s[n]
         view.stretch = 1.0 / (1.0 - (share if share < _MOST_PREFILL_SHARE else _MOST_PREFILL_SHARE))
         # All that is held now is free again after one answer's time.
@@ -164,21 +170,25 @@ class ModelledSpeed(Speed):
         if n < 1.0:
             n = 1.0
         index = int(n) if n < self.last else self.last
-        step_s = self.decode[index] + n * context * self.per_cached
-        if step_s > tpot_s:
+        token_s = self._token_s(index, n, context)
+        if token_s > tpot_s:
             n = self._most_within(tpot_s, n, context)
             index = int(n)
-            step_s = self.decode[index] + n * context * self.per_cached
+            token_s = self._token_s(index, n, context)
         attention_s = self.per_attended * self._attended(new_tokens, cached_tokens)
         prefill_s = new_tokens * (self.prompt_token_s[index] + attention_s)
-        return prefill_s + output_tokens * step_s / n
+        return prefill_s + output_tokens * token_s / n
+
+    def _token_s(self, index: int, sequences: float, context: float) -> float:
+        """Of each sequence, in steps of so many with such contexts."""
+        return (self.decode[index] + sequences * context * self.per_cached_step) * self.steps_per_token
 
     def _most_within(self, tpot_s: float, most: float, context: float) -> float:
         """The most requests of such a context, one at least, whose decode step keeps a limit."""
         low, high = 1, int(most) if most < self.last else self.last
         while low < high:
             middle = (low + high + 1) // 2
-            if self.decode[middle] + middle * context * self.per_cached <= tpot_s:
+            if self._token_s(middle, float(middle), context) <= tpot_s:
                 low = middle
             else:
                 high = middle - 1

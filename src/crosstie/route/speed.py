@@ -20,8 +20,8 @@ class View:
         self.none_s = self.eighth_s = self.full_s = 0.0
         self.room = self.eighth = 1.0
         self.slope_low = self.slope_high = 0.0
-        # A decode step once everybody in flight and one more decode, less what the one more adds by its context;
-        # and what prompts make of it.
+        # A token's part of a decode step once everybody in flight and one more decode, less what the one more adds by
+        # its context; and what prompts make of it.
         self.step_s = 0.0
         self.stretch = 1.0
         # Tokens that the cache has room for, and how long each missing one takes to become free.
@@ -50,7 +50,7 @@ class Speed(ABC):
     """How fast a pool's replicas are, from `perf` or from what they have shown."""
 
     def __init__(self) -> None:
-        # Seconds that each of a sequence's tokens adds to a decode step, and each pair of a prompt's to its prefill.
+        # Seconds that each of a sequence's tokens adds to the next, and each pair of a prompt's to its prefill.
         self.per_cached = self.per_attended = 0.0
         # Prompt tokens of a step, at most.
         self.chunk = ENDLESS

@@ -121,6 +121,7 @@ class Engine:
         self.most = max(int(hardware.max_sequences[0, 0]) // dp, 1)
         # With speculation a step verifies several tokens of each sequence, and keeps some of them: on the whole the
         # mean, evenly, as the engines' own simulated acceptance has it.
+        self.speculation = deployment.speculation
         self.queries = int(hardware.queries[0, 0])
         self.tokens_per_step = float(hardware.tokens_per_step[0, 0])
         self.prefill_first = bool(hardware.prefill_first[0, 0])

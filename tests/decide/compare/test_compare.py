@@ -1,12 +1,14 @@
 import random
 import re
 
+import msgspec
 import pytest
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.decide.compare.scorecard import Load, Scorecard, compare
+from crosstie.perf.estimate import estimate
 
 
 def card(catalog: Catalog, model: str, names: str, load: Load, **choices: object) -> Scorecard:
@@ -156,3 +158,45 @@ def test_loads_are_checked(load: tuple[int, int, int], reason: str) -> None:
 def test_context_is_checked(catalog: Catalog) -> None:
     with pytest.raises(BadInput, match="beyond the 40960"):
         card(catalog, "qwen3-8b", "h200", Load(1, 40000, 1000))
+
+
+def test_speculation_is_weighed_against_none(catalog: Catalog) -> None:
+    """It pays for few requests and not for many, and less where fewer drafts are kept."""
+    model = catalog.model("llama-3.3-70b")
+    drafts = catalog.speculation(model, "eagle3:3", length=1.9)
+    load = {"parallelism": Parallelism(tp=4), "precision": "fp8", "speculation": drafts}
+    few, many = (card(catalog, "llama-3.3-70b", "h200", Load(n, 200, 1000), **load).entries[0] for n in (4, 900))
+    assert few.payoff
+    assert many.payoff
+    assert few.payoff.gain > few.payoff.gain_if_fewer > 1.0
+    assert many.payoff.gain < 1.0
+    below = few.payoff.pays_below
+    assert below is not None
+    assert below == many.payoff.pays_below
+    assert 4 < below < 900
+    assert few.payoff.breaks_even is not None
+    assert 1.0 <= few.payoff.breaks_even < 1.9
+    # There it is as good as none, and not much before.
+    at, before = (card(catalog, "llama-3.3-70b", "h200", Load(n, 200, 1000), **load).entries[0] for n in (below, 8))
+    assert at.payoff
+    assert before.payoff
+    assert at.payoff.gain == pytest.approx(1.0, abs=0.05)
+    assert before.payoff.gain > 1.1
+    assert card(catalog, "llama-3.3-70b", "h200", Load(4, 200, 1000)).entries[0].payoff is None
+
+
+def test_an_interval_knows_how_unsure_acceptance_is() -> None:
+    catalog = Catalog([])
+    model, h200 = catalog.model("llama-3.3-70b"), catalog.accelerator("h200")
+    sure = catalog.speculation(model, "eagle3:3", length=2.4)
+    unsure = msgspec.structs.replace(sure, range=(1.2, 3.4))
+    ends = []
+    for drafts in (sure, unsure):
+        one = catalog.deployment(model, h200, Parallelism(tp=4), speculation=drafts)
+        found = estimate(one, concurrency=16, input_tokens=1000, output_tokens=1000).interval
+        assert found
+        ends.append((found.tpot_s, found.output_tokens_per_s, found.ttft_s))
+    (tpot, rate, ttft), (wide_tpot, wide_rate, same_ttft) = ends
+    assert wide_tpot[0] < tpot[0] < tpot[1] < wide_tpot[1]
+    assert wide_rate[0] < rate[0] < rate[1] < wide_rate[1]
+    assert ttft == same_ttft

@@ -12,6 +12,7 @@ import pytest
 from tests.run.emulate.running import CATALOG, CHAT, LARGE, chat, emulating, fleet, pool
 from tests.waiting import LIMIT_S
 
+from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Route, ServedClass
 from crosstie.perf.tabulated import StepTimes
 from crosstie.run.emulate.fleet import deployment_of
@@ -29,6 +30,30 @@ def alone(prompt: int, output: int, context: float) -> tuple[float, float]:
     engine.add("a", prompt, output, 0.0)
     first, last = engine.advance(math.inf)
     return first.at, last.at
+
+
+def test_with_speculation_tokens_come_in_pieces_and_the_metrics_say_so() -> None:
+    drafting = pool(model=LARGE, parallelism=Parallelism(tp=4), speculation="eagle3:3", acceptance=2.5)
+
+    async def body() -> None:
+        async with emulating(fleet(drafting), speed=SPEED) as (_, client):
+            asked = {**chat("x" * 400, max_tokens=101, ignore_eos=True), "model": LARGE}
+            events = await client.stream(asked)
+            assert len(events.payloads) < 60
+            metrics = await client.metrics()
+            assert metrics["vllm:generation_tokens_total"] == 101
+            assert metrics["vllm:spec_decode_num_drafts_total"] == 40
+            assert metrics["vllm:spec_decode_num_draft_tokens_total"] == 120
+            assert metrics["vllm:spec_decode_num_accepted_tokens_total"] == pytest.approx(60, abs=1)
+            assert metrics["vllm:inter_token_latency_seconds_count"] == 40
+            between, each = (
+                metrics[f"vllm:{name}_seconds_sum"] for name in ("inter_token_latency", "request_time_per_output_token")
+            )
+            assert between / 40 == pytest.approx(2.5 * each, rel=1e-6)
+        async with emulating(fleet(pool()), speed=SPEED) as (_, client):
+            assert "spec_decode" not in (await client.get("/metrics")).body.decode()
+
+    run_on_loop(body())
 
 
 def test_a_stream_takes_the_time_that_was_predicted() -> None:

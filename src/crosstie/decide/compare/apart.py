@@ -10,6 +10,7 @@ from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.core.estimate import Estimate
 from crosstie.core.figures import seconds
 from crosstie.core.model import Model
+from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.scorecard import Load
 from crosstie.perf.disaggregated import Sides, disaggregated_state, transfer
 from crosstie.perf.estimate import estimate
@@ -61,6 +62,7 @@ def compare_apart(
     precision: str | None = None,
     kv_format: str = "bf16",
     stack: str | None = None,
+    speculation: Speculation | None = None,
     connector: str | None = None,
 ) -> list[ApartEntry]:
     """`layout`: replicas and split of prefill, then of decode, "1xTP4:2xTP8". The link is the fabric where one domain
@@ -71,7 +73,7 @@ def compare_apart(
     for accelerator in accelerators:
         try:
             sides = [
-                catalog.deployment(model, accelerator, split, precision, kv_format, stack)
+                catalog.deployment(model, accelerator, split, precision, kv_format, stack, speculation)
                 for _, split in (prefill, decode)
             ]
             for name, side in zip(("prefill", "decode"), sides, strict=True):

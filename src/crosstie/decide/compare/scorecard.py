@@ -11,6 +11,8 @@ from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.core.estimate import Estimate
 from crosstie.core.figures import significant
 from crosstie.core.model import Model
+from crosstie.core.speculation import Speculation
+from crosstie.decide.compare.payoff import Payoff, payoff_of
 from crosstie.perf.estimate import estimate
 from crosstie.perf.fit import place, smallest_layout
 from crosstie.perf.hardware import Hardware, compute_format, lacks
@@ -43,6 +45,8 @@ class Entry:
     estimate: Estimate | None
     emulated: tuple[str, ...]
     problem: str = ""
+    # What speculation is worth on it, where it has any.
+    payoff: Payoff | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +67,13 @@ def compare(
     precision: str | None = None,
     kv_format: str = "bf16",
     stack: str | None = None,
+    speculation: Speculation | None = None,
 ) -> Scorecard:
     """Without a parallelism each accelerator gets the fewest GPUs that hold the model and the load."""
     model.check_context(load.context, f"input {load.input_tokens} plus output {load.output_tokens}")
-    choices: dict[str, Any] = {"precision": precision, "kv_format": kv_format, "stack": stack}
+    choices: dict[str, Any] = {
+        "precision": precision, "kv_format": kv_format, "stack": stack, "speculation": speculation,
+    }  # fmt: skip
     entries: list[Entry] = []
     refused: list[BadInput] = []
     for accelerator in accelerators:
@@ -83,7 +90,8 @@ def compare(
             input_tokens=load.input_tokens,
             output_tokens=load.output_tokens,
         )
-        entries.append(Entry(accelerator, deployment, found, emulated_formats(deployment)))
+        payoff = payoff_of(deployment, load.concurrency, load.input_tokens, load.output_tokens)
+        entries.append(Entry(accelerator, deployment, found, emulated_formats(deployment), payoff=payoff))
     if len(refused) == len(accelerators) and refused:
         raise refused[0]
     verdicts = [verdict(a, b) for a, b in combinations([e for e in entries if e.estimate], 2)]

@@ -78,7 +78,7 @@ def _shared(name: str, pool: SharedPoolPlan, workload: Workload) -> Pool:
 
 
 def _pool(pool: PoolPlan, judged: Readiness) -> Pool:
-    deployment = pool.deployment
+    deployment, drafts = pool.deployment, pool.deployment.speculation
     return Pool(
         name=pool.name,
         model=deployment.model.id,
@@ -87,6 +87,9 @@ def _pool(pool: PoolPlan, judged: Readiness) -> Pool:
         precision=_precision(deployment),
         kv_format=deployment.kv_format,
         stack=deployment.stack.id,
+        speculation=str(drafts) if drafts else None,
+        text=drafts.text if drafts else "chat",
+        acceptance=drafts.acceptance_length if drafts and drafts.source == "given" else None,
         release=judged.release or None,
         settings=judged.settings,
         replicas=pool.replicas,

@@ -1,5 +1,7 @@
 """What vLLM's /metrics would say of a replica, under vLLM's names; seconds are those of the emulated engine."""
 
+import math
+
 from crosstie.core.histogram import Histogram
 from crosstie.run.emulate.prefix_cache import BLOCK_TOKENS
 from crosstie.sim.engine import Engine
@@ -33,15 +35,16 @@ class Metrics:
         self.whole_request_s = Histogram(_LATENCY)
         self.queue_s = Histogram(_LATENCY)
 
-    def finished(self, ending: str, arrived: float, first: float, last: float, tokens: int) -> None:
-        """Tokens between the first and the last are taken to have come evenly."""
+    def finished(self, ending: str, arrived: float, first: float, last: float, tokens: int, per_step: float) -> None:
+        """Tokens between the first and the last are taken to have come evenly, `per_step` of them at a time."""
         self.endings[ending] += 1
         self.generation_tokens += tokens
         self.whole_request_s.add(last - arrived)
         if tokens > 1:
-            gap = (last - first) / (tokens - 1)
-            self.between_tokens_s.add(gap, tokens - 1)
-            self.per_output_token_s.add(gap)
+            # With speculation the time between two pieces of an answer is not the time of a token.
+            pieces = math.ceil((tokens - 1) / per_step)
+            self.between_tokens_s.add((last - first) / pieces, pieces)
+            self.per_output_token_s.add((last - first) / (tokens - 1))
 
 
 def exposition(
@@ -68,6 +71,17 @@ def exposition(
     simple("vllm:num_preemptions_total", "counter", engine.preemptions)
     simple("vllm:prompt_tokens_total", "counter", seen.prompt_tokens)
     simple("vllm:generation_tokens_total", "counter", seen.generation_tokens + under_way)
+    if engine.speculation is not None:
+        # All but the first token of each answer come of verifying steps, the mean of them evenly.
+        first = seen.first_token_s.count
+        drafts = max(seen.generation_tokens + under_way - first, 0) / engine.speculation.acceptance_length
+        kept = [drafts * share for share in engine.speculation.survival]
+        simple("vllm:spec_decode_num_drafts_total", "counter", int(drafts))
+        simple("vllm:spec_decode_num_draft_tokens_total", "counter", int(drafts) * engine.speculation.depth)
+        simple("vllm:spec_decode_num_accepted_tokens_total", "counter", int(sum(kept)))
+        for position, tokens in enumerate(kept):
+            more = f',position="{position}"'
+            simple("vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter", int(tokens), more)
     for ending, times in seen.endings.items():
         simple("vllm:request_success_total", "counter", times, f',finished_reason="{ending}"')
     for name, histogram in (

@@ -231,7 +231,8 @@ class Replica:
                     self._last_tick = token.at
                 self._streams[one] = None
         if token.finished:
-            self.metrics.finished(one.wanted.ending, one.arrived, one.first, token.at, token.tokens)
+            per_step = self.engine.tokens_per_step
+            self.metrics.finished(one.wanted.ending, one.arrived, one.first, token.at, token.tokens, per_step)
             # The next turn of a conversation begins with this answer.
             answer = one.tail + filler(0, token.tokens).encode()
             keys = [*one.keys, *block_keys(answer, one.keys[-1] if one.keys else 0)]
