@@ -108,8 +108,8 @@ def _spending(
 
 def _interval(service: Disaggregated, ttft_s: float, tpot_s: float, rate: float) -> Interval | None:
     """TTFT is as sure as prefill, TPOT as decode, and the rate as the less sure of both."""
-    one = interval(service.prefill.correction, ttft_s, tpot_s, rate)
-    other = interval(service.decode.correction, ttft_s, tpot_s, rate)
+    one = interval(service.prefill, ttft_s, tpot_s, rate)
+    other = interval(service.decode, ttft_s, tpot_s, rate)
     if one is None or other is None:
         return None
     low = min(one.output_tokens_per_s[0], other.output_tokens_per_s[0])
