@@ -116,7 +116,8 @@ def model_lines(model: Model) -> list[FactLine]:
 
 def stack_lines(stack: Stack) -> list[FactLine]:
     parts = {"engine": (stack, STACK), "host": (stack.host, HOST), "small": (stack.small, SMALL)}
-    return [fact_line(f"{part}.{key}", getattr(of, key)) for part, (of, keys) in parts.items() if of for key in keys]
+    found = {f"{part}.{key}": getattr(of, key) for part, (of, keys) in parts.items() if of for key in keys}
+    return [fact_line(key, fact) for key, fact in found.items() if fact is not None]
 
 
 def fact_line(key: str, fact: Fact | Label) -> FactLine:
