@@ -12,8 +12,8 @@ from setuptools import setup
 COMPILED = {
     "core": ["histogram"],
     "route": [
-        "admission", "ask", "cheapest", "corrections", "decision", "filters", "learnt", "lengths", "live", "load",
-        "modelled", "plain", "policy", "prefix", "router", "speed",
+        "admission", "apart", "ask", "cheapest", "corrections", "decision", "filters", "learnt", "lengths", "live",
+        "load", "modelled", "plain", "policy", "prefix", "router", "speed",
     ],
     "run/wire": [
         "client", "parser", "request", "server", "sse",

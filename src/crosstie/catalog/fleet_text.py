@@ -8,7 +8,7 @@ from crosstie.catalog.fleets import FORMAT
 from crosstie.catalog.pools import SPLIT, UNLIMITED_CONTEXT, USUAL_KV
 from crosstie.catalog.workloads import PERCENTILES
 from crosstie.catalog.writing import toml_value
-from crosstie.core.fleet import Fleet, HostedModel, Pool, Route, ServedClass, Serving, SharedState
+from crosstie.core.fleet import Fleet, HostedModel, Pool, PoolApart, PoolSide, Route, ServedClass, Serving, SharedState
 from crosstie.core.workload import Target
 
 _EXAMPLE = Path(__file__).parent / "data" / "fleets" / "two-vendors.toml"
@@ -69,7 +69,7 @@ def _pool(pool: Pool) -> list[str]:
         f"name = {toml_value(pool.name)}",
         *([] if pool.hosts else [f"model = {toml_value(pool.model)}"]),
         *_given({"accelerator": pool.accelerator}),
-        *(f"{part} = {n}" for part, n in split.items() if known or n > 1),
+        *(_apart(pool.apart) if pool.apart else [f"{part} = {n}" for part, n in split.items() if known or n > 1]),
         *_given({"precision": pool.precision}),
         *([f"kv = {toml_value(pool.kv_format)}"] if known or pool.kv_format != USUAL_KV else []),
         *_given({"stack": pool.stack, "release": pool.release, "speculation": pool.speculation}),
@@ -89,6 +89,19 @@ def _pool(pool: Pool) -> list[str]:
             if pool.hosts
             else []
         ),
+    ]
+
+
+def _apart(apart: PoolApart) -> list[str]:
+    def side(one: PoolSide) -> str:
+        split = {part: getattr(one.parallelism, part) for part in SPLIT}
+        given = [f"replicas = {one.replicas}", *(f"{part} = {n}" for part, n in split.items() if n > 1)]
+        return f"{{ {', '.join(given)} }}"
+
+    return [
+        f"prefill = {side(apart.prefill)}",
+        f"decode = {side(apart.decode)}",
+        f"connector = {toml_value(apart.connector)}",
     ]
 
 

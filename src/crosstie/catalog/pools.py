@@ -12,10 +12,12 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import number, only_keys, read_record, read_values, table, text, texts, whole
 from crosstie.catalog.workloads import look_up, release_text
 from crosstie.core.deployment import Parallelism, kv_bytes_per_element
+from crosstie.core.disaggregated import check_joined
 from crosstie.core.errors import BadData
-from crosstie.core.fleet import HostedModel, Loading, Pool
+from crosstie.core.fleet import HostedModel, Loading, Pool, PoolApart, PoolSide
 from crosstie.core.speculation import DEEPEST
 
+APART_KEYS = {"prefill", "decode", "connector"}
 HOST_KEYS = {"hosts", "loading", "load_hook", "host_memory_gib"}
 # What belongs to one model, and so into its entry of `hosts`.
 _OF_A_MODEL = ("model", "served_as")
@@ -28,7 +30,7 @@ _KEYS = {
     "name", "model", "accelerator", *SPLIT, "precision", "kv", "stack", "replicas", "usd_per_gpu_hour",
     "max_in_flight", "max_context", "backends", "served_as", "api_key_env", "weight", "modalities", "release",
     "settings", "speculation", "text", "acceptance",
-    *HOST_KEYS,
+    *HOST_KEYS, *APART_KEYS,
 }  # fmt: skip
 _NAME = re.compile(r"^[^\W_][\w.-]{0,99}$")
 # A GPU-hour of a known accelerator costs something, or routing by cost would take it for any work.
@@ -47,7 +49,10 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
     name = text(file, f"{where}.name", raw.get("name"))
     if not _NAME.match(name) or name != name.lower():
         raise BadData(file, f"{where}.name", f"'{name}' must be lower case: letters, digits, dots and dashes")
-    split = Parallelism(**{part: whole(file, f"{where}.{part}", raw.get(part, 1), 1, 1024) for part in SPLIT})
+    split = read_split(file, where, raw)
+    sides = _sides(file, where, raw) if raw.keys() & APART_KEYS else None
+    if sides:
+        split = sides[1].parallelism
     backends = base_urls(file, f"{where}.backends", raw.get("backends", []))
     kv = text(file, f"{where}.kv", raw.get("kv", USUAL_KV))
     look_up(file, f"{where}.kv", lambda: kv_bytes_per_element(kv))
@@ -68,6 +73,7 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
     addresses = len(backends) or max((len(one.backends) for one in hosting.get("hosts", ())), default=0)
     served_as = raw.get("served_as")
     longest = UNLIMITED_CONTEXT if hosting else context or UNLIMITED_CONTEXT
+    apart = _apart(catalog, file, where, raw, of_pool, kv, sides) if sides else None
     plain = {"max_in_flight": 256, "max_context": longest, **raw}
     return Pool(
         name=name,
@@ -81,6 +87,7 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
         release=release_text(file, f"{where}.release", raw["release"]) if "release" in raw else None,
         settings=tuple(texts(file, f"{where}.settings", raw.get("settings", []))),
         **read_values(file, where, plain, Pool, ("max_in_flight", "max_context", "weight")),
+        apart=apart,
         **of_pool,
         **hosting,
         **_speculation(catalog, file, where, raw, of_pool),
@@ -104,6 +111,54 @@ def _speculation(
         model = catalog.model(of_pool["model"])
         look_up(file, f"{where}.speculation", lambda: catalog.speculation(model, asked, text=kind, length=length))
     return {"speculation": asked, "text": kind, "acceptance": length}
+
+
+def read_split(file: Path, where: str, raw: dict[str, Any]) -> Parallelism:
+    return Parallelism(**{part: whole(file, f"{where}.{part}", raw.get(part, 1), 1, 1024) for part in SPLIT})
+
+
+def _sides(file: Path, where: str, raw: dict[str, Any]) -> tuple[PoolSide, PoolSide]:
+    """`prefill` and `decode` of a pool that has them apart."""
+    for key, other in (("prefill", "decode"), ("decode", "prefill")):
+        if key not in raw:
+            said = next(name for name in ("decode", "prefill", "connector") if name in raw)
+            reason = f"missing: {said} is there, and a {other} side alone answers nobody"
+            raise BadData(file, f"{where}.{key}", reason)
+    for key in (*SPLIT, *HOST_KEYS):
+        if key in raw:
+            reason = "belongs into prefill and decode" if key in SPLIT else "goes with prefill and decode together only"
+            raise BadData(file, f"{where}.{key}", reason)
+    if "accelerator" not in raw:
+        reason = "missing: prefill and decode apart are known by what they run on; leave them out for a plain address"
+        raise BadData(file, f"{where}.accelerator", reason)
+    found = []
+    for key in ("prefill", "decode"):
+        entry = table(file, f"{where}.{key}", raw[key])
+        only_keys(file, f"{where}.{key}", entry, {"replicas", *SPLIT})
+        replicas = whole(file, f"{where}.{key}.replicas", entry.get("replicas", 1), 1, 10**4)
+        found.append(PoolSide(replicas=replicas, parallelism=read_split(file, f"{where}.{key}", entry)))
+    return found[0], found[1]
+
+
+def _apart(
+    catalog: Catalog, file: Path, where: str, raw: dict[str, Any], of_pool: dict[str, Any], kv: str,
+    sides: tuple[PoolSide, PoolSide],
+) -> PoolApart:  # fmt: skip
+    """What joins both sides, and whether it can."""
+    model, accelerator = catalog.model(of_pool["model"]), catalog.accelerator(of_pool["accelerator"])
+
+    def joined() -> str:
+        both = [
+            catalog.deployment(model, accelerator, side.parallelism, of_pool["precision"], kv, of_pool["stack"])
+            for side in sides
+        ]
+        given = text(file, f"{where}.connector", raw["connector"]) if "connector" in raw else None
+        found = catalog.connector(given) if given else catalog.connector_for(both[0].stack, accelerator)
+        check_joined(found, both[0], both[1])
+        return found.id
+
+    connector = look_up(file, f"{where}.connector" if "connector" in raw else where, joined)
+    return PoolApart(prefill=sides[0], decode=sides[1], connector=connector)
 
 
 def _deployed(

@@ -158,7 +158,7 @@ def _show_places(out: Output, demo: Demo) -> None:
         columns += [f">{run.policy} requests", f">{run.policy} tokens"]
     rows = []
     for pool in demo.fleet.pools:
-        row = [pool.name, str(pool.replicas), f"{pool.accelerator} {pool.parallelism}"]
+        row = [pool.name, str(pool.replicas), f"{pool.accelerator} {pool.layout}"]
         for run in demo.runs:
             row += _taken(run, pool.name)
         rows.append(row)

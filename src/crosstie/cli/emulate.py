@@ -90,7 +90,13 @@ def _show(running: EmulatedFleet, speed: float) -> None:
     if speed != 1.0:
         say(out, f"  {significant(speed)} emulated seconds to each second")
     rows = [
-        (one.replica.emulated.pool, str(one.index), one.url, one.replica.emulated.label) for one in running.replicas
+        (
+            one.replica.emulated.pool,
+            one.name.partition("/")[2] if one.role else str(one.index),
+            one.url,
+            one.replica.emulated.label,
+        )
+        for one in running.replicas
     ]
     show_table(out, ["pool", ">replica", "URL", "~emulates"], rows)
     out.print("ready")
@@ -109,6 +115,7 @@ def _document(running: EmulatedFleet, speed: float) -> dict[str, Any]:
                 "url": one.url,
                 "model": one.model,
                 "hosted": one.hosted,
+                "role": one.role or None,
                 "emulates": one.replica.emulated.label,
             }
             for one in running.replicas

@@ -116,7 +116,7 @@ def _show(served: Served, as_json: bool) -> None:
         [
             pool.name,
             f"{len(pool.hosts)} models, some at a time" if pool.hosts else pool.model,
-            f"{pool.accelerator} {pool.parallelism}" if pool.accelerator else "any",
+            f"{pool.accelerator} {pool.layout}" if pool.accelerator else "any",
             " ".join(filter(None, (pool.stack, pool.release))) or "any",
             str(pool.replicas),
             f"{pool.max_in_flight:,}",

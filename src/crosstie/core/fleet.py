@@ -45,6 +45,25 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ()
 
 
+class PoolSide(msgspec.Struct, frozen=True, kw_only=True):
+    """Engines of one kind in a replica with prefill and decode apart."""
+
+    replicas: Annotated[int, msgspec.Meta(ge=1, le=10**4)]
+    parallelism: Parallelism
+
+    @property
+    def gpus(self) -> int:
+        return self.replicas * self.parallelism.gpus
+
+
+class PoolApart(msgspec.Struct, frozen=True, kw_only=True):
+    """Each replica of the pool is a service of both kinds behind the engine's own proxy, which has its address."""
+
+    prefill: PoolSide
+    decode: PoolSide
+    connector: str
+
+
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """Equal replicas of one deployment; names are the catalog's.
 
@@ -88,10 +107,24 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     loading: Loading | None = None
     load_hook: str | None = None
     host_memory_gib: _Gib | None = None
+    # Prefill and decode apart; `parallelism` is then that of a decode engine.
+    apart: PoolApart | None = None
+
+    @property
+    def replica_gpus(self) -> int:
+        return self.apart.prefill.gpus + self.apart.decode.gpus if self.apart else self.parallelism.gpus
 
     @property
     def gpus(self) -> int:
-        return self.replicas * self.parallelism.gpus
+        return self.replicas * self.replica_gpus
+
+    @property
+    def layout(self) -> str:
+        """A replica's: TP8, or prefill and decode of one that has them apart, 1xTP4:2xTP8."""
+        if self.apart is None:
+            return str(self.parallelism)
+        sides = (self.apart.prefill, self.apart.decode)
+        return ":".join(f"{side.replicas}x{side.parallelism}" for side in sides)
 
     def by_model(self) -> "tuple[Pool, ...]":
         """Itself; of one that hosts several models, a pool of the same name for each, on the same replicas.

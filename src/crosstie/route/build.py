@@ -2,14 +2,18 @@
 
 from statistics import NormalDist
 
+import msgspec
+
 from crosstie.catalog.costs import watts
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.vision import image_rule
 from crosstie.core.deployment import Deployment
+from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import DoesNotFit
 from crosstie.core.fleet import Fleet, HostedModel, Pool, ServedClass
 from crosstie.core.workload import Target
 from crosstie.perf.memory import memory_plan, sequences_that_fit
+from crosstie.route.apart import ApartSpeed
 from crosstie.route.learnt import LearntSpeed
 from crosstie.route.lengths import Lengths
 from crosstie.route.live import LiveFleet, LivePool, Replica
@@ -92,7 +96,7 @@ def _watts(catalog: Catalog, pool: Pool) -> float:
     """Of a replica, rated, with its share of server and network; 0 where nobody said what it is."""
     if pool.accelerator is None:
         return 0.0
-    return pool.parallelism.gpus * watts(catalog.accelerator(pool.accelerator), catalog.costs)
+    return pool.replica_gpus * watts(catalog.accelerator(pool.accelerator), catalog.costs)
 
 
 def _promise(live: LivePool, fleet: Fleet) -> None:
@@ -128,10 +132,27 @@ def _staff(live: LivePool, fleet: Fleet, lengths: Lengths, since: float) -> None
 
 def _same_deployment(before: Pool, after: Pool) -> bool:
     def deployed(pool: Pool) -> tuple[object, ...]:
-        drafts = pool.speculation, pool.text, pool.acceptance
-        return pool.model, pool.accelerator, pool.parallelism, pool.precision, pool.kv_format, pool.stack, drafts
+        split, drafts = (pool.parallelism, pool.apart), (pool.speculation, pool.text, pool.acceptance)
+        return pool.model, pool.accelerator, split, pool.precision, pool.kv_format, pool.stack, drafts
 
     return deployed(before) == deployed(after)
+
+
+def service_of(catalog: Catalog, pool: Pool) -> Disaggregated | None:
+    """Of a pool whose replicas have prefill and decode apart."""
+    decode, apart = deployment_of(catalog, pool), pool.apart
+    if decode is None or apart is None:
+        return None
+    split = msgspec.structs.replace(decode, parallelism=apart.prefill.parallelism)
+    gpus = apart.prefill.gpus + apart.decode.gpus
+    return Disaggregated(
+        prefill=catalog.calibrated(split),
+        prefill_replicas=apart.prefill.replicas,
+        decode=decode,
+        decode_replicas=apart.decode.replicas,
+        connector=catalog.connector(apart.connector),
+        link="fabric" if gpus <= decode.accelerator.domain else "network",
+    )
 
 
 def deployment_of(catalog: Catalog, pool: Pool) -> Deployment | None:
@@ -155,6 +176,11 @@ def speed_of(catalog: Catalog, pool: Pool, inputs: float, outputs: float, memory
         return LearntSpeed(pool)
     if not sequences_that_fit(deployment, 1):
         raise DoesNotFit(f"pool {pool.name}: {deployment.model.id} does not fit on {deployment.label}")
+    service = service_of(catalog, pool)
+    if service is not None:
+        if not sequences_that_fit(service.prefill, 1):
+            raise DoesNotFit(f"pool {pool.name}: {deployment.model.id} does not fit on {service.prefill.label}")
+        return ApartSpeed(service, pool, min(inputs + 0.5 * outputs, float(pool.max_context)), inputs)
     context, fraction = min(inputs + 0.5 * outputs, float(pool.max_context)), 1.0
     if memory_gib is not None:
         plan = memory_plan(deployment)

@@ -65,7 +65,7 @@ class LivePool:
     def price(self, watts: float, usd_per_kwh: float) -> None:
         """A replica by the second: its GPUs and, where they do not include it, its power."""
         self.watts = watts
-        rent = self.pool.parallelism.gpus * self.pool.usd_per_gpu_hour / 3600.0
+        rent = self.pool.replica_gpus * self.pool.usd_per_gpu_hour / 3600.0
         self.usd_per_s = rent + watts * usd_per_kwh / 3.6e6
 
     @property

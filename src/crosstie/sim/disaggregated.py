@@ -191,6 +191,8 @@ class DisaggregatedEngine:
         ]
         self.decoders = [_DecodeReplica(service, decode_times, context) for _ in range(service.decode_replicas)]
         self.request_s = self.prefillers[0].request_s
+        self.speculation = service.decode.speculation
+        self.tokens_per_step = self.decoders[0].tokens_per_step
         self.cache_tokens = sum(one.cache_tokens for one in self.decoders)
         self.caches: list[PrefixCache] = [cache for one in self.prefillers for cache in one.caches]
         self.room_first = service.connector.room == "before prefill"

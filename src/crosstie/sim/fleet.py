@@ -17,11 +17,12 @@ from crosstie.core.fleet import Fleet, Policy
 from crosstie.perf.tabulated import StepTimes
 from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
-from crosstie.route.build import deployment_of, live_fleet, typical
+from crosstie.route.build import deployment_of, live_fleet, service_of, typical
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, LiveFleet, LivePool
 from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
+from crosstie.sim.disaggregated import DisaggregatedEngine
 from crosstie.sim.engine import Engine
 
 
@@ -87,7 +88,7 @@ class FleetSimulator:
         self.now = 0.0
         self.answered: list[SimulatedAnswer] = []
         self.tell: Callable[[SimulatedAnswer], None] = tell or self.answered.append
-        self.engines: dict[str, Engine] = {}
+        self.engines: dict[str, Engine | DisaggregatedEngine] = {}
         # By engine: when it is next to be looked at, and the same in order; entries that have been overtaken stay.
         self.planned: dict[str, float] = {}
         self._upcoming: list[tuple[float, str]] = []
@@ -98,13 +99,18 @@ class FleetSimulator:
             if deployment is None:
                 raise BadInput(f"pool {pool.name} has no accelerator, so there is nothing to simulate")
             inputs, outputs = typical(fleet, pool.pool)
+            service = service_of(catalog, pool.pool)
             context = inputs + 0.5 * outputs
             times = StepTimes(deployment, context)
             for replica in pool.replicas:
                 if replica.key in self.engines:
                     raise BadInput(f"backend {replica.key} is there twice")
                 prefix_tokens = BLOCK_TOKENS if prefixes else None
-                self.engines[replica.key] = Engine(deployment, context, times=times, prefix_tokens=prefix_tokens)
+                self.engines[replica.key] = (
+                    DisaggregatedEngine(service, inputs, outputs, prefix_tokens=prefix_tokens)
+                    if service
+                    else Engine(deployment, context, times=times, prefix_tokens=prefix_tokens)
+                )
 
     @property
     def hit_rate(self) -> float:

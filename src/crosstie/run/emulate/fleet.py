@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from crosstie.perf.memory import memory_plan
 from crosstie.perf.tabulated import StepTimes
 from crosstie.route import build
 from crosstie.route.hosted_sizes import sizes
+from crosstie.run.emulate.apart import sides
 from crosstie.run.emulate.faults import ScriptedFault
 from crosstie.run.emulate.hosted import HostedEngine, Machine, Router, SharedReplica, SleepingServer
 from crosstie.run.emulate.replica import Emulated, Replica
@@ -94,6 +96,8 @@ async def start(
                 for door, one in zip(doors, behind, strict=True):
                     await open_door(door, _kept(one, index))
                 machines.append(doors)
+                for side in _sides(loop, what[0], index, seed, made_of) if pool.apart else ():
+                    await open_door(side, None)
             pools.append(placed(pool, list(zip(*([door.url for door in doors] for doors in machines), strict=True))))
     except BaseException:
         for server in servers:
@@ -106,6 +110,20 @@ async def start(
         if server.replica.emulated.pool == one.pool and one.replica in (None, server.index)
     ]
     return EmulatedFleet(msgspec.structs.replace(fleet, pools=tuple(pools)), servers, timers)
+
+
+def _sides(
+    loop: asyncio.AbstractEventLoop, what: Emulated, index: int, seed: int, made_of: dict[str, Any]
+) -> list[EmulatedServer]:
+    """The replicas behind a service's proxy, where they speak vLLM's protocol; others have theirs between engines."""
+    service = what.service
+    if service is None or service.connector.stacks != ("vllm",):
+        return []
+
+    def kind(deployment: Deployment) -> Emulated:
+        return replace(what, deployment=deployment, times=StepTimes(deployment, what.context), service=None)
+
+    return sides(loop, what, (kind(service.prefill), kind(service.decode)), index, seed, made_of)
 
 
 def _hosted(
@@ -154,7 +172,14 @@ def _emulated(catalog: Catalog, fleet: Fleet, pool: Pool) -> Emulated:
     inputs, outputs = _usual_lengths(fleet, pool)
     context = min(inputs + 0.5 * outputs, float(pool.max_context))
     times = StepTimes(deployment, context)
-    return Emulated(pool.name, pool.served_as or pool.model, deployment, context, times, pool.max_context, outputs)
+    service = build.service_of(catalog, pool)
+    if service is not None and not memory_plan(service.prefill).fits:
+        raise BadInput(
+            f"pool '{pool.name}' cannot be emulated: {deployment.model.id} does not fit on {service.prefill.label}"
+        )
+    return Emulated(
+        pool.name, pool.served_as or pool.model, deployment, context, times, pool.max_context, outputs, service, inputs
+    )
 
 
 def _usual_lengths(fleet: Fleet, pool: Pool) -> tuple[float, float]:
@@ -233,6 +258,9 @@ def start_emulated(file: Path, *, speed: float = 1.0, options: tuple[str, ...] =
     process, said = start_crosstie(arguments, "the fleet cannot be emulated")
     backends: dict[tuple[str, str | None], tuple[str, ...]] = {}
     for one in said["replicas"]:
+        if one["role"]:
+            # Behind the proxy of a service, which is asked in their place.
+            continue
         key = one["pool"], one["hosted"]
         backends[key] = (*backends.get(key, ()), one["url"])
     return EmulatedChild(process, backends)

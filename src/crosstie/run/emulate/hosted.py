@@ -49,8 +49,8 @@ class SharedReplica(Replica):
 
     machine: Machine | None = None
 
-    def submit(self, one: Sequence) -> None:
-        super().submit(one)
+    def submit(self, one: Sequence, *, handed_over: bool = False) -> None:
+        super().submit(one, handed_over=handed_over)
         self._tell_machine()
 
     def _forget(self, one: Sequence) -> None:

@@ -4,6 +4,7 @@ import math
 
 from crosstie.core.histogram import Histogram
 from crosstie.run.emulate.prefix_cache import BLOCK_TOKENS
+from crosstie.sim.disaggregated import DisaggregatedEngine
 from crosstie.sim.engine import Engine
 from crosstie.sim.prefix_cache import PrefixCache
 
@@ -48,8 +49,9 @@ class Metrics:
 
 
 def exposition(
-    model: str, what: str, engine: Engine, cache_tokens: float, prefixes: PrefixCache, seen: Metrics, under_way: int
-) -> bytes:
+    model: str, what: str, engine: Engine | DisaggregatedEngine, cache_tokens: float, prefixes: PrefixCache,
+    seen: Metrics, under_way: int,
+) -> bytes:  # fmt: skip
     """`under_way`: tokens of answers that have not ended."""
     labels = f'engine="0",model_name="{_escaped(model)}"'
     lines = [f"# emulated by crosstie: {what}"]

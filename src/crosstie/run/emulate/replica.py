@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from crosstie.core.deployment import Deployment
+from crosstie.core.disaggregated import Disaggregated
 from crosstie.perf.tabulated import StepTimes
 from crosstie.run.emulate.metrics import Metrics, exposition
 from crosstie.run.emulate.prefix_cache import BLOCK_BYTES, BLOCK_TOKENS, block_keys
 from crosstie.run.emulate.requests import GenerationRequest
 from crosstie.run.emulate.tokens import filler
+from crosstie.sim.disaggregated import DisaggregatedEngine
 from crosstie.sim.engine import Engine, Token
 from crosstie.sim.prefix_cache import ENGINE_BLOCK, PrefixCache
 
@@ -62,11 +64,14 @@ class Emulated:
     times: StepTimes
     max_context: int
     mean_output_tokens: float
+    # Prefill and decode apart, with all engines of both; `deployment` is then the decode side's.
+    service: Disaggregated | None = None
+    mean_input_tokens: float = 1.0
 
     @property
     def label(self) -> str:
-        one = self.deployment
-        return f"{one.model.id} on {one.label} with {one.stack.name}"
+        one = self.service or self.deployment
+        return f"{self.deployment.model.id} on {one.label} with {self.deployment.stack.name}"
 
 
 class Replica:
@@ -98,10 +103,14 @@ class Replica:
         """Empty, as after a crash: nothing running, nothing cached, nothing counted."""
         self._began: dict[Sequence, float] = {}
         one = self.emulated
-        self.engine = Engine(
-            one.deployment, one.context, self._slower * self._crowd, times=one.times, began=self._began
-        )
-        self.cache_tokens = self.engine.cache_tokens * one.deployment.parallelism.dp
+        self.engine: Engine | DisaggregatedEngine
+        slower = self._slower * self._crowd
+        if one.service is not None:
+            self.engine = DisaggregatedEngine(one.service, one.mean_input_tokens, one.mean_output_tokens, slower)
+            self.cache_tokens = self.engine.cache_tokens
+        else:
+            self.engine = Engine(one.deployment, one.context, slower, times=one.times, began=self._began)
+            self.cache_tokens = self.engine.cache_tokens * one.deployment.parallelism.dp
         self.prefixes = PrefixCache(self.cache_tokens, BLOCK_TOKENS, ENGINE_BLOCK)
         self.metrics = Metrics()
         self._active: dict[Sequence, None] = {}
@@ -130,9 +139,11 @@ class Replica:
         self._catch_up()
         return self.engine.waiting >= self.max_waiting
 
-    def submit(self, one: Sequence) -> None:
+    def submit(self, one: Sequence, *, handed_over: bool = False) -> None:
+        """`handed_over`: another replica has computed the prompt, and its cache is here."""
         one.arrived = self.now()
-        one.cached_tokens = self.prefixes.look_up(one.keys, one.wanted.prompt_tokens)
+        found = self.prefixes.look_up(one.keys, one.wanted.prompt_tokens)
+        one.cached_tokens = one.wanted.prompt_tokens - 1 if handed_over else found
         self._active[one] = None
         self.engine.add(one, one.wanted.prompt_tokens, one.wanted.output_tokens, one.arrived, one.cached_tokens)
         self._arm()

@@ -61,6 +61,8 @@ class _Body(msgspec.Struct):
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
     tools: msgspec.Raw = msgspec.Raw()
+    # How prefill and decode replicas are told of each other.
+    kv_transfer_params: dict[str, Any] | None = None
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -116,6 +118,8 @@ class GenerationRequest:
     # was missing.
     begun: int = 0
     written: int = 0
+    # Of prefill and decode apart: what the request says of the cache that is handed over.
+    handover: dict[str, Any] | None = None
 
 
 def decode(body: bytes, type: Any) -> Any:
@@ -290,4 +294,5 @@ def generation_of(body: _Body, text: PromptText, max_context: int, mean_output: 
         continuous=bool(options.include_usage and options.continuous_usage_stats),
         begun=there,
         written=max(min(wanted, most), 0),
+        handover=body.kv_transfer_params,
     )

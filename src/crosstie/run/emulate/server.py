@@ -59,7 +59,11 @@ class Generating(Sequence):
 
     __slots__ = ("cut", "replica", "reply", "sent", "server", "shape")
 
-    def __init__(self, server: "EmulatedServer", reply: Reply, shape: Shape, wanted: GenerationRequest):
+    def __init__(
+        self, server: "EmulatedServer", reply: Reply, shape: Shape, wanted: GenerationRequest,
+        handed_over_after_s: float | None = None,
+    ):  # fmt: skip
+        """`handed_over_after_s`: the prompt's cache comes from another replica, and is here by then."""
         super().__init__(wanted)
         self.server, self.replica, self.reply, self.shape = server, server.replica, reply, shape
         self.sent = 0
@@ -69,7 +73,14 @@ class Generating(Sequence):
             reply.start(200, _STREAM + server.headers, None)
             # Long before the first token, as engines do.
             reply.flush()
-        self.replica.submit(self)
+        if handed_over_after_s is None:
+            self.replica.submit(self)
+        else:
+            server.loop.call_later(handed_over_after_s, self._submit)
+
+    def _submit(self) -> None:
+        if not self.reply.gone:
+            self.replica.submit(self, handed_over=True)
 
     @property
     def slow(self) -> bool:
@@ -131,19 +142,20 @@ class Generating(Sequence):
 class EmulatedServer:
     """`index`: which replica of its pool it is."""
 
+    # Of a service with prefill and decode apart: which of its replicas it is; none of them is the service itself.
+    role = ""
+
     def __init__(self, replica: Replica, index: int, *, seed: int = 0):
         self.replica, self.index, self.seed = replica, index, seed
         self.loop = replica.loop
         self.model = replica.emulated.served_as
-        self.name = f"{replica.emulated.pool}/{index}"
         # Where it answers, and the path before /v1 and /health there.
         self.url = self.root = ""
         # Which of the models of a shared pool it has, where each has an address of its own.
         self.hosted: str | None = None
         self.faults = Faults()
         self.host, self.port = "", 0
-        said = f"{self.name}; {replica.emulated.label}; speed={replica.speed:g}"
-        self.headers = f"x-crosstie-emulated: {said}\r\n".encode("latin-1", "replace")
+        self.rename(f"{replica.emulated.pool}/{index}")
         self._created = int(time.time())
         self._answered = 0
         self._wire: Server | None = None
@@ -161,6 +173,11 @@ class EmulatedServer:
             "/version": lambda reply: reply.send(200, json.dumps({"version": FINGERPRINT}).encode(), self.headers),
             "/v1/models": self._models,
         }
+
+    def rename(self, name: str) -> None:
+        self.name = name
+        said = f"{name}; {self.replica.emulated.label}; speed={self.replica.speed:g}"
+        self.headers = f"x-crosstie-emulated: {said}\r\n".encode("latin-1", "replace")
 
     async def listen(self, host: str, port: int) -> None:
         """Port 0 takes a free one. Raises OSError."""
@@ -301,9 +318,12 @@ class EmulatedServer:
         self._begin(reply, shape, wanted)
 
     def _begin(self, reply: Reply, shape: Shape, wanted: GenerationRequest) -> None:
+        self._check_room()
+        Generating(self, reply, shape, wanted)
+
+    def _check_room(self) -> None:
         if self.replica.full:
             raise _full()
-        Generating(self, reply, shape, wanted)
 
     def _decoded(self, request: Request, type: Any) -> Any:
         body = requests.decode(request.body, type)

@@ -1,0 +1,74 @@
+"""How fast a pool is whose replicas have prefill and decode apart: prompts by the one side, tokens by the other."""
+
+from crosstie.core.disaggregated import Disaggregated
+from crosstie.core.fleet import Pool
+from crosstie.perf.disaggregated import Sides, transfer
+from crosstie.route.load import ReplicaLoad
+from crosstie.route.modelled import ModelledSpeed
+from crosstie.route.speed import Speed, View
+
+
+class ApartSpeed(Speed):
+    """A replica is a whole service, asked through its own proxy; which of its engines a request meets is its affair."""
+
+    def __init__(self, service: Disaggregated, pool: Pool, context: float, prompt: float):
+        super().__init__()
+        self.prefill = ModelledSpeed(service.prefill, pool, prompt, prompt)
+        self.decode = ModelledSpeed(service.decode, pool, context, prompt)
+        self.prefillers, self.decoders = float(service.prefill_replicas), float(service.decode_replicas)
+        self.chunk = self.prefill.chunk
+        self.per_attended = self.prefill.per_attended
+        self.per_cached = self.decode.per_cached / self.decoders
+        self.cache_tokens = self.decode.cache_tokens * self.decoders
+        self.held_share = self.decode.held_share
+        self.prefill_share = service.prefill.parallelism.gpus / service.gpus
+        self.decode_share = service.decode.parallelism.gpus / service.gpus
+        moved = transfer(Sides([service]), prompt)
+        # Where prefill answers itself, the client does not wait for the transfer.
+        answers = service.connector.first_token == "prefill"
+        self.moved_s = 0.0 if answers else float(moved.start_s[0, 0] + moved.wire_s[0, 0])
+        self.most = float(self.decode.most) * self.decoders
+
+    def fill(self, view: View, load: ReplicaLoad, now: float) -> None:
+        in_flight, held, queued = float(load.in_flight), load.held_tokens, load.waiting_tokens
+        elsewhere = load.elsewhere
+        if elsewhere.in_flight:
+            in_flight += elsewhere.in_flight
+            held += elsewhere.held_tokens
+            queued += elsewhere.waiting_tokens
+        if now < load.external_until:
+            in_flight += load.external_running + load.external_waiting
+            held += load.external_held + load.external_waiting * self.typical_input
+            queued += load.external_waiting * self.typical_input
+        prefill, decode = self.prefill, self.decode
+        view.none_s = none_s = prefill.few[0]
+        view.eighth_s = eighth_s = prefill.eighth[0]
+        view.full_s = full_s = (prefill.full if queued else prefill.full_alone)[0]
+        view.room = room = prefill.room[0]
+        view.eighth = eighth = 0.125 * room
+        view.slope_low = (eighth_s - none_s) / eighth
+        view.slope_high = (full_s - eighth_s) / (room - eighth)
+        # Prompts are shared out over the prefill replicas, and over the attention replicas of each.
+        view.ahead_tokens = queued / (self.prefillers * prefill.dp)
+        more = int((in_flight + 1.0) / self.decoders) + 1
+        step_s = decode.decode[more if more < decode.last else decode.last]
+        view.step_s = step_s * decode.steps_per_token + held * self.per_cached
+        view.stretch = 1.0
+        turnover_s = self.typical_output * view.step_s
+        view.free_tokens = self.cache_tokens - held
+        view.per_free_s = turnover_s / (held if held > 1.0 else 1.0)
+        before_s = prefill.request_s + self.moved_s + 0.5 * view.step_s
+        if in_flight >= self.most:
+            before_s += (in_flight + 1.0 - self.most) / self.most * turnover_s
+        view.before_s = before_s
+
+    def replica_s(
+        self, new_tokens: float, cached_tokens: float, output_tokens: float, tpot_s: float = float("inf")
+    ) -> float:
+        """Of the whole service, by the GPUs of each side that it keeps busy."""
+        prefill_s = self.prefill.replica_s(new_tokens, cached_tokens, 0.0)
+        decode_s = self.decode.replica_s(0.0, new_tokens + cached_tokens, output_tokens, tpot_s)
+        return prefill_s * self.prefill_share + decode_s * self.decode_share
+
+    def idle_s(self, input_tokens: float, output_tokens: float) -> float:
+        return self.prefill.idle_s(input_tokens, 0.0) + self.moved_s + self.decode.idle_s(0.0, output_tokens)
