@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from crosstie.catalog.acceptance import NO_SPECULATION, TEXTS
 from crosstie.catalog.lengths import Lengths, cut, read_lengths
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import (
@@ -26,6 +27,7 @@ from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.deployment import KV_FORMATS
 from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.model import Model
+from crosstie.core.speculation import DEEPEST
 from crosstie.core.workload import (
     Constraints,
     Gpus,
@@ -249,7 +251,7 @@ def _models(reader: _Reader, raw: object, asked: set[str]) -> dict[str, ModelCho
     for name, entry in table(reader.file, "models", raw).items():
         where = f'models."{name}"'
         entry = table(reader.file, where, entry)
-        only_keys(reader.file, where, entry, {"precisions", "kv", "stacks"})
+        only_keys(reader.file, where, entry, {"precisions", "kv", "stacks", *_DRAFTS})
         model = look_up(reader.file, where, lambda name=name: reader.catalog.model(name))
         _once(reader.file, where, model.id, found)
         if model.id not in asked:
@@ -273,8 +275,43 @@ def _models(reader: _Reader, raw: object, asked: set[str]) -> dict[str, ModelCho
             if "==" in said:
                 releases[stacks[-1]] = release_text(reader.file, f"{where}.stacks", release)
         found[model.id] = ModelChoice(
-            precisions=precisions, kv_formats=kv, stacks=tuple(dict.fromkeys(stacks)), releases=releases
+            precisions=precisions,
+            kv_formats=kv,
+            stacks=tuple(dict.fromkeys(stacks)),
+            releases=releases,
+            **_speculation(reader, where, entry, model),
         )
+    return found
+
+
+_DRAFTS = ("speculation", "text", "acceptance")
+
+
+def _speculation(reader: _Reader, where: str, entry: dict[str, Any], model: Model) -> dict[str, Any]:
+    """Ways to draft, each tried on the model."""
+    file, found = reader.file, dict[str, Any]()
+    if "text" in entry:
+        found["text"] = text(file, f"{where}.text", entry["text"])
+        if found["text"] not in TEXTS:
+            raise BadData(file, f"{where}.text", f"'{found['text']}' is not one of {', '.join(TEXTS)}")
+    if "acceptance" in entry:
+        found["acceptance"] = number(file, f"{where}.acceptance", entry["acceptance"], 1, 1 + DEEPEST)
+    if "speculation" in entry:
+        ways = _list(file, f"{where}.speculation", entry["speculation"], ())
+        if not ways:
+            raise BadData(file, f"{where}.speculation", 'is empty: write ["none"] for none')
+        for way in ways:
+            if way != NO_SPECULATION:
+                look_up(
+                    file,
+                    f"{where}.speculation",
+                    lambda w=way: reader.catalog.speculation(
+                        model, w, text=found.get("text", "chat"), length=found.get("acceptance")
+                    ),
+                )
+        found["speculation"] = tuple(dict.fromkeys(ways))
+    elif "acceptance" in entry:
+        raise BadData(file, f"{where}.acceptance", "is of a way to draft, which `speculation` must name")
     return found
 
 

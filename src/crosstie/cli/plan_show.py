@@ -9,6 +9,7 @@ from crosstie.cli.show import Output, closing, console, heading, say, show_table
 from crosstie.core.figures import dollars, seconds, share, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
+from crosstie.decide.compare.payoff import FEWER
 from crosstie.decide.cost.prices import Quote
 from crosstie.decide.plan.answer import Alternative, FleetPlan, PoolPlan
 from crosstie.decide.plan.flips import Flip
@@ -36,6 +37,7 @@ def show_plan(plan: Plan, verbose: bool) -> None:
     else:
         _show_answer(out, plan, plan.fleet)
         _show_pools(out, plan.fleet, verbose)
+        _show_drafts(out, plan)
         _show_simulated(out, plan)
         _show_doubt(out, plan, plan.fleet, verbose)
         if verbose:
@@ -107,6 +109,23 @@ def _show_pools(out: Output, fleet: FleetPlan, verbose: bool) -> None:
     show_table(out, columns, [_pool_row(pool, verbose) for pool in fleet.pools])
     if verbose:
         say(out, "  utilisation, TTFT, TPOT: at the peak, means, for the class that loads the pool most", "dim")
+
+
+def _show_drafts(out: Output, plan: Plan) -> None:
+    """Why pools speculate, and what hangs on it."""
+    for one in plan.drafts:
+        worth, kept = one.payoff, one.speculation
+        until = "at any load" if worth.pays_below is None else f"up to {worth.pays_below:,} requests in flight"
+        bill = "then no number of replicas keeps the targets"
+        if one.replicas_if_fewer is not None and one.more_usd_per_hour is not None:
+            more = f"{dollars(one.more_usd_per_hour)} an hour more"
+            bill = more if one.more_usd_per_hour > 0 else "the replicas still suffice"
+        say(
+            out,
+            f"{one.pool} drafts by {kept}, which keeps {kept.acceptance_length:.2f} tokens a step on {kept.text} "
+            f"({kept.basis}): {worth.gain:.2f}x the tokens/s of none, and it pays {until}; if {share(FEWER)} fewer "
+            f"drafts are kept, {bill}",
+        )
 
 
 def _show_engines(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:

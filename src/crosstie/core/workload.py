@@ -105,6 +105,11 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     kv_formats: tuple[str, ...] = ("bf16",)
     stacks: tuple[str, ...] = ()
     releases: dict[str, str] = {}
+    # Ways to speculate, such as mtp:3, and "none"; None: its own prediction layer, where somebody has measured how many
+    # of its drafts are kept, or none. On which kind of text; and tokens a step that are kept, if measured.
+    speculation: tuple[str, ...] | None = None
+    text: str = "chat"
+    acceptance: float | None = None
 
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Target, Workload
 from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan
 from crosstie.decide.plan.capacity import EstimateScale
+from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
@@ -105,6 +106,8 @@ class Plan:
     # What preflight says of each pool, by its name; and the replicas that it kept out.
     readiness: dict[str, Readiness] = field(default_factory=dict)
     will_not_run: list[LeftOut] = field(default_factory=list)
+    # What speculation is worth, where pools speculate.
+    drafts: list[DraftingPool] = field(default_factory=list)
     # The replicas that models share, beside the fleet of the others; None where none do.
     shared: SharedPlan | None = None
 
@@ -192,10 +195,11 @@ def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, 
     for solution in (answer, *alone.values(), *without.values()):
         if solution is not None:
             known |= solution.replicas > 0
-    cost = answer.usd_per_hour
+    cost, fleet = answer.usd_per_hour, fleet_plan(asked, answer, workload)
     return replace(
         bare,
-        fleet=fleet_plan(asked, answer, workload),
+        fleet=fleet,
+        drafts=drafting_pools(surveyed, asked, answer, fleet.pools, scaling_of(workload)),
         single_vendor={vendor: alternative(asked, one, cost) for vendor, one in alone.items()},
         runner_up=_runner_up(asked, without, cost),
         cheaper=alternative(asked, cheapest, cost) if cheapest.usd_per_hour < cost * (1.0 - 1e-6) else None,

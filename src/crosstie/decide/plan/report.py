@@ -14,6 +14,7 @@ from crosstie.core.errors import BadData
 from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import Carried, FleetPlan, PoolPlan
+from crosstie.decide.plan.drafts import DraftingPool
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.shared import SharedPlan, SharedPoolPlan
 from crosstie.host.expected import Expectation
@@ -96,6 +97,7 @@ def _fleet(plan: Plan, fleet: FleetPlan) -> dict[str, Any]:
     return {
         "usd_per_hour": fleet.usd_per_hour,
         "uncertainty": to_builtins(plan.uncertainty),
+        "speculation": [_drafts(one) for one in plan.drafts],
         "usd_per_month": fleet.usd_per_hour * HOURS_PER_MONTH,
         "usd_over_horizon": horizon_usd(plan),
         "watts": fleet.watts,
@@ -254,3 +256,19 @@ def read_saved(file: Path) -> Saved:
     if not is_date(saved.made):
         raise BadData(file, "made", f"'{saved.made}' is not a date")
     return saved
+
+
+def _drafts(one: DraftingPool) -> dict[str, object]:
+    kept = one.speculation
+    return {
+        "pool": one.pool,
+        "speculation": str(kept),
+        "text": kept.text,
+        "acceptance_length": kept.acceptance_length,
+        "acceptance_range": list(kept.range),
+        "basis": kept.basis,
+        "source": kept.source,
+        **to_builtins(one.payoff),
+        "replicas_if_fewer_kept": one.replicas_if_fewer,
+        "usd_per_hour_more_if_fewer_kept": one.more_usd_per_hour,
+    }
