@@ -134,7 +134,7 @@ WRONG = [
     (constrained("vendor_share = { AMD = 0.5, NVIDIA = 0.5 }"), "constraints.vendor_share", "nothing to choose"),
     (constrained("vendor_share = { AMD = 0.2, amd = 0.3 }"), "constraints.vendor_share.amd", "already"),
     (constrained("vendor_share = { Intel = 0.2 }"), "constraints.vendor_share.Intel", "no vendor"),
-    (constrained("whole_nodes = 1"), "constraints.whole_nodes", "true nor false"),
+    (("whole_nodes = false", "whole_nodes = 1"), "constraints.whole_nodes", "true nor false"),
     (constrained("spare = nan"), "constraints.spare", "number"),
     (constrained("simplicity = 2"), "constraints.simplicity", "number"),
     (tables("[prices]\nkind = 1"), "prices.kind", "must be a list of strings"),

@@ -5,11 +5,13 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from crosstie.catalog.acceptance import NO_SPECULATION, TEXTS
+from crosstie.catalog.days import USUAL, read_day
 from crosstie.catalog.lengths import Lengths, cut, read_lengths
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import (
@@ -41,6 +43,8 @@ from crosstie.core.workload import (
 )
 
 _TRAFFIC = ("mean_over_peak", "growth_per_year", "horizon_years")
+# Of the peak: what mean traffic is taken as.
+_HALF = 0.5
 _CLASS = {"name", "model", "share", "requests_per_s", "input", "output", "trace", "ttft_ms", "tpot_ms"}
 PERCENTILES = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 # Off a price; what is free is no price.
@@ -99,8 +103,12 @@ def read_workload(catalog: Catalog, file: Path) -> Workload:
     classes = raw.get("class")
     reader = _Reader(file, catalog, [], len(classes) if isinstance(classes, list) else 0)
     traffic = table(file, "traffic", raw.get("traffic", {}))
-    only_keys(file, "traffic", traffic, {"requests_per_s", *_TRAFFIC})
-    if "mean_over_peak" not in traffic:
+    only_keys(file, "traffic", traffic, {"requests_per_s", "day", *_TRAFFIC})
+    values = read_values(file, "traffic", traffic, Workload, _TRAFFIC)
+    day = read_day(file, "traffic.day", traffic["day"], values.get("mean_over_peak")) if "day" in traffic else None
+    if day:
+        values["mean_over_peak"] = fmean(day)
+    elif "mean_over_peak" not in traffic:
         reader.notes.append("mean traffic is taken as half the peak (traffic.mean_over_peak)")
     classes = _classes(reader, raw.get("class"), traffic)
     return Workload(
@@ -112,7 +120,8 @@ def read_workload(catalog: Catalog, file: Path) -> Workload:
         sharing=_sharing(reader, raw["hosting"], classes) if "hosting" in raw else None,
         file=str(file),
         notes=tuple(reader.notes),
-        **read_values(file, "traffic", traffic, Workload, _TRAFFIC),
+        day=day or read_day(file, "", USUAL, values.get("mean_over_peak", _HALF)),
+        **values,
         **read_values(file, "", raw, Workload, ("sizing",)),
     )
 
@@ -392,7 +401,7 @@ def _vendor_shares(reader: _Reader, where: str, raw: object) -> dict[str, float]
 def _prices(reader: _Reader, raw: object) -> Prices:
     file = reader.file
     entry = table(file, "prices", raw)
-    only_keys(file, "prices", entry, {"kind", "usd_per_gpu_hour", "discount"})
+    only_keys(file, "prices", entry, {"kind", "usd_per_gpu_hour", "reserved_usd_per_gpu_hour", "discount"})
     discounts: dict[str, float] = {}
     for name, share in table(file, "prices.discount", entry.get("discount", {})).items():
         key = f"prices.discount.{name}"
@@ -401,9 +410,10 @@ def _prices(reader: _Reader, raw: object) -> Prices:
         discounts[whom] = number(file, key, share, 0, MOST_DISCOUNT)
     return Prices(
         kinds=_kinds(file, entry.get("kind", "on-demand")),
-        usd_per_gpu_hour=_by_accelerator(
-            reader, "prices.usd_per_gpu_hour", entry.get("usd_per_gpu_hour", {}), UsdPerGpuHour
-        ),
+        **{
+            key: _by_accelerator(reader, f"prices.{key}", entry.get(key, {}), UsdPerGpuHour)
+            for key in ("usd_per_gpu_hour", "reserved_usd_per_gpu_hour")
+        },
         discount=discounts,
     )
 

@@ -14,6 +14,7 @@ from crosstie.decide.cost.prices import Quote
 from crosstie.decide.plan.answer import Alternative, FleetPlan, PoolPlan
 from crosstie.decide.plan.flips import Flip
 from crosstie.decide.plan.market import Item, Market
+from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
 from crosstie.decide.plan.plan import Plan, SimulatedClass
 from crosstie.decide.plan.report import horizon_usd
 from crosstie.decide.plan.shared import own_classes
@@ -238,10 +239,33 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan) -> None:
             out,
             f"- constraints.{bound.key} = {bound.now} costs {month} a month: without it {_beside(bound.without_it)}",
         )
+    if plan.mixture:
+        _show_mixture(out, plan.mixture)
     saved = [one.usd_per_hour - fleet.usd_per_hour for one in plan.single_vendor.values() if one]
     if len(used) > 1 and saved and min(saved) > 0:
         month = dollars(min(saved) * HOURS_PER_MONTH)
         say(out, f"- the second vendor saves {month} a month, which is what running its stack may cost")
+
+
+def _show_mixture(out: Output, day: Mixture) -> None:
+    """What the shape of a day is worth: a contract for its base, rent by the hour for its peak."""
+    if day.accelerators:
+        parts = [
+            f"{one.reserved} {name} reserved at {dollars(one.contract.usd)} ({_contract(one.contract)}) and up to "
+            f"{one.most_on_demand} on-demand at {dollars(one.by_the_hour.usd)}"
+            for name, one in day.accelerators.items()
+        ]
+        cost, every, needed, clock = (dollars(day.total(what)) for what in MIXTURE_COSTS)
+        mean = f"over a day with a mean of {day.mean:.0%} of its peak"
+        beside = f"all reserved {every}, on-demand as needed {needed}, on-demand around the clock {clock}"
+        say(out, f"- {'; '.join(parts)}: {cost} an hour {mean}; {beside}")
+    for name, (kind, level) in day.lacking.items():
+        pays = f"; a contract for all of them pays below {dollars(level)} an hour" if level else ""
+        say(out, f"- {name}: no seller's {kind} price is known for the base of a day (--reserved {name}=USD){pays}")
+
+
+def _contract(quote: Quote) -> str:
+    return "given" if quote.is_given else f"{quote.kind}, {quote.provider}, {quote.date}"
 
 
 def _beside(one: Alternative | None) -> str:

@@ -15,6 +15,7 @@ from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leavin
 from crosstie.decide.plan.gate import Gate, LeftOut
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
 from crosstie.decide.plan.market import Market, market
+from crosstie.decide.plan.mixture import Mixture, mixture
 from crosstie.decide.plan.optimise import Choice, choice, near_ones_simplified, simplest, single_vendor, without_each
 from crosstie.decide.plan.programme import Mask, Solution
 from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan
@@ -108,6 +109,8 @@ class Plan:
     will_not_run: list[LeftOut] = field(default_factory=list)
     # What speculation is worth, where pools speculate.
     drafts: list[DraftingPool] = field(default_factory=list)
+    # Reserved for the base of a day and on-demand for its peak; None where the workload has no day.
+    mixture: Mixture | None = None
     # The replicas that models share, beside the fleet of the others; None where none do.
     shared: SharedPlan | None = None
 
@@ -160,7 +163,8 @@ def _own_plan(catalog: Catalog, workload: Workload, priced: Market, made: str, o
     found = _best_plan(catalog, workload, priced, made, gate, on_progress)
     pools = found.fleet.pools if found.fleet else []
     judged = {pool.name: gate.readiness(pool.deployment) for pool in pools}
-    return replace(found, readiness=judged, will_not_run=gate.left_out())
+    day = mixture(catalog, workload, priced, found.fleet) if found.fleet else None
+    return replace(found, readiness=judged, will_not_run=gate.left_out(), mixture=day)
 
 
 def _best_plan(

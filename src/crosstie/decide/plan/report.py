@@ -15,6 +15,7 @@ from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import Carried, FleetPlan, PoolPlan
 from crosstie.decide.plan.drafts import DraftingPool
+from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.shared import SharedPlan, SharedPoolPlan
 from crosstie.host.expected import Expectation
@@ -44,6 +45,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "obstacles": to_builtins(plan.obstacles),
         "fleet": _fleet(plan, plan.fleet) if plan.fleet else None,
         "shared": _shared(plan.shared) if plan.shared else None,
+        "mixture": _mixture(plan.mixture) if plan.mixture else None,
         "single_vendor": to_builtins(plan.single_vendor),
         "runner_up": runner and {"without": runner.without, **to_builtins(runner.fleet)},
         "cheaper_but_less_simple": to_builtins(plan.cheaper),
@@ -77,6 +79,10 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "by_estimates": to_builtins(plan.by_estimates),
         "binding_limits": to_builtins(plan.binding),
     }
+
+
+def _mixture(day: Mixture) -> dict[str, Any]:
+    return {**to_builtins(day), **{key: day.total(key) for key in MIXTURE_COSTS}, "saves": day.saves}
 
 
 def mark_of(calibration: Calibration) -> dict[str, str]:
