@@ -87,9 +87,10 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     loyal = pool.sessions.get(ask.session) if ask.session is not None else None
     best: Replica | None = None
     least, even = inf, turn & 1
-    cached = 0.0
+    cached = most_saved_s = 0.0
     if prefix:
         block_tokens, most_cached = query.fleet.lengths.block_tokens(ask.model), max(input_tokens - 1.0, 0.0)
+        most_saved_s = speed.idle_s(input_tokens, 0.0)
     for replica in pool.replicas:
         if not replica.up or replica.draining or replica.busy_until > now or (exclude and replica.key in exclude):
             continue
@@ -98,7 +99,8 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
             continue
         # What is left out of it only adds to the time: most replicas of a large pool are dropped by this alone.
         soonest_s = (view.step_s + context * speed.per_cached) * view.stretch * view.tpot_factor * later
-        if view.before_s * view.ttft_factor + view.late_s + soonest_s > least and replica is not loyal:
+        before_s = view.before_s * view.ttft_factor + view.late_s - most_saved_s
+        if before_s + soonest_s > least and replica is not loyal:
             continue
         if prefix:
             blocks = replica.prefixes.match(prefix)
@@ -113,6 +115,10 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
             miss = tpot_miss
         if finish_s > finish_limit * miss:
             miss = finish_s / finish_limit
+        if cached:
+            # What it need not compute delays nobody else either.
+            whole_s, _ = estimate(view, speed, input_tokens, 0.0, context, output_tokens)
+            rank -= (whole_s - raw_ttft_s) * view.ttft_factor
         if replica is loyal:
             rank /= _LOYALTY
         if miss > 1.0:
