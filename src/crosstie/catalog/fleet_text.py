@@ -4,9 +4,9 @@ from pathlib import Path
 
 import msgspec
 
+from crosstie.catalog.classes import PERCENTILES
 from crosstie.catalog.fleets import FORMAT
 from crosstie.catalog.pools import SPLIT, UNLIMITED_CONTEXT, USUAL_KV
-from crosstie.catalog.workloads import PERCENTILES
 from crosstie.catalog.writing import toml_value
 from crosstie.core.fleet import Fleet, HostedModel, Pool, PoolApart, PoolSide, Route, ServedClass, Serving, SharedState
 from crosstie.core.workload import Target

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
+from crosstie.catalog.classes import read_target
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.pools import read_pool
 from crosstie.catalog.reading import date, only_keys, optional_text, read_record, read_toml, read_values, table, text
-from crosstie.catalog.workloads import read_target
 from crosstie.core.errors import BadData, CrosstieError, UnknownName
 from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass, Serving, SharedState
 

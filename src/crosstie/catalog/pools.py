@@ -8,9 +8,10 @@ from typing import Any, TypeVar, get_args
 
 from crosstie.catalog.acceptance import parse_speculation
 from crosstie.catalog.addresses import base_urls
+from crosstie.catalog.classes import look_up
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import number, only_keys, read_record, read_values, table, text, texts, whole
-from crosstie.catalog.workloads import look_up, release_text
+from crosstie.catalog.workloads import release_text
 from crosstie.core.deployment import Parallelism, kv_bytes_per_element
 from crosstie.core.disaggregated import check_joined
 from crosstie.core.errors import BadData

@@ -3,7 +3,8 @@
 Every field of an accelerator is a `Fact` or a `Label`, so it knows where it comes from.
 """
 
-from typing import Literal
+import math
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -37,8 +38,6 @@ class ScaleUp(msgspec.Struct, frozen=True, kw_only=True):
     topology: Label
     bandwidth: Fact
     domain: Fact
-    # Where it is not the domain's.
-    node: Fact | None = None
 
 
 class ScaleOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,13 +71,6 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def domain(self) -> int:
         return round(self.scale_up.domain.value)
-
-    @property
-    def node(self) -> int:
-        """GPUs that are had at once: those of a board or of a rack's tray; cards are had one by one."""
-        if self.scale_up.topology.value not in ("switch", "mesh"):
-            return 1
-        return round((self.scale_up.node or self.scale_up.domain).value)
 
     def flop_per_s(self, compute_format: str) -> float | None:
         """Dense peak of a compute format, or None where the matrix units lack it."""
@@ -265,6 +257,22 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, order=True):
             )
 
 
+# The matrices that adapters change: those of attention, or of the feed-forward part too.
+LoraTargets = Literal["attention", "all"]
+
+
+class Adapters(msgspec.Struct, frozen=True, kw_only=True):
+    """Adapters (LoRA) that a replica has room for, and what they cost it."""
+
+    slots: Annotated[int, msgspec.Meta(ge=1)]
+    rank: Annotated[int, msgspec.Meta(ge=1)]
+    targets: LoraTargets = "all"
+    # Times a step's work on the GPU takes as long as without.
+    slowdown: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    # Requests that an attention replica runs at once before they ask for more adapters than it has slots for.
+    max_sequences: float = math.inf
+
+
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     accelerator: Accelerator
@@ -276,6 +284,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     correction: Correction = NONE
     # None: a step gives every sequence one token.
     speculation: Speculation | None = None
+    adapters: Adapters | None = None
 
     def __post_init__(self) -> None:
         kv_bytes_per_element(self.kv_format)
@@ -290,7 +299,8 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         """Sequences that the engine runs at once, over all attention replicas."""
         most = self.stack.max_sequences_on(self.accelerator.memory_bytes) * self.parallelism.dp
         fewer = self.stack.speculative_sequences if self.speculation else None
-        return most if fewer is None else min(most, max(fewer.value, self.parallelism.dp))
+        most = most if fewer is None else min(most, max(fewer.value, self.parallelism.dp))
+        return min(most, self.adapters.max_sequences * self.parallelism.dp) if self.adapters else most
 
     @property
     def weight_width(self) -> str:

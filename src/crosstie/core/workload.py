@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from crosstie.core.deployment import LoraTargets
+from crosstie.core.images import Encoder
+
 # A percentile target leaves a share of requests that may miss it. Half of that share goes to the longest
 # prompts, half to moments of high load: by the union bound the rest meets it.
 _LENGTH_SHARE = 0.5
@@ -42,6 +45,65 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return (1.0 - self.percentile) * _LENGTH_SHARE
 
 
+class Pictures(msgspec.Struct, frozen=True, kw_only=True):
+    """What an encoder has to look at for a request: parts of its pictures, and the patches of each."""
+
+    encoder: Encoder
+    patches: _Tokens
+    parts: _Positive
+
+
+class HitCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cache has of a slice's prompts on average, measured on a trace: tokens by the size of the cache.
+
+    A row for each number of replicas that requests are spread over without regard to what they hold; the first is one
+    replica, or conversations that stay together. Sizes are of each replica, at the trace's own rate.
+    """
+
+    # Tokens of prompts and answers, of the trace and of the class that the slice belongs to.
+    tokens_per_s: _Rate
+    class_tokens_per_s: _Rate
+    cache_tokens: Annotated[tuple[_Tokens, ...], _Some]
+    replicas: Annotated[tuple[_WholeTokens, ...], _Some]
+    cached_tokens: Annotated[tuple[tuple[_Cached, ...], ...], _Some]
+
+
+class PrefixReuse(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of a class's prompts engines have computed before, and where that is kept meanwhile."""
+
+    # Share of prompt tokens; None: what `shared_tokens` or the trace says.
+    hit_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    # Tokens that every prompt begins with, such as a system prompt; each replica holds them once.
+    shared_tokens: Annotated[int, msgspec.Meta(ge=0, le=10**8)] = 0
+    # Seconds between an answer and the next turn, during which both must stay in memory to be found again.
+    idle_s: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
+    # Measured on the class's trace, for the memory that each replica has.
+    measured: bool = False
+    # Whether requests go where their prefix is held, as the gateway sends them, or anywhere.
+    routing: Literal["gathered", "spread"] = "gathered"
+    # Memory beside the GPU's that keeps what was dropped there: of the host for each GPU, and one that all share.
+    host_gib_per_gpu: Annotated[float, msgspec.Meta(ge=0, le=1e5)] = 0.0
+    remote_gib: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    # Rates at which each GPU loads from there; None: the catalog's.
+    host_gb_per_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e4)] | None = None
+    remote_gb_per_s: Annotated[float, msgspec.Meta(ge=0.01, le=1e4)] | None = None
+
+
+class Lora(msgspec.Struct, frozen=True, kw_only=True):
+    """Adapters that the requests of a class ask for, one each."""
+
+    adapters: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+    # The largest rank, which every slot has room for.
+    rank: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
+    targets: LoraTargets = "all"
+    # The n-th most popular is asked for in proportion to n^-zipf, unless each has a weight of its own.
+    zipf: Annotated[float, msgspec.Meta(ge=0, le=5)] = 1.0
+    popularity: tuple[_Cached, ...] = ()
+    # Adapters that a step may have (vLLM's max_loras; 0: all, up to 64), and that hosts keep (max_cpu_loras; 0: all).
+    slots: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
+    host_slots: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+
+
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of a class whose prompts are up to so long: their share of it, means and upper ends."""
 
@@ -54,11 +116,16 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
     sample: Annotated[tuple[tuple[_WholeTokens, _WholeTokens], ...], _Some]
     # Whether its requests are among those that may miss the class's TTFT target.
     exempt: bool = False
-    # Of a prompt, the tokens that are in the cache when it comes: on average, those of the prompt that has most to
-    # compute, and those that all requests of the class have in common.
+    # Of a prompt, the tokens that are in the cache when it comes: on average, those that all requests of the class have
+    # in common, and those of each request of the sample; nothing, where it is empty.
     cached_tokens: _Cached = 0.0
-    least_cached: _Cached = 0.0
     shared_tokens: _Cached = 0.0
+    cached_sample: tuple[_Cached, ...] = ()
+    prefix: PrefixReuse | None = None
+    # Where the cached tokens follow from a replica's memory: the others are then what endless memory would give.
+    hits: HitCurve | None = None
+    # Their tokens are among the prompt's.
+    pictures: Pictures | None = None
 
     @property
     def context(self) -> int:
@@ -80,6 +147,7 @@ class RequestClass(msgspec.Struct, frozen=True, kw_only=True):
     slices: Annotated[tuple[Slice, ...], _Some]
     ttft: Target | None = None
     tpot: Target | None = None
+    lora: Lora | None = None
 
     @property
     def input_tokens(self) -> float:
@@ -94,6 +162,11 @@ class RequestClass(msgspec.Struct, frozen=True, kw_only=True):
         """Prompt tokens of a request that are in the cache already, on average."""
         return math.fsum(one.share * one.cached_tokens for one in self.slices)
 
+    @property
+    def prefix(self) -> PrefixReuse | None:
+        """None: every prompt is computed whole."""
+        return self.slices[0].prefix
+
 
 class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     """How a model may be served. Empty stacks: every one that was measured on the accelerator.
@@ -105,11 +178,6 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     kv_formats: tuple[str, ...] = ("bf16",)
     stacks: tuple[str, ...] = ()
     releases: dict[str, str] = {}
-    # Ways to speculate, such as mtp:3, and "none"; None: its own prediction layer, where somebody has measured how many
-    # of its drafts are kept, or none. On which kind of text; and tokens a step that are kept, if measured.
-    speculation: tuple[str, ...] | None = None
-    text: str = "chat"
-    acceptance: float | None = None
 
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,8 +193,7 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     vendor_share: dict[str, float] = {}
     # Capacity kept free: the fleet carries the peak and this share of it more.
     spare: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
-    # Whether GPUs are had in whole nodes, or trays of a rack.
-    whole_nodes: bool = True
+    whole_nodes: bool = False
     # Only what preflight knows to run, or what somebody has measured.
     only_known: bool = False
     # Pools are given up as long as the fleet gets no dearer than by this share.
@@ -139,8 +206,6 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     # Of each accelerator the first of these that it has a price of.
     kinds: Annotated[tuple[str, ...], _Some] = ("on-demand",)
     usd_per_gpu_hour: dict[str, UsdPerGpuHour] = {}
-    # Under contract, for the base of a day.
-    reserved_usd_per_gpu_hour: dict[str, UsdPerGpuHour] = {}
     discount: dict[str, float] = {}
 
 
@@ -167,8 +232,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, ModelChoice] = {}
     # Mean traffic over the peak that the fleet is sized for, and what the peak grows by in a year.
     mean_over_peak: Annotated[float, msgspec.Meta(ge=0.001, le=1)] = 0.5
-    # By the hour over the peak, 24 of them; empty: not known.
-    day: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...] = ()
     growth_per_year: Annotated[float, msgspec.Meta(ge=-0.9, le=20)] = 0.0
     horizon_years: _Years = 3
     # "safe" sizes by the slow end of the estimates' intervals, "likely" by the estimates themselves.

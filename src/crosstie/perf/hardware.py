@@ -65,6 +65,8 @@ class Hardware:
         self.held_share = self.column(lambda d: d.stack.held_share)
         self.chunk_tokens = self.column(lambda d: d.stack.chunk_tokens_on(d.accelerator.memory_bytes))
         self.max_sequences = self.column(lambda d: d.max_sequences)
+        # What adapters make of a step's work.
+        self.slowdown = self.column(lambda d: d.adapters.slowdown if d.adapters else 1.0)
         self._experts = self.column(lambda d: d.efficiency.experts.value)
         self._attention = self.column(lambda d: d.efficiency.attention.value)
         self._rates: dict[str, tuple[Array, Array]] = {}

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.model import Model, Precision, Tensor
+from crosstie.perf.adapters import gpu_adapter_bytes
 from crosstie.perf.hardware import Array
 
 
@@ -102,7 +103,8 @@ def shards(tensor: Tensor, split: Parallelism) -> float:
 def memory_plan(deployment: Deployment) -> MemoryPlan:
     capacity = deployment.accelerator.memory_bytes
     stack = deployment.stack
-    weights, kept, share = gpu_weight_bytes(deployment), stack.reserved.si, stack.memory_fraction.value
+    weights, share = gpu_weight_bytes(deployment), stack.memory_fraction.value
+    kept = stack.reserved.si + gpu_adapter_bytes(deployment)
     left = share * (capacity - weights - kept) if stack.memory_of == "free" else share * capacity - weights - kept
     return MemoryPlan(
         capacity_bytes=capacity,

@@ -67,28 +67,26 @@ def steady_state(
     *,
     cached_tokens: ArrayLike = 0.0,
     shared_tokens: ArrayLike = 0.0,
+    encode_s: ArrayLike = 0.0,
     in_step: bool = True,
 ) -> SteadyState:
     """What `concurrency` closed-loop clients get; arguments broadcast against (deployments, points).
 
     `cached_tokens`: tokens of a prompt that are in the cache when it comes, which prefill only reads; of these all
-    requests have `shared_tokens` in common, which the cache holds once. `in_step`: whether the prompts of attention
-    replicas come in waves, as clients who wait for each other's steps make them; those of open traffic come when they
-    come.
+    requests have `shared_tokens` in common, which the cache holds once. `encode_s`: what a prompt's pictures take of an
+    attention replica before it is computed (`perf.vision`). `in_step`: whether the prompts of attention replicas come
+    in waves, as clients who wait for each other's steps make them; those of open traffic come when they come.
     """
-    clients, inputs, outputs, cached, shared = (
-        np.atleast_1d(np.asarray(a, np.float64))
-        for a in (concurrency, input_tokens, output_tokens, cached_tokens, shared_tokens)
-    )
+    given = (concurrency, input_tokens, output_tokens, cached_tokens, shared_tokens, encode_s)
+    clients, inputs, outputs, cached, shared, encoding = (np.atleast_1d(np.asarray(a, np.float64)) for a in given)
     for name, values in (("concurrency", clients), ("input", inputs), ("output", outputs)):
         if np.any(values < 1) or not np.all(np.isfinite(values)):
             raise BadInput(f"{name} must be at least 1")
     if np.any(cached < 0) or np.any(shared < 0) or not np.all(cached <= inputs) or not np.all(shared <= cached):
         raise BadInput("cached tokens must be 0 to the input, and shared ones 0 to the cached")
-    size = np.broadcast_shapes(hardware.tp.shape, *(a.shape for a in (clients, inputs, outputs, cached, shared)))
-    loads = [
-        np.broadcast_to(values, (*values.shape[:-1], size[-1])) for values in (clients, inputs, outputs, cached, shared)
-    ]
+    every = (clients, inputs, outputs, cached, shared, encoding)
+    size = np.broadcast_shapes(hardware.tp.shape, *(a.shape for a in every))
+    loads = [np.broadcast_to(values, (*values.shape[:-1], size[-1])) for values in every]
     if size[0] * size[-1] < _WORTH_SPLITTING or size[-1] < 2:
         return _steady_state(hardware, *loads, in_step=in_step)
     # numpy lets go of the interpreter in large array operations, so two threads use two cores.
@@ -115,7 +113,15 @@ def _joined(left: Joined, right: Joined) -> Joined:
 
 
 def _steady_state(
-    hardware: Hardware, clients: Array, inputs: Array, outputs: Array, cached: Array, shared: Array, *, in_step: bool
+    hardware: Hardware,
+    clients: Array,
+    inputs: Array,
+    outputs: Array,
+    cached: Array,
+    shared: Array,
+    encode_s: Array,
+    *,
+    in_step: bool,
 ) -> SteadyState:
     # Decode steps of a request: with speculation, fewer than its tokens.
     steps = np.maximum((outputs - 1.0) / hardware.tokens_per_step, np.minimum(outputs - 1.0, 1.0))
@@ -125,7 +131,7 @@ def _steady_state(
     fits = np.minimum(room, hardware.max_sequences)
     # The last token of a prompt is always computed: the first of the answer follows from it.
     cached = np.minimum(cached, inputs - 1.0)
-    load = _Load(np.minimum(clients, np.maximum(fits, 1.0)), inputs - cached, steps, context, in_step, cached)
+    load = _Load(np.minimum(clients, np.maximum(fits, 1.0)), inputs - cached, steps, context, in_step, cached, encode_s)
     decoding = _settle(hardware, load)
     at = _shapes(hardware, decoding, load)
     decode, mixed = step(hardware, at.decode), step(hardware, at.mixed)
@@ -162,6 +168,7 @@ class _Load(NamedTuple):
     in_step: bool = True
     # Prompt tokens before those that are computed.
     cached: Array | float = 0.0
+    encode_s: Array | float = 0.0
 
 
 class _Shapes(NamedTuple):
@@ -280,11 +287,13 @@ def _cycle(hardware: Hardware, decoding: Array, decode_s: Array, mixed_s: Array,
     carrying = demand / chunk
     mixing = decode_s + np.minimum(carrying, 1.0) * np.maximum(mixed_s - decode_s, 0.0)
     spent_s = np.where(hardware.prefill_first, decode_s + carrying * mixed_s, mixing)
+    # Pictures of the others' prompts are encoded between two steps.
+    spent_s = spent_s + demand / load.inputs / hardware.dp * load.encode_s
     # A prompt goes through the stages one after the other, its chunks one behind the other.
     chunks = np.maximum(load.inputs / hardware.chunk_tokens, 1.0)
-    own = (chunks + hardware.pp - 1.0) / hardware.pp * mixed_s
+    own = (chunks + hardware.pp - 1.0) / hardware.pp * mixed_s + load.encode_s
     # When the budget is full, stages work on different chunks at once.
-    service = load.inputs / (hardware.chunk_tokens * hardware.dp) * full_s / hardware.pp
+    service = load.inputs / (hardware.chunk_tokens * hardware.dp) * full_s / hardware.pp + load.encode_s / hardware.dp
     delay = load.steps * spent_s
     found_room = own + 0.5 * spent_s * _others(load) + hardware.host_request_s
     ttft = np.maximum(found_room, service * load.admitted - delay)

@@ -182,6 +182,9 @@ def _run(hardware: Hardware, at: Shape, busiest: Shape, detailed: bool) -> _Acco
             account.times = np.maximum(passes - 1.0, 0.0)
             _pass(account, hardware, drafter, _one_each(at), _one_each(busiest), np.ones(1), np.ones(1))
     account.times = None
+    if (hardware.slowdown > 1.0).any():
+        account.total *= hardware.slowdown
+        account.compute *= hardware.slowdown
     return account
 
 

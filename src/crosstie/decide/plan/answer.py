@@ -13,6 +13,7 @@ from crosstie.core.workload import Workload
 from crosstie.decide.plan.capacity import LIMITS, Tier, TrafficPart
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Array, Programme, Solution
+from crosstie.decide.plan.reuse import hit_rate
 from crosstie.perf.estimate import estimate
 
 _MILLION = 1e6
@@ -34,6 +35,8 @@ class Carried:
     prompt_share: float
     limit: str
     why: str
+    # Share of its prompt tokens that the replicas have in their caches, at the peak.
+    hit_rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,23 +148,27 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
         int(p): float(solution.share[column, p] * problem.demand[p] / spare / problem.rate[column, p]) for p in parts
     }
     busy = sum(loads.values())
+    deployment = offered.columns[column].deployment
+    rates = {p: float(solution.share[column, p] * problem.demand[p] / spare) for p in loads}
+    pieces = {p: offered.parts[p].slice for p in loads}
+    tokens_per_s = sum(rate * (pieces[p].input_tokens + pieces[p].output_tokens) for p, rate in rates.items())
     carried = [
         Carried(
             part=offered.parts[p],
             share=float(solution.share[column, p]),
-            requests_per_s=float(solution.share[column, p] * problem.demand[p] / spare),
+            requests_per_s=rates[p],
             load=load,
             # Idle capacity is paid for by those who use the pool.
             usd_per_hour=total * load / busy,
             prompt_share=float(offered.capacity.prompt_share[column, p]),
             limit=LIMITS[int(offered.capacity.limit[column, p])],
             why=_why(asked, solution, column, p, effective),
+            hit_rate=hit_rate(deployment, pieces[p], tokens_per_s / max(replicas, 1)),
         )
         for p, load in loads.items()
     ]
     main = max(loads, key=lambda p: (not offered.parts[p].slice.exempt, loads[p]), default=0)
     in_flight = float(offered.capacity.in_flight[column, main])
-    deployment = offered.columns[column].deployment
     piece = offered.parts[main].slice
     return PoolPlan(
         name="",

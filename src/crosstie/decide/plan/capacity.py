@@ -27,9 +27,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.workload import RequestClass, Slice, Target
+from crosstie.decide.plan.reuse import loaded, room_beside_idle
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import cache_sequences
-from crosstie.perf.steady_state import prefill_alone, steady_state
+from crosstie.perf.steady_state import prefill_alone
 
 # Mean requests in flight at which replicas are evaluated; between them logarithms are interpolated.
 GRID = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0])
@@ -142,11 +143,6 @@ class EstimateScale(ByDeployment):
             spreads = [d.correction.spread.get(metric) for d in deployments]
             low = np.array([0.0 if s is None else s.low for s in spreads])
             high = np.array([0.0 if s is None else s.high for s in spreads])
-            if metric != "ttft" and any(d.speculation for d in deployments):
-                # Beside the estimates, it is not known how many drafts a text keeps.
-                fewer, more = np.array([d.speculation.doubt if d.speculation else (0.0, 0.0) for d in deployments]).T
-                fewer, more = (fewer, more) if sign > 0 else (-more, -fewer)
-                low, high = -np.hypot(np.minimum(low, 0.0), fewer), np.hypot(np.maximum(high, 0.0), more)
             end = fast * sign / _END
             return np.asarray(np.exp(np.where(end > 0, end * np.maximum(high, 0.0), -end * np.minimum(low, 0.0))))
 
@@ -205,53 +201,61 @@ class Capacity(ByDeployment):
 
 
 def curves(hardware: Hardware, slices: Sequence[Slice]) -> list[LoadCurve]:
-    """All slices of a model on deployments of one precision, in one call of `steady_state`.
+    """All slices of a model on deployments of one precision.
 
     Open traffic that finds n requests there on average is like a closed loop of n + 1 clients, each of whom finds the
     n others (the arrival theorem).
     """
     clients = np.concatenate(([1.0], GRID + 1.0))
     count = len(clients)
-
-    def each(of: str) -> Array:
-        return np.repeat([float(getattr(s, of)) for s in slices], count)
-
-    got = steady_state(
-        hardware, np.tile(clients, len(slices)), each("input_tokens"), each("output_tokens"),
-        cached_tokens=each("cached_tokens"), shared_tokens=each("shared_tokens"), in_step=False,
-    )  # fmt: skip
-    means = np.array([[s.input_tokens] for s in slices])
-    cached = np.array([[s.cached_tokens] for s in slices])
-    points = np.array([_points([one for one, _ in s.sample]) for s in slices])
-    # Of longer prompts as much is in the cache as of the mean one, of shorter ones at most all.
-    fresh = np.maximum(points - cached, 1.0)
-    extra = _prefill_s(hardware, fresh.ravel(), (points - fresh).ravel()).reshape(-1, len(slices), _POINTS)
-    extra = extra - _prefill_s(hardware, (means - cached).ravel(), cached.ravel())[:, :, None]
+    under = loaded(hardware, slices, clients)
+    got = under.steady
+    # What is cached at a middling load, and of the prompts of the sample as much of what each could have.
+    cached = under.cached_tokens.reshape(len(hardware.deployments), len(slices), count)[:, :, count // 2]
+    means = np.array([s.input_tokens for s in slices])
+    most = np.array([max(s.cached_tokens, 1e-9) for s in slices])
+    points, held = (np.array(every) for every in zip(*(_prompts(s) for s in slices), strict=True))
+    fresh = np.maximum(points - held * (cached / most)[:, :, None], 1.0)
+    flat = fresh.reshape(len(fresh), -1)
+    extra = _prefill_s(hardware, flat, points.ravel() - flat).reshape(fresh.shape)
+    extra = extra - _prefill_s(hardware, np.maximum(means - cached, 1.0), cached)[:, :, None]
     contexts = np.array([float(s.context) for s in slices])
     # Each attention replica holds its own requests, and a whole one at least.
-    held = np.stack([cache_sequences(d, contexts) / d.parallelism.dp for d in hardware.deployments])
+    whole = np.stack([cache_sequences(d, contexts) / d.parallelism.dp for d in hardware.deployments])
     found = []
     for k, one in enumerate(slices):
-        alone, loaded = k * count, slice(k * count + 1, (k + 1) * count)
+        alone, filled = k * count, slice(k * count + 1, (k + 1) * count)
+        # Of the n + 1 clients one is oneself. What is loaded from other memory comes one after the other.
+        most_loaded = hardware.dp / np.maximum(under.load_s[:, filled], 1e-12)
+        rates = np.minimum(got.requests_per_s[:, filled] * GRID / (GRID + 1.0), most_loaded)
+        room = room_beside_idle(hardware, one, got.concurrency_that_fits[:, alone], GRID, rates)
         found.append(
             LoadCurve(
-                tpot_s=got.tpot_s[:, loaded],
-                found_room_s=got.found_room_s[:, loaded],
-                service_s=got.service_s[:, loaded],
-                # Of the n + 1 clients one is oneself.
-                requests_per_s=got.requests_per_s[:, loaded] * GRID / (GRID + 1.0),
+                tpot_s=got.tpot_s[:, filled],
+                found_room_s=got.found_room_s[:, filled] + under.load_s[:, filled],
+                service_s=got.service_s[:, filled],
+                requests_per_s=rates,
                 alone_tpot_s=got.tpot_s[:, alone],
-                alone_ttft_s=got.found_room_s[:, alone],
+                alone_ttft_s=got.found_room_s[:, alone] + under.load_s[:, alone],
                 extra_s=extra[:, k],
                 prompts_a_step=np.maximum(
-                    hardware.chunk_tokens * hardware.dp / max(one.input_tokens - one.cached_tokens, 1.0), 1.0
-                )[:, 0],
+                    (hardware.chunk_tokens * hardware.dp)[:, 0] / np.maximum(one.input_tokens - cached[:, k], 1.0), 1.0
+                ),
                 # A replica that cannot hold the longest request serves none of the slice.
-                room=np.where(held[:, k] >= 1.0, got.concurrency_that_fits[:, alone], 0.0),
+                room=np.where(whole[:, k] >= 1.0, room, 0.0),
                 engine_limit=hardware.max_sequences[:, 0],
             )
         )
     return found
+
+
+def _prompts(one: Slice) -> tuple[Array, Array]:
+    """Prompts of a slice from those with least to compute to those with most, and what could be cached of them."""
+    inputs = np.array([float(tokens) for tokens, _ in one.sample])
+    cached = np.array(one.cached_sample) if one.cached_sample else np.zeros_like(inputs)
+    order = np.argsort(inputs - cached, kind="stable")
+    places = order[((np.arange(_POINTS) + 0.5) * len(order) / _POINTS).astype(int)]
+    return inputs[places], cached[places]
 
 
 def _points(values: Sequence[float]) -> Array:

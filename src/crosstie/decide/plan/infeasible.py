@@ -63,6 +63,14 @@ def _memory(one: Survey, kind: RequestClass, longest: Slice, workload: Workload)
     if not one.deployments and stacks:
         more += f"; or other stacks than {', '.join(stacks)}"
     most = max((_longest_held(deployment) for deployment in one.deployments), default=0)
+    kept = kind.prefix
+    if kept is not None and kept.idle_s and most >= longest.context:
+        return Obstacle(
+            f"class '{kind.name}' prefix.idle_s",
+            f"{kept.idle_s:g} s with a hit_rate of {kept.hit_rate or 0.0:g}",
+            f"less, or a hit_rate without idle_s, or {more}",
+            f"no allowed replica of {kind.model} has room for the cache of conversations until they go on",
+        )
     return Obstacle(
         f"class '{kind.name}'",
         f"{longest.context:,} tokens in one request",

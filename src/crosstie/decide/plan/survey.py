@@ -12,6 +12,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator, Deployment
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import RequestClass, Workload
+from crosstie.decide.plan.adapters import with_adapters
 from crosstie.decide.plan.candidates import candidates, key_of
 from crosstie.decide.plan.capacity import (
     Capacity,
@@ -111,6 +112,7 @@ def surveys(
         contexts = [part.slice.context for part in mine]
         model, choice = catalog.model(model_id), workload.choice(model_id)
         tried = candidates(catalog, model, accelerators, choice, min(contexts), max(contexts), gate)
+        tried = with_adapters(tried, [one for one in workload.classes if one.model == model_id])
         on_progress(done, len(models), f"{model_id}: {len(tried)} replicas, {len(mine)} kinds of requests")
         found.append(survey(tried, mine))
     return found
@@ -274,9 +276,17 @@ def longer(one: Survey, factor: float) -> list[TrafficPart]:
         longest = min(max(round(piece.longest_input * factor), 1), max(room - piece.longest_output, 1))
         sample = tuple((min(max(round(inputs * factor), 1), longest), outputs) for inputs, outputs in piece.sample)
         mean = min(max(piece.input_tokens * factor, 1.0), float(longest))
+        # Of longer prompts the same share is cached, unless all have it in common.
+        own = piece.cached_tokens - piece.shared_tokens
+        shared = min(piece.shared_tokens, max(mean - 1.0, 0.0))
+        cached = min(shared + own * mean / piece.input_tokens, mean)
         return replace(
-            part, slice=msgspec.structs.replace(piece, input_tokens=mean, longest_input=longest, sample=sample)
-        )
+            part,
+            slice=msgspec.structs.replace(
+                piece, input_tokens=mean, longest_input=longest, sample=sample, cached_tokens=cached,
+                shared_tokens=shared, cached_sample=tuple(one * factor for one in piece.cached_sample),
+            ),
+        )  # fmt: skip
 
     return [stretched(part) for part in one.parts]
 

@@ -1,0 +1,150 @@
+"""Adapters (LoRA): how fast engines are with them, and the `lora` of a class."""
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from crosstie.catalog.reading import (
+    Quantity,
+    Sources,
+    number,
+    only_keys,
+    read_fact,
+    read_record,
+    sourced_file,
+    table,
+    text as read_text,
+    whole,
+)
+from crosstie.core.errors import BadData
+from crosstie.core.fact import Fact
+from crosstie.core.workload import Lora
+from crosstie.perf.adapters import missing_share, shares, zipf
+
+_FILE = Path(__file__).parent / "data" / "lora.toml"
+_SPEED = Quantity("fraction", 0.01, 1.0, "speed with adapters over that without")
+_LOAD = Quantity("seconds", 0.0, 600.0, "an adapter into the host's memory")
+_ANY = "any"
+# Slots of a GPU where nobody says: all adapters, up to this many.
+_MOST_SLOTS = 64
+_KEYS = {"engine", "moe", "rank", "speed", "low", "high"}
+
+
+class LoraSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an engine with models of a kind at a rank: the speed over that without adapters, and its range."""
+
+    engine: str
+    moe: bool
+    rank: int
+    speed: Fact
+    low: float
+    high: float
+
+
+class LoraFacts(msgspec.Struct, frozen=True, kw_only=True):
+    load: Fact
+    speeds: tuple[LoraSpeed, ...]
+
+    def speed(self, engine: str, *, moe: bool, rank: int) -> tuple[float, float, float]:
+        """Low, likely and high: between the ranks that were measured by the logarithm, else as at the nearest."""
+        own = [one for one in self.speeds if one.engine == engine and one.moe == moe]
+        rows = sorted(own or [one for one in self.speeds if one.engine == _ANY and one.moe == moe], key=_rank)
+        below = max((one for one in rows if one.rank <= rank), key=_rank, default=rows[0])
+        above = min((one for one in rows if one.rank >= rank), key=_rank, default=rows[-1])
+        share = math.log(rank / below.rank) / math.log(above.rank / below.rank) if above.rank > below.rank else 0.0
+
+        def between(first: float, second: float) -> float:
+            return math.exp((1.0 - share) * math.log(first) + share * math.log(second))
+
+        return (
+            between(below.low, above.low),
+            between(below.speed.value, above.speed.value),
+            between(below.high, above.high),
+        )
+
+
+def _rank(one: LoraSpeed) -> int:
+    return one.rank
+
+
+@cache
+def shipped_lora() -> LoraFacts:
+    return read_lora_facts(_FILE)
+
+
+def read_lora_facts(file: Path) -> LoraFacts:
+    with sourced_file(file, ["loading", "speed"]) as (raw, sources):
+        loading = table(file, "loading", raw.get("loading"))
+        only_keys(file, "loading", loading, {"load"})
+        given = raw.get("speed")
+        if not isinstance(given, list):
+            raise BadData(file, "speed", "missing: a [[speed]] for each engine and kind of model that was measured")
+        speeds = tuple(_speed(file, f"speed[{index}]", entry, sources) for index, entry in enumerate(given))
+        for moe in (False, True):
+            if not any(one.engine == _ANY and one.moe == moe for one in speeds):
+                raise BadData(file, "speed", f"missing: engine = 'any' with moe = {str(moe).lower()}")
+        return LoraFacts(load=read_fact(file, "loading.load", loading.get("load"), _LOAD, sources), speeds=speeds)
+
+
+def _speed(file: Path, where: str, raw: object, sources: Sources) -> LoraSpeed:
+    entry: dict[str, Any] = table(file, where, raw)
+    only_keys(file, where, entry, _KEYS)
+    moe = entry.get("moe")
+    if not isinstance(moe, bool):
+        raise BadData(file, f"{where}.moe", "is neither true nor false")
+    found = LoraSpeed(
+        engine=read_text(file, f"{where}.engine", entry.get("engine")),
+        moe=moe,
+        rank=whole(file, f"{where}.rank", entry.get("rank"), 1, 4096),
+        speed=read_fact(file, f"{where}.speed", entry.get("speed"), _SPEED, sources),
+        low=number(file, f"{where}.low", entry.get("low"), 0.01, 1),
+        high=number(file, f"{where}.high", entry.get("high"), 0.01, 1),
+    )
+    if not found.low <= found.speed.value <= found.high:
+        raise BadData(file, f"{where}.low", "the speed must lie between low and high")
+    return found
+
+
+def read_lora(file: Path, where: str, raw: object) -> Lora:
+    entry = table(file, where, raw)
+    weights = entry.get("popularity")
+    given: dict[str, Any] = {}
+    if weights is not None:
+        if not isinstance(weights, list) or not weights:
+            raise BadData(file, f"{where}.popularity", "must be a list of weights, one an adapter")
+        found = [number(file, f"{where}.popularity[{i}]", one, 0, 1e12) for i, one in enumerate(weights)]
+        if not sum(found):
+            raise BadData(file, f"{where}.popularity", "the weights add up to nothing")
+        for key in ("zipf", "adapters"):
+            if key in entry:
+                raise BadData(file, f"{where}.{key}", "has no meaning beside popularity, which has a weight an adapter")
+        given = {"popularity": tuple(found), "adapters": len(found)}
+    lora = read_record(file, where, entry, Lora, **given)
+    if lora.slots and lora.host_slots and lora.host_slots < lora.slots:
+        raise BadData(file, f"{where}.host_slots", f"{lora.host_slots} are fewer than the {lora.slots} slots of a GPU")
+    return lora
+
+
+def slots_of(lora: Lora) -> int:
+    return min(lora.slots or _MOST_SLOTS, lora.adapters)
+
+
+def popularity_of(lora: Lora) -> list[float]:
+    return shares(lora.popularity) if lora.popularity else zipf(lora.adapters, lora.zipf)
+
+
+def lora_note(name: str, lora: Lora, requests_per_s: float) -> str:
+    """How many requests of a class load their adapter first."""
+    popularity, slots = popularity_of(lora), slots_of(lora)
+    absent = missing_share(popularity, slots)
+    said = f"{name}: {lora.adapters:,} adapters of rank {lora.rank}, {slots} at once on a replica"
+    if absent:
+        said += f"; {absent:.1%} of requests have theirs copied from the host first ({absent * requests_per_s:.3g}/s)"
+    unloaded = missing_share(popularity, min(lora.host_slots or lora.adapters, lora.adapters))
+    if unloaded:
+        load_s = shipped_lora().load.si
+        said += f", {unloaded:.1%} loaded from disk in {load_s:g} s ({unloaded * requests_per_s:.3g}/s)"
+    return said

@@ -1,0 +1,49 @@
+"""Replicas of a model whose requests ask for adapters (LoRA): slots in memory, slower steps, wider intervals."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from crosstie.catalog.lora import popularity_of, shipped_lora, slots_of
+from crosstie.core.deployment import Adapters, Deployment, LoraTargets
+from crosstie.core.estimate import Correction, Spread
+from crosstie.core.workload import Lora, RequestClass
+from crosstie.perf.adapters import most_in_flight
+
+
+def with_adapters(deployments: Sequence[Deployment], classes: Sequence[RequestClass]) -> list[Deployment]:
+    """The same with room for the adapters that the classes of their model ask for."""
+    asked = [(one.lora, one.requests_per_s) for one in classes if one.lora]
+    if not asked:
+        return list(deployments)
+    popularity = _together([(lora, rate) for lora, rate in asked], sum(one.requests_per_s for one in classes))
+    slots = sum(slots_of(lora) for lora, _ in asked)
+    rank = max(lora.rank for lora, _ in asked)
+    targets: LoraTargets = "all" if any(lora.targets == "all" for lora, _ in asked) else "attention"
+    most = most_in_flight(popularity, slots)
+    facts = shipped_lora()
+    found = []
+    for one in deployments:
+        low, likely, high = facts.speed(one.stack.id, moe=one.model.is_moe, rank=rank)
+        adapters = Adapters(slots=slots, rank=rank, targets=targets, slowdown=1.0 / likely, max_sequences=most)
+        correction = _wider(one.correction, math.log(likely / low), math.log(high / likely))
+        found.append(msgspec.structs.replace(one, adapters=adapters, correction=correction))
+    return found
+
+
+def _together(asked: Sequence[tuple[Lora, float]], requests_per_s: float) -> list[float]:
+    """Shares of a model's requests by adapter; those that ask for none need no slot."""
+    return [share * rate / requests_per_s for lora, rate in asked for share in popularity_of(lora)]
+
+
+def _wider(correction: Correction, slower: float, faster: float) -> Correction:
+    """Nobody has measured this engine with adapters: the range of what they cost is added to the interval."""
+
+    def wide(metric: str, spread: Spread) -> Spread:
+        below, above = (slower, faster) if metric == "throughput" else (faster, slower)
+        return msgspec.structs.replace(spread, low=spread.low - below, high=spread.high + above)
+
+    return msgspec.structs.replace(
+        correction, spread={metric: wide(metric, spread) for metric, spread in correction.spread.items()}
+    )
