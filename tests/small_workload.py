@@ -18,6 +18,7 @@ ttft_ms = { p95 = 1000 }
 tpot_ms = { p90 = 50 }
 
 [constraints]
+whole_nodes = false
 accelerators = ["mi300x", "h200"]
 """
 

@@ -32,6 +32,7 @@ SCALE_UP = {
     "topology": Word("how the links join them", ("switch", "mesh", "bridge", "pcie")),
     "bandwidth": Quantity("bytes_per_s", 4e9, 2e13, "per GPU, one direction, all links", _NOT_MEASURED),
     "domain": Quantity("count", 1, 1024, "GPUs joined at that bandwidth", _NOT_MEASURED),
+    "node": Quantity("count", 1, 1024, "GPUs of one server or tray, where the domain has several", _NOT_MEASURED),
 }
 SCALE_OUT = {"bandwidth": Quantity("bytes_per_s", 1e8, 1e12, "network per GPU, one direction", _NOT_MEASURED)}
 _RATE = Quantity("flop_per_s", 1e12, 1e17, "peak of the matrix units", _NOT_MEASURED)
@@ -65,7 +66,7 @@ def read_accelerator(file: Path) -> Accelerator:
             memory=Memory(**facts("memory", MEMORY, ["usable"])),
             dense=facts("dense", RATES, RATES),
             sparse=facts("sparse", RATES, RATES) if "sparse" in raw else {},
-            scale_up=ScaleUp(**facts("scale_up", SCALE_UP)),
+            scale_up=ScaleUp(**facts("scale_up", SCALE_UP, ("node",))),
             scale_out=ScaleOut(**facts("scale_out", SCALE_OUT)),
             measured=facts("measured", MEASURED, MEASURED) if "measured" in raw else {},
             file=str(file),

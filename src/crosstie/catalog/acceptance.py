@@ -21,6 +21,10 @@ COLUMNS = ("model", "method", "text", "lengths", "low", "high", "basis", "date",
 # random: prompts of random words, as benchmarks send them.
 Text = Literal["chat", "coding", "math", "random"]
 TEXTS: tuple[str, ...] = get_args(Text)
+# The way of not speculating, where ways are listed.
+NO_SPECULATION = "none"
+# Depths that recipes of engines have: one at high load, three at low.
+USUAL_DEPTHS = (1, 3)
 # The row for models that nobody has measured.
 ANY = "*"
 _PAIR = re.compile(r"(\d+):(\d+(?:\.\d+)?)")

@@ -13,7 +13,14 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from crosstie.catalog.accelerators import read_accelerator
-from crosstie.catalog.acceptance import AcceptanceCurve, parse_speculation, read_acceptance, speculation_of
+from crosstie.catalog.acceptance import (
+    NO_SPECULATION,
+    USUAL_DEPTHS,
+    AcceptanceCurve,
+    parse_speculation,
+    read_acceptance,
+    speculation_of,
+)
 from crosstie.catalog.calibration import Calibration, Subject, empty, read_calibration, subject_of
 from crosstie.catalog.connectors import read_connectors
 from crosstie.catalog.costs import Ranged, read_costs
@@ -285,6 +292,18 @@ class Catalog:
         method, depth, draft = parse_speculation(asked)
         drafts = self.model(draft) if draft else None
         return speculation_of(self.acceptance_curves, model, method, depth, text=text, length=length, draft=drafts)
+
+    def speculations(
+        self, model: Model, ways: Iterable[str] | None, *, text: str = "chat", length: float | None = None
+    ) -> list[Speculation | None]:
+        """How a replica may draft; None: the model's own prediction layer, at the usual depths, where somebody has
+        measured how much of it is kept, and none."""
+        if ways is None:
+            own = model.draft_tensors and any(c.model == model.id and c.method == "mtp" for c in self.acceptance_curves)
+            ways = [NO_SPECULATION, *(f"mtp:{depth}" for depth in USUAL_DEPTHS if own)]
+        return [
+            None if way == NO_SPECULATION else self.speculation(model, way, text=text, length=length) for way in ways
+        ]
 
     def calibrated(self, deployment: Deployment) -> Deployment:
         """The same with what measurements say about its scopes; again after a change of its layout."""

@@ -4,9 +4,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from crosstie.catalog.acceptance import NO_SPECULATION, TEXTS
 from crosstie.catalog.classes import Reader, look_up, read_classes
+from crosstie.catalog.days import USUAL, read_day
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import (
     number,
@@ -21,6 +24,8 @@ from crosstie.catalog.reading import (
 )
 from crosstie.core.deployment import KV_FORMATS
 from crosstie.core.errors import BadData, BadInput
+from crosstie.core.model import Model
+from crosstie.core.speculation import DEEPEST
 from crosstie.core.workload import (
     Constraints,
     Gpus,
@@ -33,6 +38,8 @@ from crosstie.core.workload import (
 )
 
 _TRAFFIC = ("mean_over_peak", "growth_per_year", "horizon_years")
+# Of the peak: what mean traffic is taken as.
+_HALF = 0.5
 # Off a price; what is free is no price.
 MOST_DISCOUNT = 0.99
 _RELEASE = re.compile(r"^b?\d[\w.+-]{0,39}$")
@@ -68,8 +75,12 @@ def read_workload(catalog: Catalog, file: Path) -> Workload:
     classes = raw.get("class")
     reader = Reader(file, catalog, [], len(classes) if isinstance(classes, list) else 0)
     traffic = table(file, "traffic", raw.get("traffic", {}))
-    only_keys(file, "traffic", traffic, {"requests_per_s", *_TRAFFIC})
-    if "mean_over_peak" not in traffic:
+    only_keys(file, "traffic", traffic, {"requests_per_s", "day", *_TRAFFIC})
+    values = read_values(file, "traffic", traffic, Workload, _TRAFFIC)
+    day = read_day(file, "traffic.day", traffic["day"], values.get("mean_over_peak")) if "day" in traffic else None
+    if day:
+        values["mean_over_peak"] = fmean(day)
+    elif "mean_over_peak" not in traffic:
         reader.notes.append("mean traffic is taken as half the peak (traffic.mean_over_peak)")
     classes = read_classes(reader, raw.get("class"), traffic)
     return Workload(
@@ -81,7 +92,8 @@ def read_workload(catalog: Catalog, file: Path) -> Workload:
         sharing=_sharing(reader, raw["hosting"], classes) if "hosting" in raw else None,
         file=str(file),
         notes=tuple(reader.notes),
-        **read_values(file, "traffic", traffic, Workload, _TRAFFIC),
+        day=day or read_day(file, "", USUAL, values.get("mean_over_peak", _HALF)),
+        **values,
         **read_values(file, "", raw, Workload, ("sizing",)),
     )
 
@@ -91,7 +103,7 @@ def _models(reader: Reader, raw: object, asked: set[str]) -> dict[str, ModelChoi
     for name, entry in table(reader.file, "models", raw).items():
         where = f'models."{name}"'
         entry = table(reader.file, where, entry)
-        only_keys(reader.file, where, entry, {"precisions", "kv", "stacks"})
+        only_keys(reader.file, where, entry, {"precisions", "kv", "stacks", *_DRAFTS})
         model = look_up(reader.file, where, lambda name=name: reader.catalog.model(name))
         _once(reader.file, where, model.id, found)
         if model.id not in asked:
@@ -115,8 +127,43 @@ def _models(reader: Reader, raw: object, asked: set[str]) -> dict[str, ModelChoi
             if "==" in said:
                 releases[stacks[-1]] = release_text(reader.file, f"{where}.stacks", release)
         found[model.id] = ModelChoice(
-            precisions=precisions, kv_formats=kv, stacks=tuple(dict.fromkeys(stacks)), releases=releases
+            precisions=precisions,
+            kv_formats=kv,
+            stacks=tuple(dict.fromkeys(stacks)),
+            releases=releases,
+            **_speculation(reader, where, entry, model),
         )
+    return found
+
+
+_DRAFTS = ("speculation", "text", "acceptance")
+
+
+def _speculation(reader: Reader, where: str, entry: dict[str, Any], model: Model) -> dict[str, Any]:
+    """Ways to draft, each tried on the model."""
+    file, found = reader.file, dict[str, Any]()
+    if "text" in entry:
+        found["text"] = text(file, f"{where}.text", entry["text"])
+        if found["text"] not in TEXTS:
+            raise BadData(file, f"{where}.text", f"'{found['text']}' is not one of {', '.join(TEXTS)}")
+    if "acceptance" in entry:
+        found["acceptance"] = number(file, f"{where}.acceptance", entry["acceptance"], 1, 1 + DEEPEST)
+    if "speculation" in entry:
+        ways = _list(file, f"{where}.speculation", entry["speculation"], ())
+        if not ways:
+            raise BadData(file, f"{where}.speculation", 'is empty: write ["none"] for none')
+        for way in ways:
+            if way != NO_SPECULATION:
+                look_up(
+                    file,
+                    f"{where}.speculation",
+                    lambda w=way: reader.catalog.speculation(
+                        model, w, text=found.get("text", "chat"), length=found.get("acceptance")
+                    ),
+                )
+        found["speculation"] = tuple(dict.fromkeys(ways))
+    elif "acceptance" in entry:
+        raise BadData(file, f"{where}.acceptance", "is of a way to draft, which `speculation` must name")
     return found
 
 
@@ -197,7 +244,7 @@ def _vendor_shares(reader: Reader, where: str, raw: object) -> dict[str, float]:
 def _prices(reader: Reader, raw: object) -> Prices:
     file = reader.file
     entry = table(file, "prices", raw)
-    only_keys(file, "prices", entry, {"kind", "usd_per_gpu_hour", "discount"})
+    only_keys(file, "prices", entry, {"kind", "usd_per_gpu_hour", "reserved_usd_per_gpu_hour", "discount"})
     discounts: dict[str, float] = {}
     for name, share in table(file, "prices.discount", entry.get("discount", {})).items():
         key = f"prices.discount.{name}"
@@ -206,9 +253,10 @@ def _prices(reader: Reader, raw: object) -> Prices:
         discounts[whom] = number(file, key, share, 0, MOST_DISCOUNT)
     return Prices(
         kinds=_kinds(file, entry.get("kind", "on-demand")),
-        usd_per_gpu_hour=_by_accelerator(
-            reader, "prices.usd_per_gpu_hour", entry.get("usd_per_gpu_hour", {}), UsdPerGpuHour
-        ),
+        **{
+            key: _by_accelerator(reader, f"prices.{key}", entry.get(key, {}), UsdPerGpuHour)
+            for key in ("usd_per_gpu_hour", "reserved_usd_per_gpu_hour")
+        },
         discount=discounts,
     )
 

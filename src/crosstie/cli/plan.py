@@ -42,7 +42,9 @@ from crosstie.web.plan_chart import draw_plan
     help=f"Which prices to plan by: {', '.join(PLANNED_BY)}; a second stands in where the first is lacking. "
     "[default: on-demand]",
 )
+@click.option("--reserved", multiple=True, metavar="A=USD", help="Your price under contract, for the base of a day.")
 @on_option("Only these accelerators.")
+@click.option("--single-gpus", is_flag=True, help="GPUs one by one, not in whole nodes.")
 @click.option(
     "--sizing", type=click.Choice(["safe", "likely"]), help="By the upper 80% bound of estimates, or by the estimates."
 )
@@ -55,8 +57,9 @@ from crosstie.web.plan_chart import draw_plan
 @json_option
 def command(
     files: tuple[Path, ...], fleet: Path | None, save: Path | None, watch: bool, price: tuple[str, ...],
-    discount: tuple[str, ...], kinds: str | None, accelerators: str | None, sizing: str | None,
-    only_known: bool, simulated: bool, checked: bool, plot: Path | None, example: bool, verbose: bool, as_json: bool,
+    discount: tuple[str, ...], kinds: str | None, reserved: tuple[str, ...], accelerators: str | None,
+    single_gpus: bool, sizing: str | None, only_known: bool,
+    simulated: bool, checked: bool, plot: Path | None, example: bool, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
 
@@ -77,17 +80,15 @@ def command(
     outputs = {"--fleet": fleet, "--save": save, "--plot": plot}
     simulated = simulated or checked
     if watch:
-        others = {**outputs, "--price": price, "--discount": discount, "--prices": kinds, "--on": accelerators}
         given = [
             flag
             for flag, value in {
-                **others,
-                "--sizing": sizing,
-                "--only-known": only_known,
+                **outputs, "--price": price, "--discount": discount, "--prices": kinds, "--reserved": reserved,
+                "--on": accelerators, "--single-gpus": single_gpus, "--sizing": sizing, "--only-known": only_known,
                 "--simulate": simulated,
             }.items()
             if value
-        ]
+        ]  # fmt: skip
         if given:
             raise BadInput(f"--watch makes plans again as they were saved; {', '.join(given)} cannot go with it")
         return _watch(catalog, files, as_json)
@@ -96,7 +97,9 @@ def command(
     file = find_workload(files[0])
     _check_outputs(file, {flag: target for flag, target in outputs.items() if target})
     workload = read_workload(catalog, file)
-    workload = _overridden(catalog, workload, price, discount, kinds, accelerators, sizing, only_known)
+    workload = _overridden(
+        catalog, workload, price, discount, kinds, reserved, accelerators, single_gpus, sizing, only_known
+    )
     with progress("planning") as on_progress:
         made = plan(catalog, workload, on_progress=on_progress)
         if simulated and made.answered:
@@ -146,7 +149,7 @@ def _check_outputs(workload: Path, targets: dict[str, Path]) -> None:
 
 def _overridden(
     catalog: Catalog, workload: Workload, price: tuple[str, ...], discount: tuple[str, ...], kinds: str | None,
-    accelerators: str | None, sizing: str | None, only_known: bool,
+    reserved: tuple[str, ...], accelerators: str | None, single_gpus: bool, sizing: str | None, only_known: bool,
 ) -> Workload:  # fmt: skip
     """What the command line says goes before what the file says."""
     vendors = {a.vendor.casefold(): a.vendor for a in catalog.accelerators.values()}
@@ -165,7 +168,11 @@ def _overridden(
         kinds=_kinds(kinds),
         usd_per_gpu_hour=_by_name("--price", price, lambda text: checked_gpu_hour(amount(text)), accelerator),
         discount=_by_name("--discount", discount, lambda text: checked_discount(fraction(text)), accelerator_or_vendor),
+        reserved_usd_per_gpu_hour=_by_name(
+            "--reserved", reserved, lambda text: checked_gpu_hour(amount(text)), accelerator
+        ),
         accelerators=chosen,
+        single_gpus=single_gpus,
         sizing=sizing,
         only_known=only_known,
     )

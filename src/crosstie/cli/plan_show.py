@@ -9,10 +9,12 @@ from crosstie.cli.show import Output, closing, console, heading, say, show_table
 from crosstie.core.figures import dollars, seconds, share, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
+from crosstie.decide.compare.payoff import FEWER
 from crosstie.decide.cost.prices import Quote
 from crosstie.decide.plan.answer import Alternative, FleetPlan, PoolPlan
 from crosstie.decide.plan.flips import Flip
 from crosstie.decide.plan.market import Item, Market
+from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
 from crosstie.decide.plan.plan import Plan, SimulatedClass
 from crosstie.decide.plan.report import horizon_usd
 from crosstie.decide.plan.shared import own_classes
@@ -36,6 +38,7 @@ def show_plan(plan: Plan, verbose: bool) -> None:
     else:
         _show_answer(out, plan, plan.fleet)
         _show_pools(out, plan.fleet, verbose)
+        _show_drafts(out, plan)
         _show_simulated(out, plan)
         _show_doubt(out, plan, plan.fleet, verbose)
         if verbose:
@@ -107,6 +110,23 @@ def _show_pools(out: Output, fleet: FleetPlan, verbose: bool) -> None:
     show_table(out, columns, [_pool_row(pool, verbose) for pool in fleet.pools])
     if verbose:
         say(out, "  utilisation, TTFT, TPOT: at the peak, means, for the class that loads the pool most", "dim")
+
+
+def _show_drafts(out: Output, plan: Plan) -> None:
+    """Why pools speculate, and what hangs on it."""
+    for one in plan.drafts:
+        worth, kept = one.payoff, one.speculation
+        until = "at any load" if worth.pays_below is None else f"up to {worth.pays_below:,} requests in flight"
+        bill = "then no number of replicas keeps the targets"
+        if one.replicas_if_fewer is not None and one.more_usd_per_hour is not None:
+            more = f"{dollars(one.more_usd_per_hour)} an hour more"
+            bill = more if one.more_usd_per_hour > 0 else "the replicas still suffice"
+        say(
+            out,
+            f"{one.pool} drafts by {kept}, which keeps {kept.acceptance_length:.2f} tokens a step on {kept.text} "
+            f"({kept.basis}): {worth.gain:.2f}x the tokens/s of none, and it pays {until}; if {share(FEWER)} fewer "
+            f"drafts are kept, {bill}",
+        )
 
 
 def _show_engines(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:
@@ -219,10 +239,33 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan) -> None:
             out,
             f"- constraints.{bound.key} = {bound.now} costs {month} a month: without it {_beside(bound.without_it)}",
         )
+    if plan.mixture:
+        _show_mixture(out, plan.mixture)
     saved = [one.usd_per_hour - fleet.usd_per_hour for one in plan.single_vendor.values() if one]
     if len(used) > 1 and saved and min(saved) > 0:
         month = dollars(min(saved) * HOURS_PER_MONTH)
         say(out, f"- the second vendor saves {month} a month, which is what running its stack may cost")
+
+
+def _show_mixture(out: Output, day: Mixture) -> None:
+    """What the shape of a day is worth: a contract for its base, rent by the hour for its peak."""
+    if day.accelerators:
+        parts = [
+            f"{one.reserved} {name} reserved at {dollars(one.contract.usd)} ({_contract(one.contract)}) and up to "
+            f"{one.most_on_demand} on-demand at {dollars(one.by_the_hour.usd)}"
+            for name, one in day.accelerators.items()
+        ]
+        cost, every, needed, clock = (dollars(day.total(what)) for what in MIXTURE_COSTS)
+        mean = f"over a day with a mean of {day.mean:.0%} of its peak"
+        beside = f"all reserved {every}, on-demand as needed {needed}, on-demand around the clock {clock}"
+        say(out, f"- {'; '.join(parts)}: {cost} an hour {mean}; {beside}")
+    for name, (kind, level) in day.lacking.items():
+        pays = f"; a contract for all of them pays below {dollars(level)} an hour" if level else ""
+        say(out, f"- {name}: no seller's {kind} price is known for the base of a day (--reserved {name}=USD){pays}")
+
+
+def _contract(quote: Quote) -> str:
+    return "given" if quote.is_given else f"{quote.kind}, {quote.provider}, {quote.date}"
 
 
 def _beside(one: Alternative | None) -> str:

@@ -38,6 +38,8 @@ class ScaleUp(msgspec.Struct, frozen=True, kw_only=True):
     topology: Label
     bandwidth: Fact
     domain: Fact
+    # Where it is not the domain's.
+    node: Fact | None = None
 
 
 class ScaleOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +73,13 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def domain(self) -> int:
         return round(self.scale_up.domain.value)
+
+    @property
+    def node(self) -> int:
+        """GPUs that are had at once: those of a board or of a rack's tray; cards are had one by one."""
+        if self.scale_up.topology.value not in ("switch", "mesh"):
+            return 1
+        return round((self.scale_up.node or self.scale_up.domain).value)
 
     def flop_per_s(self, compute_format: str) -> float | None:
         """Dense peak of a compute format, or None where the matrix units lack it."""

@@ -1,5 +1,6 @@
 """Speculative decoding: who proposes tokens, how many, and how many of them the model keeps."""
 
+import math
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import Literal, get_args
@@ -66,6 +67,12 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     def acceptance_length(self) -> float:
         """Tokens that a step gives: the drafts that are kept, and the one that the model itself adds."""
         return 1.0 + sum(self.survival)
+
+    @property
+    def doubt(self) -> tuple[float, float]:
+        """How far the acceptance length may be from this one, less and more, as logarithms."""
+        low, high = (math.log(end / self.acceptance_length) for end in self.range)
+        return min(low, 0.0), max(high, 0.0)
 
     @property
     def passes(self) -> int:

@@ -178,6 +178,11 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     kv_formats: tuple[str, ...] = ("bf16",)
     stacks: tuple[str, ...] = ()
     releases: dict[str, str] = {}
+    # Ways to speculate, such as mtp:3, and "none"; None: its own prediction layer, where somebody has measured how many
+    # of its drafts are kept, or none. On which kind of text; and tokens a step that are kept, if measured.
+    speculation: tuple[str, ...] | None = None
+    text: str = "chat"
+    acceptance: float | None = None
 
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +198,8 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     vendor_share: dict[str, float] = {}
     # Capacity kept free: the fleet carries the peak and this share of it more.
     spare: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
-    whole_nodes: bool = False
+    # Whether GPUs are had in whole nodes, or trays of a rack.
+    whole_nodes: bool = True
     # Only what preflight knows to run, or what somebody has measured.
     only_known: bool = False
     # Pools are given up as long as the fleet gets no dearer than by this share.
@@ -206,6 +212,8 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     # Of each accelerator the first of these that it has a price of.
     kinds: Annotated[tuple[str, ...], _Some] = ("on-demand",)
     usd_per_gpu_hour: dict[str, UsdPerGpuHour] = {}
+    # Under contract, for the base of a day.
+    reserved_usd_per_gpu_hour: dict[str, UsdPerGpuHour] = {}
     discount: dict[str, float] = {}
 
 
@@ -232,6 +240,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, ModelChoice] = {}
     # Mean traffic over the peak that the fleet is sized for, and what the peak grows by in a year.
     mean_over_peak: Annotated[float, msgspec.Meta(ge=0.001, le=1)] = 0.5
+    # By the hour over the peak, 24 of them; empty: not known.
+    day: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...] = ()
     growth_per_year: Annotated[float, msgspec.Meta(ge=-0.9, le=20)] = 0.0
     horizon_years: _Years = 3
     # "safe" sizes by the slow end of the estimates' intervals, "likely" by the estimates themselves.

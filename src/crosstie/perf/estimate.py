@@ -151,8 +151,8 @@ def interval(deployment: Deployment, ttft_s: float, tpot_s: float, output_tokens
     tpot, rate = spread["tpot"].around(tpot_s), spread["throughput"].around(output_tokens_per_s)
     if drafts is not None:
         # How many drafts a text keeps is one more thing that is not known, beside and independent of the rest.
-        fewest, most = (end / drafts.acceptance_length for end in drafts.range)
-        tpot, rate = _widened(tpot, tpot_s, 1.0 / most, 1.0 / fewest), _widened(rate, output_tokens_per_s, fewest, most)
+        fewer, more = drafts.doubt
+        tpot, rate = _widened(tpot, tpot_s, -more, -fewer), _widened(rate, output_tokens_per_s, fewer, more)
     return Interval(
         level=deployment.correction.level,
         ttft_s=spread["ttft"].around(ttft_s),
@@ -163,8 +163,8 @@ def interval(deployment: Deployment, ttft_s: float, tpot_s: float, output_tokens
 
 def _widened(ends: tuple[float, float], middle: float, low: float, high: float) -> tuple[float, float]:
     """Ends of an interval with another source of doubt, as logarithms of independent ones add up."""
-    below = math.hypot(min(math.log(ends[0] / middle), 0.0), math.log(low))
-    above = math.hypot(max(math.log(ends[1] / middle), 0.0), math.log(high))
+    below = math.hypot(min(math.log(ends[0] / middle), 0.0), low)
+    above = math.hypot(max(math.log(ends[1] / middle), 0.0), high)
     return middle * math.exp(-below), middle * math.exp(above)
 
 

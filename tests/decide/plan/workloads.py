@@ -38,7 +38,8 @@ BATCH = one_class("batch", 10.0, 3000, 400, ttft=None, tpot=None)
 
 def workload(*classes: RequestClass, **changes: Any) -> Workload:
     """`changes`: of the workload, its constraints or its prices, by their names."""
-    limits = {"accelerators": FEW} | {k: changes.pop(k) for k in list(changes) if k in Constraints.__struct_fields__}
+    limits: dict[str, Any] = {"accelerators": FEW, "whole_nodes": False}
+    limits |= {k: changes.pop(k) for k in list(changes) if k in Constraints.__struct_fields__}
     # An analyst's, of one source and for all of the few: what sellers ask moves with every update of the catalog.
     prices: dict[str, Any] = {"kinds": ("modelled-3-years",)}
     prices |= {k: changes.pop(k) for k in list(changes) if k in Prices.__struct_fields__}

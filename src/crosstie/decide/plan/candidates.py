@@ -28,11 +28,12 @@ _SHARED_WIDTHS = (1, 2, 4, 8)
 _SHARED_LAYOUTS = 2
 
 # What tells one candidate from another.
-Key = tuple[str, str, str, str, str, Parallelism]
+Key = tuple[str, str, str, str, str, Parallelism, str]
 
 
 def key_of(one: Deployment) -> Key:
-    return one.model.id, one.accelerator.id, one.stack.id, one.precision.id, one.kv_format, one.parallelism
+    drafts = str(one.speculation or "")
+    return one.model.id, one.accelerator.id, one.stack.id, one.precision.id, one.kv_format, one.parallelism, drafts
 
 
 def candidates(
@@ -47,13 +48,16 @@ def candidates(
     """Those that run, and hold at least one request of the shortest contexts, and some that hold the longest."""
     found: list[Deployment] = []
     precisions = _different(catalog, model, choice.precisions)
+    drafts = catalog.speculations(model, choice.speculation, text=choice.text, length=choice.acceptance)
     for accelerator in accelerators:
         splits = candidate_layouts(model, accelerator)
         for precision in precisions:
             for kv_format in choice.kv_formats:
-                for first in _stacks(catalog, model, accelerator, splits[0], precision, kv_format, choice.stacks):
-                    held = _layouts(catalog, first, splits, shortest, longest)
-                    found += [deployment for deployment in held if gate.passes(deployment)]
+                for plain in _stacks(catalog, model, accelerator, splits[0], precision, kv_format, choice.stacks):
+                    for way in drafts:
+                        first = msgspec.structs.replace(plain, speculation=way)
+                        held = _layouts(catalog, first, splits, shortest, longest)
+                        found += [deployment for deployment in held if gate.passes(deployment)]
     return found
 
 

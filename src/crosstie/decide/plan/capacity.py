@@ -143,6 +143,11 @@ class EstimateScale(ByDeployment):
             spreads = [d.correction.spread.get(metric) for d in deployments]
             low = np.array([0.0 if s is None else s.low for s in spreads])
             high = np.array([0.0 if s is None else s.high for s in spreads])
+            if metric != "ttft" and any(d.speculation for d in deployments):
+                # Beside the estimates, it is not known how many drafts a text keeps.
+                fewer, more = np.array([d.speculation.doubt if d.speculation else (0.0, 0.0) for d in deployments]).T
+                fewer, more = (fewer, more) if sign > 0 else (-more, -fewer)
+                low, high = -np.hypot(np.minimum(low, 0.0), fewer), np.hypot(np.maximum(high, 0.0), more)
             end = fast * sign / _END
             return np.asarray(np.exp(np.where(end > 0, end * np.maximum(high, 0.0), -end * np.minimum(low, 0.0))))
 

@@ -34,6 +34,8 @@ class Item:
     watts: float
     on_hand: int
     at_most: float
+    # GPUs that are had at once.
+    unit: int
 
     @property
     def id(self) -> str:
@@ -70,10 +72,12 @@ def adjusted(
     *,
     kinds: Sequence[str] | None = None,
     usd_per_gpu_hour: Mapping[str, float] | None = None,
+    reserved_usd_per_gpu_hour: Mapping[str, float] | None = None,
     discount: Mapping[str, float] | None = None,
     accelerators: Sequence[str] | None = None,
     sizing: str | None = None,
     only_known: bool = False,
+    single_gpus: bool = False,
 ) -> Workload:
     """The workload with prices (by accelerator), discounts (by accelerator or vendor) and the rest as given here."""
     if accelerators is not None and not accelerators:
@@ -81,6 +85,9 @@ def adjusted(
     prices, limits = workload.prices, workload.constraints
     usd = {name: checked_gpu_hour(value) for name, value in (usd_per_gpu_hour or {}).items()}
     off = {name: checked_discount(value) for name, value in (discount or {}).items()}
+    reserved = {name: checked_gpu_hour(value) for name, value in (reserved_usd_per_gpu_hour or {}).items()}
+    if single_gpus:
+        limits = msgspec.structs.replace(limits, whole_nodes=False)
     if only_known:
         limits = msgspec.structs.replace(limits, only_known=True)
     if accelerators:
@@ -89,6 +96,7 @@ def adjusted(
         prices,
         kinds=tuple(dict.fromkeys(kinds)) if kinds else prices.kinds,
         usd_per_gpu_hour={**prices.usd_per_gpu_hour, **usd},
+        reserved_usd_per_gpu_hour={**prices.reserved_usd_per_gpu_hour, **reserved},
         discount={**prices.discount, **off},
     )
     return msgspec.structs.replace(workload, prices=prices, constraints=limits, sizing=sizing or workload.sizing)
@@ -140,6 +148,7 @@ def market(catalog: Catalog, workload: Workload) -> Market:
                 watts=watts(accelerator, catalog.costs),
                 on_hand=wanted.inventory.get(accelerator.id, 0),
                 at_most=wanted.at_most.get(accelerator.id, float("inf")),
+                unit=accelerator.node if wanted.whole_nodes else 1,
             )
         )
     if not items:

@@ -113,7 +113,7 @@ def programme(
         watts=by_item(lambda item: item.watts),
         inventory=by_item(lambda item: item.on_hand),
         at_most=by_item(lambda item: item.at_most),
-        unit=by_item(lambda item: min(item.accelerator.domain, 8) if limits.whole_nodes else 1),
+        unit=by_item(lambda item: item.unit),
         vendor=np.array([vendors.index(item.vendor) for item in items], np.int64),
         vendor_share=np.array([limits.vendor_share.get(vendor, 0.0) for vendor in vendors]),
         budget_usd_per_hour=np.inf if budget is None else budget / HOURS_PER_MONTH,

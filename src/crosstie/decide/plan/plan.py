@@ -10,10 +10,12 @@ from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Target, Workload
 from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan
 from crosstie.decide.plan.capacity import EstimateScale
+from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
 from crosstie.decide.plan.market import Market, market
+from crosstie.decide.plan.mixture import Mixture, mixture
 from crosstie.decide.plan.optimise import Choice, choice, near_ones_simplified, simplest, single_vendor, without_each
 from crosstie.decide.plan.programme import Mask, Solution
 from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan
@@ -105,6 +107,10 @@ class Plan:
     # What preflight says of each pool, by its name; and the replicas that it kept out.
     readiness: dict[str, Readiness] = field(default_factory=dict)
     will_not_run: list[LeftOut] = field(default_factory=list)
+    # What speculation is worth, where pools speculate.
+    drafts: list[DraftingPool] = field(default_factory=list)
+    # Reserved for the base of a day and on-demand for its peak; None where the workload has no day.
+    mixture: Mixture | None = None
     # The replicas that models share, beside the fleet of the others; None where none do.
     shared: SharedPlan | None = None
 
@@ -157,7 +163,8 @@ def _own_plan(catalog: Catalog, workload: Workload, priced: Market, made: str, o
     found = _best_plan(catalog, workload, priced, made, gate, on_progress)
     pools = found.fleet.pools if found.fleet else []
     judged = {pool.name: gate.readiness(pool.deployment) for pool in pools}
-    return replace(found, readiness=judged, will_not_run=gate.left_out())
+    day = mixture(catalog, workload, priced, found.fleet) if found.fleet else None
+    return replace(found, readiness=judged, will_not_run=gate.left_out(), mixture=day)
 
 
 def _best_plan(
@@ -192,10 +199,11 @@ def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, 
     for solution in (answer, *alone.values(), *without.values()):
         if solution is not None:
             known |= solution.replicas > 0
-    cost = answer.usd_per_hour
+    cost, fleet = answer.usd_per_hour, fleet_plan(asked, answer, workload)
     return replace(
         bare,
-        fleet=fleet_plan(asked, answer, workload),
+        fleet=fleet,
+        drafts=drafting_pools(surveyed, asked, answer, fleet.pools, scaling_of(workload)),
         single_vendor={vendor: alternative(asked, one, cost) for vendor, one in alone.items()},
         runner_up=_runner_up(asked, without, cost),
         cheaper=alternative(asked, cheapest, cost) if cheapest.usd_per_hour < cost * (1.0 - 1e-6) else None,

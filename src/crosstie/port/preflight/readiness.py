@@ -79,8 +79,8 @@ class ReadinessCheck:
         self._engines = {known.stack: known for known in engines().values()}
         self._stored: dict[str, Stored] = {}
         self._forms: dict[tuple[str, str], list[Stored]] = {}
-        self._needed: dict[tuple[int, Layout], tuple[list[ModelOperation], BadData | None]] = {}
-        self._outcomes: dict[tuple[str, str, str, str, Layout], tuple[int, Stored]] = {}
+        self._needed: dict[tuple[object, ...], tuple[list[ModelOperation], BadData | None]] = {}
+        self._outcomes: dict[tuple[object, ...], tuple[int, Stored]] = {}
 
     def _engine(self, deployment: Deployment) -> EngineRelease | None:
         """None where no source of that engine was read."""
@@ -107,7 +107,7 @@ class ReadinessCheck:
         if engine is None:
             return _unread(deployment, self._named(deployment))
         _, stored = self._best(deployment, engine)
-        options = ModelOptions(engine=engine)
+        options = ModelOptions(engine=engine, features=_features(deployment))
         kernels, settings = kernel_findings(
             stored, deployment.model, deployment.accelerator, options, _layout(deployment)
         )
@@ -126,12 +126,12 @@ class ReadinessCheck:
 
     def _best(self, deployment: Deployment, engine: EngineRelease) -> tuple[int, Stored]:
         """The rank of the gravest finding, of the checkpoint that fares best."""
-        isa, layout = deployment.accelerator.chip.isa.value, _layout(deployment)
-        key = (deployment.model.id, engine.name, isa, deployment.precision.id, layout)
+        isa, layout, features = deployment.accelerator.chip.isa.value, _layout(deployment), _features(deployment)
+        key = (deployment.model.id, engine.name, isa, deployment.precision.id, layout, *features)
         if key not in self._outcomes:
             best: tuple[int, Stored] | None = None
             for stored in self._checkpoints(deployment.model, deployment.precision):
-                found = self._rank(stored, deployment.model, isa, engine, layout)
+                found = self._rank(stored, deployment.model, isa, engine, layout, features)
                 if best is None or found < best[0]:
                     best = found, stored
                 if found <= rank("setting"):
@@ -140,10 +140,12 @@ class ReadinessCheck:
             self._outcomes[key] = best
         return self._outcomes[key]
 
-    def _rank(self, stored: Stored, model: Model, isa: str, engine: EngineRelease, layout: Layout) -> int:
-        key = (id(stored), layout)
+    def _rank(
+        self, stored: Stored, model: Model, isa: str, engine: EngineRelease, layout: Layout, features: tuple[str, ...]
+    ) -> int:
+        key = (id(stored), layout, *features)
         if key not in self._needed:
-            self._needed[key] = needed_operations(stored, model, layout, ())
+            self._needed[key] = needed_operations(stored, model, layout, features)
         needed, error = self._needed[key]
         _, before, after = best_settings(engine, isa, needed, {})
         least = [min(rank(one), rank(other)) for one, other in zip(before, after, strict=True)]
@@ -165,6 +167,15 @@ class ReadinessCheck:
         if model.id not in self._stored:
             self._stored[model.id] = read_stored(self._catalog, _asked(model))
         return self._stored[model.id]
+
+
+# What preflight calls the ways to draft; a head of DeepSeek's is loaded as EAGLE's are.
+_DRAFTING = {"mtp": "mtp", "eagle3": "eagle", "dspark": "eagle", "draft": "draft", "ngram": "ngram"}
+
+
+def _features(deployment: Deployment) -> tuple[str, ...]:
+    drafts = deployment.speculation
+    return (f"speculative-{_DRAFTING[drafts.method]}",) if drafts else ()
 
 
 def _writers(precision: str) -> tuple[str, ...]:
