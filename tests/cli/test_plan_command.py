@@ -46,14 +46,14 @@ def test_what_the_answer_leaves_out_is_there_on_request(crosstie: Command, tmp_p
     assert "-v for" not in got
 
 
-KEYS = {"will_not_run", "mixture", "lighter_formats",
+KEYS = {"will_not_run", "mixture",
     "format", "made", "calibration", "feasible", "workload", "prices", "price_kinds", "left_out", "replicas_considered", "obstacles",
     "fleet", "shared", "single_vendor", "runner_up", "flips", "prompt_lengths", "years", "simulated", "by_estimates",
     "binding_limits", "cheaper_but_less_simple",
 }  # fmt: skip
 FLEET = {
     "usd_per_hour", "uncertainty", "usd_per_month", "usd_over_horizon", "watts", "gpus", "on_hand", "to_be_had", "optimality_gap",
-    "usd_per_million_tokens", "by_class", "pools", "speculation",
+    "usd_per_million_tokens", "by_class", "pools",
 }  # fmt: skip
 POOL = {"preflight", "release",
     "name", "model", "accelerator", "vendor", "parallelism", "precision", "kv_format", "stack", "replicas", "gpus",

@@ -103,7 +103,7 @@ def _models(reader: Reader, raw: object, asked: set[str]) -> dict[str, ModelChoi
     for name, entry in table(reader.file, "models", raw).items():
         where = f'models."{name}"'
         entry = table(reader.file, where, entry)
-        only_keys(reader.file, where, entry, {"precisions", "kv", "stacks", *_DRAFTS})
+        only_keys(reader.file, where, entry, {"precisions", "kv", "stacks", "apart", *_DRAFTS})
         model = look_up(reader.file, where, lambda name=name: reader.catalog.model(name))
         _once(reader.file, where, model.id, found)
         if model.id not in asked:
@@ -132,6 +132,7 @@ def _models(reader: Reader, raw: object, asked: set[str]) -> dict[str, ModelChoi
             stacks=tuple(dict.fromkeys(stacks)),
             releases=releases,
             **_speculation(reader, where, entry, model),
+            **read_values(reader.file, where, entry, ModelChoice, ("apart",)),
         )
     return found
 

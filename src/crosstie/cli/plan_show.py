@@ -156,7 +156,7 @@ def _pool_row(pool: PoolPlan, verbose: bool) -> list[str]:
     d, found = pool.deployment, pool.estimate
     weights = d.precision.id if d.kv_format == "bf16" else f"{d.precision.id}, kv {d.kv_format}"
     row = [
-        pool.name, d.model.id, f"{pool.replicas:,}", f"{d.accelerator.id} {d.parallelism}",
+        pool.name, d.model.id, f"{pool.replicas:,}", f"{d.accelerator.id} {d.layout}",
         f"{pool.usd_per_hour:,.2f}", share(pool.utilisation),
     ]  # fmt: skip
     if not verbose:
@@ -239,9 +239,6 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan) -> None:
             out,
             f"- constraints.{bound.key} = {bound.now} costs {month} a month: without it {_beside(bound.without_it)}",
         )
-    for lighter in plan.lighter:
-        saves = f"{_beside(lighter.fleet)}; check what the model then answers"
-        say(out, f"- with {lighter.what}: {saves}")
     if plan.mixture:
         _show_mixture(out, plan.mixture)
     saved = [one.usd_per_hour - fleet.usd_per_hour for one in plan.single_vendor.values() if one]

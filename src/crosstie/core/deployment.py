@@ -317,6 +317,22 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
         return self.precision["experts_down" if self.model.is_moe else "mlp_down"].main.width
 
     @property
+    def gpus(self) -> int:
+        return self.parallelism.gpus
+
+    @property
+    def layout(self) -> str:
+        return str(self.parallelism)
+
+    @property
+    def decode(self) -> "Deployment":
+        """The replica that decodes, which is itself; of a service with prefill and decode apart, one of several."""
+        return self
+
+    def drafting(self, speculation: Speculation | None) -> "Deployment":
+        return msgspec.structs.replace(self, speculation=speculation)
+
+    @property
     def label(self) -> str:
         drafts = f" {self.speculation}" if self.speculation else ""
         return f"{self.parallelism.gpus} x {self.accelerator.id} {self.parallelism} {self.precision.id}{drafts}"

@@ -4,9 +4,12 @@ from typing import Literal
 
 import msgspec
 
-from crosstie.core.deployment import Deployment
+from crosstie.core.deployment import Accelerator, Deployment, Parallelism, Stack
 from crosstie.core.errors import BadInput
+from crosstie.core.estimate import Correction, Spread
 from crosstie.core.fact import Fact, Label
+from crosstie.core.model import Model, Precision
+from crosstie.core.speculation import Speculation
 
 # Over the scale-up links of one domain, or through each GPU's network port.
 Link = Literal["fabric", "network"]
@@ -106,6 +109,55 @@ class Disaggregated(msgspec.Struct, frozen=True, kw_only=True):
             if self.prefill.accelerator.id != self.decode.accelerator.id or self.gpus > domain:
                 raise BadInput(f"{self.layout}: its {self.gpus} GPUs are not in one scale-up domain of {domain}")
 
+    # What it has in common with a replica that does both, so that a plan can choose between them.
+
+    @property
+    def model(self) -> Model:
+        return self.decode.model
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return self.decode.accelerator
+
+    @property
+    def stack(self) -> Stack:
+        return self.decode.stack
+
+    @property
+    def precision(self) -> Precision:
+        return self.decode.precision
+
+    @property
+    def kv_format(self) -> str:
+        return self.decode.kv_format
+
+    @property
+    def speculation(self) -> Speculation | None:
+        return self.decode.speculation
+
+    def drafting(self, speculation: Speculation | None) -> "Disaggregated":
+        both = {side: getattr(self, side).drafting(speculation) for side in ("prefill", "decode")}
+        return msgspec.structs.replace(self, **both)
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """Of a decode replica."""
+        return self.decode.parallelism
+
+    @property
+    def correction(self) -> Correction:
+        """First tokens are as sure as prefill, the others as decode, and rates as the less sure of both."""
+        one, other = self.prefill.correction, self.decode.correction
+        spread = dict(other.spread)
+        if "ttft" in one.spread:
+            spread["ttft"] = one.spread["ttft"]
+        if "throughput" in one.spread and "throughput" in spread:
+            wide = one.spread["throughput"], spread["throughput"]
+            spread["throughput"] = Spread(
+                low=min(end.low for end in wide), high=max(end.high for end in wide), points=wide[1].points
+            )
+        return msgspec.structs.replace(other, spread=spread)
+
     @property
     def prefill_gpus(self) -> int:
         return self.prefill_replicas * self.prefill.parallelism.gpus
@@ -128,3 +180,7 @@ class Disaggregated(msgspec.Struct, frozen=True, kw_only=True):
         one, other = self.prefill.accelerator.id, self.decode.accelerator.id
         where = one if one == other else f"{one} and {other}"
         return f"{self.gpus} x {where} {self.layout} {self.decode.precision.id}"
+
+
+# Whatever answers requests alone: a replica, or a service with prefill and decode apart.
+Servable = Deployment | Disaggregated

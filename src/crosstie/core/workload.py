@@ -183,6 +183,8 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     speculation: tuple[str, ...] | None = None
     text: str = "chat"
     acceptance: float | None = None
+    # Whether services with prefill and decode apart may be chosen.
+    apart: bool = False
 
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True):

@@ -204,6 +204,58 @@ def disaggregated_traffic(
     return _state(sides, None, requests_per_s, input_tokens, output_tokens, cached_tokens)
 
 
+class WithoutQueues(NamedTuple):
+    """A service by the sequences that decode on it, as if no prompt had to wait for its turn; prefill's share apart."""
+
+    ttft_s: Array
+    tpot_s: Array
+    requests_per_s: Array
+    # Of the whole prefill side: its fullest rate is one over this.
+    service_s: Array
+    room: Array
+
+
+def without_queues(
+    sides: Sides,
+    sequences: ArrayLike,
+    input_tokens: ArrayLike,
+    output_tokens: ArrayLike,
+    *,
+    cached_tokens: ArrayLike = 0.0,
+) -> WithoutQueues:
+    """For those who reckon with queues themselves; `sequences` of the whole service, arguments broadcast."""
+    many, inputs, outputs, cached = (
+        np.atleast_1d(np.asarray(a, np.float64)) for a in (sequences, input_tokens, output_tokens, cached_tokens)
+    )
+    size = np.broadcast_shapes(sides.gpus.shape, many.shape, inputs.shape, outputs.shape, cached.shape)
+    many, inputs, outputs, cached = (np.broadcast_to(a, size) for a in (many, inputs, outputs, cached))
+    load, _, fits = _load(sides, inputs, outputs, cached)
+    prefill, sent = _prefill(sides, load), transfer(sides, inputs)
+    each = many / sides.decode_replicas
+    found = _cycle(sides, each, _step_s(sides, load, np.maximum(each, 1.0)), load, prefill, sent, np.zeros(1))
+    # Who comes during a step of many prompts waits for its end, which is more than for a prompt's share of it.
+    prompts = np.maximum(prefill.budget / np.maximum(load.fresh, 1.0), 1.0)
+    step_s = found.own_s / prefill.chunks
+    residual = 0.5 * step_s * np.minimum(found.busy * prompts, 1.0) * (1.0 - 1.0 / prompts)
+    later = np.maximum(load.later, 1e-9)
+    return WithoutQueues(
+        ttft_s=found.ttft_s + residual,
+        tpot_s=np.where(load.later > 0, found.rest_s / later, found.step_s),
+        requests_per_s=found.requests_per_s,
+        service_s=prefill.service_s / sides.prefill_replicas + np.zeros(size),
+        room=fits * sides.decode_replicas,
+    )
+
+
+def _load(sides: Sides, inputs: Array, outputs: Array, cached: Array) -> tuple[_Load, Array, Array]:
+    """What a request is, the sequences whose cache a decode replica holds, and those that it may have."""
+    # The last token of a prompt is always computed: the first of the answer follows from it.
+    cached, later = np.minimum(cached, inputs - 1.0), outputs - 1.0
+    load = _Load(inputs, inputs - cached, cached, later, later / sides.decode.tokens_per_step, inputs + outputs / 2.0)
+    room = held_sequences(sides.decode, inputs + sides.decode.held_share * outputs, np.zeros(1))
+    return load, room, np.maximum(np.minimum(room, sides.decode.max_sequences), 1.0)
+
+
 def _state(
     sides: Sides,
     concurrency: ArrayLike | None,
@@ -226,12 +278,7 @@ def _state(
         raise BadInput("cached tokens must be 0 to the input")
     size = np.broadcast_shapes(sides.gpus.shape, wanted.shape, inputs.shape, outputs.shape, cached.shape)
     wanted, inputs, outputs, cached = (np.broadcast_to(a, size) for a in (wanted, inputs, outputs, cached))
-    # The last token of a prompt is always computed: the first of the answer follows from it.
-    cached = np.minimum(cached, inputs - 1.0)
-    later = outputs - 1.0
-    load = _Load(inputs, inputs - cached, cached, later, later / sides.decode.tokens_per_step, inputs + outputs / 2.0)
-    room = held_sequences(sides.decode, inputs + sides.decode.held_share * outputs, np.zeros(1))
-    fits = np.maximum(np.minimum(room, sides.decode.max_sequences), 1.0)
+    load, room, fits = _load(sides, inputs, outputs, cached)
     prefill, sent = _prefill(sides, load), transfer(sides, inputs)
     grid, steps = _decode_steps(sides, load, fits)
 
@@ -300,18 +347,20 @@ def _prefill(sides: Sides, load: _Load) -> _Prefill:
 def _decode_steps(sides: Sides, load: _Load, fits: Array) -> tuple[list[Array], list[Array]]:
     """Seconds of a step at numbers of sequences between one and what fits, with what joining ones add."""
     grid = [fits ** (k / (_LANDMARKS - 1)) for k in range(_LANDMARKS)]
-    steps = []
-    for sequences in grid:
-        plain = step_s(sides.decode, shape(sequences, load.context))
-        if sides.recomputes.any():
-            # While every sequence makes one step, this many come in with their last prompt token to compute.
-            joining = sequences / np.maximum(load.steps, 1.0)
-            tokens = np.maximum(joining, 1.0)
-            mixed = step_s(sides.decode, shape(sequences, load.context, tokens, load.inputs - 1.0, np.ones(1)))
-            extra = np.minimum(joining, 1.0) * np.maximum(mixed - plain, 0.0)
-            plain = plain + np.where(sides.recomputes, extra, 0.0)
-        steps.append(plain)
+    steps = [_step_s(sides, load, sequences) for sequences in grid]
     return grid, steps
+
+
+def _step_s(sides: Sides, load: _Load, sequences: Array) -> Array:
+    plain = step_s(sides.decode, shape(sequences, load.context))
+    if not sides.recomputes.any():
+        return plain
+    # While every sequence makes one step, this many come in with their last prompt token to compute.
+    joining = sequences / np.maximum(load.steps, 1.0)
+    tokens = np.maximum(joining, 1.0)
+    mixed = step_s(sides.decode, shape(sequences, load.context, tokens, load.inputs - 1.0, np.ones(1)))
+    extra = np.minimum(joining, 1.0) * np.maximum(mixed - plain, 0.0)
+    return np.asarray(plain + np.where(sides.recomputes, extra, 0.0))
 
 
 def _interpolated(grid: list[Array], values: list[Array], at: Array) -> Array:

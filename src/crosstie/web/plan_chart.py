@@ -81,7 +81,7 @@ def _pools(axes: Any, plan: Plan) -> None:
             load = sum(one.load for one in pool.carried if one.part.request_class.name == name) / pool.replicas
             axes.barh(row, load, left=start, color=colour[name], edgecolor="white", height=0.62)
             start += load
-    labels = [f"{pool.name}\n{pool.replicas} x {pool.deployment.parallelism.gpus} GPU" for pool in plan.fleet.pools]
+    labels = [f"{pool.name}\n{pool.replicas} x {pool.deployment.gpus} GPU" for pool in plan.fleet.pools]
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.0)

@@ -91,7 +91,7 @@ def test_both_expect_the_same_of_a_request_on_an_idle_replica(name: str) -> None
         for carried in pool.carried:
             one, piece = carried.part.request_class, carried.part.slice
             inputs, outputs = max(round(piece.input_tokens), 1), max(round(piece.output_tokens), 2)
-            plans = estimate(pool.deployment, concurrency=1, input_tokens=inputs, output_tokens=outputs)
+            plans = estimate(pool.deployment.decode, concurrency=1, input_tokens=inputs, output_tokens=outputs)
             prediction = asked(fleet, one, inputs, outputs, pool.name).prediction
             assert prediction is not None
             assert prediction.ttft_s == pytest.approx(plans.ttft_s, rel=0.1), (pool.name, inputs)

@@ -141,7 +141,7 @@ def test_adapters_cost_memory_and_speed(catalog: Catalog, tmp_path: Path) -> Non
     )
     assert usd(plain) < usd(adapted) < usd(few)
     assert adapted.fleet is not None
-    (held,) = {pool.deployment.adapters for pool in adapted.fleet.pools}
+    (held,) = {pool.deployment.decode.adapters for pool in adapted.fleet.pools}
     assert held is not None
     assert (held.slots, held.rank) == (20, 16)
     assert any("20 adapters of rank 16, 8 at once" in note for note in few.workload.notes)

@@ -6,7 +6,7 @@ from itertools import count
 
 import numpy as np
 
-from crosstie.core.deployment import Deployment
+from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.estimate import Estimate
 from crosstie.core.figures import significant
 from crosstie.core.workload import Workload
@@ -15,6 +15,7 @@ from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Array, Programme, Solution
 from crosstie.decide.plan.reuse import hit_rate
 from crosstie.perf.estimate import estimate
+from crosstie.perf.estimate_apart import estimate_apart
 
 _MILLION = 1e6
 _SECONDS_PER_HOUR = 3600.0
@@ -42,7 +43,7 @@ class Carried:
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
     name: str
-    deployment: Deployment
+    deployment: Servable
     tier: Tier
     replicas: int
     usd_per_gpu_hour: float
@@ -59,7 +60,7 @@ class PoolPlan:
 
     @property
     def gpus(self) -> int:
-        return self.replicas * self.deployment.parallelism.gpus
+        return self.replicas * self.deployment.gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,10 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
             prompt_share=float(offered.capacity.prompt_share[column, p]),
             limit=LIMITS[int(offered.capacity.limit[column, p])],
             why=_why(asked, solution, column, p, effective),
-            hit_rate=hit_rate(deployment, pieces[p], tokens_per_s / max(replicas, 1)),
+            # Prefix caches of services with prefill apart are not reckoned with.
+            hit_rate=0.0
+            if isinstance(deployment, Disaggregated)
+            else hit_rate(deployment, pieces[p], tokens_per_s / max(replicas, 1)),
         )
         for p, load in loads.items()
     ]
@@ -182,13 +186,17 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
         most_in_flight=float(offered.capacity.most_in_flight[column, main]),
         limit=LIMITS[int(offered.capacity.limit[column, main])],
         carried=sorted(carried, key=lambda one: -one.load),
-        estimate=estimate(
+        estimate=_estimate(
             deployment,
             concurrency=max(round(in_flight * min(busy / replicas, 1.0)), 1),
             input_tokens=max(round(piece.input_tokens), 1),
             output_tokens=max(round(piece.output_tokens), 1),
         ),
     )
+
+
+def _estimate(one: Servable, **load: int) -> Estimate:
+    return estimate_apart(one, **load) if isinstance(one, Disaggregated) else estimate(one, **load)
 
 
 def _named(pools: list[PoolPlan]) -> list[PoolPlan]:

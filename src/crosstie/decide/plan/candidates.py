@@ -10,6 +10,7 @@ import msgspec
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.loading import shipped_loading
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism
+from crosstie.core.disaggregated import Servable
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
 from crosstie.core.workload import ModelChoice, Sharing, Workload
@@ -28,12 +29,12 @@ _SHARED_WIDTHS = (1, 2, 4, 8)
 _SHARED_LAYOUTS = 2
 
 # What tells one candidate from another.
-Key = tuple[str, str, str, str, str, Parallelism, str]
+Key = tuple[str, str, str, str, str, str, str]
 
 
-def key_of(one: Deployment) -> Key:
+def key_of(one: Servable) -> Key:
     drafts = str(one.speculation or "")
-    return one.model.id, one.accelerator.id, one.stack.id, one.precision.id, one.kv_format, one.parallelism, drafts
+    return one.model.id, one.accelerator.id, one.stack.id, one.precision.id, one.kv_format, one.layout, drafts
 
 
 def candidates(

@@ -25,7 +25,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from crosstie.core.deployment import Deployment
+from crosstie.core.disaggregated import Servable
 from crosstie.core.workload import RequestClass, Slice, Target
 from crosstie.decide.plan.reuse import loaded, room_beside_idle
 from crosstie.perf.hardware import Array, Hardware
@@ -121,17 +121,17 @@ class EstimateScale(ByDeployment):
     rate: Array
 
     @classmethod
-    def none(cls, deployments: Sequence[Deployment]) -> Self:
+    def none(cls, deployments: Sequence[Servable]) -> Self:
         one = np.ones(len(deployments))
         return cls(one, one, one)
 
     @classmethod
-    def upper_bound(cls, deployments: Sequence[Deployment]) -> Self:
+    def upper_bound(cls, deployments: Sequence[Servable]) -> Self:
         """At the slow end of the 80% intervals."""
         return cls.at(deployments, -_END)
 
     @classmethod
-    def at(cls, deployments: Sequence[Deployment], deviations: ArrayLike) -> Self:
+    def at(cls, deployments: Sequence[Servable], deviations: ArrayLike) -> Self:
         """As if replicas were so many standard deviations faster than estimated, one number or one a deployment.
 
         Intervals hold four fifths of what was measured; their ends are 1.28 deviations away, and between and
@@ -170,6 +170,8 @@ class LoadCurve(ByDeployment):
     prompts_a_step: Array
     room: Array
     engine_limit: Array
+    # Whether prompts stall those that decode: 1, or 0 where they are computed elsewhere.
+    stalls: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,13 +219,7 @@ def curves(hardware: Hardware, slices: Sequence[Slice]) -> list[LoadCurve]:
     got = under.steady
     # What is cached at a middling load, and of the prompts of the sample as much of what each could have.
     cached = under.cached_tokens.reshape(len(hardware.deployments), len(slices), count)[:, :, count // 2]
-    means = np.array([s.input_tokens for s in slices])
-    most = np.array([max(s.cached_tokens, 1e-9) for s in slices])
-    points, held = (np.array(every) for every in zip(*(_prompts(s) for s in slices), strict=True))
-    fresh = np.maximum(points - held * (cached / most)[:, :, None], 1.0)
-    flat = fresh.reshape(len(fresh), -1)
-    extra = _prefill_s(hardware, flat, points.ravel() - flat).reshape(fresh.shape)
-    extra = extra - _prefill_s(hardware, np.maximum(means - cached, 1.0), cached)[:, :, None]
+    extra = extra_prefill_s(hardware, slices, cached)
     contexts = np.array([float(s.context) for s in slices])
     # Each attention replica holds its own requests, and a whole one at least.
     whole = np.stack([cache_sequences(d, contexts) / d.parallelism.dp for d in hardware.deployments])
@@ -249,6 +245,7 @@ def curves(hardware: Hardware, slices: Sequence[Slice]) -> list[LoadCurve]:
                 # A replica that cannot hold the longest request serves none of the slice.
                 room=np.where(whole[:, k] >= 1.0, room, 0.0),
                 engine_limit=hardware.max_sequences[:, 0],
+                stalls=np.ones(len(hardware.deployments)),
             )
         )
     return found
@@ -261,6 +258,17 @@ def _prompts(one: Slice) -> tuple[Array, Array]:
     order = np.argsort(inputs - cached, kind="stable")
     places = order[((np.arange(_POINTS) + 0.5) * len(order) / _POINTS).astype(int)]
     return inputs[places], cached[places]
+
+
+def extra_prefill_s(hardware: Hardware, slices: Sequence[Slice], cached: Array) -> Array:
+    """(deployments, slices, _POINTS): what a slice's prompts take beyond its mean one, of which `cached` tokens are."""
+    means = np.array([s.input_tokens for s in slices])
+    most = np.array([max(s.cached_tokens, 1e-9) for s in slices])
+    points, held = (np.array(every) for every in zip(*(_prompts(s) for s in slices), strict=True))
+    fresh = np.maximum(points - held * (cached / most)[:, :, None], 1.0)
+    flat = fresh.reshape(len(fresh), -1)
+    extra = _prefill_s(hardware, flat, points.ravel() - flat).reshape(fresh.shape)
+    return np.asarray(extra - _prefill_s(hardware, np.maximum(means - cached, 1.0), cached)[:, :, None])
 
 
 def _points(values: Sequence[float]) -> Array:
@@ -315,7 +323,7 @@ class Levels:
         self.extra_s = np.stack([c.extra_s for c in found], axis=1) * scale.ttft[:, None, None]
         self.room = np.stack([c.room for c in found], axis=1)
         self.prompts_a_step = np.stack([c.prompts_a_step for c in found], axis=1)
-        self.engine_limit = found[0].engine_limit
+        self.engine_limit, self.stalls = found[0].engine_limit, found[0].stalls
         # A long context makes one's own tokens slower than those of the others.
         self.slower_s = alone
         self.later = np.array([_points([max(o - 1.0, 0.0) for _, o in p.slice.sample]) for p in parts])
@@ -380,7 +388,9 @@ def operating_point(levels: Levels, share: Array, requests_per_s: float, allowan
     level = np.where(whole, _LEVELS - 1.0, low)
     state = _state(levels, weight, level, requests_per_s)
     served = _holds(levels, needs, state)[0] & able & (state.in_flight >= _LEAST_IN_FLIGHT)
-    rate = np.where(served[:, None] & levels.able, state.rate, 0.0)
+    # Where prompts are computed elsewhere, no part may keep that side busier than the mixture does.
+    by_prefill = np.where(levels.stalls > 0, np.inf, state.busy)[:, None] / np.maximum(state.service_s, 1e-12)
+    rate = np.where(served[:, None] & levels.able, np.minimum(state.rate, by_prefill), 0.0)
     limit = np.where((why == _MEMORY) & (levels.room.max(axis=1) >= levels.engine_limit - 1e-9), _ENGINE, why)
     # What the strictest target bears at its worst moment.
     promised = float(levels.target_tpot_s[mine].min())
@@ -496,7 +506,7 @@ def _keeps_tpot(
     elasticity = np.clip(1.0 - per_request, _STIFFEST, 1.0)
     crowd = tpot * np.minimum(per_request, 1.0) / np.sqrt(np.maximum(in_flight * elasticity * pooled, 1e-6))
     crowd = _CROWD * np.minimum(crowd, tpot)
-    stalls = _STALLED * busy * residual * tpot / (1.0 - np.minimum(busy, _BUSIEST)) ** 2
+    stalls = levels.stalls * _STALLED * busy * residual * tpot / (1.0 - np.minimum(busy, _BUSIEST)) ** 2
     spread = np.sqrt(crowd[:, None, None] ** 2 + stalls[:, None, None] / np.maximum(levels.later, 1.0))
     above = (levels.target_tpot_s[:, None] - mean[:, :, None]) / np.maximum(spread, 1e-12)
     kept = np.where(levels.later > 0, _normal(above), 1.0)

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
+from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.payoff import FEWER, Payoff, payoff_of
 from crosstie.decide.plan.answer import PoolPlan
@@ -46,9 +46,9 @@ def drafting_pools(
             continue
         place = columns[key_of(pool.deployment), pool.tier, pool.replicas]
         mean = max(pool.carried, key=lambda one: one.load).part.slice
-        payoff = payoff_of(
-            pool.deployment, max(round(pool.in_flight), 1), round(mean.input_tokens), round(mean.output_tokens)
-        )
+        one = pool.deployment
+        in_flight = pool.in_flight / (one.decode_replicas if isinstance(one, Disaggregated) else 1)
+        payoff = payoff_of(one.decode, max(round(in_flight), 1), round(mean.input_tokens), round(mean.output_tokens))
         assert payoff is not None
         column = asked.offers.columns[place]
         needed = _replicas(surveyed, column, answer.share[place] * asked.problem.demand, asked.peak, scaling)
@@ -66,7 +66,7 @@ def _replicas(
     """That a column would take for what it carries, with so many fewer drafts kept."""
     drafts = column.deployment.speculation
     assert drafts is not None
-    fewer = msgspec.structs.replace(column.deployment, speculation=drafts.keeping(1.0 - FEWER))
+    fewer = column.deployment.drafting(drafts.keeping(1.0 - FEWER))
     one = next(s for s in surveyed if any(d.model.id == fewer.model.id for d in s.deployments))
     again = survey([fewer], one.parts)
     rates = rates_of(again, Levels(again.parts, again.curves, scaling(again.deployments)), column, peak)

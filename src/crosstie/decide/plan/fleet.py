@@ -5,8 +5,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from crosstie.catalog.pools import UNLIMITED_CONTEXT
-from crosstie.core.deployment import Deployment
-from crosstie.core.fleet import Fleet, HostedModel, Pool, Route, ServedClass
+from crosstie.core.disaggregated import Disaggregated, Servable
+from crosstie.core.fleet import Fleet, HostedModel, Pool, PoolApart, PoolSide, Route, ServedClass
 from crosstie.core.units import UNITS
 from crosstie.core.workload import RequestClass, Workload
 from crosstie.decide.plan.answer import PoolPlan, unused_name
@@ -97,10 +97,19 @@ def _pool(pool: PoolPlan, judged: Readiness) -> Pool:
         # What the promise bears at its worst moment, not on average.
         max_in_flight=max(math.floor(pool.most_in_flight), 1),
         max_context=_longest(pool),
+        apart=_apart(deployment) if isinstance(deployment, Disaggregated) else None,
     )
 
 
-def _precision(deployment: Deployment) -> str:
+def _apart(service: Disaggregated) -> PoolApart:
+    return PoolApart(
+        prefill=PoolSide(replicas=service.prefill_replicas, parallelism=service.prefill.parallelism),
+        decode=PoolSide(replicas=service.decode_replicas, parallelism=service.decode.parallelism),
+        connector=service.connector.id,
+    )
+
+
+def _precision(deployment: Servable) -> str:
     """The model's own by that word: what it is made of may have no name, or one that also means something else."""
     own, stored = deployment.model.native, deployment.precision.by_role
     is_own = all({one.id for one in stored[role].formats} == set(shares) for role, shares in own.items())
@@ -109,10 +118,15 @@ def _precision(deployment: Deployment) -> str:
 
 def _longest(pool: PoolPlan) -> int:
     """The longest single request whose cache a replica holds, as far as the model reaches."""
-    deployment = pool.deployment
-    most = deployment.model.max_context or 10**7
+    one = pool.deployment
+    most = one.model.max_context or 10**7
+    sides = (one.prefill, one.decode) if isinstance(one, Disaggregated) else (one,)
+
+    def too_long(tokens: int) -> bool:
+        return not all(sequences_that_fit(side, tokens) for side in sides)
+
     # The first length that does not fit, less one.
-    return bisect_left(range(most + 1), True, lo=2, key=lambda n: not sequences_that_fit(deployment, n)) - 1
+    return bisect_left(range(most + 1), True, lo=2, key=too_long) - 1
 
 
 def _routes(one: RequestClass, pools: Sequence[PoolPlan]) -> list[Route]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from crosstie.core.deployment import Deployment
+from crosstie.core.disaggregated import Servable
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import RequestClass, Slice, Target, Workload
 from crosstie.decide.plan.capacity import EstimateScale, own_ttft_s
@@ -79,10 +79,10 @@ def _memory(one: Survey, kind: RequestClass, longest: Slice, workload: Workload)
     )
 
 
-def _longest_held(deployment: Deployment) -> int:
+def _longest_held(one: Servable) -> int:
     """Tokens of the longest request that a replica holds, to two digits."""
     tokens = np.array([two_digits(step) for step in range(steps_up_to(1e8))])
-    held = cache_sequences(deployment, tokens) / deployment.parallelism.dp >= 1.0
+    held = cache_sequences(one.decode, tokens) / one.parallelism.dp >= 1.0
     return int(tokens[held].max(initial=0.0))
 
 

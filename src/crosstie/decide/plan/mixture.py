@@ -88,7 +88,7 @@ def _by_hour(workload: Workload, market: Market, fleet: FleetPlan) -> dict[str, 
     for pool in fleet.pools:
         replicas = np.maximum(np.ceil(pool.replicas * share - 1e-9), 1.0)
         name = pool.deployment.accelerator.id
-        found[name] = found.get(name, 0.0) + replicas * pool.deployment.parallelism.gpus
+        found[name] = found.get(name, 0.0) + replicas * pool.deployment.gpus
     for name, gpus in found.items():
         item = market.items[market.index(name)]
         found[name] = np.ceil(np.maximum(gpus - item.on_hand, 0.0) / item.unit - 1e-9) * item.unit

@@ -50,7 +50,7 @@ def _columns(offered: Offers, market: Market) -> dict[str, Any]:
     deployments = [column.deployment for column in offered.columns]
     return {
         "rate": offered.requests_per_s,
-        "gpus": np.array([float(d.parallelism.gpus) for d in deployments]),
+        "gpus": np.array([float(d.gpus) for d in deployments]),
         "accelerator": np.array([place[d.accelerator.id] for d in deployments], np.int64),
         "kept": np.stack((offered.capacity.keeps_ttft, offered.capacity.keeps_tpot)),
         "percentiles": percentiles(offered.parts),

@@ -10,12 +10,13 @@ from msgspec import to_builtins
 
 from crosstie.catalog.calibration import Calibration
 from crosstie.catalog.reading import is_date
+from crosstie.core.deployment import Deployment
+from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadData
 from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import Carried, FleetPlan, PoolPlan
 from crosstie.decide.plan.drafts import DraftingPool
-from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.shared import SharedPlan, SharedPoolPlan
@@ -45,10 +46,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "replicas_considered": plan.replicas_considered,
         "obstacles": to_builtins(plan.obstacles),
         "fleet": _fleet(plan, plan.fleet) if plan.fleet else None,
-        # As `serve` takes it and `simulate` reads it again.
-        "fleet_file": to_builtins(fleet_of(plan)) if plan.answered else None,
         "shared": _shared(plan.shared) if plan.shared else None,
-        "lighter_formats": to_builtins(plan.lighter),
         "mixture": _mixture(plan.mixture) if plan.mixture else None,
         "single_vendor": to_builtins(plan.single_vendor),
         "runner_up": runner and {"without": runner.without, **to_builtins(runner.fleet)},
@@ -121,6 +119,20 @@ def _fleet(plan: Plan, fleet: FleetPlan) -> dict[str, Any]:
     }
 
 
+def _apart(service: Disaggregated) -> dict[str, Any]:
+    """Both sides of one replica of the pool."""
+
+    def side(replicas: int, one: Deployment) -> dict[str, Any]:
+        return {"replicas": replicas, "parallelism": to_builtins(one.parallelism), "gpus": replicas * one.gpus}
+
+    return {
+        "prefill": side(service.prefill_replicas, service.prefill),
+        "decode": side(service.decode_replicas, service.decode),
+        "connector": service.connector.id,
+        "link": service.link,
+    }
+
+
 def _pool(pool: PoolPlan, judged: Readiness) -> dict[str, Any]:
     deployment = pool.deployment
     return {
@@ -129,6 +141,7 @@ def _pool(pool: PoolPlan, judged: Readiness) -> dict[str, Any]:
         "accelerator": deployment.accelerator.id,
         "vendor": deployment.accelerator.vendor,
         "parallelism": to_builtins(deployment.parallelism),
+        "apart": _apart(deployment) if isinstance(deployment, Disaggregated) else None,
         "precision": deployment.precision.id,
         "kv_format": deployment.kv_format,
         "stack": deployment.stack.id,

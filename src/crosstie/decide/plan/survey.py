@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator, Deployment
+from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.core.workload import RequestClass, Workload
+from crosstie.core.workload import RequestClass, Slice, Workload
 from crosstie.decide.plan.adapters import with_adapters
+from crosstie.decide.plan.apart import service_curves, services
 from crosstie.decide.plan.candidates import candidates, key_of
 from crosstie.decide.plan.capacity import (
     Capacity,
@@ -44,7 +46,7 @@ _SAME_SHARE = 1e-3
 class Survey:
     """One model: its deployments, and a curve for each of its parts on all of them."""
 
-    deployments: list[Deployment]
+    deployments: list[Servable]
     parts: list[TrafficPart]
     curves: list[LoadCurve]
     tiers: list[Tier]
@@ -69,7 +71,7 @@ class Mixture:
 class Column:
     """A pool that could be: a deployment that promises a tier, and is run for a mixture of requests."""
 
-    deployment: Deployment
+    deployment: Servable
     tier: Tier
     mixture: Mixture
 
@@ -114,19 +116,33 @@ def surveys(
         tried = candidates(catalog, model, accelerators, choice, min(contexts), max(contexts), gate)
         tried = with_adapters(tried, [one for one in workload.classes if one.model == model_id])
         on_progress(done, len(models), f"{model_id}: {len(tried)} replicas, {len(mine)} kinds of requests")
-        found.append(survey(tried, mine))
+        apart = services(catalog, tried, [part.slice for part in mine]) if choice.apart else []
+        found.append(survey([*tried, *apart], mine))
     return found
 
 
-def survey(deployments: Sequence[Deployment], parts: list[TrafficPart]) -> Survey:
-    """Deployments of one precision are evaluated together."""
-    ordered = sorted(deployments, key=lambda d: (d.precision.id, d.kv_format))
+def survey(deployments: Sequence[Servable], parts: list[TrafficPart]) -> Survey:
+    """Deployments of one precision are evaluated together, and so are services with prefill and decode apart."""
+
+    def kind(one: Servable) -> tuple[bool, str, str]:
+        return isinstance(one, Disaggregated), one.precision.id, one.kv_format
+
+    ordered = sorted(deployments, key=kind)
     per_part: list[list[LoadCurve]] = [[] for _ in parts]
-    for _, group in groupby(ordered, key=lambda d: (d.precision.id, d.kv_format)):
-        for held, curve in zip(per_part, curves(Hardware(list(group)), [p.slice for p in parts]), strict=True):
+    for _, group in groupby(ordered, key=kind):
+        for held, curve in zip(per_part, _curves(list(group), [p.slice for p in parts]), strict=True):
             held.append(curve)
     joined = [LoadCurve.stacked(held) for held in per_part] if ordered else []
     return Survey(list(ordered), parts, joined, tiers([part.request_class for part in parts]))
+
+
+def _curves(alike: Sequence[Servable], slices: Sequence[Slice]) -> list[LoadCurve]:
+    apart = [one for one in alike if isinstance(one, Disaggregated)]
+    return (
+        service_curves(apart, slices)
+        if apart
+        else curves(Hardware([d for d in alike if isinstance(d, Deployment)]), slices)
+    )
 
 
 def tiers(classes: Sequence[RequestClass]) -> list[Tier]:
@@ -155,7 +171,7 @@ def peak_of(workload: Workload) -> float:
     return max(1.0 + workload.growth_per_year, 1.0) * (1.0 + workload.constraints.spare)
 
 
-Scaling = Callable[[Sequence[Deployment]], EstimateScale]
+Scaling = Callable[[Sequence[Servable]], EstimateScale]
 
 
 def scaling_of(workload: Workload) -> Scaling:
@@ -299,7 +315,7 @@ def one_stack(offered: Offers) -> Offers:
     """
     rate = offered.requests_per_s
     demand = np.array([part.requests_per_s for part in offered.parts])
-    gpus = np.array([float(column.deployment.parallelism.gpus) for column in offered.columns])
+    gpus = np.array([float(column.deployment.gpus) for column in offered.columns])
     per_request = np.divide(gpus[:, None], rate, out=np.full_like(rate, np.inf), where=rate > 0)
     scores: dict[tuple[str, str], dict[str, tuple[int, float]]] = {}
     rows: dict[tuple[str, str, str], list[int]] = {}
@@ -333,7 +349,7 @@ def undominated(offered: Offers) -> Offers:
 
 
 def _front(offered: Offers, group: NDArray[np.int64]) -> list[int]:
-    gpus = np.array([offered.columns[i].deployment.parallelism.gpus for i in group])
+    gpus = np.array([offered.columns[i].deployment.gpus for i in group])
     rate = offered.requests_per_s[group]
     used = rate.max(axis=0) > 0
     per_gpu = rate[:, used] / gpus[:, None]
