@@ -195,6 +195,8 @@ def test_speculation_that_never_hits_is_never_faster_than_none(
     slow, fast = (steady_state(Hardware([one]), clients, inputs, outputs) for one in (on, off))
     # Bisection leaves 0.2% of the batch, and a longer step gathers more prompts, which may then share one.
     whole = [got.ttft_s + (outputs - 1) * got.tpot_s for got in (slow, fast)]
-    assert (slow.tpot_s >= fast.tpot_s * (1 - 5e-3)).all()
+    # SGLang lets fewer requests run at once with speculation, and those are then quicker while the others wait.
+    inside = slow.concurrency_that_fits >= clients
+    assert (slow.tpot_s >= fast.tpot_s * (1 - 5e-3))[inside].all()
     assert (slow.output_tokens_per_s <= fast.output_tokens_per_s * (1 + 5e-3)).all()
     assert (whole[0] >= whole[1] * (1 - 5e-3)).all()

@@ -54,6 +54,8 @@ SINGLE = {
     "kernel": Quantity("seconds", 0, 1e-3, "time a kernel takes to start, ramp up and drain"),
     "collective": Quantity("seconds", 0, 1e-2, "time a collective takes with nothing to send"),
     "link": _FRACTION,
+    "exchange": Quantity("seconds", 0, 1e-2, "time an all-to-all between nodes takes one way with nothing to send"),
+    "network": Quantity("fraction", 0.01, 1.5, "rate of an all-to-all over a GPU's network port"),
 }
 _PLAIN = (
     "name", "aliases", "versions", "vendors", "loads", "scheduling", "admission", "memory_of", "serves",

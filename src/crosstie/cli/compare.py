@@ -13,12 +13,14 @@ from crosstie.cli.fit import deployment_json, describe
 from crosstie.cli.options import FILE, json_option, model_argument, on_option, verbose_option
 from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.show import closing, console, print_json, say, show_scorecard, show_table
+from crosstie.core.errors import BadInput
 from crosstie.core.figures import seconds, share, significant
 from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.apart import ApartEntry
 from crosstie.decide.compare.curve import Curve, curves
 from crosstie.decide.compare.payoff import FEWER, Payoff
-from crosstie.decide.compare.scorecard import Entry, Scorecard
+from crosstie.decide.compare.scaling import SEVERAL_MACHINES, Scaling, Size
+from crosstie.decide.compare.scorecard import Entry, Load, Scorecard
 from crosstie.web.chart import draw_curves
 
 INTERVAL = "80% interval"
@@ -31,12 +33,13 @@ _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and wh
 @replica_options
 @click.option("--sweep", is_flag=True, help="Also from one request in flight to a full replica.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
+@click.option("--gpus", metavar="N,N", help="One service on so many GPUs each, and how it scales: 8,16,32.")
 @click.option("--apart", metavar="P:D", help="Also with prefill and decode apart, such as 1xTP4:2xTP8.")
 @verbose_option(_DETAILS)
 @json_option
 def command(
-    model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, apart: str | None,
-    verbose: bool, as_json: bool,
+    model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, gpus: str | None,
+    apart: str | None, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """One MODEL under one load on several accelerators: the scorecard, and why one wins.
 
@@ -46,6 +49,7 @@ def command(
     crosstie compare llama-3.1-405b --on mi300x,h200 --precision fp8
     crosstie compare deepseek-r1 --on mi355x,b200 --tp 8 --apart 1xTP8:2xTP8
     crosstie compare deepseek-r1 --on mi355x,b200 --tp 8 --speculation mtp:3 --text coding
+    crosstie compare deepseek-r1 --on gb200,mi355x --gpus 8,16,32,64 --kv fp8 --concurrency 512
 
     Without --tp each accelerator gets the fewest GPUs that hold the model and the load. TTFT and TPOT
     are means in a steady state; "all at once" is the mean TTFT when every client starts together, as
@@ -53,6 +57,10 @@ def command(
     and the tokens of a GPU. Exit status 1 when no accelerator can run it.
     """
     catalog = Catalog()
+    if gpus is not None:
+        if sweep or plot or apart:
+            raise BadInput("--gpus stands alone: leave --sweep, --plot and --apart out")
+        return scaled(replica.scaled(catalog, model, accelerators, gpus), replica.load, as_json)
     card = replica.scorecard(catalog, model, accelerators)
     split = replica.apart(catalog, card, apart) if apart else []
     swept = curves(card) if sweep or plot else []
@@ -71,6 +79,56 @@ def command(
         if plot:
             click.echo(f"drawn as {plot}", err=True)
     return 0 if any(entry.estimate for entry in card.entries) else 1
+
+
+def scaled(found: list[Scaling], load: Load, as_json: bool) -> int:
+    """One table an accelerator, a size a line."""
+    if as_json:
+        print_json({"load": asdict(load), "scaling": [scaling_json(one) for one in found]})
+        return 0
+    out = console()
+    say(
+        out,
+        f"{load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight at the "
+        "first size and as many a GPU at the others; each size in the layout that gives most",
+    )
+    columns = [">GPUs", "replicas", ">TTFT", ">TPOT", ">tokens/s", ">per GPU", ">efficiency"]
+    for one in found:
+        show_table(out, columns, [_size_row(size, load) for size in one.sizes], one.accelerator.id)
+        for size in one.sizes:
+            if size.problem:
+                say(out, f"  {size.problem}")
+    say(out, f"  several machines behind one door keep {share(SEVERAL_MACHINES)}, as in MLPerf's results", "dim")
+    return 0
+
+
+def _size_row(size: Size, load: Load) -> list[str]:
+    if size.deployment is None or size.estimate is None:
+        return [f"{size.gpus}", *("-" for _ in range(6))]
+    return [
+        f"{size.gpus}", f"{size.replicas} x {size.deployment.parallelism}", seconds(size.estimate.ttft_s),
+        seconds(size.estimate.tpot_s) if load.output_tokens > 1 else "-", significant(size.output_tokens_per_s),
+        significant(size.output_tokens_per_s / size.gpus), share(size.efficiency) if size.efficiency else "-",
+    ]  # fmt: skip
+
+
+def scaling_json(one: Scaling) -> dict[str, object]:
+    return {
+        "accelerator": one.accelerator.id,
+        "sizes": [
+            {
+                "gpus": size.gpus,
+                "replicas": size.replicas,
+                "deployment": deployment_json(size.deployment) if size.deployment else None,
+                "estimate": msgspec.to_builtins(size.estimate) if size.estimate else None,
+                "output_tokens_per_s": size.output_tokens_per_s,
+                "output_tokens_per_s_per_gpu": size.output_tokens_per_s / size.gpus,
+                "efficiency": size.efficiency,
+                "problem": size.problem,
+            }
+            for size in one.sizes
+        ],
+    }
 
 
 def show(card: Scorecard, verbose: bool) -> None:

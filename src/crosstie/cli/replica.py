@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from crosstie.catalog.acceptance import TEXTS
-from crosstie.catalog.library import Catalog
+from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.precision import PRECISIONS
 from crosstie.cli.options import Decorator
 from crosstie.core.deployment import KV_FORMATS, Parallelism
@@ -16,6 +16,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
 from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.apart import ApartEntry, compare_apart
+from crosstie.decide.compare.scaling import Scaling, scaling
 from crosstie.decide.compare.scorecard import Load, Scorecard, compare
 
 kv_option: Decorator = click.option(
@@ -84,6 +85,26 @@ class ReplicaOptions:
         if self.acceptance is not None:
             raise BadInput("--acceptance is about --speculation, which is not given")
         return None
+
+    def scaled(self, catalog: Catalog, model: str, accelerators: str, gpus: str) -> list[Scaling]:
+        """One service on each of these numbers of GPUs, "8,16,32"."""
+        if self.parallelism is not None:
+            raise BadInput("--gpus chooses the layout of each size itself: leave --tp, --pp, --ep and --dp out")
+        counts = names_in(gpus)
+        if not all(one.isdigit() for one in counts):
+            raise BadInput(f"--gpus '{gpus}': write numbers of GPUs of at least 1, such as 8,16,32")
+        found = catalog.model(model)
+        return scaling(
+            catalog,
+            found,
+            catalog.accelerators_named(accelerators, self.stack),
+            [int(one) for one in counts],
+            self.load,
+            precision=self.precision,
+            kv_format=self.kv_format,
+            stack=self.stack,
+            speculation=self._drafts(catalog, found),
+        )
 
     def apart(self, catalog: Catalog, card: Scorecard, layout: str) -> list[ApartEntry]:
         """The scorecard's accelerators with prefill and decode apart."""

@@ -192,6 +192,8 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     kernel          time that a kernel takes to start, ramp up and drain
     collective      time that a collective takes with nothing to send
     link            rate of a collective over the scale-up bandwidth
+    exchange        time that an all-to-all between nodes takes one way with nothing to send
+    network         rate of an all-to-all between nodes over the bandwidth of a GPU's network port
     """
 
     compute: dict[str, Fact]
@@ -203,6 +205,8 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     kernel: Fact
     collective: Fact
     link: Fact
+    exchange: Fact
+    network: Fact
     # Where each constant comes from: an accelerator, its family, or the default.
     scope: dict[str, str]
 
@@ -214,6 +218,10 @@ def kv_bytes_per_element(kv_format: str) -> float:
     if kv_format not in KV_FORMATS:
         raise BadInput(f"unknown KV format '{kv_format}'; known: {', '.join(KV_FORMATS)}")
     return KV_FORMATS[kv_format]
+
+
+# Widths of expert parallelism up to which engines keep each expert once.
+_NARROW = 8
 
 
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -232,6 +240,16 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, order=True):
     @property
     def stage_gpus(self) -> int:
         return self.tp * self.dp
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether experts are spread so far that engines keep copies of the popular ones, to even the ranks out."""
+        return self.ep > _NARROW and self.dp > 1
+
+    def expert_places(self, experts: int) -> int:
+        """Experts that a rank holds, copies included: of 256 experts 32 at EP8, 9 at EP32, 4 at EP72."""
+        own, more = divmod(experts, self.ep)
+        return own + 1 if more or self.is_wide else own
 
     def __str__(self) -> str:
         parts = [f"TP{self.tp}"] if self.tp > 1 or self.dp == 1 else []
@@ -253,16 +271,19 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, order=True):
         if self.ep > 1:
             if not model.is_moe:
                 raise BadInput(f"ep {self.ep}: {model.id} has no experts to spread")
-            if model.experts % self.ep:
+            if model.experts % self.ep and not self.is_wide:
                 raise BadInput(f"ep {self.ep} does not divide the {model.experts} experts of {model.id}")
+            if self.ep > model.experts:
+                raise BadInput(f"ep {self.ep} exceeds the {model.experts} experts of {model.id}")
             if self.stage_gpus % self.ep:
                 raise BadInput(f"ep {self.ep} does not divide the {self.stage_gpus} GPUs of a stage (tp x dp)")
         if self.dp > 1 and not model.is_moe:
             raise BadInput(f"dp {self.dp}: attention replicas share experts, and {model.id} has none")
-        if self.stage_gpus > accelerator.domain:
+        if self.stage_gpus > accelerator.domain and (self.tp > accelerator.domain or self.ep != self.stage_gpus):
             raise BadInput(
                 f"{self.stage_gpus} GPUs in one stage exceed the {accelerator.domain} that fast links join "
-                f"on {accelerator.id}; use pipeline stages (pp) beyond that"
+                f"on {accelerator.id}; use pipeline stages (pp) beyond that, or experts that are spread over all of "
+                f"them (dp and ep)"
             )
 
 

@@ -159,7 +159,7 @@ def candidate_layouts(model: Model, accelerator: Accelerator) -> list[Parallelis
 
     Spreading experts under tensor parallelism (TPn·EPn) fills memory as TPn does, so it is left out.
     """
-    widths = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= accelerator.domain]
+    widths = [n for n in (1, 2, 4, 8, 16, 32, 64, 72) if n <= accelerator.domain]
     found = [Parallelism(tp=n) for n in widths]
     if model.is_moe:
         found += [Parallelism(dp=n, ep=n) for n in widths if n > 1]

@@ -88,6 +88,7 @@ class Hardware:
         self.host_request_s = self._host_request * factors["host_request"]
         self.host_draft_s = self._host_draft * factors["host_draft"]
         self.collective_s = self._collective * factors["collective"]
+        self.exchange_s = self._exchange * factors["collective"]
         self.experts_share = self._experts * factors["experts"]
         self._attention_share = attainable("attention", self._attention, factors["attention"])
         self._link_share = attainable("link", self._link, factors["link"])
@@ -158,6 +159,12 @@ class Hardware:
         self._gpu_link = self.column(lambda d: d.accelerator.scale_up.bandwidth.si)
         self._peer_link = self.column(peer_bytes_per_s)
         self._stage = self.column(between_stages)
+        # Stages that reach beyond the domain: only experts do, over each GPU's network port.
+        self.domain = self.column(lambda d: float(d.accelerator.domain))
+        self.crosses = self.stage_gpus > self.domain
+        self.is_wide = self.column(lambda d: float(d.parallelism.is_wide)) > 0
+        self._exchange = self.column(lambda d: d.efficiency.exchange.si)
+        self.port_bytes_per_s = self.column(lambda d: d.accelerator.scale_out.bandwidth.si * d.efficiency.network.value)
 
     def link_peak_bytes_per_s(self, ranks: Array) -> Array:
         """What each GPU of a group of `ranks` has of its links.

@@ -94,7 +94,8 @@ def heaviest_stage(layers: list[tuple[int, float]], stages: int) -> float:
 def shards(tensor: Tensor, split: Parallelism) -> float:
     """GPUs of a stage that hold different parts of a tensor."""
     if tensor.role.startswith("experts"):
-        return float(split.stage_gpus)
+        copies = split.expert_places(tensor.copies) * split.ep / tensor.copies
+        return split.stage_gpus / copies
     if tensor.shard == "none":
         return 1.0
     return float(min(split.tp, tensor.max_shards))

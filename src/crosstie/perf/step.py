@@ -22,6 +22,13 @@ from crosstie.perf.work import Operation, Work
 # Rows that a grouped GEMM pads each expert's tokens by on average: half of a 16-row tile.
 EXPERT_PADDING_ROWS = 8.0
 ACTIVATION_BYTES = 2.0
+# The fullest rank over the mean one where copies of popular experts even them out, for DeepSeek-R1 at EP32: 2.56
+# without, 1.11 with 32 copies (NVIDIA/TensorRT-LLM docs/source/blogs/tech_blog blog04@2c64852c, 2025).
+UNEVEN_EXPERTS = 1.11
+# An all-to-all over more than eight ranks of one domain, out and back, with nothing to send: 18 and 31 us on GB200. The
+# bytes then travel at the links' peak (the same, blog18@22de8b34; measured/all_to_all.csv).
+WIDE_EXCHANGE_S = 49e-6
+_NARROW_RANKS = 8.0
 
 
 class Shape(NamedTuple):
@@ -131,10 +138,14 @@ def step(hardware: Hardware, at: Shape) -> StepCost:
     busiest = _busiest_replica(hardware, at)
     account = _run(hardware, at, busiest, detailed=True)
     zero = np.zeros_like(account.total)
+    exchanged = zero + _collectives(hardware, busiest)
+    if hardware.crosses.any():
+        hidden = account.total + exchanged - _overlapped(hardware, at, busiest, account.total, exchanged)
+        exchanged = np.maximum(exchanged - hidden, 0.0)
     return StepCost(
         compute_s=account.compute,
         memory_s=account.total - account.compute,
-        interconnect_s=zero + _collectives(hardware, busiest),
+        interconnect_s=exchanged,
         host_s=zero + _host(hardware, busiest),
         ideal_s=account.ideal,
         host_overlapped=hardware.host_overlapped,
@@ -155,7 +166,24 @@ def gpu_s(hardware: Hardware, at: Shape) -> Array:
 
 
 def _gpu_s(hardware: Hardware, at: Shape, busiest: Shape) -> Array:
-    return _run(hardware, at, busiest, detailed=False).total + _collectives(hardware, busiest)
+    computed, exchanged = _run(hardware, at, busiest, detailed=False).total, _collectives(hardware, busiest)
+    if not hardware.crosses.any():
+        return computed + exchanged
+    return _overlapped(hardware, at, busiest, computed, exchanged)
+
+
+def _overlapped(hardware: Hardware, at: Shape, busiest: Shape, computed: Array, exchanged: Array) -> Array:
+    """Engines that reach beyond a node compute one half of a batch while the other travels, where that is quicker:
+    each half reads the weights again, and the longer of the two counts."""
+    halved = at._replace(decode_sequences=0.5 * at.decode_sequences, prefill_tokens=0.5 * at.prefill_tokens)
+    half = busiest._replace(
+        decode_sequences=0.5 * busiest.decode_sequences, prefill_tokens=0.5 * busiest.prefill_tokens
+    )
+    computing, travelling = _run(hardware, halved, half, detailed=False).total, _collectives(hardware, half)
+    # The first half has nothing to hide behind, and the last one's results come back alone.
+    by_halves = 2.0 * np.maximum(computing, travelling) + np.minimum(computing, travelling) / hardware.work.layers
+    together = computed + exchanged
+    return np.where(hardware.crosses, np.minimum(together, by_halves), together)
 
 
 def _with_host(gpu_s: Array, host_s: Array, overlapped: Mask) -> Array:
@@ -270,6 +298,7 @@ def _experts(account: _Account, hardware: Hardware, count: int, operation: Opera
     rows = tokens * tensor.active / hardware.ep
     # The slowest rank sets the pace: about the expected maximum of `ep` random loads.
     crowding = np.minimum(1.0 + np.sqrt(2.0 * np.log(hardware.ep) / np.maximum(rows, 1.0)), hardware.ep)
+    crowding = np.where(hardware.is_wide, np.maximum(crowding, UNEVEN_EXPERTS), crowding)
     rows = rows * crowding
     visited = np.minimum(local * distinct_share(share, tokens) * crowding, np.minimum(local, rows))
     splits = hardware.stage_gpus / hardware.ep
@@ -376,8 +405,18 @@ def _exchanges(hardware: Hardware, work: Work, tokens: Array) -> Array:
     plain_forward = (work.layers - work.expert_layers) * reduce
     # Dispatch sends each token to all ranks that hold its experts in 8 bits, combine brings 16 bits back.
     copies = np.minimum(max(work.experts_per_token, 1), hardware.ep) * ranks / hardware.ep
-    exchanged = tokens * copies * work.expert_width * 3.0 * (ranks - 1) / ranks
-    spread = _share(tokens) * (2.0 * hardware.collective_s + exchanged / hardware.link_bytes_per_s(ranks))
+    sent = tokens * copies * work.expert_width * 3.0
+    inside = sent * (ranks - 1) / ranks
+    spread = 2.0 * hardware.collective_s + inside / hardware.link_bytes_per_s(ranks)
+    if (ranks > _NARROW_RANKS).any():
+        wide = WIDE_EXCHANGE_S * hardware.factors["collective"] + inside / hardware.link_peak_bytes_per_s(ranks)
+        spread = np.where(ranks > _NARROW_RANKS, wide, spread)
+    if hardware.crosses.any():
+        # What is for other nodes goes through the network port, and that takes longer than the rest.
+        away = 1.0 - hardware.domain / ranks
+        between = 2.0 * hardware.exchange_s + sent * away / hardware.port_bytes_per_s
+        spread = np.where(hardware.crosses, between, spread)
+    spread = _share(tokens) * spread
     experts = work.expert_layers * np.where(hardware.dp > 1, spread, reduce)
     return np.asarray(attention + plain_forward + experts)
 

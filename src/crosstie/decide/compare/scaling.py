@@ -1,0 +1,97 @@
+"""One service on more and more GPUs of a kind: the best layout at each size, and how much of the ideal it keeps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Accelerator, Deployment, Parallelism
+from crosstie.core.errors import BadInput
+from crosstie.core.estimate import Estimate
+from crosstie.core.model import Model
+from crosstie.core.speculation import Speculation
+from crosstie.decide.compare.scorecard import Load
+from crosstie.perf.estimate import estimate
+from crosstie.perf.fit import allowed, candidate_layouts, place_each
+
+# What replicas on several machines behind one door keep of as many by themselves: the median of 30 MLPerf Inference
+# results (v4.1 to v6.1, measured/results.csv.gz) on 16 to 288 GPUs over the best of the same round, accelerator, model
+# and scenario on four or eight. Four fifths of them keep 0.89 to 1.04.
+SEVERAL_MACHINES = 0.96
+_MACHINE = 8
+# Widths of experts that reach beyond a node.
+_WIDEST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A number of GPUs of one kind, in the layout that gives most there."""
+
+    gpus: int
+    deployment: Deployment | None = None
+    replicas: int = 0
+    # Of one replica; and of all, with what several machines lose.
+    estimate: Estimate | None = None
+    output_tokens_per_s: float = 0.0
+    # Tokens a second a GPU over those of the first size; None where one of them cannot run it.
+    efficiency: float | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    accelerator: Accelerator
+    sizes: list[Size]
+
+
+def scaling(
+    catalog: Catalog, model: Model, accelerators: Sequence[Accelerator], gpus: Sequence[int], load: Load, *,
+    precision: str | None = None, kv_format: str = "bf16", stack: str | None = None,
+    speculation: Speculation | None = None,
+) -> list[Scaling]:  # fmt: skip
+    """`load.concurrency` is of the first size; each further one has as many requests a GPU."""
+    if not gpus or any(n < 1 for n in gpus):
+        raise BadInput("--gpus: write numbers of GPUs of at least 1, such as 8,16,32")
+    if list(gpus) != sorted(set(gpus)):
+        raise BadInput("--gpus: write each number once, the smallest first")
+    found = []
+    for accelerator in accelerators:
+        first = catalog.deployment(model, accelerator, Parallelism(), precision, kv_format, stack, speculation)
+        sizes = [_size(catalog, first, n, load, load.concurrency * n / gpus[0]) for n in gpus]
+        base = sizes[0].output_tokens_per_s / sizes[0].gpus
+        found.append(Scaling(accelerator, [_with_efficiency(one, base) for one in sizes]))
+    if not any(one.deployment for each in found for one in each.sizes):
+        raise BadInput(found[0].sizes[-1].problem)
+    return found
+
+
+def _with_efficiency(one: Size, base: float) -> Size:
+    if not base or one.deployment is None:
+        return one
+    kept = one.output_tokens_per_s / one.gpus / base
+    return Size(one.gpus, one.deployment, one.replicas, one.estimate, one.output_tokens_per_s, kept)
+
+
+def _size(catalog: Catalog, first: Deployment, gpus: int, load: Load, requests: float) -> Size:
+    """The layout whose replicas fill the GPUs and give most tokens."""
+    best: Size | None = None
+    tried = place_each(catalog, first, layouts(first.model, first.accelerator, gpus), load.context)
+    holding = [placed.deployment for placed in tried if placed.fits]
+    # Stages beyond what one needs to hold the model are for nobody who can have replicas.
+    for one in [d for d in holding if d.parallelism.pp == 1] or holding:
+        replicas = gpus // one.parallelism.gpus
+        each = max(round(requests / replicas), 1)
+        got = estimate(one, concurrency=each, input_tokens=load.input_tokens, output_tokens=load.output_tokens)
+        several = replicas > 1 and gpus > _MACHINE
+        rate = got.output_tokens_per_s * replicas * (SEVERAL_MACHINES if several else 1.0)
+        if best is None or rate > best.output_tokens_per_s:
+            best = Size(gpus, one, replicas, got, rate)
+    return best or Size(gpus, problem=f"{gpus} {first.accelerator.id} cannot hold {first.model.id}")
+
+
+def layouts(model: Model, accelerator: Accelerator, gpus: int) -> list[Parallelism]:
+    """Those of which whole replicas fill the GPUs, with experts that reach beyond a node among them."""
+    found = candidate_layouts(model, accelerator)
+    if model.is_moe:
+        reach = [n for n in (16, 32, _WIDEST) if n > accelerator.domain]
+        found += allowed([Parallelism(dp=n, ep=n) for n in reach], model, accelerator)
+    return [split for split in found if gpus % split.gpus == 0]
