@@ -18,9 +18,10 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 import crosstie
 from crosstie.catalog.describe import overview
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.pictures import Images
 from crosstie.cli.main import crosstie as cli
 from crosstie.core.fleet import HostedModel, Route, Serving
-from crosstie.core.workload import Constraints
+from crosstie.core.workload import Constraints, Lora, PrefixReuse
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -222,6 +223,11 @@ RENDERED: dict[str, Callable[[], str]] = {
     "formats": _catalog("formats"),
     "commands": _commands,
     "library": _library,
-    "workload": _keys(("[constraints]", Constraints)),
+    "workload": _keys(
+        ("prefix of a [[class]]", PrefixReuse),
+        ("images of a [[class]]", Images),
+        ("lora of a [[class]]", Lora),
+        ("[constraints]", Constraints),
+    ),
     "fleet": _keys(("[serve]", Serving), ("routes of a [[class]]", Route), ("hosts of a [[pool]]", HostedModel)),
 }

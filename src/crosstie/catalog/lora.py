@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from crosstie.catalog.popularity import missing_share, shares, zipf
 from crosstie.catalog.reading import (
     Quantity,
     Sources,
@@ -22,7 +23,6 @@ from crosstie.catalog.reading import (
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact
 from crosstie.core.workload import Lora
-from crosstie.perf.adapters import missing_share, shares, zipf
 
 _FILE = Path(__file__).parent / "data" / "lora.toml"
 _SPEED = Quantity("fraction", 0.01, 1.0, "speed with adapters over that without")

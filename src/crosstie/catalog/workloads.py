@@ -183,6 +183,13 @@ def _sharing(reader: Reader, raw: object, classes: tuple[RequestClass, ...]) -> 
     models = _hosted(reader, "hosting.models", entry.get("models"), asked) or asked
     pinned = _hosted(reader, "hosting.pinned", entry.get("pinned"), models)
     found = read_record(reader.file, "hosting", raw, Sharing, models=models, pinned=pinned)
+    for index, one in enumerate(classes):
+        if one.lora is not None and one.model in models:
+            raise BadData(
+                reader.file,
+                f"class[{index}].lora",
+                f"{one.model} shares replicas by [hosting]: adapters need their own",
+            )
     for key, needs in (("host_gb_per_s", ("host",)), ("disk_gb_per_s", ("disk", "start")), ("start_s", ("start",))):
         if key in entry and found.load_from not in needs:
             raise BadData(reader.file, f"hosting.{key}", f"has no meaning with load_from = '{found.load_from}'")

@@ -1,7 +1,4 @@
-"""Adapters (LoRA) on a replica: what their slots take of its memory, and how often an adapter is not there."""
-
-import math
-from collections.abc import Sequence
+"""Adapters (LoRA) on a replica: what their slots take of its memory."""
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.model import Tensor
@@ -11,7 +8,6 @@ _FORWARD = frozenset(("mlp", "mlp_down", "shared", "shared_down"))
 # Two projections of the feed-forward part, which are one product of the model.
 _PAIRS = frozenset(("mlp", "shared"))
 _BYTES = 2.0
-_BISECTIONS = 60
 
 
 def gpu_adapter_bytes(deployment: Deployment) -> float:
@@ -35,50 +31,3 @@ def _sides(tensor: Tensor, tp: int) -> float:
     if tensor.shard == "in":
         return tensor.cols / split + tensor.rows
     return pairs * tensor.cols + tensor.rows / (split if tensor.shard == "out" else 1.0)
-
-
-def shares(popularity: Sequence[float]) -> list[float]:
-    total = math.fsum(popularity)
-    return [one / total for one in popularity]
-
-
-def zipf(count: int, exponent: float) -> list[float]:
-    """Shares of requests by adapter, the n-th in proportion to n^-exponent."""
-    return shares([n**-exponent for n in range(1, count + 1)])
-
-
-def missing_share(popularity: Sequence[float], slots: int) -> float:
-    """Share of requests whose adapter is not among those used last, as many as there are slots.
-
-    Che's approximation: an adapter stays for as many requests after its last as fill the slots, the same for all.
-    """
-    if slots >= sum(one > 0 for one in popularity):
-        return 0.0
-    low, high = 0.0, 1.0
-    while _present(popularity, high) < slots:
-        high *= 2.0
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if _present(popularity, middle) < slots else (low, middle)
-    return math.fsum(one * math.exp(-one * high) for one in popularity)
-
-
-def _present(popularity: Sequence[float], lasts: float) -> float:
-    return math.fsum(-math.expm1(-one * lasts) for one in popularity)
-
-
-def most_in_flight(popularity: Sequence[float], slots: int) -> float:
-    """Requests that run at once with no more than that many adapters among them, on average; infinite: any number."""
-    if slots >= sum(one > 0 for one in popularity):
-        return math.inf
-    low, high = float(slots), float(slots)
-    while _distinct(popularity, high) <= slots:
-        high *= 2.0
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if _distinct(popularity, middle) <= slots else (low, middle)
-    return low
-
-
-def _distinct(popularity: Sequence[float], requests: float) -> float:
-    return math.fsum(-math.expm1(requests * math.log1p(-min(one, 1.0 - 1e-12))) for one in popularity)

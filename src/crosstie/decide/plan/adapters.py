@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import msgspec
 
 from crosstie.catalog.lora import popularity_of, shipped_lora, slots_of
+from crosstie.catalog.popularity import most_in_flight
 from crosstie.core.deployment import Adapters, Deployment, LoraTargets
 from crosstie.core.estimate import Correction, Spread
 from crosstie.core.workload import Lora, RequestClass
-from crosstie.perf.adapters import most_in_flight
 
 
 def with_adapters(deployments: Sequence[Deployment], classes: Sequence[RequestClass]) -> list[Deployment]:

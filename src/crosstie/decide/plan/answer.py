@@ -191,6 +191,7 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
             concurrency=max(round(in_flight * min(busy / replicas, 1.0)), 1),
             input_tokens=max(round(piece.input_tokens), 1),
             output_tokens=max(round(piece.output_tokens), 1),
+            cached_tokens=round(piece.input_tokens * next((c.hit_rate for c in carried if c.part.slice is piece), 0.0)),
         ),
     )
 
