@@ -239,6 +239,9 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan) -> None:
             out,
             f"- constraints.{bound.key} = {bound.now} costs {month} a month: without it {_beside(bound.without_it)}",
         )
+    for lighter in plan.lighter:
+        saves = f"{_beside(lighter.fleet)}; check what the model then answers"
+        say(out, f"- with {lighter.what}: {saves}")
     if plan.mixture:
         _show_mixture(out, plan.mixture)
     saved = [one.usd_per_hour - fleet.usd_per_hour for one in plan.single_vendor.values() if one]

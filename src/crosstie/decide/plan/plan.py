@@ -14,6 +14,7 @@ from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
+from crosstie.decide.plan.lighter import Lighter, lighter_formats
 from crosstie.decide.plan.market import Market, market
 from crosstie.decide.plan.mixture import Mixture, mixture
 from crosstie.decide.plan.optimise import Choice, choice, near_ones_simplified, simplest, single_vendor, without_each
@@ -111,6 +112,8 @@ class Plan:
     drafts: list[DraftingPool] = field(default_factory=list)
     # Reserved for the base of a day and on-demand for its peak; None where the workload has no day.
     mixture: Mixture | None = None
+    # Formats that the workload does not name and that would make it cheaper.
+    lighter: list[Lighter] = field(default_factory=list)
     # The replicas that models share, beside the fleet of the others; None where none do.
     shared: SharedPlan | None = None
 
@@ -163,8 +166,14 @@ def _own_plan(catalog: Catalog, workload: Workload, priced: Market, made: str, o
     found = _best_plan(catalog, workload, priced, made, gate, on_progress)
     pools = found.fleet.pools if found.fleet else []
     judged = {pool.name: gate.readiness(pool.deployment.decode) for pool in pools}
-    day = mixture(catalog, workload, priced, found.fleet) if found.fleet else None
-    return replace(found, readiness=judged, will_not_run=gate.left_out(), mixture=day)
+    found = replace(found, readiness=judged, will_not_run=gate.left_out())
+    if found.fleet is None:
+        return found
+    return replace(
+        found,
+        mixture=mixture(catalog, workload, priced, found.fleet),
+        lighter=lighter_formats(catalog, workload, priced, set(found.fleet.gpus), found.fleet.usd_per_hour),
+    )
 
 
 def _best_plan(

@@ -47,6 +47,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "obstacles": to_builtins(plan.obstacles),
         "fleet": _fleet(plan, plan.fleet) if plan.fleet else None,
         "shared": _shared(plan.shared) if plan.shared else None,
+        "lighter_formats": to_builtins(plan.lighter),
         "mixture": _mixture(plan.mixture) if plan.mixture else None,
         "single_vendor": to_builtins(plan.single_vendor),
         "runner_up": runner and {"without": runner.without, **to_builtins(runner.fleet)},
