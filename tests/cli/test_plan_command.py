@@ -53,7 +53,7 @@ KEYS = {"will_not_run", "mixture", "lighter_formats",
 }  # fmt: skip
 FLEET = {
     "usd_per_hour", "uncertainty", "usd_per_month", "usd_over_horizon", "watts", "gpus", "on_hand", "to_be_had", "optimality_gap",
-    "usd_per_million_tokens", "by_class", "pools",
+    "usd_per_million_tokens", "by_class", "pools", "speculation",
 }  # fmt: skip
 POOL = {"preflight", "release",
     "name", "model", "accelerator", "vendor", "parallelism", "precision", "kv_format", "stack", "replicas", "gpus",
