@@ -21,9 +21,6 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from crosstie.decide.plan.run_result import Case
-from crosstie.decide.plan.runs import run
-from crosstie.decide.plan.traffic import recorded
 
 import crosstie.sim.engine as engine_module
 from crosstie.catalog.library import Catalog
@@ -31,6 +28,9 @@ from crosstie.catalog.traces import Trace
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Fleet, Pool, ServedClass
 from crosstie.core.workload import Target
+from crosstie.decide.plan.run_result import Case
+from crosstie.decide.plan.runs import run
+from crosstie.decide.plan.traffic import recorded
 from crosstie.sim.fleet import FleetSimulator, SimulatedRequest
 
 MODEL = "llama-3.1-8b"

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from crosstie.decide.cost.tco import Tco as Tco, TcoRequest as TcoRequest
     from crosstie.decide.plan.fleet import fleet_of as fleet_of
     from crosstie.decide.plan.plan import Plan as Plan
+    from crosstie.decide.plan.run_result import Outage as Outage, Run as Run
     from crosstie.decide.plan.simulate import Simulation as Simulation
     from crosstie.perf.estimate import estimate as estimate, estimates as estimates
     from crosstie.perf.fit import Fit as Fit, Placement as Placement
@@ -98,6 +99,7 @@ _HOMES = {
     "crosstie.decide.cost.tco": ("Tco", "TcoRequest"),
     "crosstie.decide.plan.fleet": ("fleet_of",),
     "crosstie.decide.plan.plan": ("Plan",),
+    "crosstie.decide.plan.run_result": ("Outage", "Run"),
     "crosstie.decide.plan.simulate": ("Simulation",),
     "crosstie.perf.estimate": ("estimate", "estimates"),
     "crosstie.perf.fit": ("Fit", "Placement"),

@@ -54,6 +54,7 @@ COMPARE = ["compare", "llama-3.1-70b", "--on", "mi300x,h200,b200,h100-sxm"]
 TCO = ["tco", "llama-3.1-70b", "--precision", "fp8", "--on", "mi300x,h200", "--gpus", "64", "--samples", "200"]
 COMMANDS = {
     "fit": ["fit", "llama-3.1-405b", "--precision", "bf16,fp8", "--context", "32768"],
+    "simulate": ["simulate", "FLEET", "--requests", "300", "--processes", "1", "-v", "--policy", "fastest,round-robin"],
     "fit-one": ["fit", "llama-3.1-70b", "--on", "mi300x,h100-sxm", "-v"],
     "compare": COMPARE,
     "compare-verbose": [*COMPARE, "-v", "--sweep"],

@@ -14,6 +14,7 @@ SECTIONS = {
         "fit": "how a model sits in memory on each accelerator",
         "compare": "one model under one load on several accelerators, and why one wins",
         "plan": "the cheapest fleet for a workload, who goes where, and what would change it",
+        "simulate": "a fleet, a plan or a workload under traffic: percentiles, cost, queues, policies side by side",
         "tco": "what owning each would cost over years, per million tokens, and how sure that is",
         "catalog": "accelerators, models, stacks and prices, each number with its source",
     },

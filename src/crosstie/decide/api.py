@@ -7,12 +7,12 @@ What is wrong with a question raises a `CrosstieError` of one line.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import cast
 
-from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog, names_in
+from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.core.deployment import Accelerator, Parallelism
-from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
 from crosstie.core.model import Model
 from crosstie.core.progress import OnProgress, no_progress
@@ -24,7 +24,10 @@ from crosstie.decide.cost import tco as owning
 from crosstie.decide.cost.tco import Tco, TcoRequest
 from crosstie.decide.plan import plan as planning, simulate as simulating
 from crosstie.decide.plan.plan import Plan
+from crosstie.decide.plan.run_result import Outage
 from crosstie.decide.plan.simulate import Simulation
+from crosstie.decide.plan.subject import Subject, of_fleet, of_plan, read_subject
+from crosstie.decide.plan.sweep import Source
 from crosstie.perf import fit as fitting
 from crosstie.perf.fit import Fit
 
@@ -92,28 +95,53 @@ def plan(
 
 
 def simulate(
-    fleet: str | Path | Fleet | Plan, workload: str | Path | Workload | None = None, *, policy: Policy | None = None,
-    requests: int = 5000, load: float = 1.0, seed: int = 7, catalog: Catalog | None = None,
+    what: str | Path | Fleet | Plan | Workload, workload: str | Path | Workload | None = None, *,
+    fleets: Iterable[str | Path | Fleet | Plan] = (), trace: str | Path | Trace | None = None,
+    class_name: str | None = None, rate: float | None = None, load: float | Sequence[float] = 1.0,
+    policy: str | Sequence[Policy] | None = None, requests: int | None = None, seeds: int | Sequence[int] = 1,
+    kill: Iterable[Outage] = (), clairvoyant: bool = False, processes: int | None = 1, ray: str | None = None,
+    catalog: Catalog | None = None, on_progress: OnProgress = no_progress,
 ) -> Simulation:  # fmt: skip
-    """Traffic of a workload through a fleet, by the gateway's own routing policy and engines that work in steps.
+    """Requests through fleets, by the gateway's own routing policies and engines that work in steps: a run for each
+    fleet, policy, load and seed.
 
-    A plan brings its workload; a fleet needs one. `policy` tries another than the fleet's, `load` is times the peak.
-    Nothing is measured: replicas take the time that the performance model predicts.
+    `what` is a fleet, a plan, which brings its workload, or a workload, which is planned first; `fleets` are others
+    beside it. Requests are the workload's, Poisson at its peak, or those of a `trace` at their own times; `rate` is in
+    place of either's, `load` times it. `policy` tries others than the fleets' own, `kill` takes pools away for a while.
+    `seeds` is how many, or which; `processes` None is one a core. Nothing is measured: replicas take the time that the
+    performance model predicts.
     """
     catalog = catalog or Catalog()
-    if workload is None:
-        if not isinstance(fleet, Plan):
-            raise BadInput("a fleet is simulated with a workload; a plan brings its own")
-        workload = fleet.workload
+    subjects = [_subject(catalog, one, on_progress) for one in (what, *fleets)]
+    given = None if workload is None else _workload(catalog, workload)
+    recorded = trace if isinstance(trace, Trace) or trace is None else read_trace(find_trace(str(trace), Path()))
     return simulating.simulate(
         catalog,
-        read_fleet(catalog, Path(fleet)) if isinstance(fleet, str | Path) else fleet,
-        _workload(catalog, workload),
-        policy=policy,
-        requests=requests,
-        load=load,
-        seed=seed,
+        subjects,
+        Source(given, recorded, class_name, rate, requests),
+        policies=_policies(policy),
+        loads=[load] if isinstance(load, int | float) else list(load),
+        seeds=range(seeds) if isinstance(seeds, int) else list(seeds),
+        outages=list(kill),
+        clairvoyant=clairvoyant,
+        processes=processes,
+        ray=ray,
+        on_progress=on_progress,
     )
+
+
+def _policies(given: str | Sequence[Policy] | None) -> Sequence[Policy]:
+    if given is None:
+        return ()
+    return cast("Sequence[Policy]", names_in(given)) if isinstance(given, str) else given
+
+
+def _subject(catalog: Catalog, what: str | Path | Fleet | Plan | Workload, on_progress: OnProgress) -> Subject:
+    if isinstance(what, Fleet):
+        return of_fleet(what)
+    if isinstance(what, Workload):
+        return of_plan(planning.plan(catalog, what, on_progress=on_progress))
+    return of_plan(what) if isinstance(what, Plan) else read_subject(catalog, Path(what), on_progress)
 
 
 def tco(card: Scorecard, request: TcoRequest | None = None, *, catalog: Catalog | None = None) -> Tco:

@@ -76,6 +76,9 @@ class _DecodeReplica:
         self.cached = 0.0
         self.link_free_s = 0.0
 
+    def busy_by(self, moment: float) -> float:
+        return self.busy_s - (max(self.clock - moment, 0.0) if self.under_way else 0.0)
+
     def needs(self, job: _Job) -> float:
         # Sequences grow as they go; half of an answer is what one holds on average.
         return job.input + (job.output if self.whole else 0.5 * job.output)
@@ -224,6 +227,13 @@ class DisaggregatedEngine:
         service = self.service
         prefill = sum(one.busy_s for one in self.prefillers) * service.prefill.parallelism.gpus
         decode = sum(one.busy_s for one in self.decoders) * service.decode.parallelism.gpus
+        return (prefill + decode) / service.gpus
+
+    def busy_by(self, moment: float) -> float:
+        """The same up to then."""
+        service = self.service
+        prefill = sum(one.busy_by(moment) for one in self.prefillers) * service.prefill.parallelism.gpus
+        decode = sum(one.busy_by(moment) for one in self.decoders) * service.decode.parallelism.gpus
         return (prefill + decode) / service.gpus
 
     def add(

@@ -234,6 +234,10 @@ class Engine:
         used = sum(rank.blocks + self._grown(rank, grown) for rank in self._ranks)
         return min(used / max(self.blocks * len(self._ranks), 1), 1.0)
 
+    def busy_by(self, moment: float) -> float:
+        """Seconds up to then in which it had anything to do."""
+        return self.busy_s + (max(min(moment, self._ends) - self._start, 0.0) if self._planned else 0.0)
+
     @property
     def idle(self) -> bool:
         return not self._jobs and not self._planned

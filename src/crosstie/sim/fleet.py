@@ -69,7 +69,8 @@ class _Sent:
 
 class FleetSimulator:
     """`tell` is given every answer as it ends; without one they are kept in `answered`. `prefixes`: engines keep what
-    they computed, and requests find it by the blocks of their `prefix`."""
+    they computed, and requests find it by the blocks of their `prefix`. `knows_lengths`: the router is told how long
+    each answer will be, as no gateway is."""
 
     def __init__(
         self,
@@ -79,11 +80,13 @@ class FleetSimulator:
         seed: int = 0,
         *,
         prefixes: bool = True,
+        knows_lengths: bool = False,
         tell: Callable[[SimulatedAnswer], None] | None = None,
     ):
         self.live: LiveFleet = live_fleet(catalog, fleet, 0.0)
         self.router = Router(self.live, make_policy(policy or fleet.policy, seed))
         self.serving = fleet.serving
+        self.knows_lengths = knows_lengths
         self.room = WaitingRoom(fleet.serving.max_queued)
         self.now = 0.0
         self.answered: list[SimulatedAnswer] = []
@@ -148,7 +151,9 @@ class FleetSimulator:
             model=request.model,
             class_name=request.class_name,
             input_tokens=float(request.input_tokens),
-            output_tokens=self.live.lengths.expected_output(request.class_name, request.model, None),
+            output_tokens=float(request.output_tokens)
+            if self.knows_lengths
+            else self.live.lengths.expected_output(request.class_name, request.model, None),
             ttft_s=served.ttft.seconds if served and served.ttft else None,
             tpot_s=served.tpot.seconds if served and served.tpot else None,
             priority=request.priority,
@@ -251,11 +256,14 @@ class FleetSimulator:
             )
         )
 
-    def fail(self, pool: LivePool) -> None:
+    def fail(self, pool: LivePool) -> int:
         """Every replica of a pool is gone now. What they had begun goes on elsewhere, as behind the gateway: what the
-        client has is read again there, and the rest is made."""
-        self._let_go(pool, "failed")
-        for number, sent in [one for one in self._sent.items() if one[1].flight.replica.pool is pool]:
+        client has is read again there, and the rest is made. How many requests they had."""
+        for replica in pool.replicas:
+            self.engines[replica.key].advance(self.now)
+            replica.went_down("failed")
+        cut_off = [one for one in self._sent.items() if one[1].flight.replica.pool is pool]
+        for number, sent in cut_off:
             del self._sent[number]
             flight, request = sent.flight, sent.request
             engine = self.engines[flight.replica.key]
@@ -272,11 +280,7 @@ class FleetSimulator:
             self._place(request, ask, sent.made + made, first_at)
         for replica in pool.replicas:
             self._plan(replica.key)
-
-    def _let_go(self, pool: LivePool, why: str) -> None:
-        for replica in pool.replicas:
-            self.engines[replica.key].advance(self.now)
-            replica.went_down(why)
+        return len(cut_off)
 
     def restore(self, pool: LivePool) -> None:
         """Its replicas are back, with nothing in their caches, and are brought up slowly."""

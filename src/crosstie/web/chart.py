@@ -40,12 +40,16 @@ def check_ending(file: Path) -> None:
         raise BadInput(f"--plot {file}: the name must end in {', '.join(KINDS)}")
 
 
-def save(figure: Any, file: Path, note: str, **grid: str) -> None:
-    """With a grid and the note below."""
+def finish(figure: Any, note: str, **grid: str) -> None:
+    """A grid, and the note below."""
     for axes in figure.axes:
         axes.grid(visible=True, linewidth=0.4, alpha=0.5, **grid)
         axes.spines[["top", "right"]].set_visible(False)
     figure.supxlabel(note, x=0.01, ha="left", fontsize=7, color="0.4")
+
+
+def save(figure: Any, file: Path, note: str, **grid: str) -> None:
+    finish(figure, note, **grid)
     try:
         write_whole(file, lambda draft: figure.savefig(draft, dpi=150))
     except OSError as error:

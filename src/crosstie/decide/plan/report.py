@@ -17,6 +17,7 @@ from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import Carried, FleetPlan, PoolPlan
 from crosstie.decide.plan.drafts import DraftingPool
+from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.shared import SharedPlan, SharedPoolPlan
@@ -46,6 +47,8 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "replicas_considered": plan.replicas_considered,
         "obstacles": to_builtins(plan.obstacles),
         "fleet": _fleet(plan, plan.fleet) if plan.fleet else None,
+        # As `serve` takes it and `simulate` reads it again.
+        "fleet_file": to_builtins(fleet_of(plan)) if plan.answered else None,
         "shared": _shared(plan.shared) if plan.shared else None,
         "lighter_formats": to_builtins(plan.lighter),
         "mixture": _mixture(plan.mixture) if plan.mixture else None,

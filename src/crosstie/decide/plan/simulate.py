@@ -10,27 +10,31 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-import msgspec
 import numpy as np
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadInput
+from crosstie.core.figures import seconds, significant
 from crosstie.core.fleet import Fleet, Policy
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.core.workload import RequestClass, Slice, Target, Workload
+from crosstie.core.workload import RequestClass, Target, Workload
 from crosstie.decide.plan.answer import FleetPlan, PoolPlan
-from crosstie.decide.plan.fleet import fleet_of
+from crosstie.decide.plan.clairvoyant import Bound, clairvoyant_bound
 from crosstie.decide.plan.plan import Plan, SimulatedClass
+from crosstie.decide.plan.run_result import Case, Outage, Run
+from crosstie.decide.plan.runs import WARM_UP, checked_outages
 from crosstie.decide.plan.shared import SharedPoolPlan, SimulatedSharing, mean_rates, own_classes
-from crosstie.perf.hardware import Array
+from crosstie.decide.plan.subject import Subject
+from crosstie.decide.plan.sweep import Source, sweep
+from crosstie.decide.plan.traffic import drawn, of_means
+from crosstie.route.policies import make_policy
 from crosstie.sim import arrivals
 from crosstie.sim.disaggregated import simulate_apart
-from crosstie.sim.fleet import FleetSimulator, Score, SimulatedAnswer, SimulatedRequest, score
 from crosstie.sim.hosting import Traffic, host
 
-# Of the requests, so many only fill the fleet before it is measured.
-_WARM_UP = 0.2
+# Fewer say nothing about a percentile.
+_FEWEST = 100
 # Requests that a replica of each pool is sent. Long prompts come rarely and are felt for long: with a thousand requests
 # their percentiles scatter by half.
 _REQUESTS = 6000
@@ -44,78 +48,119 @@ _Row = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """How the fleet served its traffic, after the warm-up."""
+    """How fleets served their traffic, by fleet, policy, load and seed."""
 
-    policy: Policy
-    # Of all requests, and by class; a class that sent none is left out.
-    score: Score
-    by_class: dict[str, Score]
-    answers: list[SimulatedAnswer]
+    runs: list[Run]
+    # What no routing could beat, by fleet and load.
+    bounds: dict[tuple[str, float], Bound]
+    # What has to be known to read it: requests that were left out, lengths that nobody said.
+    notes: list[str]
+    # Runs that were asked for; more than there are where somebody interrupted it.
+    asked: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether every run kept the targets of every class."""
+        return all(one.holds for one in self.runs)
 
 
 def simulate(
-    catalog: Catalog, fleet: Fleet | Plan, workload: Workload, *, policy: Policy | None = None,
-    requests: int = 5000, load: float = 1.0, seed: int = 7,
+    catalog: Catalog, subjects: Sequence[Subject], source: Source, *, policies: Sequence[Policy] = (),
+    loads: Sequence[float] = (1.0,), seeds: Sequence[int] = (0,), outages: Sequence[Outage] = (),
+    clairvoyant: bool = False, processes: int | None = None, ray: str | None = None,
+    on_progress: OnProgress = no_progress,
 ) -> Simulation:  # fmt: skip
-    """Poisson traffic of the workload's classes through the routing policy to engines that work in steps.
+    """Requests of a workload or a trace through routing policies to engines that work in steps.
 
-    `fleet`: a fleet file's, or the plan whose fleet it is; replicas without an address get one. `policy`: another than
-    the fleet's. `load`: times the workload's peak. Models that share replicas are simulated by `simulate_pools`.
+    `policies`: in place of each fleet's own. `clairvoyant`: each of them also with answers' lengths known in advance.
+    `processes` and `ray` as in `sweep`.
     """
-    if requests < 100:
-        raise BadInput(f"{requests} requests: at least 100, or no percentile means anything")
-    if not (load > 0 and math.isfinite(load)):
-        raise BadInput(f"a load of {load:g} times the peak: must be above 0")
-    asked = _addressed(fleet_of(fleet) if isinstance(fleet, Plan) else fleet)
-    served = {pool.model for pool in asked.pools}
+    source, notes = _checked(catalog, subjects, source, policies, loads)
+    cases = [
+        Case(
+            label=subject.label, fleet=subject.fleet, policy=policy, load=load, seed=seed, outages=tuple(outages),
+            knows_lengths=knows,
+        )
+        for subject in subjects
+        for load in loads
+        for policy in policies or (subject.fleet.policy,)
+        for knows in (False, True)[: 1 + clairvoyant]
+        for seed in seeds
+    ]  # fmt: skip
+    bounds: dict[tuple[str, float], Bound] = {}
+    for subject in subjects:
+        for load in loads:
+            traffic = source.traffic(subject.fleet, load, seeds[0])
+            checked_outages(outages, subject.fleet, traffic.span_s)
+            bounds[subject.label, load] = clairvoyant_bound(catalog, subject.fleet, traffic)
+            notes += [note for note in traffic.notes if note not in notes]
+    swept = sweep(catalog, source, cases, processes=processes, ray=ray, on_progress=on_progress)
+    return Simulation(swept.runs, bounds, [*notes, *_doubtful(swept.runs)], swept.cases)
+
+
+def _checked(
+    catalog: Catalog, subjects: Sequence[Subject], source: Source, policies: Sequence[Policy], loads: Sequence[float]
+) -> tuple[Source, list[str]]:
+    """The source with what it still lacks, and what there is to say about it."""
+    if source.requests is not None and source.requests < _FEWEST:
+        raise BadInput(f"{source.requests} requests: at least {_FEWEST}, or no percentile means anything")
+    for load in loads:
+        if not (load > 0 and math.isfinite(load)):
+            raise BadInput(f"a load of {load:g} times the peak: must be above 0")
+    for policy in policies:
+        make_policy(policy)
+    labels = [subject.label for subject in subjects]
+    twice = {label for label in labels if labels.count(label) > 1}
+    if twice:
+        raise BadInput(f"two fleets are called '{twice.pop()}': their files' names, or their own, must differ")
+    if source.trace is None and source.workload is None:
+        brought = next((subject.workload for subject in subjects if subject.workload), None)
+        source = replace(source, workload=brought or of_means(subjects[0].fleet))
+    workload = source.workload
+    if source.trace is None and workload is not None:
+        for subject in subjects:
+            _match(subject.fleet, workload)
+        if workload.file:
+            return source, []
+        return source, list(workload.notes)
+    return source, []
+
+
+def _match(fleet: Fleet, workload: Workload) -> None:
+    served = {pool.model for pool in fleet.pools}
     missing = sorted({one.model for one in workload.classes} - served)
     if missing:
-        raise BadInput(f"no pool of fleet '{asked.name}' serves {', '.join(missing)}")
-    simulator = FleetSimulator(catalog, asked, policy, seed)
-    sent = _traffic(workload, requests, load, np.random.default_rng(seed))
-    since = sent[int(len(sent) * _WARM_UP)].arrival_s
-    answers = [one for one in simulator.run(sent) if one.request.arrival_s >= since]
-    by_class = {
-        one.name: score(simulator.live, mine)
-        for one in workload.classes
-        if (mine := [answer for answer in answers if answer.request.class_name == one.name])
-    }
-    return Simulation(policy or asked.policy, score(simulator.live, answers), by_class, answers)
-
-
-def _addressed(fleet: Fleet) -> Fleet:
-    """Replicas are told apart by their addresses; those of a plan have none yet."""
-    if any(pool.hosts for pool in fleet.pools):
-        raise BadInput(f"fleet '{fleet.name}': pools that host several models are not simulated behind a policy")
-    pools = tuple(
-        pool
-        if pool.backends
-        else msgspec.structs.replace(
-            pool, backends=tuple(f"http://{pool.name}-{number}" for number in range(pool.replicas))
+        there = ", ".join(sorted(served))
+        raise BadInput(
+            f"no pool of fleet '{fleet.name}' serves {', '.join(missing)}, which workload '{workload.name}' asks for; "
+            f"it serves {there}"
         )
-        for pool in fleet.pools
-    )
-    return msgspec.structs.replace(fleet, pools=pools)
+    unknown = sorted({one.name for one in workload.classes} - {one.name for one in fleet.classes})
+    if fleet.classes and unknown:
+        known = ", ".join(one.name for one in fleet.classes)
+        raise BadInput(
+            f"fleet '{fleet.name}' has no class {', '.join(unknown)}, which workload '{workload.name}' sends; "
+            f"it has {known}: plan the workload again, or name its classes alike"
+        )
 
 
-def _traffic(workload: Workload, count: int, load: float, chance: np.random.Generator) -> list[SimulatedRequest]:
-    parts = [(one, piece) for one in workload.classes for piece in one.slices]
-    rates = np.array([one.requests_per_s * piece.share for one, piece in parts]) * load
-    return [
-        SimulatedRequest(at, parts[kind][0].model, inputs, outputs, parts[kind][0].name)
-        for at, kind, inputs, outputs in _drawn(rates, [piece for _, piece in parts], count, chance)
-    ]
-
-
-def _drawn(
-    rates: Array, slices: Sequence[Slice], count: int, chance: np.random.Generator
-) -> Iterator[tuple[float, int, int, int]]:
-    """Poisson traffic: when, of which slice, and with which of its lengths."""
-    arrivals = np.cumsum(chance.exponential(1.0 / rates.sum(), count))
-    kinds = chance.choice(len(rates), count, p=rates / rates.sum())
-    for at, kind, u in zip(arrivals, kinds, chance.random(count), strict=True):
-        sample = slices[kind].sample
-        yield float(at), int(kind), *sample[int(u * len(sample))]
+def _doubtful(runs: Sequence[Run]) -> list[str]:
+    """Classes of which a run had nothing to measure, and runs that were over before the fleet was full."""
+    found: list[str] = []
+    for one in runs:
+        for kind in one.classes:
+            said, long = "", kind.finish_s.p90 or 0.0
+            if not kind.requests:
+                said = f"class {kind.name}: none of {one.requests:,} measured requests is of it; --requests gives more"
+            elif one.filled_s is not None and long > one.filled_s:
+                count = significant(1.2 * long / one.filled_s * one.requests / (1.0 - WARM_UP), 2).replace(",", "")
+                said = (
+                    f"a short run: it is measured from {seconds(one.filled_s)} on, and a tenth of the answers of "
+                    f"{kind.name} take more than {seconds(long)}; --requests {count} would do"
+                )
+            if said and not any(other[:20] == said[:20] for other in found):
+                found.append(said)
+    return found
 
 
 def simulate_pools(plan: Plan, on_progress: OnProgress = no_progress) -> Plan:
@@ -163,14 +208,14 @@ def _simulated(pool: PoolPlan, count: int) -> Iterator[tuple[str, _Row]]:
     slices = [one.part.slice for one in pool.carried]
     # Long answers on busy replicas make many steps: a bound on the work, not on the accuracy of the rare.
     longest = int(_LONGEST_RUN_TOKENS / fmean([piece.output_tokens for piece in slices]))
-    drawn = list(_drawn(rates, slices, max(min(count, longest), 200), np.random.default_rng(7)))
-    sent = [arrivals.Arrival(at, inputs, outputs) for at, _, inputs, outputs in drawn]
+    at, kinds, inputs, outputs = drawn(rates, slices, max(min(count, longest), 200), np.random.default_rng(7))
+    rows = zip(at.tolist(), inputs.tolist(), outputs.tolist(), strict=True)
+    sent = [arrivals.Arrival(*row) for row in rows]
     one = pool.deployment
     served = simulate_apart(one, sent) if isinstance(one, Disaggregated) else arrivals.simulate(one, sent)
-    started = int(len(drawn) * _WARM_UP)
-    kinds = [kind for _, kind, _, _ in drawn]
+    started = int(len(at) * WARM_UP)
     seen = np.bincount(kinds[started:], minlength=len(rates))
-    for index in range(started, len(drawn)):
+    for index in range(started, len(at)):
         carried = pool.carried[kinds[index]]
         weight = carried.requests_per_s / seen[kinds[index]]
         yield carried.part.request_class.name, (float(served.ttft_s[index]), float(served.tpot_s[index]), weight)
@@ -181,9 +226,9 @@ def _quantile(values: Sequence[tuple[float, float]], target: Target | None) -> f
     kept = np.array([pair for pair in values if not math.isnan(pair[0])])
     if not len(kept) or target is None:
         return None
-    seconds, weight = kept[np.argsort(kept[:, 0])].T
+    values_s, weight = kept[np.argsort(kept[:, 0])].T
     reached = np.cumsum(weight) / weight.sum()
-    return float(seconds[min(int(np.searchsorted(reached, target.percentile)), len(seconds) - 1)])
+    return float(values_s[min(int(np.searchsorted(reached, target.percentile)), len(values_s) - 1)])
 
 
 def simulate_sharing(pool: SharedPoolPlan, workload: Workload, hours: float = 12.0, seed: int = 7) -> SimulatedSharing:

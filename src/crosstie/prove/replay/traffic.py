@@ -10,16 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from crosstie.catalog.traces import BLOCK_TOKENS, Floats, Ints, Trace
+from crosstie.catalog.traces import BLOCK_TOKENS, Trace
 from crosstie.core.errors import BadInput
+from crosstie.sim.recorded import arrivals_of
 
 # Text has about four bytes a token, and the emulated replicas count so.
 BYTES_PER_TOKEN = 4
 _BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
 _SENTENCE = b"Filler that stands for somebody's prompt, of the same length and of no other meaning. "
 _FILLER = memoryview(_SENTENCE * (2**21 // len(_SENTENCE)))
-# Of gaps where a trace has none, or is not to have any: the same every time.
-_SEED = 7
 
 
 class TimedRequest(NamedTuple):
@@ -63,7 +62,7 @@ def from_trace(
     if requests_per_s is not None and seconds is not None:
         requests = min(requests or len(rows), max(round(requests_per_s * seconds), 1))
     rows = rows[:requests]
-    arrivals = _arrivals(trace, rows, requests_per_s, own_times)
+    arrivals = arrivals_of(trace, rows, requests_per_s, own_times)
     if requests_per_s is None and seconds is not None:
         rows, arrivals = rows[arrivals < seconds], arrivals[arrivals < seconds]
     return [
@@ -76,35 +75,6 @@ def from_trace(
         )
         for at, row in zip(arrivals, rows, strict=True)
     ]
-
-
-def _arrivals(trace: Trace, rows: Ints, requests_per_s: float | None, own_times: bool) -> Floats:
-    if trace.arrival_s is None or not own_times:
-        if requests_per_s is None:
-            raise BadInput(f"{trace.file}: has no times, so the rate must be given")
-        gaps = np.random.default_rng(_SEED).exponential(1.0, len(rows))
-        arrivals: Floats = np.cumsum(gaps) - gaps[0]
-    else:
-        arrivals = _spread(trace.arrival_s[rows])
-        arrivals = arrivals - arrivals[0]
-    if requests_per_s is None or len(rows) < 2:
-        return arrivals
-    if not arrivals[-1]:
-        # All at one moment: evenly, for want of anything better.
-        arrivals = np.arange(len(rows), dtype=np.float64)
-    scaled: Floats = arrivals * ((len(rows) - 1) / requests_per_s / arrivals[-1])
-    return scaled
-
-
-def _spread(recorded: Floats) -> Floats:
-    """Mooncake's clock stands still for three seconds and then has ten requests: they came at some time in between."""
-    moments, sizes = np.unique(recorded, return_counts=True)
-    if len(moments) < 2 or 2 * len(moments) > len(recorded):
-        return recorded
-    steps = np.diff(moments)
-    steps = np.append(steps, np.median(steps))
-    offsets = np.random.default_rng(_SEED).random(len(recorded)) * np.repeat(steps, sizes)
-    return np.sort(recorded + offsets)
 
 
 def merged(*parts: Iterable[TimedRequest]) -> list[TimedRequest]:

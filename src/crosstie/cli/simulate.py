@@ -1,0 +1,166 @@
+"""`crosstie simulate`: a fleet, a plan or a workload under traffic, in virtual time."""
+
+import re
+from pathlib import Path
+from typing import cast, get_args
+
+import click
+from msgspec import to_builtins
+
+from crosstie.catalog.library import Catalog, names_in
+from crosstie.catalog.traces import find_trace, read_trace
+from crosstie.catalog.workloads import find_workload, read_workload
+from crosstie.cli.assignments import amount
+from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.progress import progress
+from crosstie.cli.show import console, print_json
+from crosstie.cli.simulate_show import DETAILS, show_simulation
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Policy
+from crosstie.decide.plan.run_result import Outage
+from crosstie.decide.plan.simulate import Simulation, simulate
+from crosstie.decide.plan.subject import read_subject
+from crosstie.decide.plan.sweep import Source
+from crosstie.web.course_chart import check_course_ending, draw_course
+
+_POLICIES = get_args(Policy)
+_KILL = re.compile(r"(?P<pool>.+)@(?P<at>[^@+]+)(?:\+(?P<during>[^@+]+))?")
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@click.command("simulate")
+@click.argument("what", metavar="FLEET|PLAN|WORKLOAD", type=FILE)
+@click.option("--workload", type=FILE, metavar="FILE", help="Its classes and lengths, where WHAT brings none.")
+@click.option("--trace", metavar="TRACE", help="Recorded requests, at their own times.")
+@click.option("--class", "class_name", metavar="NAME", help="The class of all requests of a trace.")
+@click.option(
+    "--rate", type=click.FloatRange(1e-6, 1e9), metavar="X", help="Requests/s. [default: peak, or the trace's]"
+)
+@click.option("--load", "loads", default="1", metavar="X,Y,...", help="Times that rate; several are compared.")
+@click.option("--policy", "policies", metavar="A,B,...", help=f"Of {', '.join(_POLICIES)}. [default: the fleet's]")
+@click.option("--fleet", "fleets", multiple=True, type=FILE, metavar="FILE", help="Another fleet or plan to compare.")
+@click.option(
+    "--seeds", type=click.IntRange(1, 10_000), default=3, show_default=True, metavar="N", help="Runs of each."
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(1, 10**8),
+    metavar="N",
+    help="Of each run. [default: of five minutes, or the trace's]",
+)
+@click.option(
+    "--kill", multiple=True, metavar="POOL@TIME[+FOR]", help="The pool dies then: mi300x@90s+60s, h200@12:00."
+)
+@click.option("--clairvoyant", is_flag=True, help="Each policy also with answers' lengths known in advance.")
+@click.option("--processes", type=click.IntRange(1, 4096), metavar="N", help="[default: one a core]")
+@click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here (crosstie[ray]).")
+@click.option("--plot", type=FILE, metavar="FILE", help="Utilisation and queues over time (.html, .svg, .png, .pdf).")
+@verbose_option(DETAILS)
+@json_option
+def command(
+    what: Path, workload: Path | None, trace: str | None, class_name: str | None, rate: float | None, loads: str,
+    policies: str | None, fleets: tuple[Path, ...], seeds: int, requests: int | None, kill: tuple[str, ...],
+    clairvoyant: bool, processes: int | None, ray: str | None, plot: Path | None, verbose: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Sends traffic through a fleet in virtual time: the gateway's own routing, engines that work in steps.
+
+    \b
+    crosstie simulate assistant
+    crosstie simulate fleet.toml --workload work.toml --policy fastest,prefix
+    crosstie simulate fleet.toml --trace azure-2023-conversation --load 0.5,1,2
+    crosstie simulate plan.json --kill chat-mi300x@60s+60s --plot day.html
+
+    WHAT is a fleet file, a plan (`plan --save`) or a workload, which is planned first. Requests come at random at the
+    workload's peak, or as a trace has them (names and files as in `crosstie replay`). Nothing is measured: replicas
+    take the time that the performance model predicts.
+
+    Exit status 1 where a class misses its targets or no steady state is reached. Ctrl-C ends a sweep with the runs
+    that are done, and status 130.
+    """
+    if trace is not None and workload is not None:
+        raise BadInput("--trace and --workload: requests come from one of them")
+    if class_name is not None and trace is None:
+        raise BadInput("--class is for a trace; a workload has its own")
+    if plot is not None:
+        check_course_ending(plot)
+    outages = [_outage(text) for text in kill]
+    catalog = Catalog()
+    recorded = None if trace is None else read_trace(find_trace(trace, Path()))
+    asked = None if workload is None else read_workload(catalog, find_workload(workload))
+    with progress("planning") as on_progress:
+        subjects = [read_subject(catalog, file, on_progress) for file in (what, *fleets)]
+        found = simulate(
+            catalog, subjects, Source(asked, recorded, class_name, rate, requests),
+            policies=_policies(policies), loads=_loads(loads), seeds=range(seeds), outages=outages,
+            clairvoyant=clairvoyant, processes=processes, ray=ray, on_progress=on_progress,
+        )  # fmt: skip
+    if plot is not None:
+        draw_course(found.runs, outages, plot)
+        click.echo(f"plot written to {plot}", err=True)
+    if as_json:
+        print_json(_document(found))
+    else:
+        show_simulation(console(), found, verbose)
+    if len(found.runs) < found.asked:
+        click.echo(f"crosstie: interrupted after {len(found.runs)} of {found.asked} runs", err=True)
+        return 130
+    return 0 if found.holds else 1
+
+
+def _document(found: Simulation) -> dict[str, object]:
+    return {
+        "asked": found.asked,
+        "interrupted": len(found.runs) < found.asked,
+        "holds": found.holds,
+        "notes": found.notes,
+        "bounds": [
+            {"label": label, "load": load, **to_builtins(bound)} for (label, load), bound in found.bounds.items()
+        ],
+        "runs": [{**to_builtins(one), "holds": one.holds} for one in found.runs],
+    }
+
+
+def _policies(text: str | None) -> list[Policy]:
+    names = names_in(text) if text is not None else []
+    if text is not None and not names:
+        raise BadInput("--policy names none")
+    if len(set(names)) < len(names):
+        raise BadInput(f"--policy {text}: one is named twice")
+    return cast("list[Policy]", names)
+
+
+def _loads(text: str) -> list[float]:
+    names = names_in(text)
+    if not names:
+        raise BadInput("--load names none")
+    try:
+        found = [amount(name) for name in names]
+    except BadInput as error:
+        raise BadInput(f"--load {text}: {error}") from None
+    if len(set(found)) < len(found):
+        raise BadInput(f"--load {text}: one is named twice")
+    return found
+
+
+def _outage(text: str) -> Outage:
+    read = _KILL.fullmatch(text)
+    if read is None:
+        raise BadInput(f"--kill {text}: write POOL@TIME or POOL@TIME+FOR, such as mi300x@90s+60s")
+    during = read["during"]
+    return Outage(read["pool"], _moment(text, read["at"]), None if during is None else _moment(text, during))
+
+
+def _moment(whole: str, text: str) -> float:
+    """Seconds: 90, 90s, 2m, 1.5h, 12:00 or 12:00:30 from the beginning of the traffic on."""
+    parts = text.split(":")
+    if 2 <= len(parts) <= 3 and all(part.isascii() and part.isdigit() for part in parts):
+        hours, minutes, seconds = (*map(int, parts), 0)[:3]
+        return 3600.0 * hours + 60.0 * minutes + seconds
+    unit = text[-1:] if text[-1:] in _UNITS else ""
+    try:
+        value = amount(text.removesuffix(unit)) * _UNITS[unit]
+    except BadInput:
+        value = -1.0
+    if value < 0.0:
+        raise BadInput(f"--kill {whole}: '{text}' is no time; 90s, 2m, 1.5h and 12:00 are")
+    return value

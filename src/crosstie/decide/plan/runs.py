@@ -1,0 +1,318 @@
+"""One run of a simulation: a fleet, a policy, a load and a seed in; percentiles, money, queues and their course out."""
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet
+from crosstie.core.workload import Target
+from crosstie.decide.plan.run_result import (
+    Case,
+    ClassResult,
+    Course,
+    Latency,
+    Outage,
+    OutageResult,
+    PoolCourse,
+    PoolResult,
+    Run,
+)
+from crosstie.decide.plan.traffic import Traffic
+from crosstie.perf.hardware import Array
+from crosstie.route.live import LivePool
+from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer
+
+_Flags = NDArray[np.bool_]
+
+# Of the requests, so many only fill the fleet before it is measured, where the rate is steady.
+WARM_UP = 0.2
+# Points of the course of a run.
+_POINTS = 240
+_PERCENTILES = (0.5, 0.9, 0.95, 0.99)
+# A queue is said to grow where more than this is in the system at the end, over what was there before.
+_GROWN, _SLACK = 1.3, 20.0
+# Turned away by a fleet that is not too small.
+_FEW = 0.005
+
+
+class _Tally:
+    """What is kept of every answer: a few numbers, so that a day of millions fits into memory."""
+
+    def __init__(self, traffic: Traffic, fleet: Fleet):
+        self.kinds = {name: number for number, (name, _) in enumerate(traffic.classes)}
+        self.pools = {pool.name: number for number, pool in enumerate(fleet.pools)}
+        self.kind, self.pool = array("i"), array("i")
+        self.at, self.ttft, self.tpot, self.finish = array("d"), array("d"), array("d"), array("d")
+        self.inputs, self.outputs = array("q"), array("q")
+
+    def add(self, answer: SimulatedAnswer) -> None:
+        request = answer.request
+        self.kind.append(self.kinds[request.class_name])
+        self.pool.append(-1 if answer.pool is None else self.pools[answer.pool])
+        self.at.append(request.arrival_s)
+        self.ttft.append(answer.ttft_s)
+        # An answer of one token has none, and keeps every target.
+        self.tpot.append(answer.tpot_s if request.output_tokens > 1 or answer.pool is None else math.nan)
+        self.finish.append(answer.finished_s)
+        self.inputs.append(request.input_tokens)
+        self.outputs.append(request.output_tokens)
+
+
+class _Watch:
+    """Looks at engines and queues from time to time."""
+
+    def __init__(self, simulator: FleetSimulator):
+        self.simulator = simulator
+        self.at: list[float] = []
+        self.queued: list[int] = []
+        self.in_system: list[int] = []
+        self.seen: dict[str, list[tuple[float, int, int]]] = {pool.name: [] for pool in simulator.live.pools}
+
+    def look(self, now: float) -> None:
+        simulator = self.simulator
+        self.at.append(now)
+        self.queued.append(len(simulator.room))
+        total = len(simulator.room)
+        for pool in simulator.live.pools:
+            engines = [simulator.engines[replica.key] for replica in pool.replicas]
+            running, waiting = sum(one.running for one in engines), sum(one.waiting for one in engines)
+            self.seen[pool.name].append((sum(one.busy_by(now) for one in engines), running, waiting))
+            total += running + waiting
+        self.in_system.append(total)
+
+    def course(self) -> Course:
+        pools = {}
+        for pool in self.simulator.live.pools:
+            busy, running, waiting = (list(column) for column in zip(*self.seen[pool.name], strict=True))
+            spans = np.maximum(np.diff(self.at, prepend=0.0), 1e-9) * max(len(pool.replicas), 1)
+            shares = np.clip(np.diff(busy, prepend=0.0) / spans, 0.0, 1.0)
+            pools[pool.name] = PoolCourse(busy=shares.tolist(), running=running, waiting=waiting)
+        return Course(at_s=self.at, queued=self.queued, pools=pools)
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    at_s: float
+    what: Callable[[], object]
+
+
+def checked_outages(outages: Sequence[Outage], fleet: Fleet, span_s: float) -> None:
+    names = [pool.name for pool in fleet.pools]
+    for one in outages:
+        if one.pool not in names:
+            raise BadInput(f"--kill {one.pool}: fleet '{fleet.name}' has {', '.join(names)}")
+        if not 0 <= one.at_s < span_s:
+            raise BadInput(
+                f"--kill {one.pool}@{one.at_s:g}: the traffic lasts {span_s:,.0f} s; "
+                "name an earlier moment, or more --requests"
+            )
+
+
+def run(catalog: Catalog, case: Case, traffic: Traffic) -> Run:
+    checked_outages(case.outages, case.fleet, traffic.span_s)
+    tally = _Tally(traffic, case.fleet)
+    simulator = FleetSimulator(
+        catalog, case.fleet, case.policy, case.seed, prefixes=traffic.prefixes is not None, tell=tally.add,
+        knows_lengths=case.knows_lengths,
+    )  # fmt: skip
+    since = float(traffic.arrival_s[int(len(traffic) * WARM_UP)]) if traffic.steady else 0.0
+    watch = _Watch(simulator)
+    handed = _play(simulator, traffic, case.outages, watch, since)
+    return _result(case, traffic, simulator, tally, watch, since, handed)
+
+
+def _play(
+    simulator: FleetSimulator, traffic: Traffic, outages: Sequence[Outage], watch: _Watch, since: float
+) -> list[int]:
+    """Requests and outages by the clock; of each outage, how many requests were handed over."""
+    last = traffic.span_s
+    looks = {*(last * point / _POINTS for point in range(1, _POINTS + 1)), since}
+    events = [_Event(at, lambda: watch.look(simulator.now)) for at in looks if at > 0.0 or traffic.steady]
+    pools = {pool.name: pool for pool in simulator.live.pools}
+    handed = [0] * len(outages)
+    for number, one in enumerate(outages):
+        events.append(_Event(one.at_s, _failing(simulator, pools[one.pool], handed, number)))
+        if one.until_s < last:
+            events.append(_Event(one.until_s, _restoring(simulator, pools[one.pool])))
+    events.sort(key=lambda event: -event.at_s)
+    for request in traffic.requests():
+        while events and events[-1].at_s <= request.arrival_s:
+            event = events.pop()
+            simulator.advance(event.at_s)
+            event.what()
+        simulator.advance(request.arrival_s)
+        simulator.send(request)
+    while events:
+        event = events.pop()
+        simulator.advance(event.at_s)
+        event.what()
+    simulator.advance(math.inf)
+    return handed
+
+
+def _failing(simulator: FleetSimulator, pool: LivePool, handed: list[int], number: int) -> Callable[[], None]:
+    def fail() -> None:
+        handed[number] = simulator.fail(pool)
+
+    return fail
+
+
+def _restoring(simulator: FleetSimulator, pool: LivePool) -> Callable[[], None]:
+    return lambda: simulator.restore(pool)
+
+
+def _result(
+    case: Case, traffic: Traffic, simulator: FleetSimulator, tally: _Tally, watch: _Watch, since: float,
+    handed: list[int],
+) -> Run:  # fmt: skip
+    fleet, last = case.fleet, traffic.span_s
+    at, kind, pool = np.array(tally.at), np.array(tally.kind), np.array(tally.pool)
+    ttft, tpot, finish = np.array(tally.ttft), np.array(tally.tpot), np.array(tally.finish)
+    inputs, outputs = np.array(tally.inputs), np.array(tally.outputs)
+    measured = at >= since
+    served = pool >= 0
+    targets = {one.name: (one.ttft, one.tpot) for one in fleet.classes}
+    good = served.copy()
+    classes = []
+    for number, (name, _) in enumerate(traffic.classes):
+        mine = kind == number
+        ttft_target, tpot_target = targets.get(name or "", (None, None))
+        if ttft_target:
+            good &= ~mine | (ttft <= ttft_target.seconds)
+        if tpot_target:
+            good &= ~mine | np.isnan(tpot) | (tpot <= tpot_target.seconds)
+        counted = mine & measured
+        count = int(counted.sum())
+        classes.append(
+            ClassResult(
+                name=name,
+                requests=count,
+                refused=int((counted & ~served).sum()),
+                ttft_s=_latency(ttft[counted], ttft_target),
+                tpot_s=_latency(tpot[counted], tpot_target),
+                finish_s=_latency(finish[counted], None),
+                within=float(good[counted].mean()) if count else 0.0,
+            )
+        )
+    span_s = max(last - since, 1e-9)
+    tokens, good_tokens = (int((inputs + outputs)[measured & some].sum()) for some in (served, good))
+    usd = fleet.usd_per_hour * span_s / 3600.0
+    course = watch.course()
+    refused = int((measured & ~served).sum())
+    return Run(
+        label=case.label,
+        policy=case.policy,
+        load=case.load,
+        seed=case.seed,
+        knows_lengths=case.knows_lengths,
+        requests=int(measured.sum()),
+        refused=refused,
+        measured_s=span_s,
+        filled_s=since if traffic.steady else None,
+        requests_per_s=float(measured.sum()) / span_s,
+        usd_per_hour=fleet.usd_per_hour,
+        usd_per_million_tokens=1e6 * usd / tokens if tokens else None,
+        usd_per_million_good_tokens=1e6 * usd / good_tokens if good_tokens else None,
+        within=float(good[measured].mean()),
+        good_requests_per_s=float((good & measured).sum()) / span_s,
+        good_output_tokens_per_s=float(outputs[good & measured].sum()) / span_s,
+        prefix_hit_rate=simulator.hit_rate,
+        classes=classes,
+        pools=[_pool_result(number, simulator, traffic, tally, course, since, kind[measured & (pool == number)])
+               for number in range(len(fleet.pools))],
+        course=course,
+        outages=[_outage(one, count, at, served, good) for one, count in zip(case.outages, handed, strict=True)],
+        unsteady=_unsteady(case, traffic, watch, refused, int(measured.sum()), at + finish, since),
+    )  # fmt: skip
+
+
+def _pool_result(
+    number: int, simulator: FleetSimulator, traffic: Traffic, tally: _Tally, course: Course, since: float, kinds: Array
+) -> PoolResult:
+    live = simulator.live.pools[number]
+    seen = course.pools[live.name]
+    counted = np.array(course.at_s) > since
+    spans = np.diff(course.at_s, prepend=0.0)[counted]
+
+    def mean(values: Sequence[float]) -> float:
+        return float(np.average(np.array(values)[counted], weights=spans)) if counted.any() else 0.0
+
+    by_kind = Counter(kinds.tolist())
+    engines = [simulator.engines[replica.key] for replica in live.replicas]
+    return PoolResult(
+        name=live.name,
+        replicas=len(live.replicas),
+        usd_per_hour=live.pool.gpus * live.pool.usd_per_gpu_hour,
+        requests={str(name): by_kind[kind] for kind, (name, _) in enumerate(traffic.classes) if by_kind[kind]},
+        utilisation=mean(seen.busy),
+        mean_in_flight=mean([a + b for a, b in zip(seen.running, seen.waiting, strict=True)]),
+        mean_waiting=mean(seen.waiting),
+        most_waiting=max(seen.waiting, default=0),
+        preemptions=sum(engine.preemptions for engine in engines),
+    )
+
+
+def _latency(seconds: Array, target: Target | None) -> Latency:
+    """Of those that are numbers; a request that was turned away took for ever."""
+    known = np.sort(seconds[~np.isnan(seconds)])
+
+    def at(share: float) -> float | None:
+        if not len(known):
+            return None
+        value = float(known[min(math.ceil(share * len(known)) - 1, len(known) - 1)])
+        return value if math.isfinite(value) else None
+
+    mean = float(known.mean()) if len(known) and math.isfinite(known[-1]) else None
+    reached = at(target.percentile) if target else None
+    holds = None if target is None or not len(known) else reached is not None and reached <= target.seconds
+    p50, p90, p95, p99 = map(at, _PERCENTILES)
+    return Latency(mean=mean, p50=p50, p90=p90, p95=p95, p99=p99, target=target, at_target=reached, holds=holds)
+
+
+def _outage(one: Outage, handed: int, at: Array, served: _Flags, good: _Flags) -> OutageResult:
+    during = (at >= one.at_s) & (at < one.until_s)
+
+    def kept(some: _Flags) -> float | None:
+        return float(good[some].mean()) if some.any() else None
+
+    return OutageResult(
+        pool=one.pool,
+        at_s=one.at_s,
+        until_s=one.until_s if math.isfinite(one.until_s) else None,
+        handed_over=handed,
+        refused=int((during & ~served).sum()),
+        before=kept(at < one.at_s),
+        during=kept(during),
+        after=kept(at >= one.until_s),
+    )
+
+
+def _unsteady(
+    case: Case, traffic: Traffic, watch: _Watch, refused: int, measured: int, ends: Array, since: float
+) -> str | None:
+    """Where more comes than goes, percentiles say how long somebody looked, and nothing about the fleet."""
+    if not traffic.steady or case.outages:
+        return None
+    last, middle = watch.in_system[-1], watch.in_system[len(watch.in_system) * 3 // 5]
+    grows = last > _GROWN * middle + _SLACK + 4.0 * math.sqrt(middle)
+    if not grows and refused <= _FEW * measured:
+        return None
+    ended = int(((ends > since) & (ends <= traffic.span_s)).sum())
+    rate = measured / max(traffic.span_s - since, 1e-9)
+    # While requests came, or until the last of those that were let in was through.
+    through = ends[np.isfinite(ends)]
+    carried = max(ended / max(traffic.span_s - since, 1e-9), len(through) / float(through.max(initial=1e-9)))
+    signs = []
+    if refused > _FEW * measured:
+        signs.append(f"{refused / measured:.1%} of requests were turned away")
+    if grows:
+        signs.append(f"{middle:,} requests in the system became {last:,}")
+    room = f"about {carried:.3g} of {rate:.3g} requests/s are carried: --load {0.95 * case.load * carried / rate:.2g}"
+    return f"no steady state: {' and '.join(signs)}; {room} or more replicas"

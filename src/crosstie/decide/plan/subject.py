@@ -1,0 +1,99 @@
+"""What a simulation is of: a fleet file, a saved plan, or a workload, which is planned first."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from crosstie.catalog.fleets import read_fleet
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.reading import read_toml
+from crosstie.catalog.workloads import find_workload, read_workload
+from crosstie.core.errors import BadData, BadInput
+from crosstie.core.fleet import Fleet
+from crosstie.core.progress import OnProgress, no_progress
+from crosstie.core.workload import Workload
+from crosstie.decide.plan.fleet import fleet_of
+from crosstie.decide.plan.plan import Plan, plan
+from crosstie.decide.plan.report import FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A fleet with the name that it goes by in tables, and the workload that it came with, if it did."""
+
+    label: str
+    fleet: Fleet
+    workload: Workload | None
+
+
+class _SavedPlan(msgspec.Struct, frozen=True):
+    format: str
+    workload: Workload
+    fleet_file: Fleet | None = None
+
+
+def read_subject(catalog: Catalog, file: Path, on_progress: OnProgress = no_progress) -> Subject:
+    """By what the file says; a name without a file is that of a shipped workload."""
+    if file.is_file() and _begins_as_json(file):
+        return _saved(file)
+    if file.is_file() and "pool" in read_toml(file):
+        fleet = read_fleet(catalog, file)
+        return Subject(file.stem, _addressed(fleet), None)
+    workload = read_workload(catalog, find_workload(file))
+    return of_plan(plan(catalog, workload, on_progress=on_progress))
+
+
+def of_plan(made: Plan) -> Subject:
+    if not made.answered:
+        raise BadInput(f"{made.workload.name}: no fleet will do, so none is simulated; `crosstie plan` says why")
+    return Subject(made.workload.name, _addressed(fleet_of(made)), made.workload)
+
+
+def of_fleet(fleet: Fleet) -> Subject:
+    return Subject(fleet.name, _addressed(fleet), None)
+
+
+def _begins_as_json(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(64).lstrip().startswith(b"{")
+    except OSError as error:
+        raise BadData(file, "", f"cannot be read: {error.strerror}") from None
+
+
+def _saved(file: Path) -> Subject:
+    try:
+        saved = msgspec.json.decode(file.read_bytes(), type=_SavedPlan)
+    except msgspec.MsgspecError as error:
+        raise BadData(file, "", f"is no saved plan: {error}") from None
+    if saved.format != FORMAT:
+        raise BadData(file, "format", f"is '{saved.format}'; this version reads '{FORMAT}'")
+    if saved.fleet_file is None:
+        why = "has no fleet: it was infeasible, or saved by an earlier version; `crosstie plan --save` makes it again"
+        raise BadData(file, "fleet_file", why)
+    return Subject(file.stem, _addressed(saved.fleet_file), saved.workload)
+
+
+def _addressed(fleet: Fleet) -> Fleet:
+    """Replicas are told apart by their addresses; those of a plan have none yet."""
+    if any(pool.hosts for pool in fleet.pools):
+        raise BadInput(
+            f"fleet '{fleet.name}': pools that host several models are not simulated behind a policy; "
+            "`crosstie plan --simulate` does those of a plan"
+        )
+    unknown = [pool.name for pool in fleet.pools if pool.accelerator is None]
+    if unknown:
+        raise BadInput(
+            f"fleet '{fleet.name}': pool {unknown[0]} names no accelerator, so nothing says how fast it is; "
+            "accelerator, parallelism and stack do"
+        )
+    pools = tuple(
+        pool
+        if pool.backends
+        else msgspec.structs.replace(
+            pool, backends=tuple(f"http://{pool.name}-{number}" for number in range(pool.replicas))
+        )
+        for pool in fleet.pools
+    )
+    return msgspec.structs.replace(fleet, pools=pools)

@@ -1,0 +1,194 @@
+"""The requests of a simulation, as columns: drawn from a workload's classes, or as somebody recorded them."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from crosstie.catalog.traces import Floats, Ints, Trace
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet
+from crosstie.core.workload import RequestClass, Slice, Workload
+from crosstie.perf.hardware import Array
+from crosstie.route.lengths import Classes
+from crosstie.sim.fleet import SimulatedRequest
+from crosstie.sim.recorded import arrivals_of
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traffic:
+    """In the order of arrival. `kinds` are indices into `classes`, which are names with their models."""
+
+    classes: tuple[tuple[str | None, str], ...]
+    arrival_s: Floats
+    kinds: Ints
+    input_tokens: Ints
+    output_tokens: Ints
+    # Of the prompt, what is in the cache wherever it goes; blocks of it, where the trace numbers them.
+    cached_tokens: Ints | None = None
+    prefixes: Sequence[tuple[int, ...]] | None = None
+    # Whether the rate is the same all the time, so that a beginning in which the fleet fills says nothing.
+    steady: bool = True
+    # What was left out, in words.
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def span_s(self) -> float:
+        return float(self.arrival_s[-1]) if len(self) else 0.0
+
+    def requests(self) -> Iterator[SimulatedRequest]:
+        columns = (self.arrival_s, self.kinds, self.input_tokens, self.output_tokens)
+        # Piece by piece: millions of Python numbers at once would take more memory than the simulation.
+        for begin in range(0, len(self), _PIECE):
+            piece = slice(begin, begin + _PIECE)
+            rows = zip(*(column[piece].tolist() for column in columns), strict=True)
+            cached = None if self.cached_tokens is None else self.cached_tokens[piece].tolist()
+            for index, (at, kind, inputs, outputs) in enumerate(rows):
+                name, model = self.classes[kind]
+                prefix = self.prefixes[begin + index] if self.prefixes is not None else ()
+                held = cached[index] if cached is not None else 0
+                yield SimulatedRequest(at, model, inputs, outputs, name, prefix, cached_tokens=held)
+
+
+_PIECE = 50_000
+
+
+def drawn(
+    rates: Array, slices: Sequence[Slice], count: int, chance: np.random.Generator
+) -> tuple[Floats, Ints, Ints, Ints]:
+    """Poisson traffic: when, of which slice, and with which of its lengths."""
+    arrivals = np.cumsum(chance.exponential(1.0 / rates.sum(), count))
+    kinds = chance.choice(len(rates), count, p=rates / rates.sum())
+    inputs, outputs = np.empty(count, np.int64), np.empty(count, np.int64)
+    places = chance.random(count)
+    for kind, piece in enumerate(slices):
+        mine = kinds == kind
+        sample = np.array(piece.sample, np.int64)
+        inputs[mine], outputs[mine] = sample[(places[mine] * len(sample)).astype(np.int64)].T
+    return arrivals, kinds, inputs, outputs
+
+
+def poisson(workload: Workload, count: int, requests_per_s: float | None, load: float, seed: int) -> Traffic:
+    """`requests_per_s`: of all classes together, in place of the workload's peak; `load`: times that."""
+    parts = [(number, one, piece) for number, one in enumerate(workload.classes) for piece in one.slices]
+    rates = np.array([one.requests_per_s * piece.share for _, one, piece in parts])
+    rates *= load * (requests_per_s / rates.sum() if requests_per_s else 1.0)
+    at, kinds, inputs, outputs = drawn(rates, [piece for _, _, piece in parts], count, np.random.default_rng(seed))
+    shares = np.array([piece.cached_tokens / piece.input_tokens for _, _, piece in parts])
+    numbers = np.array([number for number, _, _ in parts])
+    return Traffic(
+        tuple((one.name, one.model) for one in workload.classes),
+        at,
+        numbers[kinds],
+        inputs,
+        outputs,
+        (shares[kinds] * inputs).astype(np.int64) if shares.any() else None,
+    )
+
+
+def recorded(
+    trace: Trace, fleet: Fleet, *, class_name: str | None, requests_per_s: float | None, load: float, count: int | None,
+    seed: int,
+) -> Traffic:  # fmt: skip
+    """At the trace's own times, stretched to a rate where one is given. Requests that say no class belong to the one
+    that the gateway would put them into."""
+    classes = {one.name: one for one in fleet.classes}
+    known = ", ".join(classes) or "none"
+    if class_name is not None and class_name not in classes:
+        raise BadInput(f"--class {class_name}: fleet '{fleet.name}' has {known}")
+    unknown = {one for one in trace.classes or () if one is not None} - set(classes)
+    if class_name is None and unknown:
+        raise BadInput(
+            f"{trace.file}: has requests of {', '.join(sorted(unknown))}, but fleet '{fleet.name}' has {known}; "
+            "--class NAME has them all belong to another"
+        )
+    models = sorted({pool.model for pool in fleet.pools})
+    if class_name is None and trace.classes is None and len(models) > 1:
+        raise BadInput(f"{trace.file}: does not say which of {', '.join(models)} it asks for; --class NAME does")
+    rows, notes = _short_enough(trace, fleet, models if class_name is None else [classes[class_name].model])
+    rows = rows[:count]
+    rate = requests_per_s or _own_rate(trace, rows)
+    names = _names(trace, rows, fleet, class_name, models[0])
+    found = sorted(set(names), key=lambda name: (name is None, name))
+    place = {name: number for number, name in enumerate(found)}
+    return Traffic(
+        tuple((name, classes[name].model if name is not None else models[0]) for name in found),
+        arrivals_of(trace, rows, rate * load if rate and (requests_per_s or load != 1.0) else None, seed=seed),
+        np.array([place[name] for name in names]),
+        trace.input_tokens[rows],
+        trace.output_tokens[rows],
+        prefixes=None if trace.blocks is None else [trace.blocks[row] for row in rows],
+        steady=False,
+        notes=(*notes, *(f"class {name}: the trace has no request of it" for name in classes if name not in place)),
+    )
+
+
+def _own_rate(trace: Trace, rows: Ints) -> float | None:
+    if trace.arrival_s is None or len(rows) < 2:
+        return None
+    span = float(trace.arrival_s[rows[-1]] - trace.arrival_s[rows[0]])
+    return (len(rows) - 1) / span if span else None
+
+
+def _short_enough(trace: Trace, fleet: Fleet, models: Sequence[str]) -> tuple[Ints, list[str]]:
+    longest = max((pool.max_context for pool in fleet.pools if pool.model in models), default=0)
+    rows = np.flatnonzero(trace.input_tokens + trace.output_tokens <= longest)
+    if not len(rows):
+        raise BadInput(
+            f"{trace.file}: all its requests have more than the {longest:,} tokens that fleet '{fleet.name}' takes; "
+            "a pool with a longer max_context would take them"
+        )
+    long = len(trace) - len(rows)
+    return rows, [f"{long:,} of {len(trace):,} requests have more than {longest:,} tokens and are left out"] * bool(
+        long
+    )
+
+
+def _names(trace: Trace, rows: Ints, fleet: Fleet, class_name: str | None, model: str) -> list[str | None]:
+    if class_name is not None:
+        return [class_name] * len(rows)
+    said = trace.classes
+    unnamed = Classes(fleet)
+
+    def nearest(row: int) -> str | None:
+        one = unnamed.of(model, float(trace.input_tokens[row]))
+        return one.name if one is not None else None
+
+    return [(said[row] if said is not None else None) or nearest(row) for row in rows.tolist()]
+
+
+def of_means(fleet: Fleet) -> Workload:
+    """The classes of a fleet file, which says no more of lengths than their means."""
+    asked = [one for one in fleet.classes if one.requests_per_s > 0]
+    if not asked:
+        raise BadInput(
+            f"fleet '{fleet.name}' has no class with requests_per_s, so nothing says what is sent: "
+            "--workload FILE or --trace FILE does"
+        )
+    return Workload(
+        name=fleet.name,
+        classes=tuple(
+            RequestClass(
+                name=one.name,
+                model=one.model,
+                requests_per_s=one.requests_per_s,
+                slices=(_slice(one.input_tokens, one.output_tokens),),
+                ttft=one.ttft,
+                tpot=one.tpot,
+            )
+            for one in asked
+        ),
+        notes=("every request has its class's mean lengths; --workload or --trace says how they scatter",),
+    )
+
+
+def _slice(inputs: float, outputs: float) -> Slice:
+    input_tokens, output_tokens = math.ceil(inputs), math.ceil(outputs)
+    return Slice(
+        share=1.0, input_tokens=inputs, output_tokens=outputs, longest_input=input_tokens,
+        longest_output=output_tokens, sample=((input_tokens, output_tokens),),
+    )  # fmt: skip

@@ -1,0 +1,80 @@
+"""A simulation as a picture: by pool, how busy it was, what it had in flight and how many waited, over time."""
+
+import io
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from crosstie.catalog.writing import write_text
+from crosstie.core.errors import BadInput
+from crosstie.decide.plan.run_result import Outage, Run
+from crosstie.web.chart import KINDS, colours, finish, new_figure, save
+
+_PAGE = ".html"
+
+
+def check_course_ending(file: Path) -> None:
+    if file.suffix.lower() not in (_PAGE, *KINDS):
+        raise BadInput(f"--plot {file}: the name must end in {', '.join((_PAGE, *KINDS))}")
+
+
+def draw_course(runs: Sequence[Run], outages: Sequence[Outage], file: Path) -> None:
+    """The first seed of each fleet, policy and load, side by side."""
+    check_course_ending(file)
+    shown = [one for one in runs if one.seed == runs[0].seed][:4]
+    figure = new_figure(2.0 + 6.0 * len(shown), 8)
+    rows = figure.subplots(3, len(shown), squeeze=False, sharex="col")
+    for column, one in enumerate(shown):
+        _draw(rows[0][column], rows[1][column], rows[2][column], one, outages)
+    note = "simulated with predicted step times, not measured"
+    if file.suffix.lower() == _PAGE:
+        _write_page(figure, note, shown[0].label, file)
+    else:
+        save(figure, file, note)
+
+
+def _draw(busy: Any, flying: Any, waiting: Any, run: Run, outages: Sequence[Outage]) -> None:
+    at, scale, unit = _clock(run)
+    for (name, pool), colour in zip(run.course.pools.items(), colours(), strict=False):
+        busy.plot(at, pool.busy, color=colour, linewidth=1.4, label=name)
+        flying.plot(at, pool.running, color=colour, linewidth=1.4)
+        waiting.plot(at, pool.waiting, color=colour, linewidth=1.4)
+    waiting.plot(at, run.course.queued, color="0.3", linewidth=1.4, linestyle=":", label="at the gateway")
+    for axes in (busy, flying, waiting):
+        for one in outages:
+            axes.axvspan(one.at_s / scale, min(one.until_s / scale, at[-1]), color="0.85", zorder=0)
+        axes.set_ylim(bottom=0)
+    busy.set_ylim(0, 1.05)
+    busy.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    busy.set_ylabel("time with work to do")
+    flying.set_ylabel("requests running")
+    waiting.set_ylabel("requests waiting")
+    waiting.set_xlabel(unit)
+    load = f", {run.load:g} times the rate" if run.load != 1.0 else ""
+    busy.set_title(f"{run.label}: {run.policy}{load}", loc="left", fontsize=11)
+    busy.legend(frameon=False, fontsize=8, loc="lower right")
+    waiting.legend(frameon=False, fontsize=8, loc="upper right")
+
+
+def _clock(run: Run) -> tuple[list[float], float, str]:
+    last = run.course.at_s[-1]
+    scale, unit = (3600.0, "hours") if last > 3 * 3600 else (60.0, "minutes") if last > 600 else (1.0, "seconds")
+    return [moment / scale for moment in run.course.at_s], scale, unit
+
+
+def _write_page(figure: Any, note: str, title: str, file: Path) -> None:
+    finish(figure, note)
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg")
+    picture = drawn.getvalue()
+    picture = picture[picture.index("<svg") :]
+    page = (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
+        "<style>body{margin:2rem auto;max-width:80rem;font-family:sans-serif}svg{max-width:100%;height:auto}</style>"
+        f"</head><body>\n{picture}\n</body></html>\n"
+    )
+    try:
+        write_text(file, page)
+    except OSError as error:
+        raise BadInput(f"--plot {file}: cannot be written: {error.strerror}") from None

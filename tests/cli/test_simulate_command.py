@@ -1,0 +1,137 @@
+"""`crosstie simulate` as a user meets it: the answer, its JSON, its picture, and one line for every mistake."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.conftest import Command
+from tests.small_workload import small
+
+import crosstie as package
+from crosstie.cli.simulate import _outage
+from crosstie.core.errors import BadInput
+from crosstie.decide.plan.run_result import Outage
+
+FLEET = str(Path(package.__file__).parent / "catalog" / "data" / "fleets" / "two-vendors.toml")
+QUICK = ("--requests", "400", "--seeds", "2", "--processes", "1")
+
+
+def test_a_fleet_file(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    got = crosstie("simulate", FLEET, *QUICK)
+    assert got.status == 0, got.err
+    lines = got.out.splitlines()
+    assert lines[0].startswith("two-vendors: ")
+    assert "targets hold" in " ".join(lines[:2])
+    assert "$5.50 an hour" in got.out
+    for word in ("class", "chat", "batch", "mi300x", "h200", "no routing could beat 100.0%"):
+        assert word in got.out
+    assert "its class's mean lengths" in " ".join(got.out.split())
+    assert all(len(line) <= 80 for line in lines)
+    more = crosstie("simulate", FLEET, *QUICK, "-v").out
+    for word in ("Percentiles", "Where requests went", "Bounds by class"):
+        assert word in more
+
+
+def test_a_workload_is_planned_and_a_saved_plan_gives_the_same(crosstie: Command, tmp_path: Path) -> None:
+    work, saved = str(small(tmp_path)), str(tmp_path / "plan.json")
+    assert crosstie("plan", work, "--save", saved).status == 0
+    documents = [json.loads(crosstie("simulate", one, *QUICK, "--json").out) for one in (work, saved)]
+    for document in documents:
+        for one in document["runs"]:
+            one.pop("label")
+    assert documents[0]["runs"] == documents[1]["runs"]
+    (first, second) = documents[0]["runs"]
+    assert (first["seed"], second["seed"]) == (0, 1)
+    assert first["classes"] != second["classes"]
+    assert documents[0]["interrupted"] is False
+
+
+def test_policies_loads_and_fleets_side_by_side(crosstie: Command, tmp_path: Path) -> None:
+    other = tmp_path / "small-one.toml"
+    other.write_text(Path(FLEET).read_text().replace(', "http://127.0.0.1:8002/v1"', ""))
+    got = crosstie(
+        "simulate", FLEET, *QUICK, "--fleet", str(other), "--policy", "cheapest-meeting-target,round-robin", "--load",
+        "0.5,30",
+    )  # fmt: skip
+    assert got.status == 1, "thirty times the peak is too much"
+    table = got.out[got.out.index("Side by side") :]
+    assert table.count("round-robin") == 4
+    assert table.count("small-one") == 4
+    assert "no routing could beat" in table
+    document = json.loads(crosstie("simulate", FLEET, *QUICK, "--load", "30", "--json").out)
+    assert document["holds"] is False
+    assert document["runs"][0]["unsteady"].startswith("no steady state")
+
+
+def test_a_trace_and_a_pool_that_dies(crosstie: Command, tmp_path: Path) -> None:
+    page = tmp_path / "day.html"
+    got = crosstie(
+        "simulate", FLEET, "--trace", "azure-2023-conversation", "--requests", "300", "--seeds", "1", "--rate", "20",
+        "--kill", "mi300x@5s+5s", "--plot", str(page),
+    )  # fmt: skip
+    assert "mi300x gone from 5,000 ms to 10 s: " in got.out
+    assert "handed over" in got.out
+    text = page.read_text()
+    assert text.startswith("<!doctype html>")
+    assert text.rstrip().endswith("</html>")
+    assert "<svg" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["no-such-file.toml"], ["no-such-file"]),
+        ([FLEET, "--policy", "guess"], ["unknown policy 'guess'; known: cheapest-meeting-target"]),
+        ([FLEET, "--policy", ","], ["--policy names none"]),
+        ([FLEET, "--load", "0"], ["must be above 0"]),
+        ([FLEET, "--load", "much"], ["--load much: 'much' is not a number"]),
+        ([FLEET, "--load", "1,1"], ["named twice"]),
+        ([FLEET, "--requests", "7"], ["7 requests: at least 100"]),
+        ([FLEET, "--kill", "mi300x"], ["--kill mi300x: write POOL@TIME"]),
+        ([FLEET, "--kill", "mi300x@noon"], ["'noon' is no time"]),
+        ([FLEET, "--kill", "a100@5"], ["--kill a100: fleet 'two-vendors' has mi300x, h200"]),
+        ([FLEET, "--kill", "mi300x@300h"], ["the traffic lasts"]),
+        ([FLEET, "--plot", "day.txt"], ["--plot day.txt: the name must end in .html, .svg, .png, .pdf"]),
+        ([FLEET, "--class", "chat"], ["--class is for a trace"]),
+        (
+            [FLEET, "--trace", "azure-2023-code", "--class", "talk"],
+            ["--class talk: fleet 'two-vendors' has chat, batch"],
+        ),
+        ([FLEET, "--trace", "azure-2023-code", "--workload", "assistant"], ["requests come from one of them"]),
+        ([FLEET, "--workload", "assistant"], ["serves llama-3.3-70b", "which workload 'assistant' asks for"]),
+        ([FLEET, "--fleet", FLEET], ["two fleets are called 'two-vendors'"]),
+    ],
+)
+def test_mistakes_are_one_line(crosstie: Command, options: list[str], words: list[str]) -> None:
+    got = crosstie("simulate", *options)
+    assert (got.status, got.out) == (2, "")
+    assert got.err.startswith("crosstie: ")
+    assert got.err.count("\n") == 1
+    for word in words:
+        assert word in got.err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"format": "crosstie plan 0", "workload": {}}', "is no saved plan"),
+        ("{", "is no saved plan"),
+    ],
+)
+def test_a_plan_that_is_none(crosstie: Command, tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(content)
+    got = crosstie("simulate", str(file))
+    assert got.status == 2
+    assert f"{file}: {words}" in got.err
+
+
+def test_times_as_people_write_them() -> None:
+    assert _outage("a@90") == Outage("a", 90.0)
+    assert _outage("a@1.5h+2m") == Outage("a", 5400.0, 120.0)
+    assert _outage("a@12:00+0:30:15") == Outage("a", 43200.0, 1815.0)
+    assert _outage("a-b@10s").pool == "a-b"
+    for wrong in ("a@", "@5", "a@-5", "a@5+", "a@1:2:3:4", "a@5d"):
+        with pytest.raises(BadInput, match="--kill"):
+            _outage(wrong)
