@@ -2,16 +2,16 @@
 
     python benchmarks/simulate_speed.py [--rounds 3] [--day 5000000] [--requests 20000] [--json]
 
-blis    2,000 requests with a million output tokens of an 8B model, 512 prompt tokens, on one H100 and on four behind the
-        gateway's policy. BLIS (inference-sim, written in Go) took 6 to 7 s of CPU for as many requests and tokens, as the
-        issue that asked for this reports (2026-11); it was not run beside this, so machines differ.
-day     100 replicas (50 H100, 50 MI300X) of an 8B model, a day of 5 million requests: the rate goes through the day as a
-        cosine with its peak at 2.5 times its trough, as public traces have it (ServeGen: 2.5 to 2.8). Measured on the
-        first --requests of a day that is as much shorter, at the same rates; --day runs that many for real, through
-        `crosstie.simulate`'s own tally, with percentiles. One process: there is nothing to join.
+blis    2,000 requests with a million output tokens of an 8B model, 512 prompt tokens, on one H100 and on four behind
+        the gateway's policy. BLIS (inference-sim, written in Go) took 6 to 7 s of CPU for as many requests and tokens,
+        as the issue that asked for this reports (2026-11); it was not run beside this, so machines differ.
+day     100 replicas (50 H100, 50 MI300X) of an 8B model, a day of 5 million requests: the rate goes through the day as
+        a cosine with its peak at 2.5 times its trough, as public traces have it (ServeGen: 2.5 to 2.8). Measured on a
+        day of --requests that is as much shorter, at the same rates; --day runs that many for real. Both as a run of
+        `crosstie simulate`, with its percentiles and its course, in one process: there is nothing to join.
 
-Least of the rounds, since neighbours on a shared machine only add. A million additions are timed beside it. Modules that
-setup.py compiles make it some six times as fast: the answer says whether they were.
+Least of the rounds, since neighbours on a shared machine only add. A million additions are timed beside it. Modules
+that setup.py compiles make it some six times as fast: the answer says whether they were.
 """
 
 import argparse
