@@ -108,7 +108,7 @@ $(VENV)/.docs: $(VENV)/.base
 	$(PIP) --editable '.[docs]'
 	touch $@
 
-$(VENVS)/compiled/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/crosstie/core/histogram.py src/crosstie/run/wire/*.py src/crosstie/route/*.py src/crosstie/run/gateway/*.py)
+$(VENVS)/compiled/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/crosstie/core/histogram.py src/crosstie/perf/tabulated.py src/crosstie/sim/*.py src/crosstie/run/wire/*.py src/crosstie/route/*.py src/crosstie/run/gateway/*.py)
 	test -x $(VENVS)/compiled/bin/python || $(PYTHON) -m venv $(VENVS)/compiled
 	$(VENVS)/compiled/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	  $$($(VENVS)/compiled/bin/python -c 'import crosstie' 2>/dev/null && echo --no-deps --force-reinstall .) '.[dev,local]'

@@ -1,4 +1,4 @@
-"""Builds the modules on a request's way with mypyc, so that an installed gateway runs compiled code.
+"""Builds the modules on a request's way with mypyc, so that an installed gateway and simulator run compiled code.
 
 They are plain Python and run as such wherever they could not be compiled: without a C compiler, or with
 CROSSTIE_PURE=1, which is also what `make` sets, since compiled modules would hide later edits of their sources.
@@ -11,10 +11,12 @@ from setuptools import setup
 
 COMPILED = {
     "core": ["histogram"],
+    "perf": ["tabulated"],
     "route": [
         "admission", "apart", "ask", "cheapest", "corrections", "decision", "filters", "learnt", "lengths", "live",
         "load", "modelled", "plain", "policy", "prefix", "router", "speed",
     ],
+    "sim": ["engine", "prefix_cache"],
     "run/wire": [
         "client", "parser", "request", "server", "sse",
     ],

@@ -210,7 +210,8 @@ def _simulated(pool: PoolPlan, count: int) -> Iterator[tuple[str, _Row]]:
     longest = int(_LONGEST_RUN_TOKENS / fmean([piece.output_tokens for piece in slices]))
     at, kinds, inputs, outputs = drawn(rates, slices, max(min(count, longest), 200), np.random.default_rng(7))
     rows = zip(at.tolist(), inputs.tolist(), outputs.tolist(), strict=True)
-    one, sent = pool.deployment, [arrivals.Arrival(*row) for row in rows]
+    sent = [arrivals.Arrival(*row) for row in rows]
+    one = pool.deployment
     served = simulate_apart(one, sent) if isinstance(one, Disaggregated) else arrivals.simulate(one, sent)
     started = int(len(at) * WARM_UP)
     seen = np.bincount(kinds[started:], minlength=len(rates))
