@@ -1,8 +1,10 @@
 """Acceptance by model, method and text: what is there, what is assumed where nothing is, and what a slip is told."""
 
+import json
 from pathlib import Path
 
 import pytest
+from tests.conftest import Command
 
 from crosstie.catalog.acceptance import TEXTS, parse_speculation
 from crosstie.catalog.library import Catalog, check_file
@@ -119,3 +121,11 @@ def test_a_bad_row_is_told_with_its_line(tmp_path: Path, row: str, says: str) ->
     written(tmp_path, row)
     with pytest.raises(BadData, match=rf"line 2.*{says}"):
         _ = Catalog([tmp_path]).acceptance_curves
+
+
+def test_the_list_shows_every_curve(crosstie: Command) -> None:
+    found = json.loads(crosstie("catalog", "list", "acceptance", "--json").out)
+    first = next(row for row in found if (row["model"], row["text"]) == ("deepseek-v4-pro", "coding"))
+    assert first["tokens a step by drafts"].startswith("1:1.79 2:2.27 3:2.49")
+    assert any(row["model"] == "others" and row["basis"] == "assumed" for row in found)
+    assert "deepseek-r1" in crosstie("catalog", "list", "acceptance").out

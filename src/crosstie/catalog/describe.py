@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from crosstie.catalog.acceptance import ANY
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.precision import FOUR_BIT, GGUF, UNIFORM
 from crosstie.catalog.stacks import HOST, SMALL, STACK
@@ -140,6 +141,8 @@ def overview(catalog: Catalog, kind: str, only: Sequence[str] | None = None) -> 
         return [{"precision": name, "stores linear layers as": what} for name, what in stored.items()]
     if kind == "prices":
         nouns: Iterable[Any] = (price for price in catalog.prices if only is None or price.accelerator in only)
+    elif kind == "acceptance":
+        nouns = catalog.acceptance_curves
     else:
         nouns = getattr(catalog, kind).values()
     return [{heading: of(noun) for heading, of in _COLUMNS[kind].items()} for noun in nouns]
@@ -149,6 +152,9 @@ def _tera(accelerator: Accelerator, compute_format: str) -> float | None:
     rate = accelerator.flop_per_s(compute_format)
     return None if rate is None else rate / 1e12
 
+
+# Depths of speculation that a list shows.
+_SHOWN = (1, 2, 3, 4, 7)
 
 _COLUMNS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "accelerators": {
@@ -198,5 +204,13 @@ _COLUMNS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "basis": lambda p: p.amount.basis,
         "date": lambda p: p.amount.date,
         "source": lambda p: p.amount.source,
+    },
+    "acceptance": {
+        "model": lambda c: "others" if c.model == ANY else c.model,
+        "method": lambda c: c.method,
+        "text": lambda c: c.text,
+        "tokens a step by drafts": lambda c: " ".join(f"{k}:{n:.2f}" for k, n in c.lengths.items() if k in _SHOWN),
+        "basis": lambda c: c.basis,
+        "source": lambda c: f"{c.source} ({c.date})",
     },
 }

@@ -26,7 +26,7 @@ from crosstie.prove.calibration.tax import shipped_results
 _PROSE = ("source", "provider", "title", "layers", "name", "stores linear layers as")
 # What a list says with -v alone.
 _DETAILS = ("name", "layers", "source", "basis", "isa", "domain")
-LISTS = ("accelerators", "models", "stacks", "formats", "precisions", "prices")
+LISTS = ("accelerators", "models", "stacks", "formats", "precisions", "prices", "acceptance")
 
 
 @click.group("catalog")
@@ -56,7 +56,8 @@ for _more in (update_command, revert_command, status_command, pack_command):
 @verbose_option("names, layers, instruction sets, links and sources")
 @json_option
 def list_command(kind: str, on: str | None, verbose: bool, as_json: bool) -> int:
-    """Lists everything of one KIND: accelerators (the default), models, stacks, formats, precisions, prices."""
+    """Lists everything of one KIND: accelerators (the default), models, stacks, formats, precisions, prices, and the
+    acceptance of speculative decoding: tokens kept a step by the number of drafts."""
     catalog = Catalog()
     only = [catalog.accelerator(name).id for name in names_in(on)] if on else None
     if only and kind != "prices":
