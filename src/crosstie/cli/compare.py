@@ -48,8 +48,8 @@ def command(
     crosstie compare deepseek-v3 --on mi355x,b200 --tp 8 --kv fp8
     crosstie compare llama-3.1-405b --on mi300x,h200 --precision fp8
     crosstie compare deepseek-r1 --on mi355x,b200 --tp 8 --apart 1xTP8:2xTP8
-    crosstie compare deepseek-r1 --on mi355x,b200 --tp 8 --speculation mtp:3 --text coding
-    crosstie compare deepseek-r1 --on gb200,mi355x --gpus 8,16,32,64 --kv fp8 --concurrency 512
+    crosstie compare deepseek-r1 --on mi355x,b200 --tp 8 --speculation mtp:3
+    crosstie compare deepseek-r1 --on gb200,mi355x --gpus 8,16,32,64 --kv fp8
 
     Without --tp each accelerator gets the fewest GPUs that hold the model and the load. TTFT and TPOT
     are means in a steady state; "all at once" is the mean TTFT when every client starts together, as
