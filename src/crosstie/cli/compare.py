@@ -134,7 +134,7 @@ def scaling_json(one: Scaling) -> dict[str, object]:
 def show(card: Scorecard, verbose: bool) -> None:
     out, load = console(), card.load
     about = f"  {describe(card.model)}" if verbose else ""
-    say(out, Text.assemble((card.model.name, "bold"), about))
+    say(out, Text.assemble((card.model.name, "bold"), f": {card.layouts}" if card.layouts else "", about))
     say(out, f"  {load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight")
     running = [entry for entry in card.entries if entry.estimate]
     for drafts in [entry.deployment.speculation for entry in running[:1] if entry.deployment]:

@@ -26,7 +26,7 @@ def show(answer: Tco, verbose: bool) -> None:
     out, card, assessed = console(), answer.card, answer.assessed
     load, bills = card.load, list(assessed.bills.values())
     about = f"  {describe(card.model)}" if verbose else ""
-    say(out, Text.assemble((card.model.name, "bold"), about))
+    say(out, Text.assemble((card.model.name, "bold"), f": {card.layouts}" if card.layouts else "", about))
     say(out, f"  {load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight")
     say(out, f"  {bills[0].option.gpus:,} GPUs of each, owned for {assessed.years:g} years")
     if verbose:
@@ -136,6 +136,7 @@ def choice_sentences(answer: Tco) -> list[str]:
     if answer.card.load.output_tokens > 1:
         gap = service_gap({e.accelerator.id: e.estimate.tpot_s for e in answer.running if e.estimate})
         found += [gap] if gap else []
+    found += [answer.layout_flip] if answer.layout_flip else []
     found += [rent_sentence(rented) for rented in answer.rented]
     found += api_sentences(answer.apis, answer.card.model.id) if answer.apis else []
     return found + ([wait_sentence(answer.waiting)] if answer.waiting else [])

@@ -10,7 +10,14 @@ from crosstie.core.deployment import Accelerator, Deployment, Parallelism, kv_by
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model, Precision
 from crosstie.core.speculation import Speculation
-from crosstie.perf.memory import MemoryPlan, cache_sequences, memory_plan, sequences_that_fit, weight_bytes_by_format
+from crosstie.perf.memory import (
+    MemoryPlan,
+    cache_sequences,
+    memory_plan,
+    requests_that_fit,
+    sequences_that_fit,
+    weight_bytes_by_format,
+)
 
 _MOST_STAGES = 16
 _USUAL_CONTEXT = 8192
@@ -196,20 +203,23 @@ def smallest_layout(
     accelerator: Accelerator,
     *,
     context: int,
+    output_tokens: int = 0,
     sequences: int = 1,
     precision: str | None = None,
     kv_format: str = "bf16",
     stack: str | None = None,
     speculation: Speculation | None = None,
 ) -> Placement | None:
-    """The fewest GPUs, tensor parallel first, that hold `sequences` of the context.
+    """The fewest GPUs, tensor parallel first, that hold one request of the whole context and so many in flight, of
+    which the last `output_tokens` come one by one.
 
     Where none holds that many, the layout that holds most; None where none holds even one.
     """
     splits = [s for s in candidate_layouts(model, accelerator) if s.ep == 1 and s.dp == 1]
     first = catalog.deployment(model, accelerator, splits[0], precision, kv_format, stack, speculation)
     tried = place_each(catalog, first, splits, context)
-    enough = [p for p in tried if p.fits and p.sequences >= sequences]
+    room = {id(p): requests_that_fit(p.deployment, context - output_tokens, output_tokens) for p in tried if p.fits}
+    enough = [p for p in tried if room.get(id(p), 0) >= sequences]
     if enough:
         return min(enough, key=lambda p: (p.deployment.parallelism.gpus, p.deployment.parallelism.pp))
-    return max((p for p in tried if p.fits), key=lambda p: p.sequences, default=None)
+    return max((p for p in tried if p.fits), key=lambda p: room[id(p)], default=None)

@@ -145,6 +145,12 @@ def cache_sequences(deployment: Deployment, context: ArrayLike, shared: ArrayLik
     return np.asarray(left / np.maximum(per_sequence, 1.0) * deployment.parallelism.dp)
 
 
+def requests_that_fit(deployment: Deployment, input_tokens: int, output_tokens: int) -> int:
+    """Whole requests in flight: some of them have just begun to answer, so none holds its whole answer on average."""
+    held = input_tokens + deployment.stack.held_share * output_tokens
+    return int(float(cache_sequences(deployment, held)) + 1e-9)
+
+
 def sequences_that_fit(deployment: Deployment, context: int) -> int:
     """Whole sequences: each attention replica holds its own."""
     replicas = deployment.parallelism.dp

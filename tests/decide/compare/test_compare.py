@@ -143,8 +143,40 @@ def test_a_verdict_whose_intervals_overlap_says_so() -> None:
         card(shipped, "llama-3.1-70b", names, Load(64, 4096, 1024), precision="fp8").verdicts[0]
         for names in ("h200 mi325x", "b200 l40s")
     )
-    assert near.endswith("overlap.")
+    assert "Their 80% intervals overlap." in near
     assert "overlap" not in far
+
+
+def test_the_layout_is_in_the_answer_and_a_flip_by_another_is_said() -> None:
+    """70B in FP8 at 64 in flight: B200 wins on one GPU each, MI350X against B200 on two."""
+    shipped = Catalog([])
+    load = Load(64, 4096, 1024)
+    found = card(shipped, "llama-3.1-70b", "mi350x b200", load, precision="fp8")
+    assert found.layouts == "fp8 on mi350x TP1, b200 TP1 (the fewest GPUs that hold model and load)"
+    assert found.verdicts[0].startswith("b200 gives 1.0")
+    assert "The layout decides: with b200 on 2 GPUs mi350x gives 1." in found.verdicts[0]
+    asked = card(shipped, "llama-3.1-70b", "mi350x b200", load, precision="fp8", parallelism=Parallelism(tp=2))
+    assert "as asked" in asked.layouts
+    assert "The layout decides" not in asked.verdicts[0]
+
+
+def test_the_layout_chosen_is_the_one_whose_requests_fit_by_the_estimate(catalog: Catalog) -> None:
+    """One meaning of "fits": the fewest GPUs on which the estimate finds room for the load."""
+    model = catalog.model("llama-3.1-70b")
+    for concurrency in (16, 64, 100, 200):
+        for name in ("b200", "h200", "mi300x", "mi325x"):
+            load = Load(concurrency, 4096, 1024)
+            (one,) = compare(catalog, model, [catalog.accelerator(name)], load, precision="fp8").entries
+            assert one.estimate is not None
+            assert one.deployment is not None
+            assert one.estimate.concurrency_that_fits >= concurrency
+            gpus = one.deployment.parallelism.gpus
+            if gpus > 1:
+                fewer = Parallelism(tp=gpus // 2)
+                (half,) = compare(
+                    catalog, model, [catalog.accelerator(name)], load, precision="fp8", parallelism=fewer
+                ).entries
+                assert half.estimate is None or half.estimate.concurrency_that_fits < concurrency
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_the_sign_turns_with_how_it_is_served(published: Published) -> None:
     by_point = published.modelled.saving_by_point
     assert next(iter(by_point.values())) == pytest.approx(published.modelled.saving)
     assert by_point["fp8, TP2 on both, 64 in flight"] < 0 < by_point["fp8, fewest GPUs, 64 in flight a replica"]
-    assert by_point["bf16, fewest GPUs, 64 in flight a replica"] < 0.31
+    assert by_point["bf16, fewest GPUs, 64 in flight a replica"] < by_point["fp8, fewest GPUs, 64 in flight a replica"]
 
 
 def test_the_ratio_lies_between_its_ends(published: Published) -> None:

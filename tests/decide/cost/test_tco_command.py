@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,11 @@ from tests.decide.cost.conftest import NO_ALIASES, ROUND, Priced
 
 from crosstie.catalog.library import SHIPPED
 from crosstie.catalog.prices import API_COLUMNS
+from crosstie.core.errors import BadInput
+from crosstie.decide.cost.assessment import assess
+from crosstie.decide.cost.ownership import Costs, Option
+from crosstie.decide.cost.ranges import exactly
+from crosstie.web.tco_chart import draw_tornado
 
 ASK = ["tco", "llama-3.1-70b", "--precision", "fp8", "--samples", "500"]
 BOTH = [*ASK, "--on", "mi325x,h200", "--gpus", "800", "--purchase", "mi325x=22000", "--purchase", "h200=35000"]
@@ -216,7 +222,13 @@ def test_vary_moves_everything_alike(crosstie: Command) -> None:
     got = asked(crosstie, *BOTH, "--vary", "20%")
     bars = {bar["key"]: bar for bar in got["tornado"]}
     assert bars["usd_per_kwh"]["high"] / bars["usd_per_kwh"]["low"] == pytest.approx(1.2 / 0.8)
-    assert "output_tokens_per_s_per_gpu" not in bars
+    assert "purchase_usd" not in bars
+    # What is not chosen stays as unsure as it is, and with it the saving.
+    assert "output_tokens_per_s_per_gpu" in bars
+    still = asked(crosstie, *BOTH, "--vary", "0%")
+    assert {bar["key"] for bar in still["tornado"]} == {"output_tokens_per_s_per_gpu"}
+    low, high = still["saving_interval"]
+    assert high - low > 0.1
 
 
 def test_a_seed_is_the_same_answer(crosstie: Command) -> None:
@@ -235,9 +247,10 @@ def test_tco_draws_a_picture(crosstie: Command, tmp_path: Path) -> None:
     assert crosstie(*BOTH, "--plot", str(tmp_path / "x.txt")).status == 2
 
 
-def test_exact_inputs_leave_no_picture(crosstie: Command, tmp_path: Path) -> None:
-    got = crosstie(*BOTH, "--vary", "0%", "--plot", str(tmp_path / "x.svg"))
-    assert (got.status, "every input is exact" in got.err) == (2, True)
+def test_exact_inputs_leave_no_picture(h200_fleet: Option, exact_costs: Costs, tmp_path: Path) -> None:
+    exact = replace(h200_fleet, output_tokens_per_s_per_gpu=exactly(100.0))
+    with pytest.raises(BadInput, match="every input is exact"):
+        draw_tornado(assess([exact], exact_costs, 3.0, samples=100), tmp_path / "x.svg")
     assert not (tmp_path / "x.svg").exists()
 
 

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
 
+import msgspec
+
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism
 from crosstie.core.errors import BadInput, DoesNotFit
@@ -16,6 +18,9 @@ from crosstie.decide.compare.payoff import Payoff, payoff_of
 from crosstie.perf.estimate import estimate
 from crosstie.perf.fit import place, smallest_layout
 from crosstie.perf.hardware import Hardware, compute_format, lacks
+
+# Rates that differ by less are called the same.
+_SAME = 1.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,8 @@ class Entry:
     problem: str = ""
     # What speculation is worth on it, where it has any.
     payoff: Payoff | None = None
+    # The same in other widths that hold it, where the width was not asked for.
+    others: tuple[tuple[Deployment, Estimate], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,18 @@ class Scorecard:
     load: Load
     entries: list[Entry]
     verdicts: list[str]
+    # Whether the layout was asked for; else each has the fewest GPUs that hold model and load.
+    asked: bool = False
+
+    @property
+    def layouts(self) -> str:
+        """Which layout each accelerator is counted in, for the first line of an answer."""
+        running = [_deployment(entry) for entry in self.entries if entry.estimate]
+        if not running:
+            return ""
+        each = ", ".join(f"{d.accelerator.id} {d.parallelism}" for d in running)
+        why = "as asked" if self.asked else "the fewest GPUs that hold model and load"
+        return f"{running[0].precision.id} on {each} ({why})"
 
 
 def compare(
@@ -84,18 +103,42 @@ def compare(
                 refused.append(error)
             entries.append(Entry(accelerator, None, None, (), str(error)))
             continue
-        found = estimate(
-            deployment,
-            concurrency=load.concurrency,
-            input_tokens=load.input_tokens,
-            output_tokens=load.output_tokens,
-        )
+        found = _estimated(deployment, load)
         payoff = payoff_of(deployment, load.concurrency, load.input_tokens, load.output_tokens)
-        entries.append(Entry(accelerator, deployment, found, emulated_formats(deployment), payoff=payoff))
+        others = () if parallelism else _other_widths(catalog, deployment, load, len(accelerators))
+        entries.append(Entry(accelerator, deployment, found, emulated_formats(deployment), "", payoff, others))
     if len(refused) == len(accelerators) and refused:
         raise refused[0]
     verdicts = [verdict(a, b) for a, b in combinations([e for e in entries if e.estimate], 2)]
-    return Scorecard(model=model, load=load, entries=entries, verdicts=verdicts)
+    return Scorecard(model, load, entries, verdicts, asked=parallelism is not None)
+
+
+def _estimated(deployment: Deployment, load: Load) -> Estimate:
+    return estimate(
+        deployment,
+        concurrency=load.concurrency,
+        input_tokens=load.input_tokens,
+        output_tokens=load.output_tokens,
+    )
+
+
+def _other_widths(
+    catalog: Catalog, deployment: Deployment, load: Load, compared: int
+) -> tuple[tuple[Deployment, Estimate], ...]:
+    """Half and twice as many tensor-parallel ranks, where they hold it; of one accelerator alone nobody asks."""
+    split, found = deployment.parallelism, list[tuple[Deployment, Estimate]]()
+    if compared < 2 or split.pp > 1:
+        return ()
+    for tp in (split.tp // 2, split.tp * 2):
+        try:
+            other = msgspec.structs.replace(deployment, parallelism=msgspec.structs.replace(split, tp=tp))
+            other.parallelism.check(deployment.model, deployment.accelerator)
+        except BadInput:
+            continue
+        if place(other, load.context).fits:
+            other = catalog.calibrated(other)
+            found.append((other, _estimated(other, load)))
+    return tuple(found)
 
 
 def _chosen(
@@ -109,7 +152,13 @@ def _chosen(
             return given
         raise DoesNotFit(f"{parallelism.gpus} GPU{'s' if parallelism.gpus > 1 else ''} cannot hold it")
     placement = smallest_layout(
-        catalog, model, accelerator, context=load.context, sequences=load.concurrency, **choices
+        catalog,
+        model,
+        accelerator,
+        context=load.context,
+        output_tokens=load.output_tokens,
+        sequences=load.concurrency,
+        **choices,
     )
     if placement is None:
         raise DoesNotFit("no layout within reach holds it")
@@ -133,11 +182,24 @@ def verdict(a: Entry, b: Entry) -> str:
     rate = _estimate(a).output_tokens_per_s_per_gpu, _estimate(b).output_tokens_per_s_per_gpu
     first, second = (a, b) if rate[0] >= rate[1] else (b, a)
     ratio = max(rate) / min(rate)
-    if ratio < 1.03:
+    if ratio < _SAME:
         return f"{first.accelerator.id} and {second.accelerator.id} give the same tokens/s per GPU within 3%."
     opening = f"{first.accelerator.id} gives {ratio:.2f}x the tokens/s per GPU of {second.accelerator.id}"
     doubt = " Their 80% intervals overlap." if _overlap(first, second) else ""
-    return f"{opening}: {'; '.join(reasons_for(first, second))}.{doubt}"
+    return f"{opening}: {'; '.join(reasons_for(first, second))}.{doubt}{_flipped(first, second)}"
+
+
+def _flipped(first: Entry, second: Entry) -> str:
+    """Where the second wins once one of the two runs in another width."""
+    mine, theirs = _estimate(first).output_tokens_per_s_per_gpu, _estimate(second).output_tokens_per_s_per_gpu
+    ratios = [(d, theirs / e.output_tokens_per_s_per_gpu) for d, e in first.others]
+    ratios += [(d, e.output_tokens_per_s_per_gpu / mine) for d, e in second.others]
+    flips = [(d, ratio) for d, ratio in ratios if ratio >= _SAME]
+    if not flips:
+        return ""
+    d, ratio = max(flips, key=lambda pair: pair[1])
+    gpus = f"{d.parallelism.gpus} GPU{'s' if d.parallelism.gpus > 1 else ''}"
+    return f" The layout decides: with {d.accelerator.id} on {gpus} {second.accelerator.id} gives {ratio:.2f}x."
 
 
 def _overlap(first: Entry, second: Entry) -> bool:

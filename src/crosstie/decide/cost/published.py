@@ -8,6 +8,7 @@ Crosstie's own model says.
 
 from dataclasses import dataclass, replace
 
+from crosstie.catalog.costs import COSTS
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import DoesNotFit
@@ -137,7 +138,8 @@ def _modelled(catalog: Catalog) -> Modelled:
     interval = monte_carlo(match).saving
     assert interval is not None, "two options have a saving"
     varied = tornado(match.varied(CLAIMED_VARIATION), "mi325x", "h200")
-    ends = [saved, *(end for bar in varied for end in (bar.outcome_at_low, bar.outcome_at_high))]
+    operation = [bar for bar in varied if bar.key in COSTS]
+    ends = [saved, *(end for bar in operation for end in (bar.outcome_at_low, bar.outcome_at_high))]
     staffed = contest([replace(mi325x, engineers=ENGINEERS), h200], catalog.costs, YEARS)
     return Modelled(
         throughput_ratio=rate.likely / against.likely,

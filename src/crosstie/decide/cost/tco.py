@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.prices import ApiPrice, Price
+from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput, DoesNotFit
+from crosstie.core.figures import dollars, plural
 from crosstie.decide.compare.scorecard import Entry, Scorecard
 from crosstie.decide.cost.assessment import Assessment, assess
 from crosstie.decide.cost.choices import (
@@ -104,6 +106,24 @@ class Tco:
     waiting: WaitComparison | None
 
     @property
+    def layout_flip(self) -> str:
+        """Where the second of the ranking is the cheapest once one of the two runs in another layout; else empty."""
+        if len(self.assessed.ranking) < 2:
+            return ""
+        entries = {entry.accelerator.id: entry for entry in self.running}
+        first, second = (entries[name] for name in self.assessed.ranking[:2])
+        costs = self.assessed.usd_per_mtok
+        mine, theirs = costs[first.accelerator.id], costs[second.accelerator.id]
+        flips = [(d, theirs, cost) for d, cost in _in_others(first, mine) if cost > theirs]
+        flips += [(d, cost, mine) for d, cost in _in_others(second, theirs) if cost < mine]
+        if not flips:
+            return ""
+        d, cheap, dear = max(flips, key=lambda one: one[2] / one[1])
+        gpus = plural(d.parallelism.gpus, "GPU")
+        at = f"{dollars(cheap)} against {dollars(dear)} per million output tokens"
+        return f"The layout decides: with {d.accelerator.id} on {gpus} {second.accelerator.id} costs less, {at}."
+
+    @property
     def running(self) -> list[Entry]:
         """Accelerators that run the model."""
         return [entry for entry in self.card.entries if entry.estimate]
@@ -145,6 +165,13 @@ def tco(catalog: Catalog, card: Scorecard, request: TcoRequest | None = None) ->
         market = ApiMarket(quote, sources, compared)
     sources_of = {option.name: behind(catalog.prices, option.price) for option in options}
     return Tco(card, assessed, sources_of, rented, market, waiting)
+
+
+def _in_others(entry: Entry, usd_per_mtok: float) -> list[tuple[Deployment, float]]:
+    """What a million tokens cost in an entry's other layouts: the same GPUs for other tokens."""
+    assert entry.estimate, "only entries that run are bought"
+    rate = entry.estimate.output_tokens_per_s_per_gpu
+    return [(d, usd_per_mtok * rate / other.output_tokens_per_s_per_gpu) for d, other in entry.others]
 
 
 def _check(card: Scorecard, asked: TcoRequest) -> None:
