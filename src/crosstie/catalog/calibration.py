@@ -20,6 +20,7 @@ from crosstie.core.model import Model
 
 FORMAT = 1
 _WORDS_OF_POINTS = ("family", "accelerator", "stack", "bits", "model")
+_WIDTHS = ("4-bit", "8-bit", "16-bit")
 # A constant that is e^20 times the catalog's is a slip.
 _FURTHEST = 20.0
 
@@ -152,6 +153,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             points=points,
             basis=basis,
         )
+
+    def knows_kind(self, subject: Subject) -> bool:
+        """Whether the stack was measured on the accelerator with models of that kind, in weights of any width."""
+        names = (f"{subject.stack} / {subject.kind} / {bits} / {subject.accelerator}" for bits in _WIDTHS)
+        return any(name in self.scopes for name in names)
 
     def factors(self, subject: Subject) -> dict[str, float]:
         parts = [self.scopes[scope] for scope in scopes(subject) if scope in self.scopes]

@@ -309,6 +309,10 @@ class Catalog:
         """The same with what measurements say about its scopes; again after a change of its layout."""
         return msgspec.structs.replace(deployment, correction=self.correction(subject_of(deployment)))
 
+    def knows_kind(self, deployment: Deployment) -> bool:
+        """Whether models of this kind were measured with the deployment's stack on its accelerator."""
+        return self.calibration.knows_kind(subject_of(deployment))
+
     def correction(self, subject: Subject) -> Correction:
         if subject not in self._corrections:
             self._corrections[subject] = self.calibration.correction(subject)

@@ -37,6 +37,7 @@ from crosstie.core.workload import (
     Workload,
 )
 
+_WORKLOAD = {"name", "sizing", "sure", "traffic", "models", "class", "constraints", "prices", "hosting"}
 _TRAFFIC = ("mean_over_peak", "growth_per_year", "horizon_years")
 # Of the peak: what mean traffic is taken as.
 _HALF = 0.5
@@ -71,7 +72,7 @@ def example_text() -> str:
 
 def read_workload(catalog: Catalog, file: Path) -> Workload:
     raw = read_toml(file)
-    only_keys(file, "", raw, {"name", "sizing", "traffic", "models", "class", "constraints", "prices", "hosting"})
+    only_keys(file, "", raw, _WORKLOAD)
     classes = raw.get("class")
     reader = Reader(file, catalog, [], len(classes) if isinstance(classes, list) else 0)
     traffic = table(file, "traffic", raw.get("traffic", {}))
@@ -95,7 +96,17 @@ def read_workload(catalog: Catalog, file: Path) -> Workload:
         day=day or read_day(file, "", USUAL, values.get("mean_over_peak", _HALF)),
         **values,
         **read_values(file, "", raw, Workload, ("sizing",)),
+        sure=_sure(file, raw),
     )
+
+
+def _sure(file: Path, raw: dict[str, Any]) -> float | None:
+    """Percent, as people say it."""
+    if "sure" not in raw:
+        return None
+    if "sizing" in raw:
+        raise BadData(file, "sure", "cannot go with sizing, which is 50 or 80 by name")
+    return number(file, "sure", raw["sure"], 50, 99) / 100.0
 
 
 def _models(reader: Reader, raw: object, asked: set[str]) -> dict[str, ModelChoice]:

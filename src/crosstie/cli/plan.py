@@ -17,7 +17,7 @@ from crosstie.cli.progress import progress
 from crosstie.cli.show import json_text, print_json
 from crosstie.cli.watch_show import show_watched, watched_json
 from crosstie.core.errors import BadInput, CrosstieError
-from crosstie.core.workload import Workload
+from crosstie.core.workload import EVIDENCE, Workload
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.market import PLANNED_BY, adjusted, checked_discount, checked_gpu_hour
 from crosstie.decide.plan.plan import plan
@@ -45,9 +45,9 @@ from crosstie.web.plan_chart import draw_plan
 @click.option("--reserved", multiple=True, metavar="A=USD", help="Your price under contract, for the base of a day.")
 @on_option("Only these accelerators.")
 @click.option("--single-gpus", is_flag=True, help="GPUs one by one, not in whole nodes.")
-@click.option(
-    "--sizing", type=click.Choice(["safe", "likely"]), help="By the upper 80% bound of estimates, or by the estimates."
-)
+@click.option("--sure", type=click.FloatRange(50, 99), metavar="PERCENT", help="How sure it should be. [default: 80]")
+@click.option("--sizing", type=click.Choice(["safe", "likely"]), help="The same by name: 80 or 50.")
+@click.option("--evidence", type=click.Choice(EVIDENCE), help="What must be measured to be preferred. [default: stack]")
 @click.option("--only-known", is_flag=True, help="Only what preflight knows to run, or what was measured.")
 @click.option("--simulate", "simulated", is_flag=True, help="Simulate the pools: do the percentiles hold?")
 @click.option("--check", "checked", is_flag=True, hidden=True)
@@ -58,7 +58,7 @@ from crosstie.web.plan_chart import draw_plan
 def command(
     files: tuple[Path, ...], fleet: Path | None, save: Path | None, watch: bool, price: tuple[str, ...],
     discount: tuple[str, ...], kinds: str | None, reserved: tuple[str, ...], accelerators: str | None,
-    single_gpus: bool, sizing: str | None, only_known: bool,
+    single_gpus: bool, sizing: str | None, sure: float | None, evidence: str | None, only_known: bool,
     simulated: bool, checked: bool, plot: Path | None, example: bool, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
@@ -84,7 +84,8 @@ def command(
             flag
             for flag, value in {
                 **outputs, "--price": price, "--discount": discount, "--prices": kinds, "--reserved": reserved,
-                "--on": accelerators, "--single-gpus": single_gpus, "--sizing": sizing, "--only-known": only_known,
+                "--on": accelerators, "--single-gpus": single_gpus, "--sure": sure, "--sizing": sizing,
+                "--evidence": evidence, "--only-known": only_known,
                 "--simulate": simulated,
             }.items()
             if value
@@ -98,8 +99,9 @@ def command(
     _check_outputs(file, {flag: target for flag, target in outputs.items() if target})
     workload = read_workload(catalog, file)
     workload = _overridden(
-        catalog, workload, price, discount, kinds, reserved, accelerators, single_gpus, sizing, only_known
-    )
+        catalog, workload, price, discount, kinds, reserved, accelerators, single_gpus, sizing, sure, only_known,
+        evidence,
+    )  # fmt: skip
     with progress("planning") as on_progress:
         made = plan(catalog, workload, on_progress=on_progress)
         if simulated and made.answered:
@@ -149,7 +151,8 @@ def _check_outputs(workload: Path, targets: dict[str, Path]) -> None:
 
 def _overridden(
     catalog: Catalog, workload: Workload, price: tuple[str, ...], discount: tuple[str, ...], kinds: str | None,
-    reserved: tuple[str, ...], accelerators: str | None, single_gpus: bool, sizing: str | None, only_known: bool,
+    reserved: tuple[str, ...], accelerators: str | None, single_gpus: bool, sizing: str | None, sure: float | None,
+    only_known: bool, evidence: str | None,
 ) -> Workload:  # fmt: skip
     """What the command line says goes before what the file says."""
     vendors = {a.vendor.casefold(): a.vendor for a in catalog.accelerators.values()}
@@ -174,7 +177,9 @@ def _overridden(
         accelerators=chosen,
         single_gpus=single_gpus,
         sizing=sizing,
+        sure=None if sure is None else sure / 100.0,
         only_known=only_known,
+        evidence=evidence,
     )
 
 

@@ -81,14 +81,15 @@ def _gpus(counts: dict[str, int]) -> str:
 
 
 def _show_doubt(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:
-    doubt, one = plan.uncertainty, plan.by_estimates
+    doubt = plan.uncertainty
     if doubt is not None and doubt.low_usd_per_hour is not None and doubt.high_usd_per_hour is not None:
         ends = f"{dollars(doubt.low_usd_per_hour)} to {dollars(doubt.high_usd_per_hour)} an hour"
         late = f"; in {share(doubt.unmet)} a pool cannot keep its targets" if doubt.unmet >= 0.005 else ""
-        say(out, f"80% interval of the cost: {ends}; these replicas suffice in {share(doubt.enough)} of cases{late}")
-    if one:
-        at = f"{one.label}, {dollars(one.usd_per_hour)} an hour ({one.dearer:+.0%})"
-        say(out, f"sized by the upper 80% bound of the estimates; by the estimates themselves (--sizing likely): {at}")
+        sure = (
+            f"Sized to be {plan.workload.sureness:.0%} sure; these replicas suffice in {share(doubt.enough)} of cases"
+        )
+        say(out, f"{sure}{late}. What such pools would have needed: {ends} (80% interval)")
+    _show_sureness(out, plan, fleet)
     if not verbose:
         return
     near = "no fleet is cheaper" if fleet.gap < 1e-6 else f"at most {fleet.gap:.1%} above the cheapest there is"
@@ -101,6 +102,24 @@ def _show_doubt(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> Non
         out,
         f"a million tokens: {tokens}, at mean traffic of {mean:.0%} of the peak; {significant(fleet.watts / 1e3)} kW",
     )
+
+
+def _show_sureness(out: Output, plan: Plan, fleet: FleetPlan) -> None:
+    if not plan.sureness:
+        return
+    fleets = [(one.sure, one.fleet) for one in plan.sureness]
+    said = [f"{sure:.0%} {f'{dollars(f.usd_per_hour)} ({f.label})' if f else 'no fleet'}" for sure, f in fleets]
+    say(out, f"How sure, and what that costs an hour: {'; '.join(said)} (--sure)")
+    likely = plan.by_estimates
+    vendors = {item.id: item.vendor for item in plan.market.items}
+    used, other = ({vendors[name] for name in gpus} for gpus in (fleet.gpus, likely.gpus if likely else {}))
+    if likely and used != other:
+        say(
+            out,
+            f"By the estimates themselves {' and '.join(sorted(other))} would win: {likely.label}, "
+            f"{dollars(likely.usd_per_hour)} an hour. It is how far these may be off that decides here",
+            "yellow",
+        )
 
 
 def _show_pools(out: Output, fleet: FleetPlan, verbose: bool) -> None:
@@ -345,7 +364,17 @@ def _show_rest(out: Output, plan: Plan, verbose: bool) -> None:
 
 def _show_left_out(out: Output, plan: Plan, verbose: bool) -> None:
     """What preflight keeps out; without -v each engine and accelerator once, and only where nothing of it is left."""
+    if plan.passed_over:
+        names = dict.fromkeys(one.stack for one in plan.passed_over)
+        more = "" if verbose else f": {', '.join(names)} on some accelerators"
+        say(
+            out,
+            f"not compared, since other stacks were measured there and these were not{more} (--evidence any)",
+            "dim",
+        )
     if verbose:
+        for passed in plan.passed_over:
+            say(out, f"- {passed.model} with {passed.stack} on {', '.join(passed.accelerators)}", "dim")
         for one in plan.will_not_run:
             where = f"{', '.join(one.accelerators)}{' ' + ', '.join(one.layouts) if one.layouts else ''}"
             of = f"{one.model} in {one.precision} with {one.engine} on {where}"

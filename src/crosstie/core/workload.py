@@ -5,7 +5,7 @@ short ones, and so that a target at a percentile knows which requests it may mis
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -31,6 +31,15 @@ _Some = msgspec.Meta(min_length=1)
 # Where the weights of a model that shares replicas come from: the host's memory (vLLM's sleep, level 1), a disk into an
 # engine that is kept (level 2), or a disk into an engine that is started for it.
 LoadFrom = Literal["host", "disk", "start"]
+
+
+# What competes in a plan: "any" that fits; "stack": of a model on an accelerator the stacks that somebody has measured
+# with it there, else those measured with models of its kind; "layout": of these the layouts measured with it.
+Evidence = Literal["any", "stack", "layout"]
+EVIDENCE: tuple[str, ...] = get_args(Evidence)
+
+
+_SURE = {"safe": 0.8, "likely": 0.5}
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +213,8 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     whole_nodes: bool = True
     # Only what preflight knows to run, or what somebody has measured.
     only_known: bool = False
+    # What must have been measured to be preferred: see EVIDENCE.
+    evidence: Evidence = "stack"
     # Pools are given up as long as the fleet gets no dearer than by this share.
     simplicity: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
 
@@ -246,7 +257,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     day: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...] = ()
     growth_per_year: Annotated[float, msgspec.Meta(ge=-0.9, le=20)] = 0.0
     horizon_years: _Years = 3
-    # "safe" sizes by the slow end of the estimates' intervals, "likely" by the estimates themselves.
+    # How often the fleet should be enough, given how wrong its estimates may be; or by name, "likely" being even odds.
+    sure: Annotated[float, msgspec.Meta(ge=0.5, le=0.99)] | None = None
     sizing: Literal["safe", "likely"] = "safe"
     constraints: Constraints = Constraints()
     prices: Prices = Prices()
@@ -255,6 +267,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     # Where it was read from, and what had to be assumed on the way.
     file: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def sureness(self) -> float:
+        return self.sure or _SURE[self.sizing]
 
     def choice(self, model: str) -> ModelChoice:
         return self.models.get(model, ModelChoice())

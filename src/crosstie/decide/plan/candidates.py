@@ -13,16 +13,18 @@ from crosstie.core.deployment import Accelerator, Deployment, Parallelism
 from crosstie.core.disaggregated import Servable
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
-from crosstie.core.workload import ModelChoice, Sharing, Workload
+from crosstie.core.workload import Evidence, ModelChoice, Sharing, Workload
 from crosstie.decide.plan.gate import Gate
 from crosstie.host.hosted import Hosted
 from crosstie.host.sizes import hosted_model, load_path, room_bytes
 from crosstie.perf.fit import candidate_layouts
 from crosstie.perf.memory import gpu_weight_bytes, sequences_that_fit
 
-# Stacks that were measured on an accelerator are preferred over those that were not: among many estimates
-# the best looking are those that err most, and without measurements the errors are largest.
-_MEASURED = ("model", "stack")
+# Stacks that were measured on an accelerator are preferred over those that were not, those measured with the model or
+# with models of its kind before others: among many estimates the best looking are those that err most, and without
+# measurements the errors are largest.
+_WITH_MODEL = ("model", "layout")
+_MEASURED = (*_WITH_MODEL, "stack")
 _USUAL_STACK = "vllm"
 # Tensor-parallel ranks of replicas that models share; of an accelerator the narrowest that hold every model are tried.
 _SHARED_WIDTHS = (1, 2, 4, 8)
@@ -45,6 +47,7 @@ def candidates(
     shortest: int,
     longest: int,
     gate: Gate,
+    evidence: Evidence = "stack",
 ) -> list[Deployment]:
     """Those that run, and hold at least one request of the shortest contexts, and some that hold the longest."""
     found: list[Deployment] = []
@@ -54,12 +57,40 @@ def candidates(
         splits = candidate_layouts(model, accelerator)
         for precision in precisions:
             for kv_format in choice.kv_formats:
-                for plain in _stacks(catalog, model, accelerator, splits[0], precision, kv_format, choice.stacks):
+                tried = _stacks(catalog, model, accelerator, splits[0], precision, kv_format, choice.stacks)
+                for plain in tried if choice.stacks or evidence == "any" else _of_kind(catalog, tried, gate):
                     for way in drafts:
                         first = msgspec.structs.replace(plain, speculation=way)
                         held = _layouts(catalog, first, splits, shortest, longest)
                         found += [deployment for deployment in held if gate.passes(deployment)]
-    return found
+    return found if evidence == "any" else _better_known(found, evidence, gate)
+
+
+def _of_kind(catalog: Catalog, tried: Sequence[Deployment], gate: Gate) -> Sequence[Deployment]:
+    """Stacks that were measured here with this model or models of its kind, where there are any."""
+    near = [d for d in tried if d.correction.nearness in _WITH_MODEL or catalog.knows_kind(d)]
+    for one in tried if near else ():
+        if one not in near:
+            gate.pass_over(one)
+    return near or tried
+
+
+def _better_known(found: Sequence[Deployment], evidence: Evidence, gate: Gate) -> list[Deployment]:
+    """Of each accelerator the stacks that were measured with this model there, where there are any; of these the
+    layouts, where that is asked."""
+    kept: list[Deployment] = []
+    by_accelerator: dict[str, list[Deployment]] = {}
+    for one in found:
+        by_accelerator.setdefault(one.accelerator.id, []).append(one)
+    for mine in by_accelerator.values():
+        measured = {one.stack.id for one in mine if one.correction.nearness in _WITH_MODEL}
+        for one in mine if measured else ():
+            if one.stack.id not in measured:
+                gate.pass_over(one)
+        mine = [one for one in mine if not measured or one.stack.id in measured]
+        exact = [one for one in mine if not one.correction.extrapolated]
+        kept += exact if exact and evidence == "layout" else mine
+    return kept
 
 
 def _different(catalog: Catalog, model: Model, precisions: Sequence[str]) -> list[str]:

@@ -25,6 +25,15 @@ class LeftOut:
     layouts: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A stack that is not compared for a model on some accelerators, for want of measurements."""
+
+    model: str
+    stack: str
+    accelerators: tuple[str, ...]
+
+
 class Gate:
     """Asked of every candidate; remembers whom it has turned away."""
 
@@ -34,6 +43,8 @@ class Gate:
         self._only_known = workload.constraints.only_known
         self._refused: dict[tuple[str, ...], list[Deployment]] = {}
         self._offered: set[tuple[str, ...]] = set()
+        # By model and stack: the accelerators where another stack was measured with it, and this one was not.
+        self.passed_over: dict[tuple[str, str], list[str]] = {}
 
     def passes(self, deployment: Deployment) -> bool:
         key = deployment.model.id, deployment.stack.id, deployment.precision.id, deployment.accelerator.id
@@ -42,6 +53,12 @@ class Gate:
             return True
         self._refused.setdefault(key, []).append(deployment)
         return False
+
+    def pass_over(self, deployment: Deployment) -> None:
+        """Notes a stack that is not compared, because another was measured there and this one was not."""
+        names = self.passed_over.setdefault((deployment.model.id, deployment.stack.name), [])
+        if deployment.accelerator.id not in names:
+            names.append(deployment.accelerator.id)
 
     def readiness(self, deployment: Deployment) -> Readiness:
         return self._check.readiness(deployment)

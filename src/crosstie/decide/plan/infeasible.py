@@ -123,7 +123,7 @@ def _target(
     percentile = f"p{target.percentile * 100:g}"
     best, place, tokens = alone
     fastest = one.deployments[place]
-    read = " (the upper 80% bound of its estimate)" if workload.sizing == "safe" else ""
+    read = f" (as slow as it is in {1.0 - workload.sureness:.0%} of cases)" if workload.sureness > 0.5 else ""
     return Obstacle(
         f"class '{kind.name}' {key}_ms",
         f"{percentile} = {target.seconds * 1e3:g}",

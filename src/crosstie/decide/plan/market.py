@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -76,8 +77,10 @@ def adjusted(
     discount: Mapping[str, float] | None = None,
     accelerators: Sequence[str] | None = None,
     sizing: str | None = None,
+    sure: float | None = None,
     only_known: bool = False,
     single_gpus: bool = False,
+    evidence: str | None = None,
 ) -> Workload:
     """The workload with prices (by accelerator), discounts (by accelerator or vendor) and the rest as given here."""
     if accelerators is not None and not accelerators:
@@ -88,6 +91,8 @@ def adjusted(
     reserved = {name: checked_gpu_hour(value) for name, value in (reserved_usd_per_gpu_hour or {}).items()}
     if single_gpus:
         limits = msgspec.structs.replace(limits, whole_nodes=False)
+    if evidence:
+        limits = msgspec.structs.replace(limits, evidence=evidence)
     if only_known:
         limits = msgspec.structs.replace(limits, only_known=True)
     if accelerators:
@@ -99,7 +104,12 @@ def adjusted(
         reserved_usd_per_gpu_hour={**prices.reserved_usd_per_gpu_hour, **reserved},
         discount={**prices.discount, **off},
     )
-    return msgspec.structs.replace(workload, prices=prices, constraints=limits, sizing=sizing or workload.sizing)
+    if sure is not None and sizing is not None:
+        raise BadInput("--sure and --sizing say the same: give one of them")
+    if sure is not None and not 0.5 <= sure <= 0.99:
+        raise BadInput("a plan can be 50 to 99% sure")
+    how_sure: dict[str, Any] = {"sure": sure} if sure else {"sizing": sizing, "sure": None} if sizing else {}
+    return msgspec.structs.replace(workload, prices=prices, constraints=limits, **how_sure)
 
 
 def checked_gpu_hour(usd: float) -> float:

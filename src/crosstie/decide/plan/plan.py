@@ -12,7 +12,7 @@ from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fle
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
-from crosstie.decide.plan.gate import Gate, LeftOut
+from crosstie.decide.plan.gate import Gate, LeftOut, PassedOver
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
 from crosstie.decide.plan.lighter import Lighter, lighter_formats
 from crosstie.decide.plan.market import Market, market
@@ -27,14 +27,17 @@ from crosstie.decide.plan.survey import (
     of_one_stack,
     offers,
     peak_of,
+    scaling_at,
     scaling_of,
     survey,
     surveys,
     undominated,
 )
-from crosstie.decide.plan.uncertainty import Uncertainty, uncertainty
+from crosstie.decide.plan.uncertainty import JointErrors, Uncertainty
 from crosstie.port.preflight.readiness import Readiness
 
+# How sure a fleet may be asked to be: what that costs is told.
+_SURE = (0.5, 0.8, 0.95)
 # Prompts so many times as long: what the fleet would then be.
 _LENGTHS = (2.0,)
 
@@ -45,6 +48,14 @@ class RunnerUp:
 
     without: str
     fleet: Alternative
+
+
+@dataclass(frozen=True, slots=True)
+class Sureness:
+    """The fleet that is enough in so many of cases; None where limits do not allow it."""
+
+    sure: float
+    fleet: Alternative | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +112,8 @@ class Plan:
     years: list[Year] = field(default_factory=list)
     # The cheapest fleet by the estimates themselves, where the plan is by their slow end.
     by_estimates: Alternative | None = None
+    # What being more or less sure costs; empty without calibration.
+    sureness: list[Sureness] = field(default_factory=list)
     # The classes as simulated, where that was asked for.
     simulated: list[SimulatedClass] = field(default_factory=list)
     # Limits of the workload that make it dearer.
@@ -114,6 +127,8 @@ class Plan:
     mixture: Mixture | None = None
     # Formats that the workload does not name and that would make it cheaper.
     lighter: list[Lighter] = field(default_factory=list)
+    # Stacks that were not compared: others were measured there, and they were not.
+    passed_over: list[PassedOver] = field(default_factory=list)
     # The replicas that models share, beside the fleet of the others; None where none do.
     shared: SharedPlan | None = None
 
@@ -166,7 +181,8 @@ def _own_plan(catalog: Catalog, workload: Workload, priced: Market, made: str, o
     found = _best_plan(catalog, workload, priced, made, gate, on_progress)
     pools = found.fleet.pools if found.fleet else []
     judged = {pool.name: gate.readiness(pool.deployment.decode) for pool in pools}
-    found = replace(found, readiness=judged, will_not_run=gate.left_out())
+    passed_over = [PassedOver(*key, tuple(names)) for key, names in gate.passed_over.items()]
+    found = replace(found, readiness=judged, will_not_run=gate.left_out(), passed_over=passed_over)
     if found.fleet is None:
         return found
     return replace(
@@ -180,17 +196,38 @@ def _best_plan(
     catalog: Catalog, workload: Workload, priced: Market, made: str, gate: Gate, on_progress: OnProgress
 ) -> Plan:
     everything = surveys(catalog, workload, [item.accelerator for item in priced.items], on_progress, gate)
-    scaling = scaling_of(workload)
-    surveyed = of_one_stack(everything, scaling)
-    offered = undominated(offers(surveyed, scaling, peak=peak_of(workload)))
-    asked = choice(offered, priced, workload)
-    on_progress(0, 0, f"{len(offered.columns)} pools to choose from")
-    answer = solve(asked.problem)
+    surveyed = of_one_stack(everything, scaling_of(workload))
+    asked, answer = _as_sure(surveyed, priced, workload, on_progress)
     considered = sum(len(one.deployments) for one in everything)
     if answer is None:
         return Plan(workload, made, priced, None, obstacles(everything, asked, workload), considered)
     on_progress(0, 0, "the fleets beside it, and what would change the answer")
     return _with_alternatives(surveyed, asked, answer, Plan(workload, made, priced, None, [], considered))
+
+
+def _as_sure(
+    surveyed: list[Survey], priced: Market, workload: Workload, on_progress: OnProgress
+) -> tuple[Choice, Solution | None]:
+    """The cheapest fleet that is enough as often as the workload asks.
+
+    One estimate is taken at that quantile of its error. Where a fleet rests on several that may each be wrong, all of
+    them hold less often, so each is taken as far as makes them sure together.
+    """
+    scaling = scaling_of(workload)
+    asked = choice(undominated(offers(surveyed, scaling, peak=peak_of(workload))), priced, workload)
+    on_progress(0, 0, f"{len(asked.offers.columns)} pools to choose from")
+    answer = solve(asked.problem)
+    if answer is None:
+        return asked, None
+    errors = JointErrors(surveyed, asked)
+    each = errors.each_sure(answer, workload.sureness)
+    if each == workload.sureness or errors.enough(answer) >= workload.sureness:
+        return asked, answer
+    scaling = scaling_at(each)
+    surer = choice(undominated(offers(surveyed, scaling, peak=peak_of(workload))), priced, workload)
+    found = solve(surer.problem)
+    # Limits may leave no room for that; then the answer says how sure it is.
+    return (surer, found) if found else (asked, answer)
 
 
 def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, bare: Plan) -> Plan:
@@ -209,6 +246,7 @@ def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, 
         if solution is not None:
             known |= solution.replicas > 0
     cost, fleet = answer.usd_per_hour, fleet_plan(asked, answer, workload)
+    likely = _by_estimates(surveyed, asked, answer) if workload.sureness > 0.5 else None
     return replace(
         bare,
         fleet=fleet,
@@ -216,11 +254,12 @@ def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, 
         single_vendor={vendor: alternative(asked, one, cost) for vendor, one in alone.items()},
         runner_up=_runner_up(asked, without, cost),
         cheaper=alternative(asked, cheapest, cost) if cheapest.usd_per_hour < cost * (1.0 - 1e-6) else None,
-        uncertainty=uncertainty(surveyed, asked, answer),
+        uncertainty=JointErrors(surveyed, asked).uncertainty(answer),
         flips=[*leaving(asked, answer, without), *entering(asked, answer, known)],
         lengths=[_length(surveyed, asked, answer, workload, known, factor) for factor in _LENGTHS],
         years=_years(asked, answer, workload, known),
-        by_estimates=_by_estimates(surveyed, asked, answer) if workload.sizing == "safe" else None,
+        by_estimates=likely,
+        sureness=_sureness(surveyed, asked, answer, workload, known, likely),
         binding=bindings(asked, answer, workload),
     )
 
@@ -236,6 +275,29 @@ def _runner_up(asked: Choice, without: dict[str, Solution | None], cost: float) 
 def _by_estimates(surveyed: list[Survey], asked: Choice, answer: Solution) -> Alternative | None:
     read = asked.with_offers(undominated(offers(surveyed, EstimateScale.none, peak=asked.peak)))
     return alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
+
+
+def _sureness(
+    surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload, known: Mask, likely: Alternative | None
+) -> list[Sureness]:
+    """What fleets cost that are less or more sure, of the accelerators of the fleets known by then."""
+    errors = JointErrors(surveyed, asked)
+    if errors.uncertainty(answer) is None:
+        return []
+    kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
+    kinds |= set(likely.gpus) if likely else set()
+    some = [one.rows([i for i, d in enumerate(one.deployments) if d.accelerator.id in kinds]) for one in surveyed]
+    found = []
+    for sure in sorted({*_SURE, workload.sureness}):
+        fleet: Alternative | None
+        if sure == workload.sureness:
+            fleet = alternative(asked, answer, answer.usd_per_hour)
+        else:
+            scaling = scaling_at(errors.each_sure(answer, sure))
+            read = asked.with_offers(undominated(offers(some, scaling, peak=asked.peak)))
+            fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
+        found.append(Sureness(sure, fleet))
+    return found
 
 
 def _length(

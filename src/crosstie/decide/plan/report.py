@@ -44,6 +44,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
             for name, other in plan.market.left_out.items()
         },
         "will_not_run": to_builtins(plan.will_not_run),
+        "passed_over_unmeasured": to_builtins(plan.passed_over),
         "replicas_considered": plan.replicas_considered,
         "obstacles": to_builtins(plan.obstacles),
         "fleet": _fleet(plan, plan.fleet) if plan.fleet else None,
@@ -83,6 +84,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
             for one in plan.simulated
         ],
         "by_estimates": to_builtins(plan.by_estimates),
+        "sureness": to_builtins(plan.sureness),
         "binding_limits": to_builtins(plan.binding),
     }
 

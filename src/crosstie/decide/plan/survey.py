@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, groupby
+from statistics import NormalDist
 
 import msgspec
 import numpy as np
@@ -113,7 +114,8 @@ def surveys(
         # A replica that holds only short requests may still serve these.
         contexts = [part.slice.context for part in mine]
         model, choice = catalog.model(model_id), workload.choice(model_id)
-        tried = candidates(catalog, model, accelerators, choice, min(contexts), max(contexts), gate)
+        evidence = workload.constraints.evidence
+        tried = candidates(catalog, model, accelerators, choice, min(contexts), max(contexts), gate, evidence)
         tried = with_adapters(tried, [one for one in workload.classes if one.model == model_id])
         on_progress(done, len(models), f"{model_id}: {len(tried)} replicas, {len(mine)} kinds of requests")
         apart = services(catalog, tried, [part.slice for part in mine]) if choice.apart else []
@@ -175,8 +177,13 @@ Scaling = Callable[[Sequence[Servable]], EstimateScale]
 
 
 def scaling_of(workload: Workload) -> Scaling:
-    """By the upper 80% bound of the estimates or by the estimates, as the workload asks."""
-    return EstimateScale.upper_bound if workload.sizing == "safe" else EstimateScale.none
+    """As slow as one estimate of so many is, by how sure the workload asks to be; by the estimates for even odds."""
+    return scaling_at(workload.sureness)
+
+
+def scaling_at(sure: float) -> Scaling:
+    slow = NormalDist().inv_cdf(sure)
+    return lambda deployments: EstimateScale.at(deployments, -slow)
 
 
 def of_one_stack(surveyed: Sequence[Survey], scaling: Scaling) -> list[Survey]:

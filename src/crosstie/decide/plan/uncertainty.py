@@ -1,7 +1,7 @@
-"""What a fleet may turn out to cost: the same pools, with the replicas that they would need if estimates are wrong.
+"""How sure a fleet is, by the joint error of the estimates that it rests on, and what it may turn out to cost.
 
-Errors are drawn from the intervals that calibration gives: one draw a deployment, which makes all its times
-longer or shorter together, and independent between deployments.
+Errors are drawn from the intervals that calibration gives, one draw for each accelerator under a stack: whatever is
+wrong about these makes all times of their replicas longer or shorter together. Draws of different ones are independent.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crosstie.core.deployment import Deployment
 from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import EstimateScale, Levels
 from crosstie.decide.plan.optimise import Choice
-from crosstie.decide.plan.programme import Solution
+from crosstie.decide.plan.programme import Indices, Solution
 from crosstie.decide.plan.survey import Column, Survey, rates_of
 from crosstie.perf.hardware import Array
 
@@ -34,41 +35,90 @@ class Uncertainty:
     enough: float
 
 
-def uncertainty(surveyed: Sequence[Survey], asked: Choice, answer: Solution) -> Uncertainty | None:
-    used = np.flatnonzero(answer.replicas)
-    columns = [asked.offers.columns[i] for i in used]
-    if not any(column.deployment.correction.spread for column in columns):
-        return None
-    chance = np.random.default_rng(1)
-    drawn = {key_of(column.deployment): chance.standard_normal(_DRAWS) for column in columns}
-    gpus = np.zeros((_DRAWS, len(asked.problem.usd_per_hour)))
-    hopeless = np.zeros(_DRAWS, bool)
-    enough = np.ones(_DRAWS, bool)
-    for place, column in zip(used, columns, strict=True):
-        replicas = int(answer.replicas[place])
-        carried = answer.share[place] * asked.problem.demand
-        able = np.interp(drawn[key_of(column.deployment)], _DEVIATIONS, _ability(surveyed, column, carried, asked.peak))
-        hopeless |= able * _MOST * replicas < 1.0
-        enough &= able * replicas >= 1.0 - 1e-6
-        needed = np.ceil(np.minimum(1.0 / np.maximum(able, 1e-9), _MOST * replicas) - 1e-6)
-        gpus[:, asked.problem.accelerator[place]] += needed * asked.problem.gpus[place]
-    kept = asked.problem.spent_usd_per_hour(gpus).sum(axis=1)[~hopeless]
-    low, high = np.quantile(kept, (0.1, 0.9)).tolist() if len(kept) else (None, None)
-    return Uncertainty(low, high, unmet=float(hopeless.mean()), enough=float(enough.mean()))
+class JointErrors:
+    """What fleets of one question would need, draw by draw; what a column can do is worked out once."""
+
+    def __init__(self, surveyed: Sequence[Survey], asked: Choice):
+        self._surveyed, self._asked = surveyed, asked
+        self._able: dict[tuple[int, bytes], Array] = {}
+        # A number for each family, in the order in which they are met; equal questions have equal draws.
+        self._drawn: dict[tuple[str, str], Array] = {}
+
+    def uncertainty(self, fleet: Solution) -> Uncertainty | None:
+        used = np.flatnonzero(fleet.replicas)
+        if not any(self._column(int(place)).deployment.correction.spread for place in used):
+            return None
+        needs = self._needs(fleet, used)
+        problem = self._asked.problem
+        hopeless = ~np.isfinite(needs).all(axis=1)
+        gpus = np.zeros((_DRAWS, len(problem.usd_per_hour)))
+        for k, place in enumerate(used):
+            gpus[:, problem.accelerator[place]] += np.where(hopeless, 0.0, needs[:, k]) * problem.gpus[place]
+        kept = problem.spent_usd_per_hour(gpus).sum(axis=1)[~hopeless]
+        low, high = np.quantile(kept, (0.1, 0.9)).tolist() if len(kept) else (None, None)
+        enough = _enough(needs, fleet.replicas[used])
+        return Uncertainty(low, high, unmet=float(hopeless.mean()), enough=enough)
+
+    def enough(self, fleet: Solution) -> float:
+        """How often the replicas of a fleet are enough."""
+        used = np.flatnonzero(fleet.replicas)
+        return _enough(self._needs(fleet, used), fleet.replicas[used])
+
+    def each_sure(self, fleet: Solution, sure: float) -> float:
+        """How sure of each family one must be for a fleet to be as sure as is asked; even odds are the estimates."""
+        families = {self._family(int(place)) for place in np.flatnonzero(fleet.replicas)}
+        return sure if sure <= 0.5 else sure ** (1.0 / len(families))
+
+    def _needs(self, fleet: Solution, used: Indices) -> Array:
+        """(draws, pools): replicas that each pool needs for what it carries; infinite where no number will do."""
+        found = np.zeros((_DRAWS, len(used)))
+        for k, place in enumerate(used):
+            carried = fleet.share[place] * self._asked.problem.demand
+            able = np.interp(self._draws(place), _DEVIATIONS, self._ability(int(place), carried))
+            most = _MOST * float(fleet.replicas[place])
+            found[:, k] = np.where(able * most < 1.0, np.inf, np.ceil(1.0 / np.maximum(able, 1e-9) - 1e-6))
+        return found
+
+    def _column(self, place: int) -> Column:
+        return self._asked.offers.columns[place]
+
+    def _family(self, place: int) -> tuple[str, str]:
+        return family_of(self._column(place).deployment)
+
+    def _draws(self, place: int) -> Array:
+        family = self._family(place)
+        if family not in self._drawn:
+            seed = [1, *" / ".join(family).encode()]
+            self._drawn[family] = np.random.default_rng(seed).standard_normal(_DRAWS)
+        return self._drawn[family]
+
+    def _ability(self, place: int, carried: Array) -> Array:
+        """By deviation: the share of what a fleet gives a column that one replica carries."""
+        key = place, carried.tobytes()
+        if key not in self._able:
+            self._able[key] = self._computed_ability(self._column(place), carried)
+        return self._able[key]
+
+    def _computed_ability(self, column: Column, carried: Array) -> Array:
+        key = key_of(column.deployment)
+        one, row = next((s, i) for s in self._surveyed for i, d in enumerate(s.deployments) if key_of(d) == key)
+        # The deployment once for each deviation.
+        several = one.rows([row] * len(_DEVIATIONS))
+        scale = EstimateScale.at(several.deployments, _DEVIATIONS)
+        levels = Levels(several.parts, several.curves, scale)
+        rates = rates_of(several, levels, column, self._asked.peak)
+        load = np.zeros(len(_DEVIATIONS))
+        for part in several.parts:
+            if carried[part.index]:
+                rate = rates[part.index]
+                load += np.divide(carried[part.index], rate, out=np.full_like(rate, np.inf), where=rate > 0)
+        return np.asarray(1.0 / np.maximum(load, 1e-9))
 
 
-def _ability(surveyed: Sequence[Survey], column: Column, carried: Array, peak: float) -> Array:
-    """By deviation: the share of what the plan gives a column that one replica carries."""
-    key = key_of(column.deployment)
-    one, row = next((s, i) for s in surveyed for i, d in enumerate(s.deployments) if key_of(d) == key)
-    # The deployment once for each deviation.
-    several = one.rows([row] * len(_DEVIATIONS))
-    scale = EstimateScale.at(several.deployments, _DEVIATIONS)
-    levels = Levels(several.parts, several.curves, scale)
-    mine = [part for part in several.parts if carried[part.index]]
-    rates = rates_of(several, levels, column, peak)
-    load = np.zeros(len(_DEVIATIONS))
-    for part in mine:
-        rate = rates[part.index]
-        load += np.divide(carried[part.index], rate, out=np.full_like(rate, np.inf), where=rate > 0)
-    return np.asarray(1.0 / np.maximum(load, 1e-9))
+def family_of(deployment: Deployment) -> tuple[str, str]:
+    """Whose errors go together."""
+    return deployment.accelerator.id, deployment.stack.id
+
+
+def _enough(needs: Array, replicas: Array | Indices) -> float:
+    return float((needs <= np.asarray(replicas) + 1e-6).all(axis=1).mean())

@@ -1,0 +1,115 @@
+"""Evidence first, and how sure a plan is as one number."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.workloads import read_workload
+from crosstie.core.errors import BadData, BadInput
+from crosstie.core.workload import ModelChoice
+from crosstie.decide.plan.market import adjusted
+from crosstie.decide.plan.plan import Plan, plan
+
+from .workloads import CHAT, CODE, one_class, workload
+
+CATALOG = Catalog([])
+R1 = one_class("chat", 4.0, 1500, 300, ttft=(4.0, 0.9), tpot=(0.08, 0.9), model="deepseek-r1")
+BIG = one_class("chat", 30.0, {"median": 800, "p95": 4000}, 250, model="llama-3.3-70b")
+
+
+def enough(found: Plan) -> float:
+    assert found.uncertainty is not None
+    return found.uncertainty.enough
+
+
+def stacks(found: Plan) -> set[str]:
+    assert found.fleet is not None
+    return {pool.deployment.stack.id for pool in found.fleet.pools}
+
+
+@pytest.mark.parametrize("on", [("mi300x",), ("h200",), ("mi300x", "h200")], ids=str)
+def test_a_fleet_is_as_sure_as_was_asked(on: tuple[str, ...]) -> None:
+    costs = []
+    for sure in (0.6, 0.8, 0.95):
+        found = plan(CATALOG, workload(BIG, CODE, accelerators=on, sure=sure))
+        assert enough(found) >= sure - 0.02, sure
+        assert found.fleet is not None
+        costs.append(found.fleet.usd_per_hour)
+    assert costs == sorted(costs)
+    assert costs[0] < costs[-1]
+
+
+def test_what_being_sure_costs_is_told() -> None:
+    found = plan(CATALOG, workload(BIG, accelerators=("mi300x",), sure=0.9))
+    assert [one.sure for one in found.sureness] == [0.5, 0.8, 0.9, 0.95]
+    assert found.fleet is not None
+    costs = [one.fleet.usd_per_hour for one in found.sureness if one.fleet]
+    assert len(costs) == 4
+    assert costs == sorted(costs)
+    assert costs[2] == found.fleet.usd_per_hour
+    likely = plan(CATALOG, workload(BIG, accelerators=("mi300x",), sizing="likely"))
+    assert likely.fleet is not None
+    assert costs[0] == pytest.approx(likely.fleet.usd_per_hour, rel=0.02)
+
+
+def test_without_calibration_nothing_is_said_of_it(uncalibrated: Catalog) -> None:
+    found = plan(uncalibrated, workload(CHAT, accelerators=("mi300x",), sure=0.9))
+    assert (found.uncertainty, found.sureness) == (None, [])
+
+
+def test_errors_of_an_accelerator_under_a_stack_go_together() -> None:
+    """Two pools of the same are as sure as one; were they drawn apart, they would be less."""
+    one = plan(CATALOG, workload(BIG, accelerators=("mi300x",), sure=0.8))
+    both = plan(CATALOG, workload(BIG, CODE, accelerators=("mi300x",), sure=0.8))
+    assert both.fleet is not None
+    assert len(both.fleet.pools) > 1
+    assert np.isclose(enough(one), enough(both), atol=0.12)
+    assert enough(both) >= 0.78
+
+
+def test_a_stack_that_was_measured_with_the_model_goes_before_one_that_was_not() -> None:
+    """vLLM on MI300X has no measured point of DeepSeek-R1, SGLang has ten; vLLM's estimate is the better looking."""
+    models = {R1.model: ModelChoice(precisions=("native",))}
+    first = plan(CATALOG, workload(R1, accelerators=("mi300x",), models=models))
+    free = plan(CATALOG, workload(R1, accelerators=("mi300x",), models=models, evidence="any"))
+    assert stacks(first) == {"sglang"}
+    assert [(one.model, one.stack) for one in first.passed_over] == [("deepseek-r1", "vLLM")]
+    assert stacks(free) == {"vllm"}
+    assert free.passed_over == []
+    assert free.fleet is not None
+    assert first.fleet is not None
+    assert free.fleet.usd_per_hour < first.fleet.usd_per_hour
+    named = {R1.model: ModelChoice(precisions=("native",), stacks=("vllm",))}
+    assert stacks(plan(CATALOG, workload(R1, accelerators=("mi300x",), models=named))) == {"vllm"}
+
+
+def test_stacks_measured_with_models_of_the_kind_go_before_others() -> None:
+    """Of a dense model on MI355X: vLLM was measured with dense ones there, ATOM and SGLang with DeepSeek-R1 alone."""
+    dense = plan(CATALOG, workload(BIG, accelerators=("mi355x",)))
+    assert stacks(dense) == {"vllm"}
+    assert {one.stack for one in dense.passed_over} == {"ATOM", "SGLang"}
+
+
+def test_sure_is_read_in_percent_and_held_to_what_can_be_known(tmp_path: Path) -> None:
+    text = (
+        'name = "w"\n%s\n[[class]]\nname = "c"\nmodel = "llama-3.1-8b"\nrequests_per_s = 1\ninput = 100\noutput = 9\n'
+    )
+    file = tmp_path / "w.toml"
+
+    def read(line: str) -> float:
+        file.write_text(text % line)
+        return read_workload(CATALOG, file).sureness
+
+    assert [read(""), read("sure = 95"), read('sizing = "likely"'), read('sizing = "safe"')] == [0.8, 0.95, 0.5, 0.8]
+    for wrong, said in (("sure = 0.8", "50"), ("sure = 100", "99"), ('sure = 80\nsizing = "safe"', "cannot go with")):
+        with pytest.raises(BadData, match=said):
+            read(wrong)
+    work = workload(CHAT)
+    assert adjusted(work, sure=0.9).sureness == 0.9
+    assert adjusted(msgspec.structs.replace(work, sure=0.9), sizing="likely").sureness == 0.5
+    for given in ({"sure": 0.2}, {"sure": 0.9, "sizing": "safe"}):
+        with pytest.raises(BadInput):
+            adjusted(work, **given)
