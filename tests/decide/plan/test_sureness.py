@@ -16,7 +16,7 @@ from crosstie.decide.plan.plan import Plan, plan
 from .workloads import CHAT, CODE, one_class, workload
 
 CATALOG = Catalog([])
-R1 = one_class("chat", 4.0, 1500, 300, ttft=(4.0, 0.9), tpot=(0.08, 0.9), model="deepseek-r1")
+R1 = one_class("chat", 30.0, 1500, 300, ttft=(4.0, 0.9), tpot=(0.08, 0.9), model="deepseek-r1")
 BIG = one_class("chat", 30.0, {"median": 800, "p95": 4000}, 250, model="llama-3.3-70b")
 
 
