@@ -46,7 +46,7 @@ def test_what_the_answer_leaves_out_is_there_on_request(crosstie: Command, tmp_p
     assert "-v for" not in got
 
 
-KEYS = {"sureness", "passed_over_unmeasured", "will_not_run", "mixture", "lighter_formats",
+KEYS = {"fleet_file", "sureness", "passed_over_unmeasured", "will_not_run", "mixture", "lighter_formats",
     "format", "made", "calibration", "feasible", "workload", "prices", "price_kinds", "left_out", "replicas_considered", "obstacles",
     "fleet", "shared", "single_vendor", "runner_up", "flips", "prompt_lengths", "years", "simulated", "by_estimates",
     "binding_limits", "cheaper_but_less_simple",
@@ -55,7 +55,7 @@ FLEET = {
     "usd_per_hour", "uncertainty", "usd_per_month", "usd_over_horizon", "watts", "gpus", "on_hand", "to_be_had", "optimality_gap",
     "usd_per_million_tokens", "by_class", "pools", "speculation",
 }  # fmt: skip
-POOL = {"preflight", "release",
+POOL = {"apart", "preflight", "release",
     "name", "model", "accelerator", "vendor", "parallelism", "precision", "kv_format", "stack", "replicas", "gpus",
     "usd_per_gpu_hour", "usd_per_hour", "utilisation", "limited_by", "in_flight_a_replica", "most_in_flight_a_replica",
     "estimate", "carries",

@@ -83,7 +83,7 @@ class JointErrors:
         return self._asked.offers.columns[place]
 
     def _family(self, place: int) -> tuple[str, str]:
-        return family_of(self._column(place).deployment)
+        return family_of(self._column(place).deployment.decode)
 
     def _draws(self, place: int) -> Array:
         family = self._family(place)
