@@ -7,10 +7,12 @@ from typing import Any
 import msgspec
 
 from crosstie.catalog.acceptance import ANY
+from crosstie.catalog.connectors import CONNECTOR
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.precision import FOUR_BIT, GGUF, UNIFORM
 from crosstie.catalog.stacks import HOST, SMALL, STACK
 from crosstie.core.deployment import Accelerator, Efficiency, Stack
+from crosstie.core.disaggregated import Connector
 from crosstie.core.errors import UnknownName
 from crosstie.core.fact import Fact, Label
 from crosstie.core.figures import with_unit
@@ -40,7 +42,8 @@ def describe(catalog: Catalog, name: str) -> tuple[str, list[FactLine]]:
     finders: tuple[tuple[Callable[[str], Any], Callable[[Any], list[FactLine]]], ...] = (
         (catalog.accelerator, lambda found: accelerator_lines(catalog, found)),
         (catalog.model, model_lines),
-        (catalog.stack, stack_lines),
+        (catalog.stack, lambda found: stack_lines(catalog, found)),
+        (catalog.connector, connector_lines),
     )
     for find, lines_of in finders:
         try:
@@ -115,10 +118,19 @@ def model_lines(model: Model) -> list[FactLine]:
     return [line for line in lines if line is not None] + notes
 
 
-def stack_lines(stack: Stack) -> list[FactLine]:
+def connector_lines(connector: Connector) -> list[FactLine]:
+    """How a cache is handed over: its habits in words, then its numbers."""
+    return [fact_line(key, getattr(connector, key)) for key in CONNECTOR]
+
+
+def stack_lines(catalog: Catalog, stack: Stack) -> list[FactLine]:
     parts = {"engine": (stack, STACK), "host": (stack.host, HOST), "small": (stack.small, SMALL)}
     found = {f"{part}.{key}": getattr(of, key) for part, (of, keys) in parts.items() if of for key in keys}
-    return [fact_line(key, fact) for key, fact in found.items() if fact is not None]
+    lines = [fact_line(key, fact) for key, fact in found.items() if fact is not None]
+    for connector in catalog.connectors.values():
+        if stack.id in connector.stacks:
+            lines += [replace(one, key=f"connector.{connector.id}.{one.key}") for one in connector_lines(connector)]
+    return lines
 
 
 def fact_line(key: str, fact: Fact | Label) -> FactLine:

@@ -137,6 +137,10 @@ def _models(reader: Reader, raw: object, asked: set[str]) -> dict[str, ModelChoi
             stacks.append(look_up(reader.file, f"{where}.stacks", lambda s=stack: reader.catalog.stack(s)).id)
             if "==" in said:
                 releases[stacks[-1]] = release_text(reader.file, f"{where}.stacks", release)
+        if entry.get("apart") is True:
+            # No result and no code of an engine says otherwise (catalog/data/connectors.toml).
+            why = "no engine is known to hand a cache from one vendor's GPUs to another's"
+            reader.notes.append(f"prefill and decode of {model.id} apart are offered on one accelerator: {why}")
         found[model.id] = ModelChoice(
             precisions=precisions,
             kv_formats=kv,

@@ -172,6 +172,8 @@ def tax(
                 left_out["a mixed fleet has no one roofline"] += 1
             elif found[0].deployment.speculation:
                 left_out["speculative decoding: its roofline hangs on how many drafts were kept"] += 1
+            elif found[0].service:
+                left_out["prefill and decode apart: pools that wait for each other have no one roofline"] += 1
             elif _wanted(found[0], accelerators, models, engines):
                 cases += found
     ideal = Predictor(cases).ideal() if cases else {}
