@@ -31,6 +31,8 @@ class StepTimes:
         self.context = context
         self.on_one = self._table(1.0)
         self.on_each = self._table(1.0 / self.dp) if self.dp > 1 else self.on_one
+        # Steps without prompts by their sequences, which are few and asked for again and again.
+        self._decoding: dict[float, float] = {}
         # A cache twice as long, and a prompt that continues one: what both add to a large step.
         many = 64.0
         longer = self._times([many], [0.0], 2.0 * context, 0.0) - self._times([many], [0.0], context, 0.0)
@@ -52,8 +54,13 @@ class StepTimes:
     def seconds(self, sequences: float, cached: float, tokens: float, largest: float, before: float) -> float:
         """`cached`: tokens of all the sequences' contexts. Of the attention replica with the most prompt tokens,
         `largest` is their number and `before` the sum of what lies before each of them."""
+        if not tokens:
+            alone = self._decoding.get(sequences)
+            if alone is None:
+                alone = self._decoding[sequences] = self._looked_up(self.on_one, sequences, 0.0)
+            return max(alone + (cached - sequences * self.context) * self.per_cached, 1e-6)
         spent = self._looked_up(self.on_one, sequences, tokens)
-        if self.dp > 1 and tokens:
+        if self.dp > 1:
             even = self._looked_up(self.on_each, sequences, tokens)
             uneven = (largest / tokens - 1.0 / self.dp) / (1.0 - 1.0 / self.dp)
             spent = even + uneven * (spent - even)

@@ -19,7 +19,8 @@ _SCATTER_START, _SCATTER_GAIN, _SCATTER_FARTHEST = 0.1, 0.03, 1.5
 
 def log_ratio(observed: float, predicted: float, guard: float) -> float:
     """`guard` is the difference that does not matter: three milliseconds instead of one is no factor of three."""
-    return log((max(observed, 0.0) + guard) / (max(predicted, 0.0) + guard))
+    # Comparisons rather than `max`: this runs four times a request.
+    return log(((observed if observed > 0.0 else 0.0) + guard) / ((predicted if predicted > 0.0 else 0.0) + guard))
 
 
 class OnlineCorrection:
@@ -33,12 +34,18 @@ class OnlineCorrection:
         self._at = 0.0
 
     def teach(self, ratio: float, now: float) -> None:
-        weight = self._weight_at(now)
+        weight, mean = self._weight_at(now), self._mean
         if weight >= 1.0:
-            ratio = min(max(ratio, self._mean - _FARTHEST), self._mean + _FARTHEST)
-        ratio = min(max(ratio, _LEAST), _LARGEST)
-        self._mean += (ratio - self._mean) / (weight + 1.0)
-        self._weight = min(weight + 1.0, _MOST)
+            if ratio < mean - _FARTHEST:
+                ratio = mean - _FARTHEST
+            elif ratio > mean + _FARTHEST:
+                ratio = mean + _FARTHEST
+        if ratio < _LEAST:
+            ratio = _LEAST
+        elif ratio > _LARGEST:
+            ratio = _LARGEST
+        self._mean = mean + (ratio - mean) / (weight + 1.0)
+        self._weight = weight + 1.0 if weight + 1.0 < _MOST else _MOST
         self._at = now
         if self._parent is not None:
             self._parent.teach(ratio, now)
@@ -46,7 +53,9 @@ class OnlineCorrection:
     def _weight_at(self, now: float) -> float:
         # With traffic, new observations push old ones out; in silence all of them last a while and are then forgotten,
         # so that whoever was slow is tried again.
-        silent = max(now - self._at, 0.0) / self._memory_s
+        silent = (now - self._at) / self._memory_s
+        if silent <= 0.0:
+            return self._weight
         return self._weight * exp(-silent * silent) if self._weight and silent < 8.0 else 0.0
 
     def log_factor(self, now: float) -> float:

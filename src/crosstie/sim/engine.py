@@ -186,7 +186,8 @@ class Engine:
             raise BadInput(f"request {id!r} is there already")
         if input_tokens < 1 or output_tokens < 1:
             raise BadInput(f"request {id!r}: {input_tokens} tokens in, {output_tokens} out: must be at least 1")
-        job = _Job(id, input_tokens, output_tokens, max(min(cached_tokens, input_tokens - 1), 0), prefix)
+        cached = max(min(cached_tokens, input_tokens - 1), 0) if cached_tokens else 0
+        job = _Job(id, input_tokens, output_tokens, cached, prefix)
         self._jobs[id] = job
         arrives = now + self.request_s
         self._arriving.append((arrives, job))
@@ -282,6 +283,8 @@ class Engine:
 
     def _held_by(self, job: _Job, step: int) -> int:
         """Tokens of a decoding sequence in the cache, with the one that the next step computes."""
+        if self.tokens_per_step == 1.0:
+            return job.input + 1 + step - job.since_step
         return job.input + self._made_by(job, step) - job.made + 1
 
     # Stretches of steps
@@ -452,7 +455,10 @@ class Engine:
         self._cached += job.input + 1
         job.since_step = self._steps
         rank.phases[(self._steps - job.input - 1) % self.block_tokens] += 1
-        job.ends_at_step = self._steps + math.ceil((job.output - job.made) / self.tokens_per_step)
+        left = job.output - job.made
+        job.ends_at_step = self._steps + (
+            left if self.tokens_per_step == 1.0 else math.ceil(left / self.tokens_per_step)
+        )
         self._begun += 1
         heappush(self._endings, (job.ends_at_step, self._begun, job))
 
@@ -546,7 +552,8 @@ class Engine:
                     self.began.setdefault(job.id, start)
                 if rank.cache is not None and job.prefix and not job.prefilled and not job.made:
                     job.cached = job.prefilled = rank.cache.look_up(job.prefix, job.prompt)
-            taken = min(job.input - job.prefilled, room)
+            left = job.input - job.prefilled
+            taken = left if left < room else room
             before += taken * (job.prefilled + 0.5 * taken)
             job.prefilled += taken
             tokens += taken
