@@ -16,7 +16,7 @@ from crosstie.catalog.reading import Sources, only_keys, read_toml, table, text,
 from crosstie.core.deployment import kv_bytes_per_element
 from crosstie.core.errors import BadData, BadInput
 
-_WHEN = ("rows", "engines", "vendors", "accelerators", "models", "bits", "lengths", "attention")
+_WHEN = ("rows", "engines", "vendors", "accelerators", "models", "bits", "lengths", "attention", "sides", "load")
 
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]

@@ -121,6 +121,15 @@ def test_rows_that_speculate_are_read_as_they_did(
     assert said == ("spec_accept_len" not in changes)
 
 
+def test_recipes_draft_less_where_prefill_and_decode_are_apart_at_high_load(resolve: Cases) -> None:
+    apart = {**APART, "parallelism": "P:1xTP4EP4 D:2xTP8EP8", "num_accelerators": "20", "spec_decode": "mtp"}
+    said = {"source_id": "inferencex_dsr1"}
+    few, many = (one(resolve, **{**apart, **said, "concurrency": n}).service for n in ("64", "2000"))
+    assert few
+    assert many
+    assert (str(few.decode.speculation), str(many.decode.speculation)) == ("mtp:3", "mtp:1")
+
+
 def test_a_measured_acceptance_length_belongs_to_its_point(tmp_path: Path) -> None:
     base = {"spec_decode": "mtp3", **R1}
     measured = row(metric="spec_accept_len", unit="tok/fwd", value="2.9", **base)

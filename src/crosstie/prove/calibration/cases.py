@@ -88,6 +88,8 @@ _ALONE = ("decode_step", "prefill")
 _ROUNDS = 10.0
 _MOST_CLIENTS = 100_000
 _MOST_MEMORY = 0.95
+# Requests in flight a GPU from which on recipes draft less.
+_HEAVY = 20
 
 
 class Cases:
@@ -138,6 +140,8 @@ class Cases:
                 "bits": plain.weight_width,
                 "lengths": f"{point['input_len']}/{point['output_len']}",
                 "attention": "replicas" if split is not None and split.dp > 1 else "shared",
+                "sides": "apart" if apart else "together",
+                "load": "heavy" if (number(point["concurrency"]) or 0.0) >= _HEAVY * gpus else "light",
             }
         )
         settings = row_settings(point).over(settings)
