@@ -65,6 +65,12 @@ def test_both_sides_are_read_from_the_layout_and_the_notes(resolve: Cases) -> No
         ({"parallelism": "P:2xTP4EP4 D:1xTP48EP48", "num_accelerators": "56"}, "2xDP4·EP4:1xDP48·EP16"),
         ({"parallelism": "P:2xTP8 D:1xTP8 DPA", "num_accelerators": "24"}, "2xDP8:1xDP8"),
         ({"parallelism": "1P3D, TP8 each", "num_accelerators": "32"}, "1xTP8:3xTP8"),
+        # Attention over two nodes is taken as a piece in each.
+        (
+            {"parallelism": "P:1xTP16EP1 D:1xTP16EP1", "num_accelerators": "32", "accelerator": "h100-sxm",
+             "precision": "fp8", "concurrency": "16"},
+            "1xTP8·DP2·EP16:1xTP8·DP2·EP16",
+        ),
     ],
 )  # fmt: skip
 def test_layouts_of_both_sides(resolve: Cases, changes: dict[str, str], layout: str) -> None:

@@ -158,9 +158,9 @@ class Cases:
             return made
 
         if apart:
-            prefill, decode, said = sides_of(point, model, gpus)
+            prefill, decode, said = sides_of(point, model, gpus, accelerator.domain)
             if not said:
-                assumed.append("attention replicas")
+                assumed.append("layout of both sides")
             try:
                 pools = laid_out(prefill.split), laid_out(decode.split)
             except NotPredicted:

@@ -198,8 +198,8 @@ class Side:
     split: Parallelism
 
 
-def sides_of(point: Point, model: Model, gpus: int) -> tuple[Side, Side, bool]:
-    """Prefill and decode of a row, and whether the row says if attention is replicated."""
+def sides_of(point: Point, model: Model, gpus: int, domain: int) -> tuple[Side, Side, bool]:
+    """Prefill and decode of a row, and whether the row says all of their layouts. `domain`: GPUs of one node."""
     pairs = _PAIRS.fullmatch(point["parallelism"])
     if pairs:
         split = Parallelism(tp=int(pairs["tp"]))
@@ -222,6 +222,7 @@ def sides_of(point: Point, model: Model, gpus: int) -> tuple[Side, Side, bool]:
     if noted and noted[2]:
         said = [noted[2] == "True", noted[4] == "True"]
     clients = (number(point["concurrency"]) or 1.0) / counts[1]
+    whole_said = said[0] is not None
     sides = []
     for replicas, count, (tp, ep), replicated in zip(workers, counts, widths, said, strict=True):
         if count % replicas:
@@ -234,9 +235,12 @@ def sides_of(point: Point, model: Model, gpus: int) -> tuple[Side, Side, bool]:
         elif replicated is None:
             replicated = ep > 1 and clients > _REPLICATED_FROM
         width = 1 if replicated and model.is_moe else (tp if tp > 1 and ranks % tp == 0 else ranks)
+        if width > domain and width % domain == 0 and model.is_moe:
+            # Attention in one piece over two nodes is not modelled: a piece in each, and the experts over both.
+            width, ep, whole_said = domain, ranks, False
         spread = _dividing(min(ep, ranks), model.experts) if model.is_moe and ranks > 1 else 1
         sides.append(Side(replicas, Parallelism(tp=width, dp=ranks // width, ep=spread)))
-    return sides[0], sides[1], said[0] is not None
+    return sides[0], sides[1], whole_said
 
 
 def _dividing(groups: int, experts: int) -> int:
