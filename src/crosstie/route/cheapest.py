@@ -117,8 +117,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
             miss = finish_s / finish_limit
         if cached:
             # What it need not compute delays nobody else either.
-            whole_s, _ = estimate(view, speed, input_tokens, 0.0, context, output_tokens)
-            rank -= (whole_s - raw_ttft_s) * view.ttft_factor
+            rank -= cached * view.slope_high * view.ttft_factor
         if replica is loyal:
             rank /= _LOYALTY
         if miss > 1.0:
