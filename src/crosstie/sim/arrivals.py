@@ -20,6 +20,8 @@ class Arrival:
     arrival_s: float
     input_tokens: int
     output_tokens: int
+    # Of the prompt, what need not be computed.
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ def simulate(deployment: Deployment, requests: Sequence[Arrival], slower: float 
     context = sum(r.input_tokens + 0.5 * r.output_tokens for r in ordered) / len(ordered)
     engine = Engine(deployment, context, slower, preempts=False)
     for index, request in enumerate(ordered):
-        engine.add(index, request.input_tokens, request.output_tokens, request.arrival_s)
+        engine.add(index, request.input_tokens, request.output_tokens, request.arrival_s, request.cached_tokens)
     first, last = np.full(len(ordered), math.nan), np.full(len(ordered), math.nan)
     for index, tokens, finished, at in engine.advance(math.inf):
         if tokens == 1:

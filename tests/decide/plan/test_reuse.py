@@ -18,6 +18,8 @@ from crosstie.core.workload import HitCurve, PrefixReuse, RequestClass, Slice, W
 from crosstie.decide.plan.adapters import with_adapters
 from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.reuse import hit_rate, loaded, room_beside_idle, tokens_at
+from crosstie.decide.plan.simulate import simulate_classes
+from crosstie.decide.plan.traffic import poisson
 from crosstie.perf.hardware import Hardware
 from crosstie.sim.fleet import FleetSimulator, SimulatedRequest
 
@@ -124,6 +126,31 @@ def test_a_hit_rate_makes_a_plan_cheaper_and_its_memory_dearer(catalog: Catalog,
     assert usd(cached) < usd(idle)
     assert cached.fleet is not None
     assert cached.fleet.pools[0].carried[0].hit_rate == pytest.approx(0.9)
+
+
+def test_the_simulation_of_a_plan_finds_what_the_plan_counts_on(catalog: Catalog, tmp_path: Path) -> None:
+    long = "input = 8000\noutput = 100\n"
+    got = planned(catalog, tmp_path, "prefix = { hit_rate = 0.9 }", long)
+    assert got.fleet is not None
+    lost = replace(
+        got.fleet,
+        pools=[replace(one, carried=[replace(c, hit_rate=0.0) for c in one.carried]) for one in got.fleet.pools],
+    )
+    with_hits, without = (
+        simulate_classes(one, got.workload.classes, requests=1500)[0].ttft_s for one in (got.fleet, lost)
+    )
+    assert with_hits is not None
+    assert without is not None
+    assert with_hits < 1.0, "the target"
+    assert without > 3 * with_hits
+
+
+def test_random_traffic_has_the_hits_of_its_class(catalog: Catalog, tmp_path: Path) -> None:
+    file = small(tmp_path, (LENGTHS, f"{LENGTHS}prefix = {{ shared_tokens = 600 }}\n"))
+    sent = list(poisson(read_workload(catalog, file), 50, None, 1.0, 1).requests())
+    assert {one.cached_tokens for one in sent} == {600}
+    plain = list(poisson(read_workload(catalog, small(tmp_path)), 50, None, 1.0, 1).requests())
+    assert {one.cached_tokens for one in plain} == {0}
 
 
 def test_no_room_for_the_cache_is_one_line(catalog: Catalog, tmp_path: Path) -> None:

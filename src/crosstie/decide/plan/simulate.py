@@ -208,8 +208,14 @@ def _simulated(pool: PoolPlan, count: int) -> Iterator[tuple[str, _Row]]:
     slices = [one.part.slice for one in pool.carried]
     # Long answers on busy replicas make many steps: a bound on the work, not on the accuracy of the rare.
     longest = int(_LONGEST_RUN_TOKENS / fmean([piece.output_tokens for piece in slices]))
-    at, kinds, inputs, outputs = drawn(rates, slices, max(min(count, longest), 200), np.random.default_rng(7))
-    rows = zip(at.tolist(), inputs.tolist(), outputs.tolist(), strict=True)
+    most = max(min(count, longest), 200)
+    at, kinds, inputs, outputs, endless = drawn(rates, slices, most, np.random.default_rng(7))
+    # Of what each prompt could find, as much as the pool's replicas have.
+    shares = [
+        c.hit_rate * s.input_tokens / max(s.cached_tokens, 1e-9) for c, s in zip(pool.carried, slices, strict=True)
+    ]
+    cached = (np.array(shares)[kinds] * endless).astype(np.int64)
+    rows = zip(at.tolist(), inputs.tolist(), outputs.tolist(), cached.tolist(), strict=True)
     sent = [arrivals.Arrival(*row) for row in rows]
     one = pool.deployment
     served = simulate_apart(one, sent) if isinstance(one, Disaggregated) else arrivals.simulate(one, sent)

@@ -59,17 +59,20 @@ _PIECE = 50_000
 
 def drawn(
     rates: Array, slices: Sequence[Slice], count: int, chance: np.random.Generator
-) -> tuple[Floats, Ints, Ints, Ints]:
-    """Poisson traffic: when, of which slice, and with which of its lengths."""
+) -> tuple[Floats, Ints, Ints, Ints, Floats]:
+    """Poisson traffic: when, of which slice, with which of its lengths, and what endless memory has of the prompt."""
     arrivals = np.cumsum(chance.exponential(1.0 / rates.sum(), count))
     kinds = chance.choice(len(rates), count, p=rates / rates.sum())
-    inputs, outputs = np.empty(count, np.int64), np.empty(count, np.int64)
+    inputs, outputs, cached = np.empty(count, np.int64), np.empty(count, np.int64), np.zeros(count)
     places = chance.random(count)
     for kind, piece in enumerate(slices):
         mine = kinds == kind
         sample = np.array(piece.sample, np.int64)
-        inputs[mine], outputs[mine] = sample[(places[mine] * len(sample)).astype(np.int64)].T
-    return arrivals, kinds, inputs, outputs
+        rows = (places[mine] * len(sample)).astype(np.int64)
+        inputs[mine], outputs[mine] = sample[rows].T
+        if piece.cached_sample:
+            cached[mine] = np.array(piece.cached_sample)[rows]
+    return arrivals, kinds, inputs, outputs, cached
 
 
 def poisson(workload: Workload, count: int, requests_per_s: float | None, load: float, seed: int) -> Traffic:
@@ -77,8 +80,9 @@ def poisson(workload: Workload, count: int, requests_per_s: float | None, load: 
     parts = [(number, one, piece) for number, one in enumerate(workload.classes) for piece in one.slices]
     rates = np.array([one.requests_per_s * piece.share for _, one, piece in parts])
     rates *= load * (requests_per_s / rates.sum() if requests_per_s else 1.0)
-    at, kinds, inputs, outputs = drawn(rates, [piece for _, _, piece in parts], count, np.random.default_rng(seed))
-    shares = np.array([piece.cached_tokens / piece.input_tokens for _, _, piece in parts])
+    slices = [piece for _, _, piece in parts]
+    at, kinds, inputs, outputs, cached = drawn(rates, slices, count, np.random.default_rng(seed))
+    endless = [one.name for one in workload.classes if one.prefix is not None and one.prefix.measured]
     numbers = np.array([number for number, _, _ in parts])
     return Traffic(
         tuple((one.name, one.model) for one in workload.classes),
@@ -86,7 +90,11 @@ def poisson(workload: Workload, count: int, requests_per_s: float | None, load: 
         numbers[kinds],
         inputs,
         outputs,
-        (shares[kinds] * inputs).astype(np.int64) if shares.any() else None,
+        cached.astype(np.int64) if cached.any() else None,
+        notes=tuple(
+            f"class {name}: prompts find what endless memory would have of them; --trace replays its conversations"
+            for name in endless
+        ),
     )
 
 
