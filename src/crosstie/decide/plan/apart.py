@@ -25,6 +25,9 @@ _MOST_GPUS = 64
 
 def services(catalog: Catalog, deployments: Sequence[Deployment], slices: Sequence[Slice]) -> list[Disaggregated]:
     """Pairs of the replicas that a plan has anyway, of one accelerator and one engine, in numbers that match."""
+    if any(one.pictures for one in slices):
+        # Where a service apart encodes pictures is not modelled, so that none is offered cheaper than it is.
+        return []
     able = [one for one in deployments if one.parallelism.pp == 1]
 
     def kind(one: Deployment) -> tuple[str, ...]:
