@@ -47,6 +47,7 @@ def show_plan(plan: Plan, verbose: bool) -> None:
         _show_engines(out, plan, plan.fleet, verbose)
         _show_alternatives(out, plan, plan.fleet)
         _show_flips(out, plan, verbose)
+        _show_worth(out, plan)
     _show_rest(out, plan, verbose)
 
 
@@ -85,10 +86,9 @@ def _show_doubt(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> Non
     if doubt is not None and doubt.low_usd_per_hour is not None and doubt.high_usd_per_hour is not None:
         ends = f"{dollars(doubt.low_usd_per_hour)} to {dollars(doubt.high_usd_per_hour)} an hour"
         late = f"; in {share(doubt.unmet)} a pool cannot keep its targets" if doubt.unmet >= 0.005 else ""
-        sure = (
-            f"Sized to be {plan.workload.sureness:.0%} sure; these replicas suffice in {share(doubt.enough)} of cases"
-        )
-        say(out, f"{sure}{late}. What such pools would have needed: {ends} (80% interval)")
+        sized = f"Sized to be {plan.workload.sureness:.0%} sure"
+        say(out, f"{sized}; these replicas suffice in {share(doubt.enough)} of cases{late}")
+        say(out, f"80% interval of what the same pools would need: {ends}")
     _show_sureness(out, plan, fleet)
     if not verbose:
         return
@@ -120,6 +120,21 @@ def _show_sureness(out: Output, plan: Plan, fleet: FleetPlan) -> None:
             f"{dollars(likely.usd_per_hour)} an hour. It is how far these may be off that decides here",
             "yellow",
         )
+
+
+def _show_worth(out: Output, plan: Plan) -> None:
+    one = plan.worth_measuring
+    if one is None:
+        return
+    d = one.deployment
+    heading(out, "Worth measuring first")
+    month = dollars(one.saves_usd_per_hour * HOURS_PER_MONTH)
+    what = f"{d.model.id} on {d.label} with {d.stack.name}"
+    say(out, f"- {what}: as fast as estimated, it saves {month} a month ({_gpus(one.gpus)} would do)")
+    say(out, f"- known of it: {d.correction.basis}")
+    say(out, f"- {one.input_tokens:,} tokens in, {one.output_tokens:,} out, {one.in_flight:,} in flight:")
+    for command in plan.measure_commands:
+        say(out, f"    {command}")
 
 
 def _show_pools(out: Output, fleet: FleetPlan, verbose: bool) -> None:

@@ -34,6 +34,7 @@ from crosstie.decide.plan.survey import (
     undominated,
 )
 from crosstie.decide.plan.uncertainty import JointErrors, Uncertainty
+from crosstie.decide.plan.worth import Worth, worth_measuring
 from crosstie.port.preflight.readiness import Readiness
 
 # How sure a fleet may be asked to be: what that costs is told.
@@ -112,6 +113,10 @@ class Plan:
     years: list[Year] = field(default_factory=list)
     # The cheapest fleet by the estimates themselves, where the plan is by their slow end.
     by_estimates: Alternative | None = None
+    # The measurement that would save most; None where none would save a percent.
+    worth_measuring: Worth | None = None
+    # How to make it.
+    measure_commands: list[str] = field(default_factory=list)
     # What being more or less sure costs; empty without calibration.
     sureness: list[Sureness] = field(default_factory=list)
     # The classes as simulated, where that was asked for.
@@ -183,6 +188,9 @@ def _own_plan(catalog: Catalog, workload: Workload, priced: Market, made: str, o
     judged = {pool.name: gate.readiness(pool.deployment.decode) for pool in pools}
     passed_over = [PassedOver(*key, tuple(names)) for key, names in gate.passed_over.items()]
     found = replace(found, readiness=judged, will_not_run=gate.left_out(), passed_over=passed_over)
+    if found.worth_measuring:
+        commands = found.worth_measuring.commands(gate.readiness(found.worth_measuring.deployment))
+        found = replace(found, measure_commands=commands)
     if found.fleet is None:
         return found
     return replace(
@@ -246,7 +254,7 @@ def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, 
         if solution is not None:
             known |= solution.replicas > 0
     cost, fleet = answer.usd_per_hour, fleet_plan(asked, answer, workload)
-    likely = _by_estimates(surveyed, asked, answer) if workload.sureness > 0.5 else None
+    likely, worth = _by_estimates(surveyed, asked, answer) if workload.sureness > 0.5 else (None, None)
     return replace(
         bare,
         fleet=fleet,
@@ -259,6 +267,7 @@ def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, 
         lengths=[_length(surveyed, asked, answer, workload, known, factor) for factor in _LENGTHS],
         years=_years(asked, answer, workload, known),
         by_estimates=likely,
+        worth_measuring=worth,
         sureness=_sureness(surveyed, asked, answer, workload, known, likely),
         binding=bindings(asked, answer, workload),
     )
@@ -272,9 +281,11 @@ def _runner_up(asked: Choice, without: dict[str, Solution | None], cost: float) 
     return RunnerUp(*best) if best else None
 
 
-def _by_estimates(surveyed: list[Survey], asked: Choice, answer: Solution) -> Alternative | None:
+def _by_estimates(surveyed: list[Survey], asked: Choice, answer: Solution) -> tuple[Alternative | None, Worth | None]:
+    """The fleet by the estimates themselves, and the measurement that would go furthest towards it."""
     read = asked.with_offers(undominated(offers(surveyed, EstimateScale.none, peak=asked.peak)))
-    return alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
+    likely = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
+    return likely, worth_measuring(asked, read, answer)
 
 
 def _sureness(

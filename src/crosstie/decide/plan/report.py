@@ -85,12 +85,33 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         ],
         "by_estimates": to_builtins(plan.by_estimates),
         "sureness": to_builtins(plan.sureness),
+        "worth_measuring": _worth(plan),
         "binding_limits": to_builtins(plan.binding),
     }
 
 
 def _mixture(day: Mixture) -> dict[str, Any]:
     return {**to_builtins(day), **{key: day.total(key) for key in MIXTURE_COSTS}, "saves": day.saves}
+
+
+def _worth(plan: Plan) -> dict[str, Any] | None:
+    one = plan.worth_measuring
+    if one is None:
+        return None
+    return {
+        "model": one.deployment.model.id,
+        "accelerator": one.deployment.accelerator.id,
+        "parallelism": to_builtins(one.deployment.parallelism),
+        "precision": one.deployment.precision.id,
+        "stack": one.deployment.stack.id,
+        "input_tokens": one.input_tokens,
+        "output_tokens": one.output_tokens,
+        "in_flight": one.in_flight,
+        "basis": one.deployment.correction.basis,
+        "saves_usd_per_hour": one.saves_usd_per_hour,
+        "gpus": one.gpus,
+        "commands": plan.measure_commands,
+    }
 
 
 def mark_of(calibration: Calibration) -> dict[str, str]:
