@@ -97,11 +97,14 @@ def _show_doubt(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> Non
     if plan.cheaper:
         say(out, f"cheaper with more kinds of pools: {_beside(plan.cheaper)} (constraints.simplicity)")
     cost, mean = fleet.cost, plan.workload.mean_over_peak
-    tokens = f"{dollars(cost.usd_per_million_input)} input, {dollars(cost.usd_per_million_output)} output"
-    say(
-        out,
-        f"a million tokens: {tokens}, at mean traffic of {mean:.0%} of the peak; {significant(fleet.watts / 1e3)} kW",
-    )
+    used = f"input {dollars(cost.usd_per_million_input)}, output {dollars(cost.usd_per_million_output)}"
+    idle = f"idle headroom {dollars(cost.usd_per_million_idle)} over all tokens"
+    say(out, f"a million tokens at today's mean traffic, {mean:.0%} of the peak: {used} by what each uses; {idle}")
+    for pool in fleet.pools:
+        cache = pool.usd_per_cache_gb_month
+        beside = f", of KV cache {dollars(cache)}" if cache else ""
+        say(out, f"{pool.name}: a GB of memory {dollars(pool.usd_per_gb_month)} a month{beside}")
+    say(out, f"{significant(fleet.watts / 1e3)} kW")
 
 
 def _show_sureness(out: Output, plan: Plan, fleet: FleetPlan) -> None:
@@ -226,12 +229,12 @@ def _show_classes(out: Output, fleet: FleetPlan) -> None:
     rows = []
     for name, cost in fleet.by_class.items():
         each = (
-            cost.usd_per_million_input, cost.usd_per_million_output, cost.usd_per_million,
+            cost.usd_per_million_input, cost.usd_per_million_output, cost.usd_per_million_idle, cost.usd_per_million,
             cost.usd_per_thousand_requests,
         )  # fmt: skip
         wanted = [_target(what, t) for what, t in (("TTFT", kinds[name].ttft), ("TPOT", kinds[name].tpot)) if t]
         rows.append([name, *map(dollars, each), ", ".join(wanted) or "none"])
-    columns = ["class", ">$/M input", ">$/M output", ">$/M tokens", ">$/1,000 requests", "~targets"]
+    columns = ["class", ">$/M input", ">$/M output", ">idle", ">$/M tokens", ">$/1,000 requests", "~targets"]
     show_table(out, columns, rows, "Cost by class")
 
 

@@ -78,6 +78,8 @@ def scorecard(answer: Tco, bills: Sequence[Ownership]) -> list[list[str]]:
         *([label, *(dollars(bill.usd[line]) for bill in bills)] for line, label in LINES.items()),
         ["total", *(dollars(bill.total_usd) for bill in bills)],
         ["per GPU-hour", *(dollars(bill.usd_per_gpu_hour) for bill in bills)],
+        ["per GB of memory and month", *(dollars(answer.usd_per_gb_month(bill.option.name)) for bill in bills)],
+        ["per GB of KV cache and month", *(dollars(answer.usd_per_cache_gb_month(bill.option.name)) for bill in bills)],
         ["per million output tokens", *(dollars(answer.assessed.usd_per_mtok[bill.option.name]) for bill in bills)],
         ["  80% interval", *(f"{dollars(spread.low)} to {dollars(spread.high)}" for spread in samples)],
         *([["  cheapest in", *(share(spread.cheapest) for spread in samples)]] if len(samples) > 1 else []),
@@ -271,6 +273,8 @@ def option_json(answer: Tco, entry: Entry) -> dict[str, object]:
         "total_usd": bill.total_usd,
         "usd_per_gpu_hour": bill.usd_per_gpu_hour,
         "usd_per_mtok": answer.assessed.usd_per_mtok[name],
+        "usd_per_gb_month_of_memory": answer.usd_per_gb_month(name),
+        "usd_per_gb_month_of_cache": answer.usd_per_cache_gb_month(name),
         "usd_per_mtok_80": [spread.low, spread.high],
         "cheapest_in": spread.cheapest,
     }

@@ -8,6 +8,7 @@ from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.decide.compare.scorecard import Load, Scorecard, compare
 from crosstie.decide.cost.choices import Successor
 from crosstie.decide.cost.tco import TcoRequest, tco
+from crosstie.perf.memory import memory_plan
 
 
 def card(catalog: Catalog, *names: str, gpus: int | None = None) -> Scorecard:
@@ -42,3 +43,16 @@ def test_what_is_asked_wrongly_is_refused_with_its_name(catalog: Catalog) -> Non
         tco(catalog, both, TcoRequest(rent_usd_per_hour={"h200": 2.0}))
     with pytest.raises(DoesNotFit, match="none can run it: rtx-4090"):
         tco(catalog, card(catalog, "rtx-4090", gpus=1))
+
+
+def test_a_gigabyte_has_its_price(catalog: Catalog) -> None:
+    scored = card(catalog, "h200")
+    found = tco(catalog, scored, TcoRequest(samples=100))
+    hour = found.assessed.bills["h200"].usd_per_gpu_hour
+    memory = catalog.accelerator("h200").memory_bytes / 1e9
+    assert found.usd_per_gb_month("h200") == pytest.approx(hour * 730 / memory)
+    # The cache has only what the weights leave, so it is dearer by that.
+    (entry,) = scored.entries
+    assert entry.deployment is not None
+    room = memory_plan(entry.deployment).cache_bytes / 1e9
+    assert found.usd_per_cache_gb_month("h200") * room == pytest.approx(found.usd_per_gb_month("h200") * memory)

@@ -321,12 +321,15 @@ def test_the_arithmetic_of_a_fleet(changes: dict[str, Any]) -> None:
         counted[pool.deployment.accelerator.id] = counted.get(pool.deployment.accelerator.id, 0) + pool.gpus
     assert counted == fleet.gpus
     # An hour of mean traffic, by hand.
-    hour = 3600 * work.mean_over_peak * growth
+    hour = 3600 * work.mean_over_peak
     total_in = sum(one.requests_per_s * one.input_tokens for one in work.classes) * hour
     total_out = sum(one.requests_per_s * one.output_tokens for one in work.classes) * hour
     assert fleet.cost.usd_per_million == pytest.approx(fleet.usd_per_hour / (total_in + total_out) * 1e6)
-    split = fleet.cost.usd_per_million_input * total_in + fleet.cost.usd_per_million_output * total_out
-    assert split / 1e6 == pytest.approx(fleet.usd_per_hour)
+    used = fleet.cost.usd_per_million_input * total_in + fleet.cost.usd_per_million_output * total_out
+    idle = fleet.cost.usd_per_million_idle * (total_in + total_out)
+    assert (used + idle) / 1e6 == pytest.approx(fleet.usd_per_hour)
+    busy = sum(pool.usd_per_hour * pool.utilisation for pool in fleet.pools) * work.mean_over_peak / growth
+    assert used / 1e6 == pytest.approx(busy)
     by_class = [
         fleet.by_class[one.name].usd_per_thousand_requests * one.requests_per_s * hour / 1e3 for one in work.classes
     ]

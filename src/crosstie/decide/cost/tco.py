@@ -8,6 +8,7 @@ from crosstie.catalog.prices import ApiPrice, Price
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.core.figures import dollars, plural
+from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.decide.compare.scorecard import Entry, Scorecard
 from crosstie.decide.cost.assessment import Assessment, assess
 from crosstie.decide.cost.choices import (
@@ -25,6 +26,7 @@ from crosstie.decide.cost.choices import (
 )
 from crosstie.decide.cost.ownership import Option, throughput
 from crosstie.decide.cost.prices import PURCHASE, Quote, behind, quote, quotes, sold_tokens
+from crosstie.perf.memory import memory_plan
 
 # Rents to hold against owning, each that an accelerator has; of the first two, hours as they are needed, one.
 _BY_THE_HOUR = ("on-demand", "quoted")
@@ -104,6 +106,18 @@ class Tco:
     rented: Sequence[RentComparison]
     apis: ApiMarket | None
     waiting: WaitComparison | None
+
+    def usd_per_gb_month(self, name: str) -> float:
+        """Of memory, owned."""
+        bill = self.assessed.bills[name]
+        return bill.usd_per_gpu_hour * HOURS_PER_MONTH / (bill.option.accelerator.memory_bytes / 1e9)
+
+    def usd_per_cache_gb_month(self, name: str) -> float:
+        """Of what weights and engine leave for the KV cache."""
+        entry = next(entry for entry in self.running if entry.accelerator.id == name)
+        assert entry.deployment, "what runs is deployed somehow"
+        room = memory_plan(entry.deployment).cache_bytes / 1e9
+        return self.assessed.bills[name].usd_per_gpu_hour * HOURS_PER_MONTH / room
 
     @property
     def layout_flip(self) -> str:

@@ -9,13 +9,15 @@ import numpy as np
 from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.estimate import Estimate
 from crosstie.core.figures import significant
-from crosstie.core.workload import Workload
+from crosstie.core.units import HOURS_PER_MONTH
+from crosstie.core.workload import Slice, Workload
 from crosstie.decide.plan.capacity import LIMITS, Tier, TrafficPart
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Array, Programme, Solution
 from crosstie.decide.plan.reuse import hit_rate
 from crosstie.perf.estimate import estimate
 from crosstie.perf.estimate_apart import estimate_apart
+from crosstie.perf.memory import memory_plan
 
 _MILLION = 1e6
 _SECONDS_PER_HOUR = 3600.0
@@ -62,13 +64,28 @@ class PoolPlan:
     def gpus(self) -> int:
         return self.replicas * self.deployment.gpus
 
+    @property
+    def usd_per_gb_month(self) -> float:
+        """Of memory."""
+        return self.usd_per_gpu_hour * HOURS_PER_MONTH / (self.deployment.accelerator.memory_bytes / 1e9)
+
+    @property
+    def usd_per_cache_gb_month(self) -> float | None:
+        """Of what weights and engine leave for the KV cache of its replicas; None where prefill is apart."""
+        if isinstance(self.deployment, Disaggregated):
+            return None
+        return self.usd_per_hour * HOURS_PER_MONTH / (memory_plan(self.deployment).cache_bytes * self.gpus / 1e9)
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """USD per million tokens and per thousand requests, at mean traffic."""
+    """USD per million tokens and per thousand requests, at the mean of today's traffic."""
 
+    # By what prompts and answers use of replicas while they are busy; and what stands idle, over all tokens.
     usd_per_million_input: float
     usd_per_million_output: float
+    usd_per_million_idle: float
+    # All of it.
     usd_per_million: float
     usd_per_thousand_requests: float
 
@@ -161,7 +178,7 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
             load=load,
             # Idle capacity is paid for by those who use the pool.
             usd_per_hour=total * load / busy,
-            prompt_share=float(offered.capacity.prompt_share[column, p]),
+            prompt_share=_prompt_share(deployment, pieces[p], float(offered.capacity.in_flight[column, p])),
             limit=LIMITS[int(offered.capacity.limit[column, p])],
             why=_why(asked, solution, column, p, effective),
             # Prefix caches of services with prefill apart are not reckoned with.
@@ -194,6 +211,18 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
             cached_tokens=round(piece.input_tokens * next((c.hit_rate for c in carried if c.part.slice is piece), 0.0)),
         ),
     )
+
+
+def _prompt_share(one: Servable, piece: Slice, in_flight: float) -> float:
+    """What prompts take of a busy replica's time, by what the steps of such requests spend."""
+    found = _estimate(
+        one,
+        concurrency=max(round(in_flight), 1),
+        input_tokens=max(round(piece.input_tokens), 1),
+        output_tokens=max(round(piece.output_tokens), 1),
+    )
+    spent = found.gpu_s_per_token
+    return sum(s for key, s in spent.items() if key.startswith("prefill")) / sum(spent.values())
 
 
 def _estimate(one: Servable, **load: int) -> Estimate:
@@ -267,22 +296,30 @@ def _usd(value: float) -> str:
 
 
 def _cost(pools: Sequence[PoolPlan], workload: Workload, names: Sequence[str]) -> Cost:
-    """At mean traffic: the fleet runs around the clock, the requests come as the mean.
+    """At the mean of today's traffic: the fleet, which is for the peak by the end of its first year, runs around the
+    clock.
 
     Pools that carry nothing, as a policy on vendors may ask for, are paid for by all in proportion.
     """
-    carried = [one for pool in pools for one in pool.carried if one.part.request_class.name in names]
-    mean = workload.mean_over_peak * _SECONDS_PER_HOUR
+    kept = [(pool, one) for pool in pools for one in pool.carried if one.part.request_class.name in names]
+    carried = [one for _, one in kept]
+    # Of the load that the pools are sized for.
+    today = workload.mean_over_peak / max(1.0 + workload.growth_per_year, 1.0)
+    mean = today * _SECONDS_PER_HOUR
     requests = sum(one.requests_per_s for one in carried) * mean
     inputs = sum(one.requests_per_s * one.part.slice.input_tokens for one in carried) * mean
     outputs = sum(one.requests_per_s * one.part.slice.output_tokens for one in carried) * mean
     working = sum(pool.usd_per_hour for pool in pools if pool.carried)
     over = sum(pool.usd_per_hour for pool in pools) / working
     spent = sum(one.usd_per_hour for one in carried) * over
-    on_prompts = sum(one.usd_per_hour * one.prompt_share for one in carried) * over
+    # A replica is busy for its share of the peak, and for the mean's share of that.
+    busy = [(one, one.usd_per_hour * min(pool.utilisation, 1.0) * today) for pool, one in kept]
+    on_prompts = sum(usd * one.prompt_share for one, usd in busy)
+    used = sum(usd for _, usd in busy)
     return Cost(
         usd_per_million_input=on_prompts / inputs * _MILLION,
-        usd_per_million_output=(spent - on_prompts) / outputs * _MILLION,
+        usd_per_million_output=(used - on_prompts) / outputs * _MILLION,
+        usd_per_million_idle=(spent - used) / (inputs + outputs) * _MILLION,
         usd_per_million=spent / (inputs + outputs) * _MILLION,
         usd_per_thousand_requests=spent / requests * 1e3,
     )

@@ -186,8 +186,6 @@ class Capacity(ByDeployment):
     # Means at that load.
     ttft_s: Array
     tpot_s: Array
-    # Share of the replica's time that prompts take; the rest goes to output.
-    prompt_share: Array
     # Shares of the part's requests that keep the TTFT and the TPOT of their class.
     keeps_ttft: Array
     keeps_tpot: Array
@@ -407,7 +405,6 @@ def operating_point(levels: Levels, share: Array, requests_per_s: float, allowan
         limit=np.broadcast_to(limit[:, None], shape),
         ttft_s=state.own_s,
         tpot_s=np.broadcast_to(state.tpot_s[:, None], shape),
-        prompt_share=np.clip(rate * state.service_s, 0.0, 1.0),
         keeps_ttft=state.keeps_ttft,
         keeps_tpot=state.keeps_tpot,
     )

@@ -179,6 +179,8 @@ def _pool(pool: PoolPlan, judged: Readiness) -> dict[str, Any]:
         "usd_per_gpu_hour": pool.usd_per_gpu_hour,
         "usd_per_hour": pool.usd_per_hour,
         "utilisation": pool.utilisation,
+        "usd_per_gb_month_of_memory": pool.usd_per_gb_month,
+        "usd_per_gb_month_of_cache": pool.usd_per_cache_gb_month,
         "limited_by": pool.limit,
         "in_flight_a_replica": pool.in_flight,
         "most_in_flight_a_replica": pool.most_in_flight,
