@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         State as State,
         Tensor as Tensor,
     )
+    from crosstie.core.speculation import Speculation as Speculation
     from crosstie.core.workload import RequestClass as RequestClass, Target as Target, Workload as Workload
     from crosstie.decide.api import compare as compare, fit as fit, plan as plan, simulate as simulate, tco as tco
     from crosstie.decide.compare.scorecard import Entry as Entry, Load as Load, Scorecard as Scorecard
@@ -86,6 +87,7 @@ _HOMES = {
     "crosstie.catalog.fleets": ("read_fleet",),
     "crosstie.catalog.library": ("Catalog",),
     "crosstie.catalog.workloads": ("read_workload",),
+    "crosstie.core.speculation": ("Speculation",),
     "crosstie.core.deployment": ("Accelerator", "Deployment", "Efficiency", "Parallelism", "Stack"),
     "crosstie.core.errors": ("BadData", "BadInput", "CrosstieError", "DoesNotFit", "UnknownName"),
     "crosstie.core.estimate": ("Estimate",),
