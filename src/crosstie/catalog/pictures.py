@@ -5,9 +5,11 @@ from typing import Annotated
 
 import msgspec
 
+from crosstie.catalog.processors import rule_of_checkpoint
 from crosstie.catalog.reading import read_record
 from crosstie.catalog.vision import image_rule, shipped_vision
 from crosstie.core.errors import BadData
+from crosstie.core.images import ImageRule
 from crosstie.core.model import Model
 from crosstie.core.workload import Pictures
 
@@ -22,10 +24,17 @@ class Images(msgspec.Struct, frozen=True, kw_only=True):
     count: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0
 
 
+def _rule(model: Model) -> ImageRule | None:
+    """What the files of a checkpoint say goes before what is known of its name."""
+    file = Path(model.file)
+    own = rule_of_checkpoint(file.parent) if file.suffix == ".json" else None
+    return own or image_rule(model.id)
+
+
 def read_images(file: Path, where: str, raw: object, model: Model) -> tuple[float, Pictures]:
     """Tokens that they add to a prompt, and what the encoder has to do."""
     images = read_record(file, where, raw, Images)
-    rule = image_rule(model.id)
+    rule = _rule(model)
     if rule is None:
         known = ", ".join(pattern for one in shipped_vision() for pattern in one.models)
         raise BadData(file, where, f"nobody says how {model.id} cuts pictures up, if at all; known: {known}")
