@@ -108,6 +108,9 @@ def test_a_plan_chooses_them_where_they_are_cheaper_and_their_promises_hold(work
     assert together.fleet is not None
     assert any(isinstance(pool.deployment, Disaggregated) for pool in apart.fleet.pools)
     assert apart.fleet.usd_per_hour < together.fleet.usd_per_hour
+    assert apart.together is not None
+    assert apart.together.usd_per_hour == pytest.approx(together.fleet.usd_per_hour, rel=0.05)
+    assert together.together is None
     assert apart.fleet.gpus == {"mi355x": sum(pool.gpus for pool in apart.fleet.pools)}
     for one in simulate_classes(apart.fleet, workload.classes, requests=2000):
         assert one.holds, one

@@ -6,6 +6,7 @@ from datetime import date
 import numpy as np
 
 from crosstie.catalog.library import Catalog
+from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Target, Workload
 from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan
@@ -132,6 +133,8 @@ class Plan:
     mixture: Mixture | None = None
     # Formats that the workload does not name and that would make it cheaper.
     lighter: list[Lighter] = field(default_factory=list)
+    # With prefill and decode together everywhere, where the workload lets them be apart.
+    together: Alternative | None = None
     # Stacks that were not compared: others were measured there, and they were not.
     passed_over: list[PassedOver] = field(default_factory=list)
     # The replicas that models share, beside the fleet of the others; None where none do.
@@ -267,6 +270,7 @@ def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, 
         lengths=[_length(surveyed, asked, answer, workload, known, factor) for factor in _LENGTHS],
         years=_years(asked, answer, workload, known),
         by_estimates=likely,
+        together=_together(surveyed, asked, answer, workload),
         worth_measuring=worth,
         sureness=_sureness(surveyed, asked, answer, workload, known, likely),
         binding=bindings(asked, answer, workload),
@@ -309,6 +313,16 @@ def _sureness(
             fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
         found.append(Sureness(sure, fleet))
     return found
+
+
+def _together(surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload) -> Alternative | None:
+    """The fleet of replicas that do both; None where no others were looked at, or none of them will do."""
+    plain = [[i for i, d in enumerate(one.deployments) if not isinstance(d, Disaggregated)] for one in surveyed]
+    if all(len(kept) == len(one.deployments) for kept, one in zip(plain, surveyed, strict=True)):
+        return None
+    only = [one.rows(kept) for one, kept in zip(surveyed, plain, strict=True)]
+    read = asked.with_offers(undominated(offers(only, scaling_of(workload), peak=asked.peak)))
+    return alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
 
 
 def _length(

@@ -52,6 +52,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "fleet_file": to_builtins(fleet_of(plan)) if plan.answered else None,
         "shared": _shared(plan.shared) if plan.shared else None,
         "lighter_formats": to_builtins(plan.lighter),
+        "together": to_builtins(plan.together),
         "mixture": _mixture(plan.mixture) if plan.mixture else None,
         "single_vendor": to_builtins(plan.single_vendor),
         "runner_up": runner and {"without": runner.without, **to_builtins(runner.fleet)},
