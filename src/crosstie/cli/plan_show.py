@@ -38,7 +38,7 @@ def show_plan(plan: Plan, verbose: bool) -> None:
             _show_obstacles(out, plan)
     else:
         _show_answer(out, plan, plan.fleet)
-        _show_pools(out, plan.fleet, verbose)
+        _show_pools(out, plan, plan.fleet, verbose)
         _show_drafts(out, plan)
         _show_simulated(out, plan)
         _show_doubt(out, plan, plan.fleet, verbose)
@@ -141,11 +141,11 @@ def _show_worth(out: Output, plan: Plan) -> None:
         say(out, f"    {command}")
 
 
-def _show_pools(out: Output, fleet: FleetPlan, verbose: bool) -> None:
+def _show_pools(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:
     columns = ["pool", "model", ">replicas", "replica", ">$/h", ">utilisation"]
     if verbose:
         columns += ["weights", "stack", ">$/GPU-h", ">TTFT", ">TPOT", "limited by", "~80% intervals", "~estimate"]
-    show_table(out, columns, [_pool_row(pool, verbose) for pool in fleet.pools])
+    show_table(out, columns, [_pool_row(pool, plan.measured[pool.name], verbose) for pool in fleet.pools])
     if verbose:
         say(out, "  utilisation, TTFT, TPOT: at the peak, means, for the class that loads the pool most", "dim")
 
@@ -190,7 +190,7 @@ def _show_engines(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> N
             say(out, f"  {pool.name}: {finding.severity}: {finding.what}{cure}", "dim")
 
 
-def _pool_row(pool: PoolPlan, verbose: bool) -> list[str]:
+def _pool_row(pool: PoolPlan, measured: str, verbose: bool) -> list[str]:
     d, found = pool.deployment, pool.estimate
     weights = d.precision.id if d.kv_format == "bf16" else f"{d.precision.id}, kv {d.kv_format}"
     row = [
@@ -205,7 +205,7 @@ def _pool_row(pool: PoolPlan, verbose: bool) -> list[str]:
         sure = f"TTFT {ttft}, TPOT {tpot}"
     return [
         *row, weights, d.stack.name, f"{pool.usd_per_gpu_hour:.2f}", seconds(found.ttft_s), seconds(found.tpot_s),
-        pool.limit, sure, found.basis,
+        pool.limit, sure, f"{found.basis}; {measured}",
     ]  # fmt: skip
 
 

@@ -6,6 +6,8 @@ from itertools import count
 
 import numpy as np
 
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.measured import measured_with
 from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.estimate import Estimate
 from crosstie.core.figures import significant
@@ -117,6 +119,24 @@ class Alternative:
     @property
     def label(self) -> str:
         return ", ".join(f"{count} {name}" for name, count in self.gpus.items())
+
+
+def measured_words(catalog: Catalog, pool: PoolPlan) -> str:
+    """What stands behind a pool's estimate: layouts, lengths and loads that were measured, and what goes beyond."""
+    one = pool.deployment.decode
+    found = measured_with(catalog, one)
+    if found is None:
+        return (
+            f"no published result of {one.model.id} in {one.weight_width}-bit weights on {one.accelerator.id} "
+            f"with {one.stack.name}"
+        )
+    main = pool.carried[0].part.slice.input_tokens if pool.carried else 1.0
+    beyond = found.misses(str(one.parallelism), main, pool.in_flight)
+    return f"measured with {found.words}{f'; not with {_listed(beyond)}' if beyond else ''}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " or ".join(words)
 
 
 def alternative(asked: Choice, solution: Solution | None, answer: float) -> Alternative | None:

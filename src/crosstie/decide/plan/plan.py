@@ -9,7 +9,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Target, Workload
-from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan
+from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan, measured_words
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
@@ -116,6 +116,8 @@ class Plan:
     by_estimates: Alternative | None = None
     # The measurement that would save most; None where none would save a percent.
     worth_measuring: Worth | None = None
+    # By pool: what was measured near it.
+    measured: dict[str, str] = field(default_factory=dict)
     # How to make it.
     measure_commands: list[str] = field(default_factory=list)
     # What being more or less sure costs; empty without calibration.
@@ -190,7 +192,8 @@ def _own_plan(catalog: Catalog, workload: Workload, priced: Market, made: str, o
     pools = found.fleet.pools if found.fleet else []
     judged = {pool.name: gate.readiness(pool.deployment.decode) for pool in pools}
     passed_over = [PassedOver(*key, tuple(names)) for key, names in gate.passed_over.items()]
-    found = replace(found, readiness=judged, will_not_run=gate.left_out(), passed_over=passed_over)
+    measured = {pool.name: measured_words(catalog, pool) for pool in pools}
+    found = replace(found, measured=measured, readiness=judged, will_not_run=gate.left_out(), passed_over=passed_over)
     if found.worth_measuring:
         commands = found.worth_measuring.commands(gate.readiness(found.worth_measuring.deployment))
         found = replace(found, measure_commands=commands)

@@ -143,7 +143,9 @@ def _fleet(plan: Plan, fleet: FleetPlan) -> dict[str, Any]:
         "optimality_gap": fleet.gap,
         "usd_per_million_tokens": to_builtins(fleet.cost),
         "by_class": to_builtins(fleet.by_class),
-        "pools": [_pool(pool, plan.readiness[pool.name]) for pool in fleet.pools],
+        "pools": [
+            {**_pool(pool, plan.readiness[pool.name]), "measured": plan.measured[pool.name]} for pool in fleet.pools
+        ],
     }
 
 

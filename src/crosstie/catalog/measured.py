@@ -1,0 +1,129 @@
+"""What shipped results were measured with: layouts, lengths and loads of a model on an accelerator under a stack."""
+
+import csv
+import gzip
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from crosstie.catalog.calibration import architecture_of
+from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.errors import CrosstieError
+
+_FILES = "measured/results*.csv.gz"
+_COLUMNS = (
+    "accelerator", "model", "precision", "engine", "parallelism", "tp", "input_len", "output_len", "concurrency",
+    "spec_decode", "disagg",
+)  # fmt: skip
+_NOT = ("", "none", "false", "no", "off")
+_WIDTH = re.compile(r"4|8")
+_SPLIT = re.compile(r"(tp|pp|dp|ep)\s*=?\s*(\d+)", re.IGNORECASE)
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredWith:
+    """Rows of a model, in weights of one width; ranges over those that say so."""
+
+    rows: int
+    # Those with most rows first; "" where a source does not say.
+    layouts: tuple[str, ...]
+    input_tokens: Range | None
+    output_tokens: Range | None
+    in_flight: Range | None
+
+    @property
+    def words(self) -> str:
+        known = [one for one in self.layouts if one]
+        found = [f"layouts {', '.join(known)}" if known else "layouts that are not said"]
+        pairs = ((self.input_tokens, "tokens in"), (self.output_tokens, "out"), (self.in_flight, "in flight"))
+        found += [f"{_span(span)} {what}" for span, what in pairs if span]
+        return "; ".join(found)
+
+    def misses(self, layout: str, input_tokens: float, in_flight: float) -> list[str]:
+        """In what an operating point goes beyond them."""
+        found = [] if layout in self.layouts else ["this layout"]
+        for value, span, what in (
+            (input_tokens, self.input_tokens, "prompts of this length"),
+            (in_flight, self.in_flight, "this many in flight"),
+        ):
+            if span and not span[0] / 2.0 <= value <= span[1] * 2.0:
+                found.append(what)
+        return found
+
+
+def _span(span: Range) -> str:
+    low, high = span
+    return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+
+
+def measured_with(catalog: Catalog, one: Deployment) -> MeasuredWith | None:
+    """None where nobody has published a row of this model in that width there."""
+    same_accelerator = _named(lambda name: catalog.accelerator(name).id == one.accelerator.id)
+    same_stack = _named(lambda name: catalog.stack(name).id == one.stack.id)
+    shape = architecture_of(one.model)
+    same_model = _named(lambda name: architecture_of(catalog.model(name)) == shape)
+    rows = [
+        row
+        for row in _rows()
+        if (row["spec_decode"].casefold() not in _NOT) == (one.speculation is not None)
+        and row["disagg"].casefold() in _NOT
+        and _width(row["precision"]) == one.weight_width
+        and same_accelerator(row["accelerator"])
+        and same_stack(row["engine"])
+        and same_model(row["model"])
+    ]
+    if not rows:
+        return None
+    layouts = Counter(_layout(row["parallelism"] or (f"tp{row['tp']}" if row["tp"] else "")) for row in rows)
+    return MeasuredWith(
+        len(rows),
+        tuple(name for name, _ in layouts.most_common()),
+        *(_range([row[column] for row in rows]) for column in ("input_len", "output_len", "concurrency")),
+    )
+
+
+def _named(same: Callable[[str], bool]) -> Callable[[str], bool]:
+    """Each name is looked up once; one that the catalog does not have is another."""
+
+    @cache
+    def is_same(name: str) -> bool:
+        try:
+            return bool(name) and same(name)
+        except CrosstieError:
+            return False
+
+    return is_same
+
+
+def _layout(said: str) -> str:
+    """Sources write TP8, tp8/ep8, or gpus8 tp4 attention_dp2 ep8; "" where no ranks are named."""
+    found = {kind.lower(): int(number) for kind, number in _SPLIT.findall(said)}
+    return str(Parallelism(**found)) if "tp" in found and 0 not in found.values() else ""
+
+
+def _width(precision: str) -> str:
+    found = _WIDTH.search(precision)
+    return found[0] if found else "16"
+
+
+def _range(values: list[str]) -> Range | None:
+    numbers = [float(value) for value in values if re.fullmatch(r"\d+(\.\d+)?", value)]
+    return (min(numbers), max(numbers)) if numbers else None
+
+
+@cache
+def _rows(folder: Path = SHIPPED) -> list[dict[str, str]]:
+    found = []
+    for file in sorted(folder.glob(_FILES)):
+        with gzip.open(file, "rt", encoding="utf-8", newline="") as text:
+            rows = csv.reader(text)
+            header = next(rows)
+            places = [(column, header.index(column)) for column in _COLUMNS]
+            found += [{column: row[place] for column, place in places} for row in rows]
+    return found
