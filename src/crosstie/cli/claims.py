@@ -71,13 +71,13 @@ def show(found: list[Checked]) -> None:
 def _row(one: Checked) -> list[str]:
     claim = one.claim
     value = claim.value if claim.unit in ("", "bool") else f"{claim.value} {claim.unit}"
-    return [claim.id, f"{claim.subject}: {value}", one.finding.verdict, one.finding.computed]
+    return [claim.id, f"{claim.subject}: {value}", one.finding.qualified, one.finding.computed]
 
 
 def _show_one(out: Output, one: Checked) -> None:
     finding = one.finding
     heading(out, f"{one.claim.id}  {one.claim.words}  (article {one.claim.article})")
-    say(out, f"  {finding.verdict}; computed: {finding.computed}")
+    say(out, f"  {finding.qualified}; computed: {finding.computed}")
     say(out, f"  {finding.reason}")
     if finding.contradicted_by:
         say(out, f"  other claims say otherwise: {', '.join(finding.contradicted_by)}")
@@ -104,6 +104,9 @@ def claim_json(one: Checked) -> dict[str, object]:
         **{name: getattr(claim, name) for name in names},
         "claim": claim.text,
         "verdict": finding.verdict,
+        "readings_agreeing": finding.readings[0] if finding.readings else None,
+        "readings_tried": finding.readings[1] if finding.readings else None,
+        "extrapolated": finding.extrapolated,
         "computed": finding.computed,
         "reason": finding.reason,
         "contradicted_by": list(finding.contradicted_by),

@@ -120,6 +120,33 @@ def test_reasons_name_what_was_mixed_up(found: dict[str, Checked]) -> None:
     assert "c58" in found["c04"].finding.contradicted_by
 
 
+def test_a_verdict_says_how_many_readings_agree_and_what_it_rests_on(found: dict[str, Checked]) -> None:
+    """c25's figure lies outside every interval; c29 mixes no kinds of prices; c48 is extrapolated; c67 splits no copy."""
+    c25 = found["c25"].finding
+    assert (c25.verdict, c25.readings) == (WRONG, (0, 9))
+    assert c25.qualified == "wrong (0 of 9 readings agree)"
+    assert found["c29"].finding.readings == (0, 4)
+    assert "quoted" not in " ".join(rest.what for rest in found["c29"].finding.rests)
+    c48 = found["c48"].finding
+    assert c48.extrapolated
+    assert c48.qualified == "wrong (by extrapolation alone)"
+    assert not c25.extrapolated
+    c67 = found["c67"].finding
+    assert c67.computed == "MI350X 32, B200 16 copies"
+    assert "as if their bytes were one memory" in c67.reason
+    assert c67.qualified == "holds under stated conditions (2 of 3 readings agree)"
+
+
+def test_what_agrees_lies_in_the_interval_that_is_shown(found: dict[str, Checked]) -> None:
+    """No claim holds by an interval that excludes it."""
+    for name in ("c24", "c25"):
+        one = found[name]
+        low, high = (
+            float(end.replace(",", "")) for end in re.findall(r"[(]([\d,]+) to ([\d,]+)[)]", one.finding.computed)[0]
+        )
+        assert (one.finding.verdict != WRONG) == (low <= one.claim.only.middle <= high)
+
+
 def test_what_holds_under_conditions_names_one_under_which_it_does_not(found: dict[str, Checked]) -> None:
     for one in found.values():
         if one.finding.verdict == CONDITIONAL:

@@ -42,7 +42,7 @@ def long_context(evidence: Evidence, claim: Claim) -> Judgement:
     holding = [kind for kind, first in firsts.items() if first == name]
     far = [called(on) for on, run in runs.items() if "extrapolated" in run.estimate.basis]
     reason = (
-        f"it holds by {' and '.join(holding) or 'no kind of price'}, not by the others. 70B FP8, 32,000 in and 500 "
+        f"it holds by {' and '.join(holding) or 'no kind of price'}, each kind for itself. 70B FP8, 32,000 in and 500 "
         f"out, 64 in flight on eight GPUs, cheapest by {'; '.join(said)}. Tokens/s of {', '.join(far)} are extrapolated"
     )
     if evidence.price(name, "purchase") is None and evidence.own_price(name):
@@ -156,18 +156,22 @@ def low_latency(evidence: Evidence, claim: Claim) -> Judgement:
 @check("c67")
 def many_models(evidence: Evidence, claim: Claim) -> Judgement:
     name, size = chosen(evidence, claim), weights_gb(evidence, LLAMA, "fp8")
-    held = {on: int(8 * evidence.part(on).memory_bytes / 1e9 // size) for on in FIELD}
-    first = max(held, key=lambda on: held[on])
+    held = {on: 8 * int(evidence.part(on).memory_bytes / 1e9 // size) for on in FIELD}
+    spread = {on: int(8 * evidence.part(on).memory_bytes / 1e9 // size) for on in FIELD}
+    agrees = [counts[name] == max(counts.values()) for counts in (held, spread)]
     every = {on: part.memory_bytes for on, part in evidence.catalog.accelerators.items()}
     equal = sorted(on for on, size_ in every.items() if size_ >= 0.95 * every[name] and on != name)
-    verdict = WRONG if held[name] < held[first] else CONDITIONAL
-    listed = ", ".join(f"{called(on)} {count}" for on, count in sorted(held.items(), key=lambda item: -item[1]))
+    # The third reading, time to switch, is not modelled.
+    verdict = verdict_of([*agrees, False])
+    listed, shared = (
+        ", ".join(f"{called(on)} {count}" for on, count in sorted(counts.items(), key=lambda item: -item[1]))
+        for counts in (held, spread)
+    )
     reason = (
-        f"it holds by memory, among the parts discussed: copies of a 70B model in FP8 ({size:.0f} GB) that eight GPUs "
-        f"keep loaded are {listed}. It is not the only choice, as {', '.join(map(called, equal)) or 'none'} have as "
-        "much; nor is it known to hold by time to switch, which is not modelled"
-        if verdict == CONDITIONAL
-        else f"copies of a 70B model in FP8 ({size:.0f} GB) that eight GPUs keep loaded: {listed}"
+        f"copies of a 70B model in FP8 ({size:.0f} GB) that eight GPUs keep loaded, bare weights, among the parts "
+        f"discussed: each copy on one GPU {listed}; each spread over all eight, as if their bytes were one memory, "
+        f"{shared}. It is not the only choice, as {', '.join(map(called, equal)) or 'none'} have as much; nor is it "
+        "known to hold by time to switch, which is not modelled"
     )
     rests = fact_rests(evidence, f"{name} memory.capacity", "b200 memory.capacity")
     return Judgement(verdict, f"{called(name)} {held[name]}, B200 {held['b200']} copies", reason, rests)

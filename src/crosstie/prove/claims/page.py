@@ -48,7 +48,8 @@ def _meanings(counts: dict[str, int]) -> Iterable[Sequence[str]]:
 def _row(one: Checked) -> Sequence[str]:
     claim, finding = one.claim, one.finding
     against = f" (against {', '.join(finding.contradicted_by)})" if finding.contradicted_by else ""
-    return claim.id, claim.words, f"**{finding.verdict}**{against}", finding.computed, f"{finding.reason}."
+    verdict = f"**{finding.verdict}**{finding.qualified.removeprefix(finding.verdict)}{against}"
+    return claim.id, claim.words, verdict, finding.computed, f"{finding.reason}."
 
 
 def _rests(one: Checked) -> str:

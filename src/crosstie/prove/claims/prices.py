@@ -200,7 +200,7 @@ def _three_years(found: Published, saved: float) -> Judgement:
     model, own, equal = found.modelled, found.own_split, found.equal_power
     low, high = model.throughput_ratio_interval
     needed = (own.ratio_for(saved), equal.ratio_for(saved))
-    verdict = verdict_of(abs(reading.saving() - saved) <= TOLERANCE for reading in (own, equal))
+    verdict: str = verdict_of(abs(reading.saving() - saved) <= TOLERANCE for reading in (own, equal))
     if verdict == WRONG and any(low <= ratio <= high for ratio in needed):
         verdict = CONDITIONAL
     points = model.saving_by_point

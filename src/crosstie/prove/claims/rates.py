@@ -5,7 +5,7 @@ from statistics import median
 
 from crosstie.prove.calibration.results import Point
 from crosstie.prove.claims.evidence import LLAMA, EstimatedRun, Evidence, called, per_gpu_rates, ratio_of
-from crosstie.prove.claims.reading import Claim, Span
+from crosstie.prove.claims.reading import Claim
 from crosstie.prove.claims.rests import Rest, between, fact_rests, rows_rest, run_rest, source_rests
 from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, WRONG, Judgement, check, verdict_of
 
@@ -49,14 +49,14 @@ def compute_gap(evidence: Evidence, claim: Claim) -> Judgement:
 def batch_64(evidence: Evidence, claim: Claim) -> Judgement:
     on, span = "mi300x" if claim.id == "c24" else "h200", claim.only
     runs = [run for case in CASES if (run := _at_batch_64(evidence, on, case)) is not None]
-    agreeing = [run for run in runs if _meets(run, span)]
+    agreeing = [run for run in runs if span.meets(*run.interval)]
     nearest, farthest = (pick(runs, key=lambda run: abs(run.per_gpu - span.middle)) for pick in (min, max))
     low, high = min(r.interval[0] for r in runs), max(r.interval[1] for r in runs)
     reason = (
         "the claim names neither precision nor how 4,096 tokens divide into prompt and answer. Of "
         f"{len(runs)} ways (FP8 and BF16, one and two GPUs, from mostly prompt to nearly all answer) it holds in "
         f"{len(agreeing)}, nearest {_said(nearest)}, and not in {len(runs) - len(agreeing)}, farthest {_said(farthest)}"
-        f"; 80% intervals, read 2% wider as claims are rounded, from {low:,.0f} to {high:,.0f} per GPU"
+        f"; 80% intervals from {low:,.0f} to {high:,.0f} per GPU"
     )
     if claim.id == "c25":
         reason += f". Ways in which c24 and c25 both hold: {', '.join(_both(evidence)) or 'none'}"
@@ -78,19 +78,13 @@ def _said(run: EstimatedRun) -> str:
     return f"{run.per_gpu:,.0f} for {run.deployment.label} with {run.load[1]:,} in and {run.load[2]:,} out"
 
 
-def _meets(run: EstimatedRun, span: Span) -> bool:
-    """A claim is rounded: a hair's breadth decides nothing."""
-    low, high = run.interval
-    return span.meets(0.98 * low, 1.02 * high)
-
-
 def _both(evidence: Evidence) -> list[str]:
     """Where the figures of c24 and c25 lie in the intervals of the same number of GPUs at the same load."""
     figures = (("mi300x", evidence.claimed("c24")), ("h200", evidence.claimed("c25")))
     found = []
     for case in CASES:
         runs = [(_at_batch_64(evidence, on, case), span) for on, span in figures]
-        if all(run and _meets(run, span) for run, span in runs):
+        if all(run and span.meets(*run.interval) for run, span in runs):
             shape, precision, gpus = case
             found.append(f"{precision} on {gpus}, {shape[0]:,} in")
     return found
@@ -161,8 +155,8 @@ def llama_cpp(evidence: Evidence, claim: Claim) -> Judgement:
         rests += source_rests(evidence, "radeon_8b")
     else:
         reason += (
-            f". llama.cpp on this part is extrapolated from other engines, so a few percent would say nothing; the "
-            f"least of the interval is {low / span.high:.1f}x the most that is claimed"
+            ". Nobody's run of llama.cpp on this part is in the catalog: the estimate is extrapolated from other "
+            f"engines, and its interval begins at {low / span.high:.1f}x the most that is claimed"
         )
     return Judgement(verdict_of([agrees]), f"{run.per_gpu:.0f} tok/s ({between(low, high)})", reason, rests)
 

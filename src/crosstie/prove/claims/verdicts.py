@@ -37,6 +37,13 @@ def verdict_named(name: str) -> str:
     raise BadInput(f"unknown verdict '{name}'.{hint} Known: {', '.join(VERDICTS)}.")
 
 
+class Verdict(str):
+    """One of the verdicts, which knows how many of the readings that were tried agree with the claim."""
+
+    agreeing: int
+    tried: int
+
+
 @dataclass(frozen=True)
 class Judgement:
     verdict: str
@@ -44,6 +51,25 @@ class Judgement:
     reason: str
     rests: Sequence[Rest]
     contradicted_by: tuple[str, ...] = ()
+
+    @property
+    def readings(self) -> tuple[int, int] | None:
+        """Of the ways to read the claim, those in which it agrees, and those that were tried; None: only one."""
+        found = self.verdict
+        return (found.agreeing, found.tried) if isinstance(found, Verdict) and found.tried > 1 else None
+
+    @property
+    def extrapolated(self) -> bool:
+        """Whether every estimate that it rests on is of something that was not measured there."""
+        estimates = [rest.what for rest in self.rests if rest.kind == "model" and " in flight" in rest.what]
+        return bool(estimates) and all("extrapolated" in what for what in estimates)
+
+    @property
+    def qualified(self) -> str:
+        """The verdict with what it must not be read without."""
+        more = [f"{self.readings[0]} of {self.readings[1]} readings agree"] if self.readings else []
+        more += ["by extrapolation alone"] if self.extrapolated else []
+        return f"{self.verdict} ({', '.join(more)})" if more else str(self.verdict)
 
 
 Check = Callable[[Evidence, Claim], Judgement]
@@ -63,7 +89,9 @@ def check(*ids: str) -> Callable[[Check], Check]:
     return register
 
 
-def verdict_of(agrees: Iterable[bool]) -> str:
+def verdict_of(agrees: Iterable[bool]) -> Verdict:
     """Of cases that a claim leaves open: all, some or none of them agree."""
     cases = list(agrees)
-    return HOLDS if all(cases) else CONDITIONAL if any(cases) else WRONG
+    found = Verdict(HOLDS if all(cases) else CONDITIONAL if any(cases) else WRONG)
+    found.agreeing, found.tried = sum(cases), len(cases)
+    return found
