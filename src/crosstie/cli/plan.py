@@ -49,7 +49,8 @@ from crosstie.web.plan_chart import draw_plan
 @click.option("--sizing", type=click.Choice(["safe", "likely"]), help="The same by name: 80 or 50.")
 @click.option("--evidence", type=click.Choice(EVIDENCE), help="What must be measured to be preferred. [default: stack]")
 @click.option("--only-known", is_flag=True, help="Only what preflight knows to run, or what was measured.")
-@click.option("--simulate", "simulated", is_flag=True, help="Simulate the pools: do the percentiles hold?")
+@click.option("--quick", is_flag=True, help="By closed forms alone: the fleet is not confirmed by simulation.")
+@click.option("--simulate", "simulated", is_flag=True, help="Also simulate each pool by itself, with more requests.")
 @click.option("--check", "checked", is_flag=True, hidden=True)
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the fleets (.svg, .png, .pdf).")
 @click.option("--example", is_flag=True, help="Print a workload file to start from.")
@@ -59,7 +60,7 @@ def command(
     files: tuple[Path, ...], fleet: Path | None, save: Path | None, watch: bool, price: tuple[str, ...],
     discount: tuple[str, ...], kinds: str | None, reserved: tuple[str, ...], accelerators: str | None,
     single_gpus: bool, sizing: str | None, sure: float | None, evidence: str | None, only_known: bool,
-    simulated: bool, checked: bool, plot: Path | None, example: bool, verbose: bool, as_json: bool,
+    quick: bool, simulated: bool, checked: bool, plot: Path | None, example: bool, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
 
@@ -86,7 +87,7 @@ def command(
                 **outputs, "--price": price, "--discount": discount, "--prices": kinds, "--reserved": reserved,
                 "--on": accelerators, "--single-gpus": single_gpus, "--sure": sure, "--sizing": sizing,
                 "--evidence": evidence, "--only-known": only_known,
-                "--simulate": simulated,
+                "--simulate": simulated, "--quick": quick,
             }.items()
             if value
         ]  # fmt: skip
@@ -103,8 +104,8 @@ def command(
         evidence,
     )  # fmt: skip
     with progress("planning") as on_progress:
-        made = plan(catalog, workload, on_progress=on_progress)
-        if simulated and made.answered:
+        made = plan(catalog, workload, confirm=not quick, on_progress=on_progress)
+        if made.answered and (simulated or made.shared) and not quick:
             made = simulate_pools(made, on_progress)
     content = document(made, mark_of(catalog.calibration))
     # Files before the answer, which may be read no further than its first lines.

@@ -1,5 +1,6 @@
 """How a plan looks on a terminal: the fleet and its pools, then alternatives and what would change it."""
 
+import math
 from datetime import date
 
 from rich.text import Text
@@ -244,7 +245,14 @@ def _target(name: str, target: Target) -> str:
 
 
 def _show_simulated(out: Output, plan: Plan) -> None:
-    if plan.simulated:
+    if not plan.simulated:
+        say(out, "by closed forms alone: not confirmed by simulation", "dim")
+        return
+    if plan.confirmed:
+        seeds = " and ".join(map(str, plan.confirmed.seeds))
+        how = f"confirmed by {plan.confirmed.simulations} simulations behind the gateway's policy; seeds {seeds}"
+        heading(out, f"Simulated: {how}")
+    else:
         heading(out, "Simulated, with the step times that the plan counts with")
     for one in plan.simulated:
         say(out, f"- {one.name}: {_seen(one)}")
@@ -254,9 +262,18 @@ def _seen(one: SimulatedClass) -> str:
     if not one.requests:
         return "not simulated (pipelines are not)"
     found = []
-    for name, seen, target in (("TTFT", one.ttft_s, one.ttft), ("TPOT", one.tpot_s, one.tpot)):
+    kept = (
+        ("TTFT", one.ttft_s, one.ttft, one.keeps_ttft, one.predicted_ttft),
+        ("TPOT", one.tpot_s, one.tpot, one.keeps_tpot, one.predicted_tpot),
+    )
+    for name, seen, target, keeps, predicted in kept:
         if target and seen is not None:
-            found.append(f"{name} p{target.percentile * 100:g} {seconds(seen)} of {seconds(target.seconds)}")
+            within = "" if keeps is None else f" ({share(keeps)} within"
+            within += f", {share(predicted)} predicted" if within and predicted is not None else ""
+            at = seconds(seen) if math.isfinite(seen) else "turned away"
+            found.append(
+                f"{name} p{target.percentile * 100:g} {at} of {seconds(target.seconds)}{within}{')' if within else ''}"
+            )
     verdict = "holds" if one.holds else "MISSES its targets"
     return f"{', '.join(found)}: {verdict}" if found else f"no targets, {one.requests:,} requests served"
 

@@ -57,6 +57,8 @@ _MOST_POOLED = 64.0
 # flight and prompts where they stall least. By simulation of eleven workloads, one pool each.
 _CROWD = 0.5
 _STALLED = 0.5
+# In flight at most, over what the strictest target bears on average.
+_CROWDED = 2.0
 # Standard deviations of requests in flight that memory must hold.
 _HELD_DEVIATIONS = 1.3
 # Standard deviations at which the ends of 80% intervals lie.
@@ -351,7 +353,6 @@ class _State:
     busy: Array
     in_flight: Array
     rate: Array
-    each_in_flight: Array
     service_s: Array
     own_s: Array
     tpot_s: Array
@@ -390,18 +391,17 @@ def operating_point(levels: Levels, share: Array, requests_per_s: float, allowan
     by_prefill = np.where(levels.stalls > 0, np.inf, state.busy)[:, None] / np.maximum(state.service_s, 1e-12)
     rate = np.where(served[:, None] & levels.able, np.minimum(state.rate, by_prefill), 0.0)
     limit = np.where((why == _MEMORY) & (levels.room.max(axis=1) >= levels.engine_limit - 1e-9), _ENGINE, why)
-    # What the strictest target bears at its worst moment.
+    # What the strictest target bears if all are like the mixture; the gateway predicts each request, and short ones may
+    # be more.
     promised = float(levels.target_tpot_s[mine].min())
-    worst = np.clip(
-        np.log(promised / levels.tpot_s[:, 0]) / np.log(levels.tpot_s[:, 1] / levels.tpot_s[:, 0]), 0.0, None
-    )
-    worst = np.maximum(np.minimum(np.where(np.isfinite(worst), worst, _LEVELS), _LEVELS - 1.0), level)
-    most = np.maximum(levels.interpolated(levels.in_flight, worst), state.each_in_flight)
+    step = np.log(levels.tpot_s[:, 1] / levels.tpot_s[:, 0])
+    worst = np.clip(np.log(np.minimum(promised, 1e6) / levels.tpot_s[:, 0]) / step, level, _LEVELS - 1.0)
+    most = _CROWDED * _state(levels, weight, worst, requests_per_s).in_flight
     shape = rate.shape
     return Capacity(
         requests_per_s=rate,
-        in_flight=state.each_in_flight,
-        most_in_flight=np.minimum(np.minimum(most, levels.room), GRID[-1]),
+        in_flight=np.broadcast_to(state.in_flight[:, None], shape),
+        most_in_flight=np.broadcast_to(np.clip(most, 1.0, np.minimum(levels.engine_limit, GRID[-1]))[:, None], shape),
         limit=np.broadcast_to(limit[:, None], shape),
         ttft_s=state.own_s,
         tpot_s=np.broadcast_to(state.tpot_s[:, None], shape),
@@ -457,7 +457,6 @@ def _state(levels: Levels, weight: Array, level: Array, demand: float) -> _State
         busy=busy,
         in_flight=in_flight,
         rate=rate,
-        each_in_flight=each,
         service_s=service,
         own_s=own,
         tpot_s=tpot,

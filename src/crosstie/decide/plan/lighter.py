@@ -4,6 +4,7 @@ They change what the model answers, so they are never chosen unless the workload
 `models.NAME.precisions`); but nobody should pay for a wider format without knowing its price.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +35,13 @@ class Lighter:
 
 
 def lighter_formats(
-    catalog: Catalog, workload: Workload, market: Market, accelerators: set[str], usd_per_hour: float
-) -> list[Lighter]:
-    """The formats that would make a fleet of these accelerators, the answer's, cheaper."""
+    catalog: Catalog, workload: Workload, market: Market, accelerators: set[str], usd_per_hour: float,
+    correction: Mapping[str, float],
+) -> list[Lighter]:  # fmt: skip
+    """The formats that would make a fleet of these accelerators, the answer's, cheaper.
+
+    `correction`: by model, of what closed forms say that its replicas take.
+    """
     found = []
     parts = [item.accelerator for item in market.items if item.id in accelerators]
     for what, more in _TRIED.items():
@@ -45,7 +50,8 @@ def lighter_formats(
             continue
         scaling = scaling_of(asked)
         tried = of_one_stack(surveys(catalog, asked, parts, gate=Gate(catalog, asked)), scaling)
-        read = choice(undominated(offers(tried, scaling, peak=peak_of(asked))), market, asked)
+        offered = offers(tried, scaling, peak=peak_of(asked)).corrected(correction)
+        read = choice(undominated(offered), market, asked)
         fleet = alternative(read, solve(read.problem, quickly=True), usd_per_hour)
         if fleet is not None and fleet.dearer < -_WORTH_SAYING:
             found.append(Lighter(what, fleet))

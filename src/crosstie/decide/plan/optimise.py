@@ -1,7 +1,7 @@
 """The cheapest fleet for offers and prices, and the fleets that stand beside it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ class Choice:
     problem: Programme
     # What the fleet is sized for, over today's peak.
     peak: float = 1.0
+    # By model: what replicas take in simulation over what closed forms say; these offers are corrected already.
+    correction: Mapping[str, float] = field(default_factory=dict)
 
     def allowing(self, accept: Callable[[Item], bool]) -> Mask:
         """Columns whose accelerator is accepted."""

@@ -8,9 +8,10 @@ import numpy as np
 from crosstie.catalog.library import Catalog
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.core.workload import Target, Workload
+from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan, measured_words
 from crosstie.decide.plan.capacity import EstimateScale
+from crosstie.decide.plan.confirm import confirmed
 from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut, PassedOver
@@ -21,8 +22,10 @@ from crosstie.decide.plan.mixture import Mixture, mixture
 from crosstie.decide.plan.optimise import Choice, choice, near_ones_simplified, simplest, single_vendor, without_each
 from crosstie.decide.plan.programme import Mask, Solution
 from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan
+from crosstie.decide.plan.simulated import SimulatedClass as SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import (
+    Scaling,
     Survey,
     longer,
     of_one_stack,
@@ -78,20 +81,13 @@ class Year:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedClass:
-    """A class as simulated: its latencies at the percentiles of its targets, None where it has none."""
+class Confirmation:
+    """How a fleet was confirmed: simulations of its search, and the fresh seeds of the percentiles that are shown."""
 
-    name: str
-    requests: int
-    ttft_s: float | None
-    tpot_s: float | None
-    ttft: Target | None
-    tpot: Target | None
-
-    @property
-    def holds(self) -> bool:
-        pairs = ((self.ttft_s, self.ttft), (self.tpot_s, self.tpot))
-        return all(seen <= target.seconds for seen, target in pairs if seen is not None and target is not None)
+    simulations: int
+    seeds: tuple[int, ...]
+    # By model: what its replicas take in simulation over what closed forms say.
+    correction: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +118,9 @@ class Plan:
     measure_commands: list[str] = field(default_factory=list)
     # What being more or less sure costs; empty without calibration.
     sureness: list[Sureness] = field(default_factory=list)
-    # The classes as simulated, where that was asked for.
+    # The classes as simulated, and how that was; None where the fleet is by closed forms alone.
     simulated: list[SimulatedClass] = field(default_factory=list)
+    confirmed: Confirmation | None = None
     # Limits of the workload that make it dearer.
     binding: list[Binding] = field(default_factory=list)
     # What preflight says of each pool, by its name; and the replicas that it kept out.
@@ -166,29 +163,40 @@ class Plan:
         return list(self.gpus)
 
 
-def plan(catalog: Catalog, workload: Workload, *, today: str = "", on_progress: OnProgress = no_progress) -> Plan:
+def plan(
+    catalog: Catalog,
+    workload: Workload,
+    *,
+    today: str = "",
+    confirm: bool = False,
+    on_progress: OnProgress = no_progress,
+) -> Plan:
     """The cheapest fleet for a workload, with what stands beside it; where none will do, `obstacles` says why.
 
+    `confirm`: fleets are simulated behind the gateway's policy, their capacities corrected, and the answer is one whose
+    percentiles hold there, as `crosstie plan` does; without it, by closed forms alone, as `crosstie plan --quick` does.
     `today` (YYYY-MM-DD) dates the plan; `on_progress` hears how far it is. A workload comes from a
     file (`read_workload`) or is made of structs; what is wrong with it raises `BadData` or `BadInput`.
     """
     made = today or date.today().isoformat()
     priced = market(catalog, workload)
     if workload.sharing is None:
-        return _own_plan(catalog, workload, priced, made, on_progress)
+        return _own_plan(catalog, workload, priced, made, on_progress, confirm)
     shared = shared_plan(catalog, workload, workload.sharing, priced, on_progress)
     own = beside_shared(workload, shared)
     if own is None:
         considered = len(shared.pools) + len(shared.left_out)
         return Plan(workload, made, priced, None, [], considered, shared=shared)
-    others = _own_plan(catalog, own, market(catalog, own), made, on_progress)
+    others = _own_plan(catalog, own, market(catalog, own), made, on_progress, confirm)
     return replace(others, workload=workload, market=priced, shared=shared)
 
 
-def _own_plan(catalog: Catalog, workload: Workload, priced: Market, made: str, on_progress: OnProgress) -> Plan:
+def _own_plan(
+    catalog: Catalog, workload: Workload, priced: Market, made: str, on_progress: OnProgress, confirm: bool
+) -> Plan:
     """Of models that each have replicas of their own."""
     gate = Gate(catalog, workload)
-    found = _best_plan(catalog, workload, priced, made, gate, on_progress)
+    found = _best_plan(catalog, workload, priced, made, gate, on_progress, confirm)
     pools = found.fleet.pools if found.fleet else []
     judged = {pool.name: gate.readiness(pool.deployment.decode) for pool in pools}
     passed_over = [PassedOver(*key, tuple(names)) for key, names in gate.passed_over.items()]
@@ -202,27 +210,42 @@ def _own_plan(catalog: Catalog, workload: Workload, priced: Market, made: str, o
     return replace(
         found,
         mixture=mixture(catalog, workload, priced, found.fleet),
-        lighter=lighter_formats(catalog, workload, priced, set(found.fleet.gpus), found.fleet.usd_per_hour),
+        lighter=lighter_formats(
+            catalog,
+            workload,
+            priced,
+            set(found.fleet.gpus),
+            found.fleet.usd_per_hour,
+            found.confirmed.correction if found.confirmed else {},
+        ),
     )
 
 
 def _best_plan(
-    catalog: Catalog, workload: Workload, priced: Market, made: str, gate: Gate, on_progress: OnProgress
+    catalog: Catalog, workload: Workload, priced: Market, made: str, gate: Gate, on_progress: OnProgress, confirm: bool
 ) -> Plan:
     everything = surveys(catalog, workload, [item.accelerator for item in priced.items], on_progress, gate)
     surveyed = of_one_stack(everything, scaling_of(workload))
-    asked, answer = _as_sure(surveyed, priced, workload, on_progress)
+    asked, answer, scaling = _as_sure(surveyed, priced, workload, on_progress)
     considered = sum(len(one.deployments) for one in everything)
     if answer is None:
         return Plan(workload, made, priced, None, obstacles(everything, asked, workload), considered)
+    every = offers(surveyed, scaling, peak=asked.peak) if confirm else asked.offers
+    seen = confirmed(catalog, workload, every, asked, scaling, on_progress) if confirm else None
     on_progress(0, 0, "the fleets beside it, and what would change the answer")
-    return _with_alternatives(surveyed, asked, answer, Plan(workload, made, priced, None, [], considered))
+    bare = Plan(workload, made, priced, None, [], considered)
+    if seen is None:
+        return _with_alternatives(surveyed, asked, answer, bare)
+    bare = replace(
+        bare, simulated=seen.classes, confirmed=Confirmation(seen.simulations, seen.seeds, dict(seen.asked.correction))
+    )
+    return _with_alternatives(surveyed, seen.asked, seen.answer, bare)
 
 
 def _as_sure(
     surveyed: list[Survey], priced: Market, workload: Workload, on_progress: OnProgress
-) -> tuple[Choice, Solution | None]:
-    """The cheapest fleet that is enough as often as the workload asks.
+) -> tuple[Choice, Solution | None, Scaling]:
+    """The cheapest fleet that is enough as often as the workload asks, and how estimates are scaled for that.
 
     One estimate is taken at that quantile of its error. Where a fleet rests on several that may each be wrong, all of
     them hold less often, so each is taken as far as makes them sure together.
@@ -232,16 +255,16 @@ def _as_sure(
     on_progress(0, 0, f"{len(asked.offers.columns)} pools to choose from")
     answer = solve(asked.problem)
     if answer is None:
-        return asked, None
+        return asked, None, scaling
     errors = JointErrors(surveyed, asked)
     each = errors.each_sure(answer, workload.sureness)
     if each == workload.sureness or errors.enough(answer) >= workload.sureness:
-        return asked, answer
-    scaling = scaling_at(each)
-    surer = choice(undominated(offers(surveyed, scaling, peak=peak_of(workload))), priced, workload)
+        return asked, answer, scaling
+    surely = scaling_at(each)
+    surer = choice(undominated(offers(surveyed, surely, peak=peak_of(workload))), priced, workload)
     found = solve(surer.problem)
     # Limits may leave no room for that; then the answer says how sure it is.
-    return (surer, found) if found else (asked, answer)
+    return (surer, found, surely) if found else (asked, answer, scaling)
 
 
 def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, bare: Plan) -> Plan:
@@ -252,8 +275,11 @@ def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, 
     rivals = {"": answer, **without} if by_policy else {"": answer, **without, **alone}
     rivals = near_ones_simplified(asked.problem, rivals, workload.constraints.simplicity)
     alone = {vendor: rivals.get(vendor, one) for vendor, one in alone.items()}
-    cheapest, best = simplest(rivals, workload.constraints.simplicity, () if by_policy else alone.values())
-    answer = tidied(asked.problem, replace(best, bound_usd_per_hour=answer.bound_usd_per_hour))
+    if bare.confirmed:
+        cheapest = answer
+    else:
+        cheapest, best = simplest(rivals, workload.constraints.simplicity, () if by_policy else alone.values())
+        answer = tidied(asked.problem, replace(best, bound_usd_per_hour=answer.bound_usd_per_hour))
     without = without_each(asked, answer, rivals)
     known = np.zeros(len(asked.problem.gpus), bool)
     for solution in (answer, *alone.values(), *without.values()):
@@ -290,7 +316,8 @@ def _runner_up(asked: Choice, without: dict[str, Solution | None], cost: float) 
 
 def _by_estimates(surveyed: list[Survey], asked: Choice, answer: Solution) -> tuple[Alternative | None, Worth | None]:
     """The fleet by the estimates themselves, and the measurement that would go furthest towards it."""
-    read = asked.with_offers(undominated(offers(surveyed, EstimateScale.none, peak=asked.peak)))
+    offered = offers(surveyed, EstimateScale.none, peak=asked.peak).corrected(asked.correction)
+    read = asked.with_offers(undominated(offered))
     likely = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
     return likely, worth_measuring(asked, read, answer)
 
@@ -312,7 +339,8 @@ def _sureness(
             fleet = alternative(asked, answer, answer.usd_per_hour)
         else:
             scaling = scaling_at(errors.each_sure(answer, sure))
-            read = asked.with_offers(undominated(offers(some, scaling, peak=asked.peak)))
+            offered = offers(some, scaling, peak=asked.peak).corrected(asked.correction)
+            read = asked.with_offers(undominated(offered))
             fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
         found.append(Sureness(sure, fleet))
     return found
@@ -334,7 +362,9 @@ def _length(
     """The fleet if prompts were so many times as long, of the accelerators of the fleets known by then."""
     kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
     again = [survey([d for d in one.deployments if d.accelerator.id in kinds], longer(one, factor)) for one in surveyed]
-    read = asked.with_offers(undominated(offers(again, scaling_of(workload), peak=asked.peak)))
+    read = asked.with_offers(
+        undominated(offers(again, scaling_of(workload), peak=asked.peak).corrected(asked.correction))
+    )
     fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
     return PromptLength(factor, fleet, fleet is not None and set(fleet.gpus) == set(asked.gpus(answer)))
 

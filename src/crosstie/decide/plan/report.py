@@ -1,6 +1,7 @@
 """A plan as a document: what `--json` prints, `--save` keeps and `--watch` reads again."""
 
 import hashlib
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -77,13 +78,19 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
             {
                 "class": one.name,
                 "requests": one.requests,
-                "ttft_s": one.ttft_s,
-                "tpot_s": one.tpot_s,
+                "ttft_s": _finite(one.ttft_s),
+                "tpot_s": _finite(one.tpot_s),
                 # Pipelines are not simulated; that is no proof that they hold.
                 "targets_hold": one.holds if one.requests else None,
+                "within_ttft": one.keeps_ttft,
+                "within_tpot": one.keeps_tpot,
+                "predicted_within_ttft": one.predicted_ttft,
+                "predicted_within_tpot": one.predicted_tpot,
+                "turned_away": one.refused,
             }
             for one in plan.simulated
         ],
+        "confirmed": to_builtins(plan.confirmed),
         "by_estimates": to_builtins(plan.by_estimates),
         "sureness": to_builtins(plan.sureness),
         "worth_measuring": _worth(plan),
@@ -113,6 +120,11 @@ def _worth(plan: Plan) -> dict[str, Any] | None:
         "gpus": one.gpus,
         "commands": plan.measure_commands,
     }
+
+
+def _finite(value: float | None) -> float | None:
+    """What was turned away has no latency, and JSON no word for that."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def mark_of(calibration: Calibration) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Every replica that could serve a workload, evaluated once; then read hopefully or warily, at little cost."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, groupby
 from statistics import NormalDist
@@ -88,6 +88,11 @@ class Offers:
     @property
     def requests_per_s(self) -> Array:
         return self.capacity.requests_per_s
+
+    def corrected(self, by_model: Mapping[str, float]) -> "Offers":
+        """With so many times what closed forms say that replicas of a model take."""
+        factor = np.array([by_model.get(column.deployment.model.id, 1.0) for column in self.columns])
+        return replace(self, capacity=self.capacity.faster(factor)) if by_model else self
 
     def only(self, keep: NDArray[np.int64]) -> "Offers":
         return replace(self, columns=[self.columns[i] for i in keep], capacity=self.capacity.rows(keep))

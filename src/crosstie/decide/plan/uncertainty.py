@@ -112,7 +112,8 @@ class JointErrors:
             if carried[part.index]:
                 rate = rates[part.index]
                 load += np.divide(carried[part.index], rate, out=np.full_like(rate, np.inf), where=rate > 0)
-        return np.asarray(1.0 / np.maximum(load, 1e-9))
+        times = self._asked.correction.get(column.deployment.model.id, 1.0)
+        return np.asarray(times / np.maximum(load, 1e-9))
 
 
 def family_of(deployment: Deployment) -> tuple[str, str]:

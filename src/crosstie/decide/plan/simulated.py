@@ -1,0 +1,29 @@
+"""What a simulation says of a class, beside what was predicted of it."""
+
+from dataclasses import dataclass
+
+from crosstie.core.workload import Target
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedClass:
+    """A class as simulated: its latencies at the percentiles of its targets, None where it has none."""
+
+    name: str
+    requests: int
+    ttft_s: float | None
+    tpot_s: float | None
+    ttft: Target | None
+    tpot: Target | None
+    # Shares of its requests that keep each target: as simulated, and as the closed form has them at this load.
+    keeps_ttft: float | None = None
+    keeps_tpot: float | None = None
+    predicted_ttft: float | None = None
+    predicted_tpot: float | None = None
+    # Of those sent, turned away because no replica had room in time; they count as late.
+    refused: float = 0.0
+
+    @property
+    def holds(self) -> bool:
+        pairs = ((self.ttft_s, self.ttft), (self.tpot_s, self.tpot))
+        return all(seen <= target.seconds for seen, target in pairs if seen is not None and target is not None)
