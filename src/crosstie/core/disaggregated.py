@@ -172,8 +172,10 @@ class Disaggregated(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layout(self) -> str:
-        """Prefill, then decode: 1xTP4:2xTP8."""
-        return f"{self.prefill_replicas}x{self.prefill.parallelism}:{self.decode_replicas}x{self.decode.parallelism}"
+        """Prefill, then decode: 1xTP4:2xTP8, each with its accelerator where they have two."""
+        sides = (self.prefill_replicas, self.prefill), (self.decode_replicas, self.decode)
+        two = self.prefill.accelerator.id != self.decode.accelerator.id
+        return ":".join(f"{n}x{one.parallelism}{f'@{one.accelerator.id}' if two else ''}" for n, one in sides)
 
     @property
     def label(self) -> str:

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,12 +15,26 @@ from crosstie.perf.disaggregated import DisaggregatedState, Sides, disaggregated
 from crosstie.perf.estimate import basis, bound, ceiling, check_lengths, interval, roofline_fraction
 from crosstie.perf.step import StepCost, shape, step
 
-_SIDE = re.compile(r"(?P<replicas>\d{1,4})x(?P<split>(?:(?:TP|DP|EP)\d{1,4})+)", re.IGNORECASE)
+_SIDE = re.compile(
+    r"(?P<replicas>\d{1,4})x(?P<split>(?:(?:TP|DP|EP)\d{1,4})+)(?:@(?P<accelerator>[\w.-]{1,60}))?", re.IGNORECASE
+)
 _PART = re.compile(r"(TP|DP|EP)(\d{1,4})", re.IGNORECASE)
 
 
-def parse_layout(text: str) -> tuple[tuple[int, Parallelism], tuple[int, Parallelism]]:
-    """Replicas and split of prefill, then of decode: "1xTP4:2xTP8EP8"."""
+class SideLayout(NamedTuple):
+    """Replicas of one kind and their split; the accelerator where it is another than the service's."""
+
+    replicas: int
+    parallelism: Parallelism
+    accelerator: str | None = None
+
+    @property
+    def gpus(self) -> int:
+        return self.replicas * self.parallelism.gpus
+
+
+def parse_layout(text: str) -> tuple[SideLayout, SideLayout]:
+    """Prefill, then decode: "1xTP4:2xTP8EP8", or on two accelerators "1xTP8@h100-sxm:1xTP8@h200"."""
     sides = text.replace("·", "").replace(" ", "").split(":")
     expected = "write prefill, a colon, then decode, such as 1xTP4:2xTP8"
     if len(sides) < 2 or not sides[0] or not sides[1]:
@@ -30,7 +45,7 @@ def parse_layout(text: str) -> tuple[tuple[int, Parallelism], tuple[int, Paralle
     return _side(text, sides[0], expected), _side(text, sides[1], expected)
 
 
-def _side(text: str, side: str, expected: str) -> tuple[int, Parallelism]:
+def _side(text: str, side: str, expected: str) -> SideLayout:
     found = _SIDE.fullmatch(side)
     if not found:
         raise BadInput(f"'{side[:60]}' of '{text[:60]}' is no number of replicas and their split; {expected}")
@@ -39,7 +54,7 @@ def _side(text: str, side: str, expected: str) -> tuple[int, Parallelism]:
         if name.lower() in parts:
             raise BadInput(f"'{side[:60]}' has {name.upper()} twice")
         parts[name.lower()] = int(width)
-    return int(found["replicas"]), Parallelism(**parts)
+    return SideLayout(int(found["replicas"]), Parallelism(**parts), found["accelerator"])
 
 
 def estimate_apart(

@@ -11,12 +11,14 @@ from crosstie.core.errors import BadInput
 from crosstie.decide.compare.apart import compare_apart
 from crosstie.decide.compare.scorecard import Load
 from crosstie.perf.disaggregated import Sides, disaggregated_state
-from crosstie.perf.estimate_apart import estimate_apart, matched, parse_layout
+from crosstie.perf.estimate_apart import SideLayout, estimate_apart, matched, parse_layout
 
 
 def test_layouts_are_read_as_they_are_shown() -> None:
-    assert parse_layout("1xTP4:2xTP8EP8") == ((1, Parallelism(tp=4)), (2, Parallelism(tp=8, ep=8)))
-    assert parse_layout("10xDP4·EP4:1xTP16·EP16") == ((10, Parallelism(dp=4, ep=4)), (1, Parallelism(tp=16, ep=16)))
+    prefill, decode = parse_layout("1xTP4:2xTP8EP8")
+    assert (prefill, decode) == (SideLayout(1, Parallelism(tp=4)), SideLayout(2, Parallelism(tp=8, ep=8)))
+    assert parse_layout("10xDP4·EP4:1xTP16·EP16")[0] == SideLayout(10, Parallelism(dp=4, ep=4))
+    assert parse_layout("1xTP8@h100-sxm:1xTP8@h200")[1] == SideLayout(1, Parallelism(tp=8), "h200")
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,16 @@ def test_an_estimate_is_the_steady_state_over_all_gpus(catalog: Catalog) -> None
     # Both sides work, and no more than all of their GPUs all the time.
     assert 1.0 < spent <= 3.0
     assert "over the fabric" in one.verdict
+
+
+def test_two_accelerators_of_one_vendor_are_joined_over_the_network_and_two_vendors_are_not(catalog: Catalog) -> None:
+    model, load = catalog.model("llama-3.1-8b"), Load(16, 2000, 200)
+    (one,) = compare_apart(catalog, model, [catalog.accelerator("h200")], load, "1xTP1@h100-sxm:1xTP1")
+    assert one.service is not None
+    assert (one.service.prefill.accelerator.id, one.service.decode.accelerator.id) == ("h100-sxm", "h200")
+    assert (one.service.link, one.service.layout) == ("network", "1xTP1@h100-sxm:1xTP1@h200")
+    with pytest.raises(BadInput, match="no engine is known to hand a cache from one vendor to the other"):
+        compare_apart(catalog, model, [catalog.accelerator("h200")], load, "1xTP1@mi300x:1xTP1")
 
 
 def test_what_does_not_fit_is_said_beside_what_does(catalog: Catalog) -> None:

@@ -14,7 +14,7 @@ from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.scorecard import Load
 from crosstie.perf.disaggregated import Sides, disaggregated_state, transfer
 from crosstie.perf.estimate import estimate
-from crosstie.perf.estimate_apart import estimate_apart, parse_layout
+from crosstie.perf.estimate_apart import SideLayout, estimate_apart, parse_layout
 from crosstie.perf.fit import place
 
 _BUSY = 0.95
@@ -65,29 +65,36 @@ def compare_apart(
     speculation: Speculation | None = None,
     connector: str | None = None,
 ) -> list[ApartEntry]:
-    """`layout`: replicas and split of prefill, then of decode, "1xTP4:2xTP8". The link is the fabric where one domain
-    holds both sides, else the network."""
+    """`layout`: replicas and split of prefill, then of decode, "1xTP4:2xTP8", each `@` an accelerator where that is not
+    the entry's. The link is the fabric where one domain holds both sides, else the network."""
     prefill, decode = parse_layout(layout)
+
+    def named(side: SideLayout) -> Accelerator | None:
+        return catalog.accelerator(side.accelerator) if side.accelerator else None
+
     found: list[ApartEntry] = []
     refused: list[BadInput] = []
     for accelerator in accelerators:
         try:
             sides = [
-                catalog.deployment(model, accelerator, split, precision, kv_format, stack, speculation)
-                for _, split in (prefill, decode)
+                catalog.deployment(
+                    model, named(side) or accelerator, side.parallelism, precision, kv_format, stack, speculation
+                )
+                for side in (prefill, decode)
             ]
-            for name, side in zip(("prefill", "decode"), sides, strict=True):
-                if not place(side, load.context).fits:
-                    raise DoesNotFit(f"{name} {side.parallelism} cannot hold it")
-            way = catalog.connector(connector) if connector else catalog.connector_for(sides[0].stack, accelerator)
-            gpus = sum(n * split.gpus for n, split in (prefill, decode))
+            for name, one in zip(("prefill", "decode"), sides, strict=True):
+                if not place(one, load.context).fits:
+                    raise DoesNotFit(f"{name} {one.parallelism} cannot hold it")
+            first, second = (one.accelerator for one in sides)
+            way = catalog.connector(connector) if connector else catalog.connector_for(sides[0].stack, first)
+            gpus = prefill.gpus + decode.gpus
             service = Disaggregated(
                 prefill=sides[0],
-                prefill_replicas=prefill[0],
+                prefill_replicas=prefill.replicas,
                 decode=sides[1],
-                decode_replicas=decode[0],
+                decode_replicas=decode.replicas,
                 connector=way,
-                link="fabric" if gpus <= accelerator.domain else "network",
+                link="fabric" if first.id == second.id and gpus <= first.domain else "network",
             )
             lengths = {"input_tokens": load.input_tokens, "output_tokens": load.output_tokens}
             got = estimate_apart(service, concurrency=load.concurrency, **lengths)
