@@ -301,3 +301,17 @@ def test_pack_by_the_command(crosstie: Command, tmp_path: Path, key: Ed25519Priv
     for wrong in (["--release", "tomorrow"], ["--release", "2031-01-01", "--sign", str(public)]):
         assert crosstie("catalog", "pack", str(tmp_path / "d"), *wrong, "-o", str(target)).status == 2
     assert crosstie("catalog", "pack", str(tmp_path / "none"), *options, "-o", str(target)).status == 2
+
+
+def test_a_release_may_bring_acceptance(crosstie: Command, public: Path, pack: Pack) -> None:
+    rows = (
+        "model,method,text,lengths,low,high,basis,date,source,note\n"
+        "deepseek-r1,mtp,chat,1:1.6 2:1.9,0.9,1.1,measured,2031-01-01,a study,\n"
+    )
+    assert crosstie("catalog", "update", str(pack(**{"acceptance.csv": rows})), "--key", str(public)).status == 0
+    got = json.loads(crosstie("catalog", "list", "acceptance", "--json").out)
+    assert got[0]["tokens a step by drafts"] == "1:1.60 2:1.90"
+    bad = pack(release="2031-02-01", **{"acceptance.csv": rows.replace("1:1.6", "1:2.6")})
+    refused = crosstie("catalog", "update", str(bad), "--key", str(public))
+    assert refused.status == 2
+    assert "1 drafts give 1 to 2" in refused.err

@@ -130,7 +130,8 @@ def path_command(as_json: bool) -> int:
 @click.argument("files", nargs=-1, type=FILE)
 @json_option
 def check_command(files: tuple[Path, ...], as_json: bool) -> int:
-    """Validates catalog FILES (.toml of any kind, prices.csv, api_prices.csv), or without any the whole catalog."""
+    """Validates catalog FILES (.toml of any kind, prices.csv, api_prices.csv, acceptance.csv), or without any the
+    whole catalog."""
     good = {str(file): check_file(file) for file in files} if files else _check_whole()
     if as_json:
         print_json({"good": good})

@@ -188,8 +188,8 @@ def status_command(as_json: bool) -> int:
 def pack_command(folder: Path, release: str, notes: str, key: Path | None, output: Path, as_json: bool) -> int:
     """Makes the one file of a release from a FOLDER of catalog files, for `crosstie catalog update`.
 
-    prices.csv, api_prices.csv, costs.toml, calibration.json, accelerators/, models/, stacks/, efficiency/,
-    measured/results.csv.gz and preflight/rules/ are what it may have.
+    prices.csv, api_prices.csv, acceptance.csv, costs.toml, calibration.json, accelerators/, models/, stacks/,
+    efficiency/, measured/results.csv.gz and preflight/rules/ are what it may have.
     """
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder")
