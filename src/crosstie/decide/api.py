@@ -140,7 +140,7 @@ def _subject(catalog: Catalog, what: str | Path | Fleet | Plan | Workload, on_pr
     if isinstance(what, Fleet):
         return of_fleet(what)
     if isinstance(what, Workload):
-        return of_plan(planning.plan(catalog, what, on_progress=on_progress))
+        return of_plan(planning.plan(catalog, what, on_progress=on_progress, confirm=True))
     return of_plan(what) if isinstance(what, Plan) else read_subject(catalog, Path(what), on_progress)
 
 

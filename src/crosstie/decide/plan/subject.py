@@ -41,7 +41,7 @@ def read_subject(catalog: Catalog, file: Path, on_progress: OnProgress = no_prog
         fleet = read_fleet(catalog, file)
         return Subject(file.stem, _addressed(fleet), None)
     workload = read_workload(catalog, find_workload(file))
-    return of_plan(plan(catalog, workload, on_progress=on_progress))
+    return of_plan(plan(catalog, workload, on_progress=on_progress, confirm=True))
 
 
 def of_plan(made: Plan) -> Subject:

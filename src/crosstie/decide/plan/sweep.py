@@ -108,16 +108,18 @@ def _prepared_run(case: Case) -> Run:
 def _on_processes(catalog: Catalog, source: Source, cases: Sequence[Case], processes: int) -> Iterator[tuple[int, Run]]:
     """As they end. Processes are started afresh: a copy of this one would have its threads' locks, not its threads."""
     pool = ProcessPoolExecutor(processes, get_context("spawn"), _prepare, (catalog, source))
+    left: dict[Future[Run], int] = {}
     try:
-        left: dict[Future[Run], int] = {pool.submit(_prepared_run, case): number for number, case in enumerate(cases)}
+        left = {pool.submit(_prepared_run, case): number for number, case in enumerate(cases)}
         while left:
             for ended in wait(left, return_when=FIRST_COMPLETED).done:
                 yield left.pop(ended), ended.result()
     finally:
-        for process in list((pool._processes or {}).values()):
+        if left:
             # A run takes minutes where a trace is long: nobody waits for those that were begun.
-            process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+        pool.shutdown(cancel_futures=True)
 
 
 def _on_ray(catalog: Catalog, source: Source, cases: Sequence[Case], address: str) -> Iterator[tuple[int, Run]]:
