@@ -20,6 +20,7 @@ from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
 from crosstie.decide.plan.plan import Plan, SimulatedClass
 from crosstie.decide.plan.report import horizon_usd
 from crosstie.decide.plan.shared import own_classes
+from crosstie.decide.plan.targets import FACTORS
 
 DETAILS = "routing and its reasons, cost by class, intervals, growth, prices and their age"
 
@@ -42,6 +43,7 @@ def show_plan(plan: Plan, verbose: bool) -> None:
         _show_pools(out, plan, plan.fleet, verbose)
         _show_drafts(out, plan)
         _show_simulated(out, plan)
+        _show_targets(out, plan)
         _show_doubt(out, plan, plan.fleet, verbose)
         if verbose:
             _show_routes(out, plan.fleet)
@@ -256,6 +258,27 @@ def _show_simulated(out: Output, plan: Plan) -> None:
         heading(out, "Simulated, with the step times that the plan counts with")
     for one in plan.simulated:
         say(out, f"- {one.name}: {_seen(one)}")
+
+
+def _show_targets(out: Output, plan: Plan) -> None:
+    """A row a target: the fleet's dollars an hour with it moved both ways."""
+    if not plan.targets:
+        return
+    columns = [
+        "class",
+        "target",
+        *(f">{factor - 1.0:+.0%}" if factor != 1.0 else ">as it is" for factor in FACTORS),
+        "knee",
+    ]
+    rows = []
+    for one in plan.targets:
+        at = f"{one.metric.upper()} p{one.percentile * 100:g} {seconds(one.seconds)}"
+        costs = ["none" if step.usd_per_hour is None else f"{step.usd_per_hour:,.0f}" for step in one.steps]
+        knee = "at the floor" if one.at_floor else seconds(one.knee_s) if one.knee_s else "no"
+        rows.append([one.class_name, at, *costs, knee])
+    show_table(out, columns, rows, "What your targets cost, $ an hour with each moved")
+    if any(one.at_floor for one in plan.targets):
+        say(out, "  at the floor: hardly above what a request sees by itself on the fastest replica", "dim")
 
 
 def _seen(one: SimulatedClass) -> str:

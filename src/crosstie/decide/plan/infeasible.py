@@ -88,7 +88,7 @@ def _longest_held(one: Servable) -> int:
 
 def _targets(surveyed: Sequence[Survey], one: Survey, kind: RequestClass, workload: Workload) -> list[Obstacle]:
     """The least that a class's targets would have to give: one of them if that will do, else both."""
-    alone = _alone(one, kind, scaling_of(workload)(one.deployments))
+    alone = alone_s(one, kind, scaling_of(workload)(one.deployments))
 
     def serves(**targets: Target | None) -> bool:
         return _serves(surveyed, kind, msgspec.structs.replace(kind, **targets), workload)
@@ -133,7 +133,7 @@ def _target(
     )
 
 
-def _alone(one: Survey, kind: RequestClass, scale: EstimateScale) -> dict[str, tuple[float, int, int]]:
+def alone_s(one: Survey, kind: RequestClass, scale: EstimateScale) -> dict[str, tuple[float, int, int]]:
     """By target, for the slice in which its percentile lies: the seconds of one request alone, the replica that is
     fastest at it, and its mean prompt."""
     found: dict[str, tuple[float, int, int]] = {"ttft": (0.0, 0, 0), "tpot": (0.0, 0, 0)}
@@ -152,13 +152,13 @@ def _alone(one: Survey, kind: RequestClass, scale: EstimateScale) -> dict[str, t
 
 def _serves(surveyed: Sequence[Survey], kind: RequestClass, instead: RequestClass, workload: Workload) -> bool:
     """Whether some replica would serve each slice of the class, had it these targets."""
-    relaxed = [_with_class(one, kind, instead) for one in surveyed if any(p.request_class is kind for p in one.parts)]
+    relaxed = [with_class(one, kind, instead) for one in surveyed if any(p.request_class is kind for p in one.parts)]
     offered = offers(relaxed, scaling_of(workload), peak=peak_of(workload))
     mine = [place for place, part in enumerate(offered.parts) if part.request_class is instead]
     return bool(np.all(offered.requests_per_s[:, mine].max(axis=0, initial=0.0) > 0))
 
 
-def _with_class(one: Survey, kind: RequestClass, instead: RequestClass) -> Survey:
+def with_class(one: Survey, kind: RequestClass, instead: RequestClass) -> Survey:
     parts = [replace(part, request_class=instead) if part.request_class is kind else part for part in one.parts]
     return replace(one, parts=parts, tiers=tiers([part.request_class for part in parts]))
 

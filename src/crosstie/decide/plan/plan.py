@@ -37,6 +37,7 @@ from crosstie.decide.plan.survey import (
     surveys,
     undominated,
 )
+from crosstie.decide.plan.targets import TargetPrice, target_prices
 from crosstie.decide.plan.uncertainty import JointErrors, Uncertainty
 from crosstie.decide.plan.worth import Worth, worth_measuring
 from crosstie.port.preflight.readiness import Readiness
@@ -121,6 +122,8 @@ class Plan:
     # The classes as simulated, and how that was; None where the fleet is by closed forms alone.
     simulated: list[SimulatedClass] = field(default_factory=list)
     confirmed: Confirmation | None = None
+    # What each target costs, moved both ways.
+    targets: list[TargetPrice] = field(default_factory=list)
     # Limits of the workload that make it dearer.
     binding: list[Binding] = field(default_factory=list)
     # What preflight says of each pool, by its name; and the replicas that it kept out.
@@ -303,6 +306,21 @@ def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, 
         worth_measuring=worth,
         sureness=_sureness(surveyed, asked, answer, workload, known, likely),
         binding=bindings(asked, answer, workload),
+        targets=target_prices(surveyed, asked, answer, known, scaling_of(workload)),
+        simulated=[_with_predicted(one, asked, answer) for one in bare.simulated],
+    )
+
+
+def _with_predicted(one: SimulatedClass, asked: Choice, answer: Solution) -> SimulatedClass:
+    """Beside what was simulated, the shares that closed forms say keep each target at the load of each pool."""
+    parts = [part.index for part in asked.offers.parts if part.request_class.name == one.name]
+    weight = np.array([asked.offers.parts[place].slice.share for place in parts])
+    share, kept = answer.share[:, parts], asked.problem.kept[:, :, parts]
+    ttft, tpot = ((share * kept[k]).sum(axis=0) @ weight / weight.sum() for k in (0, 1))
+    return replace(
+        one,
+        predicted_ttft=float(ttft) if one.ttft else None,
+        predicted_tpot=float(tpot) if one.tpot else None,
     )
 
 

@@ -91,6 +91,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
             for one in plan.simulated
         ],
         "confirmed": to_builtins(plan.confirmed),
+        "target_prices": [{**to_builtins(one), "at_floor": one.at_floor} for one in plan.targets],
         "by_estimates": to_builtins(plan.by_estimates),
         "sureness": to_builtins(plan.sureness),
         "worth_measuring": _worth(plan),

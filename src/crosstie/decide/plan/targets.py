@@ -1,0 +1,109 @@
+"""What targets cost: each moved by a quarter and a half both ways, the price beside it, and the knee named.
+
+By closed forms with the capacities as simulation has corrected them, of the accelerators of the fleets known by then.
+A fleet that keeps a stricter target keeps the looser one, so a looser one never costs more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from crosstie.core.workload import RequestClass, Target
+from crosstie.decide.plan.infeasible import alone_s, with_class
+from crosstie.decide.plan.optimise import Choice
+from crosstie.decide.plan.programme import Mask, Solution
+from crosstie.decide.plan.solver import solve
+from crosstie.decide.plan.survey import Scaling, Survey, offers, undominated
+
+FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
+# Of many classes, those that the fleet is mostly for.
+_MOST_CLASSES = 6
+# A step that makes the fleet dearer by more than this share is a knee; and a target within this of what a request sees
+# by itself is at the floor.
+_KNEE = 0.3
+_AT_FLOOR = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStep:
+    """The target so many times as long, and what the fleet then costs; None: no fleet keeps it."""
+
+    factor: float
+    seconds: float
+    usd_per_hour: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPrice:
+    class_name: str
+    # "ttft" or "tpot".
+    metric: str
+    percentile: float
+    seconds: float
+    # From the strictest to the loosest; the target itself is among them.
+    steps: list[TargetStep]
+    # What a request at the percentile sees by itself on the fastest replica that may be used.
+    floor_s: float
+    # The target below which the next step is far dearer, or kept by no fleet; None: the price has no knee here.
+    knee_s: float | None
+
+    @property
+    def at_floor(self) -> bool:
+        return self.seconds <= _AT_FLOOR * self.floor_s
+
+
+def target_prices(
+    surveyed: Sequence[Survey], asked: Choice, answer: Solution, known: Mask, scaling: Scaling
+) -> list[TargetPrice]:
+    """`known`: columns of the fleets that were found so far; only their accelerators are looked at."""
+    kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
+    some = [one.rows([i for i, d in enumerate(one.deployments) if d.accelerator.id in kinds]) for one in surveyed]
+    now = _least(some, asked, scaling)
+    if now is None:
+        return []
+    # Closed forms say how prices change; the answer says what they are.
+    times = answer.usd_per_hour / now
+    classes = {id(part.request_class): part.request_class for part in asked.offers.parts}
+    by_traffic = sorted(classes.values(), key=lambda one: -one.requests_per_s * (one.input_tokens + one.output_tokens))
+    found = []
+    for kind in by_traffic[:_MOST_CLASSES]:
+        for metric, target in (("ttft", kind.ttft), ("tpot", kind.tpot)):
+            if target is not None:
+                found.append(_price(some, asked, scaling, kind, metric, target, now, times))
+    return found
+
+
+def _price(
+    surveyed: Sequence[Survey], asked: Choice, scaling: Scaling, kind: RequestClass, metric: str, target: Target,
+    now: float, times: float,
+) -> TargetPrice:  # fmt: skip
+    costs: list[float] = []
+    for factor in FACTORS:
+        moved = msgspec.structs.replace(target, seconds=target.seconds * factor)
+        instead = msgspec.structs.replace(kind, **{metric: moved})
+        cost = now if factor == 1.0 else _least([with_class(one, kind, instead) for one in surveyed], asked, scaling)
+        costs.append(np.inf if cost is None else cost)
+    # From the strictest on, none is dearer than the one before; and the target's own price is what it is.
+    place = FACTORS.index(1.0)
+    kept = np.minimum.accumulate(costs)
+    kept[:place] = np.maximum(kept[:place], now)
+    kept[place:] = np.minimum(kept[place:], now)
+    steps = [
+        TargetStep(factor, target.seconds * factor, float(usd * times) if np.isfinite(usd) else None)
+        for factor, usd in zip(FACTORS, kept, strict=True)
+    ]
+    one = next(one for one in surveyed if any(part.request_class is kind for part in one.parts))
+    floor_s = alone_s(one, kind, scaling(one.deployments))[metric][0]
+    knee = next(
+        (steps[k].seconds for k in range(len(steps) - 1, 0, -1) if kept[k - 1] > kept[k] * (1.0 + _KNEE)), None
+    )  # fmt: skip
+    return TargetPrice(kind.name, metric, target.percentile, target.seconds, steps, floor_s, knee)
+
+
+def _least(surveyed: Sequence[Survey], asked: Choice, scaling: Scaling) -> float | None:
+    offered = offers(surveyed, scaling, peak=asked.peak).corrected(asked.correction)
+    read = asked.with_offers(undominated(offered))
+    found = solve(read.problem, quickly=True)
+    return None if found is None else found.usd_per_hour
