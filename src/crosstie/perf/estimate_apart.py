@@ -5,19 +5,22 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.disaggregated import Connector, Disaggregated
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import Estimate, Interval
-from crosstie.perf.disaggregated import DisaggregatedState, Sides, disaggregated_state
+from crosstie.perf.disaggregated import DisaggregatedState, Sides, disaggregated_state, without_queues
 from crosstie.perf.estimate import basis, bound, ceiling, check_lengths, interval, roofline_fraction
 from crosstie.perf.step import StepCost, shape, step
 
 _SIDE = re.compile(
     r"(?P<replicas>\d{1,4})x(?P<split>(?:(?:TP|DP|EP)\d{1,4})+)(?:@(?P<accelerator>[\w.-]{1,60}))?", re.IGNORECASE
 )
+# Share of the time that prefill replicas are meant to work.
+_BUSY = 0.8
 _PART = re.compile(r"(TP|DP|EP)(\d{1,4})", re.IGNORECASE)
 
 
@@ -133,28 +136,37 @@ def _interval(service: Disaggregated, ttft_s: float, tpot_s: float, rate: float)
 
 
 def matched(
-    prefill: Deployment, decode: Deployment, connector: Connector, *, input_tokens: float, output_tokens: float,
-    most_gpus: int, clients: Sequence[float] = (4, 16, 64, 256),
+    pairs: Sequence[tuple[Deployment, Deployment]], connector: Connector, *, input_tokens: float, output_tokens: float,
+    most_gpus: int, sequences: Sequence[float] = (4, 16, 64, 256),
 ) -> list[Disaggregated]:  # fmt: skip
-    """Services of two kinds of replicas whose numbers match: what prefill gives, decode takes, at several loads.
+    """Services of prefill and decode replicas in numbers that match: what the one gives, the other takes, at several
+    numbers of sequences on each decode replica.
 
     Only whole numbers of replicas within so many GPUs, each ratio once and in its smallest numbers.
     """
-    one = Disaggregated(prefill=prefill, prefill_replicas=1, decode=decode, decode_replicas=1, connector=connector)
-    sides = Sides([one])
-    found: dict[tuple[int, int], Disaggregated] = {}
-    for load in clients:
-        state = disaggregated_state(sides, load, input_tokens, output_tokens)
-        # What one decode replica asks for at this load, over what one prefill replica gives.
-        asked = float(load / (state.ttft_s + (output_tokens - 1.0) * state.tpot_s)[0, 0])
-        ratio = asked / (0.8 * float(state.prefill_requests_per_s[0, 0]))
-        for pair in _near(ratio, prefill.parallelism.gpus, decode.parallelism.gpus, most_gpus):
-            service = Disaggregated(
-                prefill=prefill, prefill_replicas=pair[0], decode=decode, decode_replicas=pair[1],
-                connector=connector,
-            )  # fmt: skip
-            found[pair] = service
-    return list(found.values())
+    ones = []
+    for prefill, decode in pairs:
+        try:
+            ones.append(
+                Disaggregated(
+                    prefill=prefill, prefill_replicas=1, decode=decode, decode_replicas=1, connector=connector
+                )
+            )
+        except BadInput:
+            # States of one width cannot be cut again for another.
+            continue
+    if not ones:
+        return []
+    got = without_queues(Sides(ones), np.asarray(sequences, np.float64), input_tokens, output_tokens)
+    # Prefill replicas for each that decodes, if they are to be busy that share of the time.
+    ratios = got.requests_per_s * got.service_s / _BUSY
+    found: list[Disaggregated] = []
+    for one, row in zip(ones, ratios, strict=True):
+        near = {pair for ratio in row for pair in _near(float(ratio), one.prefill.gpus, one.decode.gpus, most_gpus)}
+        found += [
+            msgspec.structs.replace(one, prefill_replicas=pair[0], decode_replicas=pair[1]) for pair in sorted(near)
+        ]
+    return found
 
 
 def _near(ratio: float, prefill_gpus: int, decode_gpus: int, most_gpus: int) -> set[tuple[int, int]]:

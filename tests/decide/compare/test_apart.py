@@ -80,12 +80,12 @@ def test_numbers_of_both_sides_match_the_load(catalog: Catalog) -> None:
     way = catalog.connector("sglang-mooncake")
 
     def prefill_share(inputs: int) -> float:
-        found = matched(one, one, way, input_tokens=inputs, output_tokens=300, most_gpus=12, clients=(64,))
+        found = matched([(one, one)], way, input_tokens=inputs, output_tokens=300, most_gpus=12, sequences=(64,))
         assert all(service.gpus <= 12 for service in found)
         return max(service.prefill_gpus / service.gpus for service in found)
 
     assert prefill_share(20_000) > prefill_share(500)
-    (service,) = matched(one, one, way, input_tokens=4000, output_tokens=300, most_gpus=12, clients=(64,))
+    (service,) = matched([(one, one)], way, input_tokens=4000, output_tokens=300, most_gpus=12, sequences=(64,))
     busy = disaggregated_state(Sides([service]), 64 * service.decode_replicas, 4000, 300).prefill_busy[0, 0]
     assert 0.4 < busy <= 1.0
     assert estimate_apart(service, concurrency=64, input_tokens=4000, output_tokens=300).output_tokens_per_s > 0

@@ -49,15 +49,8 @@ def services(catalog: Catalog, deployments: Sequence[Deployment], slices: Sequen
             connector = catalog.connector_for(narrow[0].stack, narrow[0].accelerator)
         except BadInput:
             continue
-        for prefill in narrow[:_SPLITS]:
-            for decode in narrow[:_SPLITS]:
-                try:
-                    found += matched(
-                        prefill, decode, connector, input_tokens=inputs, output_tokens=outputs, most_gpus=_MOST_GPUS
-                    )
-                except BadInput:
-                    # States of one width cannot be cut again for another.
-                    continue
+        pairs = [(prefill, decode) for prefill in narrow[:_SPLITS] for decode in narrow[:_SPLITS]]
+        found += matched(pairs, connector, input_tokens=inputs, output_tokens=outputs, most_gpus=_MOST_GPUS)
     return found
 
 
