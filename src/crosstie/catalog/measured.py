@@ -70,13 +70,11 @@ def measured_with(catalog: Catalog, one: Deployment) -> MeasuredWith | None:
     same_model = _named(lambda name: architecture_of(catalog.model(name)) == shape)
     rows = [
         row
-        for row in _rows()
+        for (accelerator, engine, width, model), alike in _rows().items()
+        if width == one.weight_width and same_accelerator(accelerator) and same_stack(engine) and same_model(model)
+        for row in alike
         if (row["spec_decode"].casefold() not in _NOT) == (one.speculation is not None)
         and row["disagg"].casefold() in _NOT
-        and _width(row["precision"]) == one.weight_width
-        and same_accelerator(row["accelerator"])
-        and same_stack(row["engine"])
-        and same_model(row["model"])
     ]
     if not rows:
         return None
@@ -118,12 +116,16 @@ def _range(values: list[str]) -> Range | None:
 
 
 @cache
-def _rows(folder: Path = SHIPPED) -> list[dict[str, str]]:
-    found = []
+def _rows(folder: Path = SHIPPED) -> dict[tuple[str, str, str, str], list[dict[str, str]]]:
+    """By accelerator, engine, width of the weights and model, as the sources name them."""
+    found: dict[tuple[str, str, str, str], list[dict[str, str]]] = {}
     for file in sorted(folder.glob(_FILES)):
         with gzip.open(file, "rt", encoding="utf-8", newline="") as text:
             rows = csv.reader(text)
             header = next(rows)
             places = [(column, header.index(column)) for column in _COLUMNS]
-            found += [{column: row[place] for column, place in places} for row in rows]
+            for cells in rows:
+                row = {column: cells[place] for column, place in places}
+                key = row["accelerator"], row["engine"], _width(row["precision"]), row["model"]
+                found.setdefault(key, []).append(row)
     return found

@@ -9,6 +9,7 @@ from crosstie.decide.plan.candidates import longest_context
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.pools import class_of, pool_of, routes_of
 from crosstie.decide.plan.shared import SharedPoolPlan
+from crosstie.port.preflight.engine import engines
 
 # Stands for the command that loads and unloads, until somebody writes it: docs/hosting.md.
 _HOOK = "./load-model"
@@ -40,6 +41,7 @@ def _shared(name: str, pool: SharedPoolPlan, workload: Workload) -> Pool:
     layout = pool.layout
     first = next(iter(layout.deployments.values()))
     assert workload.sharing is not None
+    newest = next((str(one.version) for one in engines().values() if one.stack == first.stack.id), None)
     return Pool(
         name=name,
         model=first.model.id,
@@ -48,6 +50,7 @@ def _shared(name: str, pool: SharedPoolPlan, workload: Workload) -> Pool:
         precision=None,
         kv_format=first.kv_format,
         stack=first.stack.id,
+        release=workload.choice(first.model.id).releases.get(first.stack.id, newest),
         replicas=pool.replicas,
         usd_per_gpu_hour=pool.usd_per_hour / pool.gpus,
         # Of each model: what its least cache is for.

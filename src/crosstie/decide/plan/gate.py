@@ -3,6 +3,7 @@ as long as the workload does not exclude them.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Deployment
@@ -34,12 +35,21 @@ class PassedOver:
     accelerators: tuple[str, ...]
 
 
+@lru_cache(maxsize=8)
+def _check(catalog: Catalog, releases: tuple[tuple[str, str, str], ...]) -> ReadinessCheck:
+    """Questions about one catalog repeat: within a plan, and from plan to plan."""
+    by_model: dict[str, dict[str, str]] = {}
+    for model, stack, release in releases:
+        by_model.setdefault(model, {})[stack] = release
+    return ReadinessCheck(catalog, by_model)
+
+
 class Gate:
     """Asked of every candidate; remembers whom it has turned away."""
 
     def __init__(self, catalog: Catalog, workload: Workload):
-        releases = {name: choice.releases for name, choice in workload.models.items()}
-        self._check = ReadinessCheck(catalog, releases)
+        named = [(name, *pair) for name, choice in workload.models.items() for pair in choice.releases.items()]
+        self._check = _check(catalog, tuple(sorted(named)))
         self._only_known = workload.constraints.only_known
         self._refused: dict[tuple[str, ...], list[Deployment]] = {}
         self._offered: set[tuple[str, ...]] = set()

@@ -238,11 +238,11 @@ def _best_plan(
     on_progress(0, 0, "the fleets beside it, and what would change the answer")
     bare = Plan(workload, made, priced, None, [], considered)
     if seen is None:
-        return _with_alternatives(surveyed, asked, answer, bare)
+        return _with_alternatives(surveyed, asked, answer, bare, scaling)
     bare = replace(
         bare, simulated=seen.classes, confirmed=Confirmation(seen.simulations, seen.seeds, dict(seen.asked.correction))
     )
-    return _with_alternatives(surveyed, seen.asked, seen.answer, bare)
+    return _with_alternatives(surveyed, seen.asked, seen.answer, bare, scaling)
 
 
 def _as_sure(
@@ -259,7 +259,7 @@ def _as_sure(
     answer = solve(asked.problem)
     if answer is None:
         return asked, None, scaling
-    errors = JointErrors(surveyed, asked)
+    errors = JointErrors(surveyed, asked, scaling)
     each = errors.each_sure(answer, workload.sureness)
     if each == workload.sureness or errors.enough(answer) >= workload.sureness:
         return asked, answer, scaling
@@ -270,8 +270,8 @@ def _as_sure(
     return (surer, found, surely) if found else (asked, answer, scaling)
 
 
-def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, bare: Plan) -> Plan:
-    workload = bare.workload
+def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, bare: Plan, scaling: Scaling) -> Plan:
+    workload, errors = bare.workload, JointErrors(surveyed, asked, scaling)
     alone, without = single_vendor(asked), without_each(asked, answer)
     by_policy = bool(np.any(asked.problem.vendor_share > 0))
     # Another fleet may cost next to nothing more and be simpler: a vendor's own, or one of fewer accelerators.
@@ -297,14 +297,14 @@ def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, 
         single_vendor={vendor: alternative(asked, one, cost) for vendor, one in alone.items()},
         runner_up=_runner_up(asked, without, cost),
         cheaper=alternative(asked, cheapest, cost) if cheapest.usd_per_hour < cost * (1.0 - 1e-6) else None,
-        uncertainty=JointErrors(surveyed, asked).uncertainty(answer),
+        uncertainty=errors.uncertainty(answer),
         flips=[*leaving(asked, answer, without), *entering(asked, answer, known)],
         lengths=[_length(surveyed, asked, answer, workload, known, factor) for factor in _LENGTHS],
         years=_years(asked, answer, workload, known),
         by_estimates=likely,
         together=_together(surveyed, asked, answer, workload),
         worth_measuring=worth,
-        sureness=_sureness(surveyed, asked, answer, workload, known, likely),
+        sureness=_sureness(surveyed, asked, answer, workload, known, likely, errors),
         binding=bindings(asked, answer, workload),
         targets=target_prices(surveyed, asked, answer, known, scaling_of(workload)),
         simulated=[_with_predicted(one, asked, answer) for one in bare.simulated],
@@ -341,10 +341,10 @@ def _by_estimates(surveyed: list[Survey], asked: Choice, answer: Solution) -> tu
 
 
 def _sureness(
-    surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload, known: Mask, likely: Alternative | None
-) -> list[Sureness]:
+    surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload, known: Mask,
+    likely: Alternative | None, errors: JointErrors,
+) -> list[Sureness]:  # fmt: skip
     """What fleets cost that are less or more sure, of the accelerators of the fleets known by then."""
-    errors = JointErrors(surveyed, asked)
     if errors.uncertainty(answer) is None:
         return []
     kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
@@ -355,6 +355,8 @@ def _sureness(
         fleet: Alternative | None
         if sure == workload.sureness:
             fleet = alternative(asked, answer, answer.usd_per_hour)
+        elif sure == 0.5:
+            fleet = likely
         else:
             scaling = scaling_at(errors.each_sure(answer, sure))
             offered = offers(some, scaling, peak=asked.peak).corrected(asked.correction)

@@ -14,7 +14,7 @@ from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import EstimateScale, Levels
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Indices, Solution
-from crosstie.decide.plan.survey import Column, Survey, rates_of
+from crosstie.decide.plan.survey import Column, Scaling, Survey, rates_of
 from crosstie.perf.hardware import Array
 
 # Deviations at which loads are computed; between them they are interpolated.
@@ -36,10 +36,13 @@ class Uncertainty:
 
 
 class JointErrors:
-    """What fleets of one question would need, draw by draw; what a column can do is worked out once."""
+    """What fleets of one question would need, draw by draw; what a column can do is worked out once.
 
-    def __init__(self, surveyed: Sequence[Survey], asked: Choice):
-        self._surveyed, self._asked = surveyed, asked
+    `scaling`: by which the question was put. What simulation has corrected of it then holds of all draws.
+    """
+
+    def __init__(self, surveyed: Sequence[Survey], asked: Choice, scaling: Scaling):
+        self._surveyed, self._asked, self._scaling = surveyed, asked, scaling
         self._able: dict[tuple[int, bytes], Array] = {}
         # A number for each family, in the order in which they are met; equal questions have equal draws.
         self._drawn: dict[tuple[str, str], Array] = {}
@@ -96,10 +99,11 @@ class JointErrors:
         """By deviation: the share of what a fleet gives a column that one replica carries."""
         key = place, carried.tobytes()
         if key not in self._able:
-            self._able[key] = self._computed_ability(self._column(place), carried)
+            self._able[key] = self._computed_ability(place, carried)
         return self._able[key]
 
-    def _computed_ability(self, column: Column, carried: Array) -> Array:
+    def _computed_ability(self, place: int, carried: Array) -> Array:
+        column = self._column(place)
         key = key_of(column.deployment)
         one, row = next((s, i) for s in self._surveyed for i, d in enumerate(s.deployments) if key_of(d) == key)
         # The deployment once for each deviation.
@@ -107,10 +111,15 @@ class JointErrors:
         scale = EstimateScale.at(several.deployments, _DEVIATIONS)
         levels = Levels(several.parts, several.curves, scale)
         rates = rates_of(several, levels, column, self._asked.peak)
+        alone = one.rows([row])
+        put = rates_of(
+            alone, Levels(alone.parts, alone.curves, self._scaling(alone.deployments)), column, self._asked.peak
+        )
         load = np.zeros(len(_DEVIATIONS))
         for part in several.parts:
             if carried[part.index]:
-                rate = rates[part.index]
+                closed, said = float(put[part.index][0]), float(self._asked.problem.rate[place, part.index])
+                rate = rates[part.index] * (said / closed if closed > 0 else 1.0)
                 load += np.divide(carried[part.index], rate, out=np.full_like(rate, np.inf), where=rate > 0)
         times = self._asked.correction.get(column.deployment.model.id, 1.0)
         return np.asarray(times / np.maximum(load, 1e-9))
