@@ -143,19 +143,28 @@ def _show_side_by_side(out: Output, groups: Sequence[Seeded]) -> None:
     several = {
         "fleet": len({one.label for one in groups}) > 1,
         ">load": len({one.load for one in groups}) > 1,
-        "policy": len({_policy(one) for one in groups}) > 1,
+        "~policy": len({_policy(one) for one in groups}) > 1,
     }
-    columns = [name for name, shown in several.items() if shown]
+    # What is the same for all, or nothing, stands above or need not stand at all.
+    shown = {">$/h": several["fleet"], ">in cache": any(one.prefix_hit_rate for one in groups)}
+    names = [name for name, differs in several.items() if differs]
+    others = [">within", ">turned away", ">worst", *(name for name, is_shown in shown.items() if is_shown)]
+    columns = [*names, *others, ">$/M good", ">hold"]
     rows = []
     for one in groups:
-        names = {"fleet": one.label, ">load": f"{one.load:g}", "policy": _policy(one)}
-        million = dollars(one.usd_per_million_good.mean) if one.usd_per_million_good else "-"
-        worst = "-" if one.worst is None else f"{one.worst:.2f}"
-        rows.append([
-            *(names[column] for column in columns), percent(one.within.mean), percent(one.refused), worst,
-            dollars(one.usd_per_hour), million, f"{one.holding}/{len(one.runs)}",
-        ])  # fmt: skip
-    columns += [">within", ">turned away", ">worst", ">$/h", ">$/M good", ">hold"]
+        cells = {
+            "fleet": one.label,
+            ">load": f"{one.load:g}",
+            "~policy": _policy(one),
+            ">within": percent(one.within.mean),
+            ">turned away": percent(one.refused),
+            ">worst": "-" if one.worst is None else f"{one.worst:.2f}",
+            ">$/h": dollars(one.usd_per_hour),
+            ">in cache": share(one.prefix_hit_rate),
+            ">$/M good": dollars(one.usd_per_million_good.mean) if one.usd_per_million_good else "-",
+            ">hold": f"{one.holding}/{len(one.runs)}",
+        }
+        rows.append([cells[column] for column in columns])
     show_table(out, columns, rows, "Side by side")
     say(out, "  worst: latency over its target, at the target's percentile, of the class that is farthest; $/M good: "
              "the fleet's bill over tokens within targets", "dim")  # fmt: skip
