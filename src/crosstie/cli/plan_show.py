@@ -178,7 +178,7 @@ def _show_engines(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> N
         engine = f"{d.stack.name} {judged.release}".strip()
         settings = f": {' '.join(judged.settings)}" if judged.settings else ""
         key = f"{d.model.id} in {d.precision.id} on", f"with {engine}", f"{judged.verdict}{settings}"
-        together.setdefault(key, {})[d.accelerator.id] = None
+        together.setdefault(key, {})[f"{d.accelerator.id} {d.parallelism}"] = None
     heading(out, "Engines, and what preflight says of them")
     for (what, engine, said), names in together.items():
         say(out, f"- {what} {', '.join(names)} {engine}: {said}")
