@@ -20,6 +20,13 @@ def drafter_of(model: Model, method: Method, draft: Model | None = None) -> Mode
     if method == "draft":
         if draft is None:
             raise BadInput(f"speculation draft: the model that drafts for {model.id} is not named")
+        if draft.vocabulary != model.vocabulary:
+            raise BadInput(
+                f"speculation draft: {draft.id} has {draft.vocabulary:,} tokens and {model.id} {model.vocabulary:,}: "
+                "what one proposes the other cannot verify"
+            )
+        if draft.active_parameters >= model.active_parameters:
+            raise BadInput(f"speculation draft: {draft.id} is no smaller than {model.id}")
         return draft
     if method == "mtp":
         if not model.draft_tensors:
