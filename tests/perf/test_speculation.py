@@ -68,7 +68,7 @@ def test_who_drafts_must_be_there() -> None:
         drafter_of(LLAMA.model, "draft")
     large = CATALOG.model("llama-3.3-70b")
     assert drafter_of(large, "draft", LLAMA.model) is LLAMA.model
-    with pytest.raises(BadInput, match="no smaller than llama-3.1-8b"):
+    with pytest.raises(BadInput, match=r"no smaller than llama-3.1-8b"):
         drafter_of(LLAMA.model, "draft", large)
     with pytest.raises(BadInput, match=r"151,936 tokens and llama-3.3-70b 128,256"):
         drafter_of(large, "draft", CATALOG.model("qwen3-8b"))
