@@ -78,6 +78,47 @@ def test_a_trace_and_a_pool_that_dies(crosstie: Command, tmp_path: Path) -> None
     assert "<svg" in text
 
 
+APART = """
+format = 1
+name = "apart"
+[[pool]]
+name = "r1"
+model = "deepseek-r1"
+accelerator = "mi355x"
+prefill = { replicas = 1, tp = 8 }
+decode = { replicas = 2, tp = 8 }
+precision = "native"
+kv = "fp8"
+stack = "sglang"
+usd_per_gpu_hour = 2.5
+backends = ["http://proxy:8000/v1"]
+[[class]]
+name = "chat"
+model = "deepseek-r1"
+requests_per_s = 3
+input_tokens = 2000
+output_tokens = 300
+ttft_ms = { p95 = 3000 }
+tpot_ms = { p90 = 40 }
+routes = [{ pool = "r1" }]
+"""
+
+
+def test_a_service_with_prefill_and_decode_apart(crosstie: Command, tmp_path: Path) -> None:
+    file = tmp_path / "apart.toml"
+    file.write_text(APART)
+    document = json.loads(
+        crosstie("simulate", str(file), "--requests", "200", "--seeds", "1", "--processes", "1", "--json").out
+    )
+    (run,), (bound,) = document["runs"], document["bounds"]
+    (pool,), (kind,), (least,) = run["pools"], run["classes"], bound["classes"]
+    assert 0.1 < pool["utilisation"] < 1.0
+    assert all(0.0 <= share <= 1.0 for share in run["course"]["pools"]["r1"]["busy"])
+    assert kind["ttft_s"]["at_target"] >= least["ttft_s"]
+    assert kind["tpot_s"]["at_target"] >= least["tpot_s"]
+    assert bound["usd_per_hour"] < run["usd_per_hour"] == 60.0
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -259,6 +259,18 @@ def test_how_far_an_answer_has_come() -> None:
     assert one.made("a") == 0
 
 
+def test_how_long_it_was_busy_by_a_moment() -> None:
+    one = engine()
+    one.add("a", 100, 50, 1.0)
+    begins = 1.0 + one.request_s
+    assert one.next_event_s() is not None
+    assert one.busy_by(begins) == one.busy_by(0.5) == 0.0
+    one.advance(begins + 0.05)
+    assert one.busy_by(begins + 0.05) == pytest.approx(0.05)
+    one.advance(math.inf)
+    assert one.busy_by(1e9) == one.busy_s == pytest.approx(one.clock - begins)
+
+
 def test_nonsense_is_refused() -> None:
     one = engine()
     one.add("a", 10, 10, 0.0)
