@@ -35,7 +35,7 @@ from crosstie.decide.plan.survey import of_one_stack, offers, peak_of, scaling_o
 
 MODELS = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-32b", "gpt-oss-120b", "deepseek-v3", "llama-3.1-405b")
 ACCELERATORS = ("mi300x", "mi355x", "h200", "b200")
-SINGLE, PAIRS, SPLITS = 4, 2, (0.35, 0.65)
+SINGLE, PAIRS, SPLITS = 4, 1, (0.5,)
 SEARCH_SEED, FRESH = 301, (401, 402)
 RESULTS = Path(__file__).parent / "results" / "plan_suite.jsonl"
 

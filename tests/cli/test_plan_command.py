@@ -354,3 +354,10 @@ def test_the_picture_of_a_plan(crosstie: Command, tmp_path: Path) -> None:
     drawn = target.read_text()
     assert "<svg" in drawn
     assert f"plot written to {target}" in got.err
+
+
+def test_quick_says_that_nothing_was_confirmed(crosstie: Command, tmp_path: Path) -> None:
+    file = str(small(tmp_path))
+    assert "not confirmed by simulation" in crosstie("plan", file, "--quick").out
+    one_line(crosstie("plan", file, "--quick", "--simulate"), "--quick leaves out the simulation")
+    assert "Simulated: confirmed by" in crosstie("plan", file).out

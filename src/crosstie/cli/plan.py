@@ -50,7 +50,7 @@ from crosstie.web.plan_chart import draw_plan
 @click.option("--evidence", type=click.Choice(EVIDENCE), help="What must be measured to be preferred. [default: stack]")
 @click.option("--only-known", is_flag=True, help="Only what preflight knows to run, or what was measured.")
 @click.option("--quick", is_flag=True, help="By closed forms alone: the fleet is not confirmed by simulation.")
-@click.option("--simulate", "simulated", is_flag=True, help="Also simulate each pool by itself, with more requests.")
+@click.option("--simulate", "simulated", is_flag=True, help="As without it: plans are simulated unless --quick.")
 @click.option("--check", "checked", is_flag=True, hidden=True)
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the fleets (.svg, .png, .pdf).")
 @click.option("--example", is_flag=True, help="Print a workload file to start from.")
@@ -96,6 +96,8 @@ def command(
         return _watch(catalog, files, as_json)
     if len(files) != 1:
         raise BadInput("name one workload file; `crosstie plan --example > workload.toml` makes one")
+    if quick and simulated:
+        raise BadInput("--quick leaves out the simulation that --simulate asks for: give one of them")
     file = find_workload(files[0])
     _check_outputs(file, {flag: target for flag, target in outputs.items() if target})
     workload = read_workload(catalog, file)
@@ -105,7 +107,7 @@ def command(
     )  # fmt: skip
     with progress("planning") as on_progress:
         made = plan(catalog, workload, confirm=not quick, on_progress=on_progress)
-        if made.answered and (simulated or made.shared) and not quick:
+        if made.answered and not quick and (simulated or made.shared):
             made = simulate_pools(made, on_progress)
     content = document(made, mark_of(catalog.calibration))
     # Files before the answer, which may be read no further than its first lines.

@@ -1,4 +1,4 @@
-"""Plans against a simulation of their pools: the percentiles come out as promised, and a fleet too small does not."""
+"""Plans against simulations: the percentiles come out as promised, and a fleet too small does not."""
 
 from dataclasses import replace
 
@@ -10,9 +10,6 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.workload import RequestClass, Target
 from crosstie.decide.plan.plan import SimulatedClass, plan as make_plan
 from crosstie.decide.plan.simulate import _quantile, simulate_classes
-
-# Closed forms against a simulation: none of these misses by more.
-TOLERANCE = 1.15
 
 SHORT = one_class("chat", 300.0, {"median": 300, "p95": 1200}, {"mean": 200, "p95": 500}, (0.5, 0.95), (0.03, 0.9))
 LONG = one_class(
@@ -39,15 +36,14 @@ CASES: dict[str, tuple[RequestClass, ...]] = {
 @pytest.mark.parametrize("accelerator", ["mi300x", "b200"])
 @pytest.mark.parametrize("classes", CASES.values(), ids=CASES)
 def test_targets_are_kept_when_simulated(catalog: Catalog, classes: tuple[RequestClass, ...], accelerator: str) -> None:
-    asked = workload(*classes, accelerators=(accelerator,))
-    fleet = make_plan(catalog, asked).fleet
-    assert fleet is not None
-    for one in simulate_classes(fleet, asked.classes):
+    """A confirmed plan holds with seeds by which it was not found."""
+    made = make_plan(catalog, workload(*classes, accelerators=(accelerator,), whole_nodes=False), confirm=True)
+    assert made.confirmed is not None
+    for one in made.simulated:
         assert one.requests > 0
-        for seconds, target in ((one.ttft_s, one.ttft), (one.tpot_s, one.tpot)):
-            assert (seconds is None) == (target is None)
-            if seconds is not None and target is not None:
-                assert seconds <= target.seconds * TOLERANCE, (one.name, seconds, target)
+        assert (one.ttft_s is None) == (one.ttft is None)
+        assert (one.tpot_s is None) == (one.tpot is None)
+        assert one.holds, one
 
 
 def test_half_the_replicas_miss(catalog: Catalog) -> None:

@@ -164,8 +164,9 @@ def _doubtful(runs: Sequence[Run]) -> list[str]:
 
 
 def simulate_pools(plan: Plan, on_progress: OnProgress = no_progress) -> Plan:
-    """The plan with its promises checked: each pool under the traffic that the plan sends it."""
-    if plan.fleet:
+    """The plan with its promises checked: each pool under the traffic that the plan sends it, where its fleet was not
+    confirmed behind the gateway's policy; and the replicas that models share."""
+    if plan.fleet and plan.confirmed is None:
         plan = replace(
             plan, simulated=simulate_classes(plan.fleet, own_classes(plan.workload), on_progress=on_progress)
         )

@@ -61,10 +61,11 @@ class Demo:
 
 
 def planned(catalog: Catalog) -> tuple[Plan, Fleet, list[SimulatedClass]]:
-    made = plan(catalog, read_workload(catalog, find_workload(WORKLOAD)))
+    made = plan(catalog, read_workload(catalog, find_workload(WORKLOAD)), confirm=True)
     if made.fleet is None:
         raise BadInput("with the prices and calibration of your catalog no fleet serves the demo's workload")
-    return made, fleet_of(made), simulate_classes(made.fleet, made.workload.classes, _SIMULATED)
+    expected = made.simulated or simulate_classes(made.fleet, made.workload.classes, _SIMULATED)
+    return made, fleet_of(made), expected
 
 
 def demo_requests(fleet: Fleet, seconds: float, load: float = 1.0) -> list[TimedRequest]:
