@@ -28,7 +28,7 @@ def test_fit_says_what_fits_where(crosstie: Command) -> None:
     assert "weights 141.1 GB" in got.out
     assert "320.0 KiB a token" in got.out
     assert re.search(r"mi300x +1 +TP1 +141.1 GB", got.out)
-    assert re.search(r"h100-sxm +2 +TP2 +70.6 GB", got.out)
+    assert re.search(r"h100-sxm +4 +TP4 +35.3 GB", got.out)
 
 
 def test_fit_as_json_has_its_keys(crosstie: Command) -> None:

@@ -8,6 +8,7 @@ from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.perf.fit import Fit, fit, smallest_layout
 from crosstie.perf.memory import gpu_cache_bytes_per_sequence, gpu_weight_bytes, memory_plan, weight_bytes
+from crosstie.port.preflight.memory import placement_on
 
 
 def deploy(
@@ -80,7 +81,7 @@ def fewest(result: Fit) -> dict[tuple[str, str], int]:
 def test_the_fewest_gpus(catalog: Catalog) -> None:
     three = [catalog.accelerator(name) for name in ("mi300x", "h200", "h100-sxm")]
     seventy = fewest(fit(catalog, catalog.model("llama-3.1-70b"), three, context=8192))
-    assert seventy == {("mi300x", "bf16"): 1, ("h200", "bf16"): 2, ("h100-sxm", "bf16"): 2}
+    assert seventy == {("mi300x", "bf16"): 1, ("h200", "bf16"): 2, ("h100-sxm", "bf16"): 4}
     big = fewest(fit(catalog, catalog.model("llama-3.1-405b"), three, context=8192, precisions=["bf16", "fp8"]))
     assert big[("mi300x", "bf16")] == big[("h200", "bf16")] == 8
     assert big[("h100-sxm", "bf16")] == 16
@@ -134,3 +135,20 @@ def test_weights_are_remembered_by_what_the_precision_says(catalog: Catalog) -> 
     assert gpu_weight_bytes(plain) == pytest.approx(weight_bytes(model, plain.precision))
     assert gpu_weight_bytes(renamed) == gpu_weight_bytes(eight)
     assert gpu_weight_bytes(plain) > 1.5 * gpu_weight_bytes(renamed)
+
+
+def test_fit_compare_and_preflight_mean_the_same_by_fits(catalog: Catalog) -> None:
+    """The fewest GPUs that surely hold one sequence: two H100 hold 70B in BF16 only if the engine keeps little."""
+    for name, context in (("llama-3.1-70b", 8192), ("deepseek-r1", 8192), ("kimi-k2", 8192), ("mixtral-8x22b", 4096)):
+        model = catalog.model(name)
+        for part in ("mi300x", "h100-sxm", "h200", "b200"):
+            on = catalog.accelerator(part)
+            shown = fit(catalog, model, [on], context=context, stack="vllm").placements
+            (fewest,) = {p.deployment.parallelism.gpus for p in shown if p.fewest}
+            chosen = smallest_layout(catalog, model, on, context=context, stack="vllm")
+            judged = placement_on(
+                catalog, model, on, context=context, precision="native", kv="bf16", stack="vllm", tp=None
+            )
+            assert chosen is not None
+            assert judged is not None
+            assert chosen.deployment.parallelism.gpus == judged.deployment.parallelism.gpus == fewest

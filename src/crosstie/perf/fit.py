@@ -56,15 +56,34 @@ class Placement:
         return self.sequences >= 1
 
     @property
+    def surely(self) -> bool:
+        """Whether it fits even if the engine keeps twice the memory that it is assumed to."""
+        return surely_fits(self.deployment, self.context)
+
+    @property
+    def preference(self) -> tuple[bool, int, int]:
+        """The fewest GPUs; a layout whose fit depends on what the engine keeps for itself is the last resort."""
+        split = self.deployment.parallelism
+        return not self.surely, split.gpus, split.pp
+
+    @property
     def sequences_interval(self) -> tuple[int, int]:
         """With twice and half the memory that the engine is assumed to keep for itself."""
-        return self._keeping(2.0), self._keeping(0.5)
+        low, high = (_keeping(self.deployment, self.context, share) for share in (2.0, 0.5))
+        return low, high
 
-    def _keeping(self, share: float) -> int:
-        stack = self.deployment.stack
-        reserved = msgspec.structs.replace(stack.reserved, value=stack.reserved.value * share)
-        other = msgspec.structs.replace(self.deployment, stack=msgspec.structs.replace(stack, reserved=reserved))
-        return sequences_that_fit(other, self.context)
+
+def surely_fits(deployment: Deployment, context: int) -> bool:
+    """What "fits" means wherever a layout is chosen: one whole sequence, even if the engine keeps twice the memory for
+    itself that it is assumed to."""
+    return _keeping(deployment, context, 2.0) >= 1
+
+
+def _keeping(deployment: Deployment, context: int, share: float) -> int:
+    stack = deployment.stack
+    reserved = msgspec.structs.replace(stack.reserved, value=stack.reserved.value * share)
+    other = msgspec.structs.replace(deployment, stack=msgspec.structs.replace(stack, reserved=reserved))
+    return sequences_that_fit(other, context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +213,9 @@ def worth_showing(tried: list[Placement]) -> list[Placement]:
     shown = [p for p in holding if staged or p.deployment.parallelism.pp == 1]
     shown = [p for p in shown if p.deployment.parallelism.gpus <= (2 * fewest if staged else 8 * fewest)]
     shown.sort(key=lambda p: (p.deployment.parallelism.gpus, p.deployment.parallelism.dp, p.deployment.parallelism.ep))
-    return [replace(p, fewest=p.deployment.parallelism.gpus == fewest) for p in shown]
+    best = min(holding, key=lambda p: p.preference)
+    shown += [best] if best not in shown else []
+    return [replace(p, fewest=p.deployment.parallelism.gpus == best.deployment.parallelism.gpus) for p in shown]
 
 
 def smallest_layout(
@@ -221,5 +242,5 @@ def smallest_layout(
     room = {id(p): requests_that_fit(p.deployment, context - output_tokens, output_tokens) for p in tried if p.fits}
     enough = [p for p in tried if room.get(id(p), 0) >= sequences]
     if enough:
-        return min(enough, key=lambda p: (p.deployment.parallelism.gpus, p.deployment.parallelism.pp))
+        return min(enough, key=lambda p: p.preference)
     return max((p for p in tried if p.fits), key=lambda p: room[id(p)], default=None)

@@ -17,8 +17,8 @@ from crosstie.core.workload import Evidence, ModelChoice, Sharing, Workload
 from crosstie.decide.plan.gate import Gate
 from crosstie.host.hosted import Hosted
 from crosstie.host.sizes import hosted_model, load_path, room_bytes
-from crosstie.perf.fit import candidate_layouts
-from crosstie.perf.memory import gpu_weight_bytes, sequences_that_fit
+from crosstie.perf.fit import candidate_layouts, surely_fits
+from crosstie.perf.memory import gpu_weight_bytes
 
 # Stacks that were measured on an accelerator are preferred over those that were not, those measured with the model or
 # with models of its kind before others: among many estimates the best looking are those that err most, and without
@@ -132,7 +132,7 @@ def _layouts(
 
 def _held(first: Deployment, split: Parallelism, context: int) -> Deployment | None:
     deployment = msgspec.structs.replace(first, parallelism=split)
-    return deployment if sequences_that_fit(deployment, context) else None
+    return deployment if surely_fits(deployment, context) else None
 
 
 class Unfit(Exception):
