@@ -114,7 +114,8 @@ def show(said: dict[str, Any]) -> None:
         seen = one["predicted"]
         numbers = [show(seen[key]) if seen else "-" for key, show in written.items()]
         chosen = "chosen" if one["backend"] and one["backend"] == said["backend"] else one["dropped"] or ""
-        if one["planned"]:
+        # A gateway of an older release does not say.
+        if one.get("planned"):
             chosen = f"{chosen}, as planned" if chosen == "chosen" else f"planned; {chosen or _dearer(one, said)}"
         rows.append([one["pool"], one["backend"] or "-", *numbers, chosen])
     columns = ["pool", "backend", ">TTFT", ">TPOT", ">cost", ">cached tokens", ">joules", "~why"]
