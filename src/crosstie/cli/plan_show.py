@@ -7,7 +7,6 @@ from rich.text import Text
 
 from crosstie.cli.hosting_show import show_shared
 from crosstie.cli.show import Output, closing, console, heading, say, show_table
-from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.figures import dollars, seconds, share, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
@@ -317,9 +316,9 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan) -> None:
             out,
             f"- constraints.{bound.key} = {bound.now} costs {month} a month: without it {_beside(bound.without_it)}",
         )
-    if plan.together:
-        apart = any(isinstance(pool.deployment, Disaggregated) for pool in fleet.pools)
-        say(out, f"- prefill and decode together: {_beside(plan.together) if apart else 'the answer'}")
+    for way, fleet_of_it in (("together", plan.together), ("apart", plan.apart)):
+        if fleet_of_it:
+            say(out, f"- prefill and decode {way}: {_beside(fleet_of_it)}")
     for lighter in plan.lighter:
         saves = f"{_beside(lighter.fleet)}; check what the model then answers"
         say(out, f"- with {lighter.what}: {saves}")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from datetime import date
 
+import msgspec
 import numpy as np
 
 from crosstie.catalog.library import Catalog
@@ -135,8 +136,10 @@ class Plan:
     mixture: Mixture | None = None
     # Formats that the workload does not name and that would make it cheaper.
     lighter: list[Lighter] = field(default_factory=list)
-    # With prefill and decode together everywhere, where the workload lets them be apart.
+    # Where the workload lets prefill and decode be apart: the fleet with both together, or that with services apart,
+    # whichever the answer is not.
     together: Alternative | None = None
+    apart: Alternative | None = None
     # Stacks that were not compared: others were measured there, and they were not.
     passed_over: list[PassedOver] = field(default_factory=list)
     # The replicas that models share, beside the fleet of the others; None where none do.
@@ -197,7 +200,31 @@ def plan(
 def _own_plan(
     catalog: Catalog, workload: Workload, priced: Market, made: str, on_progress: OnProgress, confirm: bool
 ) -> Plan:
-    """Of models that each have replicas of their own."""
+    """Of models that each have replicas of their own; where prefill and decode may be apart, the cheaper of both ways.
+
+    Closed forms are surer of replicas that do both, so that each way is confirmed by itself before they are compared.
+    """
+    found = _planned(catalog, workload, priced, made, on_progress, confirm)
+    apart = [pool for pool in found.fleet.pools if isinstance(pool.deployment, Disaggregated)] if found.fleet else []
+    if not apart or not found.fleet:
+        return found
+    plain = {name: msgspec.structs.replace(choice, apart=False) for name, choice in workload.models.items()}
+    only = msgspec.structs.replace(workload, models=plain)
+    on_progress(0, 0, "the same with prefill and decode together")
+    both = _planned(catalog, only, priced, made, on_progress, confirm)
+    if not both.fleet:
+        return found
+    ours, theirs = found.fleet, both.fleet
+    dearer = theirs.usd_per_hour / ours.usd_per_hour
+    if dearer > 1.0:
+        return replace(found, together=Alternative(theirs.gpus, theirs.usd_per_hour, dearer - 1.0))
+    other = Alternative(ours.gpus, ours.usd_per_hour, 1.0 / dearer - 1.0)
+    return replace(both, workload=workload, apart=other)
+
+
+def _planned(
+    catalog: Catalog, workload: Workload, priced: Market, made: str, on_progress: OnProgress, confirm: bool
+) -> Plan:
     gate = Gate(catalog, workload)
     found = _best_plan(catalog, workload, priced, made, gate, on_progress, confirm)
     pools = found.fleet.pools if found.fleet else []
@@ -302,7 +329,6 @@ def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, 
         lengths=[_length(surveyed, asked, answer, workload, known, factor) for factor in _LENGTHS],
         years=_years(asked, answer, workload, known),
         by_estimates=likely,
-        together=_together(surveyed, asked, answer, workload),
         worth_measuring=worth,
         sureness=_sureness(surveyed, asked, answer, workload, known, likely, errors),
         binding=bindings(asked, answer, workload),
@@ -364,16 +390,6 @@ def _sureness(
             fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
         found.append(Sureness(sure, fleet))
     return found
-
-
-def _together(surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload) -> Alternative | None:
-    """The fleet of replicas that do both; None where no others were looked at, or none of them will do."""
-    plain = [[i for i, d in enumerate(one.deployments) if not isinstance(d, Disaggregated)] for one in surveyed]
-    if all(len(kept) == len(one.deployments) for kept, one in zip(plain, surveyed, strict=True)):
-        return None
-    only = [one.rows(kept) for one, kept in zip(surveyed, plain, strict=True)]
-    read = asked.with_offers(undominated(offers(only, scaling_of(workload), peak=asked.peak)))
-    return alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
 
 
 def _length(

@@ -54,6 +54,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "shared": _shared(plan.shared) if plan.shared else None,
         "lighter_formats": to_builtins(plan.lighter),
         "together": to_builtins(plan.together),
+        "apart": to_builtins(plan.apart),
         "mixture": _mixture(plan.mixture) if plan.mixture else None,
         "single_vendor": to_builtins(plan.single_vendor),
         "runner_up": runner and {"without": runner.without, **to_builtins(runner.fleet)},
