@@ -111,7 +111,7 @@ def _replanned(workloads: tuple[Path, ...], draft: Path) -> list[Replanned]:
     with progress("planning before and after") as on_progress:
         for index, file in enumerate(workloads):
             on_progress(index, len(workloads), file.stem)
-            pairs = [_fleet(_crosstie(["plan", str(file), "--json"], release)) for release in (None, draft)]
+            pairs = [_fleet(_crosstie(["plan", str(file), "--quick", "--json"], release)) for release in (None, draft)]
             (gpus, usd), (gpus_then, usd_then) = pairs
             found.append(Replanned(file.stem, gpus, gpus_then, usd, usd_then))
     return found
