@@ -16,9 +16,11 @@ from crosstie.catalog.workloads import read_workload
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.workload import HitCurve, PrefixReuse, RequestClass, Slice, Workload
 from crosstie.decide.plan.adapters import with_adapters
+from crosstie.decide.plan.confirm import _Bench
 from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.reuse import hit_rate, loaded, room_beside_idle, tokens_at
 from crosstie.decide.plan.simulate import simulate_classes
+from crosstie.decide.plan.survey import scaling_of
 from crosstie.decide.plan.traffic import poisson
 from crosstie.perf.hardware import Hardware
 from crosstie.sim.fleet import FleetSimulator, SimulatedRequest
@@ -151,6 +153,29 @@ def test_random_traffic_has_the_hits_of_its_class(catalog: Catalog, tmp_path: Pa
     assert {one.cached_tokens for one in sent} == {600}
     plain = list(poisson(read_workload(catalog, small(tmp_path)), 50, None, 1.0, 1).requests())
     assert {one.cached_tokens for one in plain} == {0}
+
+
+@pytest.mark.slow
+def test_a_plan_is_confirmed_with_the_hits_of_its_own_memory(catalog: Catalog, tmp_path: Path) -> None:
+    """Not with those of endless memory, which would let it do with fewer replicas than it needs."""
+    file = tmp_path / "w.toml"
+    file.write_text(
+        f'[[class]]\nname = "documents"\nmodel = "{MODEL}"\nrequests_per_s = 3\ntrace = "mooncake-conversation"\n'
+        'prefix = { measured = true }\n[constraints]\naccelerators = ["h200"]\n'
+    )
+    got = make_plan(catalog, read_workload(catalog, file))
+    assert got.fleet is not None
+    bench = _Bench(catalog, got.workload, MODEL, scaling_of(got.workload), 1.0)
+    found = bench._found(got.fleet.pools, {"documents": 3.0})
+    assert all(0.1 < one < 0.9 for one in found)
+    sent = list(bench._traffic({"documents": 3.0}, 2000, 1, found))
+    rate = sum(one.cached_tokens for one in sent) / sum(one.input_tokens for one in sent)
+    (one,) = got.workload.classes
+    assert rate < 0.8 * one.cached_tokens / one.input_tokens
+    carried = [c for pool in got.fleet.pools for c in pool.carried]
+    expected = sum(c.requests_per_s * c.part.slice.input_tokens * c.hit_rate for c in carried)
+    asked = sum(c.requests_per_s * c.part.slice.input_tokens for c in carried)
+    assert rate == pytest.approx(expected / asked, abs=0.04)
 
 
 def test_no_room_for_the_cache_is_one_line(catalog: Catalog, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from crosstie.catalog.library import Catalog
+from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.fleet import Fleet
 from crosstie.core.progress import OnProgress
 from crosstie.core.workload import RequestClass, Target, Workload
@@ -25,6 +26,7 @@ from crosstie.decide.plan.capacity import Tier, tier_of
 from crosstie.decide.plan.optimise import Choice, simplify
 from crosstie.decide.plan.pools import class_of, pool_of, routes_of
 from crosstie.decide.plan.programme import Mask, Solution
+from crosstie.decide.plan.reuse import hit_rate
 from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import Column, Mixture, Offers, Scaling, undominated
@@ -145,7 +147,8 @@ class _Bench:
         for pool, factor in zip(few, slower, strict=True):
             for number in range(pool.replicas):
                 simulator.engines[_address(pool, number)].slower = float(factor)
-        sent = list(self._traffic({name: rate * part for name, rate in rates.items()}, count, seed))
+        fewer = {name: rate * part for name, rate in rates.items()}
+        sent = list(self._traffic(fewer, count, seed, self._found(few, fewer)))
         since, until = sent[int(count * _FILLED)].arrival_s, sent[int(count * _EMPTYING)].arrival_s
         found: dict[str, list[SimulatedAnswer]] = {one.name: [] for one in self.classes}
         for answer in simulator.run(sent):
@@ -178,7 +181,30 @@ class _Bench:
         name: str = self.workload.name
         return Fleet(name=name, planned="", policy="cheapest-meeting-target", pools=tuple(made), classes=classes)
 
-    def _traffic(self, rates: Mapping[str, float], count: int, seed: int) -> Iterator[SimulatedRequest]:
+    def _found(self, pools: Sequence[PoolPlan], rates: Mapping[str, float]) -> list[float]:
+        """By slice: of what endless memory would have of its prompts, the share that these replicas have."""
+        parts = [(one, piece) for one in self.classes for piece in one.slices]
+        if all(piece.hits is None for _, piece in parts):
+            return [1.0] * len(parts)
+        tokens_per_s = sum(rates[one.name] * p.share * (p.input_tokens + p.output_tokens) for one, p in parts)
+        usd = sum(pool.usd_per_hour for pool in pools)
+        found = []
+        for _, piece in parts:
+            # Pools take of the traffic about what they cost; services apart are planned without hits.
+            each = [
+                0.0
+                if isinstance(pool.deployment, Disaggregated)
+                else hit_rate(pool.deployment, piece, tokens_per_s * pool.usd_per_hour / usd / pool.replicas)
+                * pool.usd_per_hour
+                / usd
+                for pool in pools
+            ]
+            found.append(min(sum(each) * piece.input_tokens / max(piece.cached_tokens, 1e-9), 1.0))
+        return found
+
+    def _traffic(
+        self, rates: Mapping[str, float], count: int, seed: int, found: Sequence[float]
+    ) -> Iterator[SimulatedRequest]:
         """Arrivals at random moments, with as many of every slice and length as there are on average: what differs from
         seed to seed is when they meet, not how much work there is."""
         chance = np.random.default_rng(seed)
@@ -192,8 +218,9 @@ class _Bench:
         into = (spread - np.concatenate(([0.0], ends))[kinds]) / (weight / weight.sum())[kinds]
         for at, kind, u in zip(times.tolist(), kinds.tolist(), into.tolist(), strict=True):
             one, piece = parts[kind]
-            inputs, outputs = piece.sample[min(int(u * len(piece.sample)), len(piece.sample) - 1)]
-            cached = min(int(piece.cached_tokens), inputs - 1)
+            place = min(int(u * len(piece.sample)), len(piece.sample) - 1)
+            inputs, outputs = piece.sample[place]
+            cached = min(int(found[kind] * piece.cached_sample[place]), inputs - 1) if piece.cached_sample else 0
             yield SimulatedRequest(at, one.model, inputs, outputs, one.name, cached_tokens=cached)
 
 
