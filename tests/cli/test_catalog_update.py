@@ -315,3 +315,22 @@ def test_a_release_may_bring_acceptance(crosstie: Command, public: Path, pack: P
     refused = crosstie("catalog", "update", str(bad), "--key", str(public))
     assert refused.status == 2
     assert "1 drafts give 1 to 2" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("name", "may"),
+    [
+        ("prices.csv", True),
+        ("acceptance.csv", True),
+        ("connectors.toml", True),
+        ("models/llama-9.toml", True),
+        ("measured/results.csv.gz", True),
+        ("preflight/rules/vllm-gemm.toml", True),
+        ("../prices.csv", False),
+        ("models/../../prices.toml", False),
+        ("/etc/passwd", False),
+        ("plugin.py", False),
+    ],
+)
+def test_which_names_a_release_may_have(name: str, may: bool) -> None:
+    assert bool(release_file.NAMES.fullmatch(name)) == may

@@ -30,7 +30,8 @@ MOST_BYTES, MOST_UNPACKED = 64 * 2**20, 256 * 2**20
 _SHIPPED_KEY = Path(__file__).parent / "data" / "release_key.pem"
 _MANIFEST = "release.json"
 NAMES = re.compile(
-    r"release\.json|(api_)?prices\.csv|acceptance\.csv|(costs|formats)\.toml|calibration\.json|measured/results\.csv\.gz"
+    r"release\.json|(api_)?prices\.csv|acceptance\.csv|(connectors|costs|formats)\.toml|calibration\.json"
+    r"|measured/results\.csv\.gz"
     r"|(accelerators|models|stacks|efficiency|preflight/rules)/[a-z0-9][a-z0-9_.+-]*\.toml"
     r"|preflight/engines\.toml|preflight/architectures/[a-z0-9][a-z0-9_.+-]*\.csv"
 )
