@@ -18,7 +18,7 @@ from crosstie.core.workload import HitCurve, PrefixReuse, RequestClass, Slice, W
 from crosstie.decide.plan.adapters import with_adapters
 from crosstie.decide.plan.confirm import _Bench
 from crosstie.decide.plan.plan import Plan, plan as make_plan
-from crosstie.decide.plan.reuse import hit_rate, loaded, room_beside_idle, tokens_at
+from crosstie.decide.plan.reuse import encoding_tokens, hit_rate, loaded, room_beside_idle, tokens_at
 from crosstie.decide.plan.simulate import simulate_classes
 from crosstie.decide.plan.survey import scaling_of
 from crosstie.decide.plan.traffic import poisson
@@ -168,7 +168,7 @@ def test_a_plan_is_confirmed_with_the_hits_of_its_own_memory(catalog: Catalog, t
     bench = _Bench(catalog, got.workload, MODEL, scaling_of(got.workload), 1.0)
     found = bench._found(got.fleet.pools, {"documents": 3.0})
     assert all(0.1 < one < 0.9 for one in found)
-    sent = list(bench._traffic({"documents": 3.0}, 2000, 1, found))
+    sent = list(bench._traffic({"documents": 3.0}, 2000, 1, found, [0] * len(found)))
     rate = sum(one.cached_tokens for one in sent) / sum(one.input_tokens for one in sent)
     (one,) = got.workload.classes
     assert rate < 0.8 * one.cached_tokens / one.input_tokens
@@ -221,6 +221,21 @@ def test_pictures_are_paid_for(catalog: Catalog, tmp_path: Path) -> None:
         bills.append(usd(make_plan(catalog, workload)))
     assert workload.classes[0].input_tokens == 1000 + 4 * 770
     assert bills[1] > 1.5 * bills[0]
+
+
+def test_a_plan_is_confirmed_with_its_pictures_encoding(catalog: Catalog, tmp_path: Path) -> None:
+    """As the tokens that take as long: four pictures of 3,072 patches take some 25 to 60 ms on an H200."""
+    file = small(
+        tmp_path,
+        ('"llama-3.1-8b"', '"qwen3-vl-32b"'),
+        (LENGTHS, f"{LENGTHS}images = {{ width = 1024, height = 768, count = 4 }}\n"),
+    )
+    (one,) = read_workload(catalog, file).classes
+    deployment = catalog.deployment(catalog.model("qwen3-vl-32b"), catalog.accelerator("h200"), stack="vllm")
+    found = encoding_tokens(deployment, one.slices[0])
+    # Of 16,000 or so that the model computes in a second.
+    assert 200 < found < 1500
+    assert encoding_tokens(deployment, msgspec.structs.replace(one.slices[0], pictures=None)) == 0.0
 
 
 def test_the_pictures_of_a_model_that_sees_nothing(catalog: Catalog, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from crosstie.decide.plan.capacity import Tier, tier_of
 from crosstie.decide.plan.optimise import Choice, simplify
 from crosstie.decide.plan.pools import class_of, pool_of, routes_of
 from crosstie.decide.plan.programme import Mask, Solution
-from crosstie.decide.plan.reuse import hit_rate
+from crosstie.decide.plan.reuse import encoding_tokens, hit_rate
 from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import Column, Mixture, Offers, Scaling, undominated
@@ -148,7 +148,7 @@ class _Bench:
             for number in range(pool.replicas):
                 simulator.engines[_address(pool, number)].slower = float(factor)
         fewer = {name: rate * part for name, rate in rates.items()}
-        sent = list(self._traffic(fewer, count, seed, self._found(few, fewer)))
+        sent = list(self._traffic(fewer, count, seed, self._found(few, fewer), self._encoding(few)))
         since, until = sent[int(count * _FILLED)].arrival_s, sent[int(count * _EMPTYING)].arrival_s
         found: dict[str, list[SimulatedAnswer]] = {one.name: [] for one in self.classes}
         for answer in simulator.run(sent):
@@ -202,8 +202,17 @@ class _Bench:
             found.append(min(sum(each) * piece.input_tokens / max(piece.cached_tokens, 1e-9), 1.0))
         return found
 
+    def _encoding(self, pools: Sequence[PoolPlan]) -> list[int]:
+        """By slice: tokens that stand for its pictures' encoding, which engines here do not know."""
+        able = [pool.deployment for pool in pools if not isinstance(pool.deployment, Disaggregated)]
+        return [
+            round(max((encoding_tokens(deployment, piece) for deployment in able), default=0.0))
+            for one in self.classes
+            for piece in one.slices
+        ]
+
     def _traffic(
-        self, rates: Mapping[str, float], count: int, seed: int, found: Sequence[float]
+        self, rates: Mapping[str, float], count: int, seed: int, found: Sequence[float], encoding: Sequence[int]
     ) -> Iterator[SimulatedRequest]:
         """Arrivals at random moments, with as many of every slice and length as there are on average: what differs from
         seed to seed is when they meet, not how much work there is."""
@@ -221,7 +230,7 @@ class _Bench:
             place = min(int(u * len(piece.sample)), len(piece.sample) - 1)
             inputs, outputs = piece.sample[place]
             cached = min(int(found[kind] * piece.cached_sample[place]), inputs - 1) if piece.cached_sample else 0
-            yield SimulatedRequest(at, one.model, inputs, outputs, one.name, cached_tokens=cached)
+            yield SimulatedRequest(at, one.model, inputs + encoding[kind], outputs, one.name, cached_tokens=cached)
 
 
 def _key(pool: PoolPlan) -> _Pool:

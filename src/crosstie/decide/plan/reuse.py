@@ -17,7 +17,7 @@ from crosstie.core.units import UNITS
 from crosstie.core.workload import HitCurve, Slice
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import cache_sequences, gpu_cache_bytes_per_sequence
-from crosstie.perf.steady_state import SteadyState, steady_state
+from crosstie.perf.steady_state import SteadyState, prefill_alone, steady_state
 from crosstie.perf.vision import encode_s
 
 # By then hits change by less than a tenth of a point.
@@ -72,6 +72,15 @@ def loaded(hardware: Hardware, slices: Sequence[Slice], clients: Array) -> Loade
 def _encode_s(hardware: Hardware, one: Slice) -> Array:
     seen = one.pictures
     return encode_s(hardware, seen.encoder, seen.patches, seen.parts) if seen else np.zeros_like(hardware.tp)
+
+
+def encoding_tokens(deployment: Deployment, one: Slice) -> float:
+    """Prompt tokens that take as long as a request's pictures do, for whoever knows tokens alone."""
+    if one.pictures is None:
+        return 0.0
+    machine = Hardware([deployment])
+    chunk = float(machine.chunk_tokens[0, 0])
+    return float(_encode_s(machine, one)[0, 0]) / float(prefill_alone(machine, chunk).total_s[0, 0]) * chunk
 
 
 def reused(hardware: Hardware, one: Slice, requests_per_s: Array) -> tuple[Array, Array]:
