@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from crosstie.catalog.calibration import Calibration
+from crosstie.catalog.calibration import KNOWN, Calibration
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import NEARNESS
 from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS
-from crosstie.prove.calibration.validate import document, summary, validate
+from crosstie.prove.calibration.validate import Validation, document, summary, validate
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -43,9 +43,11 @@ def tables(catalog: Catalog, peer: Path) -> dict[str, Callable[[], str]]:
     made = catalog.calibration
     return {
         "left_out": lambda: left_out(made),
-        "amd": lambda: listed(made, "points left out", ("mi300x", "mi325x", "mi350x", "mi355x")),
-        "accelerators": lambda: listed(made, "points left out", sorted(catalog.accelerators)),
-        "stacks": lambda: listed(made, "points left out", sorted(catalog.stacks)),
+        "amd": lambda: listed(made, "a curve left out", ("mi300x", "mi325x", "mi350x", "mi355x")),
+        "sources": lambda: listed(made, "a source left out", _sources(made)),
+        "accelerators": lambda: listed(made, "a curve left out", sorted(catalog.accelerators)),
+        "stacks": lambda: listed(made, "a curve left out", sorted(catalog.stacks)),
+        "modes": lambda: modes(made),
         "models": lambda: listed(made, "a model left out", sorted(catalog.models)),
         "new_accelerators": lambda: listed(made, "an accelerator left out", sorted(catalog.accelerators)),
         "intervals": lambda: intervals(made),
@@ -54,8 +56,23 @@ def tables(catalog: Catalog, peer: Path) -> dict[str, Callable[[], str]]:
     }
 
 
+def _sources(made: Calibration) -> list[str]:
+    """Of those that were left out whole, not the accelerators."""
+    begin = "a curve left out: "
+    named = [title.removeprefix(begin) for title in made.errors if title.startswith(begin)]
+    return [name for name in named if "_" in name]
+
+
+def modes(made: Calibration) -> str:
+    titles = [title for title in made.errors if ", " in title and ":" not in title]
+    return _table(
+        ("left out of the fit", *_HEADINGS),
+        ((title, *_cells(made.errors[title]), _rows(made.errors[title])) for title in titles),
+    )
+
+
 def left_out(made: Calibration) -> str:
-    titles = [title for title in made.errors if ":" not in title]
+    titles = [title for title in made.errors if ":" not in title and ", " not in title]
     return _table(
         ("left out of the fit", *_HEADINGS),
         ((title, *_cells(made.errors[title]), _rows(made.errors[title])) for title in titles),
@@ -72,21 +89,27 @@ def intervals(made: Calibration) -> str:
         ("measurements near an estimate", "all", "NVIDIA", "AMD"),
         (
             (words, *(_share(made.coverage.get(group)) for group in (near, f"{near} / NVIDIA", f"{near} / AMD")))
-            for near, words in NEARNESS.items()
+            for near, words in (
+                *NEARNESS.items(),
+                (f"{KNOWN}model", "the same, for rows of a source that was learnt from (curves left out)"),
+                ("a source left out", "a source left out, held against intervals made from the others alone"),
+            )
         ),
     )
 
 
 def shipped(catalog: Catalog) -> str:
     """Over the shipped results, which the calibration has seen: coverage and rank are what to read here."""
-    found = document(validate(catalog, SHIPPED_RESULTS[0]))
-    modelled = found["rows"] - sum(
-        count for reason, count in found["uncovered"].items() if "not modelled" in reason or "gpu_power" in reason
+    first, second = (validate(catalog, file) for file in SHIPPED_RESULTS[:2])
+    found = document(
+        Validation(first.rows + second.rows, first.outcomes + second.outcomes, first.missed + second.missed)
     )
     ranked, alike = found["rank"], found["rank"]["alike"]
+    energy = found["metrics"]["energy"]
     lines = [
-        ("rows, and those of aggregated, not speculative serving", f"{found['rows']:,}, {modelled:,}"),
-        ("of these predicted", f"{found['covered']:,} ({_share(found['covered'] / modelled)})"),
+        ("rows of 2024 to April 2026 predicted", f"{_share(first.coverage)} of {first.rows:,}"),
+        ("rows of November 2026 predicted", f"{_share(second.coverage)} of {second.rows:,}"),
+        ("joules of an output token, median / p90", f"{_both(energy)} of {energy['n']:,}"),
         (
             "pairs of accelerators ordered right",
             f"{_share(ranked['correct'] / ranked['pairs'])} of {ranked['pairs']:,}",

@@ -6,6 +6,7 @@ inherits what is known nearest to it.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -18,11 +19,13 @@ from crosstie.core.errors import BadData
 from crosstie.core.estimate import CONSTANTS, METRICS, Correction, Spread
 from crosstie.core.model import Model
 
-FORMAT = 1
-_WORDS_OF_POINTS = ("family", "accelerator", "stack", "bits", "model")
+FORMAT = 2
+_WORDS_OF_POINTS = ("family", "accelerator", "stack", "bits", "model", "layout", "gpus")
 _WIDTHS = ("4-bit", "8-bit", "16-bit")
 # A constant that is e^20 times the catalog's is a slip.
 _FURTHEST = 20.0
+# Tokens of a step, the bonus token among them.
+_FEWEST_KEPT = 1.2
 
 
 class Subject(NamedTuple):
@@ -36,9 +39,15 @@ class Subject(NamedTuple):
     kind: str
     model: str
     layout: str
-    # Of a measurement only: the engine's release, and the kind of campaign it belongs to.
+    # Of a measurement only: the engine's release, the kind of campaign it belongs to, and who published it.
     release: str = ""
     campaign: str = ""
+    source: str = ""
+    gpus: str = "1"
+    # Of a measurement: its month, "2026-05". An estimate is of today's software.
+    month: str = ""
+    # What it does beyond plain serving, "speculative" or "apart"; corrections of that leave plain serving alone.
+    mode: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class Level:
 
 # What engines share moves little and what a model brings moves much: with these widths, models that are left
 # out of the fit are predicted best (docs/accuracy.md has the others that were tried).
-_SHARED, _MODEL, _OCCASION = 0.08, 0.2, 0.1
+_SHARED, _MODEL, _OCCASION, _GAIN = 0.08, 0.2, 0.1, 0.05
 
 LEVELS = (
     Level((), 0.2),
@@ -76,22 +85,58 @@ LEVELS = (
     Level(("stack", "layout", "bits", "accelerator"), _OCCASION),
     Level(("stack", "release"), _OCCASION),
     Level(("stack", "release", "kind", "bits", "accelerator"), _OCCASION),
+    Level(("since",), _GAIN),
+    Level(("stack", "since"), _GAIN),
+    # What two publishers do differently with the same software: an estimate of somebody's own machine has no part of
+    # it, and its interval holds how far such parts vary.
+    Level(("stack", "source"), _OCCASION),
+    Level(("stack", "source", "kind", "bits", "accelerator"), _OCCASION),
     Level(("stack", "campaign"), _OCCASION),
     Level(("stack", "campaign", "model"), _OCCASION),
 )
 
 
+# What speculation, and prefill and decode apart, change beyond what plain serving says. Fitted after it, to the rest.
+MODE_LEVELS = (
+    Level(("mode",), 0.15),
+    Level(("mode", "family"), _OCCASION),
+    Level(("mode", "stack"), _OCCASION),
+    Level(("mode", "stack", "accelerator"), _OCCASION),
+    Level(("mode", "model"), _OCCASION),
+    Level(("mode", "stack", "model", "bits", "accelerator"), _OCCASION),
+    Level(("mode", "layout", "stack"), _OCCASION),
+    Level(("mode", "source", "stack"), _OCCASION),
+    Level(("mode", "source", "stack", "model", "accelerator"), _OCCASION),
+)
+
+# Software gets faster with time. What it gained since each of these counts for everything measured later, so that an
+# estimate, which is of today's, has all of it.
+SINCE = ("2025-01", "2025-07", "2026-01", "2026-07")
+
+
 def scopes(subject: Subject) -> list[str]:
     """The scopes that a subject falls in, in the order of LEVELS; none for a word that is not known."""
-    return [scope for level in LEVELS if (scope := scope_of(level, subject)) is not None]
+    return [scope for level in (*LEVELS, *MODE_LEVELS) for scope in scopes_of(level, subject)]
 
 
-def scope_of(level: Level, subject: Subject) -> str | None:
-    words = [getattr(subject, word) for word in level.words]
-    return None if any(value == "" for value in words) else " / ".join(words) or "all"
+def scopes_of(level: Level, subject: Subject) -> list[str]:
+    """One, or none; of a level with "since", one for each time that has passed."""
+    words = [getattr(subject, word) for word in level.words if word != "since"]
+    if any(value == "" for value in words):
+        return []
+    if "since" not in level.words:
+        return [" / ".join(words) or "all"]
+    return [" / ".join((*words, f"since {mark}")) for mark in SINCE if not subject.month or subject.month >= mark]
 
 
-def subject_of(deployment: Deployment, release: str = "", campaign: str = "") -> Subject:
+def subject_of(
+    deployment: Deployment,
+    release: str = "",
+    campaign: str = "",
+    source: str = "",
+    month: str = "",
+    apart: bool = False,
+) -> Subject:
     accelerator, split = deployment.accelerator, deployment.parallelism
     spread = [name for name, n in (("experts spread", split.ep), ("attention replicas", split.dp)) if n > 1]
     return Subject(
@@ -105,7 +150,17 @@ def subject_of(deployment: Deployment, release: str = "", campaign: str = "") ->
         layout=" and ".join(spread) or "plain layout",
         release=release,
         campaign=campaign,
+        source=source,
+        gpus=str(split.gpus),
+        month=month,
+        mode=" and ".join(["speculative"] * speculates(deployment) + ["apart"] * apart),
     )
+
+
+def speculates(deployment: Deployment) -> bool:
+    """Whether what published rows say of speculation holds. They keep most drafts; where next to none are kept, plain
+    serving's corrections do, and speculation is never faster than none."""
+    return deployment.speculation is not None and deployment.speculation.acceptance_length >= _FEWEST_KEPT
 
 
 def kind_of(model: Model) -> str:
@@ -130,19 +185,22 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     constants: tuple[str, ...]
     # Scope to the logarithms of the factors, in the order of `constants`.
     scopes: dict[str, tuple[float, ...]]
-    # "accelerator / stack / bits / model" to the number of points measured there.
+    # "family / accelerator / stack / bits / model / layout / gpus" to the number of points measured there.
     points: dict[str, int]
     level: float
     # Group to metric to its spread; groups are told apart by `spread_groups`.
     spreads: dict[str, dict[str, Spread]]
     # Group to the share of left-out measurements that their intervals hold.
     coverage: dict[str, float] = {}
+    # Those whose results were learnt from: of them a new estimate is off by less than of anybody else.
+    sources: tuple[str, ...] = ()
     # Cross-validated errors, as printed by `crosstie calibrate`.
     errors: dict[str, dict[str, dict[str, float]]] = {}
 
     def correction(self, subject: Subject) -> Correction:
         nearness, points, basis = self.evidence(subject)
-        groups = [self.spreads.get(group, {}) for group in reversed(spread_groups(nearness, subject))]
+        known = subject.source in self.sources
+        groups = [self.spreads.get(group, {}) for group in reversed(spread_groups(nearness, subject, known))]
         # The nearest group that has a metric's comes last.
         spread = {metric: group[metric] for group in groups for metric in METRICS if metric in group}
         return Correction(
@@ -165,45 +223,68 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def evidence(self, subject: Subject) -> tuple[str, int, str]:
         """How near the measurements are, how many they are, and both in words."""
-        family, a, s, bits = subject.family, subject.accelerator, subject.stack, subject.bits
-        here = self._measured(family, a, s)
-        own = self.points.get(points_key(subject), 0)
-        if own:
-            return (
-                "model",
-                own,
-                f"{own} measured points of this model in {bits} weights on {a} with {s}, of {here} there",
-            )
-        same_model = self._measured(family, a, s, model=subject.model)
-        # From near to far: how many, to what they are extrapolated, and what they are of.
-        for nearness, points, to, of in (
-            ("stack", same_model, f"{bits} weights", f"this model in others on {a} with {s}"),
-            ("stack", here, "this model", f"others on {a} with {s}"),
-            ("accelerator", self._measured(family, a), s, f"{a} with other stacks"),
-            ("family", self._measured(family), a, f"the {family} family"),
-        ):
-            if points:
-                return nearness, points, f"extrapolated to {to} from {points} measured points of {of}"
-        return "nothing", 0, f"extrapolated: no measured point of {a} or its family"
-
-    def _measured(self, *first: str, model: str = "") -> int:
-        """Points whose key begins with these words, in its order, and ends with the model."""
-        beginning, end = " / ".join((*first, "")), f" / {model}" if model else ""
-        return sum(n for key, n in self.points.items() if key.startswith(beginning) and key.endswith(end))
+        return evidence(self.points, subject)
 
 
-def spread_groups(nearness: str, subject: Subject) -> list[str]:
+def evidence(points: Mapping[str, int], subject: Subject) -> tuple[str, int, str]:
+    """How near the measured points are to a subject, how many they are, and both in words."""
+    family, a, s, bits, model = subject.family, subject.accelerator, subject.stack, subject.bits, subject.model
+    here = _measured(points, family, a, s)
+    width = (
+        f"{subject.layout}{', ' * bool(subject.mode)}{subject.mode} on {subject.gpus} GPU{'s' * (subject.gpus != '1')}"
+    )
+    own = points.get(points_key(subject), 0)
+    if own:
+        said = f"{own} measured points of this model in {bits} weights on {a} with {s}, of {here} there"
+        return "model", own, said
+    # From near to far: how many, to what they are extrapolated, and what they are of.
+    for nearness, count, to, of in (
+        (
+            "layout",
+            _measured(points, family, a, s, bits, model),
+            width,
+            f"this model in {bits} weights on {a} with {s}",
+        ),
+        (
+            "stack",
+            _measured(points, family, a, s, "", model),
+            f"{bits} weights",
+            f"this model in others on {a} with {s}",
+        ),
+        ("stack", here, "this model", f"others on {a} with {s}"),
+        ("accelerator", _measured(points, family, a), s, f"{a} with other stacks"),
+        ("family", _measured(points, family), a, f"the {family} family"),
+    ):
+        if count:
+            return nearness, count, f"extrapolated to {to} from {count} measured points of {of}"
+    return "nothing", 0, f"extrapolated: no measured point of {a} or its family"
+
+
+def _measured(points: Mapping[str, int], *words: str) -> int:
+    """Points whose key begins with these words, in its order; an empty one stands for any."""
+    return sum(
+        n
+        for key, n in points.items()
+        if all(want in ("", word) for want, word in zip(words, key.split(" / "), strict=False))
+    )
+
+
+# Before the groups of spreads that hold for results of those who were learnt from.
+KNOWN = "known source: "
+
+
+def spread_groups(nearness: str, subject: Subject, known: bool = False) -> list[str]:
     """Groups of errors to look an interval up in, nearest first."""
-    return [
-        f"{nearness} / {subject.vendor} / {subject.stack}",
-        f"{nearness} / {subject.vendor}",
-        nearness,
-        "nothing",
-    ]
+    plain = [f"{nearness} / {subject.vendor} / {subject.stack}", f"{nearness} / {subject.vendor}", nearness]
+    own = [f"{subject.mode}: {group}" for group in plain] if subject.mode else plain
+    first = [KNOWN + group for group in own] if known else []
+    return [*first, *own, *(plain if subject.mode else ()), "nothing"]
 
 
 def points_key(subject: Subject) -> str:
-    return " / ".join((subject.family, subject.accelerator, subject.stack, subject.bits, subject.model))
+    if subject.mode:
+        subject = subject._replace(layout=f"{subject.layout}, {subject.mode}")
+    return " / ".join(getattr(subject, word) for word in _WORDS_OF_POINTS)
 
 
 def empty() -> Calibration:

@@ -25,6 +25,7 @@ from crosstie.catalog.calibration import Calibration, Subject, empty, read_calib
 from crosstie.catalog.connectors import read_connectors
 from crosstie.catalog.costs import Ranged, read_costs
 from crosstie.catalog.models import read_model_file, read_model_path
+from crosstie.catalog.power import PowerModel, read_power
 from crosstie.catalog.precision import resolve as resolve_precision
 from crosstie.catalog.prices import ApiPrice, Price, read_api_prices, read_prices
 from crosstie.catalog.reading import read_toml
@@ -94,6 +95,7 @@ class Catalog:
         self.directories = [SHIPPED, *extra]
         # Nouns that were asked for by their file's name.
         self._asked: dict[Path, Any] = {}
+        self._efficiencies: dict[str, tuple[Accelerator, Efficiency]] = {}
         self._corrections: dict[Subject, Correction] = {}
         self._given = calibration
 
@@ -170,6 +172,15 @@ class Catalog:
             for file in _toml_files(directory / "efficiency"):
                 merge_efficiency(layers.setdefault(file.stem, {}), read_efficiency(file))
         return layers
+
+    @cached_property
+    def power(self) -> PowerModel:
+        """What accelerators draw while they serve; the nearest file of a user replaces the shipped one."""
+        return read_power(self._tables("power.toml")[-1], self.accelerators)
+
+    def calibrated_by(self, calibration: Calibration) -> "Catalog":
+        """The same catalog under another calibration."""
+        return Catalog(self.directories[1:], calibration)
 
     def accelerator(self, name: str) -> Accelerator:
         """By id, alias, or the path of an accelerator file."""
@@ -262,7 +273,15 @@ class Catalog:
         return resolve_precision(model, name or "native", self.formats)
 
     def efficiency(self, accelerator: Accelerator) -> Efficiency:
-        return resolve_efficiency(self._efficiency_layers, accelerator)
+        if accelerator.id not in self._efficiencies or self._efficiencies[accelerator.id][0] is not accelerator:
+            relatives: list[Accelerator] = []
+            if any(
+                f"matmul_{name}" not in accelerator.measured for name in ("bf16", "fp8") if name in accelerator.dense
+            ):
+                relatives = [one for one in self.accelerators.values() if one.family == accelerator.family]
+            found = resolve_efficiency(self._efficiency_layers, accelerator, relatives)
+            self._efficiencies[accelerator.id] = (accelerator, found)
+        return self._efficiencies[accelerator.id][1]
 
     def deployment(
         self,

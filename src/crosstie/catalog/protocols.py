@@ -43,6 +43,8 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):
     # How rows that speculate did so, such as mtp:3, and on which kind of text.
     speculation: str | None = None
     text: str | None = None
+    # What the first request of each client waits for beside its prompt: kernels that are compiled when they are met.
+    first_wave_s: Amount | None = None
 
     def over(self, other: "BenchmarkSettings") -> "BenchmarkSettings":
         """These settings, and the other's where these say nothing."""

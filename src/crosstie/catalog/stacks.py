@@ -1,6 +1,6 @@
 """Stack files (an engine's habits) and efficiency files (what kernels reach of the peaks)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +125,29 @@ def read_formats(file: Path) -> dict[str, Format]:
     return formats
 
 
-def resolve_efficiency(layers: Mapping[str, dict[str, Any]], accelerator: Accelerator) -> Efficiency:
-    """The accelerator's own constants first, then its topology's and family's, then the default."""
+def _reached(accelerator: Accelerator) -> dict[str, Fact]:
+    """Shares of the dense peak that matrix products were measured to reach, the best of all sources."""
+    found = {}
+    for name, fact in accelerator.measured.items():
+        format = name.removeprefix("matmul_")
+        if format != name and format in accelerator.dense:
+            said = [(fact.value, fact.source, fact.date)]
+            said += [(float(o.value), o.source, o.date) for o in fact.alternatives if o.unit == fact.unit]
+            best, source, day = max(said)
+            peak = accelerator.dense[format]
+            note = f"{best:,g} of {peak.value:,g} {peak.unit}, the best that was measured on {accelerator.id}"
+            share = best / fact.value * fact.si / peak.si
+            found[format] = Fact(value=share, unit="fraction", basis="derived", source=source, date=day, note=note)
+    return found
+
+
+def resolve_efficiency(
+    layers: Mapping[str, dict[str, Any]], accelerator: Accelerator, relatives: Sequence[Accelerator] = ()
+) -> Efficiency:
+    """The accelerator's own constants first, then its topology's and family's, then the default.
+
+    `relatives`: of its family; what nobody measured on it, it reaches no more of than they do.
+    """
     order = ("default", accelerator.scale_up.topology.value, accelerator.family, accelerator.id)
     merged: dict[str, Any] = {"compute": {}, "weights": {}}
     scope: dict[str, str] = {}
@@ -138,4 +159,13 @@ def resolve_efficiency(layers: Mapping[str, dict[str, Any]], accelerator: Accele
             else:
                 merged[key].update(value)
                 scope.update({f"{key}.{inner}": name for inner in value})
-    return Efficiency(scope=scope, **merged)
+    reached: dict[str, Fact] = {}
+    for relative in relatives:
+        for format, share in _reached(relative).items():
+            if format not in reached or share.value > reached[format].value:
+                reached[format] = share
+    reached |= _reached(accelerator)
+    if "bf16" in reached:
+        reached.setdefault("fp16", reached["bf16"])
+    scope.update({f"measured.{format}": "measured products" for format in reached})
+    return Efficiency(scope=scope, measured=reached, **merged)

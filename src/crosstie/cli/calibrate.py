@@ -6,12 +6,13 @@ import click
 
 from crosstie.catalog.calibration import Calibration
 from crosstie.catalog.library import user_directories
-from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.options import FILE, json_option, tool_options, verbose_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent
 from crosstie.prove.calibration.calibrate import calibrate
+from crosstie.prove.calibration.kept import Kept
 
 _OVERALL = ("points left out", "a model left out", "a release left out", "an accelerator left out", "a family left out")
 _DETAILS = "errors by model and accelerator left out, and results that were not used"
@@ -22,16 +23,20 @@ _DETAILS = "errors by model and accelerator left out, and results that were not 
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Where to. [default: your catalog's calibration.json]")
 @click.option("--alone", is_flag=True, help="Learn from RESULTS only, without the measurements that Crosstie ships.")
 @click.option("--shipped", is_flag=True, help="Learn from what Crosstie ships only: the calibration it comes with.")
+@click.option("--add", is_flag=True, help="Keep RESULTS in your catalog, and learn from all that were ever added.")
+@tool_options
 @verbose_option(_DETAILS)
 @json_option
 def command(
-    files: tuple[Path, ...], output: Path | None, alone: bool, shipped: bool, verbose: bool, as_json: bool
-) -> int:
+    files: tuple[Path, ...], output: Path | None, alone: bool, shipped: bool, add: bool, verbose: bool, as_json: bool,
+    **given: str,
+) -> int:  # fmt: skip
     """Fits the model's constants to measured RESULTS, and says how wrong it is on what it has not seen.
 
     \b
     crosstie calibrate mine.csv
     crosstie calibrate mine.csv probe-mi300x.json -o calibration.json
+    crosstie calibrate --add bench.json --accelerator mi300x --tp 8
     crosstie calibrate --shipped -o calibration.json
 
     RESULTS are files as for `validate`, documents of `crosstie probe`, or tables of kernel times. They are
@@ -41,16 +46,25 @@ def command(
 
     The calibration in your catalog (`crosstie catalog path`) takes the place of the one that Crosstie comes with.
     """
-    if shipped and (files or alone):
+    if shipped and (files or alone or add):
         raise BadInput("--shipped learns from what Crosstie ships alone; give no RESULTS with it")
     if not files and not shipped:
         raise BadInput("no RESULTS are named; --shipped makes the calibration that Crosstie comes with")
     target = output or _own_file()
     if target.is_dir():
         raise BadInput(f"{target}: is a folder; say which file in it")
+    kept = Kept(_own_file().parent) if add else None
     with progress() as on_progress:
         # What is shipped must not depend on whose machine makes it.
-        made = calibrate(files, with_shipped=not alone, directories=[] if shipped else None, on_progress=on_progress)
+        made = calibrate(
+            [*(kept.files(besides=files) if kept else ()), *files],
+            with_shipped=not alone,
+            directories=[] if shipped else None,
+            given=given,
+            on_progress=on_progress,
+        )
+    if kept:
+        kept.add(files, given)
     made.write(target)
     if as_json:
         found = made.calibration

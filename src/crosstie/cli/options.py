@@ -38,3 +38,20 @@ def on_option(what: str, *, required: bool = False) -> Decorator:
 
 def verbose_option(what: str) -> Decorator:
     return click.option("-v", "--verbose", is_flag=True, help=f"Also: {what}.")
+
+
+def tool_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What result files of benchmark tools do not say; a command gets them with its other keywords."""
+    for flag, name, metavar, what in reversed(
+        (
+            ("--accelerator", "accelerator", "NAME", "The accelerator that a tool's file was measured on."),
+            ("--model", "model", "NAME", "The model, where a tool's file has none or a path."),
+            ("--precision", "precision", "NAME", "Weights of it. [default: native]"),
+            ("--engine", "engine", "NAME", "The engine that served."),
+            ("--tp", "tp", "N", "GPUs that a replica was split over."),
+            ("--gpus", "num_accelerators", "N", "All GPUs. [default: those of one replica]"),
+            ("--layout", "parallelism", "TEXT", "The split where it is more than --tp: TP8EP8, DEP8, TP4PP2."),
+        )
+    ):
+        command = click.option(flag, name, metavar=metavar, default="", help=what)(command)
+    return command

@@ -7,7 +7,7 @@ import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
-from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.options import FILE, json_option, tool_options, verbose_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import Output, closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
@@ -30,20 +30,23 @@ _REASONS = 3
 @click.argument("files", nargs=-1, required=True, metavar="RESULTS...", type=FILE)
 @click.option("--predictions", "target", type=FILE, metavar="OUT.csv",
               help="Write every row with its prediction and interval, or the reason why there is none.")  # fmt: skip
+@tool_options
 @verbose_option(_DETAILS)
 @json_option
-def command(files: tuple[Path, ...], target: Path | None, verbose: bool, as_json: bool) -> int:
+def command(files: tuple[Path, ...], target: Path | None, verbose: bool, as_json: bool, **given: str) -> int:
     """How far predictions are from measured results: coverage, error, rank and intervals.
 
     \b
     crosstie validate mine.csv
     crosstie validate results.csv.gz --predictions predicted.csv
+    crosstie validate bench.json --accelerator mi300x --tp 8
 
-    RESULTS are CSV files, gzipped or not, with one metric a row and at least the columns accelerator, model,
-    precision, engine, input_len, output_len, concurrency, metric, unit and value (docs/validate.md has all of
-    them, and the metrics). Every row is predicted the way it was measured: a closed loop with its start burst, one
-    batch, the most that memory or latency limits allow, or one step's GPU work. A row that cannot be predicted
-    is counted with its reason.
+    RESULTS are files of AIPerf, guidellm, `vllm bench serve`, `sglang.bench_serving`, InferenceX and `crosstie
+    replay`, or an mlperf_log_summary.txt, as they are; or CSV files, gzipped or not, with one metric a row and at
+    least the columns accelerator, model, precision, engine, input_len, output_len, concurrency, metric, unit and value
+    (docs/validate.md has all of them, and the metrics). Every row is predicted the way it was measured: a closed loop
+    with its start burst, one batch, the most that memory or latency limits allow, or one step's GPU work. A row that
+    cannot be predicted is counted with its reason.
 
     Errors are absolute percentage errors; the bias is the median of the signed error, negative where the
     prediction is too low. Exit status 1 when no row could be predicted.
@@ -51,7 +54,7 @@ def command(files: tuple[Path, ...], target: Path | None, verbose: bool, as_json
     if target and target.resolve() in [file.resolve() for file in files]:
         raise BadInput(f"--predictions {target} would replace the RESULTS")
     with progress("reading") as on_progress:
-        found = validate(Catalog(), files, on_progress)
+        found = validate(Catalog(), files, on_progress, given)
     if target:
         write_text(target, predictions(found))
     if as_json:

@@ -209,6 +209,13 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
     network: Fact
     # Where each constant comes from: an accelerator, its family, or the default.
     scope: dict[str, str]
+    # Highest share of the dense peak that a matrix product was measured to reach, by compute format.
+    measured: dict[str, Fact] = {}
+
+    def reached(self, compute_format: str) -> float:
+        """That share; of a format that nobody measured, the best of the others; all of it where none was."""
+        known = self.measured.get(compute_format)
+        return known.value if known else max((fact.value for fact in self.measured.values()), default=1.0)
 
 
 KV_FORMATS = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}

@@ -49,6 +49,7 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
 # What was measured of a deployment, from near to far.
 NEARNESS = {
     "model": "this model and weight width on this accelerator under this stack",
+    "layout": "this model and weight width here, in other layouts or on other numbers of GPUs",
     "stack": "other models or widths on this accelerator under this stack",
     "accelerator": "this accelerator under other stacks",
     "family": "accelerators of the same family",

@@ -98,6 +98,11 @@ class Sides:
         self.prefill.correct(factors)
         self.decode.correct(factors)
 
+    def correct_more(self, factors: Mapping[str, Array]) -> None:
+        """Multiplies them as each side's own corrections have them."""
+        self.prefill.correct_more(factors)
+        self.decode.correct_more(factors)
+
 
 def _link_bytes_per_s(service: Disaggregated, side: Deployment) -> float:
     peak = peer_bytes_per_s(side) if service.link == "fabric" else side.accelerator.scale_out.bandwidth.si

@@ -23,10 +23,10 @@ Mask = NDArray[np.bool_]
 CEILINGS = {"compute": 0.85, "weights": 1.0, "cache": 1.0, "attention": 1.5, "link": 1.0}
 
 
-def attainable(constant: str, share: Array, factor: Array) -> Array:
+def attainable(constant: str, share: Array, factor: Array, ceiling: Array | None = None) -> Array:
     """A share of a peak as corrected. A better one bends towards the ceiling rather than stopping at it, so that
     a fit is never without a slope; the catalog's own share may be above the ceiling, and then stays there."""
-    room = np.maximum(CEILINGS[constant] - share, 1e-9)
+    room = np.maximum((CEILINGS[constant] if ceiling is None else ceiling) - share, 1e-9)
     better = share + room * -np.expm1(-share * np.maximum(factor - 1.0, 0.0) / room)
     return np.asarray(np.where(factor > 1.0, better, share * factor))
 
@@ -69,13 +69,18 @@ class Hardware:
         self.slowdown = self.column(lambda d: d.adapters.slowdown if d.adapters else 1.0)
         self._experts = self.column(lambda d: d.efficiency.experts.value)
         self._attention = self.column(lambda d: d.efficiency.attention.value)
-        self._rates: dict[str, tuple[Array, Array]] = {}
+        self._rates: dict[str, tuple[Array, Array, Array]] = {}
         self._columns: dict[str, Array] = {}
         # Sequences that memory holds at the contexts that were last asked for.
         self.held: dict[tuple[tuple[int, ...], bytes, bytes], Array] = {}
         self._links()
         self._speculation()
-        self.correct({name: self.column(_factor(name)) for name in CONSTANTS})
+        self._own = {name: self.column(_factor(name)) for name in CONSTANTS}
+        self.correct(self._own)
+
+    def correct_more(self, factors: Mapping[str, Array]) -> None:
+        """Multiplies the constants as the deployments' own corrections have them."""
+        self.correct({name: own * factors[name] for name, own in self._own.items()})
 
     def correct(self, factors: Mapping[str, Array]) -> None:
         """Multiplies the constants of the catalog; columns as everything here."""
@@ -103,9 +108,17 @@ class Hardware:
             names = [compute_format(d, format) for d in self.deployments]
             peak = np.array([[d.accelerator.dense[n].si] for d, n in zip(self.deployments, names, strict=True)])
             share = np.array([[d.efficiency.compute[n].value] for d, n in zip(self.deployments, names, strict=True)])
-            self._rates[format.id] = (share, peak)
-        share, peak = self._rates[format.id]
-        return peak * attainable("compute", share, self.factors["compute"]), peak
+            ceiling = np.array([[d.efficiency.reached(n)] for d, n in zip(self.deployments, names, strict=True)])
+            ceiling = np.minimum(ceiling, CEILINGS["compute"])
+            self._rates[format.id] = (np.minimum(share, ceiling), peak, ceiling)
+        share, peak, ceiling = self._rates[format.id]
+        return peak * attainable("compute", share, self.factors["compute"], ceiling), peak
+
+    def expert_rate(self, format: Format) -> Array:
+        """Achievable FLOP/s of the grouped products of experts: no more than a plain one was measured to reach."""
+        rate, peak = self.rates(format)
+        _, _, ceiling = self._rates[format.id]
+        return np.minimum(rate * self.experts_share, np.maximum(peak * ceiling, rate))
 
     def stream_bytes_per_s(self, format: Format) -> Array:
         """How fast weights of a format come out of memory."""

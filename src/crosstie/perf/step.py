@@ -306,12 +306,11 @@ def _experts(account: _Account, hardware: Hardware, count: int, operation: Opera
     stored = visited * one * (mix.bytes + hardware.unpacked_bytes_per_weight(mix.main))
     # Splitting an expert cuts the width between its two products, not the token's own.
     inner, outer = (tensor.rows, tensor.cols) if tensor.role == "experts" else (tensor.cols, tensor.rows)
-    rate, peak = hardware.rates(mix.main)
+    _, peak = hardware.rates(mix.main)
     activations = rows * ((outer + inner / splits) * ACTIVATION_BYTES / hardware.elementwise_bytes_per_s)
     memory_s = activations + stored / hardware.stream_bytes_per_s(mix.main)
     padded = rows + EXPERT_PADDING_ROWS * visited
-    rate = rate * hardware.experts_share
-    account.add(count, padded * (2.0 * one / rate), memory_s, _share(tokens))
+    account.add(count, padded * (2.0 * one / hardware.expert_rate(mix.main)), memory_s, _share(tokens))
     account.add_ideal(count, padded * (2.0 * one), peak, stored)
 
 

@@ -199,7 +199,7 @@ def test_no_row_is_left_out_of_its_own_error_twice(catalog: Catalog) -> None:
     own = np.sqrt(np.mean(miss(fit, parts) ** 2))
     groupings = left_out_groups(evidence)
     for name, error in zip(groupings, fit.left_out(parts, *groupings.values()), strict=True):
-        if name == "release":
+        if name in ("release", "source", "layout"):
             assert np.isnan(error).all()
         else:
             assert np.sqrt(np.nanmean(error**2)) > own
@@ -295,7 +295,7 @@ def test_the_last_folder_wins(tmp_path: Path, catalog: Catalog, monkeypatch: pyt
         (tmp_path / name).mkdir()
         parts = tuple(kernel if constant == "kernel" else 0.0 for constant in CONSTANTS)
         made = Calibration(
-            format=1, made={}, results=[], constants=CONSTANTS, scopes={"all": parts}, points={}, level=0.8, spreads={}
+            format=2, made={}, results=[], constants=CONSTANTS, scopes={"all": parts}, points={}, level=0.8, spreads={}
         )
         (tmp_path / name / "calibration.json").write_text(calibration_text(made))
     monkeypatch.setenv("CROSSTIE_CATALOG", f"{tmp_path / 'a'}:{tmp_path / 'b'}")
@@ -422,15 +422,47 @@ def test_fleets_and_refused_rows_are_counted(catalog: Catalog, tmp_path: Path) -
 
 
 def test_spreads_are_quantiles_of_what_was_left_out(catalog: Catalog) -> None:
-    evidence = gather(catalog, mixed_evidence(catalog))
-    error = np.linspace(-0.5, 0.5, len(evidence.logs))
-    nothing = np.full(len(error), np.nan)
-    found = learning.spreads(
-        evidence, {**dict.fromkeys(("stack", "accelerator", "family", "nothing"), nothing), "model": error}
-    )
-    assert set(found) == {"model"}
-    tpot = -error[evidence.kind == "tpot"]
-    assert found["model"]["tpot"].low == pytest.approx(float(np.quantile(tpot, 0.1)), abs=1e-3)
-    assert found["model"]["tpot"].high == pytest.approx(float(np.quantile(tpot, 0.9)), abs=1e-3)
-    assert found["model"]["tpot"].points == len(tpot) == 18
-    assert {measured_subject(case).vendor for case in evidence.cases} == {"NVIDIA"}
+    (case,) = cases_at(catalog, [(16, 1024, 128)])
+    subject = measured_subject(case)
+    logs = np.linspace(-0.5, 0.5, 19)
+    strange = [
+        learning.LeftOut("source", "model", subject, source, "tpot", float(log)) for source in "abc" for log in logs
+    ]
+    curves = [learning.LeftOut("curve", "model", subject, "a", "tpot", float(log) / 10) for log in logs]
+    found = learning.spreads([*strange, *curves])
+    assert {group for group in found if "/" not in group} == {"model", "known source: model"}
+    assert found["model"]["tpot"].high == pytest.approx(0.4, abs=0.04)
+    assert found["known source: model"]["tpot"].high == pytest.approx(0.04, abs=0.004)
+    assert found["model"]["tpot"].points == 57
+    # One source alone says nothing of others: its curves are all there is.
+    assert set(learning.spreads(curves)) == {"model", "known source: model"}
+    held = learning.coverage([*strange, *curves], found)
+    assert held["model"] == pytest.approx(0.8, abs=0.06)
+
+
+def test_an_unseen_source_is_held_against_the_others_alone(catalog: Catalog) -> None:
+    (case,) = cases_at(catalog, [(16, 1024, 128)])
+    subject = measured_subject(case)
+    calm = [learning.LeftOut("source", "model", subject, "calm", "tpot", 0.001 * n) for n in range(50)]
+    wild = [learning.LeftOut("source", "model", subject, "wild", "tpot", 1.0 + 0.001 * n) for n in range(50)]
+    calm += [miss._replace(source="as calm") for miss in calm]
+    held = learning.coverage([*calm, *wild], learning.spreads([*calm, *wild]))
+    assert held["model"] > 0.7
+    assert held["a source left out / NVIDIA / tpot"] < 0.7
+
+
+def test_a_source_keeps_its_own_part_and_repeats_count_once(catalog: Catalog) -> None:
+    """Two publishers disagree: each is met, and what is nobody's lies between them."""
+    loads = LOADS[:6]
+    cases = measure(cases_at(catalog, loads, source_id="quick"), {"weights": 1.1, "kernel": 0.8})
+    cases += measure(cases_at(catalog, loads, source_id="slow"), {"weights": 0.9, "kernel": 1.25})
+    made = Catalog([], calibration=learn(catalog, Inputs(cases=cases)))
+
+    def tpot(**of: str) -> float:
+        return float(Predictor(cases_at(made, [(16, 1024, 128)], **of)).predict()["tpot"][0])
+
+    assert tpot(source_id="quick") < 0.97 * tpot() < tpot() < 0.97 * tpot(source_id="slow")
+    again = [
+        replace(case, point=replace(case.point, conditions={**case.point.conditions, "date": "x"})) for case in cases
+    ]
+    assert len(learning.once([*cases, *again])) == len(cases)

@@ -2,8 +2,8 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 
 from crosstie.catalog.calibration import (
     FORMAT,
+    KNOWN,
+    MODE_LEVELS,
     Calibration,
     Subject,
     calibration_text,
     empty,
+    evidence as evidence_of,
     points_key,
     spread_groups,
 )
@@ -29,8 +32,9 @@ from crosstie.core.errors import BadInput
 from crosstie.core.estimate import CONSTANTS, METRICS, NEARNESS, Spread
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array, Mask
-from crosstie.prove.calibration.cases import Case, Cases
+from crosstie.prove.calibration.cases import Case, Cases, measured_subject, release_of
 from crosstie.prove.calibration.columns import UNPREDICTABLE
+from crosstie.prove.calibration.frontiers import frontier_errors
 from crosstie.prove.calibration.kernels import KINDS, Kernel, read_kernels
 from crosstie.prove.calibration.regression import Measurements, Regression, gather
 from crosstie.prove.calibration.results import Metric, Point, Row, read_results
@@ -39,12 +43,16 @@ from crosstie.prove.probe.document import Measurement, Probe, read_probe
 
 # What the shipped calibration is made from.
 SHIPPED_RESULTS = tuple(
-    SHIPPED / "measured" / name for name in ("results.csv.gz", "nvidia-kernels.csv.gz", "h200-probe.json")
+    SHIPPED / "measured" / name
+    for name in ("results.csv.gz", "results-2026-11.csv.gz", "nvidia-kernels.csv.gz", "h200-probe.json")
 )
 # Share of measurements that an interval is meant to hold.
 LEVEL = 0.8
 # Fewer errors than this say little about their spread: the wider group's is taken.
 _FEWEST = 40
+# And of fewer sources than this, little about how sources differ.
+_SOURCES = 3
+_MODE_ROUNDS = 6
 _FOLDS = 5
 # Corrections smaller than this are left out of the file.
 _NOTHING = 5e-4
@@ -61,18 +69,18 @@ class Inputs:
     unused: Counter[str] = field(default_factory=Counter)
 
 
-def read_inputs(catalog: Catalog, paths: Sequence[Path]) -> Inputs:
+def read_inputs(catalog: Catalog, paths: Sequence[Path], given: Mapping[str, str] | None = None) -> Inputs:
     """Results, tables of kernels and probes, told apart by what they hold."""
     found = Inputs()
     resolve = Cases(catalog)
     for path in paths:
         before = len(found.cases), len(found.kernels)
-        if path.suffix == ".json":
+        if path.suffix == ".json" and _is_probe(path):
             _add_probe(found, resolve, read_probe(path))
         elif _is_kernel_table(path):
             found.kernels += read_kernels(path)
         else:
-            results = read_results(path)
+            results = read_results(path, given=given)
             found.unused.update(row.reason for row in results.unusable)
             for point in results.points:
                 _add_point(found, resolve, point)
@@ -84,10 +92,39 @@ def read_inputs(catalog: Catalog, paths: Sequence[Path]) -> Inputs:
                 "kernels": len(found.kernels) - before[1],
             }
         )
+    found.cases = once(found.cases)
     if not found.cases and not found.kernels:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in found.unused.most_common(3))
         raise BadInput(f"no row of {', '.join(path.name for path in paths)} can be learnt from: {reasons or 'empty'}")
     return found
+
+
+# What may differ between two runs of one configuration.
+_OF_THE_RUN = frozenset(("date", "notes", "engine_version", "trust", "accelerator_raw", "metric", "unit", "value"))
+
+
+def once(cases: Sequence[Case]) -> list[Case]:
+    """Nightly repeats of one configuration under one release as one case, with the median of each metric."""
+    runs: dict[tuple[object, ...], list[Case]] = {}
+    for case in cases:
+        said = sorted((k, v) for k, v in case.point.conditions.items() if k not in _OF_THE_RUN)
+        runs.setdefault(
+            (*said, release_of(case), case.method, id(case) if not case.point["source_id"] else 0), []
+        ).append(case)
+    found = []
+    for same in runs.values():
+        rows: dict[Metric, list[Row]] = {}
+        for case in same:
+            for row in case.point.rows:
+                rows.setdefault(row.metric, []).append(row)
+        merged = [replace(own[0], value=float(np.median([row.value for row in own]))) for own in rows.values()]
+        found.append(replace(same[0], point=Point(same[0].point.conditions, merged)) if len(same) > 1 else same[0])
+    return found
+
+
+def _is_probe(path: Path) -> bool:
+    text = text_of(path)
+    return '"provenance"' in text and '"measurements"' in text
 
 
 def _is_kernel_table(path: Path) -> bool:
@@ -161,48 +198,111 @@ def calibrate(
     *,
     with_shipped: bool = True,
     directories: Sequence[Path] | None = None,
+    given: Mapping[str, str] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Calibrated:
     """Fits the model's constants to measured results, kernel tables and documents of `crosstie probe`.
 
     `with_shipped`: learns from the measurements that Crosstie ships, too. `directories`: folders of the catalog beside
-    the shipped one; the user's own by default. Takes minutes.
+    the shipped one; the user's own by default. `given`: what files of benchmark tools do not say. Takes minutes.
     """
     # What an earlier calibration says is no evidence, and one that cannot be read must not be in the way.
     catalog = Catalog(directories, calibration=empty())
-    inputs = read_inputs(catalog, [*(SHIPPED_RESULTS if with_shipped else ()), *map(Path, results)])
+    inputs = read_inputs(catalog, [*(SHIPPED_RESULTS if with_shipped else ()), *map(Path, results)], given)
     return Calibrated(learn(catalog, inputs, on_progress), dict(inputs.unused.most_common()))
 
 
 def learn(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_progress) -> Calibration:
+    """Plain serving first; then what speculation, and prefill and decode apart, change beyond it."""
     on_progress(0, 0, "schedules")
-    evidence = gather(catalog, inputs.cases, inputs.kernels)
+    plain = [case for case in inputs.cases if not measured_subject(case).mode]
+    evidence = gather(catalog, plain, inputs.kernels)
     if not len(evidence.logs):
         raise BadInput("no row says anything about the constants: tails and arrivals by the clock do not")
     fit = Regression(catalog, evidence)
-    everything = np.ones(len(evidence.logs), dtype=bool)
-    parts = fit.solve(everything, on_progress=on_progress)
+    parts = fit.solve(np.ones(len(evidence.logs), dtype=bool), on_progress=on_progress)
+    found = calibration_of(fit, parts, inputs.files, on_progress)
+    others = [case.point for case in inputs.cases if measured_subject(case).mode]
+    return learn_modes(catalog.calibrated_by(found), found, others, on_progress) if others else found
+
+
+def learn_modes(
+    catalog: Catalog, plain: Calibration, points: Sequence[Point], on_progress: OnProgress = no_progress
+) -> Calibration:
+    """The calibration with what these points change of it where they are alike, and nowhere else."""
+    resolve = Cases(catalog)
+    evidence = gather(catalog, [case for point in points for case in resolve.of(point)])
+    if not len(evidence.logs):
+        return plain
+    fit = Regression(catalog, evidence, MODE_LEVELS, more=True)
+    parts = fit.solve(np.ones(len(evidence.logs), dtype=bool), rounds=_MODE_ROUNDS, on_progress=on_progress)
+    groupings = left_out_groups(evidence)
+    errors = dict(zip(groupings, fit.left_out(parts, *groupings.values(), on_progress=on_progress), strict=True))
+    misses = list(left_out_errors(evidence, errors, plain.points))
+    found = spreads(misses)
+    return msgspec.structs.replace(
+        plain,
+        scopes=plain.scopes | _rounded(fit, parts),
+        points=plain.points | _points(evidence),
+        spreads=plain.spreads | found,
+        coverage=plain.coverage | coverage(misses, found),
+        sources=tuple(sorted({*plain.sources, *(subject.source for subject in evidence.subjects)} - {""})),
+        errors=plain.errors | _mode_errors(evidence, errors),
+    )
+
+
+def _mode_errors(evidence: Measurements, errors: dict[str, Array]) -> dict[str, dict[str, dict[str, float]]]:
+    metrics = _metrics(evidence)
+    modes = np.array([evidence.subjects[i].mode for i in evidence.origin])
+    found = {}
+    for grouping in ("model", "curve", "source"):
+        for mode in sorted(set(modes.tolist())):
+            rows = ~np.isnan(errors[grouping]) & (modes == mode)
+            found[f"{_TITLES[grouping]}, {mode}"] = _by_metric(metrics, errors[grouping], rows)
+    best = frontier_errors(evidence, errors["curve"])
+    return found | {f"{title}, speculative or apart": table for title, table in best.items()}
+
+
+def calibration_of(
+    fit: Regression, parts: Array, files: list[dict[str, str | int]], on_progress: OnProgress = no_progress
+) -> Calibration:
+    """The parts as they are kept in a file, with what leaving things out says about their errors."""
+    evidence = fit.evidence
     groupings = left_out_groups(evidence)
     left_out = fit.left_out(parts, *groupings.values(), on_progress=on_progress)
     errors = dict(zip(groupings, left_out, strict=True))
-    rounded = {
+    misses = list(left_out_errors(evidence, errors))
+    found = spreads(misses)
+    return Calibration(
+        format=FORMAT,
+        made={"by": f"crosstie {version('crosstie')} calibrate", "date": date.today().isoformat()},
+        results=files,
+        constants=CONSTANTS,
+        scopes=_rounded(fit, parts),
+        points=_points(evidence),
+        level=LEVEL,
+        spreads=found,
+        coverage=coverage(misses, found),
+        sources=tuple(sorted({subject.source for subject in evidence.subjects} - {""})),
+        errors=error_tables(evidence, errors) | frontier_errors(evidence, errors["curve"]),
+    )
+
+
+def _rounded(fit: Regression, parts: Array) -> dict[str, tuple[float, ...]]:
+    return {
         scope: tuple(round(float(part), 4) for part in parts[index])
         for scope, index in fit.scopes.items()
         if np.abs(parts[index]).max() > _NOTHING
     }
-    found = spreads(evidence, errors)
-    return Calibration(
-        format=FORMAT,
-        made={"by": f"crosstie {version('crosstie')} calibrate", "date": date.today().isoformat()},
-        results=inputs.files,
-        constants=CONSTANTS,
-        scopes=rounded,
-        points=dict(Counter(map(points_key, evidence.subjects[: len(inputs.cases)])).most_common()),
-        level=LEVEL,
-        spreads=found,
-        coverage=coverage(evidence, errors, found),
-        errors=error_tables(evidence, errors),
-    )
+
+
+def _points(evidence: Measurements) -> dict[str, int]:
+    return dict(Counter(map(points_key, evidence.subjects[: len(evidence.cases)])).most_common())
+
+
+# What a curve is the same in: one configuration at all its concurrencies, whenever it was run.
+_OF_A_CURVE = ("source_id", "accelerator", "num_accelerators", "model", "precision", "engine", "parallelism", "tp",
+               "input_len", "output_len", "scenario", "spec_decode", "disagg")  # fmt: skip
 
 
 def left_out_groups(evidence: Measurements) -> dict[str, NDArray[np.str_]]:
@@ -210,12 +310,27 @@ def left_out_groups(evidence: Measurements) -> dict[str, NDArray[np.str_]]:
     subjects = [evidence.subjects[i] for i in evidence.origin]
     measured = evidence.kind != "kernel"
     folds = np.array([_fold(evidence, row) for row in evidence.origin])
+    layouts = {points_key(s).rsplit(" / ", 2)[0]: set[str]() for s in evidence.subjects[: len(evidence.cases)]}
+    for s in evidence.subjects[: len(evidence.cases)]:
+        layouts[points_key(s).rsplit(" / ", 2)[0]].add(points_key(s))
 
     def words(of: Callable[[Subject], str], kernels: bool) -> NDArray[np.str_]:
         return np.array([of(s) if kernels or own else "" for s, own in zip(subjects, measured, strict=True)])
 
+    def layout(subject: Subject) -> str:
+        key = points_key(subject)
+        return key if len(layouts.get(key.rsplit(" / ", 2)[0], ())) > 1 else ""
+
+    def curve(origin: int) -> str:
+        if origin >= len(evidence.cases):
+            return ""
+        return " / ".join(evidence.cases[origin].point[column] for column in _OF_A_CURVE)
+
     return {
         "model": np.where(measured, folds, ""),
+        "curve": np.array([curve(row) for row in evidence.origin]),
+        "source": np.array([_source(evidence, row) for row in evidence.origin]),
+        "layout": words(layout, kernels=False),
         "stack": words(lambda s: s.model, kernels=False),
         "accelerator": words(lambda s: f"{s.accelerator} {s.stack}", kernels=True),
         "family": words(lambda s: s.accelerator, kernels=True),
@@ -233,22 +348,63 @@ def _fold(evidence: Measurements, origin: int) -> str:
     return str(int.from_bytes(hashlib.sha256(name).digest()[:4]) % _FOLDS)
 
 
-class _Error(NamedTuple):
-    """A measurement that was left out: of what, and the logarithm of measured over predicted."""
+class LeftOut(NamedTuple):
+    """A measurement that was left out: with what, how near the rest was, of what it is, and the logarithm of measured
+    over predicted."""
 
+    grouping: str
     nearness: str
     subject: Subject
+    source: str
     metric: str
     log: float
 
+    def groups(self, lonely: bool) -> list[str]:
+        """Of spreads that it is one of: for results of its own source, for everybody else, or for both.
 
-def _left_out(evidence: Measurements, errors: dict[str, Array]) -> Iterator[_Error]:
-    """Of every nearness, the errors of operating points; kernels only help."""
+        `lonely`: there is one source alone, so that nothing says how sources differ.
+        """
+        known, strange = self.grouping != "source", self.grouping != "curve" or lonely
+        first = spread_groups(self.nearness, self.subject, known=True)
+        return first[:3] * known + first[3:6] * strange
+
+
+def left_out_errors(
+    evidence: Measurements, errors: dict[str, Array], beside: Mapping[str, int] | None = None
+) -> Iterator[LeftOut]:
+    """The errors of operating points; kernels only help.
+
+    A user's own machine is nobody's source, so what was measured of one source is left out whole, and is as near as the
+    other sources' points are. Where no two sources measured alike, models, accelerators and families left out tell.
+    `beside`: points that were measured besides, of other modes.
+    """
     metrics = _metrics(evidence)
+    sources = [_source(evidence, origin) for origin in range(len(evidence.cases))]
+    own = evidence.subjects[: len(evidence.cases)]
+    everywhere = Counter(map(points_key, own))
+    elsewhere: dict[str, dict[str, int]] = {}
+    for source in sorted(set(sources)):
+        here = Counter(points_key(s) for s, name in zip(own, sources, strict=True) if name == source)
+        elsewhere[source] = {**(beside or {}), **(everywhere - here)}
+    near: dict[tuple[str, str], str] = {}
+
+    def missed(grouping: str, nearness: Callable[[int], str]) -> Iterator[LeftOut]:
+        for row in np.flatnonzero(~np.isnan(errors[grouping]) & (metrics != "")):
+            origin = evidence.origin[row]
+            log = -float(errors[grouping][row])
+            yield LeftOut(grouping, nearness(origin), own[origin], sources[origin], str(metrics[row]), log)
+
+    def without_its_source(origin: int) -> str:
+        key = (points_key(own[origin]), sources[origin])
+        if key not in near:
+            near[key] = evidence_of(elsewhere[sources[origin]], own[origin])[0]
+        return near[key]
+
+    yield from missed("source", without_its_source)
+    yield from missed("curve", lambda origin: "model")
     for nearness in NEARNESS:
-        for row in np.flatnonzero(~np.isnan(errors[nearness]) & (metrics != "")):
-            subject = evidence.subjects[evidence.origin[row]]
-            yield _Error(nearness, subject, str(metrics[row]), -float(errors[nearness][row]))
+        if nearness != "model":
+            yield from missed(nearness, lambda origin, nearness=nearness: nearness)  # type: ignore[misc]
 
 
 def _metrics(evidence: Measurements) -> NDArray[np.str_]:
@@ -256,25 +412,52 @@ def _metrics(evidence: Measurements) -> NDArray[np.str_]:
     return np.array(["" if kind == "kernel" else _METRIC_OF.get(kind, "tpot") for kind in evidence.kind])
 
 
-def spreads(evidence: Measurements, errors: dict[str, Array]) -> dict[str, dict[str, Spread]]:
-    """Quantiles of measured over predicted, by nearness, and by vendor and stack where there are enough."""
-    tail = (1.0 - LEVEL) / 2.0
-    collected: dict[tuple[str, str], list[float]] = {}
-    for nearness, subject, metric, log in _left_out(evidence, errors):
-        vendor = f"{nearness} / {subject.vendor}"
-        for group in (nearness, vendor, f"{vendor} / {subject.stack}"):
-            collected.setdefault((group, metric), []).append(log)
+def spreads(misses: Sequence[LeftOut]) -> dict[str, dict[str, Spread]]:
+    """Quantiles of measured over predicted, by nearness, and by vendor and stack where there are enough.
+
+    For somebody whose results were not learnt from, sources count by the root of their rows and a group needs three
+    of them: how sources differ is most of what such an estimate is off by. Sources left out say it best; where they
+    are few, models, layouts and accelerators left out are taken in.
+    """
+    collected: dict[tuple[str, str], list[LeftOut]] = {}
+    lonely = len({miss.source for miss in misses if miss.grouping == "source"}) < _SOURCES
+    for miss in misses:
+        for group in miss.groups(lonely):
+            collected.setdefault((group, miss.metric), []).append(miss)
     found: dict[str, dict[str, Spread]] = {}
-    for (group, metric), values in sorted(collected.items()):
-        if len(values) >= _FEWEST or "/" not in group:
-            low, high = np.quantile(values, [tail, 1.0 - tail])
-            spread = Spread(low=round(float(low), 4), high=round(float(high), 4), points=len(values))
+    for (group, metric), every in sorted(collected.items()):
+        own = [miss for miss in every if miss.grouping == "source"]
+        chosen = own if _enough(own) else every
+        if group.startswith(KNOWN) or lonely:
+            good, weights = len(chosen) >= _FEWEST, np.ones(len(chosen))
+        else:
+            rows = Counter(miss.source for miss in chosen)
+            good, weights = _enough(chosen), np.array([rows[miss.source] ** -0.5 for miss in chosen])
+        if good or "/" not in group:
+            low, high = _quantiles(np.array([miss.log for miss in chosen]), weights)
+            spread = Spread(low=round(low, 4), high=round(high, 4), points=len(chosen))
             found.setdefault(group, {})[metric] = spread
     return found
 
 
+def _enough(misses: Sequence[LeftOut]) -> bool:
+    return len(misses) >= _FEWEST and len({miss.source for miss in misses}) >= _SOURCES
+
+
+def _quantiles(values: Array, weights: Array) -> tuple[float, float]:
+    """Between them lies the level's share of the weight."""
+    tail = (1.0 - LEVEL) / 2.0
+    order = np.argsort(values, kind="stable")
+    below = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()
+    low, high = np.interp([tail, 1.0 - tail], below, values[order])
+    return float(low), float(high)
+
+
 _TITLES = {
     "model": "points left out",
+    "curve": "a curve left out",
+    "source": "a source left out",
+    "layout": "a layout left out",
     "stack": "a model left out",
     "accelerator": "an accelerator under one stack left out",
     "family": "an accelerator left out",
@@ -295,6 +478,8 @@ def error_tables(evidence: Measurements, errors: dict[str, Array]) -> dict[str, 
     sources = np.array([_source(evidence, row) for row in evidence.origin])
     by = {
         "model": (accelerators, stacks, models, sources),
+        "curve": (accelerators, stacks, models, sources),
+        "source": (accelerators, sources),
         "stack": (models, sources),
         "family": (accelerators,),
         "release": (np.array([f"{s.stack} {s.release}" for s in subjects]),),
@@ -315,14 +500,30 @@ def _source(evidence: Measurements, origin: int) -> str:
     return evidence.cases[origin].point["source_id"] if origin < len(evidence.cases) else ""
 
 
-def coverage(evidence: Measurements, errors: dict[str, Array], found: dict[str, dict[str, Spread]]) -> dict[str, float]:
-    """Share of the left-out measurements that their intervals hold, by nearness and vendor."""
+def coverage(misses: Sequence[LeftOut], found: dict[str, dict[str, Spread]]) -> dict[str, float]:
+    """Share of the left-out measurements that their intervals hold, by nearness and vendor.
+
+    "a source left out" is stricter: each source's are held against intervals made from the other sources alone.
+    """
     held: dict[str, list[bool]] = {}
-    for nearness, subject, metric, log in _left_out(evidence, errors):
-        spread = next(found[g][metric] for g in spread_groups(nearness, subject) if metric in found.get(g, {}))
-        vendor = f"{nearness} / {subject.vendor}"
-        for group in (nearness, vendor, f"{vendor} / {metric}"):
-            held.setdefault(group, []).append(spread.low <= log <= spread.high)
+
+    def count(misses: Iterable[LeftOut], spreads: dict[str, dict[str, Spread]], title: str = "") -> None:
+        for miss in misses:
+            groups = spread_groups(miss.nearness, miss.subject, known=miss.grouping == "curve")
+            spread = next((spreads[g][miss.metric] for g in groups if miss.metric in spreads.get(g, {})), None)
+            if spread is None:
+                continue
+            name = title or (KNOWN if miss.grouping == "curve" else "") + miss.nearness
+            name = f"{miss.subject.mode}: {name}" if miss.subject.mode else name
+            vendor = f"{name} / {miss.subject.vendor}"
+            for group in (name, vendor, f"{vendor} / {miss.metric}"):
+                held.setdefault(group, []).append(spread.low <= miss.log <= spread.high)
+
+    count(misses, found)
+    of_sources = [miss for miss in misses if miss.grouping == "source"]
+    for source in sorted({miss.source for miss in of_sources}):
+        others = spreads([miss for miss in misses if miss.source != source])
+        count([miss for miss in of_sources if miss.source == source], others, _TITLES["source"])
     return {group: round(float(np.mean(inside)), 4) for group, inside in sorted(held.items())}
 
 

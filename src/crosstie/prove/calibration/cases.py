@@ -55,6 +55,7 @@ class Case:
     requests: int = 0
     shortest: float = 1.0
     receive_every: int = 1
+    first_wave_s: float = 0.0
     requests_per_s: float = 0.0
     ttft_limit_s: float = 0.0
     tpot_limit_s: float = 0.0
@@ -84,6 +85,12 @@ _OFF = ("", "none", "false", "no")
 _LIMITS = re.compile(rf"p99 limits TTFT ({DECIMAL}) ms TPOT ({DECIMAL}) ms")
 _RATE = re.compile(rf"rate ({DECIMAL}) req/s")
 _SEQUENCES = re.compile(r"max_num_seqs (\d+)")
+# The engine's own number, not that of the system that its container is built on.
+_RELEASE = re.compile(
+    r"(?:atom|vllm[:-]v?|sglang[:-]v?)(\d+\.\d+(?:\.\d+)?)|^\D*?(?<!rocm)(?<!ROCm )(\d+\.\d+(?:\.\d+)?)"
+)
+_MONTH = re.compile(r"\b(20\d\d)-(\d\d)")
+_NIGHTLY = re.compile(r"nightly_(20\d\d)(\d\d)")
 _ALONE = ("decode_step", "prefill")
 _ROUNDS = 10.0
 _MOST_CLIENTS = 100_000
@@ -191,6 +198,7 @@ class Cases:
             input_tokens=inputs,
             output_tokens=outputs,
             shortest=settings.shortest or 1.0,
+            first_wave_s=settings.first_wave_s or 0.0,
             assumed=(*assumed, *spoke),
         )
         return self._corrected(self._loaded(case, settings))
@@ -330,15 +338,34 @@ def is_mlperf(point: Point) -> bool:
 
 
 def measured_subject(case: Case) -> Subject:
-    return subject_of(case.deployment, release=release_of(case), campaign=campaign_of(case))
+    campaign = campaign_of(case)
+    source = "" if campaign else case.point["source_id"]
+    return subject_of(
+        case.deployment, release=release_of(case), campaign=campaign, source=source, month=month_of(case),
+        apart=case.service is not None,
+    )  # fmt: skip
+
+
+def month_of(case: Case) -> str:
+    """When it was measured, "2026-05"; the middle of the time that a median is over."""
+    found = [int(year) * 12 + int(month) - 1 for year, month in _MONTH.findall(case.point["date"])]
+    if not found:
+        return ""
+    # "published (dump; runs from to)": the runs count.
+    middle = sum(found[-2:]) // len(found[-2:])
+    return f"{middle // 12}-{middle % 12 + 1:02d}"
 
 
 def release_of(case: Case) -> str:
     """Number of the engine's release; MLPerf's rounds stand for releases of its submitters' stacks."""
     if campaign_of(case):
         return case.point["source_id"]
-    found = re.search(r"\d+\.\d+(\.\d+)?", case.point["engine_version"])
-    return found[0] if found else ""
+    said = case.point["engine_version"]
+    nightly = _NIGHTLY.search(said)
+    if nightly:
+        return f"nightly {nightly[1]}-{nightly[2]}"
+    found = _RELEASE.search(said)
+    return found[1] or found[2] if found else ""
 
 
 def campaign_of(case: Case) -> str:

@@ -89,6 +89,8 @@ def subject_of_kernel(catalog: Catalog, kernel: Kernel) -> Subject:
         kind="mixture" if kernel.kind == "mixture" else "",
         model="",
         layout="",
+        # A kernel is no engine's gain.
+        month="2024-12",
     )
 
 
@@ -137,7 +139,7 @@ def _gemm(hardware: Hardware, of: Mapping[str, Array]) -> Array:
 def _mixture(hardware: Hardware, of: Mapping[str, Array]) -> Array:
     """Two grouped products and the small kernels around them."""
     format = hardware.precision["mlp"].main
-    rate = hardware.rates(format)[0] * hardware.experts_share
+    rate = hardware.expert_rate(format)
     local = of["experts"] / of["ep"]
     rows = of["tokens"] * of["topk"] / of["ep"]
     share = of["topk"] / of["experts"]

@@ -33,6 +33,8 @@ _USED = 0.95
 class _Corrected(Protocol):
     def correct(self, factors: Mapping[str, Array]) -> None: ...
 
+    def correct_more(self, factors: Mapping[str, Array]) -> None: ...
+
 
 class _Group(Protocol):
     @property
@@ -71,13 +73,17 @@ class _Scheduled:
         self.tokens = np.array(tokens) * replicas[:, 0]
         # Requests that a client sends one after the other, each with what the host takes before its first token.
         self.rounds = np.array([max(case.requests / max(case.clients, 1.0), 1.0) for case in cases])
+        self.first_wave_s = np.array([case.first_wave_s for case in cases])
 
     def predict(self) -> dict[str, Array]:
         found = self._over(step_s(self.hardware, self.at))
         request = self.hardware.host_request_s[:, 0]
         for name in ("ttft_mean", "ttft_p50", "ttft_p99"):
             found[name] = found[name] + request
-        found["run"] = found["run"] + request * self.rounds
+        # A mean has the first wave's share of all requests, and a 99th percentile is of that wave.
+        found["ttft_mean"] = found["ttft_mean"] + self.first_wave_s / self.rounds
+        found["ttft_p99"] = found["ttft_p99"] + self.first_wave_s
+        found["run"] = found["run"] + request * self.rounds + self.first_wave_s
         found["output_tokens_per_s"] = self.tokens / found["run"]
         return found
 
@@ -289,10 +295,11 @@ class Predictor:
             for key, indices in members.items()
         ]
 
-    def correct(self, factors: Mapping[str, Array]) -> None:
-        """Factors of shape (cases,)."""
+    def correct(self, factors: Mapping[str, Array], more: bool = False) -> None:
+        """Factors of shape (cases,): of the catalog's constants, or `more`, of those that deployments have."""
         for indices, group in self._groups:
-            group.hardware.correct({name: values[indices][:, None] for name, values in factors.items()})
+            columns = {name: values[indices][:, None] for name, values in factors.items()}
+            (group.hardware.correct_more if more else group.hardware.correct)(columns)
 
     def predict(self) -> dict[str, Array]:
         return self._columns(lambda group: group.predict())

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.catalog.calibration import LEVELS, Level, Subject, scope_of
+from crosstie.catalog.calibration import LEVELS, Level, Subject, scopes_of
 from crosstie.catalog.library import Catalog
 from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress, no_progress
@@ -29,6 +29,8 @@ NOISE = {"tpot": 0.05, "ttft": 0.15, "throughput": 0.06, "batch": 0.05, "decode_
 _FREEDOM = 4.0
 _STEP = 0.03
 _FURTHEST_MOVE = 0.8
+# Combinations of constants of which a cell's rows say less than this, over what is known before, are left alone.
+_TOLD = 1e-3
 _SETTLED = 0.03
 Rows = NDArray[np.intp]
 MOST_ROUNDS = 12
@@ -104,9 +106,10 @@ class Regression:
 
     def __init__(
         self, catalog: Catalog, evidence: Measurements, levels: Sequence[Level] = LEVELS,
-        width: Callable[[Level, str], float] = width_of,
+        width: Callable[[Level, str], float] = width_of, more: bool = False,
     ):  # fmt: skip
-        self.evidence = evidence
+        """`more`: the parts are those beyond what the cases' own deployments are corrected by."""
+        self.evidence, self.more = evidence, more
         self.predictor = Predictor(evidence.cases)
         self.kernels = KernelPredictor(catalog, evidence.kernels)
         self.scopes: dict[str, int] = {}
@@ -116,13 +119,11 @@ class Regression:
         for subject in evidence.subjects:
             found = []
             for level in levels:
-                scope = scope_of(level, subject)
-                if scope is None:
-                    continue
-                if scope not in self.scopes:
-                    self.scopes[scope] = len(self.scopes)
-                    variances.append([width(level, constant) ** 2 for constant in CONSTANTS])
-                found.append(self.scopes[scope])
+                for scope in scopes_of(level, subject):
+                    if scope not in self.scopes:
+                        self.scopes[scope] = len(self.scopes)
+                        variances.append([width(level, constant) ** 2 for constant in CONSTANTS])
+                    found.append(self.scopes[scope])
             member.append(cells.setdefault(tuple(found), len(cells)))
         self.variance = np.array(variances)
         self.belongs = np.zeros((len(cells), len(self.scopes)))
@@ -140,10 +141,13 @@ class Regression:
 
     def predict(self, cells: Array) -> Array:
         """Predicted logarithms of all rows."""
+        return self._predict(np.exp(cells)[self.cell])
+
+    def _predict(self, factors: Array) -> Array:
+        """The same under the factors of each subject, which need not be its cell's."""
         count = len(self.evidence.cases)
-        factors = np.exp(cells)[self.cell]
         columns = {name: factors[:, i] for i, name in enumerate(CONSTANTS)}
-        self.predictor.correct({name: values[:count] for name, values in columns.items()})
+        self.predictor.correct({name: values[:count] for name, values in columns.items()}, self.more)
         self.kernels.correct({name: values[count:] for name, values in columns.items()})
         found = self.predictor.predict()
         table = np.full((len(QUANTITIES) + 1, len(self.cell)), np.nan)
@@ -167,7 +171,7 @@ class Regression:
             on_progress(done, rounds, "fit, in rounds until it settles")
             around = self._around(parts, rows)
             pull: Array = np.asarray(np.linalg.solve(around.covariance, around.target), np.float64)
-            change = self._parts(rows, around.slopes, pull) - parts
+            change = self._parts(around, pull) - parts
             furthest = float(np.abs(self.corrections(change)).max())
             parts = parts + _FURTHEST_MOVE / max(furthest, _FURTHEST_MOVE) * change
             if furthest < _SETTLED:
@@ -175,55 +179,121 @@ class Regression:
         return parts
 
     def _around(self, parts: Array, rows: Rows) -> "_Linear":
-        """The model taken as linear around a guess: what the rows say, and how they vary together."""
+        """The model taken as linear around a guess: what the rows say, and how that varies together.
+
+        The rows of a cell say something about as many combinations of constants as there are constants, and clearly
+        about fewer. Each such combination is one entry of the linear problem, with noise of one.
+        """
         cells = self.corrections(parts)
         base = self.predict(cells)
         slopes = self.slopes(cells, base)[rows]
-        cell, noise = self.row_cell[rows], self.evidence.noise[rows]
+        noise = self.evidence.noise[rows]
         miss = self.evidence.logs[rows] - base[rows]
-        weight = (_FREEDOM + 1.0) / (_FREEDOM + (miss / noise) ** 2) / noise**2
-        together = np.zeros((len(rows), len(rows)))
+        weight = np.sqrt((_FREEDOM + 1.0) / (_FREEDOM + (miss / noise) ** 2)) / noise
+        whitened = slopes * weight[:, None]
+        target = (miss + (slopes * cells[self.row_cell[rows]]).sum(axis=1)) * weight
+        entries: list[Array] = []
+        targets: list[Array] = []
+        owners: list[int] = []
+        # By row: its share in the entries of its cell.
+        shares: dict[int, _Share] = {}
+        order = np.argsort(self.row_cell[rows], kind="stable")
+        starts = np.flatnonzero(np.diff(self.row_cell[rows][order], prepend=-1))
+        for own in np.split(order, starts[1:]):
+            cell = int(self.row_cell[rows[own[0]]])
+            spread = np.sqrt([self.covariance[i][cell, cell] for i in range(_CONSTANTS)])
+            left, size, right = np.linalg.svd(whitened[own] * spread, full_matrices=False)
+            told = size**2 > _TOLD
+            left = left[:, told]
+            shares[cell] = _Share(rows[own], left, target[own], range(len(owners), len(owners) + left.shape[1]))
+            entries.append(size[told, None] * right[told] / spread)
+            targets.append(left.T @ target[own])
+            owners += [cell] * left.shape[1]
+        found, where = np.concatenate(entries), np.array(owners, dtype=np.intp)
+        together = np.eye(len(where))
         for i in range(_CONSTANTS):
-            scaled = slopes[:, i]
-            together += self.covariance[i][np.ix_(cell, cell)] * np.outer(scaled, scaled)
-        together[np.diag_indices_from(together)] += 1.0 / weight
-        return _Linear(miss + (slopes * cells[cell]).sum(axis=1), slopes, together)
+            together += self.covariance[i][np.ix_(where, where)] * np.outer(found[:, i], found[:, i])
+        return _Linear(np.concatenate(targets), found, together, where, shares)
 
     def left_out(
         self, parts: Array, *groupings: NDArray[np.str_], on_progress: OnProgress = no_progress
     ) -> list[Array]:
         """Errors, as logarithms of predicted over measured, of each group had it been left out.
 
-        A row whose group is "" is never left out. One inverse, with the model taken as linear around the whole
-        fit, gives what every group's absence would change of the parts; the model itself then predicts the group.
+        A row whose group is "" is never left out; rows of one subject are of one group. One inverse, with the model
+        taken as linear around the whole fit, gives what every group's absence would change of the parts; the model
+        itself then predicts the group.
         """
-        everything = np.arange(len(self.evidence.logs))
-        around = self._around(parts, everything)
-        inverse = np.linalg.inv(around.covariance)
-        pull = inverse @ around.target
+        around = self._around(parts, np.arange(len(self.evidence.logs)))
+        inverse: Array = np.asarray(np.linalg.inv(around.covariance), np.float64)
+        pull: Array = np.asarray(inverse @ around.target, np.float64)
+        whole, whole_linear = self.corrections(parts), self.corrections(self._parts(around, pull))
         found = []
         for done, grouping in enumerate(groupings):
             on_progress(done, len(groupings), "cross-validation")
-            error = np.full(len(pull), np.nan)
+            kept = whole[self.cell]
             for name in sorted(set(grouping.tolist()) - {""}):
-                group = np.flatnonzero(grouping == name)
-                own = np.linalg.solve(inverse[np.ix_(group, group)], pull[group])
-                lost: Array = np.asarray(inverse[:, group] @ own, np.float64)
-                change = self.corrections(self._parts(everything, around.slopes, lost))
+                out = grouping == name
+                change = whole_linear - self.corrections(self._parts(around, self._without(around, inverse, pull, out)))
                 # As far as a round of the fit would go: beyond that the tangent says nothing.
-                kept = self.corrections(parts) - np.clip(change, -_FURTHEST_MOVE, _FURTHEST_MOVE)
-                error[group] = (self.predict(kept) - self.evidence.logs)[group]
-            found.append(error)
+                change = np.clip(change, -_FURTHEST_MOVE, _FURTHEST_MOVE)
+                subjects = np.unique(self.evidence.origin[out])
+                kept[subjects] = (whole - change)[self.cell[subjects]]
+            error = self._predict(np.exp(kept)) - self.evidence.logs
+            found.append(np.where(grouping == "", np.nan, error))
         return found
 
-    def _parts(self, rows: Rows, slopes: Array, pull: Array) -> Array:
-        """What the pull of rows makes of every scope's parts."""
+    def _without(self, around: "_Linear", inverse: Array, pull: Array, out: Mask) -> Array:
+        """What the entries pull with when these rows are not there.
+
+        Rows have their shares in the entries of their cell, so what is left of an affected cell's entries is a matrix
+        between nothing and one. With E what they lose of it, (1 + (1-E) P) v = what is left of the targets, where
+        1 + P is the covariance: solved by its inverse for the affected entries alone.
+        """
+        at: list[int] = []
+        lost: list[Array] = []
+        taken: list[Array] = []
+        for cell in np.unique(self.row_cell[out]):
+            share = around.shares.get(int(cell))
+            if share is None:
+                continue
+            own = out[share.rows]
+            left = share.left[own]
+            at += share.entries
+            lost.append(left.T @ left)
+            taken.append(left.T @ share.target[own])
+        where = np.array(at, dtype=np.intp)
+        absent = np.zeros((len(where), len(where)))
+        begin = 0
+        for block in lost:
+            absent[begin : begin + len(block), begin : begin + len(block)] = block
+            begin += len(block)
+        less = np.concatenate(taken)
+        columns = inverse[:, where]
+        without = pull - columns @ less
+        rest = (around.target[where] - less) - without[where]
+        inner = np.eye(len(where)) - absent @ (np.eye(len(where)) - inverse[np.ix_(where, where)])
+        return np.asarray(without + columns @ np.linalg.solve(inner, absent @ rest))
+
+    def _parts(self, around: "_Linear", pull: Array) -> Array:
+        """What the pull of the entries makes of every scope's parts."""
         gathered = np.zeros((len(self.belongs), _CONSTANTS))
-        np.add.at(gathered, self.row_cell[rows], slopes * pull[:, None])
+        np.add.at(gathered, around.owners, around.entries * pull[:, None])
         return np.asarray(self.variance * (self.belongs.T @ gathered))
+
+
+class _Share(NamedTuple):
+    """The rows of a cell, and what each has in the cell's entries."""
+
+    rows: Rows
+    left: Array
+    target: Array
+    entries: range
 
 
 class _Linear(NamedTuple):
     target: Array
-    slopes: Array
+    entries: Array
     covariance: Array
+    owners: Rows
+    shares: dict[int, _Share]

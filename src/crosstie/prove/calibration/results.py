@@ -3,12 +3,13 @@
 import csv
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from crosstie.catalog.reading import text_of
 from crosstie.core.errors import BadData
+from crosstie.prove.calibration.tools import is_tool_file, tool_rows
 
 REQUIRED = ("accelerator", "model", "precision", "engine", "input_len", "output_len", "concurrency",
             "metric", "unit", "value")  # fmt: skip
@@ -22,7 +23,8 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a row's number is: `kind` of ttft, tpot, e2e, throughput, batch, step, decode_step, prefill."""
+    """What a row's number is: `kind` of ttft, tpot, e2e, throughput, batch, step, decode_step, prefill, energy or
+    power."""
 
     kind: str
     statistic: str = "mean"
@@ -45,6 +47,8 @@ for _unit, (_per_gpu, _total) in _RATES.items():
     _METRICS[_name] = Metric("throughput", "mean", _per_gpu, _total), (_unit,)
 _METRICS["batch_e2e_latency_s"] = Metric("batch"), ("s", "ms")
 _METRICS["mean_step_ms_derived"] = Metric("step"), _TIMES
+_METRICS["joules_per_output_token"] = Metric("energy"), ("J/tok",)
+_METRICS["gpu_power_w_avg"] = Metric("power"), ("W",)
 _METRICS |= {f"{alone}_ms": (Metric(alone), _TIMES) for alone in ("decode_step", "prefill")}
 
 
@@ -63,7 +67,7 @@ class Row:
     file: str
     line: int
     metric: Metric
-    # Seconds, or tokens per second.
+    # Seconds, tokens per second, joules or watts.
     value: float
 
 
@@ -99,14 +103,17 @@ class Results:
         return sum(len(point.rows) for point in self.points) + len(self.unusable)
 
 
-def read_results(*paths: str | Path) -> Results:
-    """All rows of the files as operating points; rows that cannot be used, each with its reason."""
+def read_results(*paths: str | Path, given: Mapping[str, str] | None = None) -> Results:
+    """All rows of the files as operating points; rows that cannot be used, each with its reason.
+
+    `given`: columns that files of benchmark tools do not have (tools.GIVEN).
+    """
     points: dict[tuple[tuple[str, str], ...], Point] = {}
     unusable: list[UnusableRow] = []
     # What was measured of a point that a prediction of it starts from.
-    given: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+    started: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
     for path in paths:
-        for line, fields, ragged in _lines(Path(path)):
+        for line, fields, ragged in _lines(Path(path), given or {}):
             found = (
                 UnusableRow(str(path), line, "has more cells than the header")
                 if ragged
@@ -118,19 +125,24 @@ def read_results(*paths: str | Path) -> Results:
             if isinstance(found, UnusableRow):
                 unusable.append(found)
                 if fields.get("metric") in _STARTED_FROM:
-                    given.setdefault(key, {})[fields["metric"]] = fields["value"]
+                    started.setdefault(key, {})[fields["metric"]] = fields["value"]
                 continue
             point = points.setdefault(key, Point(conditions))
             point.rows.append(found)
-    for key, measured in given.items():
+    for key, measured in started.items():
         if key in points:
             points[key].conditions.update(measured)
     return Results(list(points.values()), unusable)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, str], bool]]:
+def _lines(path: Path, given: Mapping[str, str]) -> Iterator[tuple[int, dict[str, str], bool]]:
     """Line number, cells by column, and whether there were more of them than columns."""
-    reader = csv.DictReader(io.StringIO(text_of(path), newline=""), strict=True)
+    text = text_of(path)
+    if is_tool_file(text):
+        for number, cells in enumerate(tool_rows(path, text, given), start=1):
+            yield number, cells, False
+        return
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
         columns = [name.strip() for name in reader.fieldnames or ()]
         reader.fieldnames = columns

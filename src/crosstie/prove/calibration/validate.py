@@ -3,7 +3,7 @@
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, groupby
 from pathlib import Path
@@ -30,15 +30,20 @@ METRICS = {
     "step": "mean step of a batch",
     "decode_step": "GPU work of a decode step",
     "prefill": "GPU work of a prefill",
+    "energy": "joules of an output token",
+    "power": "power of a GPU",
     "ttft_tail": "time to first token, p90 to p99",
     "tpot_tail": "time per output token, p90 to p99",
     "e2e_tail": "whole request, p90 to p99",
 }
 # Whose spread is an interval of which metric.
 _SPREAD = {"ttft": "ttft", "ttft_tail": "ttft", "throughput": "throughput"}
+_NO_SPREAD = ("energy", "power")
 # What a mixed fleet gives of the sum of its parts: the one that was submitted to MLPerf, 8 H200 and 8 MI350X,
 # reached 85 to 90%.
 FLEET_SHARE = 0.875
+# Share of the roofline where a prediction has none, as of prefill and decode apart: about the median of the others.
+_ROOFLINE = 0.25
 # Two results that differ by less than this are a tie.
 _TIE = 1.10
 
@@ -89,11 +94,17 @@ class Validation:
 
 
 def validate(
-    catalog: Catalog, results: Results | str | Path | Sequence[str | Path], on_progress: OnProgress = no_progress
+    catalog: Catalog,
+    results: Results | str | Path | Sequence[str | Path],
+    on_progress: OnProgress = no_progress,
+    given: Mapping[str, str] | None = None,
 ) -> Validation:
-    """Predicts every row of the results, files or already read, as it was measured; `document` sums it up."""
+    """Predicts every row of the results, files or already read, as it was measured; `document` sums it up.
+
+    `given`: what files of benchmark tools do not say, such as the accelerator.
+    """
     if not isinstance(results, Results):
-        results = read_results(*([results] if isinstance(results, str | Path) else results))
+        results = read_results(*([results] if isinstance(results, str | Path) else results), given=given)
     resolve = Cases(catalog)
     cases: list[Case] = []
     owners: list[tuple[Point, range]] = []
@@ -108,7 +119,7 @@ def validate(
         owners.append((point, range(len(cases), len(cases) + len(found))))
         cases += found
     on_progress(0, 0, f"predicting {len(cases):,} cases")
-    columns = Predictor(cases).predict() if cases else {}
+    columns = _columns(catalog, cases, results) if cases else {}
     outcomes = []
     for point, indices in owners:
         own = tuple(cases[i] for i in indices)
@@ -121,6 +132,22 @@ def validate(
             else:
                 outcomes.append(_outcome(row, own, value))
     return Validation(results.rows, outcomes, missed)
+
+
+def _columns(catalog: Catalog, cases: Sequence[Case], results: Results) -> dict[str, Any]:
+    predictor = Predictor(cases)
+    columns: dict[str, Any] = predictor.predict()
+    if any(row.metric.kind in ("energy", "power") for point in results.points for row in point.rows):
+        reached = predictor.ideal()["run"] / columns["run"]
+        watts = [
+            catalog.power.watts(
+                case.deployment.accelerator, share if share > 0 else _ROOFLINE, case.clients / case.gpus
+            )
+            for case, share in zip(cases, reached.tolist(), strict=True)
+        ]
+        columns["power"] = np.array(watts)
+        columns["energy"] = columns["power"] * [case.gpus for case in cases] / columns["output_tokens_per_s"]
+    return columns
 
 
 def _predicted(metric: Metric, cases: Sequence[Case], indices: range, columns: dict[str, Any]) -> float | None:
@@ -140,7 +167,7 @@ def _outcome(row: Row, cases: tuple[Case, ...], predicted: float) -> PredictedRo
     if name in ("ttft", "tpot", "e2e") and row.metric.statistic not in ("mean", "p50"):
         name += "_tail"
     correction = cases[0].deployment.correction
-    spread = correction.spread.get(_SPREAD.get(name, "tpot"))
+    spread = None if name in _NO_SPREAD else correction.spread.get(_SPREAD.get(name, "tpot"))
     low, high = spread.around(predicted) if spread else (0.0, float("inf"))
     return PredictedRow(row, cases, name, predicted, low, high, correction)
 
@@ -189,7 +216,7 @@ def grouped(
 
 def interval(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
     """How many measurements the intervals hold: means and medians only, since no spread is of tails."""
-    own = [o for o in outcomes if o.correction.spread and not o.metric.endswith("_tail")]
+    own = [o for o in outcomes if o.correction.spread and not o.metric.endswith("_tail") and o.metric not in _NO_SPREAD]
     held = sum(outcome.held for outcome in own)
     return {
         "level": own[0].correction.level if own else None,
@@ -316,7 +343,7 @@ def _line(outcome: PredictedRow) -> dict[str, Any]:
         **{name: case.point[name] for name in _OF_POINT},
         "metric": row.metric.kind,
         "statistic": row.metric.statistic,
-        "unit": "tok/s" if row.metric.kind == "throughput" else "s",
+        "unit": {"throughput": "tok/s", "energy": "J/tok", "power": "W"}.get(row.metric.kind, "s"),
         "measured": f"{row.value:.6g}",
         "predicted": f"{outcome.predicted:.6g}",
         "low": f"{outcome.low:.6g}",

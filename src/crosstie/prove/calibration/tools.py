@@ -1,0 +1,317 @@
+"""Result files of benchmark tools, unedited: each told by what it holds, and turned into rows of the long format.
+
+What a file does not say, such as the accelerator, is given beside it; nothing is guessed.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crosstie.core.errors import BadData, BadInput
+
+Cells = dict[str, str]
+Document = Mapping[str, Any]
+
+# Columns that may be given beside a file, and the option that gives each.
+GIVEN = {
+    "accelerator": "--accelerator", "model": "--model", "precision": "--precision", "engine": "--engine",
+    "tp": "--tp", "num_accelerators": "--gpus", "parallelism": "--layout",
+}  # fmt: skip
+_NEEDED = ("accelerator", "model", "engine", "tp")
+_STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    holds: Callable[[Document], bool]
+    # Conditions, and metrics as (name, unit, value), of every run in a document.
+    runs: Callable[[Document, str], Iterator[tuple[Cells, list[tuple[str, str, float]]]]]
+
+
+def is_tool_file(text: str) -> bool:
+    """Whether it is anything but a table with a header."""
+    start = text.lstrip()[:400]
+    return start[:1] in ("{", "[") or "MLPerf Results Summary" in start
+
+
+def tool_rows(path: Path, text: str, given: Mapping[str, str]) -> Iterator[Cells]:
+    """Rows with the columns of `results`; raises with file and reason where the file cannot be one."""
+    for tool, document in _documents(path, text):
+        for conditions, metrics in tool.runs(document, str(path)):
+            cells = conditions | {name: value for name, value in given.items() if value}
+            if not cells.get("tp") and cells.get("parallelism"):
+                cells["tp"] = cells.get("num_accelerators", "")
+            lacking = [name for name in _NEEDED if not cells.get(name)]
+            if lacking:
+                options = ", ".join(GIVEN[name] for name in lacking)
+                raise BadInput(f"{path}: {tool.name} does not say the {', '.join(lacking)}; give {options}")
+            cells.setdefault("num_accelerators", cells["tp"])
+            for name, unit, value in metrics:
+                yield {**cells, "metric": name, "unit": unit, "value": repr(float(value))}
+
+
+def _documents(path: Path, text: str) -> Iterator[tuple[Tool, Document]]:
+    if "MLPerf Results Summary" in text[:400]:
+        yield _MLPERF, _summary(text)
+        return
+    for document in _decoded(path, text):
+        found = next((tool for tool in _TOOLS if isinstance(document, Mapping) and tool.holds(document)), None)
+        if found is None:
+            known = ", ".join([*(tool.name for tool in _TOOLS), _MLPERF.name])
+            raise BadData(str(path), "", f"is no result file of {known}, nor a table of results")
+        yield found, document
+
+
+def _decoded(path: Path, text: str) -> Sequence[Any]:
+    """One document, a list of them, or one a line."""
+    try:
+        whole = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        lines = [line for line in text.splitlines() if line.strip()]
+        try:
+            return [json.loads(line) for line in lines]
+        except (json.JSONDecodeError, RecursionError):
+            raise BadData(str(path), "", f"is neither JSON nor JSON by lines: {error}") from None
+    return whole if isinstance(whole, list) else [whole]
+
+
+def _number(document: Document, *keys: str) -> float | None:
+    """The first of the keys that is a positive number."""
+    for key in keys:
+        value = document.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+            return float(value)
+    return None
+
+
+def _needed(document: Document, file: str, *keys: str) -> float:
+    value = _number(document, *keys)
+    if value is None:
+        raise BadData(file, keys[0], "is missing or no positive number")
+    return value
+
+
+def _tokens(value: float) -> str:
+    return str(max(round(value), 1))
+
+
+def _load(rate: Any, concurrency: Any, prompts: float | None) -> Cells:
+    """A closed loop of clients, arrivals by the clock, or all at once."""
+    clients = concurrency if isinstance(concurrency, int | float) and concurrency and concurrency > 0 else None
+    by_clock = isinstance(rate, int | float) and math.isfinite(rate) and rate > 0
+    cells = {"num_prompts": _tokens(prompts)} if prompts else {}
+    if clients is None and by_clock:
+        return cells | {"concurrency": f"rate {float(rate):g} req/s"}
+    return cells | {"concurrency": _tokens(clients if clients is not None else prompts or 0)}
+
+
+def _flat_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+    """`vllm bench serve` and `sglang.bench_serving`, which grew out of one script."""
+    completed = _needed(document, file, "completed")
+    inputs = _needed(document, file, "total_input_tokens") / completed
+    outputs = _needed(document, file, "total_output_tokens") / completed
+    prompts = _number(document, "num_prompts") or completed
+    cells = _load(document.get("request_rate"), document.get("max_concurrency"), prompts)
+    cells |= {"input_len": _tokens(inputs), "output_len": _tokens(outputs), "precision": ""}
+    server = document.get("server_info")
+    server = server if isinstance(server, Mapping) else {}
+    model = document.get("model_id") or server.get("model_path") or document.get("model")
+    if isinstance(model, str):
+        cells["model"] = model
+    engine = str(document.get("backend") or document.get("endpoint_type") or "").partition("-")[0]
+    if engine in ("vllm", "sglang", "trt", "tensorrt"):
+        cells["engine"] = {"trt": "tensorrt-llm", "tensorrt": "tensorrt-llm"}.get(engine, engine)
+    if _number(server, "tp_size"):
+        cells["tp"] = _tokens(_needed(server, file, "tp_size"))
+    ratio = document.get("random_range_ratio")
+    nominal = _number(document, "random_input_len"), _number(document, "random_output_len")
+    if document.get("dataset_name") == "random" and isinstance(ratio, int | float) and all(nominal):
+        cells |= {"input_len": _tokens(nominal[0] or 1), "output_len": _tokens(nominal[1] or 1)}
+        cells["notes"] = f"random lengths {min(max(round(100 * ratio), 1), 100)}-100%"
+    metrics = [("output_tokens_per_s_total", "tok/s", _needed(document, file, "output_throughput"))]
+    for ours, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el"), ("e2e", "e2e_latency")):
+        for said, statistic in _STATISTICS.items():
+            value = _number(document, f"{said}_{theirs}_ms")
+            if value is not None:
+                metrics.append((f"{ours}_ms_{statistic}", "ms", value))
+    yield cells, metrics
+
+
+def _aiperf_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+    version = str(document.get("schema_version") or "1.0")
+    if version.partition(".")[0] != "1":
+        raise BadData(file, "schema_version", f"is {version}; AIPerf's 1.x is read")
+    if document.get("is_complete") is False or document.get("was_cancelled"):
+        raise BadData(file, "", "AIPerf says that the run did not finish")
+
+    def of(name: str) -> Document:
+        value = document.get(name)
+        return value if isinstance(value, Mapping) else {}
+
+    config = of("input_config")
+    rate = _found(config, "request_rate") if _found(config, "concurrency") is None else None
+    cells = _load(rate, _found(config, "concurrency"), _number(of("request_count"), "avg"))
+    cells |= {"input_len": _tokens(_needed(of("input_sequence_length"), file, "avg")), "precision": ""}
+    cells["output_len"] = _tokens(_needed(of("output_sequence_length"), file, "avg"))
+    models = _found(config, "model_names") or _found(config, "models")
+    first = models[0] if isinstance(models, list) and models else models
+    name = first.get("name") if isinstance(first, Mapping) else first
+    if isinstance(name, str):
+        cells["model"] = name
+    metrics = [("output_tokens_per_s_total", "tok/s", _needed(of("output_token_throughput"), file, "avg"))]
+    for ours, theirs in (("ttft", "time_to_first_token"), ("tpot", "inter_token_latency"), ("e2e", "request_latency")):
+        for said, statistic in (("avg", "mean"), ("p50", "p50"), ("p90", "p90"), ("p95", "p95"), ("p99", "p99")):
+            value = _number(of(theirs), said)
+            if value is not None:
+                metrics.append((f"{ours}_ms_{statistic}", str(of(theirs).get("unit", "ms")), value))
+    yield cells, metrics
+
+
+def _found(value: Any, key: str) -> Any:
+    """The first value of that key that is not empty, however deep."""
+    if isinstance(value, Mapping):
+        if value.get(key):
+            return value[key]
+        value = list(value.values())
+    if isinstance(value, list):
+        return next((found for inner in value if (found := _found(inner, key)) is not None), None)
+    return None
+
+
+def _guidellm_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+    about = document.get("metadata")
+    version = about.get("version", 1) if isinstance(about, Mapping) else 1
+    if version not in (1, 2):
+        raise BadData(file, "metadata.version", f"is {version}; guidellm's reports of version 1 and 2 are read")
+    for benchmark in document["benchmarks"]:
+        every = benchmark.get("metrics") if isinstance(benchmark, Mapping) else None
+        if not isinstance(every, Mapping):
+            raise BadData(file, "benchmarks", "has one without metrics")
+
+        def of(name: str, every: Document = every) -> Document:
+            value = every.get(name)
+            value = value.get("successful") if isinstance(value, Mapping) else None
+            return value if isinstance(value, Mapping) else {}
+
+        strategy = _found(benchmark.get("config") or benchmark.get("args"), "strategy")
+        strategy = strategy if isinstance(strategy, Mapping) else {}
+        kind = str(strategy.get("type_", ""))
+        if kind in ("constant", "poisson", "async"):
+            cells = {"concurrency": f"rate {_needed(strategy, file, 'rate'):g} req/s"}
+        else:
+            clients = 1.0 if kind == "synchronous" else _number(strategy, "streams", "max_concurrency")
+            cells = {"concurrency": _tokens(clients or _needed(of("request_concurrency"), file, "mean"))}
+        cells |= {"input_len": _tokens(_needed(of("prompt_token_count"), file, "mean")), "precision": ""}
+        cells["output_len"] = _tokens(_needed(of("output_token_count"), file, "mean"))
+        model = _found(document.get("config") or document.get("args") or {}, "model") or _found(benchmark, "model")
+        if isinstance(model, str):
+            cells["model"] = model
+        metrics = [("output_tokens_per_s_total", "tok/s", _needed(of("output_tokens_per_second"), file, "mean"))]
+        # Its "time per output token" holds the first one; the time between tokens is what others call TPOT.
+        for ours, theirs in (("ttft", "time_to_first_token_ms"), ("tpot", "inter_token_latency_ms")):
+            percentiles = of(theirs).get("percentiles")
+            values = {**(percentiles if isinstance(percentiles, Mapping) else {}), **of(theirs)}
+            for said, statistic in _STATISTICS.items():
+                value = _number(values, said)
+                if value is not None:
+                    metrics.append((f"{ours}_ms_{statistic}", "ms", value))
+        yield cells, metrics
+
+
+def _inferencex_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+    """One entry of agg_bmk.json; seconds, and lengths of 80 to 100% of the nominal ones."""
+    attention = str(document.get("dp_attention", "")).casefold() == "true"
+    cells = {
+        "accelerator": str(document["hw"]).partition("-")[0],
+        "engine": str(document.get("framework", "")),
+        "precision": str(document.get("precision", "")),
+        "model": str(document.get("model", "")),
+        "input_len": _tokens(_needed(document, file, "isl")),
+        "output_len": _tokens(_needed(document, file, "osl")),
+        "concurrency": _tokens(_needed(document, file, "conc")),
+        "spec_decode": str(document.get("spec_decoding", "none")),
+        "disagg": str(document.get("disagg", False)),
+        "notes": "random lengths 80-100%",
+    }
+    if str(document.get("disagg", "")).casefold() == "true":
+        sides = [
+            f"{side[0].upper()}:{int(_number(document, f'{side}_num_workers') or 1)}"
+            f"xTP{int(_number(document, f'{side}_tp') or 1)}EP{int(_number(document, f'{side}_ep') or 1)}"
+            for side in ("prefill", "decode")
+        ]
+        gpus = _needed(document, file, "num_prefill_gpu") + _needed(document, file, "num_decode_gpu")
+        cells |= {"parallelism": " ".join(sides), "num_accelerators": _tokens(gpus), "tp": _tokens(gpus)}
+    else:
+        width = _needed(document, file, "tp")
+        layout = f"TP{int(width)}EP{int(_number(document, 'ep') or 1)}{'DPA' * attention}"
+        cells |= {"tp": _tokens(width), "parallelism": layout}
+    metrics = [("total_tokens_per_s_per_gpu", "tok/s/gpu (in+out)", _needed(document, file, "tput_per_gpu"))]
+    for ours, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el")):
+        for said, statistic in _STATISTICS.items():
+            value = _number(document, f"{said}_{theirs}")
+            if value is not None:
+                metrics.append((f"{ours}_ms_{statistic}", "s", value))
+    yield cells, metrics
+
+
+def _replay_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+    pools = document["pools"]
+    if len(pools) != 1:
+        names = ", ".join(str(pool.get("name", "")) for pool in pools)
+        raise BadData(file, "pools", f"are {names or 'none'}: a replay against one pool can be compared")
+    (pool,) = pools
+    requests = _needed(pool, file, "requests")
+    rate = requests / _needed(document, file, "seconds")
+    cells = {
+        "concurrency": f"rate {rate:g} req/s",
+        "num_prompts": _tokens(requests),
+        "input_len": _tokens(_needed(pool, file, "input_tokens") / requests),
+        "output_len": _tokens(_needed(pool, file, "output_tokens") / requests),
+        "precision": "",
+    }
+    metrics = []
+    for ours, theirs in (("ttft", "ttft_s"), ("tpot", "tpot_s")):
+        for statistic in ("mean", "p50", "p90", "p95", "p99"):
+            value = _number(pool.get(theirs) or {}, statistic)
+            if value is not None:
+                metrics.append((f"{ours}_ms_{statistic}", "s", value))
+    yield cells, metrics
+
+
+_LINE = re.compile(r"^\s*(.+?)\s*:\s*(.*?)\s*$", re.MULTILINE)
+
+
+def _summary(text: str) -> Document:
+    return {key.casefold(): value for key, value in _LINE.findall(text)}
+
+
+def _mlperf_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+    """mlperf_log_summary.txt: lengths and limits are those of the model's data set."""
+    scenario = str(document.get("scenario", ""))
+    if str(document.get("mode", "")) not in ("PerformanceOnly", "Performance"):
+        raise BadData(file, "Mode", f"is '{document.get('mode', '')}'; a performance run is read")
+    if "INVALID" in str(document.get("result is", "")):
+        raise BadData(file, "Result is", "INVALID by MLPerf's own rules")
+    said = document.get("completed tokens per second") or document.get("tokens per second")
+    try:
+        rate = float(str(said))
+    except ValueError:
+        raise BadData(file, "Tokens per second", "is missing: is it a language model's log?") from None
+    cells = {"scenario": scenario, "input_len": "", "output_len": "", "concurrency": "", "precision": ""}
+    yield cells, [("output_tokens_per_s_total", "tok/s", rate)]
+
+
+_MLPERF = Tool("MLPerf's mlperf_log_summary.txt", lambda document: False, _mlperf_runs)
+_TOOLS = (
+    Tool("guidellm", lambda d: isinstance(d.get("benchmarks"), list) and bool(d["benchmarks"]), _guidellm_runs),
+    Tool("InferenceX", lambda d: "tput_per_gpu" in d and "hw" in d, _inferencex_runs),
+    Tool("AIPerf", lambda d: "aiperf_version" in d or "time_to_first_token" in d, _aiperf_runs),
+    Tool("crosstie replay", lambda d: isinstance(d.get("pools"), list) and "late_s" in d, _replay_runs),
+    Tool("sglang.bench_serving", lambda d: "output_throughput" in d and "dataset_name" in d, _flat_runs),
+    Tool("vllm bench serve", lambda d: "output_throughput" in d and "model_id" in d, _flat_runs),
+)
