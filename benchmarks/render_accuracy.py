@@ -48,6 +48,7 @@ def tables(catalog: Catalog, peer: Path) -> dict[str, Callable[[], str]]:
         "accelerators": lambda: listed(made, "a curve left out", sorted(catalog.accelerators)),
         "stacks": lambda: listed(made, "a curve left out", sorted(catalog.stacks)),
         "modes": lambda: modes(made),
+        "best": lambda: best(made),
         "models": lambda: listed(made, "a model left out", sorted(catalog.models)),
         "new_accelerators": lambda: listed(made, "an accelerator left out", sorted(catalog.accelerators)),
         "intervals": lambda: intervals(made),
@@ -64,15 +65,26 @@ def _sources(made: Calibration) -> list[str]:
 
 
 def modes(made: Calibration) -> str:
-    titles = [title for title in made.errors if ", " in title and ":" not in title]
+    titles = [title for title in made.errors if " left out, " in title and ":" not in title]
     return _table(
         ("left out of the fit", *_HEADINGS),
         ((title, *_cells(made.errors[title]), _rows(made.errors[title])) for title in titles),
     )
 
 
+def best(made: Calibration) -> str:
+    """Of every published curve the best tokens/s a GPU at equal tokens/s a user, with the curve left out."""
+    lines = []
+    for words, end in (("plain serving", ""), ("speculative, or prefill and decode apart", ", speculative or apart")):
+        curves, order = made.errors[f"best of a curve{end}"], made.errors[f"accelerators by it{end}"]
+        error, pairs = curves["throughput"], order["pairs"]
+        ordered = f"{_share(pairs['right'])} of {pairs['n']:,.0f}"
+        lines.append((words, f"{error['n']:,.0f}", _both(error), ordered))
+    return _table(("", "curves", "error, median / p90", "accelerators ordered right"), lines)
+
+
 def left_out(made: Calibration) -> str:
-    titles = [title for title in made.errors if ":" not in title and ", " not in title]
+    titles = [title for title in made.errors if title.endswith("left out")]
     return _table(
         ("left out of the fit", *_HEADINGS),
         ((title, *_cells(made.errors[title]), _rows(made.errors[title])) for title in titles),

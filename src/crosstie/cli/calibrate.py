@@ -14,7 +14,10 @@ from crosstie.core.figures import percent
 from crosstie.prove.calibration.calibrate import calibrate
 from crosstie.prove.calibration.kept import Kept
 
-_OVERALL = ("points left out", "a model left out", "a release left out", "an accelerator left out", "a family left out")
+_OVERALL = (
+    "points left out", "a curve left out", "a source left out", "a model left out", "a release left out",
+    "an accelerator left out", "a family left out",
+)  # fmt: skip
 _DETAILS = "errors by model and accelerator left out, and results that were not used"
 
 
