@@ -2,7 +2,7 @@
 
     python benchmarks/plan_speed.py [--aiconfigurator /path/to/venv/bin/aiconfigurator] [--rounds 3] [--json]
 
-CPU seconds, least of the rounds:
+CPU seconds, least of the rounds, by closed forms alone (--quick) and confirmed by simulation:
     four classes    the shipped example over the whole catalog, 18 accelerators with a price
     fifty classes   two models, fifty length and latency mixes, 17 accelerators
     one question    Qwen3-32B in FP8, 4,000 tokens in, 500 out, TTFT 1 s, TPOT 30 ms, H200 alone: whole commands,
@@ -36,7 +36,7 @@ import highspy
 catalog = Catalog([])
 catalog.accelerators, catalog.stacks, catalog.calibration, catalog.prices, catalog.costs, catalog.formats
 started = time.process_time()
-plan = make_plan(catalog, read_workload(catalog, find_workload(Path(sys.argv[1]))))
+plan = make_plan(catalog, read_workload(catalog, find_workload(Path(sys.argv[1]))), confirm=sys.argv[2] == "confirmed")
 print(json.dumps({
     "start_up": started, "plan": time.process_time() - started, "replicas": plan.replicas_considered,
     "accelerators": len(plan.market.items), "gpus": plan.fleet.gpus if plan.fleet else None,
@@ -84,8 +84,8 @@ tpot_ms = { p90 = 30 }
 """
 
 
-def inside(workload: str) -> dict[str, object]:
-    done = subprocess.run([sys.executable, "-c", _INSIDE, workload], capture_output=True, text=True, check=True)
+def inside(workload: str, how: str) -> dict[str, object]:
+    done = subprocess.run([sys.executable, "-c", _INSIDE, workload, how], capture_output=True, text=True, check=True)
     found: dict[str, object] = json.loads(done.stdout)
     return found
 
@@ -120,10 +120,14 @@ def main() -> None:
         one.write_text(ONE_QUESTION)
         rounds = range(asked.rounds)
         found = {
-            "four classes": min((inside("assistant") for _ in rounds), key=lambda r: float(str(r["plan"]))),
-            "fifty classes": min((inside(str(fifty)) for _ in rounds), key=lambda r: float(str(r["plan"]))),
+            **{
+                f"{name}, {how}": min((inside(which, how) for _ in rounds), key=lambda r: float(str(r["plan"])))
+                for name, which in (("four classes", "assistant"), ("fifty classes", str(fifty)))
+                for how in ("quick", "confirmed")
+            },
             "one question": min(
-                (command([sys.executable, "-m", "crosstie", "plan", str(one)]) for _ in rounds), key=lambda r: r["cpu"]
+                (command([sys.executable, "-m", "crosstie", "plan", "--quick", str(one)]) for _ in rounds),
+                key=lambda r: r["cpu"],
             ),
             "aiconfigurator": None,
         }
@@ -139,7 +143,7 @@ def main() -> None:
         print(json.dumps({**found, "loop": loop}, indent=2))
         return
     print(f"ten million additions: {loop:.2f} s of CPU")
-    for name in ("four classes", "fifty classes"):
+    for name in [name for name in found if "classes" in name]:
         row = found[name] or {}
         print(
             f"{name}: {row['plan']:.2f} s of CPU after {row['start_up']:.2f} s of start-up; {row['replicas']} replicas "

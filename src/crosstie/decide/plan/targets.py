@@ -14,7 +14,7 @@ from crosstie.core.workload import RequestClass, Target
 from crosstie.decide.plan.infeasible import alone_s, with_class
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Mask, Solution
-from crosstie.decide.plan.solver import solve
+from crosstie.decide.plan.solver import MANY_PARTS, solve
 from crosstie.decide.plan.survey import Scaling, Survey, offers, undominated
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
@@ -57,7 +57,10 @@ class TargetPrice:
 def target_prices(
     surveyed: Sequence[Survey], asked: Choice, answer: Solution, known: Mask, scaling: Scaling
 ) -> list[TargetPrice]:
-    """`known`: columns of the fleets that were found so far; only their accelerators are looked at."""
+    """`known`: columns of the fleets that were found so far; only their accelerators are looked at. None of workloads
+    with many kinds of requests: nobody waits for all."""
+    if len(asked.offers.parts) > MANY_PARTS:
+        return []
     kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
     some = [one.rows([i for i, d in enumerate(one.deployments) if d.accelerator.id in kinds]) for one in surveyed]
     now = _least(some, asked, scaling)
