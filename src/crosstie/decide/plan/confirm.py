@@ -35,7 +35,8 @@ from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
 
 # Simulations of one model's pools, for each of its classes more, and to shrink what was found; requests of each: at
 # least, at most, and of the class that has fewest.
-_SIMULATIONS, _FOR_A_CLASS, _TO_SHRINK = 8, 1, 5
+_SIMULATIONS, _FOR_A_CLASS, _TO_SHRINK = 8, 1, 6
+_MANY_CLASSES = 4
 _REQUESTS, _MOST_REQUESTS, _OF_A_CLASS = 1600, 4000, 150
 # A run lasts so many times as long as a request is there; its first part fills the fleet, its last part empties it.
 _LIFETIMES = 4.0
@@ -100,7 +101,7 @@ class _Bench:
     def __init__(self, catalog: Catalog, workload: Workload, model: str, scaling: Scaling, peak: float):
         self.catalog, self.workload, self.scaling, self.peak = catalog, workload, scaling, peak
         self.classes = [one for one in workload.classes if one.model == model]
-        self.left = _SIMULATIONS + _FOR_A_CLASS * len(self.classes)
+        self.left = _SIMULATIONS + _FOR_A_CLASS * min(len(self.classes), _MANY_CLASSES)
         self.made = 0
         # By fleet and load.
         self.seen: dict[tuple[_Fleet, float], _Levels] = {}
@@ -456,7 +457,7 @@ class _Search:
         pools = list(best.pools)
         for place in sorted(range(len(pools)), key=lambda i: -pools[i].usd_per_hour):
             model = pools[place].deployment.model.id
-            step = max(pools[place].replicas // 12, 1)
+            step = max(pools[place].replicas // 4, 1)
             while step:
                 fewer = [replace(p, replicas=p.replicas - step) if i == place else p for i, p in enumerate(pools)]
                 mine = [pool for pool in fewer if pool.deployment.model.id == model and pool.carried]
