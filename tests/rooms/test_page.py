@@ -11,7 +11,7 @@ PAGE = (ROOT / "docs" / "rooms.md").read_text()
 PICTURE = runpy.run_path(str(ROOT / "tools" / "rooms_picture.py"))
 BOXES: dict[str, tuple[float, float, float]] = PICTURE["boxes"]()
 # Wings that stand side by side.
-BESIDE = {"decide", "port", "run"}
+BESIDE = {"decide", "run"}
 
 
 def arrows() -> set[tuple[str, str]]:
@@ -48,6 +48,8 @@ def test_an_import_against_the_picture_would_be_found() -> None:
     assert against_the_picture(("core", "perf"))
     assert against_the_picture(("run.gateway", "run.emulate"))
     assert against_the_picture(("run.service", "decide.compare"))
+    assert against_the_picture(("port.preflight", "decide.plan"))
+    assert not against_the_picture(("decide.plan", "port.preflight"))
     assert not against_the_picture(("run.service", "run.gateway"))
 
 

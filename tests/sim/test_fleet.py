@@ -16,11 +16,11 @@ from tests.route.fleets import CATALOG, MODEL, fleet, pool, routed, served
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import read_trace, shipped_traces
 from crosstie.catalog.workloads import find_workload, read_workload
+from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Fleet, Policy, Pool
-from crosstie.core.workload import Workload
-from crosstie.decide.plan.fleet import fleet_of
-from crosstie.decide.plan.plan import plan as make_plan
+from crosstie.core.fleet import Fleet, Policy, Pool, ServedClass
+from crosstie.core.workload import RequestClass, Target, Workload
+from crosstie.decide.plan.pools import class_of
 from crosstie.route import cheapest
 from crosstie.route.ask import Ask
 from crosstie.route.build import live_fleet
@@ -171,7 +171,7 @@ def test_too_much_for_the_fleet_is_turned_away_and_counted() -> None:
     assert len(got) == len(asked)
     found = score(simulator.live, got)
     assert 0.2 < found.refused < 1.0
-    assert found.within <= 1.0 - found.refused
+    assert found.within <= 1.0 - found.refused + 1e-9
     assert all(one.usd == 0 for one in got if one.pool is None)
 
 
@@ -278,37 +278,58 @@ class Impatient(FleetSimulator):
 
 def test_waiting_rather_than_breaking_others_targets_keeps_more_of_them() -> None:
     """A little more than the fleet can bear, of requests with a tight TPOT."""
-    chat = served(routes=routed("slow"))
+    chat = served(routes=routed("slow"), tpot=Target(seconds=0.03, percentile=0.9))
     tight = fleet(alone("l40s", "slow", max_in_flight=64), classes=(chat,))
     within = []
     for kind in (Impatient, FleetSimulator):
         simulator = kind(CATALOG, tight)
-        within.append(score(simulator.live, simulator.run(traffic(10.0, 40.0))).within)
+        within.append(score(simulator.live, simulator.run(traffic(8.0, 40.0))).within)
     assert within[1] > within[0] + 0.25
 
 
 RECORDED = {"chat": "azure-2023-conversation", "code": "azure-2023-code", "documents": "mooncake-conversation"}
 
 
+def part(name: str, replicas: int, max_in_flight: int, **changes: Any) -> Pool:
+    return pool(
+        name, replicas=replicas, max_in_flight=max_in_flight, max_context=131072, precision="fp8",
+        backends=tuple(f"http://{name}-{i}" for i in range(replicas)), **changes,
+    )  # fmt: skip
+
+
 @cache
-def planned(rate: float = 20.0) -> tuple[Workload, Fleet]:
-    """The shipped workload at another rate, on both vendors, sized for that rate and no growth."""
+def planned(rate: float = 12.0) -> tuple[Workload, Fleet]:
+    """The shipped workload at another rate, and a fleet of both vendors that a plan once had for it: policies are
+    judged here, and not by what today's prices and estimates make of the fleet."""
     catalog = Catalog([])
     whole = read_workload(catalog, find_workload(Path("assistant")))
     total = sum(one.requests_per_s for one in whole.classes)
     classes = tuple(
         msgspec.structs.replace(one, requests_per_s=one.requests_per_s * rate / total) for one in whole.classes
     )
-    limits = msgspec.structs.replace(
-        whole.constraints, accelerators=("mi300x", "h200"), spare=0.0, vendor_share={"AMD": 0.3, "NVIDIA": 0.3}
+    asked = msgspec.structs.replace(whole, growth_per_year=0.0, classes=classes)
+    wide = {"accelerator": "h200", "parallelism": Parallelism(tp=4), "stack": "tensorrt-llm", "usd_per_gpu_hour": 2.9}
+    one = {"accelerator": "mi300x", "usd_per_gpu_hour": 1.3}
+    pools = (
+        part("documents-h200", 1, 12, model="llama-3.3-70b", **wide),
+        part("chat-mi300x", 8, 18, model="llama-3.3-70b", **one),
+        part("documents-mi300x", 4, 4, model="llama-3.3-70b", **one),
+        part("code-mi300x", 1, 378, model="llama-3.1-8b", **one),
     )
-    asked = msgspec.structs.replace(whole, growth_per_year=0.0, classes=classes, constraints=limits)
-    made = fleet_of(make_plan(catalog, asked))
-    pools = tuple(
-        msgspec.structs.replace(one, backends=tuple(f"http://{one.name}-{i}" for i in range(one.replicas)))
-        for one in made.pools
-    )
-    return asked, msgspec.structs.replace(made, pools=pools)
+    return asked, fleet(*pools, classes=tuple(map(as_served, classes)))
+
+
+# As that plan sent them.
+ROUTES = {
+    "chat": ("chat-mi300x",),
+    "code": ("code-mi300x",),
+    "documents": ("documents-mi300x", "documents-h200"),
+    "batch": ("chat-mi300x", "documents-mi300x"),
+}
+
+
+def as_served(one: RequestClass) -> ServedClass:
+    return class_of(one, routed(*ROUTES[one.name]))
 
 
 def recorded(workload: Workload, load: float, span_s: float, seed: int = 0) -> list[SimulatedRequest]:
@@ -363,4 +384,4 @@ def test_the_default_keeps_more_targets_for_less_money(load: float) -> None:
     for policy in others:
         other = score(simulator.live, served_by(policy, load)[1])
         assert best.within >= other.within - 1e-9, policy
-        assert best.usd_per_thousand < 0.9 * other.usd_per_thousand, policy
+        assert best.usd_per_thousand < 0.95 * other.usd_per_thousand, policy
