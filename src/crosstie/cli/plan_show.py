@@ -89,9 +89,13 @@ def _show_doubt(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> Non
     if doubt is not None and doubt.low_usd_per_hour is not None and doubt.high_usd_per_hour is not None:
         ends = f"{dollars(doubt.low_usd_per_hour)} to {dollars(doubt.high_usd_per_hour)} an hour"
         late = f"; in {share(doubt.unmet)} a pool cannot keep its targets" if doubt.unmet >= 0.005 else ""
-        sized = f"Sized to be {plan.workload.sureness:.0%} sure"
+        asked = f"{plan.workload.sureness:.0%} sure"
+        sized = "Sized by the estimates themselves" if plan.too_dear else f"Sized to be {asked}"
         say(out, f"{sized}; these replicas suffice in {share(doubt.enough)} of cases{late}")
         say(out, f"80% interval of what the same pools would need: {ends}")
+        if plan.too_dear:
+            more = f"{plan.too_dear.label}, {dollars(plan.too_dear.usd_per_hour)} an hour"
+            say(out, f"To be {asked} would take {more}: so little is known that measuring is cheaper", "yellow")
     _show_sureness(out, plan, fleet)
     if not verbose:
         return

@@ -12,7 +12,7 @@ from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan, measured_words
 from crosstie.decide.plan.capacity import EstimateScale
-from crosstie.decide.plan.confirm import confirmed
+from crosstie.decide.plan.confirm import Confirmed, confirmed
 from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut, PassedOver
@@ -26,6 +26,7 @@ from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, 
 from crosstie.decide.plan.simulated import SimulatedClass as SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import (
+    Offers,
     Scaling,
     Survey,
     longer,
@@ -39,10 +40,15 @@ from crosstie.decide.plan.survey import (
     undominated,
 )
 from crosstie.decide.plan.targets import TargetPrice, target_prices
-from crosstie.decide.plan.uncertainty import JointErrors, Uncertainty
+from crosstie.decide.plan.uncertainty import JointErrors, Uncertainty, family_of
 from crosstie.decide.plan.worth import Worth, worth_measuring
 from crosstie.port.preflight.readiness import Readiness
 
+# A fleet as sure as asked is the answer up to so many times what the estimates themselves would buy: beyond, how little
+# is known would buy the fleet, and to measure is the cheaper way to be sure.
+_MOST_TO_BE_SURE = 3.0
+# How far below what was asked a fleet may be before it is confirmed once more.
+_NEARLY = 0.03
 # How sure a fleet may be asked to be: what that costs is told.
 _SURE = (0.5, 0.8, 0.95)
 # Prompts so many times as long: what the fleet would then be.
@@ -114,6 +120,8 @@ class Plan:
     by_estimates: Alternative | None = None
     # The measurement that would save most; None where none would save a percent.
     worth_measuring: Worth | None = None
+    # The fleet that would be as sure as asked, where it costs too many times as much to be the answer.
+    too_dear: Alternative | None = None
     # By pool: what was measured near it.
     measured: dict[str, str] = field(default_factory=dict)
     # How to make it.
@@ -256,45 +264,117 @@ def _best_plan(
 ) -> Plan:
     everything = surveys(catalog, workload, [item.accelerator for item in priced.items], on_progress, gate)
     surveyed = of_one_stack(everything, scaling_of(workload))
-    asked, answer, scaling = _as_sure(surveyed, priced, workload, on_progress)
+    asked, answer, each = _as_sure(surveyed, priced, workload, on_progress)
     considered = sum(len(one.deployments) for one in everything)
     if answer is None:
         return Plan(workload, made, priced, None, obstacles(everything, asked, workload), considered)
-    every = offers(surveyed, scaling, peak=asked.peak) if confirm else asked.offers
-    seen = confirmed(catalog, workload, every, asked, scaling, on_progress) if confirm else None
+    sized, dear = workload, None
+    if workload.sureness > 0.5:
+        even = msgspec.structs.replace(workload, sure=0.5)
+        likely, cheap, half = _as_sure(surveyed, priced, even, no_progress)
+        if cheap is not None and answer.usd_per_hour > _MOST_TO_BE_SURE * cheap.usd_per_hour:
+            dear = alternative(asked, answer, cheap.usd_per_hour)
+            sized, asked, answer, each = even, likely, cheap, half
+    bare = Plan(sized, made, priced, None, [], considered)
+    seen = _confirmed(catalog, sized, surveyed, asked, each, on_progress) if confirm else None
     on_progress(0, 0, "the fleets beside it, and what would change the answer")
-    bare = Plan(workload, made, priced, None, [], considered)
     if seen is None:
-        return _with_alternatives(surveyed, asked, answer, bare, scaling)
-    bare = replace(
-        bare, simulated=seen.classes, confirmed=Confirmation(seen.simulations, seen.seeds, dict(seen.asked.correction))
+        found = _with_alternatives(surveyed, asked, answer, bare, scaling_at(each))
+    else:
+        agreed, each = seen
+        held = Confirmation(agreed.simulations, agreed.seeds, dict(agreed.asked.correction))
+        bare = replace(bare, simulated=agreed.classes, confirmed=held)
+        found = _with_alternatives(surveyed, agreed.asked, agreed.answer, bare, scaling_at(each))
+    return replace(found, workload=workload, too_dear=dear)
+
+
+def _confirmed(
+    catalog: Catalog, workload: Workload, surveyed: list[Survey], asked: Choice, each: float, on_progress: OnProgress
+) -> tuple[Confirmed, float] | None:
+    """The fleet that simulation confirms, and how sure each estimate was taken to be.
+
+    Where it rests on more of them than the closed form's did and is less sure for it, another is confirmed: of all
+    accelerators with each estimate surer, or of one accelerator and stack alone, whichever looks cheaper by then.
+    """
+
+    def confirm(sure: float, family: tuple[str, str] | None = None) -> Confirmed | None:
+        every = _of_family(offers(surveyed, scaling_at(sure), peak=asked.peak), family)
+        question = asked if (sure, family) == (each, None) else asked.with_offers(undominated(every))
+        return confirmed(catalog, workload, every, question, scaling_at(sure), on_progress)
+
+    seen = confirm(each)
+    if seen is None:
+        return None
+    errors = JointErrors(surveyed, seen.asked, scaling_at(each))
+    together = errors.each_sure(seen.answer, workload.sureness)
+    if together <= each or errors.enough(seen.answer) >= workload.sureness - _NEARLY:
+        return seen, each
+
+    def usd(way: tuple[float, tuple[str, str] | None]) -> float:
+        every = _of_family(offers(surveyed, scaling_at(way[0]), peak=asked.peak), way[1])
+        read = asked.with_offers(undominated(every.corrected(seen.asked.correction)))
+        found = solve(read.problem, quickly=True)
+        return found.usd_per_hour if found else np.inf
+
+    families = {family_of(column.deployment.decode) for column in asked.offers.columns}
+    ways = [(together, None), *((workload.sureness, family) for family in sorted(families))]
+    sure, family = min(ways, key=usd)
+    again = confirm(sure, family)
+    if again is None:
+        return seen, each
+    return (_beside_others(again, surveyed, scaling_at(sure), family) if family else again), sure
+
+
+def _beside_others(seen: Confirmed, surveyed: list[Survey], scaling: Scaling, family: tuple[str, str]) -> Confirmed:
+    """The same fleet in the question with the other accelerators in it again, for what stands beside it."""
+    offered = offers(surveyed, scaling, peak=seen.asked.peak).corrected(seen.asked.correction)
+    strange = [i for i, column in enumerate(offered.columns) if family_of(column.deployment.decode) != family]
+    others, mine, answer = undominated(offered.only(np.array(strange, np.int64))), seen.asked.offers, seen.answer
+    both = replace(
+        mine,
+        columns=[*mine.columns, *others.columns],
+        capacity=type(mine.capacity).stacked([mine.capacity, others.capacity]),
     )
-    return _with_alternatives(surveyed, seen.asked, seen.answer, bare, scaling)
+    none = np.zeros((len(others.columns), answer.share.shape[1]))
+    wider = replace(
+        answer,
+        replicas=np.concatenate([answer.replicas, np.zeros(len(none), answer.replicas.dtype)]),
+        share=np.concatenate([answer.share, none]),
+    )
+    return replace(seen, asked=seen.asked.with_offers(both), answer=wider)
+
+
+def _of_family(offered: Offers, family: tuple[str, str] | None) -> Offers:
+    """Those of one accelerator and stack, or all."""
+    if family is None:
+        return offered
+    mine = [i for i, column in enumerate(offered.columns) if family_of(column.deployment.decode) == family]
+    return offered.only(np.array(mine, np.int64))
 
 
 def _as_sure(
     surveyed: list[Survey], priced: Market, workload: Workload, on_progress: OnProgress
-) -> tuple[Choice, Solution | None, Scaling]:
-    """The cheapest fleet that is enough as often as the workload asks, and how estimates are scaled for that.
+) -> tuple[Choice, Solution | None, float]:
+    """The cheapest fleet that is enough as often as the workload asks, and how sure each estimate is taken to be.
 
     One estimate is taken at that quantile of its error. Where a fleet rests on several that may each be wrong, all of
     them hold less often, so each is taken as far as makes them sure together.
     """
-    scaling = scaling_of(workload)
+    sure = workload.sureness
+    scaling = scaling_at(sure)
     asked = choice(undominated(offers(surveyed, scaling, peak=peak_of(workload))), priced, workload)
     on_progress(0, 0, f"{len(asked.offers.columns)} pools to choose from")
     answer = solve(asked.problem)
     if answer is None:
-        return asked, None, scaling
+        return asked, None, sure
     errors = JointErrors(surveyed, asked, scaling)
-    each = errors.each_sure(answer, workload.sureness)
-    if each == workload.sureness or errors.enough(answer) >= workload.sureness:
-        return asked, answer, scaling
-    surely = scaling_at(each)
-    surer = choice(undominated(offers(surveyed, surely, peak=peak_of(workload))), priced, workload)
+    each = errors.each_sure(answer, sure)
+    if each == sure or errors.enough(answer) >= sure:
+        return asked, answer, sure
+    surer = choice(undominated(offers(surveyed, scaling_at(each), peak=peak_of(workload))), priced, workload)
     found = solve(surer.problem)
     # Limits may leave no room for that; then the answer says how sure it is.
-    return (surer, found, surely) if found else (asked, answer, scaling)
+    return (surer, found, each) if found else (asked, answer, sure)
 
 
 def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, bare: Plan, scaling: Scaling) -> Plan:

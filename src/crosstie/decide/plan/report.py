@@ -94,6 +94,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "confirmed": to_builtins(plan.confirmed),
         "target_prices": [{**to_builtins(one), "at_floor": one.at_floor} for one in plan.targets],
         "by_estimates": to_builtins(plan.by_estimates),
+        "too_dear_to_be_sure": to_builtins(plan.too_dear),
         "sureness": to_builtins(plan.sureness),
         "worth_measuring": _worth(plan),
         "binding_limits": to_builtins(plan.binding),

@@ -10,7 +10,7 @@ from crosstie.decide.plan.programme import Array, Mask, Programme
 
 # Work after which a search stops, with the gap that it then has: limits of time would make the answer depend on what
 # else the machine does.
-_NODES = 200
+_NODES = 2000
 _ITERATIONS = 400_000
 # Programmes here are small and their relaxations near: what HiGHS does for large ones costs more than it saves
 # (measured on ten of them: a third of the time).

@@ -78,6 +78,8 @@ class JointErrors:
         for k, place in enumerate(used):
             carried = fleet.share[place] * self._asked.problem.demand
             able = np.interp(self._draws(place), _DEVIATIONS, self._ability(int(place), carried))
+            # A fleet that was simulated may be smaller than its rates say: there it holds, so rates are short by that.
+            able = able * max(self._replicas(int(place), carried) / float(fleet.replicas[place]), 1.0)
             most = _MOST * float(fleet.replicas[place])
             found[:, k] = np.where(able * most < 1.0, np.inf, np.ceil(1.0 / np.maximum(able, 1e-9) - 1e-6))
         return found
@@ -94,6 +96,12 @@ class JointErrors:
             seed = [1, *" / ".join(family).encode()]
             self._drawn[family] = np.random.default_rng(seed).standard_normal(_DRAWS)
         return self._drawn[family]
+
+    def _replicas(self, place: int, carried: Array) -> float:
+        """What a column would need for that by the rates of the question."""
+        rate = self._asked.problem.rate[place]
+        needed = np.divide(carried, rate, out=np.zeros_like(carried), where=(carried > 0) & (rate > 0))
+        return float(needed.sum()) / self._asked.correction.get(self._column(place).deployment.model.id, 1.0)
 
     def _ability(self, place: int, carried: Array) -> Array:
         """By deviation: the share of what a fleet gives a column that one replica carries."""
