@@ -15,8 +15,8 @@ def replica(model: str, accelerator: str, stack: str, precision: str = "fp8", tp
 
 
 def test_what_was_measured_is_named_by_layout_lengths_and_load() -> None:
-    """All rows of a 70B on MI300X under vLLM that give a layout are TP8."""
-    found = measured_with(CATALOG, replica("llama-3.3-70b", "mi300x", "vllm"))
+    """All rows of DeepSeek-R1 on MI300X under SGLang are TP8."""
+    found = measured_with(CATALOG, replica("deepseek-r1", "mi300x", "sglang", "native", 8))
     assert found is not None
     assert found.layouts == ("TP8",)
     assert found.words.startswith("layouts TP8; ")
@@ -36,7 +36,7 @@ def test_sources_have_several_words_for_plain_serving() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        replica("llama-3.3-70b", "mi355x", "vllm"),
+        replica("llama-3.3-70b", "l40s", "vllm"),
         replica("llama-3.3-70b", "mi300x", "sglang"),
         replica("llama-3.1-8b", "mi300x", "vllm"),
     ],

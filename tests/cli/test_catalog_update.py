@@ -188,6 +188,9 @@ class Server(ThreadingHTTPServer):
     body = b""
     how = "whole"
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Whoever has read enough hangs up; that is no news for the command's own output."""
+
 
 class Handler(BaseHTTPRequestHandler):
     server: Server

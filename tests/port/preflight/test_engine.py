@@ -6,7 +6,7 @@ from packaging.version import Version
 from crosstie.catalog.config import Config
 from crosstie.core.errors import BadInput
 from crosstie.port.preflight import engine as engines
-from crosstie.port.preflight.engine import Support, architecture_findings, engine_from, feature_operations
+from crosstie.port.preflight.engine import Support, _oldest, architecture_findings, engine_from, feature_operations
 
 
 def test_a_release_may_be_named_or_not() -> None:
@@ -28,6 +28,8 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
         "OldForCausalLM": Support(since=Version("0.3"), until=None, source="registry"),
     }
     monkeypatch.setattr("crosstie.port.preflight.engine.architectures", lambda engine: rows)
+    # Without what other tests have made it remember.
+    monkeypatch.setattr("crosstie.port.preflight.engine._oldest", _oldest.__wrapped__)
 
 
 @pytest.mark.usefixtures("known")

@@ -84,7 +84,7 @@ def test_shipped_rows_are_sorted_and_the_undated_come_last(shipped: Tax) -> None
 @pytest.mark.slow
 def test_shipped_names_blame_nobody_wrongly(shipped: Tax) -> None:
     releases = {group.release for group in shipped.groups if group.series.engine == "atom"}
-    assert releases == {"ROCm 7.1.1 image", "ROCm 7.2.3 image"}
+    assert releases == {"0.1.1", "unstated"}
     assert any(group.series.engine == "unstated" for group in shipped.groups)
 
 
