@@ -83,15 +83,17 @@ def compare(
 
 
 def plan(
-    workload: str | Path | Workload, *, catalog: Catalog | None = None, on_progress: OnProgress = no_progress
-) -> Plan:
+    workload: str | Path | Workload, *, confirm: bool = False, catalog: Catalog | None = None,
+    on_progress: OnProgress = no_progress,
+) -> Plan:  # fmt: skip
     """The cheapest fleet for a workload file or a shipped example, with alternatives and what would change it.
 
     Where no fleet will do, `plan.fleet` is None and `plan.obstacles` says why. `fleet_of(plan)` is the fleet that
-    `serve` takes, `fleet_text` writes it as a file. `on_progress` hears how far it is.
+    `serve` takes, `fleet_text` writes it as a file. `confirm` simulates and corrects it, as the command does unless it
+    is `--quick`. `on_progress` hears how far it is.
     """
     catalog = catalog or Catalog()
-    return planning.plan(catalog, _workload(catalog, workload), on_progress=on_progress)
+    return planning.plan(catalog, _workload(catalog, workload), confirm=confirm, on_progress=on_progress)
 
 
 def simulate(

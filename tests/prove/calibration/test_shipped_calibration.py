@@ -18,6 +18,8 @@ from crosstie.prove.calibration.validate import document, validate
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "benchmarks" / "render_accuracy.py"
 
+MODES = ("speculative", "apart", "speculative and apart")
+
 
 @pytest.fixture(scope="module")
 def rendering() -> ModuleType:
@@ -39,7 +41,9 @@ def test_one_more_round_of_the_fit_leaves_its_predictions_where_they_are(catalog
     """It is what `calibrate` makes of these files, up to rounding: `make calibration` does the twelve rounds."""
     inputs = read_inputs(catalog, SHIPPED_RESULTS)
     fit = Regression(catalog, gather(catalog, inputs.cases, inputs.kernels))
-    assert set(catalog.calibration.scopes) <= set(fit.scopes)
+    # What services apart and drafts change is fitted after it, and leaves the rest as it is.
+    plain = {scope for scope in catalog.calibration.scopes if scope.partition(" / ")[0] not in MODES}
+    assert plain <= set(fit.scopes)
     parts = np.zeros((len(fit.scopes), len(CONSTANTS)))
     for scope, index in fit.scopes.items():
         parts[index] = catalog.calibration.scopes.get(scope, np.zeros(len(CONSTANTS)))

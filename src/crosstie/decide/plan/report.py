@@ -296,6 +296,8 @@ class Saved(msgspec.Struct, frozen=True):
     fleet: SavedFleet | None
     # Plans from before models could share replicas have none.
     shared: SavedFleet | None = None
+    # How it was confirmed by simulation; None where it was not.
+    confirmed: dict[str, object] | None = None
 
     @property
     def gpus(self) -> dict[str, int]:

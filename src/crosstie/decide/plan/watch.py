@@ -75,7 +75,7 @@ def saved_plans(given: Sequence[Path]) -> list[Path]:
 def _watched(catalog: Catalog, file: Path, today: str) -> Watched:
     saved = read_saved(file)
     try:
-        now = plan(catalog, saved.workload, today=today)
+        now = plan(catalog, saved.workload, today=today, confirm=saved.confirmed is not None)
     except CrosstieError as error:
         raise BadData(file, "", f"cannot be planned again: {error}") from None
     prices = {item.id: item.quote for item in now.market.items}
@@ -101,7 +101,8 @@ def _because(catalog: Catalog, found: Watched) -> str:
     """What flipped it: made again with the prices of then, has it flipped all the same?"""
     known = {name: then for name, then in found.then.prices.items() if name in catalog.accelerators}
     if known and (found.moves or found.appeared or found.gone):
-        at_old_prices = set(plan(catalog, _with_prices(found.then.workload, known)).accelerators)
+        confirm = found.then.confirmed is not None
+        at_old_prices = set(plan(catalog, _with_prices(found.then.workload, known), confirm=confirm).accelerators)
         if at_old_prices == set(found.then.gpus):
             return "prices"
         if at_old_prices != set(found.now.gpus):
