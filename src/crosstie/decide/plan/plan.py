@@ -46,7 +46,7 @@ from crosstie.port.preflight.readiness import Readiness
 
 # A fleet as sure as asked is the answer up to so many times what the estimates themselves would buy: beyond, how little
 # is known would buy the fleet, and to measure is the cheaper way to be sure.
-_MOST_TO_BE_SURE = 3.0
+_MOST_TO_BE_SURE = 5.0
 # How far below what was asked a fleet may be before it is confirmed once more.
 _NEARLY = 0.03
 # How sure a fleet may be asked to be: what that costs is told.
