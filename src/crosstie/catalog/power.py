@@ -1,18 +1,22 @@
-"""What accelerators draw while they serve, as a share of their rated power."""
+"""What accelerators draw while they serve and while they idle, as a share of their rated power."""
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from crosstie.catalog.reading import Quantity, read_facts, sourced_file
-from crosstie.core.deployment import Accelerator
+from crosstie.catalog.reading import Quantity, Sources, read_facts, sourced_file
+from crosstie.core.deployment import Accelerator, Deployment
+from crosstie.core.estimate import Estimate
 from crosstie.core.fact import Fact
 
 _SHARE = Quantity("fraction", 0.01, 2.0, "share of the rated power")
 _POWER = {
     "roofline_exponent": Quantity("fraction", 0.0, 1.0, "how power grows with the share of the roofline"),
     "load_exponent": Quantity("fraction", 0.0, 1.0, "how power grows with sequences for each GPU"),
+    "low": Quantity("fraction", 0.1, 1.0, "measured over predicted, 10th percentile"),
+    "high": Quantity("fraction", 1.0, 10.0, "measured over predicted, 90th percentile"),
     "least": _SHARE,
 }
 
@@ -20,8 +24,15 @@ _POWER = {
 class PowerModel(msgspec.Struct, frozen=True, kw_only=True):
     roofline_exponent: Fact
     load_exponent: Fact
+    low: Fact
+    high: Fact
     least: Fact
     scale: dict[str, Fact]
+    idle: dict[str, Fact]
+
+    def knows(self, accelerator: Accelerator) -> bool:
+        """Whether its power was measured while it served; others have the middle of those."""
+        return accelerator.id in self.scale
 
     def fraction(self, accelerator: Accelerator, roofline_fraction: float, sequences_per_gpu: float) -> float:
         """Mean power over the rated, of a GPU that is serving all the while."""
@@ -33,13 +44,37 @@ class PowerModel(msgspec.Struct, frozen=True, kw_only=True):
     def watts(self, accelerator: Accelerator, roofline_fraction: float, sequences_per_gpu: float) -> float:
         return accelerator.chip.tdp.si * self.fraction(accelerator, roofline_fraction, sequences_per_gpu)
 
+    def idle_watts(self, accelerator: Accelerator) -> float:
+        return accelerator.chip.tdp.si * (self.idle.get(accelerator.id) or self.idle["other"]).value
+
+    def serving_watts(self, deployment: Deployment, found: Estimate) -> float:
+        """Of one GPU of a replica under the load of an estimate."""
+        spent = {
+            phase: sum(s for key, s in found.gpu_s_per_token.items() if key.startswith(phase))
+            for phase in ("prefill", "decode")
+        }
+        reached = spent["prefill"] * found.prefill_roofline_fraction + spent["decode"] * found.decode_roofline_fraction
+        load = found.concurrency * tokens_verified(deployment) / deployment.parallelism.gpus
+        return self.watts(deployment.accelerator, reached / sum(spent.values()), load)
+
+
+def tokens_verified(deployment: Deployment) -> int:
+    """Of each sequence in a step."""
+    return deployment.speculation.queries if deployment.speculation else 1
+
 
 def read_power(file: Path, accelerators: Mapping[str, Accelerator]) -> PowerModel:
-    with sourced_file(file, {"power", "scale"}) as (raw, sources):
-        names = dict.fromkeys([*accelerators, "other"], _SHARE)
-        scale = raw.get("scale", {})
-        known = {name: names[name] for name in scale if name in names} or {"other": _SHARE}
+    with sourced_file(file, {"power", "scale", "idle"}) as (raw, sources):
         return PowerModel(
             **read_facts(file, "power", raw.get("power"), _POWER, sources),
-            scale=read_facts(file, "scale", scale, known, sources),
+            scale=_shares(file, "scale", raw, accelerators, sources),
+            idle=_shares(file, "idle", raw, accelerators, sources),
         )
+
+
+def _shares(
+    file: Path, key: str, raw: Mapping[str, Any], accelerators: Mapping[str, Accelerator], sources: Sources
+) -> dict[str, Fact]:
+    shares = raw.get(key, {})
+    known = {name: _SHARE for name in (*accelerators, "other") if name in shares} or {"other": _SHARE}
+    return read_facts(file, key, shares, known | {"other": _SHARE}, sources)

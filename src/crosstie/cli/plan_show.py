@@ -17,6 +17,7 @@ from crosstie.decide.plan.flips import Flip
 from crosstie.decide.plan.market import Item, Market
 from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
 from crosstie.decide.plan.plan import Plan, SimulatedClass
+from crosstie.decide.plan.power import FleetPower
 from crosstie.decide.plan.report import horizon_usd
 from crosstie.decide.plan.shared import own_classes
 from crosstie.decide.plan.targets import FACTORS
@@ -111,7 +112,17 @@ def _show_doubt(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> Non
         cache = pool.usd_per_cache_gb_month
         beside = f", of KV cache {dollars(cache)}" if cache else ""
         say(out, f"{pool.name}: a GB of memory {dollars(pool.usd_per_gb_month)} a month{beside}")
-    say(out, f"{significant(fleet.watts / 1e3)} kW")
+    if plan.power:
+        _show_power(out, plan.power)
+
+
+def _show_power(out: Output, power: FleetPower) -> None:
+    watts = (power.rated, power.at_peak, power.mean, *power.mean_80)
+    rated, peak, mean, low, high = (significant(one / 1e3) for one in watts)
+    told = f"{rated} kW rated; predicted {peak} at the peak, {mean} in the mean ({low} to {high})"
+    say(out, f"{told}; {significant(power.kwh_per_million_output_tokens)} kWh per million output tokens, with cooling")
+    if power.not_predicted:
+        say(out, f"  power of {', '.join(power.not_predicted)} was not measured: a usual share of the rated")
 
 
 def _show_sureness(out: Output, plan: Plan, fleet: FleetPlan) -> None:

@@ -75,6 +75,9 @@ def scorecard(answer: Tco, bills: Sequence[Ownership]) -> list[list[str]]:
         ["output tokens/s per GPU", *(_rate(option) for option in options)],
         ["  80% interval", *(_rate_interval(option) for option in options)],
         ["IT power per GPU, rated", *(f"{bill.watts_per_gpu:,.0f} W" for bill in bills)],
+        ["  in the mean", *(f"{bill.mean_watts_per_gpu:,.0f} W" for bill in bills)],
+        ["  of it the GPU, 80% interval", *map(_draw_interval, bills)],
+        ["kWh per million output tokens", *(significant(bill.kwh_per_mtok or 0.0) for bill in bills)],
         *([label, *(dollars(bill.usd[line]) for bill in bills)] for line, label in LINES.items()),
         ["total", *(dollars(bill.total_usd) for bill in bills)],
         ["per GPU-hour", *(dollars(bill.usd_per_gpu_hour) for bill in bills)],
@@ -96,6 +99,14 @@ def _rate(option: Option) -> str:
     return significant(span.likely) if span else "-"
 
 
+def _draw_interval(bill: Ownership) -> str:
+    draw = bill.option.used_draw
+    if draw is None:
+        return "not predicted"
+    low, high = draw.interval(bill.utilisation)
+    return f"{draw.watts(bill.utilisation):,.0f} W, {low:,.0f} to {high:,.0f}"
+
+
 def _rate_interval(option: Option) -> str:
     span = option.output_tokens_per_s_per_gpu
     return f"{significant(span.low)} to {significant(span.high)}" if span and not span.is_exact else "-"
@@ -108,6 +119,8 @@ def show_grounds(out: Output, answer: Tco, bills: Sequence[Ownership]) -> None:
     for entry in answer.running:
         if entry.estimate:
             say(out, f"  {entry.accelerator.id}: {entry.estimate.basis}", "dim")
+    for name, words in answer.power_basis.items():
+        say(out, f"  {name}: power {words}", "dim")
     if answer.apis and answer.apis.sources:
         origins = sorted({price.output.source for price in answer.apis.sources})
         say(out, f"  API prices: {'; '.join(origins)}", "dim")
@@ -254,6 +267,18 @@ def sold_json(apis: ApiMarket) -> dict[str, object]:
     }
 
 
+def power_json(bill: Ownership, words: str) -> dict[str, object]:
+    """Of the GPU alone; null where it is a share of the rated power."""
+    draw = bill.option.used_draw
+    return {
+        "basis": words,
+        "serving_watts": draw.busy.likely if draw else None,
+        "idle_watts": draw.idle if draw else None,
+        "mean_watts": draw.watts(bill.utilisation) if draw else None,
+        "mean_watts_80": draw.interval(bill.utilisation) if draw else None,
+    }
+
+
 def option_json(answer: Tco, entry: Entry) -> dict[str, object]:
     name = entry.accelerator.id
     bill = answer.assessed.bills[name]
@@ -269,6 +294,10 @@ def option_json(answer: Tco, entry: Entry) -> dict[str, object]:
         "deployment": deployment_json(entry.deployment) if entry.deployment else None,
         "estimate": msgspec.to_builtins(entry.estimate) if entry.estimate else None,
         "watts_per_gpu": bill.watts_per_gpu,
+        "mean_watts_per_gpu": bill.mean_watts_per_gpu,
+        "power": power_json(bill, answer.power_basis[name]),
+        "kwh": bill.kwh,
+        "kwh_per_mtok": bill.kwh_per_mtok,
         "usd": bill.usd,
         "total_usd": bill.total_usd,
         "usd_per_gpu_hour": bill.usd_per_gpu_hour,

@@ -3,6 +3,7 @@
 import dataclasses
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given as each, strategies as st
 from tests.decide.cost.conftest import ranged
@@ -12,10 +13,12 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import Interval
+from crosstie.decide.cost.energy import Draw
 from crosstie.decide.cost.ownership import (
     LINES,
     WORDS,
     Option,
+    bill,
     check_assumption,
     hourly_usd,
     inputs,
@@ -25,6 +28,7 @@ from crosstie.decide.cost.ownership import (
     throughput,
 )
 from crosstie.decide.cost.prices import Quote, given
+from crosstie.decide.cost.ranges import ValueRange, exactly, likely
 from crosstie.perf.estimate import estimate
 
 Costs = dict[str, Ranged]
@@ -59,6 +63,39 @@ def test_the_bill_is_what_was_worked_by_hand(h200_fleet: Option, exact_costs: Co
     # 10 GPUs x 100 tokens/s x 0.5 x 63,072,000 s are 31,536 million tokens.
     assert found.usd_per_mtok == pytest.approx(316_340 / 31_536)
     assert set(found.usd) == set(LINES)
+
+
+def test_predicted_power_as_worked_by_hand(h200_fleet: Option, exact_costs: Costs) -> None:
+    """500 W while it serves, 100 while it waits. A quarter of the output with an exponent of a half is half of the way
+    between: 300 W. Server and network draw half of their 300 W, so a GPU takes 450 W and ten of them 4.5 kW."""
+    draw = Draw(ValueRange(400.0, 500.0, 600.0, interval=True), 100.0, 0.5)
+    option = changed(h200_fleet, draw=draw, overrides={"utilisation": 0.25})
+    found = own(option, exact_costs, years=2.0)
+    assert found.mean_watts_per_gpu == pytest.approx(450)
+    assert found.usd["power"] == pytest.approx(7_884)  # 4.5 kW x 17,520 h x 0.10
+    assert found.usd["cooling"] == pytest.approx(3_942)
+    # The meter also counts cooling: 4.5 kW x 1.5 x 17,520 h. 10 GPUs x 100 tokens/s x 0.25 are 15,768 million tokens.
+    assert found.kwh == pytest.approx(118_260)
+    assert found.kwh_per_mtok == pytest.approx(7.5)
+    # Held ready, so by the rated power, as without a prediction.
+    assert found.watts_per_gpu == 1000.0
+    assert found.usd["hosting"] == own(h200_fleet, exact_costs, years=2.0).usd["hosting"]
+    # Ends of the interval: 250 and 350 W of the GPU.
+    assert draw.interval(0.25) == pytest.approx((250.0, 350.0))
+
+
+def test_a_share_of_the_rated_power_that_is_set_stands_over_a_prediction(
+    h200_fleet: Option, exact_costs: Costs
+) -> None:
+    draw = Draw(exactly(500.0), 100.0, 0.5)
+    told = changed(h200_fleet, draw=draw, overrides={"mean_power_fraction": 0.9})
+    assert own(told, exact_costs).mean_watts_per_gpu == pytest.approx(900)
+
+
+def test_no_sample_draws_more_than_the_limit(h200_fleet: Option, exact_costs: Costs) -> None:
+    values = likely(inputs(changed(h200_fleet, draw=Draw(exactly(600.0), 100.0, 0.0)), exact_costs, 1.0))
+    usd = [float(bill(values | {"gpu_busy_watts": np.asarray(watts)})["power"]) for watts in (700.0, 900.0)]
+    assert usd[0] == usd[1]
 
 
 def test_hardware_past_its_life_keeps_its_residual(h200_fleet: Option, exact_costs: Costs) -> None:
@@ -208,5 +245,6 @@ def test_bounds_are_in_the_unit_of_the_key() -> None:
 
 
 def test_every_input_that_varies_has_words(h200_fleet: Option, exact_costs: Costs) -> None:
-    fixed = {"discount", "engineers", "gpus", "years", "gpu_watts"}
-    assert set(WORDS) == set(inputs(h200_fleet, exact_costs, 3.0)) - fixed
+    fixed = {"discount", "engineers", "gpus", "years", "gpu_watts", "gpu_idle_watts", "load_exponent"}
+    drawing = changed(h200_fleet, draw=Draw(exactly(500.0), 100.0, 0.5))
+    assert set(WORDS) == set(inputs(drawing, exact_costs, 3.0)) - fixed

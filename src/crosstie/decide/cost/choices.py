@@ -245,6 +245,8 @@ def _waiting(
     later = Option(
         accelerator=successor.accelerator, gpus=option.gpus, overrides=option.overrides,
         price=given(successor.accelerator.id, successor.purchase_usd),
+        # Nobody has measured it: the same share of its rated power.
+        draw=option.draw and option.draw.scaled(successor.accelerator.chip.tdp.si / option.accelerator.chip.tdp.si),
     )  # fmt: skip
     cases = (np.arange(_CASES) + 0.5) / _CASES
     waits = (successor.months - successor.mean_slip_months * np.log1p(-cases)) / MONTHS_PER_YEAR

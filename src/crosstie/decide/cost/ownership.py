@@ -14,6 +14,7 @@ from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput, near_names
 from crosstie.core.estimate import Estimate
 from crosstie.core.units import HOURS_PER_YEAR, MONTHS_PER_YEAR, SECONDS_PER_HOUR, UNITS
+from crosstie.decide.cost.energy import Draw
 from crosstie.decide.cost.prices import Quote, given
 from crosstie.decide.cost.ranges import ValueRange, exactly, likely
 from crosstie.perf.hardware import Array
@@ -48,6 +49,7 @@ WORDS = {
     "utilisation": "utilisation",
     "purchase_usd": "price",
     "output_tokens_per_s_per_gpu": "tokens/s a GPU",
+    "gpu_busy_watts": "power of a GPU that serves, W",
 }
 # Beyond these a figure is a slip: of a unit, or of a key that stuck.
 MOST_GPUS, LEAST_USD, MOST_USD, MOST_ENGINEERS = 10_000_000, 0.01, 1e7, 100_000
@@ -72,6 +74,8 @@ class Option:
     engineers: float = 0.0
     # Assumptions that differ from the catalog's, by their key.
     overrides: Mapping[str, float] = field(default_factory=dict)
+    # What a GPU draws at the operating point and below; None: a share of its rated power.
+    draw: Draw | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.gpus <= MOST_GPUS:
@@ -91,6 +95,11 @@ class Option:
     def name(self) -> str:
         return self.accelerator.id
 
+    @property
+    def used_draw(self) -> Draw | None:
+        """A share of the rated power that the user set stands over the prediction."""
+        return None if "mean_power_fraction" in self.overrides else self.draw
+
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
@@ -99,7 +108,11 @@ class Ownership:
     option: Option
     years: float
     usd: dict[str, float]
+    utilisation: float
+    # IT power for each GPU, rated and in the mean; and what the meter counts over the horizon, cooling included.
     watts_per_gpu: float
+    mean_watts_per_gpu: float
+    kwh: float
     output_tokens: float | None
 
     @property
@@ -115,15 +128,22 @@ class Ownership:
         """Per million output tokens, the prompts that go with them included."""
         return self.total_usd / self.output_tokens * 1e6 if self.output_tokens else None
 
+    @property
+    def kwh_per_mtok(self) -> float | None:
+        return self.kwh / self.output_tokens * 1e6 if self.output_tokens else None
+
 
 def own(option: Option, costs: Costs, years: float = 3.0) -> Ownership:
     values = likely(inputs(option, costs, years))
-    tokens = output_tokens(values)
+    tokens, drawn = output_tokens(values), float(_mean_watts(values))
     return Ownership(
         option=option,
         years=years,
         usd={name: float(usd) for name, usd in bill(values).items()},
+        utilisation=float(values["utilisation"]),
         watts_per_gpu=float(values["gpu_watts"] + values["server_watts_per_gpu"]),
+        mean_watts_per_gpu=drawn,
+        kwh=option.gpus * drawn / 1e3 * float(values["pue"]) * HOURS_PER_YEAR * years,
         output_tokens=None if tokens is None else float(tokens),
     )
 
@@ -135,7 +155,7 @@ def bill(values: Mapping[str, Array]) -> dict[str, Array]:
     hardware = price + values["server_usd_per_gpu"] + values["network_usd_per_gpu"]
     worn, tied_up_years = _wear(years, values["life_years"], values["residual_fraction"])
     rated_kw = (values["gpu_watts"] + values["server_watts_per_gpu"]) / 1e3
-    kwh = gpus * rated_kw * values["mean_power_fraction"] * HOURS_PER_YEAR * years
+    kwh = gpus * _mean_watts(values) / 1e3 * HOURS_PER_YEAR * years
     return {
         "accelerators": gpus * price * worn,
         "servers": gpus * values["server_usd_per_gpu"] * worn,
@@ -148,6 +168,18 @@ def bill(values: Mapping[str, Array]) -> dict[str, Array]:
         "support": gpus * hardware * values["support_per_year"] * years,
         "engineers": values["engineers"] * values["engineer_usd_per_year"] * years,
     }
+
+
+def _mean_watts(values: Mapping[str, Array]) -> Array:
+    """IT power of a GPU with its share of server and network: the GPU's as predicted at its utilisation, if it is."""
+    mean = values["mean_power_fraction"]
+    server, busy = values["server_watts_per_gpu"] * mean, values.get("gpu_busy_watts")
+    if busy is None:
+        return np.asarray(values["gpu_watts"] * mean + server)
+    idle = values["gpu_idle_watts"]
+    # A sample may be beyond the interval, and no GPU beyond its limit.
+    over_idle = np.minimum(busy, values["gpu_watts"]) - idle
+    return np.asarray(idle + over_idle * values["utilisation"] ** values["load_exponent"] + server)
 
 
 def _wear(years: Array, life: Array, residual: Array) -> tuple[Array, Array]:
@@ -192,6 +224,9 @@ def inputs(option: Option, costs: Costs, years: float) -> dict[str, ValueRange]:
     }
     if option.output_tokens_per_s_per_gpu is not None:
         found["output_tokens_per_s_per_gpu"] = option.output_tokens_per_s_per_gpu
+    if draw := option.used_draw:
+        found["gpu_busy_watts"] = draw.busy
+        found |= {"gpu_idle_watts": exactly(draw.idle), "load_exponent": exactly(draw.exponent)}
     return found
 
 
@@ -207,15 +242,19 @@ def throughput(estimate: Estimate, gpus_per_replica: int, gpus: int | None = Non
 
     `gpus`: those of the fleet. What is left over beside whole replicas is paid for and gives no tokens.
     """
-    fleet = gpus or gpus_per_replica
-    if fleet < gpus_per_replica:
-        raise BadInput(f"{fleet} GPUs are fewer than the {gpus_per_replica} that one replica takes")
-    busy = fleet // gpus_per_replica * gpus_per_replica / fleet
+    busy = working_share(gpus_per_replica, gpus or gpus_per_replica)
     rate = estimate.output_tokens_per_s_per_gpu * busy
     if estimate.interval is None:
         return exactly(rate)
     low, high = (end * busy for end in estimate.interval.per_gpu(gpus_per_replica))
     return ValueRange(min(low, rate), rate, max(high, rate), interval=True)
+
+
+def working_share(gpus_per_replica: int, fleet: int) -> float:
+    """Of the GPUs of a fleet those that hold a replica."""
+    if fleet < gpus_per_replica:
+        raise BadInput(f"{fleet} GPUs are fewer than the {gpus_per_replica} that one replica takes")
+    return fleet // gpus_per_replica * gpus_per_replica / fleet
 
 
 def check_assumption(key: str, value: float) -> None:
@@ -233,17 +272,21 @@ def check_assumption(key: str, value: float) -> None:
         raise BadInput(f"{key}={value:g}: {spec.meaning} must be from {low:g} to {high:g} {unit}")
 
 
-def hourly_usd(accelerator: Accelerator, purchase_usd: float, costs: Costs, years: float = 3.0) -> float:
+def hourly_usd(
+    accelerator: Accelerator, purchase_usd: float, costs: Costs, years: float = 3.0, draw: Draw | None = None
+) -> float:
     """All-in USD of one owned GPU by the hour, busy or not: hardware, capital, power, hosting and support."""
-    return own(Option(accelerator, 1, given(accelerator.id, purchase_usd)), costs, years).usd_per_gpu_hour
+    return own(Option(accelerator, 1, given(accelerator.id, purchase_usd), draw=draw), costs, years).usd_per_gpu_hour
 
 
-def running_usd_per_hour(accelerator: Accelerator, costs: Costs, purchase_usd: float = 0.0) -> float:
+def running_usd_per_hour(
+    accelerator: Accelerator, costs: Costs, purchase_usd: float = 0.0, draw: Draw | None = None
+) -> float:
     """USD by the hour of a GPU that is owned already: power, cooling, hosting and support.
 
     Support is a share of the hardware's price: without `purchase_usd` only server and network have it.
     """
-    option = Option(accelerator, 1, given(accelerator.id, purchase_usd or 1.0))
+    option = Option(accelerator, 1, given(accelerator.id, purchase_usd or 1.0), draw=draw)
     values = likely(inputs(option, costs, years=1.0)) | {"purchase_usd": np.asarray(purchase_usd)}
     usd = bill(values)
     return sum(float(usd[line]) for line in RUNNING) / HOURS_PER_YEAR

@@ -13,6 +13,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import DoesNotFit
 from crosstie.decide.compare.scorecard import Load, compare
+from crosstie.decide.cost.energy import draw_of
 from crosstie.decide.cost.ownership import Option, Ownership, own, throughput
 from crosstie.decide.cost.prices import given
 from crosstie.decide.cost.sensitivity import Contest, contest, monte_carlo, saving, tornado
@@ -165,6 +166,7 @@ def _option(catalog: Catalog, name: str, point: ServingPoint) -> Option:
     return Option(
         accelerator=entry.accelerator, gpus=GPUS, price=given(name, PRICES_USD[name]), discount=DISCOUNT,
         output_tokens_per_s_per_gpu=throughput(entry.estimate, entry.deployment.parallelism.gpus, GPUS),
+        draw=draw_of(catalog, entry.deployment, entry.estimate, INPUT_TOKENS, OUTPUT_TOKENS),
         overrides={"engineer_usd_per_year": ENGINEER_USD_PER_YEAR},
     )  # fmt: skip
 

@@ -43,14 +43,14 @@ class Contest:
         return key in COSTS and len({spans[key] for spans in self.inputs.values()}) == 1
 
     def varied(self, share: float) -> "Contest":
-        """Every assumption about operation within `share` of its likely value; prices exact, throughputs as unsure as
-        they are: nobody chooses them."""
+        """Every assumption about operation within `share` of its likely value; prices exact, throughputs and power as
+        unsure as they are: nobody chooses them."""
         if not 0.0 <= share < 1.0:
             raise BadInput(f"a variation of {share:.0%}: must be from 0% to below 100%")
         changed = {}
         for name, spans in self.inputs.items():
             exact = {key: ValueRange(span.likely, span.likely, span.likely) for key, span in spans.items()}
-            rates = {key: spans[key] for key in ("output_tokens_per_s_per_gpu",) if key in spans}
+            rates = {key: spans[key] for key in ("output_tokens_per_s_per_gpu", "gpu_busy_watts") if key in spans}
             changed[name] = exact | rates | {key: bounded(key, spans[key].scaled(share)) for key in COSTS}
         return Contest(changed)
 

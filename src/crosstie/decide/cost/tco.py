@@ -24,7 +24,8 @@ from crosstie.decide.cost.choices import (
     host_or_api,
     rent_or_buy,
 )
-from crosstie.decide.cost.ownership import Option, throughput
+from crosstie.decide.cost.energy import basis, draw_of
+from crosstie.decide.cost.ownership import Option, throughput, working_share
 from crosstie.decide.cost.prices import PURCHASE, Quote, behind, quote, quotes, sold_tokens
 from crosstie.perf.memory import memory_plan
 
@@ -106,6 +107,8 @@ class Tco:
     rented: Sequence[RentComparison]
     apis: ApiMarket | None
     waiting: WaitComparison | None
+    # What each option's electricity rests on.
+    power_basis: dict[str, str]
 
     def usd_per_gb_month(self, name: str) -> float:
         """Of memory, owned."""
@@ -156,7 +159,7 @@ def tco(catalog: Catalog, card: Scorecard, request: TcoRequest | None = None) ->
     if not running:
         raise DoesNotFit(f"none can run it: {'; '.join(f'{e.accelerator.id}: {e.problem}' for e in card.entries)}")
     prices = quotes(catalog.prices, [e.accelerator.id for e in running], (PURCHASE,), asked.purchase_usd)
-    options = [_option(entry, prices.get(entry.accelerator.id), asked) for entry in running]
+    options = [_option(catalog, card, entry, prices.get(entry.accelerator.id), asked) for entry in running]
     years, costs = asked.years, catalog.costs
     assessed = assess(options, costs, years, samples=asked.samples, seed=asked.seed, vary=asked.vary)
     waiting = None
@@ -178,7 +181,10 @@ def tco(catalog: Catalog, card: Scorecard, request: TcoRequest | None = None) ->
         compared = [ApiComparison(one.name, [host_or_api(one, costs, usd, years) for usd in ends]) for one in options]
         market = ApiMarket(quote, sources, compared)
     sources_of = {option.name: behind(catalog.prices, option.price) for option in options}
-    return Tco(card, assessed, sources_of, rented, market, waiting)
+    power = {
+        one.name: basis(catalog, one.accelerator, one.draw, "mean_power_fraction" in one.overrides) for one in options
+    }
+    return Tco(card, assessed, sources_of, rented, market, waiting, power)
 
 
 def _in_others(entry: Entry, usd_per_mtok: float) -> list[tuple[Deployment, float]]:
@@ -198,7 +204,7 @@ def _check(card: Scorecard, asked: TcoRequest) -> None:
         raise BadInput("rents change nothing unless renting is compared, or waiting for a successor")
 
 
-def _option(entry: Entry, price: Quote | None, asked: TcoRequest) -> Option:
+def _option(catalog: Catalog, card: Scorecard, entry: Entry, price: Quote | None, asked: TcoRequest) -> Option:
     name, found, deployment = entry.accelerator.id, entry.estimate, entry.deployment
     assert found, "only entries that run are bought"
     assert deployment, "what runs is deployed somehow"
@@ -206,8 +212,10 @@ def _option(entry: Entry, price: Quote | None, asked: TcoRequest) -> Option:
         raise BadInput(f"--gpus {asked.gpus}: one replica on {name} takes {deployment.parallelism.gpus}")
     if price is None:
         raise BadInput(f"the catalog has no purchase price of {name}: give one with --purchase {name}=USD")
+    working = working_share(deployment.parallelism.gpus, asked.gpus)
     return Option(
         accelerator=entry.accelerator, gpus=asked.gpus, price=price,
+        draw=draw_of(catalog, deployment, found, card.load.input_tokens, card.load.output_tokens, working),
         output_tokens_per_s_per_gpu=throughput(found, deployment.parallelism.gpus, asked.gpus),
         discount=asked.discount.get(name, 0.0), engineers=asked.engineers.get(name, 0.0),
         overrides=asked.assumptions.get(name, {}),

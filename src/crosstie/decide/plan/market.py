@@ -12,6 +12,7 @@ from crosstie.catalog.workloads import MOST_DISCOUNT
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.workload import Workload
+from crosstie.decide.cost.energy import Draw, owned_draw
 from crosstie.decide.cost.ownership import hourly_usd, running_usd_per_hour
 from crosstie.decide.cost.prices import GIVEN, MODELLED, PURCHASE, Quote, quotes
 
@@ -137,12 +138,15 @@ def market(catalog: Catalog, workload: Workload) -> Market:
     kinds = [PURCHASE if kind == BUY else kind for kind in prices.kinds]
     known = quotes(catalog.prices, [a.id for a in chosen], kinds, prices.usd_per_gpu_hour)
     others = quotes(catalog.prices, [a.id for a in chosen], RENTS, {})
+    owned = BUY in prices.kinds or wanted.inventory
+    draws = {a.id: owned_draw(catalog, workload, a) if owned else None for a in chosen}
     items: list[Item] = []
     left_out: dict[str, Quote | None] = {}
     for accelerator in chosen:
         off = prices.discount.get(accelerator.id, prices.discount.get(accelerator.vendor, 0.0))
         quote = known.get(accelerator.id)
-        hourly = _hourly(catalog, workload, accelerator, quote, off)
+        draw = draws[accelerator.id]
+        hourly = _hourly(catalog, workload, accelerator, quote, off, draw)
         if hourly is None:
             if wanted.inventory.get(accelerator.id):
                 reason = f"has no price of kind {' or '.join(prices.kinds)}; give one with --price {accelerator.id}=USD"
@@ -154,7 +158,7 @@ def market(catalog: Catalog, workload: Workload) -> Market:
                 accelerator=accelerator,
                 quote=hourly,
                 discount=off,
-                running_usd_per_hour=running_usd_per_hour(accelerator, catalog.costs),
+                running_usd_per_hour=running_usd_per_hour(accelerator, catalog.costs, draw=draw),
                 watts=watts(accelerator, catalog.costs),
                 on_hand=wanted.inventory.get(accelerator.id, 0),
                 at_most=wanted.at_most.get(accelerator.id, float("inf")),
@@ -172,8 +176,9 @@ def market(catalog: Catalog, workload: Workload) -> Market:
 
 
 def _hourly(
-    catalog: Catalog, workload: Workload, accelerator: Accelerator, quote: Quote | None, discount: float
-) -> Quote | None:
+    catalog: Catalog, workload: Workload, accelerator: Accelerator, quote: Quote | None, discount: float,
+    draw: Draw | None,
+) -> Quote | None:  # fmt: skip
     """What a GPU-hour costs after the discount; a purchase is spread over the hours of the horizon.
 
     A price that the user has in hand is by the hour, whatever the others are.
@@ -183,4 +188,4 @@ def _hourly(
     if quote.kind != PURCHASE:
         return quote.mapped(lambda usd: usd * (1.0 - discount))
     costs, years = catalog.costs, float(workload.horizon_years)
-    return quote.mapped(lambda usd: hourly_usd(accelerator, usd * (1.0 - discount), costs, years), kind=BUY)
+    return quote.mapped(lambda usd: hourly_usd(accelerator, usd * (1.0 - discount), costs, years, draw), kind=BUY)

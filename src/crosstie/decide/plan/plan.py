@@ -21,6 +21,7 @@ from crosstie.decide.plan.lighter import Lighter, lighter_formats
 from crosstie.decide.plan.market import Market, market
 from crosstie.decide.plan.mixture import Mixture, mixture
 from crosstie.decide.plan.optimise import Choice, choice, near_ones_simplified, simplest, single_vendor, without_each
+from crosstie.decide.plan.power import FleetPower, fleet_power
 from crosstie.decide.plan.programme import Mask, Solution
 from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan
 from crosstie.decide.plan.simulated import SimulatedClass as SimulatedClass
@@ -123,6 +124,7 @@ class Plan:
     # The fleet that would be as sure as asked, where it costs too many times as much to be the answer.
     too_dear: Alternative | None = None
     # By pool: what was measured near it.
+    power: FleetPower | None = None
     measured: dict[str, str] = field(default_factory=dict)
     # How to make it.
     measure_commands: list[str] = field(default_factory=list)
@@ -247,6 +249,7 @@ def _planned(
         return found
     return replace(
         found,
+        power=fleet_power(catalog, workload, found.fleet),
         mixture=mixture(catalog, workload, priced, found.fleet),
         lighter=lighter_formats(
             catalog,

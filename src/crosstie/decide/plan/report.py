@@ -152,6 +152,7 @@ def _fleet(plan: Plan, fleet: FleetPlan) -> dict[str, Any]:
         "usd_per_month": fleet.usd_per_hour * HOURS_PER_MONTH,
         "usd_over_horizon": horizon_usd(plan),
         "watts": fleet.watts,
+        "power": to_builtins(plan.power),
         "gpus": fleet.gpus,
         "on_hand": fleet.on_hand,
         "to_be_had": fleet.bought,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.power import tokens_verified
 from crosstie.core.estimate import Correction
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array
@@ -141,7 +142,9 @@ def _columns(catalog: Catalog, cases: Sequence[Case], results: Results) -> dict[
         reached = predictor.ideal()["run"] / columns["run"]
         watts = [
             catalog.power.watts(
-                case.deployment.accelerator, share if share > 0 else _ROOFLINE, case.clients / case.gpus
+                case.deployment.accelerator,
+                share if share > 0 else _ROOFLINE,
+                case.clients * tokens_verified(case.deployment) / case.gpus,
             )
             for case, share in zip(cases, reached.tolist(), strict=True)
         ]
