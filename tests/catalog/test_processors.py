@@ -89,7 +89,7 @@ def test_a_checkpoint_goes_before_what_its_name_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("processor", "config", "says"),
     [
-        ([], {}, "must be an object"),
+        ([], {}, "one JSON object"),
         ({"image_processor_type": "SeerImageProcessor"}, {}, "'SeerImageProcessor' is none of Qwen2VLImageProcessor"),
         (QWEN, {}, "vision_config: missing"),
         ({**QWEN, "size": {}}, {"vision_config": QWEN_VISION}, "shortest_edge: missing"),

@@ -3,7 +3,7 @@
 from benchmarks.hosting import Frequency, Recency
 from hypothesis import given, strategies as st
 
-from crosstie.host.hosted import Hosted, Move, ResidencySettings, Slot, Worth
+from crosstie.host.hosted import Hosted, KeepingWorth, Move, ResidencySettings, Slot
 from crosstie.host.residency import Residency
 
 STEP_S = 0.5
@@ -90,7 +90,7 @@ SETTINGS = st.builds(
     residence_loads=st.floats(0.0, 4.0),
     margin=st.floats(0.1, 3.0),
     patience_loads=st.floats(0.0, 3.0),
-    worth=st.sampled_from([Worth, Recency, Frequency]),
+    worth=st.sampled_from([KeepingWorth, Recency, Frequency]),
     copy_at_in_flight=st.floats(1.0, 8.0),
 )
 # At each step: which models are asked for.

@@ -1,11 +1,10 @@
 """A Hugging Face config.json that answers with a clear error and remembers what was asked of it."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from crosstie.catalog.reading import text_of
+from crosstie.catalog.reading import read_json
 from crosstie.core.errors import BadData
 
 # No model has a dimension beyond this; a larger one is a slip, and would take forever to count.
@@ -134,24 +133,11 @@ class Config:
 def load_config(path: Path) -> tuple[dict[str, Any], Path]:
     """A config.json, or the directory of a model that has one."""
     file = path / "config.json" if path.is_dir() else path
-    raw = _read_json(file)
+    if not file.exists():
+        raise BadData(file, "", "no such file: give a model directory or its config.json")
+    raw = read_json(file)
     beside = file.with_name("hf_quant_config.json")
     if file.name == "config.json" and "quantization_config" not in raw and beside.is_file():
         # ModelOpt writes its settings into a file of their own.
-        raw["quantization_config"] = {"quant_method": "modelopt", **_read_json(beside)}
+        raw["quantization_config"] = {"quant_method": "modelopt", **read_json(beside)}
     return raw, file
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        raise BadData(file, "", "no such file: give a model directory or its config.json")
-    text = text_of(file)
-    try:
-        raw = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadData(file, f"line {error.lineno}", f"not valid JSON: {error.msg}") from None
-    except (RecursionError, ValueError):
-        raise BadData(file, "", "not a config.json: nested too deeply, or a number too long") from None
-    if not isinstance(raw, dict):
-        raise BadData(file, "", "must hold one JSON object")
-    return raw

@@ -28,7 +28,7 @@ from crosstie.catalog.models import read_model_file, read_model_path
 from crosstie.catalog.power import PowerModel, read_power
 from crosstie.catalog.precision import resolve as resolve_precision
 from crosstie.catalog.prices import ApiPrice, Price, read_api_prices, read_prices
-from crosstie.catalog.reading import read_toml
+from crosstie.catalog.reading import read_toml, text_of
 from crosstie.catalog.releases import in_force
 from crosstie.catalog.stacks import merge_efficiency, read_efficiency, read_formats, read_stack, resolve_efficiency
 from crosstie.core.deployment import Accelerator, Deployment, Efficiency, Parallelism, Stack
@@ -421,11 +421,11 @@ _TOLD_BY: dict[str, tuple[str, Callable[[Path], object]]] = {
 def _read_any(file: Path) -> tuple[str, Accelerator | Model | Stack | None]:
     """The folder that a file belongs to by what it holds, and its noun where it has a name."""
     if file.suffix == ".csv":
-        columns = _first_line(_existing(str(file), "file"))
-        if b"usd_per_million" in columns:
+        columns = text_of(_existing(str(file), "file")).partition("\n")[0]
+        if "usd_per_million" in columns:
             read_api_prices(file, Catalog().models)
             return "api_prices", None
-        if b"lengths" in columns:
+        if "lengths" in columns:
             read_acceptance(file, Catalog().models)
             return "acceptance", None
         read_prices(file, Catalog().accelerators)
@@ -442,14 +442,6 @@ def _read_any(file: Path) -> tuple[str, Accelerator | Model | Stack | None]:
             return kind, found if isinstance(found, Accelerator | Model | Stack) else None
     kinds = "model ([config]), accelerator ([chip]), stack ([engine]), costs ([costs]), format or efficiency file"
     raise BadData(file, "", f"is no {kinds}")
-
-
-def _first_line(file: Path) -> bytes:
-    try:
-        with file.open("rb") as stream:
-            return stream.readline(1000)
-    except OSError as error:
-        raise BadData(file, "", f"cannot be read: {error.strerror}") from None
 
 
 def _by_id(nouns: Iterable[Noun]) -> dict[str, Noun]:

@@ -1,6 +1,5 @@
 """How a checkpoint's own files say that it takes pictures: preprocessor_config.json beside config.json."""
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from crosstie.catalog.reading import text_of
+from crosstie.catalog.reading import read_json
 from crosstie.core.errors import BadData
 from crosstie.core.images import Encoder, ImageRule
 
@@ -22,7 +21,7 @@ def rule_of_checkpoint(folder: Path) -> ImageRule | None:
     file = folder / PROCESSOR
     if not file.is_file():
         return None
-    said, config = _object(file), _object(folder / "config.json")
+    said, config = read_json(file), read_json(folder / "config.json")
     name = str(said.get("image_processor_type", ""))
     read = next((reader for known, reader in _READERS.items() if name.startswith(known)), None)
     if read is None:
@@ -37,16 +36,6 @@ def rule_of_checkpoint(folder: Path) -> ImageRule | None:
         raise BadData(file, str(error).strip("'"), "missing here and in config.json") from None
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise BadData(file, "", f"is no processor as {name} has it: {error}") from None
-
-
-def _object(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(text_of(file))
-    except (ValueError, RecursionError) as error:
-        raise BadData(file, "", f"not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise BadData(file, "", "must be an object")
-    return found
 
 
 def _encoder(vision: dict[str, Any]) -> Encoder:

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import json
 import re
 import tomllib
 import zlib
@@ -92,6 +93,19 @@ def read_toml(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         # tomllib leaves numbers of thousands of digits and lists in thousands of lists to Python.
         raise BadData(file, "", f"not valid TOML: {error}") from None
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    content = text_of(file)
+    try:
+        raw = json.loads(content)
+    except json.JSONDecodeError as error:
+        raise BadData(file, f"line {error.lineno}", f"not valid JSON: {error.msg}") from None
+    except (RecursionError, ValueError):
+        raise BadData(file, "", "not valid JSON: nested too deeply, or a number too long") from None
+    if not isinstance(raw, dict):
+        raise BadData(file, "", "must hold one JSON object")
+    return raw
 
 
 @contextmanager

@@ -5,9 +5,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import click
 
@@ -16,10 +17,11 @@ from crosstie.catalog.reading import only_keys, read_toml
 from crosstie.catalog.writing import write_text
 from crosstie.cli.admin_show import show_decision, show_done, show_pools
 from crosstie.cli.assignments import amount, assigned
-from crosstie.cli.options import FILE, json_option
+from crosstie.cli.options import FILE, json_option, together
 from crosstie.cli.progress import progress
 from crosstie.cli.show import print_json
 from crosstie.core.errors import BadData, BadInput
+from crosstie.run.wire.address import Address
 
 _KEY = "CROSSTIE_ADMIN_KEY"
 _PATIENCE_S = 30.0
@@ -32,20 +34,15 @@ class AdminRejected(Exception):
     """The gateway has understood and said no."""
 
 
-class Gateway:
+class AdminPort:
     """The administrator's port of a gateway."""
 
     def __init__(self, url: str, key: str):
-        parts = urlsplit(url)
         try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise BadInput(f"--url {url}: is no address such as http://127.0.0.1:8081")
-        self.url, self._secure, self._host, self._port = url, parts.scheme == "https", parts.hostname, port
-        self._base = parts.path.rstrip("/") + "/admin/v1/"
-        self._key = key
+            self._at = Address(url)
+        except BadInput as error:
+            raise BadInput(f"--url {error}") from None
+        self.url, self._key = url, key
 
     def get(self, name: str, **query: object) -> bytes:
         with self._asked("GET", name, query, None, _PATIENCE_S) as answer:
@@ -66,9 +63,9 @@ class Gateway:
     def _asked(
         self, method: str, name: str, query: dict[str, object], body: bytes | None, patience_s: float
     ) -> http.client.HTTPResponse:
-        made = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = made(self._host, self._port, timeout=patience_s)
-        path = self._base + name + (f"?{urlencode(query)}" if query else "")
+        made = http.client.HTTPSConnection if self._at.secure else http.client.HTTPConnection
+        connection = made(self._at.host, self._at.port, timeout=patience_s)
+        path = f"{self._at.base}/admin/v1/{name}" + (f"?{urlencode(query)}" if query else "")
         headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json", "connection": "close"}
         try:
             connection.request(method, path, body=body, headers=headers)
@@ -94,19 +91,7 @@ def _error(body: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _gateway_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    key = click.option(
-        "--key-file", type=FILE, metavar="FILE",
-        help=f"Where the key is, if not in {_KEY}; serve says where it put it.",
-    )  # fmt: skip
-    url = click.option(
-        "--url", default="http://127.0.0.1:8081", show_default=True, envvar="CROSSTIE_ADMIN_URL",
-        help="The gateway's --admin-port.",
-    )  # fmt: skip
-    return url(key(function))
-
-
-def _reach(url: str, key_file: Path | None) -> Gateway:
+def _reach(url: str, key_file: Path | None) -> AdminPort:
     if key_file is not None:
         try:
             key = key_file.read_text(encoding="ascii").strip()
@@ -116,7 +101,23 @@ def _reach(url: str, key_file: Path | None) -> Gateway:
         key = os.environ.get(_KEY, "").strip()
     if not key or not key.isascii() or not key.isprintable():
         raise BadInput(f"no key: set {_KEY}, or give --key-file")
-    return Gateway(url, key)
+    return AdminPort(url, key)
+
+
+def _at_port(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the options that say where the port is, and the port in the place of them; and --json."""
+
+    @wraps(function)
+    def reached(*, url: str, key_file: Path | None, **given: Any) -> Any:
+        return function(port=_reach(url, key_file), **given)
+
+    return together(
+        click.option("--url", default="http://127.0.0.1:8081", show_default=True, envvar="CROSSTIE_ADMIN_URL",
+                     help="The gateway's --admin-port."),
+        click.option("--key-file", type=FILE, metavar="FILE",
+                     help=f"Where the key is, if not in {_KEY}; serve says where it put it."),
+        json_option,
+    )(reached)  # fmt: skip
 
 
 @click.group("admin")
@@ -136,9 +137,9 @@ def command() -> None:
     """
 
 
-def _answered(gateway: Gateway, action: str, body: dict[str, Any], as_json: bool) -> int:
+def _answered(port: AdminPort, action: str, body: dict[str, Any], as_json: bool) -> int:
     try:
-        done = gateway.post(action, body)
+        done = port.post(action, body)
     except AdminRejected as rejected:
         click.echo(f"crosstie: {action}: refused: {' '.join(str(rejected).split())}", err=True)
         return 1
@@ -152,11 +153,10 @@ def _target(target: str) -> dict[str, Any]:
 
 
 @command.command("pools", epilog="Example: crosstie admin pools")
-@_gateway_options
-@json_option
-def pools(url: str, key_file: Path | None, as_json: bool) -> int:
+@_at_port
+def pools(port: AdminPort, as_json: bool) -> int:
     """Every pool and backend: up or why not, drained or draining, in flight, how far from predictions."""
-    said = json.loads(_reach(url, key_file).get("pools"))
+    said = json.loads(port.get("pools"))
     print_json(said) if as_json else show_pools(said)
     return 0
 
@@ -166,22 +166,20 @@ def pools(url: str, key_file: Path | None, as_json: bool) -> int:
 @click.option("--wait", is_flag=True, help="Until nothing is in flight there.")
 @click.option("--within", type=click.FloatRange(0.1), default=3600.0, show_default=True, metavar="S",
               help="With --wait: status 1 if it took longer.")  # fmt: skip
-@_gateway_options
-@json_option
-def drain(target: str, wait: bool, within: float, url: str, key_file: Path | None, as_json: bool) -> int:
+@_at_port
+def drain(target: str, wait: bool, within: float, port: AdminPort, as_json: bool) -> int:
     """Sends a pool or a backend nothing new; what is in flight finishes. `drained`, in `pools`: it has."""
-    gateway = _reach(url, key_file)
     wanted = _target(target)
-    status = _answered(gateway, "drain", wanted, as_json)
-    return status or (_wait(gateway, wanted, within) if wait else 0)
+    status = _answered(port, "drain", wanted, as_json)
+    return status or (_wait(port, wanted, within) if wait else 0)
 
 
-def _wait(gateway: Gateway, wanted: dict[str, Any], within_s: float) -> int:
+def _wait(port: AdminPort, wanted: dict[str, Any], within_s: float) -> int:
     ((_, target),) = wanted.items()
     deadline = time.monotonic() + within_s
     with progress() as on_progress:
         while True:
-            pools = json.loads(gateway.get("pools"))["pools"]
+            pools = json.loads(port.get("pools"))["pools"]
             rows = [row for pool in pools for row in pool["backends"] if target in (pool["pool"], row["backend"])]
             left = sum(row["in_flight"] for row in rows)
             if not left:
@@ -195,27 +193,23 @@ def _wait(gateway: Gateway, wanted: dict[str, Any], within_s: float) -> int:
 
 @command.command("undrain", epilog="Example: crosstie admin undrain chat-mi300x")
 @click.argument("target", metavar="POOL|URL")
-@_gateway_options
-@json_option
-def undrain(target: str, url: str, key_file: Path | None, as_json: bool) -> int:
+@_at_port
+def undrain(target: str, port: AdminPort, as_json: bool) -> int:
     """Lets a drained pool or backend have requests again."""
-    return _answered(_reach(url, key_file), "undrain", _target(target), as_json)
+    return _answered(port, "undrain", _target(target), as_json)
 
 
 @command.command("add", epilog="Example: crosstie admin add chat-mi300x http://10.0.0.7:8000")
 @click.argument("pool", required=False)
 @click.argument("backend", required=False, metavar="[URL]")
 @click.option("--file", type=FILE, metavar="FILE", help="A new pool: TOML with one [[pool]].")
-@_gateway_options
-@json_option
-def add(
-    pool: str | None, backend: str | None, file: Path | None, url: str, key_file: Path | None, as_json: bool
-) -> int:
+@_at_port
+def add(pool: str | None, backend: str | None, file: Path | None, port: AdminPort, as_json: bool) -> int:
     """Adds a backend to a pool, or with --file a new pool as a fleet file would have it."""
     if (file is None) == (pool is None) or (pool is None) != (backend is None):
         raise BadInput("name a pool and the address of its new backend, or a --file with a new pool")
     body: dict[str, Any] = {"pool": pool, "backend": backend} if file is None else {"pool": _pool_table(file)}
-    return _answered(_reach(url, key_file), "add", body, as_json)
+    return _answered(port, "add", body, as_json)
 
 
 def _pool_table(file: Path) -> dict[str, Any]:
@@ -229,36 +223,32 @@ def _pool_table(file: Path) -> dict[str, Any]:
 
 @command.command("remove", epilog="Example: crosstie admin remove http://10.0.0.7:8000")
 @click.argument("target", metavar="POOL|URL")
-@_gateway_options
-@json_option
-def remove(target: str, url: str, key_file: Path | None, as_json: bool) -> int:
+@_at_port
+def remove(target: str, port: AdminPort, as_json: bool) -> int:
     """Takes a pool or a backend out of the fleet; what is in flight there finishes."""
-    return _answered(_reach(url, key_file), "remove", _target(target), as_json)
+    return _answered(port, "remove", _target(target), as_json)
 
 
 @command.command("weight", epilog="Example: crosstie admin weight chat-mi300x=3 chat-h200=1")
 @click.argument("weights", nargs=-1, required=True, metavar="POOL=WEIGHT...")
-@_gateway_options
-@json_option
-def weight(weights: tuple[str, ...], url: str, key_file: Path | None, as_json: bool) -> int:
+@_at_port
+def weight(weights: tuple[str, ...], port: AdminPort, as_json: bool) -> int:
     """Sets pools' parts of the traffic under the `weighted` policy."""
-    return _answered(_reach(url, key_file), "weight", {"weights": assigned("weight", weights, amount)}, as_json)
+    return _answered(port, "weight", {"weights": assigned("weight", weights, amount)}, as_json)
 
 
 @command.command("reload", epilog="Example: crosstie admin reload")
-@_gateway_options
-@json_option
-def reload(url: str, key_file: Path | None, as_json: bool) -> int:
+@_at_port
+def reload(port: AdminPort, as_json: bool) -> int:
     """Has the fleet file read again. Status 1: it is refused, with the reason, and the old one goes on."""
-    return _answered(_reach(url, key_file), "reload", {}, as_json)
+    return _answered(port, "reload", {}, as_json)
 
 
 @command.command("reset", epilog="Example: crosstie admin reset")
-@_gateway_options
-@json_option
-def reset(url: str, key_file: Path | None, as_json: bool) -> int:
+@_at_port
+def reset(port: AdminPort, as_json: bool) -> int:
     """Takes all changes back: the fleet is again what its file says."""
-    return _answered(_reach(url, key_file), "reset", {}, as_json)
+    return _answered(port, "reset", {}, as_json)
 
 
 @command.command("decisions", epilog="Example: crosstie admin decisions --follow --alternatives")
@@ -267,39 +257,36 @@ def reset(url: str, key_file: Path | None, as_json: bool) -> int:
 )
 @click.option("--follow", is_flag=True, help="As they are taken, until interrupted.")
 @click.option("--alternatives", is_flag=True, help="With --follow: what every other pool scored, or what dropped it.")
-@_gateway_options
-@json_option
-def decisions(last: int, follow: bool, alternatives: bool, url: str, key_file: Path | None, as_json: bool) -> int:
+@_at_port
+def decisions(last: int, follow: bool, alternatives: bool, port: AdminPort, as_json: bool) -> int:
     """Where requests were sent and why: lengths, predictions and reasons, never what they say or whose they are."""
-    gateway = _reach(url, key_file)
     if alternatives and not follow:
         raise BadInput("--alternatives goes with --follow: they are worked out only while someone asks for them")
     if not follow:
-        said = json.loads(gateway.get("decisions", last=last))
+        said = json.loads(port.get("decisions", last=last))
         if as_json:
             print_json(said)
         else:
             for row in said["decisions"]:
                 show_decision(row)
         return 0
-    for row in gateway.follow("decisions", alternatives=int(alternatives)):
+    for row in port.follow("decisions", alternatives=int(alternatives)):
         if as_json:
             click.echo(json.dumps(row))
         elif "skipped" in row:
             click.echo(f"({row['skipped']} more came too fast to be shown)")
         else:
             show_decision(row)
-    click.echo(f"crosstie: {url}: the gateway has ended", err=True)
+    click.echo(f"crosstie: {port.url}: the gateway has ended", err=True)
     return 1
 
 
 @command.command("config", epilog="Example: crosstie admin config --save fleet.toml")
 @click.option("--save", type=FILE, metavar="FILE", help="Write it there, whole or not at all.")
-@_gateway_options
-@json_option
-def config(save: Path | None, url: str, key_file: Path | None, as_json: bool) -> int:
+@_at_port
+def config(save: Path | None, port: AdminPort, as_json: bool) -> int:
     """The fleet as it is served now, changes included, as a fleet file."""
-    text = _reach(url, key_file).get("config").decode()
+    text = port.get("config").decode()
     if save is not None:
         write_text(save, text)
     if as_json:

@@ -15,7 +15,7 @@ from crosstie.core.figures import dollars, share, significant
 from crosstie.core.workload import Target
 from crosstie.prove.replay.demo import CREDITS, TRACES, Demo, PolicyRun, run_demo
 from crosstie.prove.replay.document import demo_document
-from crosstie.prove.replay.outcomes import ClassResult, RequestGroup
+from crosstie.prove.replay.outcomes import ReplayedClass, RequestGroup
 
 _EMULATED = (
     "EMULATED: no AMD or NVIDIA GPU ran. Replicas keep the time that the performance model predicts for them, so this "
@@ -122,7 +122,7 @@ def _show_latencies(out: Output, demo: Demo, verbose: bool) -> None:
     say(out, "  plan: simulated; gateway: what it predicted as it sent them; seen: from when a request was due", "dim")
 
 
-def _row(name: str, target: Target, mine: ClassResult, theirs: ClassResult) -> tuple[str, ...]:
+def _row(name: str, target: Target, mine: ReplayedClass, theirs: ReplayedClass) -> tuple[str, ...]:
     first = name == "TTFT"
     seen, predicted = (
         (mine.seen.ttft_s, mine.seen.predicted_ttft_s) if first else (mine.seen.tpot_s, mine.seen.predicted_tpot_s)
@@ -134,7 +134,7 @@ def _row(name: str, target: Target, mine: ClassResult, theirs: ClassResult) -> t
     )  # fmt: skip
 
 
-def _in_order(demo: Demo, run: PolicyRun) -> list[ClassResult]:
+def _in_order(demo: Demo, run: PolicyRun) -> list[ReplayedClass]:
     found = {one.seen.name: one for one in run.result.classes}
     return [found[one.name] for one in demo.expected]
 

@@ -1,16 +1,15 @@
 """Findings for people, programs and code-scanning pages: what every `crosstie preflight` command prints."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 from rich.text import Text
 
 from crosstie.catalog.writing import write_text
-from crosstie.cli.options import json_option
+from crosstie.cli.options import json_option, together
 from crosstie.cli.show import Output, closing, console, heading, json_text, print_json, say
 from crosstie.core.figures import plural
 from crosstie.core.finding import GROUNDS, SEVERITIES, Finding, rank
@@ -22,18 +21,15 @@ _MOST_SHOWN = 60
 _NO_AMD = "Nothing here ran on an AMD GPU."
 
 
-def report_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--fail-on, --sarif, --verbose and --json: what the command passes on to `report`."""
-    for option in (
-        json_option,
-        click.option("-v", "--verbose", is_flag=True, help="Where, evidence and remedy of notes as well."),
-        click.option("--sarif", "sarif_file", type=click.Path(dir_okay=False), metavar="FILE",
-                     help="Write the findings as SARIF 2.1.0 as well."),
-        click.option("--fail-on", type=click.Choice(SEVERITIES), default="error", show_default=True,
-                     help="Exit with 1 when a finding is at least this grave."),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+# What the command passes on to `report`.
+report_options = together(
+    click.option("--fail-on", type=click.Choice(SEVERITIES), default="error", show_default=True,
+                 help="Exit with 1 when a finding is at least this grave."),
+    click.option("--sarif", "sarif_file", type=click.Path(dir_okay=False), metavar="FILE",
+                 help="Write the findings as SARIF 2.1.0 as well."),
+    click.option("-v", "--verbose", is_flag=True, help="Where, evidence and remedy of notes as well."),
+    json_option,
+)  # fmt: skip
 
 
 def report(

@@ -1,6 +1,5 @@
 """`crosstie keys`: who may use the gateway, which models, and how much."""
 
-from collections.abc import Callable
 from pathlib import Path
 from time import time
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from crosstie.cli.options import json_option
+from crosstie.cli.options import json_option, together
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.cli.store import moment, named_key, names_in, opened, span, stamp, store_options, when
 from crosstie.core.errors import BadInput, did_you_mean, near_names
@@ -32,19 +31,16 @@ def command() -> None:
     """
 
 
-def _permissions(function: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed((
-        click.option("--model", "models", multiple=True, metavar="M", help="Only this model; may be repeated."),
-        click.option("--class", "classes", multiple=True, metavar="C", help="Only this class; may be repeated."),
-        click.option("--priority", type=click.Choice(PRIORITIES), help="The most it may ask for. [new keys: normal]"),
-        click.option("--rpm", type=int, metavar="N", help="Requests a minute."),
-        click.option("--tpm", type=int, metavar="N", help="Tokens a minute, prompts and answers."),
-        click.option("--usd-per-day", type=float, metavar="X", help="Budget in dollars, UTC days."),
-        click.option("--usd-per-month", type=float, metavar="X", help="Budget in dollars, UTC months."),
-        click.option("--expires", metavar="DATE", help="A day or time in UTC, or from now on: 30d."),
-    )):  # fmt: skip
-        function = option(function)
-    return function
+_permissions = together(
+    click.option("--model", "models", multiple=True, metavar="M", help="Only this model; may be repeated."),
+    click.option("--class", "classes", multiple=True, metavar="C", help="Only this class; may be repeated."),
+    click.option("--priority", type=click.Choice(PRIORITIES), help="The most it may ask for. [new keys: normal]"),
+    click.option("--rpm", type=int, metavar="N", help="Requests a minute."),
+    click.option("--tpm", type=int, metavar="N", help="Tokens a minute, prompts and answers."),
+    click.option("--usd-per-day", type=float, metavar="X", help="Budget in dollars, UTC days."),
+    click.option("--usd-per-month", type=float, metavar="X", help="Budget in dollars, UTC months."),
+    click.option("--expires", metavar="DATE", help="A day or time in UTC, or from now on: 30d."),
+)
 
 
 @command.command("create", epilog="Example: crosstie keys create alice --rpm 60 --usd-per-day 5")

@@ -2,17 +2,17 @@
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
+from crosstie.cli.options import FILE, together
 from crosstie.run.service.logs import STYLES
 from crosstie.run.service.start import Observers
 
-_OPTIONS = (
+_options = together(
     click.option(
-        "--record", type=click.Path(path_type=Path), metavar="FILE",
+        "--record", type=FILE, metavar="FILE",
         help="Append a trace of what is served, without any text: docs/recording.md.",
     ),
     click.option(
@@ -43,4 +43,4 @@ def observed(function: Callable[..., Any]) -> Callable[..., Any]:
         observers = Observers(**{name: given.pop(name) for name in _NAMES})
         return function(observers=observers, **given)
 
-    return functools.reduce(lambda command, option: option(command), reversed(_OPTIONS), wrapped)
+    return _options(wrapped)

@@ -1,6 +1,7 @@
 """Options that several commands share, so that they read and behave alike."""
 
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,11 @@ from crosstie.catalog.library import Catalog
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 FILE = click.Path(path_type=Path)
+
+
+def together(*options: Decorator) -> Decorator:
+    """Several options as one decorator, in the order in which help lists them."""
+    return lambda function: reduce(lambda made, option: option(made), reversed(options), function)
 
 
 def _completed(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
@@ -40,18 +46,16 @@ def verbose_option(what: str) -> Decorator:
     return click.option("-v", "--verbose", is_flag=True, help=f"Also: {what}.")
 
 
-def tool_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What result files of benchmark tools do not say; a command gets them with its other keywords."""
-    for flag, name, metavar, what in reversed(
-        (
-            ("--accelerator", "accelerator", "NAME", "The accelerator that a tool's file was measured on."),
-            ("--model", "model", "NAME", "The model, where a tool's file has none or a path."),
-            ("--precision", "precision", "NAME", "Weights of it. [default: native]"),
-            ("--engine", "engine", "NAME", "The engine that served."),
-            ("--tp", "tp", "N", "GPUs that a replica was split over."),
-            ("--gpus", "num_accelerators", "N", "All GPUs. [default: those of one replica]"),
-            ("--layout", "parallelism", "TEXT", "The split where it is more than --tp: TP8EP8, DEP8, TP4PP2."),
-        )
-    ):
-        command = click.option(flag, name, metavar=metavar, default="", help=what)(command)
-    return command
+# What result files of benchmark tools do not say; a command gets them with its other keywords.
+tool_options = together(*(
+    click.option(flag, name, metavar=metavar, default="", help=what)
+    for flag, name, metavar, what in (
+        ("--accelerator", "accelerator", "NAME", "The accelerator that a tool's file was measured on."),
+        ("--model", "model", "NAME", "The model, where a tool's file has none or a path."),
+        ("--precision", "precision", "NAME", "Weights of it. [default: native]"),
+        ("--engine", "engine", "NAME", "The engine that served."),
+        ("--tp", "tp", "N", "GPUs that a replica was split over."),
+        ("--gpus", "num_accelerators", "N", "All GPUs. [default: those of one replica]"),
+        ("--layout", "parallelism", "TEXT", "The split where it is more than --tp: TP8EP8, DEP8, TP4PP2."),
+    )
+))  # fmt: skip

@@ -6,7 +6,7 @@ from crosstie.cli.show import Output, closing, say, show_table
 from crosstie.core.figures import dollars, percent, seconds, share, significant
 from crosstie.core.workload import Target
 from crosstie.prove.replay.accounts import Spent
-from crosstie.prove.replay.outcomes import ClassResult, Percentiles, ReplayResult
+from crosstie.prove.replay.outcomes import Percentiles, ReplayedClass, ReplayResult
 
 DETAILS = "every percentile, and what was sent to each pool"
 
@@ -66,7 +66,7 @@ def show_result(
         closing(out, DETAILS)
 
 
-def _class_row(one: ClassResult, verbose: bool) -> list[str]:
+def _class_row(one: ReplayedClass, verbose: bool) -> list[str]:
     ttft, tpot = one.seen.ttft_s, one.seen.tpot_s
     counts = [one.seen.name, f"{one.seen.requests:,}", f"{one.seen.failed:,}"]
     if not verbose:

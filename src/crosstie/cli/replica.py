@@ -10,11 +10,10 @@ import click
 from crosstie.catalog.acceptance import TEXTS
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.precision import PRECISIONS
-from crosstie.cli.options import Decorator
+from crosstie.cli.options import Decorator, together
 from crosstie.core.deployment import KV_FORMATS, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
-from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.apart import ApartEntry, compare_apart
 from crosstie.decide.compare.scaling import Scaling, scaling
 from crosstie.decide.compare.scorecard import Load, Scorecard, compare
@@ -28,28 +27,20 @@ stack_option: Decorator = click.option(
 )
 
 
-def speculation_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What is drafted, and how much of it is kept."""
-    for option in (
-        click.option("--acceptance", type=float, metavar="TOKENS", help="Tokens kept a step, where you measured them."),
-        click.option("--text", type=click.Choice(TEXTS), default="chat", show_default=True,
-                     help="Kind of text, on which it depends how many drafts are kept."),
-        click.option("--speculation", metavar="METHOD:N",
-                     help="Draft N tokens a step: mtp:3, eagle3:3, dspark:5, ngram:4 or draft:4:MODEL."),
-    ):  # fmt: skip
-        function = option(function)
-    return function
-
-
-def layout_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    for name, what in (
-        ("--dp", "Attention replicas that share the experts."),
-        ("--ep", "Groups over which experts are spread."),
-        ("--pp", "Pipeline stages."),
-        ("--tp", "Tensor-parallel ranks."),
-    ):
-        function = click.option(name, type=int, metavar="N", help=what)(function)
-    return function
+# What is drafted, and how much of it is kept.
+speculation_options = together(
+    click.option("--speculation", metavar="METHOD:N",
+                 help="Draft N tokens a step: mtp:3, eagle3:3, dspark:5, ngram:4 or draft:4:MODEL."),
+    click.option("--text", type=click.Choice(TEXTS), default="chat", show_default=True,
+                 help="Kind of text, on which it depends how many drafts are kept."),
+    click.option("--acceptance", type=float, metavar="TOKENS", help="Tokens kept a step, where you measured them."),
+)  # fmt: skip
+layout_options = together(
+    click.option("--tp", type=int, metavar="N", help="Tensor-parallel ranks."),
+    click.option("--pp", type=int, metavar="N", help="Pipeline stages."),
+    click.option("--ep", type=int, metavar="N", help="Groups over which experts are spread."),
+    click.option("--dp", type=int, metavar="N", help="Attention replicas that share the experts."),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +56,19 @@ class ReplicaOptions:
     text: str = "chat"
     acceptance: float | None = None
 
-    def scorecard(self, catalog: Catalog, model: str, accelerators: str) -> Scorecard:
-        found = catalog.model(model)
-        return compare(
-            catalog,
-            found,
-            catalog.accelerators_named(accelerators, self.stack),
-            self.load,
-            parallelism=self.parallelism,
-            precision=self.precision,
-            kv_format=self.kv_format,
-            stack=self.stack,
-            speculation=self._drafts(catalog, found),
-        )
-
-    def _drafts(self, catalog: Catalog, model: Model) -> Speculation | None:
+    def _kind(self, catalog: Catalog, model: Model) -> dict[str, Any]:
+        """What says how a replica is made, apart from its layout."""
+        drafts = None
         if self.speculation is not None:
-            return catalog.speculation(model, self.speculation, text=self.text, length=self.acceptance)
-        if self.acceptance is not None:
+            drafts = catalog.speculation(model, self.speculation, text=self.text, length=self.acceptance)
+        elif self.acceptance is not None:
             raise BadInput("--acceptance is about --speculation, which is not given")
-        return None
+        kind = {"precision": self.precision, "kv_format": self.kv_format, "stack": self.stack}
+        return {**kind, "speculation": drafts}
+
+    def scorecard(self, catalog: Catalog, model: str, accelerators: str) -> Scorecard:
+        found, chosen = catalog.model(model), catalog.accelerators_named(accelerators, self.stack)
+        return compare(catalog, found, chosen, self.load, parallelism=self.parallelism, **self._kind(catalog, found))
 
     def scaled(self, catalog: Catalog, model: str, accelerators: str, gpus: str) -> list[Scaling]:
         """One service on each of these numbers of GPUs, "8,16,32"."""
@@ -93,32 +77,13 @@ class ReplicaOptions:
         counts = names_in(gpus)
         if not all(one.isdigit() for one in counts):
             raise BadInput(f"--gpus '{gpus}': write numbers of GPUs of at least 1, such as 8,16,32")
-        found = catalog.model(model)
-        return scaling(
-            catalog,
-            found,
-            catalog.accelerators_named(accelerators, self.stack),
-            [int(one) for one in counts],
-            self.load,
-            precision=self.precision,
-            kv_format=self.kv_format,
-            stack=self.stack,
-            speculation=self._drafts(catalog, found),
-        )
+        found, chosen = catalog.model(model), catalog.accelerators_named(accelerators, self.stack)
+        return scaling(catalog, found, chosen, list(map(int, counts)), self.load, **self._kind(catalog, found))
 
     def apart(self, catalog: Catalog, card: Scorecard, layout: str) -> list[ApartEntry]:
         """The scorecard's accelerators with prefill and decode apart."""
-        return compare_apart(
-            catalog,
-            card.model,
-            [entry.accelerator for entry in card.entries],
-            self.load,
-            layout,
-            precision=self.precision,
-            kv_format=self.kv_format,
-            stack=self.stack,
-            speculation=self._drafts(catalog, card.model),
-        )
+        chosen = [entry.accelerator for entry in card.entries]
+        return compare_apart(catalog, card.model, chosen, self.load, layout, **self._kind(catalog, card.model))
 
 
 def replica_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,17 +99,13 @@ def replica_options(function: Callable[..., Any]) -> Callable[..., Any]:
         replica = ReplicaOptions(load, layout, precision, kv, stack, speculation, text, acceptance)
         return function(replica=replica, **others)
 
-    found: Callable[..., Any] = gathered
-    for option in reversed((
+    return together(
         _count("--input", "input_tokens", 4096, "Prompt tokens."),
         _count("--output", "output_tokens", 1024, "Output tokens."),
         _count("--concurrency", "concurrency", 64, "Requests in flight on a replica."),
         click.option("--precision", metavar="P", default="native", show_default=True, help=PRECISION_HELP),
-        layout_options, kv_option, stack_option,
-        speculation_options,
-    )):  # fmt: skip
-        found = option(found)
-    return found
+        layout_options, kv_option, stack_option, speculation_options,
+    )(gathered)  # fmt: skip
 
 
 def _count(flag: str, name: str, default: int, what: str) -> Decorator:

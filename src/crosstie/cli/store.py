@@ -2,14 +2,15 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from crosstie.cli.options import FILE, together
 from crosstie.core.errors import BadInput
 from crosstie.run.ledger.keys import Key
 from crosstie.run.ledger.places import open_store
@@ -26,13 +27,10 @@ _LONGEST_S = 1000 * 365.25 * 86_400
 _FORMS = "%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"
 
 
-def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    function = click.option(
-        "--fleet", type=click.Path(path_type=Path), metavar="FLEET.toml", help="The store of this fleet file's [state]."
-    )(function)
-    return click.option(
-        "--store", metavar="FILE|URL", help=f"A SQLite file, or postgresql://... [default: ${VARIABLE}]"
-    )(function)
+store_options = together(
+    click.option("--store", metavar="FILE|URL", help=f"A SQLite file, or postgresql://... [default: ${VARIABLE}]"),
+    click.option("--fleet", type=FILE, metavar="FLEET.toml", help="The store of this fleet file's [state]."),
+)
 
 
 @contextmanager

@@ -1,7 +1,13 @@
-"""Values counted in buckets, as Prometheus takes them."""
+"""What is counted, in buckets or not, and the page on which Prometheus reads it."""
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from itertools import accumulate
+
+# A metric: its name, its kind, what it says (or nothing), and its values by their labels. Samples that have a
+# name of their own, as those of a histogram do, have it as the label __name__.
+Samples = list[tuple[dict[str, str], float]]
+Family = tuple[str, str, str, Samples]
 
 
 class Histogram:
@@ -26,3 +32,29 @@ class Histogram:
     def buckets(self) -> list[tuple[str, int]]:
         """By upper end, how many values are not above it."""
         return list(zip((*map(str, self.bounds), "+Inf"), accumulate(self.counts), strict=True))
+
+
+def histogram_samples(name: str, labels: dict[str, str], histogram: Histogram) -> Samples:
+    samples: Samples = [
+        ({"__name__": f"{name}_bucket", **labels, "le": bound}, count) for bound, count in histogram.buckets()
+    ]
+    samples.append(({"__name__": f"{name}_sum", **labels}, histogram.total))
+    samples.append(({"__name__": f"{name}_count", **labels}, histogram.count))
+    return samples
+
+
+def exposition(families: Iterable[Family]) -> str:
+    lines: list[str] = []
+    for name, kind, what, samples in families:
+        if what:
+            lines.append(f"# HELP {name} {what}")
+        lines.append(f"# TYPE {name} {kind}")
+        for labels, value in samples:
+            sample = labels.pop("__name__", name)
+            said = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+            lines.append(f"{sample}{{{said}}} {value}" if said else f"{sample} {value}")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -86,7 +86,7 @@ class WaitingModel:
     is_awaited: bool = True
 
 
-class Worth:
+class KeepingWorth:
     """What it is worth to keep a model resident: the seconds that requests would wait for its return, by byte it takes.
 
     That is requests a second, forgotten over time, x seconds to load / bytes. benchmarks/hosting.py has other answers
@@ -138,7 +138,7 @@ class ResidencySettings:
     """How much is kept, and for how long; docs/hosting.md has what each was chosen by."""
 
     # How models are valued against each other.
-    worth: type[Worth] = Worth
+    worth: type[KeepingWorth] = KeepingWorth
     # Over how long demand is forgotten: a request counts for 1/e of itself after this time.
     demand_memory_s: float = 1800.0
     # A model that was loaded stays for so many seconds in any case, and for so many times its own load while it is

@@ -102,7 +102,7 @@ def test_a_part_of_a_model_without_an_index(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{", "not valid JSON"),
-        ("[]", "weight_map: must be an object"),
+        ("[]", "one JSON object"),
         ('{"weight_map": {}}', "weight_map: must be an object"),
         ("[" * 100_000, "nested too deeply"),
     ],

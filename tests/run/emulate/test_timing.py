@@ -16,7 +16,7 @@ from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Route, ServedClass
 from crosstie.perf.tabulated import StepTimes
 from crosstie.run.emulate.fleet import deployment_of
-from crosstie.run.emulate.replica import Emulated, Replica, Sequence
+from crosstie.run.emulate.replica import Emulated, EmulatedReplica, Sequence
 from crosstie.run.emulate.requests import GenerationRequest
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.sim.engine import Engine
@@ -118,7 +118,7 @@ def test_at_the_clocks_pace_every_token_is_told(speed: float, every: bool) -> No
     deployment = deployment_of(CATALOG, pool())
     emulated = Emulated("a", "m", deployment, 200.0, StepTimes(deployment, 200.0), 8192, 100.0)
     hand, stream = Hand(), Heard(30)
-    replica = Replica(hand, emulated, speed=speed, clock=lambda: hand.time)  # type: ignore[arg-type]
+    replica = EmulatedReplica(hand, emulated, speed=speed, clock=lambda: hand.time)  # type: ignore[arg-type]
     replica.submit(stream)
     hand.run()
     assert stream.pieces[-1] == 30

@@ -10,7 +10,7 @@ from tests.run.gateway.fakes import CATALOG, Running, fleet_of, running
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Fleet, HostedModel, Pool, Serving
 from crosstie.run.emulate.fleet import EmulatedFleet, start
-from crosstie.run.emulate.hosted import HostedEngine, Router
+from crosstie.run.emulate.hosted import EmulatedRouter, HostedEngine
 from crosstie.run.service.hosting import Hosting
 from crosstie.run.service.shared_pool import SharedPool
 
@@ -57,7 +57,7 @@ class Hosted(NamedTuple):
     def engine(self, index: int, model: str) -> HostedEngine:
         """The emulated engine of a model on a machine."""
         for server in self.emulated.replicas:
-            for one in server.engines.values() if isinstance(server, Router) else [server]:
+            for one in server.engines.values() if isinstance(server, EmulatedRouter) else [server]:
                 assert isinstance(one, HostedEngine)
                 if one.index == index and one.takes.model == model:
                     return one

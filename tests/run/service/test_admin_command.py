@@ -148,7 +148,7 @@ def test_decisions_are_listed_and_followed(folder: Path, gateway: Running) -> No
         (("decisions", "--alternatives"), 2, "goes with --follow"),
         (("decisions", "--last", "0"), 2, "0 is not in the range"),
         (("pools", "--url", "http://127.0.0.1:1"), 2, "no gateway answers there"),
-        (("pools", "--url", "nonsense"), 2, "is no address"),
+        (("pools", "--url", "nonsense"), 2, "--url 'nonsense' is no http or https address"),
         (("pools", "--key-file", "missing"), 2, "cannot be read"),
     ],
 )

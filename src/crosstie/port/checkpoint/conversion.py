@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from crosstie.catalog.reading import read_json
 from crosstie.core.errors import BadData, BadInput
 from crosstie.port.checkpoint.formats import (
     KV_MARK,
@@ -187,13 +188,7 @@ def _marks(to: Dialect, keep_kv_scales: bool) -> dict[str, str]:
 
 def _config(file: Path, to: Dialect, marks: Mapping[str, str]) -> str:
     """With the dialect where it describes the quantisation."""
-    try:
-        raw = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadData(file, "", f"cannot be read as JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise BadData(file, "", "must hold one JSON object")
-    return json.dumps(_marked_config(raw, to, marks), indent=2) + "\n"
+    return json.dumps(_marked_config(read_json(file), to, marks), indent=2) + "\n"
 
 
 def _marked_config(raw: dict[str, Any], to: Dialect, marks: Mapping[str, str]) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """A model's folder of safetensors files as one set of tensors, with or without an index; read where needed only."""
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
+from crosstie.catalog.reading import read_json
 from crosstie.core.errors import BadData
 from crosstie.port.checkpoint.headers import Header, TensorInfo, read_header
 
@@ -98,15 +97,7 @@ def _index(folder: Path) -> Path | None:
 
 def read_weight_map(index: Path) -> dict[str, str]:
     """Tensor -> shard, each shard a plain name in the same folder."""
-    try:
-        raw: Any = json.loads(index.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BadData(index, "", f"not valid JSON: {error}") from None
-    except (RecursionError, ValueError):
-        raise BadData(index, "", "nested too deeply, or a number too long") from None
-    except OSError as error:
-        raise BadData(index, "", f"cannot be read: {error.strerror}") from None
-    weight_map = raw.get("weight_map") if isinstance(raw, dict) else None
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise BadData(index, "weight_map", "must be an object that names a shard for each tensor")
     for tensor, shard in weight_map.items():

@@ -34,7 +34,7 @@ Say = Callable[[dict[str, Any]], None]
 
 
 @dataclass
-class Found:
+class FoundKernel:
     name: str
     file: str
     line: int
@@ -179,7 +179,7 @@ def _in_package(file: Path) -> tuple[Path, str]:
 
 
 def _specified(
-    request: dict[str, Any], device: Any, module: ModuleType, found: list[Found], backend: Any, groups: Any
+    request: dict[str, Any], device: Any, module: ModuleType, found: list[FoundKernel], backend: Any, groups: Any
 ) -> tuple[list[Any], int]:
     """Jobs, and how many configurations the spec leaves out."""
     from crosstie.port.kernels.jobs import jobs_of, left_out
@@ -228,10 +228,10 @@ def _launcher(named: str, module: ModuleType) -> Any:
     return found
 
 
-def kernels_in(module: ModuleType) -> list[Found]:
+def kernels_in(module: ModuleType) -> list[FoundKernel]:
     from crosstie.port.kernels.jobs import def_line, jit_function
 
-    found: dict[tuple[str, int], Found] = {}
+    found: dict[tuple[str, int], FoundKernel] = {}
     for name, candidate in list(vars(module).items()):
         function = jit_function(candidate)
         if function is None:
@@ -239,7 +239,9 @@ def kernels_in(module: ModuleType) -> list[Found]:
         own = function.fn.__module__ == module.__name__
         line = def_line(function)
         file = function.fn.__code__.co_filename
-        found.setdefault((file, line), Found(name, file, line, candidate, _returns_value(function.parse()), not own))
+        found.setdefault(
+            (file, line), FoundKernel(name, file, line, candidate, _returns_value(function.parse()), not own)
+        )
     # Names that the kernels' own code calls: such a function is compiled with its caller.
     called: set[str] = set()
     for kernel in found.values():
@@ -251,7 +253,7 @@ def kernels_in(module: ModuleType) -> list[Found]:
     source = getattr(module, "__file__", None)
     if source:
         for name, line in _in_source(Path(source)):
-            found.setdefault((source, line), Found(name, source, line, None, False, False))
+            found.setdefault((source, line), FoundKernel(name, source, line, None, False, False))
     return sorted(found.values(), key=lambda kernel: kernel.line)
 
 

@@ -109,7 +109,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenCall:
     """One real call. `results`: a Like, an Argument or a plain value each; `written`: positions of tensors given."""
 
     spec: TreeSpec
@@ -123,7 +123,7 @@ class Watch:
     """What calls looked like in one real run, by module or marked function, in order."""
 
     def __init__(self) -> None:
-        self.calls: dict[Any, list[Seen]] = {}
+        self.calls: dict[Any, list[SeenCall]] = {}
         self.running: list[Any] = []
 
     @contextmanager
@@ -146,7 +146,7 @@ class Watch:
             # An inference tensor counts no versions: it may have been written to.
             written = {n for n, before in enumerate(versions) if before is None or _version(tensors[n]) != before}
             results = tuple(_result(leaf, tensors) for leaf in leaves)
-            self.calls.setdefault(owner, []).append(Seen(spec, results, frozenset(written), inside))
+            self.calls.setdefault(owner, []).append(SeenCall(spec, results, frozenset(written), inside))
             return out
 
         return watched
@@ -156,7 +156,7 @@ class Watch:
         seen = self.calls.get(owner, [])
         return bool(seen) and all(isinstance(leaf, (*PLAIN, Like, Argument)) for call in seen for leaf in call.results)
 
-    def outside(self, owner: Any, opaque: Sequence[Any]) -> list[Seen]:
+    def outside(self, owner: Any, opaque: Sequence[Any]) -> list[SeenCall]:
         """Its calls that were made by code that the trace runs."""
         return [call for call in self.calls.get(owner, []) if not any(other in opaque for other in call.inside)]
 
@@ -175,7 +175,7 @@ def _result(leaf: Any, tensors: list[torch.Tensor]) -> Any:
 class OpaqueCall:
     """A node's target: Python called with the tensors and numbers that the graph has for it."""
 
-    def __init__(self, title: str, function: Callable[..., Any], leaves: list[Any], spec: TreeSpec, seen: Seen):
+    def __init__(self, title: str, function: Callable[..., Any], leaves: list[Any], spec: TreeSpec, seen: SeenCall):
         self.title, self.function, self.spec, self.seen = title, function, spec, seen
         self.moving = [n for n, leaf in enumerate(leaves) if isinstance(leaf, (torch.Tensor, *_SYMBOLS))]
         self.fixed = [None if n in self.moving else leaf for n, leaf in enumerate(leaves)]
@@ -225,7 +225,7 @@ def title(owner: Any) -> str:
     return type(owner).__name__ if isinstance(owner, nn.Module) else str(getattr(owner, "__qualname__", owner))
 
 
-def stub(owner: Any, function: Callable[..., Any], calls: Sequence[Seen]) -> Callable[..., Any]:
+def stub(owner: Any, function: Callable[..., Any], calls: Sequence[SeenCall]) -> Callable[..., Any]:
     """Stands for `function` in a trace."""
     remaining = iter(calls)
 

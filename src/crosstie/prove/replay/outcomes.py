@@ -66,7 +66,7 @@ class RequestGroup:
 
 
 @dataclass(frozen=True)
-class ClassResult:
+class ReplayedClass:
     seen: RequestGroup
     targets: Targets
     # Shares of all its requests; one that failed has kept nothing. None without a target.
@@ -90,7 +90,7 @@ class ReplayResult:
     seconds: float
     # Shares of all requests that kept their targets.
     kept: float
-    classes: list[ClassResult]
+    classes: list[ReplayedClass]
     pools: list[RequestGroup]
     tokens: int
     # Of requests that kept their targets.
@@ -146,9 +146,9 @@ def _grouped(
     return found
 
 
-def _class(outcomes: list[RequestOutcome], targets: Targets, name: str | None) -> ClassResult:
+def _class(outcomes: list[RequestOutcome], targets: Targets, name: str | None) -> ReplayedClass:
     kept = [kept_targets(one, targets) for one in outcomes]
-    return ClassResult(
+    return ReplayedClass(
         seen=_group(name or "all", outcomes),
         targets=targets,
         ttft_kept=fmean(ttft for ttft, _ in kept) if targets.ttft else None,

@@ -13,7 +13,7 @@ EMBEDDING_DIMENSIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class AnswerUsage:
     prompt: int
     completion: int
     cached: int
@@ -26,23 +26,23 @@ class Usage:
         )
 
 
-class Shape:
+class AnswerShape:
     """One answer in the making; `begun` and `piece` are of a stream, `ended` is its last text and what follows."""
 
     def begun(self) -> bytes:
         return b""
 
-    def piece(self, text: str, usage: Usage | None = None) -> bytes:
+    def piece(self, text: str, usage: AnswerUsage | None = None) -> bytes:
         raise NotImplementedError
 
-    def ended(self, text: str, whole: str, usage: Usage) -> bytes:
+    def ended(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
         raise NotImplementedError
 
-    def whole(self, text: str, usage: Usage) -> bytes:
+    def whole(self, text: str, usage: AnswerUsage) -> bytes:
         raise NotImplementedError
 
 
-class _Choices(Shape):
+class _Choices(AnswerShape):
     """Completions with one choice; how a piece of text stands in a chunk, and all of it in a whole answer."""
 
     id_prefix = kind = chunk_kind = ""
@@ -61,18 +61,18 @@ class _Choices(Shape):
         opening, self._closing = self.chunk_text
         self._piece = f'{self._chunk}{{"index":0,{opening}'
 
-    def piece(self, text: str, usage: Usage | None = None) -> bytes:
+    def piece(self, text: str, usage: AnswerUsage | None = None) -> bytes:
         so_far = f',"usage":{usage.json()}' if usage is not None else ""
         ending = f'{self._closing},"logprobs":null,"finish_reason":null}}]{so_far}}}\n\n'
         return f"{self._piece}{text}{ending}".encode()
 
-    def ended(self, text: str, whole: str, usage: Usage) -> bytes:
+    def ended(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
         last = f'{self._piece}{text}{self._closing},"logprobs":null,"finish_reason":"{self._ending}"}}]}}\n\n'
         if self._include_usage:
             last += f'{self._chunk}],"usage":{usage.json()}}}\n\n'
         return last.encode() + _DONE
 
-    def whole(self, text: str, usage: Usage) -> bytes:
+    def whole(self, text: str, usage: AnswerUsage) -> bytes:
         opening, closing = self.whole_text
         choice = f'{{"index":0,{opening}{text}{closing},"logprobs":null,"finish_reason":"{self._ending}"}}'
         return f'{self._whole}{choice}],"usage":{usage.json()}}}'.encode()
@@ -93,7 +93,7 @@ class Completion(_Choices):
     chunk_text = whole_text = ('"text":"', '"')
 
 
-class Response(Shape):
+class Response(AnswerShape):
     """The Responses API: events are numbered, and the last one carries the whole response."""
 
     def __init__(self, id: str, created: int, model: str, ending: str, include_usage: bool):
@@ -114,7 +114,7 @@ class Response(Shape):
         content = [] if text is None else [self._part(text)]
         return {"id": self._item, "type": "message", "status": status, "role": "assistant", "content": content}
 
-    def _response(self, status: str, text: str | None = None, usage: Usage | None = None) -> dict[str, object]:
+    def _response(self, status: str, text: str | None = None, usage: AnswerUsage | None = None) -> dict[str, object]:
         counted = usage and {
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.cached},
@@ -139,7 +139,7 @@ class Response(Shape):
             self._event("response.content_part.added", **self._place, part=self._part("")),
         ))  # fmt: skip
 
-    def piece(self, text: str, usage: Usage | None = None) -> bytes:
+    def piece(self, text: str, usage: AnswerUsage | None = None) -> bytes:
         self._number += 1
         return (
             f'event: response.output_text.delta\ndata: {{"type":"response.output_text.delta",'
@@ -147,7 +147,7 @@ class Response(Shape):
             f'"delta":"{text}","logprobs":[]}}\n\n'
         ).encode()
 
-    def ended(self, text: str, whole: str, usage: Usage) -> bytes:
+    def ended(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
         return b"".join((
             self.piece(text),
             self._event("response.output_text.done", **self._place, text=whole, logprobs=[]),
@@ -156,17 +156,17 @@ class Response(Shape):
             self._event(f"response.{self._status}", response=self._response(self._status, whole, usage)),
         ))  # fmt: skip
 
-    def whole(self, text: str, usage: Usage) -> bytes:
+    def whole(self, text: str, usage: AnswerUsage) -> bytes:
         return json.dumps(self._response(self._status, text, usage)).encode()
 
 
-class Embeddings(Shape):
+class Embeddings(AnswerShape):
     """A vector for each text, of length one, the same for the same text."""
 
     def __init__(self, model: str, texts: list[bytes], dimensions: int, as_base64: bool):
         self._model, self._texts, self._dimensions, self._as_base64 = model, texts, dimensions, as_base64
 
-    def whole(self, text: str, usage: Usage) -> bytes:
+    def whole(self, text: str, usage: AnswerUsage) -> bytes:
         data = []
         for index, one in enumerate(self._texts):
             vector = _vector(one, self._dimensions)

@@ -11,8 +11,8 @@ from typing import Any
 
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.perf.disaggregated import Sides, transfer
-from crosstie.run.emulate.answers import Shape, Usage
-from crosstie.run.emulate.replica import Emulated, Replica
+from crosstie.run.emulate.answers import AnswerShape, AnswerUsage
+from crosstie.run.emulate.replica import Emulated, EmulatedReplica
 from crosstie.run.emulate.requests import GenerationRequest, bad_request
 from crosstie.run.emulate.server import EmulatedServer, Generating
 from crosstie.run.wire.server import Reply
@@ -21,7 +21,7 @@ from crosstie.run.wire.server import Reply
 LEASE_S = 30.0
 
 
-class Handover:
+class CacheHandover:
     """What one service's prefill replicas hold for its decode replicas; seconds are emulated ones."""
 
     def __init__(self, service: Disaggregated):
@@ -45,13 +45,13 @@ class Handover:
         return float((moved.start_s + moved.wire_s)[0, 0])
 
 
-class _WithHandle(Shape):
+class _WithHandle(AnswerShape):
     """An answer that carries the handle of the cache it leaves behind."""
 
-    def __init__(self, inner: Shape, server: "PrefillServer"):
+    def __init__(self, inner: AnswerShape, server: "PrefillServer"):
         self._inner, self._server = inner, server
 
-    def whole(self, text: str, usage: Usage) -> bytes:
+    def whole(self, text: str, usage: AnswerUsage) -> bytes:
         server = self._server
         said = {
             "do_remote_prefill": True,
@@ -70,11 +70,13 @@ class _WithHandle(Shape):
 class PrefillServer(EmulatedServer):
     role = "prefill"
 
-    def __init__(self, replica: Replica, index: int, handover: Handover, block_tokens: int, *, seed: int = 0):
+    def __init__(
+        self, replica: EmulatedReplica, index: int, handover: CacheHandover, block_tokens: int, *, seed: int = 0
+    ):
         super().__init__(replica, index, seed=seed)
         self.handover, self.block_tokens = handover, block_tokens
 
-    def _begin(self, reply: Reply, shape: Shape, wanted: GenerationRequest) -> None:
+    def _begin(self, reply: Reply, shape: AnswerShape, wanted: GenerationRequest) -> None:
         if not (wanted.handover or {}).get("do_remote_decode"):
             super()._begin(reply, shape, wanted)
             return
@@ -86,11 +88,11 @@ class PrefillServer(EmulatedServer):
 class DecodeServer(EmulatedServer):
     role = "decode"
 
-    def __init__(self, replica: Replica, index: int, handover: Handover, *, seed: int = 0):
+    def __init__(self, replica: EmulatedReplica, index: int, handover: CacheHandover, *, seed: int = 0):
         super().__init__(replica, index, seed=seed)
         self.handover = handover
 
-    def _begin(self, reply: Reply, shape: Shape, wanted: GenerationRequest) -> None:
+    def _begin(self, reply: Reply, shape: AnswerShape, wanted: GenerationRequest) -> None:
         given = wanted.handover or {}
         handed = given.get("do_remote_prefill") and self.handover.take(
             given.get("remote_request_id"), self.replica.now()
@@ -110,13 +112,13 @@ def sides(
     """Both kinds of replicas of one service, each with its name: pool/0/prefill/0."""
     service = emulated.service
     assert service is not None
-    handover, block = Handover(service), int(service.connector.block_tokens.value)
+    handover, block = CacheHandover(service), int(service.connector.block_tokens.value)
     found: list[EmulatedServer] = [
-        PrefillServer(Replica(loop, kinds[0], **made_of), index, handover, block, seed=seed)
+        PrefillServer(EmulatedReplica(loop, kinds[0], **made_of), index, handover, block, seed=seed)
         for _ in range(service.prefill_replicas)
     ]
     found += [
-        DecodeServer(Replica(loop, kinds[1], **made_of), index, handover, seed=seed)
+        DecodeServer(EmulatedReplica(loop, kinds[1], **made_of), index, handover, seed=seed)
         for _ in range(service.decode_replicas)
     ]
     counts: dict[str, int] = {}

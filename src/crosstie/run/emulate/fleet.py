@@ -19,8 +19,8 @@ from crosstie.route import build
 from crosstie.route.hosted_sizes import sizes
 from crosstie.run.emulate.apart import sides
 from crosstie.run.emulate.faults import ScriptedFault
-from crosstie.run.emulate.hosted import HostedEngine, Machine, Router, SharedReplica, SleepingServer
-from crosstie.run.emulate.replica import Emulated, Replica
+from crosstie.run.emulate.hosted import EmulatedRouter, HostedEngine, Machine, SharedReplica, SleepingServer
+from crosstie.run.emulate.replica import Emulated, EmulatedReplica
 from crosstie.run.emulate.server import EmulatedServer
 from crosstie.run.wire.address import Address, is_loopback
 from crosstie.run.wire.child import Child, start_crosstie
@@ -91,7 +91,7 @@ async def start(
                 if pool.hosts:
                     doors = _hosted(catalog, loop, pool, what, index, seed, made_of)
                 else:
-                    doors = [EmulatedServer(Replica(loop, what[0], **made_of), index, seed=seed)]
+                    doors = [EmulatedServer(EmulatedReplica(loop, what[0], **made_of), index, seed=seed)]
                 behind = [pool] if pool.loading == "llamacpp-router" else pool.by_model()
                 for door, one in zip(doors, behind, strict=True):
                     await open_door(door, _kept(one, index))
@@ -140,7 +140,7 @@ def _hosted(
         )
         for one, size in zip(what, takes, strict=True)
     ]
-    return [Router(engines, index)] if routed else [*engines]
+    return [EmulatedRouter(engines, index)] if routed else [*engines]
 
 
 def placed(pool: Pool, addresses: Sequence[tuple[str, ...]]) -> Pool:

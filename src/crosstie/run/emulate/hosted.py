@@ -13,7 +13,7 @@ import msgspec
 from crosstie.host.hosted import Hosted
 from crosstie.run.emulate.answers import failure
 from crosstie.run.emulate.faults import Fault
-from crosstie.run.emulate.replica import Replica, Sequence
+from crosstie.run.emulate.replica import EmulatedReplica, Sequence
 from crosstie.run.emulate.requests import EngineError
 from crosstie.run.emulate.server import EmulatedServer, Handler
 from crosstie.run.wire.request import Request
@@ -44,7 +44,7 @@ class Machine:
                 one.replica.pace(crowd=float(crowd))
 
 
-class SharedReplica(Replica):
+class SharedReplica(EmulatedReplica):
     """Tells its machine when it begins to compute, and when it has nothing more to do."""
 
     machine: Machine | None = None
@@ -163,7 +163,7 @@ class SleepingServer(HostedEngine):
         self._waiting.clear()
 
 
-class Router(EmulatedServer):
+class EmulatedRouter(EmulatedServer):
     """llama.cpp's server without a model (b21e4de), started with --no-models-autoload: /models, /models/load and
     /models/unload, and requests by the name of their model."""
 

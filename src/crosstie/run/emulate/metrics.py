@@ -1,8 +1,9 @@
 """What vLLM's /metrics would say of a replica, under vLLM's names; seconds are those of the emulated engine."""
 
 import math
+from collections.abc import Iterable
 
-from crosstie.core.histogram import Histogram
+from crosstie.core.histogram import Family, Histogram, exposition, histogram_samples
 from crosstie.run.emulate.prefix_cache import BLOCK_TOKENS
 from crosstie.sim.disaggregated import DisaggregatedEngine
 from crosstie.sim.engine import Engine
@@ -22,7 +23,7 @@ _BETWEEN_TOKENS = (
 _ENDINGS = ("stop", "length", "abort", "error")
 
 
-class Metrics:
+class ReplicaCounts:
     """Counters and histograms since the replica was started."""
 
     def __init__(self) -> None:
@@ -48,60 +49,50 @@ class Metrics:
             self.per_output_token_s.add((last - first) / (tokens - 1))
 
 
-def exposition(
+def page(
     model: str, what: str, engine: Engine | DisaggregatedEngine, cache_tokens: float, prefixes: PrefixCache,
-    seen: Metrics, under_way: int,
+    seen: ReplicaCounts, under_way: int,
 ) -> bytes:  # fmt: skip
     """`under_way`: tokens of answers that have not ended."""
-    labels = f'engine="0",model_name="{_escaped(model)}"'
-    lines = [f"# emulated by crosstie: {what}"]
+    labels = {"engine": "0", "model_name": model}
+    families: list[Family] = []
 
-    def simple(name: str, kind: str, value: float, more: str = "") -> None:
-        if not lines[-1].startswith(name + "{"):
-            lines.append(f"# TYPE {name} {kind}")
-        lines.append(f"{name}{{{labels}{more}}} {value:.10g}")
+    def add(kind: str, name: str, *values: float, **more: Iterable[object]) -> None:
+        """`more`: a label that tells several values apart."""
+        apart = [dict(zip(more, map(str, one), strict=True)) for one in zip(*more.values(), strict=True)] or [{}]
+        samples = [({**labels, **own}, value) for own, value in zip(apart, values, strict=True)]
+        families.append((f"vllm:{name}", kind, "", samples))
 
-    simple("vllm:num_requests_running", "gauge", engine.running)
-    simple("vllm:num_requests_waiting", "gauge", engine.waiting)
-    simple("vllm:engine_sleep_state", "gauge", 1.0, ',sleep_state="awake"')
-    simple("vllm:kv_cache_usage_perc", "gauge", engine.kv_used_fraction)
-    blocks = int(cache_tokens) // BLOCK_TOKENS
-    config = f',block_size="{BLOCK_TOKENS}",kv_cache_size_tokens="{int(cache_tokens)}",num_gpu_blocks="{blocks}"'
-    simple("vllm:cache_config_info", "gauge", 1.0, config)
-    simple("vllm:prefix_cache_queries_total", "counter", prefixes.queries)
-    simple("vllm:prefix_cache_hits_total", "counter", prefixes.hits)
-    simple("vllm:num_preemptions_total", "counter", engine.preemptions)
-    simple("vllm:prompt_tokens_total", "counter", seen.prompt_tokens)
-    simple("vllm:generation_tokens_total", "counter", seen.generation_tokens + under_way)
+    generated = seen.generation_tokens + under_way
+    add("gauge", "num_requests_running", engine.running)
+    add("gauge", "num_requests_waiting", engine.waiting)
+    add("gauge", "engine_sleep_state", 1, sleep_state=["awake"])
+    add("gauge", "kv_cache_usage_perc", engine.kv_used_fraction)
+    tokens = int(cache_tokens)
+    add(
+        "gauge", "cache_config_info", 1,
+        block_size=[BLOCK_TOKENS], kv_cache_size_tokens=[tokens], num_gpu_blocks=[tokens // BLOCK_TOKENS],
+    )  # fmt: skip
+    add("counter", "prefix_cache_queries_total", prefixes.queries)
+    add("counter", "prefix_cache_hits_total", prefixes.hits)
+    add("counter", "num_preemptions_total", engine.preemptions)
+    add("counter", "prompt_tokens_total", seen.prompt_tokens)
+    add("counter", "generation_tokens_total", generated)
     if engine.speculation is not None:
         # All but the first token of each answer come of verifying steps, the mean of them evenly.
-        first = seen.first_token_s.count
-        drafts = max(seen.generation_tokens + under_way - first, 0) / engine.speculation.acceptance_length
+        drafts = max(generated - seen.first_token_s.count, 0) / engine.speculation.acceptance_length
         kept = [drafts * share for share in engine.speculation.survival]
-        simple("vllm:spec_decode_num_drafts_total", "counter", int(drafts))
-        simple("vllm:spec_decode_num_draft_tokens_total", "counter", int(drafts) * engine.speculation.depth)
-        simple("vllm:spec_decode_num_accepted_tokens_total", "counter", int(sum(kept)))
-        for position, tokens in enumerate(kept):
-            more = f',position="{position}"'
-            simple("vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter", int(tokens), more)
-    for ending, times in seen.endings.items():
-        simple("vllm:request_success_total", "counter", times, f',finished_reason="{ending}"')
+        add("counter", "spec_decode_num_drafts_total", int(drafts))
+        add("counter", "spec_decode_num_draft_tokens_total", int(drafts) * engine.speculation.depth)
+        add("counter", "spec_decode_num_accepted_tokens_total", int(sum(kept)))
+        add("counter", "spec_decode_num_accepted_tokens_per_pos_total", *map(int, kept), position=range(len(kept)))
+    add("counter", "request_success_total", *seen.endings.values(), finished_reason=seen.endings)
     for name, histogram in (
-        ("time_to_first_token_seconds", seen.first_token_s),
-        ("inter_token_latency_seconds", seen.between_tokens_s),
-        ("request_time_per_output_token_seconds", seen.per_output_token_s),
-        ("e2e_request_latency_seconds", seen.whole_request_s),
-        ("request_queue_time_seconds", seen.queue_s),
+        ("vllm:time_to_first_token_seconds", seen.first_token_s),
+        ("vllm:inter_token_latency_seconds", seen.between_tokens_s),
+        ("vllm:request_time_per_output_token_seconds", seen.per_output_token_s),
+        ("vllm:e2e_request_latency_seconds", seen.whole_request_s),
+        ("vllm:request_queue_time_seconds", seen.queue_s),
     ):
-        lines += _histogram(f"vllm:{name}", labels, histogram)
-    return ("\n".join(lines) + "\n").encode()
-
-
-def _histogram(name: str, labels: str, histogram: Histogram) -> list[str]:
-    lines = [f"# TYPE {name} histogram"]
-    lines += [f'{name}_bucket{{{labels},le="{bound}"}} {count}' for bound, count in histogram.buckets()]
-    return [*lines, f"{name}_sum{{{labels}}} {histogram.total:.10g}", f"{name}_count{{{labels}}} {histogram.count}"]
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        families.append((name, "histogram", "", histogram_samples(name, labels, histogram)))
+    return f"# emulated by crosstie: {what}\n{exposition(families)}".encode()

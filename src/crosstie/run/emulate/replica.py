@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.perf.tabulated import StepTimes
-from crosstie.run.emulate.metrics import Metrics, exposition
+from crosstie.run.emulate.metrics import ReplicaCounts, page
 from crosstie.run.emulate.prefix_cache import BLOCK_BYTES, BLOCK_TOKENS, block_keys
 from crosstie.run.emulate.requests import GenerationRequest
 from crosstie.run.emulate.tokens import filler
@@ -74,7 +74,7 @@ class Emulated:
         return f"{self.deployment.model.id} on {one.label} with {self.deployment.stack.name}"
 
 
-class Replica:
+class EmulatedReplica:
     """`speed`: emulated seconds to each of the clock. `max_waiting`: requests that may wait for the engine."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Replica:
             self.engine = Engine(one.deployment, one.context, slower, times=one.times, began=self._began)
             self.cache_tokens = self.engine.cache_tokens * one.deployment.parallelism.dp
         self.prefixes = PrefixCache(self.cache_tokens, BLOCK_TOKENS, ENGINE_BLOCK)
-        self.metrics = Metrics()
+        self.metrics = ReplicaCounts()
         self._active: dict[Sequence, None] = {}
         self._streams: dict[Sequence, None] = {}
 
@@ -182,7 +182,7 @@ class Replica:
         self._catch_up()
         what = f"{what}; seconds are emulated, {self.speed:g} to each second of the clock"
         under_way = sum(map(self.engine.made, self._active))
-        return exposition(
+        return page(
             self.emulated.served_as, what, self.engine, self.cache_tokens, self.prefixes, self.metrics, under_way
         )
 

@@ -15,17 +15,17 @@ from crosstie.run.emulate import requests
 from crosstie.run.emulate.answers import (
     EMBEDDING_DIMENSIONS,
     FINGERPRINT,
+    AnswerShape,
+    AnswerUsage,
     Chat,
     Completion,
     Embeddings,
     Response,
-    Shape,
-    Usage,
     failure,
     models,
 )
 from crosstie.run.emulate.faults import KINDS, Fault, Faults, Kind, read_fault
-from crosstie.run.emulate.replica import Replica, Sequence
+from crosstie.run.emulate.replica import EmulatedReplica, Sequence
 from crosstie.run.emulate.requests import (
     ChatBody,
     CompletionBody,
@@ -42,7 +42,7 @@ from crosstie.run.wire.server import Reply, Server
 _STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 _MOST_DIMENSIONS = 8192
 # By path: the body, its prompt as text, and the answer's shape.
-_GENERATE: dict[str, tuple[Any, Callable[..., PromptText], Callable[..., Shape]]] = {
+_GENERATE: dict[str, tuple[Any, Callable[..., PromptText], Callable[..., AnswerShape]]] = {
     "/v1/chat/completions": (ChatBody, requests.chat_text, Chat),
     "/v1/completions": (CompletionBody, requests.completion_text, Completion),
     "/v1/responses": (ResponseBody, requests.response_text, Response),
@@ -60,7 +60,7 @@ class Generating(Sequence):
     __slots__ = ("cut", "replica", "reply", "sent", "server", "shape")
 
     def __init__(
-        self, server: "EmulatedServer", reply: Reply, shape: Shape, wanted: GenerationRequest,
+        self, server: "EmulatedServer", reply: Reply, shape: AnswerShape, wanted: GenerationRequest,
         handed_over_after_s: float | None = None,
     ):  # fmt: skip
         """`handed_over_after_s`: the prompt's cache comes from another replica, and is here by then."""
@@ -111,8 +111,8 @@ class Generating(Sequence):
         begun, end = self.wanted.begun, min(end, self.wanted.written)
         return filler(begun + start, begun + end) if start < end else ""
 
-    def _usage(self, tokens: int) -> Usage:
-        return Usage(self.wanted.prompt_tokens, tokens, self.cached_tokens)
+    def _usage(self, tokens: int) -> AnswerUsage:
+        return AnswerUsage(self.wanted.prompt_tokens, tokens, self.cached_tokens)
 
     def _cut(self, fault: Fault) -> None:
         """Ends the connection after so many tokens, as an engine does that is stopped."""
@@ -145,7 +145,7 @@ class EmulatedServer:
     # Of a service with prefill and decode apart: which of its replicas it is; none of them is the service itself.
     role = ""
 
-    def __init__(self, replica: Replica, index: int, *, seed: int = 0):
+    def __init__(self, replica: EmulatedReplica, index: int, *, seed: int = 0):
         self.replica, self.index, self.seed = replica, index, seed
         self.loop = replica.loop
         self.model = replica.emulated.served_as
@@ -289,7 +289,7 @@ class EmulatedServer:
             tells(reply)
 
     def _generate(
-        self, type: Any, text_of: Callable[..., PromptText], shape_of: Callable[..., Shape], request: Request,
+        self, type: Any, text_of: Callable[..., PromptText], shape_of: Callable[..., AnswerShape], request: Request,
         reply: Reply,
     ) -> None:  # fmt: skip
         body = self._decoded(request, type)
@@ -317,7 +317,7 @@ class EmulatedServer:
         shape = Embeddings(self.model, plain, body.dimensions or EMBEDDING_DIMENSIONS, as_base64)
         self._begin(reply, shape, wanted)
 
-    def _begin(self, reply: Reply, shape: Shape, wanted: GenerationRequest) -> None:
+    def _begin(self, reply: Reply, shape: AnswerShape, wanted: GenerationRequest) -> None:
         self._check_room()
         Generating(self, reply, shape, wanted)
 

@@ -12,8 +12,8 @@ from crosstie.core.errors import BadInput
 from crosstie.core.images import MOST_URL_BYTES, size_of_data_url
 from crosstie.run.gateway.fields import (
     Fields,
-    Message,
-    StreamOptions,
+    MessageFields,
+    StreamOptionFields,
     UsageFields,
     decode,
     decode_answer,
@@ -122,14 +122,14 @@ def _leniently(body: bytes) -> Fields:
     nor to have a prompt read, without its being counted."""
     parts = decode_parts(body)
     absent = msgspec.Raw()
-    messages: list[Message] = []
+    messages: list[MessageFields] = []
     unread = parts.get("messages", absent)
     with contextlib.suppress(msgspec.ValidationError):
         messages = decode_messages(unread) if len(unread) else []
         unread = absent
     given = msgspec.json.decode(parts["stream_options"]) if "stream_options" in parts else msgspec.UNSET
-    options = StreamOptions() if given is not msgspec.UNSET else msgspec.UNSET
-    if isinstance(options, StreamOptions) and isinstance(given, dict):
+    options = StreamOptionFields() if given is not msgspec.UNSET else msgspec.UNSET
+    if isinstance(options, StreamOptionFields) and isinstance(given, dict):
         options.include_usage = _means_yes(given.get("include_usage"))
         options.continuous_usage_stats = _means_yes(given.get("continuous_usage_stats"))
     # Options that are none at all make the engine refuse: nothing will be streamed, and nothing can be added to them.

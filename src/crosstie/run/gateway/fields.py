@@ -6,19 +6,19 @@ Compiled modules lose the annotations that msgspec reads, so this one stays as i
 import msgspec
 
 
-class StreamOptions(msgspec.Struct):
+class StreamOptionFields(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class Message(msgspec.Struct):
+class MessageFields(msgspec.Struct):
     content: msgspec.Raw = msgspec.Raw()
 
 
 class Fields(msgspec.Struct):
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
+    stream_options: StreamOptionFields | msgspec.UnsetType | None = msgspec.UNSET
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
@@ -27,7 +27,7 @@ class Fields(msgspec.Struct):
     user: str | None = None
     prompt_cache_key: str | None = None
     tools: msgspec.Raw = msgspec.Raw()
-    messages: list[Message] = []
+    messages: list[MessageFields] = []
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
 
@@ -92,7 +92,7 @@ class ModelsFields(msgspec.Struct):
 
 decode = msgspec.json.Decoder(Fields).decode
 decode_name = msgspec.json.Decoder(str | None).decode
-decode_messages = msgspec.json.Decoder(list[Message]).decode
+decode_messages = msgspec.json.Decoder(list[MessageFields]).decode
 decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_answer = msgspec.json.Decoder(AnswerFields).decode
 decode_chunk = msgspec.json.Decoder(ChunkFields).decode

@@ -12,6 +12,7 @@ from time import monotonic, time
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput, UnknownModel
 from crosstie.core.fleet import Fleet, Serving
+from crosstie.core.histogram import Family
 from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
 from crosstie.route.build import live_fleet
@@ -28,7 +29,6 @@ from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.exchange import Exchange
 from crosstie.run.gateway.health import probe, watch
 from crosstie.run.gateway.identity import context_of, is_id
-from crosstie.run.gateway.metrics import Family
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.address import Address

@@ -6,7 +6,7 @@ On the way of a request only plain numbers are added up; names and labels are pu
 from collections import Counter
 from collections.abc import Callable
 
-from crosstie.core.histogram import Histogram
+from crosstie.core.histogram import Family, Histogram, Samples, exposition, histogram_samples
 from crosstie.route.ask import Ask
 from crosstie.route.live import Flight, ServedRequest
 from crosstie.run.gateway.record import RequestRecord
@@ -18,12 +18,6 @@ _HISTOGRAMS = {
     "ttft": ("crosstie_ttft_seconds", "Time from a request's arrival to its first token."),
     "tpot": ("crosstie_tpot_seconds", "Time between the tokens after the first, mean of a request."),
 }
-
-
-# A metric as a part gives it: its name, its kind, what it says, and its values by their labels. Samples that have a
-# name of their own, as those of a histogram do, have it as the label __name__.
-Samples = list[tuple[dict[str, str], float]]
-Family = tuple[str, str, str, Samples]
 
 
 class _PoolCounts:
@@ -83,15 +77,7 @@ class Metrics:
 
     def page(self, gauges: list[Family]) -> str:
         """As Prometheus reads it; `gauges` tell what there is at this moment."""
-        lines: list[str] = []
-        for families in (self._families(), gauges, *(source() for source in self.sources)):
-            for name, kind, what, samples in families:
-                lines += (f"# HELP {name} {what}", f"# TYPE {name} {kind}")
-                for labels, value in samples:
-                    sample = labels.pop("__name__", name)
-                    said = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-                    lines.append(f"{sample}{{{said}}} {value}" if said else f"{sample} {value}")
-        return "\n".join(lines) + "\n"
+        return exposition([*self._families(), *gauges, *(family for source in self.sources for family in source())])
 
     def _families(self) -> list[Family]:
         pools = self.pools.items()
@@ -135,16 +121,3 @@ class Metrics:
 
 def _counted(label: str, counter: Counter[str]) -> Samples:
     return [({label: name}, count) for name, count in counter.items()]
-
-
-def histogram_samples(name: str, labels: dict[str, str], histogram: Histogram) -> Samples:
-    samples: Samples = [
-        ({"__name__": f"{name}_bucket", **labels, "le": bound}, count) for bound, count in histogram.buckets()
-    ]
-    samples.append(({"__name__": f"{name}_sum", **labels}, histogram.total))
-    samples.append(({"__name__": f"{name}_count", **labels}, histogram.count))
-    return samples
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

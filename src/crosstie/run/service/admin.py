@@ -16,7 +16,7 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.pools import read_pool
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Pool
-from crosstie.run.gateway.metrics import Family
+from crosstie.core.histogram import Family
 from crosstie.run.gateway.notices import Level, Notice
 from crosstie.run.service.admin_view import RecentDecisions
 from crosstie.run.service.overlay import Action, Change, Laid, laid_over, pool_named, pool_of, with_change

@@ -13,8 +13,8 @@ from time import monotonic, time
 
 from crosstie.core.errors import StoreFailed
 from crosstie.core.fleet import Fleet
+from crosstie.core.histogram import Family, Samples
 from crosstie.run.gateway.guard import Guard
-from crosstie.run.gateway.metrics import Family, Samples
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import Accounts, RequestRecord
 from crosstie.run.ledger.places import open_store

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from time import time
 from typing import Any, Literal, get_args
 
+from crosstie.core.histogram import Family
 from crosstie.run.gateway.identity import trace_id
-from crosstie.run.gateway.metrics import Family
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.background import BackgroundThread

@@ -6,7 +6,7 @@ One worker of a machine speaks and listens for all of them, and puts what it hea
 from time import monotonic
 
 from crosstie.core.fleet import Fleet
-from crosstie.run.gateway.metrics import Family
+from crosstie.core.histogram import Family
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.ledger.places import filled
 from crosstie.run.service.process import Component, GatewayProcess

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from crosstie.run.gateway.metrics import Family
+from crosstie.core.histogram import Family
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.background import BackgroundThread

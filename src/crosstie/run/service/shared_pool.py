@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.fleet import Pool
+from crosstie.core.histogram import Family, histogram_samples
 from crosstie.host.hosted import Hosted, Move, ResidencySettings, Slot
 from crosstie.host.residency import Residency
 from crosstie.route.hosted_sizes import sizes
@@ -15,7 +16,6 @@ from crosstie.route.live import Replica
 from crosstie.route.load import State, become
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.health import probe
-from crosstie.run.gateway.metrics import Family, histogram_samples
 from crosstie.run.service.loaders import LoadFailed, loader_of
 
 # A load may take so many times as long as it is said to, and so many seconds more.

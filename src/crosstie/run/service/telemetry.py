@@ -11,8 +11,8 @@ from collections import deque
 from time import time_ns
 
 from crosstie.core.errors import BadInput
+from crosstie.core.histogram import Family
 from crosstie.run.gateway.interfaces import Tracing
-from crosstie.run.gateway.metrics import Family
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.background import BackgroundThread

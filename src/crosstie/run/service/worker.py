@@ -14,9 +14,9 @@ from pathlib import Path
 from time import monotonic
 
 from crosstie.core.fleet import Fleet
+from crosstie.core.histogram import Family
 from crosstie.run.gateway.backend import Backend, EngineLoad
 from crosstie.run.gateway.interfaces import OtherWorkers
-from crosstie.run.gateway.metrics import Family
 from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.service.supervisor import READ_AGAIN, STOP, STOP_NOW, Reloaded, WorkerSlot
 from crosstie.run.service.worker_link import MetricsPage, MetricsRequest, WorkerLink
