@@ -45,7 +45,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
 from crosstie.core.workload import Sharing
 from crosstie.host.expected import expect
-from crosstie.host.hosted import Hosted, ResidencySettings, Worth
+from crosstie.host.hosted import Hosted, KeepingWorth, ResidencySettings
 from crosstie.host.sizes import hosted_model, load_path, room_bytes
 from crosstie.perf.memory import gpu_weight_bytes
 from crosstie.sim.hosting import HostingResult, Traffic, host
@@ -95,7 +95,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class Rank(Worth):
+class Rank(KeepingWorth):
     """Ranks do not add up, there the dearest counts; and they know no margin: whoever is asked for comes in."""
 
     def lost(self, model: str, now: float) -> float:

@@ -3,23 +3,12 @@
 import math
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from crosstie.catalog.popularity import missing_share, shares, zipf
-from crosstie.catalog.reading import (
-    Quantity,
-    Sources,
-    number,
-    only_keys,
-    read_fact,
-    read_record,
-    sourced_file,
-    table,
-    text as read_text,
-    whole,
-)
+from crosstie.catalog.reading import Quantity, Sources, number, only_keys, read_fact, read_record, sourced_file, table
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact
 from crosstie.core.workload import Lora
@@ -30,7 +19,7 @@ _LOAD = Quantity("seconds", 0.0, 600.0, "an adapter into the host's memory")
 _ANY = "any"
 # Slots of a GPU where nobody says: all adapters, up to this many.
 _MOST_SLOTS = 64
-_KEYS = {"engine", "moe", "rank", "speed", "low", "high"}
+_Share = Annotated[float, msgspec.Meta(ge=0.01, le=1)]
 
 
 class LoraSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,10 +27,10 @@ class LoraSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: str
     moe: bool
-    rank: int
+    rank: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     speed: Fact
-    low: float
-    high: float
+    low: _Share
+    high: _Share
 
 
 class LoraFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,19 +79,9 @@ def read_lora_facts(file: Path) -> LoraFacts:
 
 
 def _speed(file: Path, where: str, raw: object, sources: Sources) -> LoraSpeed:
-    entry: dict[str, Any] = table(file, where, raw)
-    only_keys(file, where, entry, _KEYS)
-    moe = entry.get("moe")
-    if not isinstance(moe, bool):
-        raise BadData(file, f"{where}.moe", "is neither true nor false")
-    found = LoraSpeed(
-        engine=read_text(file, f"{where}.engine", entry.get("engine")),
-        moe=moe,
-        rank=whole(file, f"{where}.rank", entry.get("rank"), 1, 4096),
-        speed=read_fact(file, f"{where}.speed", entry.get("speed"), _SPEED, sources),
-        low=number(file, f"{where}.low", entry.get("low"), 0.01, 1),
-        high=number(file, f"{where}.high", entry.get("high"), 0.01, 1),
-    )
+    entry = table(file, where, raw)
+    speed = read_fact(file, f"{where}.speed", entry.get("speed"), _SPEED, sources)
+    found = read_record(file, where, entry, LoraSpeed, speed=speed)
     if not found.low <= found.speed.value <= found.high:
         raise BadData(file, f"{where}.low", "the speed must lie between low and high")
     return found

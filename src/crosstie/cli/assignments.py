@@ -26,6 +26,14 @@ def amount(text: str) -> float:
     return value
 
 
+def read_option(typed: str, value: str, read: Callable[[str], T]) -> T:
+    """`typed`: the option as it was given, which a fault names."""
+    try:
+        return read(value)
+    except BadInput as error:
+        raise BadInput(f"{typed}: {error}") from None
+
+
 def assigned(option: str, texts: Sequence[str], read: Callable[[str], T]) -> dict[str, T]:
     """NAME=VALUE, each name once."""
     found: dict[str, T] = {}
@@ -36,10 +44,7 @@ def assigned(option: str, texts: Sequence[str], read: Callable[[str], T]) -> dic
             raise BadInput(f"{option} {text}: write NAME=VALUE")
         if name in found:
             raise BadInput(f"{option}: {name} is given twice")
-        try:
-            found[name] = read(value.strip())
-        except BadInput as error:
-            raise BadInput(f"{option} {text}: {error}") from None
+        found[name] = read_option(f"{option} {text}", value.strip(), read)
     return found
 
 
@@ -50,8 +55,5 @@ def assigned_or_common(
     bare = [text for text in texts if "=" not in text]
     if len(bare) > 1:
         raise BadInput(f"{option} is given twice without a name")
-    try:
-        common = read(bare[0]) if bare else None
-    except BadInput as error:
-        raise BadInput(f"{option} {bare[0]}: {error}") from None
+    common = read_option(f"{option} {bare[0]}", bare[0], read) if bare else None
     return assigned(option, [text for text in texts if "=" in text], read), common

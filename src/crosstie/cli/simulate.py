@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.traces import find_trace, read_trace
 from crosstie.catalog.workloads import find_workload, read_workload
-from crosstie.cli.assignments import amount
+from crosstie.cli.assignments import amount, read_option
 from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import console, print_json
@@ -133,10 +133,7 @@ def _loads(text: str) -> list[float]:
     names = names_in(text)
     if not names:
         raise BadInput("--load names none")
-    try:
-        found = [amount(name) for name in names]
-    except BadInput as error:
-        raise BadInput(f"--load {text}: {error}") from None
+    found = [read_option(f"--load {text}", name, amount) for name in names]
     if len(set(found)) < len(found):
         raise BadInput(f"--load {text}: one is named twice")
     return found

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from crosstie.catalog.library import Catalog, names_in
-from crosstie.cli.assignments import amount, assigned, assigned_or_common, fraction
+from crosstie.cli.assignments import amount, assigned, assigned_or_common, fraction, read_option
 from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, json_option, model_argument, on_option, verbose_option
 from crosstie.cli.progress import progress
@@ -121,7 +121,11 @@ def _request(
         raise BadInput("--api-input and --api-output go together")
     if rent_usd and not rent and wait is None:
         raise BadInput("--rent-usd changes nothing without --rent or --wait")
-    shorts = {"engineer_usd_per_year": engineer_usd, "utilisation": _share("--utilisation", utilisation)}
+
+    def share(option: str, text: str | None) -> float | None:
+        return None if text is None else read_option(f"{option} {text}", text, fraction)
+
+    shorts = {"engineer_usd_per_year": engineer_usd, "utilisation": share("--utilisation", utilisation)}
 
     def by_id(option: str, texts: tuple[str, ...]) -> dict[str, float]:
         return _by_id(catalog, chosen, option, assigned(option, texts, amount))
@@ -135,21 +139,13 @@ def _request(
         assumptions=_assumptions(catalog, chosen, settings, shorts),
         samples=samples,
         seed=seed,
-        vary=_share("--vary", vary),
+        vary=share("--vary", vary),
         rent=rent,
         rent_usd_per_hour=by_id("--rent-usd", rent_usd),
         api=ask_apis,
         api_usd_per_mtok=own_api,
         successor=_successor(catalog, wait) if wait is not None else None,
     )
-
-
-def _share(option: str, text: str | None) -> float | None:
-    """14% or 0.14, where it was given."""
-    try:
-        return None if text is None else fraction(text)
-    except BadInput as error:
-        raise BadInput(f"{option} {text}: {error}") from None
 
 
 def _by_id(

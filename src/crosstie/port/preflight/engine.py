@@ -137,16 +137,10 @@ def architecture_findings(config: Config, engine: EngineRelease) -> list[Finding
 
 
 def _finding(config: Config, severity: Severity, what: str, evidence: str, remedy: str) -> Finding:
-    where = Location(file=str(config.file), name="architectures")
     return Finding(
-        check="architecture",
-        severity=severity,
-        what=what,
-        where=where,
-        evidence=evidence,
-        grounds="read",
-        remedy=remedy,
-    )
+        check="architecture", severity=severity, what=what, evidence=evidence, grounds="read", remedy=remedy,
+        where=Location(file=str(config.file), name="architectures"),
+    )  # fmt: skip
 
 
 def _architecture(name: str, config: Config, engine: EngineRelease) -> Finding:

@@ -15,10 +15,10 @@ import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from crosstie.catalog.reading import Sources, only_keys, optional_text, read_toml, table, text
+from crosstie.catalog.reading import Sources, only_keys, read_record, read_toml, table, text
 from crosstie.catalog.releases import in_force
 from crosstie.core.errors import BadData
-from crosstie.core.finding import SEVERITIES, Severity
+from crosstie.core.finding import Severity
 
 FOLDER = Path(__file__).parent / "data" / "rules"
 _STORED = {"method", "activations", "compute", "group", "act_order"}
@@ -84,7 +84,7 @@ class EngineRule(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Severity
     implementation: str
     says: str
-    remedy: str
+    remedy: str = ""
     # Repository at commit, file and line: where whoever doubts it can look.
     source: str
     at: str
@@ -191,37 +191,28 @@ def read_rules(file: Path) -> list[EngineRule]:
     return found
 
 
-def _rule(file: Path, where: str, entry: Mapping[str, Any], engine: str, sources: Sources) -> EngineRule:
+def _rule(file: Path, where: str, entry: dict[str, Any], engine: str, sources: Sources) -> EngineRule:
     name = text(file, f"{where}.id", entry.get("id"))
     only_keys(file, name, entry, _KEYS)
-    versions = text(file, f"{name}.versions", entry.get("versions"))
-    try:
-        SpecifierSet(versions)
-    except InvalidSpecifier:
-        raise BadData(file, f"{name}.versions", f"'{versions}' is no set of versions, such as >=0.9,<=0.28") from None
-    outcome = _choice(file, f"{name}.outcome", entry.get("outcome"), SEVERITIES)
-    remedy = optional_text(file, f"{name}.remedy", entry.get("remedy"))
-    if outcome != "note" and not remedy:
-        raise BadData(file, f"{name}.remedy", "missing: only a note may do without")
     reference, day = sources.cite(name, entry.get("source"))
     at = _citation(file, name, reference, entry.get("at"))
     operation = _choice(file, f"{name}.operation", entry.get("operation"), OPERATIONS)
-    return EngineRule(
-        id=name,
-        engine=engine,
-        versions=versions,
-        operation=operation,
-        on=_targets(file, f"{name}.on", entry.get("on")),
+    rule = read_record(
+        file, name, entry, EngineRule,
+        engine=engine, operation=operation, on=_targets(file, f"{name}.on", entry.get("on")),
         when=_conditions(file, f"{name}.when", entry.get("when") or {}, FACTS[operation]),
         unless=_conditions(file, f"{name}.unless", entry.get("unless") or {}, FACTS[operation]),
-        outcome=outcome,  # type: ignore[arg-type]
         implementation=_choice(file, f"{name}.implementation", entry.get("implementation"), IMPLEMENTATIONS),
-        says=text(file, f"{name}.says", entry.get("says")),
-        remedy=remedy,
-        source=f"{reference} {at}",
-        at=at,
-        date=day,
-    )
+        source=f"{reference} {at}", at=at, date=day,
+    )  # fmt: skip
+    try:
+        SpecifierSet(rule.versions)
+    except InvalidSpecifier:
+        reason = f"'{rule.versions}' is no set of versions, such as >=0.9,<=0.28"
+        raise BadData(file, f"{name}.versions", reason) from None
+    if rule.outcome != "note" and not rule.remedy:
+        raise BadData(file, f"{name}.remedy", "missing: only a note may do without")
+    return rule
 
 
 def _citation(file: Path, name: str, reference: str, raw: object) -> str:
