@@ -33,7 +33,7 @@ from crosstie.catalog.releases import in_force
 from crosstie.catalog.stacks import merge_efficiency, read_efficiency, read_formats, read_stack, resolve_efficiency
 from crosstie.core.deployment import Accelerator, Deployment, Efficiency, Parallelism, Stack
 from crosstie.core.disaggregated import Connector
-from crosstie.core.errors import BadData, BadInput, UnknownName, near_names
+from crosstie.core.errors import BadData, BadInput, BadParameter, UnknownName, near_names
 from crosstie.core.estimate import Correction
 from crosstie.core.model import Format, Model, Precision
 from crosstie.core.speculation import Speculation
@@ -200,7 +200,7 @@ class Catalog:
             names = names_in(names)
         nouns = [one if isinstance(one, Accelerator) else self.accelerator(one) for one in names]
         if not nouns:
-            raise BadInput("--on names no accelerator")
+            raise BadParameter("on", "names no accelerator")
         return list({one.id: one for one in nouns}.values())
 
     def model(self, name: str | Path | Model) -> Model:

@@ -7,7 +7,7 @@ import sys
 import click
 
 from crosstie.cli.lazy import LazyGroup
-from crosstie.core.errors import CrosstieError
+from crosstie.core.errors import BadParameter, CrosstieError
 
 SECTIONS = {
     "Decide": {
@@ -44,6 +44,9 @@ SECTIONS = {
     },
 }
 
+# Parameters of the library whose option has another name.
+_OPTIONS = {"features": "--with"}
+
 
 @click.group(
     cls=LazyGroup, sections=SECTIONS, home="crosstie.cli.", context_settings={"help_option_names": ["-h", "--help"]}
@@ -75,6 +78,8 @@ def run() -> None:
     try:
         status = crosstie.main(prog_name="crosstie", standalone_mode=False)
         sys.stdout.flush()
+    except BadParameter as error:
+        fail(f"{_OPTIONS.get(error.parameter, f'--{error.parameter}')} {error.rest}")
     except CrosstieError as error:
         fail(str(error))
     except click.exceptions.NoArgsIsHelpError as error:

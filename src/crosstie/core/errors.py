@@ -4,6 +4,7 @@ CrosstieError
 ├── UnknownName    a name that the catalog does not hold; carries near names
 ├── BadData        a data file that cannot be trusted; carries file and key
 ├── BadInput       an argument that makes no sense; carries its reason
+│   └── BadParameter   the same of one parameter, which the command line calls by its option
 ├── DoesNotFit     a model that the GPUs asked for cannot hold
 ├── UnknownModel   a model that no pool of the fleet serves
 └── StoreFailed    keys and usage could not be read or written; may be tried again
@@ -35,6 +36,14 @@ class BadData(CrosstieError):
 
 class BadInput(CrosstieError):
     pass
+
+
+class BadParameter(BadInput):
+    """`rest`: what follows the parameter's name in the sentence."""
+
+    def __init__(self, parameter: str, rest: str):
+        self.parameter, self.rest = parameter, rest
+        super().__init__(f"{parameter} {rest}")
 
 
 class DoesNotFit(CrosstieError):

@@ -278,7 +278,7 @@ def test_a_context_beyond_the_models_own_is_refused(crosstie: Command, tmp_path:
     folder = str(tiny.write(tmp_path / "model", "bf16"))
     told = crosstie("preflight", folder, "--on", "h200", "--context", "5000")
     assert told.status == 2
-    assert "--context is 5000 tokens, beyond the 4096" in told.err
+    assert "the context is 5000 tokens, beyond the 4096" in told.err
     assert crosstie("preflight", folder, "--on", "h200", "--context", "4096").status == 0
 
 

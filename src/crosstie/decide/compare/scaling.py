@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, BadParameter
 from crosstie.core.estimate import Estimate
 from crosstie.core.model import Model
 from crosstie.core.speculation import Speculation
@@ -50,9 +50,9 @@ def scaling(
 ) -> list[Scaling]:  # fmt: skip
     """`load.concurrency` is of the first size; each further one has as many requests a GPU."""
     if not gpus or any(n < 1 for n in gpus):
-        raise BadInput("--gpus: write numbers of GPUs of at least 1, such as 8,16,32")
+        raise BadParameter("gpus", "must be numbers of GPUs of at least 1, such as 8,16,32")
     if list(gpus) != sorted(set(gpus)):
-        raise BadInput("--gpus: write each number once, the smallest first")
+        raise BadParameter("gpus", "must have each number once, the smallest first")
     found = []
     for accelerator in accelerators:
         first = catalog.deployment(model, accelerator, Parallelism(), precision, kv_format, stack, speculation)

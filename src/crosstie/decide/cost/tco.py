@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.prices import ApiPrice, Price
 from crosstie.core.deployment import Deployment
-from crosstie.core.errors import BadInput, DoesNotFit
+from crosstie.core.errors import BadInput, BadParameter, DoesNotFit
 from crosstie.core.figures import dollars, plural
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.decide.compare.scorecard import Entry, Scorecard
@@ -209,7 +209,7 @@ def _option(catalog: Catalog, card: Scorecard, entry: Entry, price: Quote | None
     assert found, "only entries that run are bought"
     assert deployment, "what runs is deployed somehow"
     if asked.gpus < deployment.parallelism.gpus:
-        raise BadInput(f"--gpus {asked.gpus}: one replica on {name} takes {deployment.parallelism.gpus}")
+        raise BadParameter("gpus", f"{asked.gpus}: one replica on {name} takes {deployment.parallelism.gpus}")
     if price is None:
         raise BadInput(f"the catalog has no purchase price of {name}: give one with --purchase {name}=USD")
     working = working_share(deployment.parallelism.gpus, asked.gpus)

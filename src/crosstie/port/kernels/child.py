@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, TextIO
 
-from crosstie.core.errors import BadData, BadInput, CrosstieError
+from crosstie.core.errors import BadData, BadInput, BadParameter, CrosstieError
 from crosstie.port.kernels.spec import KernelSpec, entries, read_spec_file
 
 LAUNCH_PREFIX = "crosstie_launch"
@@ -57,9 +57,11 @@ def main() -> None:
     try:
         _run(request, lambda said: _say(answers, said))
     except BadData as error:
-        _say(answers, {"bad": {"file": error.file, "key": error.key, "reason": error.reason}})
+        _say(answers, {"bad": ["BadData", error.file, error.key, error.reason]})
+    except BadParameter as error:
+        _say(answers, {"bad": ["BadParameter", error.parameter, error.rest]})
     except CrosstieError as error:
-        _say(answers, {"bad": {"reason": str(error)}})
+        _say(answers, {"bad": ["BadInput", str(error)]})
     answers.close()
     # Torch and others keep threads that may take their time.
     os._exit(0)
@@ -224,7 +226,7 @@ def _launcher(named: str, module: ModuleType) -> Any:
     home = load(where)[0] if where else module
     found = getattr(home, name, None)
     if not callable(found):
-        raise BadInput(f"--launch {named}: {getattr(home, '__name__', where)} has no function '{name}'")
+        raise BadParameter("launch", f"{named}: {getattr(home, '__name__', where)} has no function '{name}'")
     return found
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from crosstie.catalog.library import Catalog, names_in
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, BadParameter
 from crosstie.core.finding import Finding, Location, rank, verdict
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.port.kernels.checks import CHECKS, failures, silent_errors
@@ -74,9 +74,9 @@ def preflight_kernels(
     catalog = catalog or Catalog()
     targets = [target(catalog, name) for name in (names_in(on) if isinstance(on, str) else on)]
     if not targets:
-        raise BadInput("--on names no accelerator")
+        raise BadParameter("on", "names no accelerator")
     if (what is None) == (example is None):
-        raise BadInput("give a file or a module, or --example")
+        raise BadInput("give a file or a module, or an example")
     options = KernelOptions(
         what=str(example_file(example)) if example else _file_or_module(str(what)),
         spec=str(spec) if spec else _spec_beside(str(what)),

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 import crosstie
-from crosstie.core.errors import BadData, BadInput
+from crosstie.core.errors import BadData, BadInput, BadParameter
 from crosstie.core.progress import OnProgress, Progress, no_progress
 from crosstie.port.kernels.compilation import Compilation
 from crosstie.port.kernels.targets import KernelTarget
@@ -108,7 +108,7 @@ def _child(
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=printed, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise BadInput(f"--python {options.python}: {error.strerror}") from None
+            raise BadParameter("python", f"{options.python}: {error.strerror}") from None
         children.append(child)
         replies = _replies(child, request, progress)
         if replies is None:
@@ -131,7 +131,7 @@ def _replies(child: subprocess.Popen[bytes], request: dict[str, Any], progress: 
         said = json.loads(line)
         if "bad" in said:
             bad = said["bad"]
-            raise BadData(bad["file"], bad["key"], bad["reason"]) if "file" in bad else BadInput(bad["reason"])
+            raise {"BadData": BadData, "BadParameter": BadParameter, "BadInput": BadInput}[bad[0]](*bad[1:])
         if "jobs" in said:
             replies = {**said, "results": {}}
             progress.add(total=len(said["jobs"]))

@@ -10,7 +10,7 @@ import msgspec
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import read_rows
 from crosstie.core.deployment import Accelerator
-from crosstie.core.errors import BadData, BadInput, UnknownName
+from crosstie.core.errors import BadData, BadInput, BadParameter, UnknownName
 
 _ISA = re.compile(r"gfx[0-9a-f]{3,4}|sm_\d{2,3}")
 # HIP and CUDA both: a block of more threads is refused.
@@ -109,7 +109,7 @@ def target(catalog: Catalog, name: str) -> KernelTarget:
             raise BadInput(f"{error}{known}") from None
         return _of(accelerator, name=accelerator.id)
     if name not in isas():
-        raise BadInput(f"--on {name}: not known; known instruction sets: {', '.join(isas())}")
+        raise BadParameter("on", f"{name}: not known; known instruction sets: {', '.join(isas())}")
     # With the limits of the first accelerator that has it, as far as limits differ by product.
     first = next((one for one in catalog.accelerators.values() if one.chip.isa.value == name), None)
     if first is not None:
@@ -124,7 +124,7 @@ def target(catalog: Catalog, name: str) -> KernelTarget:
 def _of(accelerator: Accelerator, name: str) -> KernelTarget:
     chip, isa = accelerator.chip, accelerator.chip.isa.value
     if isa not in isas():
-        raise BadInput(f"--on {name}: Triton's limits on {isa} are not known; known: {', '.join(isas())}")
+        raise BadParameter("on", f"{name}: Triton's limits on {isa} are not known; known: {', '.join(isas())}")
     return KernelTarget(
         name=name,
         isa=isa,

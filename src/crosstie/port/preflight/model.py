@@ -7,7 +7,7 @@ import msgspec
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator, Parallelism
-from crosstie.core.errors import BadData, BadInput, CrosstieError
+from crosstie.core.errors import BadData, BadInput, BadParameter, CrosstieError
 from crosstie.core.finding import Finding, Location, rank, verdict
 from crosstie.core.model import Model
 from crosstie.core.progress import OnProgress, no_progress
@@ -83,7 +83,7 @@ def preflight(
     """
     for name in features:
         if name not in FEATURES:
-            raise BadInput(f"--with {name}: not one of {', '.join(FEATURES)}")
+            raise BadParameter("features", f"{name}: not one of {', '.join(FEATURES)}")
     catalog = catalog or Catalog()
     options = ModelOptions(
         engine=engine_from(engine), tp=tp, ep=ep, kv=kv, context=context, features=tuple(features),
@@ -103,7 +103,7 @@ def check_model(
 ) -> ModelReport:
     model, unread = _model(catalog, stored)
     if model and options.context:
-        model.check_context(options.context, "--context")
+        model.check_context(options.context, "the context")
     findings = [
         *stored_findings(stored, accelerators, options.scan, on_progress),
         *architecture_findings(stored.config, options.engine),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadParameter
 from crosstie.core.progress import OnProgress
 from crosstie.port.source.code import shorten
 from crosstie.port.source.hazard import SourceHazard, SourceTarget
@@ -72,7 +72,7 @@ def find_compiler(asked: str | None, targets: Sequence[SourceTarget]) -> Clang |
     path = shutil.which(asked) if asked else next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
         if asked:
-            raise BadInput(f"--clang {asked}: no such program")
+            raise BadParameter("clang", f"{asked}: no such program")
         return None
     isas = dict.fromkeys(target.isa for target in targets if target.is_amd)
     with tempfile.TemporaryDirectory(prefix="crosstie-clang-") as folder:
@@ -80,7 +80,7 @@ def find_compiler(asked: str | None, targets: Sequence[SourceTarget]) -> Clang |
         probe.write_text('#include "hip/hip_runtime.h"\n__global__ void probe(int* out) { *out = 1; }\n')
         usable = tuple(isa for isa in isas if _run(path, probe, isa, ()) == "")
         if asked and not usable and _run(path, probe, "gfx942", ()):
-            raise BadInput(f"--clang {asked}: it does not compile HIP for {', '.join(isas)} or gfx942")
+            raise BadParameter("clang", f"{asked}: it does not compile HIP for {', '.join(isas)} or gfx942")
     version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
     return Clang(path=path, version=(version.splitlines() or ["clang"])[0], targets=usable or ("gfx942",))
 
