@@ -119,10 +119,7 @@ def show_command(name: str, key: str | None, as_json: bool) -> int:
 @json_option
 def path_command(as_json: bool) -> int:
     """Prints the folder where your own catalog files go."""
-    if as_json:
-        print_json({"path": str(user_directory())})
-    else:
-        click.echo(str(user_directory()))
+    print_json({"path": str(user_directory())}) if as_json else click.echo(str(user_directory()))
     return 0
 
 

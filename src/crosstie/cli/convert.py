@@ -52,10 +52,7 @@ def command(
             model_dir, out, to, jobs=jobs, even_if_normalised=even_if_normalised, keep_kv_scales=keep_kv_scales,
             sync=fsync, dry_run=dry_run, on_progress=on_progress,
         )  # fmt: skip
-    if as_json:
-        print_json(msgspec.to_builtins(found))
-    else:
-        _show(found)
+    print_json(msgspec.to_builtins(found)) if as_json else _show(found)
     return 0
 
 

@@ -45,10 +45,7 @@ def command(speed: float, seconds: float, keep: bool, verbose: bool, as_json: bo
     with ExitStack() as held:
         with progress() as on_progress:
             demo, url = run_demo(Catalog(), held, speed=speed, seconds=seconds, on_progress=on_progress)
-        if as_json:
-            print_json(demo_document(demo))
-        else:
-            _show(console(), demo, verbose)
+        print_json(demo_document(demo)) if as_json else _show(console(), demo, verbose)
         if keep:
             _wait_at(url, demo)
     return 1 if any(run.result.failed for run in demo.runs) else 0

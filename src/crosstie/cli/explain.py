@@ -59,10 +59,7 @@ def command(
         said = None
     if answer.status != 200 or not isinstance(said, dict) or "considered" not in said:
         raise BadInput(f"{url}: {_why_not(answer, said)}")
-    if as_json:
-        print_json(said)
-    else:
-        show(said)
+    print_json(said) if as_json else show(said)
     return 0 if said["outcome"] == "send" else 1
 
 

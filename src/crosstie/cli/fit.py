@@ -59,10 +59,7 @@ def command(
         stack=stack,
         layouts=[layout] if layout else None,
     )
-    if as_json:
-        print_json(to_json(result))
-    else:
-        show(result, verbose)
+    print_json(to_json(result)) if as_json else show(result, verbose)
     return 0 if any(p.fits for p in result.placements) else 1
 
 

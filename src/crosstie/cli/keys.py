@@ -220,10 +220,7 @@ def _tell_secret(key: Key, secret: str, as_json: bool, what: str) -> None:
 
 
 def _tell(key: Key, as_json: bool, what: str) -> None:
-    if as_json:
-        print_json(_document(key, None, time()))
-    else:
-        click.echo(what)
+    print_json(_document(key, None, time())) if as_json else click.echo(what)
 
 
 def _document(key: Key, spent: tuple[float, float] | None, now: float) -> dict[str, Any]:

@@ -78,10 +78,7 @@ def command(
 
 
 def answer(probe: Probe, catalog: Catalog, as_json: bool) -> int:
-    if as_json:
-        print_json(msgspec.to_builtins(probe))
-    else:
-        show(probe, reached(probe, catalog))
+    print_json(msgspec.to_builtins(probe)) if as_json else show(probe, reached(probe, catalog))
     return 0
 
 

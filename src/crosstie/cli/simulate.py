@@ -97,10 +97,7 @@ def command(
     if plot is not None:
         draw_course(found.runs, outages, plot)
         click.echo(f"plot written to {plot}", err=True)
-    if as_json:
-        print_json(_document(found))
-    else:
-        show_simulation(console(), found, verbose)
+    print_json(_document(found)) if as_json else show_simulation(console(), found, verbose)
     if len(found.runs) < found.asked:
         click.echo(f"crosstie: interrupted after {len(found.runs)} of {found.asked} runs", err=True)
         return 130

@@ -98,10 +98,7 @@ def command(
         return 1
     if plot:
         draw_tornado(answer.assessed, plot)
-    if as_json:
-        print_json(to_json(answer))
-    else:
-        show(answer, verbose)
+    print_json(to_json(answer)) if as_json else show(answer, verbose)
     if plot:
         click.echo(f"drawn as {plot}", err=True)
     return 0

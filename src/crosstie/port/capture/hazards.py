@@ -1,6 +1,7 @@
 """What keeps a function out of a graph: kinds of hazards, the reason of each with its rewrite, and the verdict."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import msgspec
@@ -72,79 +73,66 @@ class Reason:
         )  # fmt: skip
 
 
+_host_sync = partial(Reason, "host-sync")
+_shape = partial(Reason, "data-dependent-shape")
+_pageable = partial(Reason, "pageable-copy")
+_refused = partial(Reason, "refused-call")
+_stale = partial(Reason, "stale-host-value")
+
 # Values and sizes that the host has to know.
 
-READ = Reason(
-    "host-sync",
+READ = _host_sync(
     "reads a device value on the host",
     "keep the value on the device: torch.where, a mask, or an index tensor in place of the Python value; "
     "or compute it before the capture and pass it in a buffer",
 )
-KERNEL_READ = Reason(
-    "host-sync",
+KERNEL_READ = _host_sync(
     "has a kernel that reads device values on the host",
     "an operation of fixed size in its place, or run it between two graphs",
 )
-VALUE = Reason(
-    "host-sync",
-    "reads a fill value from the device",
-    "torch.where(mask, value, x), which takes the value on the device",
+VALUE = _host_sync(
+    "reads a fill value from the device", "torch.where(mask, value, x), which takes the value on the device"
 )
-LINALG = Reason(
-    "host-sync",
+LINALG = _host_sync(
     "reads the solver's status on the host",
     "the variant that does not check (torch.linalg.inv_ex, cholesky_ex, solve_ex), or run it between two graphs",
 )
-SOLVER = Reason("host-sync", "runs a solver that waits for the device", "run it between two graphs, or compute it once")
-MASK = Reason(
-    "data-dependent-shape",
+SOLVER = _host_sync("runs a solver that waits for the device", "run it between two graphs, or compute it once")
+MASK = _shape(
     "indexes with a boolean mask, so the shape depends on the data",
     "torch.where(mask, a, b) or masked_fill on the whole tensor; or torch.nonzero_static(mask, size=N) as the index",
 )
-NONZERO = Reason(
-    "data-dependent-shape",
+NONZERO = _shape(
     "makes an output whose size depends on the data",
     "torch.nonzero_static(mask, size=N, fill_value=0), or keep the mask and use torch.where",
 )
-UNIQUE = Reason(
-    "data-dependent-shape",
+UNIQUE = _shape(
     "makes an output whose size depends on the data",
     "sort, compare neighbours and keep a mask of fixed size; or run it between two graphs",
 )
-COUNTS = Reason(
-    "data-dependent-shape",
+COUNTS = _shape(
     "reads the largest value on the host to size its output",
     "torch.zeros(n, device=...).scatter_add_(0, index, ones) with a fixed n",
 )
-REPEATS = Reason(
-    "data-dependent-shape",
-    "sums the repeats on the host to size its output",
-    "pass output_size=N, with N the same in every call",
-)
-SPARSE = Reason(
-    "data-dependent-shape",
+REPEATS = _shape("sums the repeats on the host to size its output", "pass output_size=N, with N the same in every call")
+SPARSE = _shape(
     "builds a sparse layout, whose size depends on the data",
     "a dense tensor with a mask, or build the sparse tensor before the capture",
 )
 
 # Copies between host and device.
 
-TO_DEVICE = Reason(
-    "pageable-copy",
+TO_DEVICE = _pageable(
     "copies pageable host memory to the device",
     "make the tensor once before the capture (register_buffer), or on the device with torch.full, arange or zeros; "
     "or copy from a pinned buffer with non_blocking=True",
 )
-SCALAR_TO_DEVICE = Reason(
-    "pageable-copy",
+SCALAR_TO_DEVICE = _pageable(
     "copies a number from the host into one element",
     "x[i].fill_(value), or x[i:i + 1] = value: both put the number into the kernel's arguments",
 )
-FORMATS = Reason(
-    "host-sync", "formats the values of a device tensor", "print shapes and types, or print after the replay"
-)
-TO_HOST = Reason(
-    "pageable-copy",
+FORMATS = _host_sync("formats the values of a device tensor", "print shapes and types, or print after the replay")
+TO_HOST = _pageable(
     "copies device memory to pageable host memory",
     "leave the result on the device and copy it after the replay, or copy into a pinned buffer with non_blocking=True",
 )
@@ -154,44 +142,35 @@ BLOCKING = Reason(
 
 # Waiting, streams and generators.
 
-DEVICE_SYNC = Reason(
-    "host-sync", "waits for the whole device", "leave it out: a graph keeps its order; wait after the replay"
-)
-STREAM_SYNC = Reason(
-    "host-sync",
+DEVICE_SYNC = _host_sync("waits for the whole device", "leave it out: a graph keeps its order; wait after the replay")
+STREAM_SYNC = _host_sync(
     "waits for a stream or event on the host",
     "event.wait() or stream.wait_stream(), which order the work on the device; wait on the host after the replay",
 )
-EVENT_QUERY = Reason("host-sync", "asks whether device work is done", "ask after the replay")
-NOT_CAPTURED = Reason(
-    "refused-call",
+EVENT_QUERY = _host_sync("asks whether device work is done", "ask after the replay")
+NOT_CAPTURED = _refused(
     "allocates memory on a stream that is not part of the capture",
     "side.wait_stream(torch.cuda.current_stream()) before it, and the other way round after it",
 )
-ISOLATION = Reason(
-    "refused-call",
+ISOLATION = _refused(
     "makes the captured stream wait for work that is not captured",
     "fork first: side.wait_stream(torch.cuda.current_stream()) before the work on the side stream",
 )
-LEGACY = Reason(
-    "refused-call",
+LEGACY = _refused(
     "makes the default stream wait for the captured one",
     "a stream of its own (torch.cuda.Stream()) in place of the default stream",
 )
-UNJOINED = Reason(
-    "refused-call",
+UNJOINED = _refused(
     "leaves work on a side stream that the capture never joins",
     "torch.cuda.current_stream().wait_stream(side) before the function returns",
 )
-GENERATOR = Reason(
-    "refused-call",
+GENERATOR = _refused(
     "draws from a generator that the graph does not know",
     "the default generator (generator=None), or CUDAGraph.register_generator_state(generator) before the capture; "
     "releases after PyTorch 2.11 register it by themselves",
 )
-SEEDING = Reason("refused-call", "makes or seeds a device generator during capture", "do so before the capture")
-RAISES = Reason(
-    "refused-call",
+SEEDING = _refused("makes or seeds a device generator during capture", "do so before the capture")
+RAISES = _refused(
     "raises under capture and not in a plain call",
     "the branch that runs while torch.cuda.is_current_stream_capturing() must not raise",
 )
@@ -203,19 +182,16 @@ NOT_FOLLOWED = Reason(
 
 # Replays that differ from calls.
 
-CONSTANT = Reason(
-    "stale-host-value",
+CONSTANT = _stale(
     "bakes a host value into the graph that is another in the next call",
     "keep the value in a device tensor and update it there in place (self.step.add_(1)), or copy it into a static "
     "buffer before each replay",
 )
-BRANCH = Reason(
-    "stale-host-value",
+BRANCH = _stale(
     "launches other operations in the next call than in the captured one",
     "choose with torch.where on the device, or capture one graph per branch and choose before the replay",
 )
-REBOUND = Reason(
-    "stale-host-value",
+REBOUND = _stale(
     "reads state that each call puts into a new tensor; the graph keeps reading the old one",
     "write the state in place: self.state.copy_(new), not self.state = new",
 )
@@ -224,21 +200,16 @@ GROWS = Reason(
     "works on a tensor that has another size in each call; the graph keeps the captured size",
     "allocate the largest size once and write into it at an index that is a device tensor (index_copy_)",
 )
-CACHED = Reason(
-    "stale-host-value",
+CACHED = _stale(
     "keeps a value that an earlier call computed from its inputs; the graph never computes it again",
     "compute it inside the captured call",
 )
-PINNED = Reason(
-    "stale-host-value",
+PINNED = _stale(
     "copies a pinned buffer that only the host's code fills; a replay does not run that code",
     "fill the pinned buffer before each replay",
 )
-OUTSIDE = Reason(
-    "stale-host-value",
+OUTSIDE = _stale(
     "needs work of a stream or thread that is not part of the capture, so a replay does not run it",
     "side.wait_stream(torch.cuda.current_stream()) before it, and the other way round after it",
 )
-UNTRACED = Reason(
-    "stale-host-value", "gives other numbers at replay than in a call", "look for state that only Python updates"
-)
+UNTRACED = _stale("gives other numbers at replay than in a call", "look for state that only Python updates")

@@ -209,7 +209,7 @@ class Exchange(ExchangeState):
     # The clock
 
     def check(self, now: float) -> None:
-        """RequestBody a few times a second: is anything overdue?"""
+        """Asked a few times a second: is anything overdue?"""
         attempt, patience = self.attempt, self.context.serving
         if self.closed or attempt is None:
             return
