@@ -15,6 +15,10 @@ PROCESSOR = "preprocessor_config.json"
 # Families whose feed-forward part gates one product with another, so that it has three.
 _GATED = ("qwen2_5_vl", "pixtral")
 
+_Said = dict[str, Any]
+# What a processor says, the config's part about vision and all of it, as the fields of an `ImageRule`.
+_Reader = Callable[[_Said, _Said, _Said], _Said]
+
 
 def rule_of_checkpoint(folder: Path) -> ImageRule | None:
     """None where the folder says nothing of pictures."""
@@ -54,7 +58,7 @@ def _side(value: Any) -> int:
     return int(value[0] if isinstance(value, list) else value)
 
 
-def _area(said: dict[str, Any], vision: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def _area(said: _Said, vision: _Said, config: _Said) -> _Said:
     size = said.get("size") or {}
     return {
         "kind": "area",
@@ -66,7 +70,7 @@ def _area(said: dict[str, Any], vision: dict[str, Any], config: dict[str, Any]) 
     }
 
 
-def _edge(said: dict[str, Any], vision: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def _edge(said: _Said, vision: _Said, config: _Said) -> _Said:
     return {
         "kind": "edge",
         "patch": _side(said.get("patch_size") or vision["patch_size"]),
@@ -75,29 +79,19 @@ def _edge(said: dict[str, Any], vision: dict[str, Any], config: dict[str, Any]) 
     }
 
 
-def _fitted(said: dict[str, Any], vision: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "kind": "fitted",
+def _tiled(kind: str, around: int, shrunk: Callable[[_Said, _Said], Any]) -> _Reader:
+    """`shrunk`: by how much both sides of its patches are merged, as a share of vision_config or config.json."""
+    return lambda said, vision, config: {
+        "kind": kind,
         "patch": _side(vision["patch_size"]),
-        "merge": round(1.0 / float(vision.get("pixel_shuffle_ratio", 0.5))),
+        "merge": round(1.0 / float(shrunk(vision, config))),
         "tile": _side(said["size"]),
         "most_tiles": int(said["max_patches"]),
-        "around": 3,
+        "around": around,
     }
 
 
-def _aspect(said: dict[str, Any], vision: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "kind": "aspect",
-        "patch": _side(vision["patch_size"]),
-        "merge": round(1.0 / float(config.get("downsample_ratio", 0.5))),
-        "tile": _side(said["size"]),
-        "most_tiles": int(said["max_patches"]),
-        "around": 2,
-    }
-
-
-def _fixed(said: dict[str, Any], vision: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def _fixed(said: _Said, vision: _Said, config: _Said) -> _Said:
     tile, patch = _side(said["size"]), _side(vision["patch_size"])
     return {
         "kind": "fixed",
@@ -109,11 +103,11 @@ def _fixed(said: dict[str, Any], vision: dict[str, Any], config: dict[str, Any])
 
 
 # By how the name of the processor begins; "Fast" may follow.
-_READERS: dict[str, Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], dict[str, Any]]] = {
+_READERS: dict[str, _Reader] = {
     "Qwen2VLImageProcessor": _area,
     "Qwen3VLImageProcessor": _area,
     "PixtralImageProcessor": _edge,
-    "Llama4ImageProcessor": _fitted,
-    "GotOcr2ImageProcessor": _aspect,
+    "Llama4ImageProcessor": _tiled("fitted", 3, lambda vision, _: vision.get("pixel_shuffle_ratio", 0.5)),
+    "GotOcr2ImageProcessor": _tiled("aspect", 2, lambda _, config: config.get("downsample_ratio", 0.5)),
     "Gemma3ImageProcessor": _fixed,
 }

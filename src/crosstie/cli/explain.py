@@ -1,6 +1,5 @@
 """`crosstie explain`: the whole decision for a request, asked of a running gateway, without sending it."""
 
-import asyncio
 import json
 import os
 from pathlib import Path
@@ -13,8 +12,7 @@ from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, number, seconds
 from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Headers, Origin
-from crosstie.run.wire.fetch import Answer, fetch
+from crosstie.run.wire.fetch import Answer, fetch_once
 from crosstie.run.wire.loops import run_on_loop
 
 _HINTS = {
@@ -52,7 +50,12 @@ def command(
     headers = [(b"x-crosstie-" + _HINTS[key], str(value).encode()) for key, value in hints.items() if value is not None]
     if key := os.environ.get("OPENAI_API_KEY", "").strip():
         headers.append((b"authorization", f"Bearer {key}".encode()))
-    answer = run_on_loop(_asked(Address(url), headers, body))
+    at = Address(url)
+    question = fetch_once(at, "POST", f"{at.root}/crosstie/explain", headers=headers, body=body, timeout_s=10)
+    try:
+        answer = run_on_loop(question)
+    except OSError as error:
+        raise BadInput(f"{at.url}: no gateway answers there: {error.strerror or error}") from None
     try:
         said = json.loads(answer.body)
     except ValueError:
@@ -78,16 +81,6 @@ def _body(file: Path | None, model: str | None, inputs: int | None, outputs: int
     if outputs:
         asked["max_tokens"] = outputs
     return json.dumps(asked).encode()
-
-
-async def _asked(address: Address, headers: Headers, body: bytes) -> Answer:
-    origin = Origin(asyncio.get_running_loop(), address)
-    try:
-        return await fetch(origin, "POST", f"{address.root}/crosstie/explain", headers=headers, body=body, timeout_s=10)
-    except OSError as error:
-        raise BadInput(f"{address.url}: no gateway answers there: {error.strerror or error}") from None
-    finally:
-        origin.close()
 
 
 def _why_not(answer: Answer, said: Any) -> str:

@@ -295,6 +295,6 @@ def test_the_fleets_bill_over_good_tokens() -> None:
 
 def test_a_server_without_accounts_has_spent_nothing() -> None:
     async def run() -> Spent:
-        return await spent_so_far(asyncio.get_running_loop(), "http://127.0.0.1:9")
+        return await spent_so_far("http://127.0.0.1:9")
 
     assert run_on_loop(run()) == Spent({}, {})

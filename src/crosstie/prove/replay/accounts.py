@@ -12,8 +12,7 @@ from crosstie.prove.replay.outcomes import ReplayResult
 from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Origin
-from crosstie.run.wire.fetch import fetch
+from crosstie.run.wire.fetch import fetch_once
 from crosstie.run.wire.loops import allow_many_connections, run_on_loop
 
 _MILLION, _SECONDS_PER_HOUR = 1e6, 3600.0
@@ -75,20 +74,18 @@ def replayed(
 
     async def run() -> tuple[list[RequestOutcome], Spent]:
         loop = asyncio.get_running_loop()
-        before = await spent_so_far(loop, url)
+        before = await spent_so_far(url)
         outcomes = await Replay(loop, url, model, speed=speed, api_key=api_key, on_progress=on_progress).run(requests)
-        return outcomes, (await spent_so_far(loop, url)).since(before)
+        return outcomes, (await spent_so_far(url)).since(before)
 
     return run_on_loop(run())
 
 
-async def spent_so_far(loop: asyncio.AbstractEventLoop, url: str) -> Spent:
-    origin = Origin(loop, Address(url))
+async def spent_so_far(url: str) -> Spent:
+    at = Address(url)
     try:
-        answer = await fetch(origin, "GET", f"{origin.address.root}/metrics")
+        answer = await fetch_once(at, "GET", f"{at.root}/metrics")
     except OSError:
         # Whether anybody answers at all is for the replay to find out.
         return Spent({}, {})
-    finally:
-        origin.close()
     return Spent.read(answer.body.decode("utf-8", "replace")) if answer.status == 200 else Spent({}, {})

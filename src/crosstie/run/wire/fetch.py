@@ -1,8 +1,9 @@
 """One request and its whole answer, for whoever is not in a hurry: probes, metrics, `explain`, tests."""
 
 import asyncio
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Headers, Origin
 
 
@@ -52,6 +53,15 @@ def request_bytes(
     if body is not None:
         lines.append(b"content-length: %d\r\n" % len(body))
     return b"".join([*lines, b"\r\n", body or b""])
+
+
+async def fetch_once(address: Address, method: str, path: str, **how: Any) -> Answer:
+    """`fetch` on a connection of its own."""
+    origin = Origin(asyncio.get_running_loop(), address)
+    try:
+        return await fetch(origin, method, path, **how)
+    finally:
+        origin.close()
 
 
 async def fetch(
