@@ -152,3 +152,21 @@ def test_whoever_comes_leaves_in_exactly_one_way(done: list[tuple[str, int, floa
     left += room.expired(now + 10.0)
     assert len(room) == 0
     assert sorted(ticket.number for ticket in left) == [ticket.number for ticket in came]
+
+
+def test_of_each_kind_one_is_asked_about() -> None:
+    """However many wait: whoever comes after one that must wait would only take its place."""
+    room, asked = WaitingRoom(100), []
+
+    def hears(one: Ask, now: float) -> Decision:
+        asked.append(one.class_name)
+        return Decision("wait", "")
+
+    tickets = [room.add(ask(class_name=name), 0.0, 5.0, name)[0] for name in ["a"] * 40 + ["b"] * 40]
+    assert room.take(hears, 1.0) is None
+    assert asked == ["a", "b"]
+    for ticket in tickets[:40]:
+        room.leave(ticket)
+    asked.clear()
+    assert room.take(hears, 2.0) is None
+    assert asked == ["b"]

@@ -31,6 +31,8 @@ class Ticket:
         self.since = since
         self.deadline = deadline
         self.number = number
+        # Those of one kind would all take the same place.
+        self.kind = (ask.model, ask.pin, ask.class_name, ask.modalities, ask.tried)
         # Where it waits; None: it has left.
         self.lane: dict[Ticket, None] | None = None
 
@@ -62,6 +64,8 @@ class WaitingRoom:
         self.most = most
         self._by_priority: dict[int, _Lanes] = {}
         self._deadlines: list[tuple[float, int, Ticket]] = []
+        # How many there are of each kind, and in all.
+        self._kinds: dict[tuple[object, ...], int] = {}
         self._count = 0
         self._numbers = 0
         self._left_at: float | None = None
@@ -78,6 +82,7 @@ class WaitingRoom:
         ticket.lane = self._by_priority.setdefault(ask.priority, _Lanes()).in_time
         ticket.lane[ticket] = None
         heappush(self._deadlines, (deadline, ticket.number, ticket))
+        self._kinds[ticket.kind] = self._kinds.get(ticket.kind, 0) + 1
         self._count += 1
         if self._count <= self.most:
             return ticket, None
@@ -93,6 +98,11 @@ class WaitingRoom:
         del ticket.lane[ticket]
         ticket.lane = None
         self._count -= 1
+        left = self._kinds[ticket.kind] - 1
+        if left:
+            self._kinds[ticket.kind] = left
+        else:
+            del self._kinds[ticket.kind]
         if len(self._deadlines) > 64 and len(self._deadlines) > 2 * self._count:
             self._deadlines = sorted(entry for entry in self._deadlines if entry[2].there)
         return True
@@ -119,8 +129,9 @@ class WaitingRoom:
             lanes.sort(now)
             for lane in (lanes.in_time, lanes.late):
                 for ticket in lane:
-                    ask = ticket.ask
-                    kind = (ask.model, ask.pin, ask.class_name, ask.modalities, ask.tried)
+                    if len(stuck) == len(self._kinds):
+                        break
+                    ask, kind = ticket.ask, ticket.kind
                     if kind in stuck:
                         continue
                     ask.waited_s = now - ticket.since

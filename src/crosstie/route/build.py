@@ -13,6 +13,7 @@ from crosstie.core.errors import DoesNotFit
 from crosstie.core.fleet import Fleet, HostedModel, Pool, ServedClass
 from crosstie.core.workload import Target
 from crosstie.perf.memory import memory_plan, sequences_that_fit
+from crosstie.perf.tabulated import StepTimes
 from crosstie.route.apart import ApartSpeed
 from crosstie.route.learnt import LearntSpeed
 from crosstie.route.lengths import Lengths
@@ -27,11 +28,43 @@ _TYPICAL_INPUT, _TYPICAL_OUTPUT = 1000.0, 250.0
 _LEAST_CACHE = 0.01
 
 
-def live_fleet(catalog: Catalog, fleet: Fleet, now: float, previous: LiveFleet | None = None) -> LiveFleet:
+class Tables:
+    """Step times of pools that several fleets have in common, one after the other: simulations of one search."""
+
+    def __init__(self) -> None:
+        self._speeds: dict[tuple[object, ...], Speed] = {}
+        self._times: dict[tuple[object, ...], StepTimes] = {}
+
+    def speed(self, catalog: Catalog, pool: Pool, inputs: float, outputs: float, memory_gib: float | None) -> Speed:
+        if pool.accelerator is None:
+            # What a pool is learnt to be is its own.
+            return speed_of(catalog, pool, inputs, outputs, memory_gib)
+        key = _alike(pool), inputs, outputs, memory_gib
+        if key not in self._speeds:
+            self._speeds[key] = speed_of(catalog, pool, inputs, outputs, memory_gib)
+        return self._speeds[key]
+
+    def times(self, pool: Pool, deployment: Deployment, context: float) -> StepTimes:
+        key = _alike(pool), context
+        if key not in self._times:
+            self._times[key] = StepTimes(deployment, context)
+        return self._times[key]
+
+
+def _alike(pool: Pool) -> Pool:
+    """Without its name and its replicas."""
+    return msgspec.structs.replace(pool, name="", replicas=0, backends=())
+
+
+def live_fleet(
+    catalog: Catalog, fleet: Fleet, now: float, previous: LiveFleet | None = None, tables: Tables | None = None
+) -> LiveFleet:
     """Replicas of the same address in a pool of the same name and deployment keep their state and what was learnt.
 
     Those that are gone are marked as draining and listed as leaving, so that what they serve is still accounted for.
+    `tables`: what fleets before this one have tabulated.
     """
+    tables = tables or Tables()
     lengths = Lengths(fleet.classes)
     if previous is not None:
         lengths.keep(previous.lengths)
@@ -41,7 +74,7 @@ def live_fleet(catalog: Catalog, fleet: Fleet, now: float, previous: LiveFleet |
     lengths_of = [typical(fleet, pool) for pool, _ in served]
     # All that can fail comes before anything is changed, so that a bad file leaves the old fleet as it was.
     speeds = [
-        speed_of(catalog, pool, inputs, outputs, None if host is None else host.memory_gib)
+        tables.speed(catalog, pool, inputs, outputs, None if host is None else host.memory_gib)
         for (pool, host), (inputs, outputs) in zip(served, lengths_of, strict=True)
     ]
     rules = {pool.model: image_rule(pool.model) for pool, _ in served}

@@ -13,7 +13,7 @@ from crosstie.route.decision import Decision
 from crosstie.route.filters import without_room
 from crosstie.route.live import LivePool, Replica
 from crosstie.route.policy import Query, Rated, RoutingPolicy, in_words
-from crosstie.route.speed import Prediction, estimate
+from crosstie.route.speed import Prediction, first_token_s
 
 # Where nothing is asked for: what the fastest pool would take if it were idle, so many times over.
 _PATIENCE = 2.0
@@ -74,7 +74,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     most of a decision's cost, so it keeps to local names.
     """
     ask, now, exclude = query.ask, query.now, query.exclude
-    speed, prefix = pool.speed, ask.prefix
+    speed, prefix, per_cached = pool.speed, ask.prefix, pool.speed.per_cached
     input_tokens, output_tokens = ask.input_tokens, ask.output_tokens
     context, later = input_tokens + 0.5 * output_tokens, max(output_tokens - 1.0, 0.0)
     ttft_limit = min(limits.ttft_s, pool.promised_ttft_s)
@@ -98,19 +98,25 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
         if replica.in_flight >= view.limit:
             continue
         # What is left out of it only adds to the time: most replicas of a large pool are dropped by this alone.
-        soonest_s = (view.step_s + context * speed.per_cached) * view.stretch * view.tpot_factor * later
+        raw_tpot_s = (view.step_s + context * per_cached) * view.stretch
+        tpot_s = raw_tpot_s * view.tpot_factor
         before_s = view.before_s * view.ttft_factor + view.late_s - most_saved_s
-        if before_s + soonest_s > least and replica is not loyal:
+        if before_s + tpot_s * later > least and replica is not loyal:
+            continue
+        ttft_most = ttft_limit if ttft_limit < view.strictest_ttft_s else view.strictest_ttft_s
+        tpot_miss = tpot_s / (tpot_limit if tpot_limit < view.strictest_tpot_s else view.strictest_tpot_s)
+        # So are those that miss a limit by more than another does.
+        if tpot_miss > 1.0 and _AFTER * tpot_miss > least:
+            continue
+        if before_s > ttft_most and _AFTER * (before_s / ttft_most) > least:
             continue
         if prefix:
             blocks = replica.prefixes.match(prefix)
             cached = min(blocks * block_tokens, most_cached) if blocks else 0.0
-        raw_ttft_s, raw_tpot_s = estimate(view, speed, input_tokens - cached, cached, context, output_tokens)
+        raw_ttft_s = first_token_s(view, speed, input_tokens - cached, cached, output_tokens)
         ttft_s = raw_ttft_s * view.ttft_factor + view.late_s
-        tpot_s = raw_tpot_s * view.tpot_factor
         finish_s = rank = ttft_s + later * tpot_s
-        miss = ttft_s / (ttft_limit if ttft_limit < view.strictest_ttft_s else view.strictest_ttft_s)
-        tpot_miss = tpot_s / (tpot_limit if tpot_limit < view.strictest_tpot_s else view.strictest_tpot_s)
+        miss = ttft_s / ttft_most
         if tpot_miss > miss:
             miss = tpot_miss
         if finish_s > finish_limit * miss:

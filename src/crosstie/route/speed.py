@@ -112,7 +112,14 @@ class Prediction:
 def estimate(
     view: View, speed: Speed, new_tokens: float, cached_tokens: float, context: float, output_tokens: float
 ) -> tuple[float, float]:
-    """Raw seconds: the factors of the view, and by how much its queue is late, are still to be applied.
+    """TTFT and TPOT in raw seconds: the factors of the view, and by how much its queue is late, are still to be
+    applied."""
+    ttft_s = first_token_s(view, speed, new_tokens, cached_tokens, output_tokens)
+    return ttft_s, (view.step_s + context * speed.per_cached) * view.stretch
+
+
+def first_token_s(view: View, speed: Speed, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
+    """Raw seconds to the first token.
 
     Prompts are computed in order, so the first token comes when all tokens ahead and one's own have gone through
     steps with `room` for so many; a step's time is straight between none, an eighth and all of these.
@@ -144,4 +151,4 @@ def estimate(
     if needs > view.free_tokens:
         # A request longer than the whole cache waits until it is alone, and no longer.
         ttft_s += max(min(needs, speed.cache_tokens) - view.free_tokens, 0.0) * view.per_free_s
-    return ttft_s, (view.step_s + context * speed.per_cached) * view.stretch
+    return ttft_s

@@ -14,10 +14,9 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import BLOCK_TOKENS
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
-from crosstie.perf.tabulated import StepTimes
 from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
-from crosstie.route.build import deployment_of, live_fleet, service_of, typical
+from crosstie.route.build import Tables, deployment_of, live_fleet, service_of, typical
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, LiveFleet, LivePool
 from crosstie.route.policies import make_policy
@@ -70,7 +69,7 @@ class _Sent:
 class FleetSimulator:
     """`tell` is given every answer as it ends; without one they are kept in `answered`. `prefixes`: engines keep what
     they computed, and requests find it by the blocks of their `prefix`. `knows_lengths`: the router is told how long
-    each answer will be, as no gateway is."""
+    each answer will be, as no gateway is. `tables`: of simulations before this one."""
 
     def __init__(
         self,
@@ -82,8 +81,10 @@ class FleetSimulator:
         prefixes: bool = True,
         knows_lengths: bool = False,
         tell: Callable[[SimulatedAnswer], None] | None = None,
+        tables: Tables | None = None,
     ):
-        self.live: LiveFleet = live_fleet(catalog, fleet, 0.0)
+        tables = tables or Tables()
+        self.live: LiveFleet = live_fleet(catalog, fleet, 0.0, tables=tables)
         self.router = Router(self.live, make_policy(policy or fleet.policy, seed))
         self.serving = fleet.serving
         self.knows_lengths = knows_lengths
@@ -104,7 +105,7 @@ class FleetSimulator:
             inputs, outputs = typical(fleet, pool.pool)
             service = service_of(catalog, pool.pool)
             context = inputs + 0.5 * outputs
-            times = StepTimes(deployment, context)
+            times = tables.times(pool.pool, deployment, context)
             for replica in pool.replicas:
                 if replica.key in self.engines:
                     raise BadInput(f"backend {replica.key} is there twice")

@@ -13,8 +13,9 @@ from tests.decide.plan.workloads import one_class, workload
 from crosstie.catalog.library import Catalog
 from crosstie.core.workload import RequestClass, Slice
 from crosstie.decide.plan import confirm
+from crosstie.decide.plan.bench import HOLDS, Bench, level, seen
 from crosstie.decide.plan.capacity import EstimateScale
-from crosstie.decide.plan.confirm import _Bench, bearable, level, seen
+from crosstie.decide.plan.confirm import bearable
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.programme import Percentile
@@ -63,15 +64,15 @@ def test_percentiles_of_answers() -> None:
     assert seen(CHAT, [answer(inf, inf)] * 10).refused == 1.0
 
 
-class Steep(_Bench):
+class Steep(Bench):
     """Misses that rise with a power of the load, and come up to those allowed at some load."""
 
     def __init__(self, at: float, power: float):
         self.classes, self.at, self.power, self.made = [CHAT], at, power, 0
 
-    def levels(self, pools: object, load: float = 1.0) -> dict[str, float]:
+    def levels(self, pools: object, load: float = 1.0, most: float = inf) -> dict[str, float]:
         self.made += 1
-        return {"chat": confirm._HOLDS * (load / self.at) ** self.power}
+        return {"chat": HOLDS * (load / self.at) ** self.power}
 
 
 @pytest.mark.parametrize("power", [6.0, 10.0, 20.0])
@@ -121,9 +122,22 @@ def test_a_confirmed_fleet_holds_and_half_of_it_does_not(catalog: Catalog, small
     kept = sum(one.ttft_s <= 1.0 and one.tpot_s <= 0.05 for one in answers)
     assert kept >= 0.8 * len(answers)
     if pool.replicas > 1:
-        bench = _Bench(catalog, small.workload, "llama-3.1-8b", EstimateScale.none, 1.0)
+        bench = Bench(catalog, small.workload, "llama-3.1-8b", EstimateScale.none, 1.0)
         fewer = replace(pool, replicas=pool.replicas // 2)
         assert not bench.holds([fewer])
+
+
+def test_a_run_ends_when_its_verdict_is_certain(catalog: Catalog, small: Plan) -> None:
+    """What was answered by then is as in the run to the end; one that holds is not cut short."""
+    assert small.fleet is not None
+    (pool,) = small.fleet.pools
+    bench = Bench(catalog, small.workload, "llama-3.1-8b", EstimateScale.none, 1.0)
+    for load, fails in ((1.0, False), (3.0, True)):
+        whole, cut = (bench.run([pool], load, 11, most)["chat"] for most in (inf, HOLDS))
+        assert cut == whole[: len(cut)]
+        assert (len(cut) < len(whole)) is fails
+        assert (level(small.workload.classes[0], whole) > HOLDS) is fails
+        assert (level(small.workload.classes[0], cut) > HOLDS) is fails
 
 
 def test_the_same_file_gives_the_same_answer(catalog: Catalog, small: Plan) -> None:

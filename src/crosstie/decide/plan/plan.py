@@ -12,7 +12,7 @@ from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan, measured_words
 from crosstie.decide.plan.capacity import EstimateScale
-from crosstie.decide.plan.confirm import Confirmed, confirmed
+from crosstie.decide.plan.confirm import Confirmed, Question, confirmed
 from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut, PassedOver
@@ -284,53 +284,57 @@ def _best_plan(
     if seen is None:
         found = _with_alternatives(surveyed, asked, answer, bare, scaling_at(each))
     else:
-        agreed, each = seen
-        held = Confirmation(agreed.simulations, agreed.seeds, dict(agreed.asked.correction))
-        bare = replace(bare, simulated=agreed.classes, confirmed=held)
-        found = _with_alternatives(surveyed, agreed.asked, agreed.answer, bare, scaling_at(each))
+        held = Confirmation(seen.simulations, seen.seeds, dict(seen.asked.correction))
+        bare = replace(bare, simulated=seen.classes, confirmed=held)
+        found = _with_alternatives(surveyed, seen.asked, seen.answer, bare, seen.question.scaling)
     return replace(found, workload=workload, too_dear=dear)
 
 
 def _confirmed(
     catalog: Catalog, workload: Workload, surveyed: list[Survey], asked: Choice, each: float, on_progress: OnProgress
-) -> tuple[Confirmed, float] | None:
-    """The fleet that simulation confirms, and how sure each estimate was taken to be.
+) -> Confirmed | None:
+    """The fleet that simulation confirms.
 
-    Where it rests on more of them than the closed form's did and is less sure for it, another is confirmed: of all
-    accelerators with each estimate surer, or of one accelerator and stack alone, whichever looks cheaper by then.
+    Where one is proposed that rests on more estimates than the closed form's did and is less sure for it, the search
+    goes on among others: of all accelerators with each estimate surer, or of one accelerator and stack alone,
+    whichever looks cheaper by then.
     """
 
-    def confirm(sure: float, family: tuple[str, str] | None = None) -> Confirmed | None:
-        every = _of_family(offers(surveyed, scaling_at(sure), peak=asked.peak), family)
-        question = asked if (sure, family) == (each, None) else asked.with_offers(undominated(every))
-        return confirmed(catalog, workload, every, question, scaling_at(sure), on_progress)
+    by_sureness: dict[float, Offers] = {}
 
-    seen = confirm(each)
-    if seen is None:
-        return None
-    errors = JointErrors(surveyed, seen.asked, scaling_at(each))
-    together = errors.each_sure(seen.answer, workload.sureness)
-    if together <= each or errors.enough(seen.answer) >= workload.sureness - _NEARLY:
-        return seen, each
+    def every(sure: float, family: tuple[str, str] | None) -> Offers:
+        if sure not in by_sureness:
+            by_sureness[sure] = offers(surveyed, scaling_at(sure), peak=asked.peak)
+        return _of_family(by_sureness[sure], family)
 
-    def usd(way: tuple[float, tuple[str, str] | None]) -> float:
-        every = _of_family(offers(surveyed, scaling_at(way[0]), peak=asked.peak), way[1])
-        read = asked.with_offers(undominated(every.corrected(seen.asked.correction)))
-        found = solve(read.problem, quickly=True)
-        return found.usd_per_hour if found else np.inf
+    def put(sure: float, family: tuple[str, str] | None = None) -> Question:
+        everything = every(sure, family)
+        question = asked if (sure, family) == (each, None) else asked.with_offers(undominated(everything))
+        return Question(everything, question, scaling_at(sure), sure, family)
 
-    families = {family_of(column.deployment.decode) for column in asked.offers.columns}
-    ways = [(together, None), *((workload.sureness, family) for family in sorted(families))]
-    sure, family = min(ways, key=usd)
-    again = confirm(sure, family)
-    if again is None:
-        return seen, each
-    return (_beside_others(again, surveyed, scaling_at(sure), family) if family else again), sure
+    def reconsider(question: Question, corrected: Choice, fleet: Solution) -> Question | None:
+        errors = JointErrors(surveyed, corrected, question.scaling)
+        together = errors.each_sure(fleet, workload.sureness)
+        if together <= each or errors.enough(fleet) >= workload.sureness - _NEARLY:
+            return None
+
+        def usd(way: tuple[float, tuple[str, str] | None]) -> float:
+            read = asked.with_offers(undominated(every(*way).corrected(corrected.correction)))
+            found = solve(read.problem, quickly=True)
+            return found.usd_per_hour if found else np.inf
+
+        families = {family_of(column.deployment.decode) for column in asked.offers.columns}
+        ways = [(together, None), *((workload.sureness, family) for family in sorted(families))]
+        return put(*min(ways, key=usd))
+
+    seen = confirmed(catalog, workload, put(each), reconsider, on_progress)
+    return _beside_others(seen, surveyed) if seen is not None and seen.question.family else seen
 
 
-def _beside_others(seen: Confirmed, surveyed: list[Survey], scaling: Scaling, family: tuple[str, str]) -> Confirmed:
+def _beside_others(seen: Confirmed, surveyed: list[Survey]) -> Confirmed:
     """The same fleet in the question with the other accelerators in it again, for what stands beside it."""
-    offered = offers(surveyed, scaling, peak=seen.asked.peak).corrected(seen.asked.correction)
+    family = seen.question.family
+    offered = offers(surveyed, seen.question.scaling, peak=seen.asked.peak).corrected(seen.asked.correction)
     strange = [i for i, column in enumerate(offered.columns) if family_of(column.deployment.decode) != family]
     others, mine, answer = undominated(offered.only(np.array(strange, np.int64))), seen.asked.offers, seen.answer
     both = replace(

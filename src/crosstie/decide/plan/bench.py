@@ -1,0 +1,283 @@
+"""Fleets of one model under the traffic of its classes, behind the gateway's own policy: how many requests miss.
+
+A run ends when all that it measures has been answered, or as soon as enough of that has missed for the verdict to be
+certain; nothing that comes later can change either.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+
+import msgspec
+import numpy as np
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.disaggregated import Disaggregated
+from crosstie.core.fleet import Fleet
+from crosstie.core.workload import RequestClass, Target, Workload
+from crosstie.decide.plan.answer import PoolPlan
+from crosstie.decide.plan.candidates import Key, key_of
+from crosstie.decide.plan.capacity import Tier
+from crosstie.decide.plan.pools import class_of, pool_of, routes_of
+from crosstie.decide.plan.reuse import encoding_tokens, hit_rate
+from crosstie.decide.plan.simulated import SimulatedClass
+from crosstie.decide.plan.survey import Scaling
+from crosstie.perf.hardware import Array
+from crosstie.route.build import Tables
+from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
+
+# Simulations of one model's pools, and for each of its classes more; requests of each: at least, at most, and of the
+# class that has fewest.
+_SIMULATIONS, _FOR_A_CLASS, _MANY_CLASSES = 8, 1, 4
+_REQUESTS, _MOST_REQUESTS, _OF_A_CLASS = 1600, 4000, 150
+# A run lasts so many times as long as a request is there; its first part fills the fleet, its last part empties it.
+_LIFETIMES = 4.0
+_FILLED, _EMPTYING = 0.3, 0.9
+# Of larger fleets a part is simulated with its part of the traffic: by then replicas have pooled what they can.
+_MOST_REPLICAS = 24.0
+# The seed by which fleets are found.
+_SEED = 11
+# Misses over those allowed at which a fleet is taken to hold: less than one, since the next traffic is another. A run
+# that asks how far a fleet is from that goes on until it has this many of them.
+HOLDS = 0.9
+FAR = 2.0
+# Classes without targets are served, not parked: so many may wait for longer than this, or be turned away.
+_IDLE_WAIT_S, _IDLE_SHARE = 60.0, 0.02
+
+# Which replicas under which promise; pools with their replicas; and of a class the misses over those allowed.
+PoolKey = tuple[Key, Tier]
+FleetKey = tuple[tuple[PoolKey, int], ...]
+Levels = dict[str, float]
+
+
+class _Tally:
+    """The answers that are measured, by class, and how many of each class missed so far."""
+
+    def __init__(self, classes: Sequence[RequestClass], measured: Sequence[SimulatedRequest], late: float, most: float):
+        """`late`: a factor on TTFT. `most`: misses over those allowed beyond which the verdict is certain."""
+        self.found: dict[str, list[SimulatedAnswer]] = {one.name: [] for one in classes}
+        self.left = len(measured)
+        self.certain = False
+        self._since, self._until = measured[0].arrival_s, measured[-1].arrival_s
+        self._classes, self._late = {one.name: one for one in classes}, late
+        self._misses = {one.name: [0, 0] for one in classes}
+        counts = dict.fromkeys(self.found, 0)
+        for request in measured:
+            counts[str(request.class_name)] += 1
+        self._most = {one.name: [most * share * counts[one.name] for share in _allowed(one)] for one in classes}
+
+    def add(self, answer: SimulatedAnswer) -> None:
+        request = answer.request
+        if not self._since <= request.arrival_s <= self._until:
+            return
+        name = str(request.class_name)
+        self.left -= 1
+        self.found[name].append(answer)
+        misses, most = self._misses[name], self._most[name]
+        for k, missed in enumerate(_missed(self._classes[name], answer, self._late)):
+            if missed:
+                misses[k] += 1
+                self.certain = self.certain or misses[k] > most[k]
+
+
+def _missed(one: RequestClass, answer: SimulatedAnswer, late: float) -> tuple[bool, bool]:
+    """Whether an answer misses TTFT and TPOT; without a target of TTFT it may wait, but not be parked."""
+    first = answer.ttft_s * late > one.ttft.seconds if one.ttft else answer.ttft_s > _IDLE_WAIT_S
+    return first, one.tpot is not None and (answer.pool is None or answer.tpot_s > one.tpot.seconds)
+
+
+def _allowed(one: RequestClass) -> tuple[float, float]:
+    """Shares of its requests that may miss them."""
+    return 1.0 - one.ttft.percentile if one.ttft else _IDLE_SHARE, 1.0 - one.tpot.percentile if one.tpot else 1.0
+
+
+def level(one: RequestClass, answers: Sequence[SimulatedAnswer], late: float = 1.0) -> float:
+    """Requests that miss a target over those that may: above 1 the class misses its percentiles.
+
+    `late`: on simulated TTFT. Those turned away miss every target.
+    """
+    if not answers:
+        return 0.0
+    missed = [_missed(one, answer, late) for answer in answers]
+    over = [sum(one[k] for one in missed) / share for k, share in enumerate(_allowed(one))]
+    return max(over) / len(answers)
+
+
+class Bench:
+    """Simulates the pools of one model, no more often than it may."""
+
+    def __init__(self, catalog: Catalog, workload: Workload, model: str, scaling: Scaling, peak: float):
+        self.catalog, self.workload, self.scaling, self.peak = catalog, workload, scaling, peak
+        self.classes = [one for one in workload.classes if one.model == model]
+        self.left = _SIMULATIONS + _FOR_A_CLASS * min(len(self.classes), _MANY_CLASSES)
+        self.made = 0
+        # By fleet and load.
+        self.seen: dict[tuple[FleetKey, float], Levels] = {}
+        self._tables = Tables()
+
+    def levels(self, pools: Sequence[PoolPlan], load: float = 1.0, most: float = FAR) -> Levels | None:
+        """None where there is no more simulation to be had. `most`: as in `run`."""
+        key = fleet_key(pools), round(load, 6)
+        if key not in self.seen:
+            if not self.left:
+                return None
+            self.left -= 1
+            answers, late = self.run(pools, load, _SEED, most), self.late(pools)
+            self.seen[key] = {one.name: level(one, answers[one.name], late) for one in self.classes}
+        return self.seen[key]
+
+    def holds(self, pools: Sequence[PoolPlan], most: float = HOLDS) -> bool:
+        found = self.levels(pools, most=most)
+        return found is not None and max(found.values()) <= HOLDS
+
+    def late(self, pools: Sequence[PoolPlan]) -> float:
+        """On simulated TTFT, beyond what slower steps make of it, as estimates are scaled."""
+        scale = self.scaling([pool.deployment for pool in pools])
+        return max(float((scale.ttft / scale.tpot).max()), 1.0)
+
+    def _more(self, pools: Sequence[PoolPlan]) -> float:
+        """Traffic that stands for what replicas take less than slower steps alone would make of them."""
+        scale = self.scaling([pool.deployment for pool in pools])
+        usd = np.array([pool.usd_per_hour for pool in pools])
+        return max(float((usd / (scale.rate * scale.tpot)).sum() / usd.sum()), 1.0)
+
+    def run(
+        self, pools: Sequence[PoolPlan], load: float, seed: int, most: float = inf
+    ) -> dict[str, list[SimulatedAnswer]]:
+        """By class: its requests of the time in which the fleet was full; of these, where more than `most` of what a
+        class may miss has missed, those that were answered by then."""
+        self.made += 1
+        times = self.peak * load * self._more(pools)
+        rates = {one.name: one.requests_per_s * times for one in self.classes}
+        count, scale = self._size(pools, sum(rates.values()))
+        few = [replace(pool, replicas=max(round(pool.replicas / scale), 1)) for pool in pools]
+        worth = [pool.usd_per_hour / pool.replicas for pool in pools]
+        part = sum(w * pool.replicas for w, pool in zip(worth, few, strict=True)) / sum(
+            w * pool.replicas for w, pool in zip(worth, pools, strict=True)
+        )
+        fewer = {name: rate * part for name, rate in rates.items()}
+        sent = list(self._traffic(fewer, count, seed, self._found(few, fewer), self._encoding(few)))
+        tally = _Tally(self.classes, sent[int(count * _FILLED) : int(count * _EMPTYING) + 1], self.late(pools), most)
+        simulator = FleetSimulator(
+            self.catalog, self._fleet(few), None, seed, prefixes=False, tell=tally.add, tables=self._tables
+        )
+        slower = self.scaling([pool.deployment for pool in few]).tpot
+        for pool, factor in zip(few, slower, strict=True):
+            for number in range(pool.replicas):
+                simulator.engines[_address(pool, number)].slower = float(factor)
+        for request in sent:
+            simulator.advance(request.arrival_s)
+            simulator.send(request)
+            if tally.certain or not tally.left:
+                return tally.found
+        simulator.advance(inf)
+        return tally.found
+
+    def _size(self, pools: Sequence[PoolPlan], rate: float) -> tuple[int, float]:
+        """Requests of a run; and by how much a large fleet is made smaller, with its traffic, to be so many."""
+        stay = [
+            (one.requests_per_s, pool.estimate.ttft_s + one.part.slice.output_tokens * pool.estimate.tpot_s)
+            for pool in pools
+            for one in pool.carried
+        ]
+        stay_s = sum(r * s for r, s in stay) / max(sum(r for r, _ in stay), 1e-12)
+        rarest = min(one.requests_per_s for one in self.classes) / sum(one.requests_per_s for one in self.classes)
+        wanted = max(_REQUESTS, _LIFETIMES * stay_s * rate, _OF_A_CLASS / rarest)
+        count = int(min(wanted, _MOST_REQUESTS))
+        scale = max(_LIFETIMES * stay_s * rate / count, sum(pool.replicas for pool in pools) / _MOST_REPLICAS)
+        return count, max(min(scale, min(pool.replicas for pool in pools) / 2.0), 1.0)
+
+    def _fleet(self, pools: Sequence[PoolPlan]) -> Fleet:
+        made = [
+            msgspec.structs.replace(
+                pool_of(pool), backends=tuple(_address(pool, number) for number in range(pool.replicas))
+            )
+            for pool in pools
+        ]
+        classes = tuple(class_of(one, routes_of(one, pools)) for one in self.classes)
+        name: str = self.workload.name
+        return Fleet(name=name, planned="", policy="cheapest-meeting-target", pools=tuple(made), classes=classes)
+
+    def _found(self, pools: Sequence[PoolPlan], rates: Mapping[str, float]) -> list[float]:
+        """By slice: of what endless memory would have of its prompts, the share that these replicas have."""
+        parts = [(one, piece) for one in self.classes for piece in one.slices]
+        if all(piece.hits is None for _, piece in parts):
+            return [1.0] * len(parts)
+        tokens_per_s = sum(rates[one.name] * p.share * (p.input_tokens + p.output_tokens) for one, p in parts)
+        usd = sum(pool.usd_per_hour for pool in pools)
+        found = []
+        for _, piece in parts:
+            # Pools take of the traffic about what they cost; services apart are planned without hits.
+            each = [
+                0.0
+                if isinstance(pool.deployment, Disaggregated)
+                else hit_rate(pool.deployment, piece, tokens_per_s * pool.usd_per_hour / usd / pool.replicas)
+                * pool.usd_per_hour
+                / usd
+                for pool in pools
+            ]
+            found.append(min(sum(each) * piece.input_tokens / max(piece.cached_tokens, 1e-9), 1.0))
+        return found
+
+    def _encoding(self, pools: Sequence[PoolPlan]) -> list[int]:
+        """By slice: tokens that stand for its pictures' encoding, which engines here do not know."""
+        able = [pool.deployment for pool in pools if not isinstance(pool.deployment, Disaggregated)]
+        return [
+            round(max((encoding_tokens(deployment, piece) for deployment in able), default=0.0))
+            for one in self.classes
+            for piece in one.slices
+        ]
+
+    def _traffic(
+        self, rates: Mapping[str, float], count: int, seed: int, found: Sequence[float], encoding: Sequence[int]
+    ) -> Iterator[SimulatedRequest]:
+        """Arrivals at random moments, with as many of every slice and length as there are on average: what differs from
+        seed to seed is when they meet, not how much work there is."""
+        chance = np.random.default_rng(seed)
+        parts = [(one, piece) for one in self.classes for piece in one.slices]
+        weight = np.array([rates[one.name] * piece.share for one, piece in parts])
+        times = np.sort(chance.random(count)) * count / weight.sum()
+        ends = np.cumsum(weight) / weight.sum()
+        # Evenly over slices and, within each, over its sample, in a random order.
+        spread = chance.permutation((np.arange(count) + 0.5) / count)
+        kinds = np.minimum(np.searchsorted(ends, spread, side="right"), len(parts) - 1)
+        into = (spread - np.concatenate(([0.0], ends))[kinds]) / (weight / weight.sum())[kinds]
+        for at, kind, u in zip(times.tolist(), kinds.tolist(), into.tolist(), strict=True):
+            one, piece = parts[kind]
+            place = min(int(u * len(piece.sample)), len(piece.sample) - 1)
+            inputs, outputs = piece.sample[place]
+            cached = min(int(found[kind] * piece.cached_sample[place]), inputs - 1) if piece.cached_sample else 0
+            yield SimulatedRequest(at, one.model, inputs + encoding[kind], outputs, one.name, cached_tokens=cached)
+
+
+def pool_key(pool: PoolPlan) -> PoolKey:
+    return key_of(pool.deployment), pool.tier
+
+
+def fleet_key(pools: Sequence[PoolPlan]) -> FleetKey:
+    return tuple((pool_key(pool), pool.replicas) for pool in pools)
+
+
+def _address(pool: PoolPlan, number: int) -> str:
+    return f"http://{pool.name}-{number}"
+
+
+def seen(one: RequestClass, answers: Sequence[SimulatedAnswer], factor: float = 1.0) -> SimulatedClass:
+    """A class as its answers were; TTFT with this factor."""
+    first = np.array([answer.ttft_s * factor for answer in answers])
+    later = np.array([inf if a.pool is None else a.tpot_s for a in answers if a.request.output_tokens > 1])
+
+    def at(values: Array, target: Target | None) -> tuple[float | None, float | None]:
+        if target is None or not len(values):
+            return None, None
+        ranked = np.sort(values)
+        place = min(int(target.percentile * len(ranked)), len(ranked) - 1)
+        return float(ranked[place]), float((values <= target.seconds).mean())
+
+    ttft_s, keeps_ttft = at(first, one.ttft)
+    tpot_s, keeps_tpot = at(later, one.tpot)
+    refused = sum(answer.pool is None for answer in answers) / max(len(answers), 1)
+    return SimulatedClass(
+        name=one.name, requests=len(answers), ttft_s=ttft_s, tpot_s=tpot_s, ttft=one.ttft, tpot=one.tpot,
+        keeps_ttft=keeps_ttft, keeps_tpot=keeps_tpot, refused=refused,
+    )  # fmt: skip
