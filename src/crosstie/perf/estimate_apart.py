@@ -137,7 +137,7 @@ def _interval(service: Disaggregated, ttft_s: float, tpot_s: float, rate: float)
 
 def matched(
     pairs: Sequence[tuple[Deployment, Deployment]], connector: Connector, *, input_tokens: float, output_tokens: float,
-    most_gpus: int, sequences: Sequence[float] = (4, 16, 64, 256),
+    most_gpus: int, cached_tokens: float = 0.0, sequences: Sequence[float] = (4, 16, 64, 256),
 ) -> list[Disaggregated]:  # fmt: skip
     """Services of prefill and decode replicas in numbers that match: what the one gives, the other takes, at several
     numbers of sequences on each decode replica.
@@ -157,7 +157,9 @@ def matched(
             continue
     if not ones:
         return []
-    got = without_queues(Sides(ones), np.asarray(sequences, np.float64), input_tokens, output_tokens)
+    got = without_queues(
+        Sides(ones), np.asarray(sequences, np.float64), input_tokens, output_tokens, cached_tokens=cached_tokens
+    )
     # Prefill replicas for each that decodes, if they are to be busy that share of the time.
     ratios = got.requests_per_s * got.service_s / _BUSY
     found: list[Disaggregated] = []

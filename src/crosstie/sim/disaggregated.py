@@ -409,7 +409,7 @@ def simulate_apart(service: Disaggregated, requests: Sequence[Arrival], slower: 
 
     for index, request in enumerate(ordered):
         note(engine.advance(request.arrival_s))
-        engine.add(index, request.input_tokens, request.output_tokens, request.arrival_s)
+        engine.add(index, request.input_tokens, request.output_tokens, request.arrival_s, request.cached_tokens)
     note(engine.advance(math.inf))
     later = np.array([float(r.output_tokens - 1) for r in ordered])
     tpot = np.divide(last - first, later, out=np.full(len(ordered), np.nan), where=later > 0)

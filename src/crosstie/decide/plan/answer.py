@@ -201,10 +201,7 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
             prompt_share=_prompt_share(deployment, pieces[p], float(offered.capacity.in_flight[column, p])),
             limit=LIMITS[int(offered.capacity.limit[column, p])],
             why=_why(asked, solution, column, p, effective),
-            # Prefix caches of services with prefill apart are not reckoned with.
-            hit_rate=0.0
-            if isinstance(deployment, Disaggregated)
-            else hit_rate(deployment, pieces[p], tokens_per_s / max(replicas, 1)),
+            hit_rate=hit_rate(deployment, pieces[p], tokens_per_s / max(replicas, 1)),
         )
         for p, load in loads.items()
     ]

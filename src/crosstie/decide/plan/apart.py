@@ -9,12 +9,15 @@ import numpy as np
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Deployment
-from crosstie.core.disaggregated import Disaggregated
+from crosstie.core.disaggregated import Connector, Disaggregated
 from crosstie.core.errors import BadInput
 from crosstie.core.workload import Slice
+from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import GRID, LoadCurve, extra_prefill_s
-from crosstie.perf.disaggregated import Sides, without_queues
+from crosstie.decide.plan.reuse import reused_apart
+from crosstie.perf.disaggregated import Sides, WithoutQueues, without_queues
 from crosstie.perf.estimate_apart import matched
+from crosstie.perf.hardware import Array
 from crosstie.perf.memory import cache_sequences
 
 # Of each kind of replica so many splits are tried, the narrowest that hold the longest request.
@@ -28,36 +31,45 @@ def services(catalog: Catalog, deployments: Sequence[Deployment], slices: Sequen
     if any(one.pictures for one in slices):
         # Where a service apart encodes pictures is not modelled, so that none is offered cheaper than it is.
         return []
-    able = [one for one in deployments if one.parallelism.pp == 1]
+    weight = np.array([one.share for one in slices])
+    inputs, outputs, cached = (
+        float(np.average([getattr(one, name) for one in slices], weights=weight))
+        for name in ("input_tokens", "output_tokens", "cached_tokens")
+    )
+    found: list[Disaggregated] = []
+    for sides, connector in able(catalog, deployments, slices):
+        pairs = [(prefill, decode) for prefill in sides for decode in sides]
+        # Prefill may find all that it could in its cache, or nothing: what stays there depends on the numbers.
+        for hits in dict.fromkeys((0.0, cached)):
+            found += matched(
+                pairs, connector, input_tokens=inputs, output_tokens=outputs, cached_tokens=hits, most_gpus=_MOST_GPUS
+            )
+    return list({key_of(one): one for one in found}.values())
+
+
+def able(
+    catalog: Catalog, deployments: Sequence[Deployment], slices: Sequence[Slice]
+) -> list[tuple[list[Deployment], Connector]]:
+    """Replicas that could be a side of one service, group by group, and what joins them."""
 
     def kind(one: Deployment) -> tuple[str, ...]:
         return one.accelerator.id, one.stack.id, one.precision.id, one.kv_format, str(one.speculation or "")
 
-    weight = np.array([one.share for one in slices])
-    inputs, outputs = (
-        float(np.average([getattr(one, name) for one in slices], weights=weight))
-        for name in ("input_tokens", "output_tokens")
-    )
-    longest = max(one.context for one in slices)
-    found: list[Disaggregated] = []
-    for _, group in groupby(sorted(able, key=kind), key=kind):
-        held = [one for one in group if cache_sequences(one, float(longest)) / one.parallelism.dp >= 1.0]
-        narrow = sorted(held, key=lambda one: (one.parallelism.gpus, one.parallelism.dp))
-        if not narrow:
-            continue
+    longest = float(max(one.context for one in slices))
+    found = []
+    for _, group in groupby(sorted((d for d in deployments if d.parallelism.pp == 1), key=kind), key=kind):
+        held = [one for one in group if cache_sequences(one, longest) / one.parallelism.dp >= 1.0]
+        narrow = sorted(held, key=lambda one: (one.parallelism.gpus, one.parallelism.dp))[:_SPLITS]
         try:
-            connector = catalog.connector_for(narrow[0].stack, narrow[0].accelerator)
+            found += [(narrow, catalog.connector_for(narrow[0].stack, narrow[0].accelerator))] if narrow else []
         except BadInput:
             continue
-        pairs = [(prefill, decode) for prefill in narrow[:_SPLITS] for decode in narrow[:_SPLITS]]
-        found += matched(pairs, connector, input_tokens=inputs, output_tokens=outputs, most_gpus=_MOST_GPUS)
     return found
 
 
 def service_curves(services: Sequence[Disaggregated], slices: Sequence[Slice]) -> list[LoadCurve]:
     """All slices on services of one precision. A level of load is sequences that decode; prompts wait elsewhere."""
-    sides = Sides(services)
-    found = []
+    sides, many = Sides(services), np.concatenate(([1.0], GRID))
     contexts = np.array([float(one.context) for one in slices])
     held = np.stack(
         [
@@ -65,24 +77,39 @@ def service_curves(services: Sequence[Disaggregated], slices: Sequence[Slice]) -
             for one in services
         ]
     )
-    # Prefix caches of the prefill side are not reckoned with.
-    extra = extra_prefill_s(sides.prefill, slices, np.zeros((len(services), len(slices))))
-    for k, one in enumerate(slices):
-        got = without_queues(sides, np.concatenate(([1.0], GRID)), one.input_tokens, one.output_tokens)
-        found.append(
-            LoadCurve(
-                tpot_s=got.tpot_s[:, 1:],
-                found_room_s=got.ttft_s[:, 1:],
-                service_s=got.service_s[:, 1:],
-                requests_per_s=got.requests_per_s[:, 1:],
-                # With one sequence on the whole service, a step carries no other.
-                alone_tpot_s=got.tpot_s[:, 0] * (1.0 - 1e-6),
-                alone_ttft_s=got.ttft_s[:, 0],
-                extra_s=extra[:, k],
-                prompts_a_step=np.maximum(sides.prefill.chunk_tokens * sides.prefill.dp / one.input_tokens, 1.0)[:, 0],
-                room=np.where(held[:, k] >= 1.0, got.room[:, 0], 0.0),
-                engine_limit=(sides.decode.max_sequences * sides.decode_replicas)[:, 0],
-                stalls=np.zeros(len(services)),
-            )
+    under = [_under_load(sides, one, many) for one in slices]
+    # As with replicas that do both, what is cached at a middling load stands for all.
+    cached = np.stack([found[:, len(many) // 2] for _, found, _ in under], axis=1)
+    extra = extra_prefill_s(sides.prefill, slices, cached)
+    budget = sides.prefill.chunk_tokens * sides.prefill.dp
+    fresh = np.maximum(np.array([one.input_tokens for one in slices]) - cached, 1.0)
+    return [
+        LoadCurve(
+            tpot_s=got.tpot_s[:, 1:],
+            found_room_s=(got.ttft_s + load_s)[:, 1:],
+            service_s=got.service_s[:, 1:],
+            requests_per_s=np.minimum(
+                got.requests_per_s, sides.prefill.dp * sides.prefill_replicas / np.maximum(load_s, 1e-12)
+            )[:, 1:],
+            # With one sequence on the whole service, a step carries no other.
+            alone_tpot_s=got.tpot_s[:, 0] * (1.0 - 1e-6),
+            alone_ttft_s=(got.ttft_s + load_s)[:, 0],
+            extra_s=extra[:, k],
+            prompts_a_step=np.maximum(budget[:, 0] / fresh[:, k], 1.0),
+            room=np.where(held[:, k] >= 1.0, got.room[:, 0], 0.0),
+            engine_limit=(sides.decode.max_sequences * sides.decode_replicas)[:, 0],
+            stalls=np.zeros(len(services)),
         )
-    return found
+        for k, (got, _, load_s) in enumerate(under)
+    ]
+
+
+def _under_load(sides: Sides, one: Slice, many: Array) -> tuple[WithoutQueues, Array, Array]:
+    """With so many sequences that decode; tokens that prefill finds in its cache, and seconds to load them."""
+    got = without_queues(sides, many, one.input_tokens, one.output_tokens)
+    if not one.cached_tokens:
+        return got, np.zeros_like(got.ttft_s), np.zeros_like(got.ttft_s)
+    # Rates are the decode side's, so that what prefill has at each of them follows at once. All of a prompt's cache is
+    # sent, as SGLang does, whose decode replicas keep no prefixes; vLLM's fetch what they lack, which takes less.
+    cached, load_s = reused_apart(sides.services, one, got.requests_per_s)
+    return without_queues(sides, many, one.input_tokens, one.output_tokens, cached_tokens=cached), cached, load_s

@@ -207,11 +207,9 @@ class Bench:
         usd = sum(pool.usd_per_hour for pool in pools)
         found = []
         for _, piece in parts:
-            # Pools take of the traffic about what they cost; services apart are planned without hits.
+            # Pools take of the traffic about what they cost.
             each = [
-                0.0
-                if isinstance(pool.deployment, Disaggregated)
-                else hit_rate(pool.deployment, piece, tokens_per_s * pool.usd_per_hour / usd / pool.replicas)
+                hit_rate(pool.deployment, piece, tokens_per_s * pool.usd_per_hour / usd / pool.replicas)
                 * pool.usd_per_hour
                 / usd
                 for pool in pools

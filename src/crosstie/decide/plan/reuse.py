@@ -13,6 +13,7 @@ import numpy as np
 
 from crosstie.catalog.loading import shipped_loading
 from crosstie.core.deployment import Deployment
+from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.units import UNITS
 from crosstie.core.workload import HitCurve, Slice
 from crosstie.perf.hardware import Array, Hardware
@@ -90,12 +91,32 @@ def reused(hardware: Hardware, one: Slice, requests_per_s: Array) -> tuple[Array
     return np.stack([cached for cached, _ in found]), np.stack([load_s for _, load_s in found])
 
 
-def _on(deployment: Deployment, one: Slice, tokens_per_s: Array) -> tuple[Array, Array]:
+def reused_apart(services: Sequence[Disaggregated], one: Slice, requests_per_s: Array) -> tuple[Array, Array]:
+    """The same of services, whose prefill replicas alone keep prefixes; rates are each whole service's.
+
+    Its own proxy spreads prompts over them, as it does unless it is told what each holds.
+    """
+    if one.hits is not None:
+        tokens_per_s = np.maximum(requests_per_s, 1e-9) * (one.input_tokens + one.output_tokens)
+        found = [_on(s.prefill, one, tokens_per_s[i], s.prefill_replicas) for i, s in enumerate(services)]
+        return np.stack([cached for cached, _ in found]), np.stack([load_s for _, load_s in found])
+    cached = np.full_like(requests_per_s, one.cached_tokens)
+    if one.prefix is not None and one.prefix.idle_s:
+        # What does not stay until it is asked for again is no hit.
+        room = [float(cache_sequences(s.prefill, one.input_tokens)) * s.prefill_replicas for s in services]
+        kept = requests_per_s * one.prefix.idle_s * (one.input_tokens - one.shared_tokens) / one.input_tokens
+        stays = np.minimum(np.array(room)[:, None] / np.maximum(kept, 1e-9), 1.0)
+        cached = one.shared_tokens + (cached - one.shared_tokens) * stays
+    return cached, np.zeros_like(cached)
+
+
+def _on(deployment: Deployment, one: Slice, tokens_per_s: Array, replicas: int = 1) -> tuple[Array, Array]:
+    """`replicas`: alike, that whoever routes to them sees as one."""
     hits, prefix = one.hits, one.prefix
     assert hits is not None
     assert prefix is not None
     context = one.input_tokens + one.output_tokens
-    split = deployment.parallelism
+    split, caches = deployment.parallelism, replicas * deployment.parallelism.dp
     gpu_bytes_per_token = float(gpu_cache_bytes_per_sequence(deployment, context)) / context
     # Requests that are spread come to any of the replicas that the class has.
     among = np.maximum(hits.class_tokens_per_s / tokens_per_s, 1.0)
@@ -104,8 +125,8 @@ def _on(deployment: Deployment, one: Slice, tokens_per_s: Array) -> tuple[Array,
 
     def held(cache_tokens: float) -> Array:
         # Attention replicas have caches of their own, and whoever routes to the engine does not see them.
-        gathered = tokens_at(hits, cache_tokens * slower, np.full_like(slower, split.dp))
-        spread = tokens_at(hits, cache_tokens * slower / among, among * split.dp)
+        gathered = tokens_at(hits, cache_tokens * slower, np.full_like(slower, caches))
+        spread = tokens_at(hits, cache_tokens * slower / among, among * caches)
         return together * gathered + (1.0 - together) * spread
 
     found = held(float(cache_sequences(deployment, context)) * context / split.dp)
@@ -166,8 +187,11 @@ def room_beside_idle(hardware: Hardware, one: Slice, fits: Array, loads: Array, 
     return np.array(found)
 
 
-def hit_rate(deployment: Deployment, one: Slice, tokens_per_s: float) -> float:
+def hit_rate(deployment: Servable, one: Slice, tokens_per_s: float) -> float:
     """Share of a slice's prompt tokens that a replica finds in its caches at so many tokens a second of all kinds."""
+    if isinstance(deployment, Disaggregated):
+        rate = np.array([[max(tokens_per_s, 1e-9) / (one.input_tokens + one.output_tokens)]])
+        return float(reused_apart([deployment], one, rate)[0][0, 0]) / one.input_tokens
     if one.hits is None:
         return one.cached_tokens / one.input_tokens
     cached, _ = _on(deployment, one, np.array([max(tokens_per_s, 1e-9)]))
