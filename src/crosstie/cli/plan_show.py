@@ -21,6 +21,7 @@ from crosstie.decide.plan.power import FleetPower
 from crosstie.decide.plan.report import horizon_usd
 from crosstie.decide.plan.shared import own_classes
 from crosstie.decide.plan.targets import FACTORS
+from crosstie.decide.plan.ways import Outlook
 
 DETAILS = "routing and its reasons, cost by class, intervals, growth, prices and their age"
 
@@ -49,7 +50,7 @@ def show_plan(plan: Plan, verbose: bool) -> None:
             _show_routes(out, plan.fleet)
             _show_classes(out, plan.fleet)
         _show_engines(out, plan, plan.fleet, verbose)
-        _show_alternatives(out, plan, plan.fleet)
+        _show_alternatives(out, plan, plan.fleet, verbose)
         _show_flips(out, plan, verbose)
         _show_worth(out, plan)
     _show_rest(out, plan, verbose)
@@ -315,7 +316,7 @@ def _seen(one: SimulatedClass) -> str:
     return f"{', '.join(found)}: {verdict}" if found else f"no targets, {one.requests:,} requests served"
 
 
-def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan) -> None:
+def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:
     heading(out, "Alternatives")
     used = {pool.deployment.accelerator.vendor for pool in fleet.pools}
     for vendor, one in plan.single_vendor.items():
@@ -334,6 +335,10 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan) -> None:
     for way, fleet_of_it in (("together", plan.together), ("apart", plan.apart)):
         if fleet_of_it:
             say(out, f"- prefill and decode {way}: {_beside(fleet_of_it)}")
+    for look in plan.outlooks if not plan.apart and not plan.together else ():
+        if verbose or look.usd_per_hour:
+            of = f" of {look.model}" if len(plan.outlooks) > 1 else ""
+            say(out, f"- prefill and decode{of} apart: {_outlook(look, fleet)}")
     for lighter in plan.lighter:
         saves = f"{_beside(lighter.fleet)}; check what the model then answers"
         say(out, f"- with {lighter.what}: {saves}")
@@ -343,6 +348,13 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan) -> None:
     if len(used) > 1 and saved and min(saved) > 0:
         month = dollars(min(saved) * HOURS_PER_MONTH)
         say(out, f"- the second vendor saves {month} a month, which is what running its stack may cost")
+
+
+def _outlook(one: Outlook, fleet: FleetPlan) -> str:
+    if one.usd_per_hour is None:
+        return f"not simulated: {one.why}"
+    cost = f"{dollars(one.usd_per_hour)} an hour ({one.usd_per_hour / fleet.usd_per_hour - 1.0:+.1%}) by {one.by}"
+    return f"{cost}; {one.why}" if one.why else cost
 
 
 def _show_mixture(out: Output, day: Mixture) -> None:

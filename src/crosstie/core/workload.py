@@ -192,8 +192,8 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     speculation: tuple[str, ...] | None = None
     text: str = "chat"
     acceptance: float | None = None
-    # Whether services with prefill and decode apart may be chosen.
-    apart: bool = False
+    # Prefill and decode apart, or on replicas that do both; None: whichever is cheaper when simulated.
+    apart: bool | None = None
 
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True):

@@ -232,8 +232,10 @@ def without_queues(
     many, inputs, outputs, cached = (
         np.atleast_1d(np.asarray(a, np.float64)) for a in (sequences, input_tokens, output_tokens, cached_tokens)
     )
-    size = np.broadcast_shapes(sides.gpus.shape, many.shape, inputs.shape, outputs.shape, cached.shape)
-    many, inputs, outputs, cached = (np.broadcast_to(a, size) for a in (many, inputs, outputs, cached))
+    # Neither a prompt's prefill nor its transfer depends on how many decode: they are evaluated once a request.
+    size = np.broadcast_shapes(sides.gpus.shape, inputs.shape, outputs.shape, cached.shape)
+    inputs, outputs, cached = (np.broadcast_to(a, size) for a in (inputs, outputs, cached))
+    size = np.broadcast_shapes(size, many.shape)
     load, _, fits = _load(sides, inputs, outputs, cached)
     prefill, sent = _prefill(sides, load), transfer(sides, inputs)
     each = many / sides.decode_replicas
@@ -248,7 +250,7 @@ def without_queues(
         tpot_s=np.where(load.later > 0, found.rest_s / later, found.step_s),
         requests_per_s=found.requests_per_s,
         service_s=prefill.service_s / sides.prefill_replicas + np.zeros(size),
-        room=fits * sides.decode_replicas,
+        room=fits * sides.decode_replicas + np.zeros(size),
     )
 
 

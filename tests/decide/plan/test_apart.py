@@ -1,5 +1,6 @@
 """Services with prefill and decode apart in plans: candidates like any other, chosen where they are cheaper."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,16 +11,23 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
+from crosstie.core.deployment import Parallelism
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadData
-from crosstie.core.workload import ModelChoice, Workload
-from crosstie.decide.plan.apart import service_curves, services
+from crosstie.core.workload import ModelChoice, PrefixReuse, Workload
+from crosstie.decide.plan.answer import PoolPlan
+from crosstie.decide.plan.apart import able, service_curves, services
 from crosstie.decide.plan.capacity import EstimateScale, Levels, operating_point
 from crosstie.decide.plan.fleet import fleet_of
+from crosstie.decide.plan.market import market
+from crosstie.decide.plan.optimise import choice
 from crosstie.decide.plan.plan import Plan, plan
 from crosstie.decide.plan.report import document
+from crosstie.decide.plan.reuse import hit_rate
 from crosstie.decide.plan.simulate import simulate_classes
-from crosstie.decide.plan.survey import parts_of, surveys
+from crosstie.decide.plan.solver import solve
+from crosstie.decide.plan.survey import of_one_stack, offers, parts_of, peak_of, scaling_of, surveys, undominated
+from crosstie.decide.plan.ways import Bears, Outlook, outlooks
 from crosstie.perf.disaggregated import Sides, disaggregated_traffic
 
 CATALOG = Catalog([])
@@ -61,9 +69,9 @@ def apart(workload: Workload) -> Plan:
     return plan(CATALOG, choosing(workload, True), today="2026-11-16")
 
 
-def choosing(workload: Workload, apart: bool) -> Workload:
-    choice = msgspec.structs.replace(workload.models["deepseek-r1"], apart=apart)
-    return msgspec.structs.replace(workload, models={"deepseek-r1": choice})
+def choosing(workload: Workload, apart: bool | None) -> Workload:
+    picked = msgspec.structs.replace(workload.models["deepseek-r1"], apart=apart)
+    return msgspec.structs.replace(workload, models={"deepseek-r1": picked})
 
 
 def test_services_are_pairs_of_one_accelerator_and_engine(workload: Workload) -> None:
@@ -111,28 +119,120 @@ def test_a_plan_chooses_them_where_they_are_cheaper_and_their_promises_hold(work
     assert apart.together is not None
     assert apart.together.usd_per_hour == pytest.approx(together.fleet.usd_per_hour)
     assert (together.together, together.apart, apart.apart) == (None, None, None)
+    assert together.outlooks == apart.outlooks == []
     assert apart.fleet.gpus == {"mi355x": sum(pool.gpus for pool in apart.fleet.pools)}
     for one in simulate_classes(apart.fleet, workload.classes, requests=2000):
         assert one.holds, one
 
 
+def looked(workload: Workload, bears: Bears) -> tuple[Outlook, float]:
+    """At the one model of a workload; and what its fleet with both together costs."""
+    market_now, scaling = market(CATALOG, workload), scaling_of(workload)
+    surveyed = of_one_stack(surveys(CATALOG, workload, [item.accelerator for item in market_now.items]), scaling)
+    asked = choice(undominated(offers(surveyed, scaling, peak=peak_of(workload))), market_now, workload)
+    answer = solve(asked.problem)
+    assert answer is not None
+    (found,) = outlooks(CATALOG, workload, surveyed, asked, answer, scaling, bears)
+    return found, answer.usd_per_hour
+
+
+def never(model: str, pools: Sequence[PoolPlan]) -> float:
+    raise AssertionError(f"{model} was simulated")
+
+
+def with_class(workload: Workload, **changes: object) -> Workload:
+    return msgspec.structs.replace(
+        workload, classes=tuple(msgspec.structs.replace(one, **changes) for one in workload.classes)
+    )
+
+
+def test_left_open_both_ways_are_looked_at_and_simulation_decides(workload: Workload) -> None:
+    asked: list[str] = []
+
+    def bears(model: str, pools: Sequence[PoolPlan]) -> float:
+        asked.extend(pool.deployment.layout for pool in pools)
+        assert all(isinstance(pool.deployment, Disaggregated) for pool in pools)
+        return times
+
+    times = 1.0
+    found, together = looked(choosing(workload, None), bears)
+    assert asked
+    assert (found.by, found.pays) == ("simulation", True)
+    assert found.usd_per_hour is not None
+    assert found.usd_per_hour < together
+    times = 0.5
+    half, _ = looked(choosing(workload, None), bears)
+    assert half.usd_per_hour == pytest.approx(2.0 * found.usd_per_hour)
+    assert not half.pays
+
+
+def test_what_cannot_pay_is_not_simulated_and_says_why(workload: Workload) -> None:
+    left_open = choosing(workload, None)
+    for changed, why in (
+        (with_class(left_open, tpot=None), "no class has a TPOT target"),
+        (with_class(left_open, requests_per_s=0.05), "the smallest service costs"),
+    ):
+        found, _ = looked(changed, never)
+        assert why in found.why
+        assert (found.usd_per_hour, found.pays) == (None, False)
+
+
+def test_without_simulation_replicas_do_both_and_the_answer_says_so(workload: Workload) -> None:
+    found = plan(CATALOG, choosing(workload, None), today="2026-11-16")
+    assert found.fleet is not None
+    assert not any(isinstance(pool.deployment, Disaggregated) for pool in found.fleet.pools)
+    (told,) = document(found, {})["apart_looked_at"]
+    assert "nothing was simulated" in told["why"]
+
+
+def test_apart_where_no_engine_can_is_an_obstacle_with_its_key(workload: Workload) -> None:
+    picked = msgspec.structs.replace(choosing(workload, True).models["deepseek-r1"], stacks=("pytorch",))
+    found = plan(CATALOG, msgspec.structs.replace(workload, models={"deepseek-r1": picked}), today="2026-11-16")
+    assert found.fleet is None
+    (obstacle,) = found.obstacles
+    assert obstacle.key == 'models."deepseek-r1".apart'
+    assert "connector" in obstacle.needs
+
+
+def test_hits_of_the_prefill_side_count_and_those_that_do_not_stay_are_none(workload: Workload) -> None:
+    piece = workload.classes[0].slices[0]
+    reused = msgspec.structs.replace(piece, cached_tokens=0.8 * piece.input_tokens)
+    side = CATALOG.deployment(
+        CATALOG.model("deepseek-r1"), CATALOG.accelerator("mi355x"), Parallelism(tp=8), "native", "fp8", "sglang"
+    )
+    (connector,) = [one for _, one in able(CATALOG, [side], [piece])]
+    service = Disaggregated(prefill=side, prefill_replicas=1, decode=side, decode_replicas=1, connector=connector)
+    (plain,), (with_hits,) = (service_curves([service], [one]) for one in (piece, reused))
+    # Prompts take less of the prefill side; the decode side is as it was.
+    assert (with_hits.service_s < 0.5 * plain.service_s).all()
+    assert (with_hits.alone_ttft_s < plain.alone_ttft_s).all()
+    np.testing.assert_allclose(with_hits.requests_per_s, plain.requests_per_s)
+    assert hit_rate(service, reused, 1e4) == pytest.approx(0.8)
+    waits = msgspec.structs.replace(reused, prefix=PrefixReuse(hit_rate=0.8, idle_s=3600.0))
+    few, many = (hit_rate(service, waits, tokens) for tokens in (1.0, 1e6))
+    assert few == pytest.approx(0.8)
+    assert many < 0.1
+    two = msgspec.structs.replace(service, prefill_replicas=2)
+    assert hit_rate(two, waits, 1e6) == pytest.approx(2.0 * many)
+
+
 @pytest.mark.slow
 def test_of_both_ways_the_one_is_chosen_that_is_cheaper_when_simulated(workload: Workload) -> None:
     """Each way is confirmed by itself; closed forms alone may rank them otherwise."""
-    less = msgspec.structs.replace(
-        workload, classes=tuple(msgspec.structs.replace(one, requests_per_s=6.0) for one in workload.classes)
-    )
-    found = plan(CATALOG, choosing(less, True), today="2026-11-16", confirm=True)
+    less = with_class(workload, requests_per_s=6.0)
+    found = plan(CATALOG, choosing(less, None), today="2026-11-16", confirm=True)
     together = plan(CATALOG, choosing(less, False), today="2026-11-16", confirm=True)
     assert found.fleet is not None
     assert together.fleet is not None
-    apart = any(isinstance(pool.deployment, Disaggregated) for pool in found.fleet.pools)
     assert found.fleet.usd_per_hour <= together.fleet.usd_per_hour
-    other = found.together if apart else found.apart
-    if other is None:
-        assert found.fleet.usd_per_hour == together.fleet.usd_per_hour
+    (told,) = found.outlooks
+    apart = any(isinstance(pool.deployment, Disaggregated) for pool in found.fleet.pools)
+    if apart:
+        assert found.together is not None
+        assert found.together.usd_per_hour == pytest.approx(together.fleet.usd_per_hour)
     else:
-        assert other.usd_per_hour >= found.fleet.usd_per_hour
+        assert found.fleet.usd_per_hour == pytest.approx(together.fleet.usd_per_hour)
+        assert found.apart is not None or not told.pays
     assert all(one.holds for one in found.simulated)
 
 
@@ -151,4 +251,4 @@ def test_apart_is_a_yes_or_a_no(tmp_path: Path) -> None:
     file.write_text(TEXT.replace("apart = true", 'apart = "please"'))
     with pytest.raises(BadData, match=r"models.*apart.*neither true nor false"):
         read_workload(CATALOG, file)
-    assert ModelChoice().apart is False
+    assert ModelChoice().apart is None

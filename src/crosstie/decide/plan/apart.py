@@ -31,19 +31,30 @@ def services(catalog: Catalog, deployments: Sequence[Deployment], slices: Sequen
     if any(one.pictures for one in slices):
         # Where a service apart encodes pictures is not modelled, so that none is offered cheaper than it is.
         return []
+    return [
+        one
+        for sides, connector in able(catalog, deployments, slices)
+        for one in in_numbers([(prefill, decode) for prefill in sides for decode in sides], connector, slices)
+    ]
+
+
+def in_numbers(
+    pairs: Sequence[tuple[Deployment, Deployment]], connector: Connector, slices: Sequence[Slice]
+) -> list[Disaggregated]:
+    """Services of these sides, in the numbers that requests of these slices ask for."""
     weight = np.array([one.share for one in slices])
     inputs, outputs, cached = (
         float(np.average([getattr(one, name) for one in slices], weights=weight))
         for name in ("input_tokens", "output_tokens", "cached_tokens")
     )
-    found: list[Disaggregated] = []
-    for sides, connector in able(catalog, deployments, slices):
-        pairs = [(prefill, decode) for prefill in sides for decode in sides]
-        # Prefill may find all that it could in its cache, or nothing: what stays there depends on the numbers.
-        for hits in dict.fromkeys((0.0, cached)):
-            found += matched(
-                pairs, connector, input_tokens=inputs, output_tokens=outputs, cached_tokens=hits, most_gpus=_MOST_GPUS
-            )
+    # Prefill may find all that it could in its cache, or nothing: what stays there depends on the numbers.
+    found = [
+        one
+        for hits in dict.fromkeys((0.0, cached))
+        for one in matched(
+            pairs, connector, input_tokens=inputs, output_tokens=outputs, cached_tokens=hits, most_gpus=_MOST_GPUS
+        )
+    ]
     return list({key_of(one): one for one in found}.values())
 
 

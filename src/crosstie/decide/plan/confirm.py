@@ -114,6 +114,13 @@ def bearable(bench: Bench, pools: Sequence[PoolPlan]) -> dict[str, float]:
     return {one.name: _crossing(tried, one.name) for one in bench.classes}
 
 
+def times_borne(
+    catalog: Catalog, workload: Workload, model: str, pools: Sequence[PoolPlan], scaling: Scaling, peak: float
+) -> float:
+    """The times its traffic at which all classes of a model still hold on these pools."""
+    return min(bearable(Bench(catalog, workload, model, scaling, peak), pools).values())
+
+
 def _ends(tried: Mapping[float, Levels], name: str = "") -> tuple[float, float]:
     """The largest load that holds below all that do not, and the least that does not; of a class, or of all."""
 

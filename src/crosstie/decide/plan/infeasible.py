@@ -59,6 +59,13 @@ def _unserved(surveyed: Sequence[Survey], asked: Choice, workload: Workload) -> 
 
 def _memory(one: Survey, kind: RequestClass, longest: Slice, workload: Workload) -> Obstacle:
     stacks = workload.choice(kind.model).stacks
+    if not one.deployments and workload.choice(kind.model).apart:
+        return Obstacle(
+            f'models."{kind.model}".apart',
+            "true",
+            "false, or left out; or engines and accelerators that a connector joins (docs/disaggregation.md)",
+            f"no allowed engine serves {kind.model} apart with room for {longest.context:,} tokens on both sides",
+        )
     more = "more memory: other accelerators, precisions or kv formats"
     if not one.deployments and stacks:
         more += f"; or other stacks than {', '.join(stacks)}"

@@ -1,5 +1,6 @@
 """`plan`: from a workload to the cheapest fleet, with its reasons, its rivals and what would change it."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 
@@ -7,12 +8,11 @@ import msgspec
 import numpy as np
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
-from crosstie.decide.plan.answer import Alternative, FleetPlan, alternative, fleet_plan, measured_words
+from crosstie.decide.plan.answer import Alternative, FleetPlan, PoolPlan, alternative, fleet_plan, measured_words
 from crosstie.decide.plan.capacity import EstimateScale
-from crosstie.decide.plan.confirm import Confirmed, Question, confirmed
+from crosstie.decide.plan.confirm import Confirmed, Question, confirmed, times_borne
 from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut, PassedOver
@@ -42,6 +42,7 @@ from crosstie.decide.plan.survey import (
 )
 from crosstie.decide.plan.targets import TargetPrice, target_prices
 from crosstie.decide.plan.uncertainty import JointErrors, Uncertainty, family_of
+from crosstie.decide.plan.ways import Outlook, outlooks, unlooked
 from crosstie.decide.plan.worth import Worth, worth_measuring
 from crosstie.port.preflight.readiness import Readiness
 
@@ -146,10 +147,11 @@ class Plan:
     mixture: Mixture | None = None
     # Formats that the workload does not name and that would make it cheaper.
     lighter: list[Lighter] = field(default_factory=list)
-    # Where the workload lets prefill and decode be apart: the fleet with both together, or that with services apart,
-    # whichever the answer is not.
+    # Beside an answer with prefill and decode apart, the fleet with both together; or the other way round, where both
+    # ways were confirmed. Of each model that the workload leaves open, how far that was looked at.
     together: Alternative | None = None
     apart: Alternative | None = None
+    outlooks: list[Outlook] = field(default_factory=list)
     # Stacks that were not compared: others were measured there, and they were not.
     passed_over: list[PassedOver] = field(default_factory=list)
     # The replicas that models share, beside the fleet of the others; None where none do.
@@ -210,33 +212,56 @@ def plan(
 def _own_plan(
     catalog: Catalog, workload: Workload, priced: Market, made: str, on_progress: OnProgress, confirm: bool
 ) -> Plan:
-    """Of models that each have replicas of their own; where prefill and decode may be apart, the cheaper of both ways.
+    """Of models that each have replicas of their own; where it may pay to have prefill and decode apart, the cheaper of
+    both ways.
 
     Closed forms are surer of replicas that do both, so that each way is confirmed by itself before they are compared.
     """
+
+    def planned(models: Iterable[str], apart: bool, *, alone: bool = False) -> Plan:
+        choices = {name: msgspec.structs.replace(workload.choice(name), apart=apart) for name in models}
+        asked = msgspec.structs.replace(workload, models={**workload.models, **choices})
+        found = _planned(catalog, asked, priced, made, on_progress, confirm, alone=alone)
+        return replace(found, workload=workload)
+
+    models = dict.fromkeys(one.model for one in workload.classes)
     found = _planned(catalog, workload, priced, made, on_progress, confirm)
-    apart = [pool for pool in found.fleet.pools if isinstance(pool.deployment, Disaggregated)] if found.fleet else []
-    if not apart or not found.fleet:
+    named = [name for name in models if workload.choice(name).apart]
+    if named and found.fleet:
+        on_progress(0, 0, "the same with prefill and decode together")
+        return replace(found, together=_beside(planned(named, False, alone=True), found))
+    # Where replicas that do both keep no targets, services may.
+    better = [one.model for one in found.outlooks if one.pays] if found.fleet else []
+    if not found.fleet and confirm:
+        better = [name for name in models if workload.choice(name).apart is None]
+    if not better:
         return found
-    plain = {name: msgspec.structs.replace(choice, apart=False) for name, choice in workload.models.items()}
-    only = msgspec.structs.replace(workload, models=plain)
-    on_progress(0, 0, "the same with prefill and decode together")
-    both = _planned(catalog, only, priced, made, on_progress, confirm)
-    if not both.fleet:
+    on_progress(0, 0, "the same with prefill and decode apart")
+    apart = planned(better, True)
+    if not apart.fleet:
         return found
-    ours, theirs = found.fleet, both.fleet
-    dearer = theirs.usd_per_hour / ours.usd_per_hour
-    if dearer > 1.0:
-        return replace(found, together=Alternative(theirs.gpus, theirs.usd_per_hour, dearer - 1.0))
-    other = Alternative(ours.gpus, ours.usd_per_hour, 1.0 / dearer - 1.0)
-    return replace(both, workload=workload, apart=other)
+    simple = 1.0 - workload.constraints.simplicity
+    if found.fleet and apart.fleet.usd_per_hour >= found.fleet.usd_per_hour * simple:
+        return replace(found, apart=_beside(apart, found))
+    return replace(apart, together=_beside(found, apart), outlooks=found.outlooks)
+
+
+def _beside(other: Plan, answer: Plan) -> Alternative | None:
+    if not other.fleet or not answer.fleet:
+        return None
+    usd = other.fleet.usd_per_hour
+    return Alternative(other.fleet.gpus, usd, usd / answer.fleet.usd_per_hour - 1.0)
 
 
 def _planned(
-    catalog: Catalog, workload: Workload, priced: Market, made: str, on_progress: OnProgress, confirm: bool
-) -> Plan:
+    catalog: Catalog, workload: Workload, priced: Market, made: str, on_progress: OnProgress, confirm: bool,
+    *, alone: bool = False,
+) -> Plan:  # fmt: skip
+    """`alone`: the fleet, and nothing beside it."""
     gate = Gate(catalog, workload)
-    found = _best_plan(catalog, workload, priced, made, gate, on_progress, confirm)
+    found = _best_plan(catalog, workload, priced, made, gate, on_progress, confirm, alone)
+    if alone:
+        return found
     pools = found.fleet.pools if found.fleet else []
     judged = {pool.name: gate.readiness(pool.deployment.decode) for pool in pools}
     passed_over = [PassedOver(*key, tuple(names)) for key, names in gate.passed_over.items()]
@@ -263,8 +288,9 @@ def _planned(
 
 
 def _best_plan(
-    catalog: Catalog, workload: Workload, priced: Market, made: str, gate: Gate, on_progress: OnProgress, confirm: bool
-) -> Plan:
+    catalog: Catalog, workload: Workload, priced: Market, made: str, gate: Gate, on_progress: OnProgress, confirm: bool,
+    alone: bool,
+) -> Plan:  # fmt: skip
     everything = surveys(catalog, workload, [item.accelerator for item in priced.items], on_progress, gate)
     surveyed = of_one_stack(everything, scaling_of(workload))
     asked, answer, each = _as_sure(surveyed, priced, workload, on_progress)
@@ -280,14 +306,22 @@ def _best_plan(
             sized, asked, answer, each = even, likely, cheap, half
     bare = Plan(sized, made, priced, None, [], considered)
     seen = _confirmed(catalog, sized, surveyed, asked, each, on_progress) if confirm else None
-    on_progress(0, 0, "the fleets beside it, and what would change the answer")
-    if seen is None:
-        found = _with_alternatives(surveyed, asked, answer, bare, scaling_at(each))
-    else:
+    scaling = scaling_at(each)
+    if seen is not None:
         held = Confirmation(seen.simulations, seen.seeds, dict(seen.asked.correction))
         bare = replace(bare, simulated=seen.classes, confirmed=held)
-        found = _with_alternatives(surveyed, seen.asked, seen.answer, bare, seen.question.scaling)
-    return replace(found, workload=workload, too_dear=dear)
+        asked, answer, scaling = seen.asked, seen.answer, seen.question.scaling
+    if alone:
+        return replace(bare, fleet=fleet_plan(asked, answer, sized))
+    on_progress(0, 0, "the fleets beside it, and what would change the answer")
+
+    def bears(model: str, pools: Sequence[PoolPlan]) -> float:
+        on_progress(0, 0, f"simulating {model} with prefill and decode apart")
+        return times_borne(catalog, sized, model, pools, scaling, asked.peak)
+
+    looked = outlooks(catalog, sized, surveyed, asked, answer, scaling, bears) if seen else unlooked(sized)
+    found = _with_alternatives(surveyed, asked, answer, bare, scaling)
+    return replace(found, workload=workload, too_dear=dear, outlooks=looked)
 
 
 def _confirmed(
@@ -337,18 +371,13 @@ def _beside_others(seen: Confirmed, surveyed: list[Survey]) -> Confirmed:
     offered = offers(surveyed, seen.question.scaling, peak=seen.asked.peak).corrected(seen.asked.correction)
     strange = [i for i, column in enumerate(offered.columns) if family_of(column.deployment.decode) != family]
     others, mine, answer = undominated(offered.only(np.array(strange, np.int64))), seen.asked.offers, seen.answer
-    both = replace(
-        mine,
-        columns=[*mine.columns, *others.columns],
-        capacity=type(mine.capacity).stacked([mine.capacity, others.capacity]),
-    )
     none = np.zeros((len(others.columns), answer.share.shape[1]))
     wider = replace(
         answer,
         replicas=np.concatenate([answer.replicas, np.zeros(len(none), answer.replicas.dtype)]),
         share=np.concatenate([answer.share, none]),
     )
-    return replace(seen, asked=seen.asked.with_offers(both), answer=wider)
+    return replace(seen, asked=seen.asked.with_offers(mine.beside(others)), answer=wider)
 
 
 def _of_family(offered: Offers, family: tuple[str, str] | None) -> Offers:

@@ -94,6 +94,11 @@ class Offers:
         factor = np.array([by_model.get(column.deployment.model.id, 1.0) for column in self.columns])
         return replace(self, capacity=self.capacity.faster(factor)) if by_model else self
 
+    def beside(self, other: "Offers") -> "Offers":
+        """These columns, then those of the same question."""
+        capacity = Capacity.stacked([self.capacity, other.capacity])
+        return replace(self, columns=[*self.columns, *other.columns], capacity=capacity)
+
     def only(self, keep: NDArray[np.int64]) -> "Offers":
         return replace(self, columns=[self.columns[i] for i in keep], capacity=self.capacity.rows(keep))
 
@@ -123,8 +128,8 @@ def surveys(
         tried = candidates(catalog, model, accelerators, choice, min(contexts), max(contexts), gate, evidence)
         tried = with_adapters(tried, [one for one in workload.classes if one.model == model_id])
         on_progress(done, len(models), f"{model_id}: {len(tried)} replicas, {len(mine)} kinds of requests")
-        apart = services(catalog, tried, [part.slice for part in mine]) if choice.apart else []
-        found.append(survey([*tried, *apart], mine))
+        served = services(catalog, tried, [part.slice for part in mine]) if choice.apart else tried
+        found.append(survey(served, mine))
     return found
 
 

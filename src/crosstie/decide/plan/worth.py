@@ -3,16 +3,14 @@ measurement that finds one as good as it looks would save the difference.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from crosstie.core.deployment import Deployment
-from crosstie.decide.plan.capacity import Capacity
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Solution
 from crosstie.decide.plan.solver import solve
-from crosstie.decide.plan.survey import Offers
 from crosstie.perf.hardware import Array
 from crosstie.port.preflight.readiness import Readiness
 
@@ -117,7 +115,7 @@ def _cost_by_part(asked: Choice) -> Array:
 def _worth(asked: Choice, hopeful: Choice, answer: Solution, places: Sequence[int]) -> Worth | None:
     measured = hopeful.offers.only(np.array(places, np.int64))
     first = len(asked.offers.columns)
-    read = asked.with_offers(_together(asked.offers, measured))
+    read = asked.with_offers(asked.offers.beside(measured))
     fleet = solve(read.problem, quickly=True)
     if fleet is None:
         return None
@@ -139,10 +137,4 @@ def _worth(asked: Choice, hopeful: Choice, answer: Solution, places: Sequence[in
         in_flight=max(round(float(read.offers.capacity.in_flight[main, part])), 1),
         saves_usd_per_hour=saves,
         gpus=read.gpus(fleet),
-    )
-
-
-def _together(one: Offers, other: Offers) -> Offers:
-    return replace(
-        one, columns=[*one.columns, *other.columns], capacity=Capacity.stacked([one.capacity, other.capacity])
     )
