@@ -3,7 +3,7 @@
 Each look is dearer than the one before, and is taken only where that one has not ruled services out:
 
     ideal          both sides always busy, nothing lost on the way: no service is cheaper
-    closed forms   services of the layouts that the ideal would have, in whole numbers, with queues and percentiles
+    closed forms   services of the kinds that the ideal has cheapest, in whole numbers, with queues and percentiles
     simulation     the fleet that closed forms propose, behind the gateway's policy: the times its traffic that it bears
 """
 
@@ -37,7 +37,7 @@ _NEAR = 1.25
 # always match (TensorRT-LLM's fifth blog on disaggregated serving, mid-2025); this is no more than the middle of that.
 _LOST = 1.1
 # Kinds of services that closed forms look at.
-_KINDS = 3
+_KINDS = 2
 
 # Times the traffic that the pools of a model bear in simulation.
 Bears = Callable[[str, Sequence[PoolPlan]], float]
@@ -77,10 +77,11 @@ def unlooked(workload: Workload) -> list[Outlook]:
 
 
 class _Kind(NamedTuple):
-    """Services of one accelerator and engine: what the model would cost on ideal ones, and the layouts of these."""
+    """Services of one accelerator and engine: what the model would cost on ideal ones, the layouts that either side may
+    have, and the one that decodes at the least cost."""
 
     usd: float
-    prefill: Deployment
+    sides: list[Deployment]
     decode: Deployment
     connector: Connector
 
@@ -110,7 +111,7 @@ class _Look:
         kinds = self._ideal()
         if not kinds:
             return Outlook(self.model, None, "", "no service keeps its targets, or holds its longest request")
-        least = min(self._usd(one.prefill) * (one.prefill.gpus + one.decode.gpus) for one in kinds)
+        least = min(2.0 * self._usd(side) * side.gpus for one in kinds for side in one.sides)
         if least >= self.paid:
             small = f"the smallest service costs {dollars(least)} an hour, its replicas {dollars(self.paid)}"
             return Outlook(self.model, None, "", small)
@@ -178,10 +179,9 @@ class _Look:
             ends = np.cumsum([len(sides) for sides, _ in several])[:-1]
             needs = zip(*(np.split(need, ends) for need in self._needs(alone)), strict=True)
             for (sides, connector), (prefill, decode) in zip(several, needs, strict=True):
-                first, then = (sides[int(np.argmin(need @ self.demand))] for need in (prefill, decode))
                 least = float((prefill.min(axis=0) + decode.min(axis=0)) @ self.demand)
-                usd = self._usd(first) * least / self.asked.correction.get(self.model, 1.0)
-                found.append(_Kind(usd, first, then, connector))
+                usd = self._usd(sides[0]) * least / self.asked.correction.get(self.model, 1.0)
+                found.append(_Kind(usd, sides, sides[int(np.argmin(decode @ self.demand))], connector))
         return sorted((one for one in found if np.isfinite(one.usd)), key=lambda one: one.usd)
 
     def _needs(self, alone: list[Disaggregated]) -> tuple[Array, Array]:
@@ -204,10 +204,12 @@ class _Look:
         return np.array(prefill).T, np.where(many < 1e200, many, np.inf).T
 
     def _by_closed_forms(self, kinds: Sequence[_Kind], bears: Bears) -> Outlook:
-        found = []
-        for one in kinds:
-            liked = list({layout.layout: layout for layout in (one.prefill, one.decode)}.values())
-            found += in_numbers([(side, other) for side in liked for other in liked], one.connector, self.slices)
+        # Which layout has prompts in time, queues and all, is what closed forms are for.
+        found = [
+            service
+            for one in kinds
+            for service in in_numbers([(side, one.decode) for side in one.sides], one.connector, self.slices)
+        ]
         alone = [replace(one, deployments=[]) for one in self.surveyed]
         alone[self.place] = survey(found, self.one.parts)
         offered = offers(alone, self.scaling, peak=self.asked.peak).corrected(self.asked.correction)
