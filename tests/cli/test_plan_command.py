@@ -56,7 +56,7 @@ FLEET = {
     "usd_per_million_tokens", "by_class", "pools", "speculation",
 }  # fmt: skip
 POOL = {
-    "usd_per_gb_month_of_memory", "usd_per_gb_month_of_cache","apart", "preflight", "release", "measured",
+    "usd_per_gb_month_of_memory", "usd_per_gb_month_of_cache","apart", "apart_looked_at", "preflight", "release", "measured",
     "name", "model", "accelerator", "vendor", "parallelism", "precision", "kv_format", "stack", "replicas", "gpus",
     "usd_per_gpu_hour", "usd_per_hour", "utilisation", "limited_by", "in_flight_a_replica", "most_in_flight_a_replica",
     "estimate", "carries",
