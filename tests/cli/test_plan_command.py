@@ -53,7 +53,7 @@ KEYS = {"confirmed", "target_prices", "worth_measuring", "fleet_file", "sureness
 }  # fmt: skip
 FLEET = {
     "usd_per_hour", "uncertainty", "usd_per_month", "usd_over_horizon", "watts", "gpus", "on_hand", "to_be_had", "optimality_gap",
-    "usd_per_million_tokens", "by_class", "pools", "speculation",
+    "usd_per_million_tokens", "by_class", "pools", "speculation", "power",
 }  # fmt: skip
 POOL = {
     "usd_per_gb_month_of_memory", "usd_per_gb_month_of_cache","apart", "preflight", "release", "measured",
