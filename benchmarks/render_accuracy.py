@@ -23,8 +23,9 @@ from crosstie.prove.calibration.validate import Validation, document, summary, v
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"
-PEER = ROOT / "benchmarks" / "results" / "aiconfigurator-0.12-predictions.csv"
+PEER = ROOT / "benchmarks" / "results"
 Errors = dict[str, dict[str, float]]
+Row = dict[str, str]
 _METRICS = ("tpot", "ttft", "throughput")
 _HEADINGS = ("TPOT", "TTFT", "throughput", "rows of each")
 _PLACE = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -39,7 +40,7 @@ def fill(page: str, tables: dict[str, Callable[[], str]]) -> str:
 
 
 def tables(catalog: Catalog, peer: Path) -> dict[str, Callable[[], str]]:
-    """`peer`: predictions of aiconfigurator as benchmarks/aiconfigurator_accuracy.py writes them."""
+    """`peer`: the folder that benchmarks/aisimulate_points.py and aisimulate_accuracy.py write to."""
     made = catalog.calibration
     return {
         "left_out": lambda: left_out(made),
@@ -53,7 +54,8 @@ def tables(catalog: Catalog, peer: Path) -> dict[str, Callable[[], str]]:
         "new_accelerators": lambda: listed(made, "an accelerator left out", sorted(catalog.accelerators)),
         "intervals": lambda: intervals(made),
         "shipped": lambda: shipped(catalog),
-        "peer": lambda: beside(made, peer),
+        "peer": lambda: beside(peer),
+        "peer_alone": lambda: alone(peer),
     }
 
 
@@ -131,26 +133,67 @@ def shipped(catalog: Catalog) -> str:
     return _table(("", ""), lines)
 
 
-def beside(made: Calibration, peer: Path) -> str:
-    """The same points: the peer as its users run it, ours with each point left out of the fit, or its whole model."""
-    with peer.open(encoding="utf-8", newline="") as stream:
-        points = list(csv.DictReader(stream))
-    answered = [point for point in points if point["predicted_tpot_s"] and point["attempt"] != "HYBRID"]
-    theirs = {metric: _peer_errors(answered, metric) for metric in ("tpot", "ttft")}
-    rows = [("aiconfigurator 0.12", len(answered), theirs["tpot"], theirs["ttft"])]
-    for words, title in (("points left out", "points left out"), ("the model left out", "a model left out")):
-        ours = made.errors[f"{title}: aic_silicon_sample"]
-        rows.append((f"Crosstie, {words}", round(ours["tpot"]["n"]), ours["tpot"], ours["ttft"]))
+def _joined(peer: Path) -> dict[str, list[Row]]:
+    """Points with AISimulate's answers beside the measured and our left-out figures, by kind of serving and vendor."""
+    answers = {row["point"]: row for row in _read(peer / "aisimulate-answers.csv")}
+    kinds: dict[str, list[Row]] = {}
+    for point in _read(peer / "aisimulate-points.csv"):
+        if point["point"] not in answers:
+            continue
+        said = {f"peer_{name}": value for name, value in answers[point["point"]].items()}
+        kinds.setdefault(f"{point['mode'] or 'plain'}, {point['vendor']}", []).append(point | said)
+    return kinds
+
+
+def _read(path: Path) -> list[Row]:
+    with path.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+_WHO = {"Crosstie": "left_out_", "AISimulate": "peer_"}
+_PEER_METRICS = ("tpot_s", "ttft_s", "tokens_per_s")
+
+
+def _answered(point: Row, who: str) -> bool:
+    return bool(point["peer_attempt"]) if who == "AISimulate" else not point["reason"]
+
+
+def _peer_cells(points: list[Row], who: str) -> list[str]:
+    cells = []
+    for metric in _PEER_METRICS:
+        pairs = [(point[_WHO[who] + metric], point[metric]) for point in points]
+        errors = [float(said) / float(measured) - 1.0 for said, measured in pairs if said and measured]
+        cells.append(f"{_both(summary(np.array(errors)))} of {len(errors)}" if errors else "-")
+    return cells
+
+
+def beside(peer: Path) -> str:
+    """The points that both answer, so that neither is judged by what the other avoids."""
+    rows = []
+    for kind, points in _joined(peer).items():
+        both = [point for point in points if all(_answered(point, who) for who in _WHO)]
+        for who in _WHO:
+            count = sum(_answered(point, who) for point in points)
+            formulas = sum(point["peer_attempt"] == "formulas" for point in points) if who == "AISimulate" else 0
+            answered = f"{count} of {len(points)}" + f", {formulas} by formulas" * (formulas > 0)
+            rows.append((kind, who, answered, *_peer_cells(both, who)))
+    return _table(("points", "", "answered", *_HEADINGS[:3]), rows)
+
+
+def alone(peer: Path) -> str:
+    """All that each answers."""
+    kinds = _joined(peer)
+    every = {
+        f"all, {vendor}": [point for points in kinds.values() for point in points if point["vendor"] == vendor]
+        for vendor in ("NVIDIA", "AMD")
+    }
     return _table(
-        ("", "answered", "TPOT median / p90", "TTFT median / p90"),
-        ((who, _share(count / len(points)), _both(tpot), _both(ttft)) for who, count, tpot, ttft in rows),
-    )
-
-
-def _peer_errors(points: list[dict[str, str]], metric: str) -> dict[str, float]:
-    known = [point for point in points if point[f"measured_{metric}_s"]]
-    return summary(
-        np.array([float(p[f"predicted_{metric}_s"]) / float(p[f"measured_{metric}_s"]) - 1.0 for p in known])
+        ("points", "", *_HEADINGS[:3]),
+        (
+            (kind, who, *_peer_cells([point for point in points if _answered(point, who)], who))
+            for kind, points in (kinds | every).items()
+            for who in _WHO
+        ),
     )
 
 

@@ -139,7 +139,7 @@ class Cases:
         split = None if apart else layout_of(point, published, model, gpus)
         settings, spoke = self.protocols.settings(
             {
-                "rows": point["source_id"],
+                "rows": point["protocol"] or point["source_id"],
                 "engines": plain.stack.id,
                 "vendors": accelerator.vendor,
                 "accelerators": accelerator.id,

@@ -96,6 +96,11 @@ def _needed(document: Document, file: str, *keys: str) -> float:
     return value
 
 
+def _is_true(value: Any) -> bool:
+    """A flag that some write as a word."""
+    return str(value).casefold() == "true"
+
+
 def _tokens(value: float) -> str:
     return str(max(round(value), 1))
 
@@ -130,7 +135,7 @@ def _flat_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tupl
         cells["tp"] = _tokens(_needed(server, file, "tp_size"))
     ratio = document.get("random_range_ratio")
     nominal = _number(document, "random_input_len"), _number(document, "random_output_len")
-    if document.get("dataset_name") == "random" and isinstance(ratio, int | float) and all(nominal):
+    if document.get("dataset_name") in ("random", "random-ids") and isinstance(ratio, int | float) and all(nominal):
         cells |= {"input_len": _tokens(nominal[0] or 1), "output_len": _tokens(nominal[1] or 1)}
         cells["notes"] = f"random lengths {min(max(round(100 * ratio), 1), 100)}-100%"
     metrics = [("output_tokens_per_s_total", "tok/s", _needed(document, file, "output_throughput"))]
@@ -154,13 +159,17 @@ def _aiperf_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tu
         return value if isinstance(value, Mapping) else {}
 
     config = of("input_config")
-    rate = _found(config, "request_rate") if _found(config, "concurrency") is None else None
-    cells = _load(rate, _found(config, "concurrency"), _number(of("request_count"), "avg"))
+    phases = [phase for phase in config.get("phases") or [config] if _found(phase, "kind") != "warmup"]
+    if len(phases) != 1:
+        raise BadData(file, "input_config.phases", f"has {len(phases)} that were measured; one can be compared")
+    # A concurrency beside a rate is a limit.
+    rate = _found(phases[0], "rate") or _found(phases[0], "request_rate")
+    clients = None if rate else _found(phases[0], "concurrency")
+    cells = _load(rate, clients, _number(of("request_count"), "avg"))
     cells |= {"input_len": _tokens(_needed(of("input_sequence_length"), file, "avg")), "precision": ""}
     cells["output_len"] = _tokens(_needed(of("output_sequence_length"), file, "avg"))
     models = _found(config, "model_names") or _found(config, "models")
-    first = models[0] if isinstance(models, list) and models else models
-    name = first.get("name") if isinstance(first, Mapping) else first
+    name = models[0] if isinstance(models, list) and isinstance(models[0], str) else _found(models, "name")
     if isinstance(name, str):
         cells["model"] = name
     metrics = [("output_tokens_per_s_total", "tok/s", _needed(of("output_token_throughput"), file, "avg"))]
@@ -208,6 +217,8 @@ def _guidellm_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[
             cells = {"concurrency": _tokens(clients or _needed(of("request_concurrency"), file, "mean"))}
         cells |= {"input_len": _tokens(_needed(of("prompt_token_count"), file, "mean")), "precision": ""}
         cells["output_len"] = _tokens(_needed(of("output_token_count"), file, "mean"))
+        prompts = _number(every.get("request_totals") or {}, "successful")
+        cells |= {"num_prompts": _tokens(prompts)} if prompts else {}
         model = _found(document.get("config") or document.get("args") or {}, "model") or _found(benchmark, "model")
         if isinstance(model, str):
             cells["model"] = model
@@ -223,31 +234,44 @@ def _guidellm_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[
         yield cells, metrics
 
 
+# Models by the name that InferenceX has for them; beside it stands a checkpoint, or a path on the cluster of the run.
+_INFERENCEX_MODELS = {"dsr1": "deepseek-r1", "gptoss": "gpt-oss-120b"}
+
+
 def _inferencex_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
     """One entry of agg_bmk.json; seconds, and lengths of 80 to 100% of the nominal ones."""
-    attention = str(document.get("dp_attention", "")).casefold() == "true"
+    model = str(document.get("model", ""))
+    model = model.rpartition("/")[2] if model.startswith("/") else model
     cells = {
         "accelerator": str(document["hw"]).partition("-")[0],
         "engine": str(document.get("framework", "")),
         "precision": str(document.get("precision", "")),
-        "model": str(document.get("model", "")),
+        "model": _INFERENCEX_MODELS.get(str(document.get("infmax_model_prefix")), model),
         "input_len": _tokens(_needed(document, file, "isl")),
         "output_len": _tokens(_needed(document, file, "osl")),
         "concurrency": _tokens(_needed(document, file, "conc")),
         "spec_decode": str(document.get("spec_decoding", "none")),
         "disagg": str(document.get("disagg", False)),
         "notes": "random lengths 80-100%",
+        # Its client and recipes are those of the nightly runs.
+        "protocol": "inferencemax_runs_mantile",
     }
-    if str(document.get("disagg", "")).casefold() == "true":
+    if _is_true(document.get("disagg")):
         sides = [
             f"{side[0].upper()}:{int(_number(document, f'{side}_num_workers') or 1)}"
             f"xTP{int(_number(document, f'{side}_tp') or 1)}EP{int(_number(document, f'{side}_ep') or 1)}"
             for side in ("prefill", "decode")
         ]
-        gpus = _needed(document, file, "num_prefill_gpu") + _needed(document, file, "num_decode_gpu")
-        cells |= {"parallelism": " ".join(sides), "num_accelerators": _tokens(gpus), "tp": _tokens(gpus)}
+        counts = [_needed(document, file, f"num_{side}_gpu") for side in ("prefill", "decode")]
+        said = ", ".join(
+            f"{side} {int(count)} GPUs dp_attention={_is_true(document.get(f'{side}_dp_attention'))}"
+            for side, count in zip(("prefill", "decode"), counts, strict=True)
+        )
+        gpus = _tokens(sum(counts))
+        cells |= {"parallelism": " ".join(sides), "num_accelerators": gpus, "tp": gpus}
+        cells["notes"] = f"{said}; {cells['notes']}"
     else:
-        width = _needed(document, file, "tp")
+        width, attention = _needed(document, file, "tp"), _is_true(document.get("dp_attention"))
         layout = f"TP{int(width)}EP{int(_number(document, 'ep') or 1)}{'DPA' * attention}"
         cells |= {"tp": _tokens(width), "parallelism": layout}
     metrics = [("total_tokens_per_s_per_gpu", "tok/s/gpu (in+out)", _needed(document, file, "tput_per_gpu"))]
