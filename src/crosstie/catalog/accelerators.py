@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from crosstie.catalog.reading import Quantity, Word, file_id, read_facts, sourced_file, text, texts
+from crosstie.catalog.reading import Quantity, Word, file_id, one_of, read_facts, sourced_file, text, texts
 from crosstie.core.deployment import Accelerator, Chip, Memory, ScaleOut, ScaleUp
 from crosstie.core.errors import BadData
 from crosstie.core.model import COMPUTE_FORMATS
@@ -49,9 +49,6 @@ VENDORS = ("AMD", "NVIDIA", "Intel", "other")
 
 def read_accelerator(file: Path) -> Accelerator:
     with sourced_file(file, {"id", "name", "aliases", "vendor", "family"} | _TABLES) as (raw, sources):
-        vendor = text(file, "vendor", raw.get("vendor"))
-        if vendor not in VENDORS:
-            raise BadData(file, "vendor", f"'{vendor}' is not one of {', '.join(VENDORS)}")
 
         def facts(key: str, specs: Any, optional: Iterable[str] = ()) -> dict[str, Any]:
             return read_facts(file, key, raw.get(key), specs, sources, frozenset(optional))
@@ -60,7 +57,7 @@ def read_accelerator(file: Path) -> Accelerator:
             id=file_id(file, raw.get("id")),
             name=text(file, "name", raw.get("name")),
             aliases=texts(file, "aliases", raw.get("aliases", [])),
-            vendor=vendor,
+            vendor=one_of(file, "vendor", text(file, "vendor", raw.get("vendor")), VENDORS),
             family=text(file, "family", raw.get("family")),
             chip=Chip(**facts("chip", CHIP)),
             memory=Memory(**facts("memory", MEMORY, ["usable"])),

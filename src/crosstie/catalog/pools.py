@@ -10,7 +10,7 @@ from crosstie.catalog.acceptance import parse_speculation
 from crosstie.catalog.addresses import base_urls
 from crosstie.catalog.classes import look_up
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.reading import number, only_keys, read_record, read_values, table, text, texts, whole
+from crosstie.catalog.reading import number, one_of, only_keys, read_record, read_values, table, text, texts, whole
 from crosstie.catalog.workloads import release_text
 from crosstie.core.deployment import Parallelism, kv_bytes_per_element
 from crosstie.core.disaggregated import check_joined
@@ -235,8 +235,7 @@ def _modalities(file: Path, where: str, raw: object) -> tuple[str, ...] | None:
         return None
     given = texts(file, where, raw)
     for index, name in enumerate(given):
-        if name not in MODALITIES:
-            raise BadData(file, f"{where}[{index}]", f"'{name}' is not one of {', '.join(MODALITIES)}")
+        one_of(file, f"{where}[{index}]", name, MODALITIES)
         if name in given[:index]:
             raise BadData(file, f"{where}[{index}]", f"'{name}' is there twice")
     return given
@@ -284,9 +283,8 @@ def _loading(file: Path, where: str, raw: dict[str, Any]) -> Loading:
     known = ", ".join(get_args(Loading))
     if "loading" not in raw:
         raise BadData(file, f"{where}.loading", f"missing: how its models are loaded and put away, one of {known}")
+    one_of(file, f"{where}.loading", raw["loading"], get_args(Loading))
     loading: Loading = raw["loading"]
-    if loading not in get_args(Loading):
-        raise BadData(file, f"{where}.loading", f"{loading!r} is not one of {known}")
     hook = raw.get("load_hook")
     if (hook is None) != (loading != "hook"):
         reason = 'missing: the command that loads and unloads, for loading = "hook"'

@@ -7,7 +7,7 @@ import json
 import re
 import tomllib
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date as day
@@ -267,6 +267,13 @@ def file_id(file: Path, raw: object) -> str:
     return found
 
 
+def one_of(file: Path, where: str, raw: object, choices: Iterable[str]) -> str:
+    choices = tuple(choices)
+    if raw not in choices:
+        raise BadData(file, where, f"{raw!r} is not one of {', '.join(choices)}")
+    return str(raw)
+
+
 def texts(file: Path, where: str, raw: object) -> tuple[str, ...]:
     if not isinstance(raw, list) or not all(isinstance(item, str) and item for item in raw):
         raise BadData(file, where, "must be a list of strings")
@@ -347,9 +354,7 @@ def read_facts(
 def _value(file: Path, where: str, entry: dict[str, Any], spec: Quantity | Word) -> dict[str, Any]:
     if isinstance(spec, Word):
         word = text(file, f"{where}.value", entry.get("value"))
-        if spec.choices and word not in spec.choices:
-            raise BadData(file, f"{where}.value", f"'{word}' is not one of {', '.join(spec.choices)}")
-        return {"value": word}
+        return {"value": one_of(file, f"{where}.value", word, spec.choices) if spec.choices else word}
     value = entry.get("value")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadData(file, f"{where}.value", "must be a number")

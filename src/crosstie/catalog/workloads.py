@@ -5,7 +5,9 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from crosstie.catalog.acceptance import NO_SPECULATION, TEXTS
 from crosstie.catalog.classes import Reader, look_up, read_classes
@@ -13,6 +15,7 @@ from crosstie.catalog.days import USUAL, read_day
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import (
     number,
+    one_of,
     only_keys,
     read_record,
     read_toml,
@@ -44,6 +47,10 @@ _HALF = 0.5
 # Off a price; what is free is no price.
 MOST_DISCOUNT = 0.99
 _RELEASE = re.compile(r"^b?\d[\w.+-]{0,39}$")
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Discount = Annotated[float, msgspec.Meta(ge=0, le=MOST_DISCOUNT)]
+# The id that a name at some place of the file stands for.
+_KnownAs = Callable[[Reader, str, str], str]
 
 
 # Workloads to start from, by name.
@@ -122,8 +129,7 @@ def _models(reader: Reader, raw: object, asked: set[str]) -> dict[str, ModelChoi
         choice = ModelChoice()
         kv = _list(reader.file, f"{where}.kv", entry.get("kv"), choice.kv_formats)
         for format in kv:
-            if format not in KV_FORMATS:
-                raise BadData(reader.file, f"{where}.kv", f"'{format}' is not one of {', '.join(KV_FORMATS)}")
+            one_of(reader.file, f"{where}.kv", format, KV_FORMATS)
         precisions = _list(reader.file, f"{where}.precisions", entry.get("precisions"), choice.precisions)
         for key, listed in (("precisions", precisions), ("kv", kv)):
             if not listed:
@@ -159,9 +165,7 @@ def _speculation(reader: Reader, where: str, entry: dict[str, Any], model: Model
     """Ways to draft, each tried on the model."""
     file, found = reader.file, dict[str, Any]()
     if "text" in entry:
-        found["text"] = text(file, f"{where}.text", entry["text"])
-        if found["text"] not in TEXTS:
-            raise BadData(file, f"{where}.text", f"'{found['text']}' is not one of {', '.join(TEXTS)}")
+        found["text"] = one_of(file, f"{where}.text", text(file, f"{where}.text", entry["text"]), TEXTS)
     if "acceptance" in entry:
         found["acceptance"] = number(file, f"{where}.acceptance", entry["acceptance"], 1, 1 + DEEPEST)
     if "speculation" in entry:
@@ -234,8 +238,8 @@ def _constraints(reader: Reader, raw: object) -> Constraints:
         file, at, raw, Constraints,
         accelerators=_listed(reader, f"{at}.accelerators", entry.get("accelerators"), _accelerator),
         vendors=_listed(reader, f"{at}.vendors", entry.get("vendors"), _vendor),
-        inventory=_by_accelerator(reader, f"{at}.inventory", entry.get("inventory", {}), Gpus),
-        at_most=_by_accelerator(reader, f"{at}.at_most", entry.get("at_most", {}), Gpus),
+        inventory=_by_name(reader, f"{at}.inventory", entry.get("inventory", {}), _accelerator, Gpus),
+        at_most=_by_name(reader, f"{at}.at_most", entry.get("at_most", {}), _accelerator, Gpus),
         vendor_share=_vendor_shares(reader, f"{at}.vendor_share", entry.get("vendor_share", {})),
     )  # fmt: skip
     for name in found.inventory:
@@ -244,17 +248,13 @@ def _constraints(reader: Reader, raw: object) -> Constraints:
     return found
 
 
-def _listed(reader: Reader, where: str, raw: object, known_as: Callable[[Reader, str, str], str]) -> tuple[str, ...]:
+def _listed(reader: Reader, where: str, raw: object, known_as: _KnownAs) -> tuple[str, ...]:
     """Names by their ids, each once."""
     return tuple(dict.fromkeys(known_as(reader, where, name) for name in _list(reader.file, where, raw, ())))
 
 
 def _vendor_shares(reader: Reader, where: str, raw: object) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    for name, share in table(reader.file, where, raw).items():
-        vendor = _vendor(reader, f"{where}.{name}", name)
-        _once(reader.file, f"{where}.{name}", vendor, shares)
-        shares[vendor] = number(reader.file, f"{where}.{name}", share, 0, 1)
+    shares = _by_name(reader, where, raw, _vendor, _Share)
     total = math.fsum(shares.values())
     if total > 1 + 1e-9:
         raise BadData(reader.file, where, f"the least shares add up to {total:g}, more than 1")
@@ -268,19 +268,17 @@ def _prices(reader: Reader, raw: object) -> Prices:
     file = reader.file
     entry = table(file, "prices", raw)
     only_keys(file, "prices", entry, {"kind", "usd_per_gpu_hour", "reserved_usd_per_gpu_hour", "discount"})
-    discounts: dict[str, float] = {}
-    for name, share in table(file, "prices.discount", entry.get("discount", {})).items():
-        key = f"prices.discount.{name}"
-        whom = _vendors(reader.catalog).get(name.casefold()) or _accelerator(reader, key, name)
-        _once(file, key, whom, discounts)
-        discounts[whom] = number(file, key, share, 0, MOST_DISCOUNT)
+
+    def vendor_or_accelerator(reader: Reader, where: str, name: str) -> str:
+        return _vendors(reader.catalog).get(name.casefold()) or _accelerator(reader, where, name)
+
     return Prices(
         kinds=_kinds(file, entry.get("kind", "on-demand")),
         **{
-            key: _by_accelerator(reader, f"prices.{key}", entry.get(key, {}), UsdPerGpuHour)
+            key: _by_name(reader, f"prices.{key}", entry.get(key, {}), _accelerator, UsdPerGpuHour)
             for key in ("usd_per_gpu_hour", "reserved_usd_per_gpu_hour")
         },
-        discount=discounts,
+        discount=_by_name(reader, "prices.discount", entry.get("discount", {}), vendor_or_accelerator, _Discount),
     )
 
 
@@ -292,12 +290,13 @@ def _kinds(file: Path, raw: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _by_accelerator(reader: Reader, where: str, raw: object, kind: Any) -> dict[str, Any]:
+def _by_name(reader: Reader, where: str, raw: object, known_as: _KnownAs, kind: Any) -> dict[str, Any]:
+    """A table of values by the ids of what its keys name, each once."""
     found: dict[str, Any] = {}
     for name, value in table(reader.file, where, raw).items():
-        accelerator = _accelerator(reader, f"{where}.{name}", name)
-        _once(reader.file, f"{where}.{name}", accelerator, found)
-        found[accelerator] = read_value(reader.file, f"{where}.{name}", value, kind)
+        named = known_as(reader, f"{where}.{name}", name)
+        _once(reader.file, f"{where}.{name}", named, found)
+        found[named] = read_value(reader.file, f"{where}.{name}", value, kind)
     return found
 
 

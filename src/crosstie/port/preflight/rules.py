@@ -15,7 +15,7 @@ import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from crosstie.catalog.reading import Sources, only_keys, read_record, read_toml, table, text
+from crosstie.catalog.reading import Sources, one_of, only_keys, read_record, read_toml, table, text
 from crosstie.catalog.releases import in_force
 from crosstie.core.errors import BadData
 from crosstie.core.finding import Severity
@@ -196,13 +196,13 @@ def _rule(file: Path, where: str, entry: dict[str, Any], engine: str, sources: S
     only_keys(file, name, entry, _KEYS)
     reference, day = sources.cite(name, entry.get("source"))
     at = _citation(file, name, reference, entry.get("at"))
-    operation = _choice(file, f"{name}.operation", entry.get("operation"), OPERATIONS)
+    operation = one_of(file, f"{name}.operation", entry.get("operation"), OPERATIONS)
     rule = read_record(
         file, name, entry, EngineRule,
         engine=engine, operation=operation, on=_targets(file, f"{name}.on", entry.get("on")),
         when=_conditions(file, f"{name}.when", entry.get("when") or {}, FACTS[operation]),
         unless=_conditions(file, f"{name}.unless", entry.get("unless") or {}, FACTS[operation]),
-        implementation=_choice(file, f"{name}.implementation", entry.get("implementation"), IMPLEMENTATIONS),
+        implementation=one_of(file, f"{name}.implementation", entry.get("implementation"), IMPLEMENTATIONS),
         source=f"{reference} {at}", at=at, date=day,
     )  # fmt: skip
     try:
@@ -240,12 +240,6 @@ def false_citations(found: Iterable[EngineRule], tree: Path) -> list[str]:
                 why = f"the file has {lines:,} lines" if lines else "no such file"
                 false.append(f"{rule.id}: {place[0]}: {why}")
     return false
-
-
-def _choice(file: Path, where: str, value: object, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        raise BadData(file, where, f"{value!r} is not one of {', '.join(choices)}")
-    return str(value)
 
 
 def _targets(file: Path, where: str, value: object) -> tuple[str, ...]:

@@ -116,21 +116,15 @@ def gemm(bench: Bench, case: Case) -> Measured:
     copies = min(MOST_GEMMS, math.ceil(COLD_BYTES / (n * k * (1 if eight else 2))))
     device.need(2 * copies * n * k * (1.5 if eight else 1) + 2 * m * (n + k), "operands")
     x, weights = device.normal(m, k), [device.normal(n, k) for _ in range(copies)]
-    if not eight:
-
-        def run() -> None:
-            for w in weights:
-                x @ w.T
-
-        return device.timer.time(run, copies), "matmul"
-    x, weights = x.to(device.fp8), [w.to(device.fp8) for w in weights]
     rows, channels = device.ones(m, 1), device.ones(1, n)
+    if eight:
+        x, weights = x.to(device.fp8), [w.to(device.fp8) for w in weights]
 
-    def run_scaled() -> None:
+    def run() -> None:
         for w in weights:
-            scaled_product(device, x, w, rows, channels)
+            scaled_product(device, x, w, rows, channels) if eight else x @ w.T
 
-    return device.timer.time(run_scaled, copies), "scaled_mm"
+    return device.timer.time(run, copies), "scaled_mm" if eight else "matmul"
 
 
 def attention(bench: Bench, case: Case) -> Measured:

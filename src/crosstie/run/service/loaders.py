@@ -113,18 +113,15 @@ class VllmSleep(Loader):
     gives_up = False
 
     async def load(self, index: int, model: str, patience_s: float) -> None:
-        backend = self.backend(index, model)
-        await self._do(backend, "/wake_up", patience_s)
-        if await self._sleeps(backend, patience_s):
+        if await self._sleeps_after("/wake_up", self.backend(index, model), patience_s):
             raise LoadFailed("/wake_up was answered, and it still sleeps")
 
     async def unload(self, index: int, model: str, patience_s: float) -> None:
-        backend = self.backend(index, model)
-        await self._do(backend, "/sleep?level=1&mode=wait", patience_s)
-        if not await self._sleeps(backend, patience_s):
+        if not await self._sleeps_after("/sleep?level=1&mode=wait", self.backend(index, model), patience_s):
             raise LoadFailed("/sleep was answered, and it does not sleep")
 
-    async def _sleeps(self, backend: Backend, patience_s: float) -> bool:
+    async def _sleeps_after(self, path: str, backend: Backend, patience_s: float) -> bool:
+        await self._do(backend, path, patience_s)
         try:
             found = await self._sleeping(backend, patience_s)
         except OSError as error:
