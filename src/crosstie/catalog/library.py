@@ -49,6 +49,7 @@ class _Named(Protocol):
 
 
 Noun = TypeVar("Noun", bound=_Named)
+Entry = TypeVar("Entry")
 
 
 def names_in(text: str | None) -> list[str]:
@@ -113,18 +114,12 @@ class Catalog:
 
     @cached_property
     def formats(self) -> dict[str, Format]:
-        formats: dict[str, Format] = {}
-        for file in self._tables("formats.toml"):
-            formats.update(read_formats(file))
-        return formats
+        return self._merged("formats.toml", read_formats)
 
     @cached_property
     def connectors(self) -> dict[str, Connector]:
         """How engines move a cache between replicas; a user's entries replace those of the same name."""
-        found: dict[str, Connector] = {}
-        for file in self._tables("connectors.toml"):
-            found.update(read_connectors(file))
-        return _by_id(found.values())
+        return _by_id(self._merged("connectors.toml", read_connectors).values())
 
     @cached_property
     def prices(self) -> tuple[Price, ...]:
@@ -151,10 +146,7 @@ class Catalog:
     @cached_property
     def costs(self) -> dict[str, Ranged]:
         """What ownership assumes; a user's file replaces only the assumptions that it has."""
-        found: dict[str, Ranged] = {}
-        for file in self._tables("costs.toml"):
-            found.update(read_costs(file, whole=file.parent == SHIPPED))
-        return found
+        return self._merged("costs.toml", lambda file: read_costs(file, whole=file.parent == SHIPPED))
 
     @cached_property
     def calibration(self) -> Calibration:
@@ -353,6 +345,10 @@ class Catalog:
         """The file of that name in each directory that has one; the nearest is the last."""
         return [file for directory in self.directories if _exists(file := directory / name)]
 
+    def _merged(self, name: str, read: Callable[[Path], dict[str, Entry]]) -> dict[str, Entry]:
+        """The entries of all files of that name; those of a later directory replace earlier ones."""
+        return {key: entry for file in self._tables(name) for key, entry in read(file).items()}
+
     def _once(self, file: Path, read: Callable[[Path], Noun]) -> Noun:
         if file not in self._asked:
             self._asked[file] = read(file)
@@ -378,16 +374,9 @@ def check_everything(catalog: Catalog) -> dict[str, int]:
         if name not in known:
             raise BadData(f"efficiency/{name}.toml", "", "names no accelerator, family or topology of the catalog")
     kinds = (
-        "accelerators",
-        "models",
-        "stacks",
-        "connectors",
-        "formats",
-        "prices",
-        "api_prices",
-        "costs",
+        "accelerators", "models", "stacks", "connectors", "formats", "prices", "api_prices", "costs",
         "acceptance_curves",
-    )
+    )  # fmt: skip
     return {kind: len(getattr(catalog, kind)) for kind in kinds}
 
 
