@@ -6,8 +6,10 @@ inherits what is known nearest to it.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -176,7 +178,22 @@ def architecture_of(model: Model) -> str:
     return f"{model.layer_count} x {model.hidden}, {model.parameters / 1e9:.0f}B"
 
 
-class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+# Points by the first words of their keys: family; accelerator; stack; bits, or "" for any, and model; or the whole key.
+Counted = Mapping[tuple[str, ...], int]
+
+
+def counted(points: Mapping[str, int]) -> Counted:
+    found: Counter[tuple[str, ...]] = Counter()
+    for key, count in points.items():
+        words = tuple(key.split(" / "))
+        family, accelerator, stack, bits, model = words[:5]
+        here = family, accelerator, stack
+        for some in (here[:1], here[:2], here, (*here, bits, model), (*here, "", model), words):
+            found[some] += count
+    return found
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """What was learnt from measured results; `empty()` where nothing was."""
 
     format: int
@@ -223,50 +240,35 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def evidence(self, subject: Subject) -> tuple[str, int, str]:
         """How near the measurements are, how many they are, and both in words."""
-        return evidence(self.points, subject)
+        return evidence(self._counted, subject)
+
+    @cached_property
+    def _counted(self) -> Counted:
+        return counted(self.points)
 
 
-def evidence(points: Mapping[str, int], subject: Subject) -> tuple[str, int, str]:
+def evidence(points: Counted, subject: Subject) -> tuple[str, int, str]:
     """How near the measured points are to a subject, how many they are, and both in words."""
     family, a, s, bits, model = subject.family, subject.accelerator, subject.stack, subject.bits, subject.model
-    here = _measured(points, family, a, s)
+    here = points.get((family, a, s), 0)
     width = (
         f"{subject.layout}{', ' * bool(subject.mode)}{subject.mode} on {subject.gpus} GPU{'s' * (subject.gpus != '1')}"
     )
-    own = points.get(points_key(subject), 0)
+    own = points.get(_point_words(subject), 0)
     if own:
         said = f"{own} measured points of this model in {bits} weights on {a} with {s}, of {here} there"
         return "model", own, said
     # From near to far: how many, to what they are extrapolated, and what they are of.
     for nearness, count, to, of in (
-        (
-            "layout",
-            _measured(points, family, a, s, bits, model),
-            width,
-            f"this model in {bits} weights on {a} with {s}",
-        ),
-        (
-            "stack",
-            _measured(points, family, a, s, "", model),
-            f"{bits} weights",
-            f"this model in others on {a} with {s}",
-        ),
+        ("layout", points.get((family, a, s, bits, model)), width, f"this model in {bits} weights on {a} with {s}"),
+        ("stack", points.get((family, a, s, "", model)), f"{bits} weights", f"this model in others on {a} with {s}"),
         ("stack", here, "this model", f"others on {a} with {s}"),
-        ("accelerator", _measured(points, family, a), s, f"{a} with other stacks"),
-        ("family", _measured(points, family), a, f"the {family} family"),
+        ("accelerator", points.get((family, a)), s, f"{a} with other stacks"),
+        ("family", points.get((family,)), a, f"the {family} family"),
     ):
         if count:
             return nearness, count, f"extrapolated to {to} from {count} measured points of {of}"
     return "nothing", 0, f"extrapolated: no measured point of {a} or its family"
-
-
-def _measured(points: Mapping[str, int], *words: str) -> int:
-    """Points whose key begins with these words, in its order; an empty one stands for any."""
-    return sum(
-        n
-        for key, n in points.items()
-        if all(want in ("", word) for want, word in zip(words, key.split(" / "), strict=False))
-    )
 
 
 # Before the groups of spreads that hold for results of those who were learnt from.
@@ -282,9 +284,13 @@ def spread_groups(nearness: str, subject: Subject, known: bool = False) -> list[
 
 
 def points_key(subject: Subject) -> str:
+    return " / ".join(_point_words(subject))
+
+
+def _point_words(subject: Subject) -> tuple[str, ...]:
     if subject.mode:
         subject = subject._replace(layout=f"{subject.layout}, {subject.mode}")
-    return " / ".join(getattr(subject, word) for word in _WORDS_OF_POINTS)
+    return tuple(getattr(subject, word) for word in _WORDS_OF_POINTS)
 
 
 def empty() -> Calibration:

@@ -17,7 +17,7 @@ from crosstie.core.errors import BadData
 from crosstie.core.workload import ModelChoice, PrefixReuse, Workload
 from crosstie.decide.plan.answer import PoolPlan
 from crosstie.decide.plan.apart import able, service_curves, services
-from crosstie.decide.plan.capacity import EstimateScale, Levels, operating_point
+from crosstie.decide.plan.capacity import EstimateScale, Levels, Meant, operating_points
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.market import market
 from crosstie.decide.plan.optimise import choice
@@ -99,7 +99,7 @@ def test_no_part_keeps_prefill_busier_than_the_targets_bear(workload: Workload) 
     curves = service_curves(found, [part.slice for part in parts])
     levels = Levels(parts, curves, EstimateScale.none(found))
     share = np.array([part.requests_per_s for part in parts])
-    taken = operating_point(levels, share, float(share.sum()))
+    (taken,) = operating_points(levels, [Meant(levels.targets, share, float(share.sum()))])
     assert (taken.requests_per_s.max(axis=1) > 0).any()
     for row, service in enumerate(found):
         for place, part in enumerate(parts):

@@ -17,13 +17,14 @@ from crosstie.decide.plan.capacity import (
     Capacity,
     EstimateScale,
     Levels,
+    Meant,
     TrafficPart,
     _largest_within,
     _normal,
     at_or_first,
     curves,
     late_share,
-    operating_point,
+    operating_points,
     own_ttft_s,
 )
 from crosstie.perf.hardware import Array, Hardware
@@ -69,7 +70,8 @@ def able(
 ) -> Capacity:
     found = curves(HARDWARE, [one.slice for one in several])
     share = np.array([one.slice.share for one in several])
-    return operating_point(Levels(several, found, scale or EstimateScale.none(ALL)), share, demand, allowance)
+    levels = Levels(several, found, scale or EstimateScale.none(ALL))
+    return operating_points(levels, [Meant(levels.targets, share, demand, allowance)])[0]
 
 
 def together(several: list[TrafficPart], **options: float) -> Array:
@@ -163,7 +165,7 @@ def test_nobody_is_sent_where_it_is_late_beyond_measure() -> None:
     held = levels.room[:, 1] > 0
     late = idle > LATEST * max(0.3, idle[held].min())
     assert not able(several).requests_per_s[late & held].any()
-    assert levels.able[held & ~late, 1].all()
+    assert levels.able(levels.targets)[held & ~late, 1].all()
 
 
 def test_a_mixture_takes_what_its_parts_take() -> None:

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from crosstie.core.disaggregated import Servable
 from crosstie.core.workload import RequestClass, Slice, Target
 from crosstie.decide.plan.reuse import loaded, room_beside_idle
-from crosstie.perf.hardware import Array, Hardware
+from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.steady_state import prefill_alone
 
@@ -37,6 +37,8 @@ GRID = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024
 # Levels of load between an all but empty replica and its fullest, at which all parts are looked up once.
 _LEVELS = 24
 _BISECTIONS = 8
+# Numbers in an array of cases, about: a megabyte of them.
+_VALUES = 120_000
 # What keeps a replica from taking more.
 LIMITS = ("TPOT target", "TTFT target", "memory", "engine limit", "throughput")
 _TPOT, _TTFT, _MEMORY, _ENGINE, _FULL = range(len(LIMITS))
@@ -105,7 +107,7 @@ class ByDeployment:
 
     __slots__ = ()
 
-    def rows(self, index: Sequence[int] | NDArray[np.int64]) -> Self:
+    def rows(self, index: Sequence[int] | NDArray[np.int64] | slice) -> Self:
         return type(self)(*(getattr(self, one.name)[index] for one in fields(self)))  # type: ignore[arg-type]
 
     @classmethod
@@ -197,9 +199,12 @@ class Capacity(ByDeployment):
         """To be filled in: (pools that could be, parts of the traffic)."""
         return cls(*(np.zeros(shape, np.int64 if f.name == "limit" else np.float64) for f in fields(cls)))  # type: ignore[arg-type]
 
-    def fill(self, rows: slice, parts: Sequence[int], found: Self) -> None:
+    def fill(self, rows: slice | NDArray[np.int64], parts: Sequence[int] | slice, found: Self) -> None:
         for one in fields(self):
             getattr(self, one.name)[rows, parts] = getattr(found, one.name)
+
+    def of_parts(self, parts: Sequence[int]) -> Self:
+        return type(self)(*(getattr(self, f.name)[:, parts] for f in fields(self)))  # type: ignore[arg-type]
 
     def faster(self, factor: Array) -> Self:
         """With so many times the requests a second, by row; all else as it is."""
@@ -288,15 +293,40 @@ def own_ttft_s(curve: LoadCurve, scale: EstimateScale) -> Array:
     return curve.alone_ttft_s * scale.ttft
 
 
+class Targets:
+    """What the classes of a model's parts ask; by part, infinite where a class asks nothing."""
+
+    def __init__(self, parts: Sequence[TrafficPart]):
+        classes = [part.request_class for part in parts]
+        self.ttft_s = np.array([one.ttft.seconds if one.ttft else np.inf for one in classes])
+        self.tpot_s = np.array([one.tpot.seconds if one.tpot else np.inf for one in classes])
+        self.classes = list({id(one): one for one in classes}.values())
+        self.class_of = np.array([[id(c) for c in self.classes].index(id(one)) for one in classes])
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """What a pool is meant for: `share` by part, nil where a part is not meant.
+
+    `requests_per_s`: of all of it, for as many replicas as that takes share their traffic. `allowance`: times the
+    share of requests that may miss; what one pool takes more of it another has to leave.
+    """
+
+    targets: Targets
+    share: Array
+    requests_per_s: float
+    allowance: float = 1.0
+
+
 class Levels:
-    """All parts of a model at levels of load: (deployments, parts, levels).
+    """All parts of a model at levels of load: (deployments, levels, parts).
 
     A level is the time of a token, from that of an all but empty replica to its fullest, in equal steps of its
     logarithm; what a replica takes of each part alone at that time is looked up once and interpolated from then on.
     """
 
     def __init__(self, parts: Sequence[TrafficPart], found: Sequence[LoadCurve], scale: EstimateScale):
-        self.parts, self.curves, self.scale = list(parts), list(found), scale
+        self.targets = Targets(parts)
         tpot = np.stack([c.tpot_s for c in found], axis=1) * scale.tpot[:, None, None]
         alone = np.stack([c.alone_tpot_s for c in found], axis=1) * scale.tpot[:, None]
         first = np.maximum(tpot[:, :, 0], alone * (1.0 + 1e-9))
@@ -305,21 +335,17 @@ class Levels:
         low, high = empty.min(axis=1) * 1.001, np.maximum(tpot.max(axis=(1, 2)), empty.min(axis=1) * 1.01)
         steps = np.linspace(0.0, 1.0, _LEVELS)
         self.tpot_s = low[:, None] * (high / low)[:, None] ** steps
-        rows, count = len(tpot), len(found)
-        flat, bare = tpot.reshape(rows * count, -1), empty.ravel()
-        wanted = np.repeat(self.tpot_s, count, axis=0)
-        in_flight = np.stack([_largest_within(flat, wanted[:, k], bare) for k in range(_LEVELS)], axis=1)
+        in_flight = _largest_within(tpot[:, None], self.tpot_s[:, :, None], empty[:, None])
 
-        def at_level(name: str, below_one: bool = False) -> Array:
-            values = np.stack([getattr(c, name) for c in found], axis=1).reshape(rows * count, -1)
-            got = at_or_first(values[:, None, :], in_flight)
-            got = got * np.minimum(in_flight, 1.0) if below_one else got
-            return np.asarray(got.reshape(rows, count, _LEVELS))
+        def at_level(name: str) -> Array:
+            return at_or_first(np.stack([getattr(c, name) for c in found], axis=1)[:, None], in_flight)
 
-        self.in_flight = in_flight.reshape(rows, count, _LEVELS)
-        self.requests_per_s = at_level("requests_per_s", below_one=True) * scale.rate[:, None, None]
+        self.in_flight = in_flight
+        self.requests_per_s = at_level("requests_per_s") * np.minimum(in_flight, 1.0) * scale.rate[:, None, None]
         self.service_s = at_level("service_s") / scale.rate[:, None, None]
         self.own_s = at_level("found_room_s") * scale.ttft[:, None, None]
+        # One table, since they are looked up together.
+        self.table = np.stack((self.requests_per_s, self.service_s, self.own_s, in_flight), axis=-1)
         self.extra_s = np.stack([c.extra_s for c in found], axis=1) * scale.ttft[:, None, None]
         self.room = np.stack([c.room for c in found], axis=1)
         self.prompts_a_step = np.stack([c.prompts_a_step for c in found], axis=1)
@@ -328,28 +354,151 @@ class Levels:
         self.slower_s = alone
         self.later = np.array([_points([max(o - 1.0, 0.0) for _, o in p.slice.sample]) for p in parts])
         self.spread = np.array([p.slice.input_dispersion for p in parts])
-        classes = [p.request_class for p in parts]
-        self.ttft_s = np.array([one.ttft.seconds if one.ttft else np.inf for one in classes])
-        self.target_tpot_s = np.array([one.tpot.seconds if one.tpot else np.inf for one in classes])
-        self.class_of = np.array([list({id(c): None for c in classes}).index(id(one)) for one in classes])
-        # Nobody is sent where it takes far longer than it may, or has to.
-        idle = np.stack([c.alone_ttft_s for c in found], axis=1) * scale.ttft[:, None]
-        fastest = np.where(self.room > 0, idle, np.inf).min(axis=0, initial=np.inf)
-        bearable = idle <= LATEST * np.maximum(self.ttft_s, fastest)
-        self.able = (self.room > 0) & bearable
+        self._idle_s = np.stack([c.alone_ttft_s for c in found], axis=1) * scale.ttft[:, None]
 
-    def interpolated(self, values: Array, level: Array) -> Array:
+    def able(self, targets: Targets) -> Mask:
+        """(deployments, parts): nobody is sent where it takes far longer than it may, or has to."""
+        fastest = np.where(self.room > 0, self._idle_s, np.inf).min(axis=0, initial=np.inf)
+        return (self.room > 0) & (self._idle_s <= LATEST * np.maximum(targets.ttft_s, fastest))
+
+
+class _Cases:
+    """Deployments that are each meant for something: a row a pair of both, and in it some parts of the traffic."""
+
+    def __init__(self, levels: Levels, meant: Sequence[Meant], pair: NDArray[np.int64], *, all_parts: bool):
+        """`pair`: places of what is meant, times deployments, plus those of deployments."""
+        self.levels = levels
+        rows = len(levels.room)
+        share = np.stack([one.share for one in meant])
+        every = share.shape[1]
+        # Parts that are meant come first, and of others as many as make the rows equally long; they weigh nothing.
+        width = every if all_parts else int((share > 0).sum(axis=1).max())
+        parts = np.argsort(share <= 0, axis=1, kind="stable")[:, :width]
+        parts = np.tile(np.arange(every), (len(meant), 1)) if all_parts else parts
+        which = np.arange(len(meant))[:, None]
+        weights = share / share.sum(axis=1, keepdims=True)
+        ttft_s, tpot_s = (np.stack([getattr(one.targets, of) for one in meant]) for of in ("ttft_s", "tpot_s"))
+        needs, within = _needs(meant, weights)
+        tokens = weights * np.maximum(levels.later.mean(axis=1), 1e-9)
+        usual = levels.slower_s @ (tokens / tokens.sum(axis=1, keepdims=True)).T
+        self.pair, self.m, self.d = pair, pair // rows, pair % rows
+        self.parts, self.weight = parts[self.m], weights[which, parts][self.m]
+        self.demand = np.array([one.requests_per_s for one in meant])[self.m]
+        self.ttft_s, self.tpot_s = ttft_s[which, parts][self.m], tpot_s[which, parts][self.m]
+        self.needs, self.within = (
+            needs[self.m],
+            within[which[:, :, None], np.arange(within.shape[1])[:, None], parts[:, None]][self.m],
+        )
+        here = self.d[:, None], self.parts
+        self.room, self.prompts_a_step = levels.room[here], levels.prompts_a_step[here]
+        self.extra_s, self.later, self.spread = (
+            levels.extra_s[here],
+            levels.later[self.parts],
+            levels.spread[self.parts],
+        )
+        self.slower_s = levels.slower_s[here] - usual[self.d, self.m][:, None]
+        self.stalls = levels.stalls[self.d]
+        # In flight of the mixture, as if each part had all of it.
+        self.crowd = np.moveaxis(levels.in_flight @ weights.T, 2, 0)[self.m, self.d]
+
+    def state(self, level: Array) -> "_State":
+        levels, weight = self.levels, self.weight
         low = np.minimum(level.astype(int), _LEVELS - 2)
-        into = (level - low).reshape(-1, *(1,) * (values.ndim - 2))
-        rows = np.arange(len(values))
-        return np.asarray(values[rows, ..., low] * (1.0 - into) + values[rows, ..., low + 1] * into)
+        into = level - low
+        rest = 1.0 - into
+        before = levels.table[self.d[:, None], low[:, None], self.parts]
+        after = levels.table[self.d[:, None], low[:, None] + 1, self.parts]
+        rate, service, own, each = np.moveaxis(before * rest[:, None, None] + after * into[:, None, None], 2, 0)
+        tpot = levels.tpot_s[self.d, low] * rest + levels.tpot_s[self.d, low + 1] * into
+        rate = np.maximum(rate, 1e-12)
+        taken = weight / rate
+        together = 1.0 / taken.sum(axis=1)
+        part_of = taken * together[:, None]
+        in_flight = (part_of * each).sum(axis=1)
+        mean_s = (weight * service).sum(axis=1)
+        busy = np.minimum(together * mean_s, 0.999)
+        # Twice what is left of a prompt's service when another comes.
+        residual = (weight * service**2 * self.spread).sum(axis=1) / np.maximum(mean_s, 1e-12)
+        replicas = np.clip(self.demand / together, 1.0, _MOST_POOLED)
+        pooled = 1.0 + _POOLED * (replicas - 1.0)
+        return _State(
+            busy=busy,
+            in_flight=in_flight,
+            rate=rate,
+            service_s=service,
+            own_s=own,
+            tpot_s=tpot,
+            keeps_ttft=self._keeps_ttft(own, service, busy, residual, pooled),
+            keeps_tpot=self._keeps_tpot(level, tpot, in_flight, busy, residual, pooled),
+            held=(part_of * each / np.maximum(self.room, 1e-9)).sum(axis=1)
+            * (1.0 + _HELD_DEVIATIONS / np.sqrt(np.maximum(in_flight * replicas, 1.0))),
+        )
+
+    def holds(self, state: "_State") -> tuple[Mask, NDArray[np.int64]]:
+        """Whether the percentiles of all classes hold, and else what breaks first."""
+
+        def broken(keeps: Array, target: int) -> Mask:
+            return np.asarray(((self.within @ keeps[:, :, None])[:, :, 0] < self.needs[:, :, target]).any(axis=1))
+
+        why = np.where(state.held > 1.0, _MEMORY, _FULL)
+        why = np.where(broken(state.keeps_ttft, 0), _TTFT, why)
+        why = np.where(broken(state.keeps_tpot, 1), _TPOT, why)
+        return (why == _FULL) & (state.busy <= _BUSIEST), why
+
+    def _keeps_ttft(self, own: Array, service: Array, busy: Array, residual: Array, pooled: Array) -> Array:
+        if not np.isfinite(self.ttft_s).any():
+            return np.ones_like(own)
+        slack = (self.ttft_s - own)[:, :, None] - self.extra_s
+        # Prompts that come meanwhile and share one's step end with it: a share of the wait, until the step is full.
+        mates = ((self.prompts_a_step - 1.0) * service)[:, :, None]
+        wait = np.maximum(slack / (1.0 + busy)[:, None, None], slack - mates)
+        late = late_share(busy[:, None, None], residual[:, None, None], pooled[:, None, None], np.maximum(wait, 0.0))
+        return np.asarray(np.where(slack > 0, 1.0 - late, 0.0).mean(axis=2))
+
+    def _keeps_tpot(
+        self, level: Array, tpot: Array, in_flight: Array, busy: Array, residual: Array, pooled: Array
+    ) -> Array:
+        if not np.isfinite(self.tpot_s).any():
+            return np.ones_like(self.tpot_s)
+        levels, rows = self.levels, np.arange(len(level))
+
+        def crowd_at(level: Array) -> Array:
+            low = np.minimum(level.astype(int), _LEVELS - 2)
+            into = level - low
+            found = self.crowd[rows, low] * (1.0 - into) + self.crowd[rows, low + 1] * into
+            return np.asarray(np.maximum(found, 1e-9))
+
+        mean = tpot[:, None] + self.slower_s
+        # How the time of a token answers to more requests in flight, and these to the traffic.
+        step = np.log(levels.tpot_s[:, 1] / levels.tpot_s[:, 0])[self.d]
+        ahead = np.minimum(level + 0.5, _LEVELS - 1.0)
+        per_request = 0.5 * step / np.maximum(np.log(crowd_at(ahead) / crowd_at(ahead - 0.5)), 1e-3)
+        elasticity = np.clip(1.0 - per_request, _STIFFEST, 1.0)
+        crowd = tpot * np.minimum(per_request, 1.0) / np.sqrt(np.maximum(in_flight * elasticity * pooled, 1e-6))
+        crowd = _CROWD * np.minimum(crowd, tpot)
+        stalls = self.stalls * _STALLED * busy * residual * tpot / (1.0 - np.minimum(busy, _BUSIEST)) ** 2
+        spread = np.sqrt((crowd**2)[:, None, None] + stalls[:, None, None] / np.maximum(self.later, 1.0))
+        above = (self.tpot_s - mean)[:, :, None] / np.maximum(spread, 1e-12)
+        kept = np.where(self.later > 0, _normal(above), 1.0)
+        return np.asarray(kept.mean(axis=2))
+
+
+def _needs(meant: Sequence[Meant], weights: Array) -> tuple[Array, Array]:
+    """By class of what is meant: the shares that must keep TTFT and TPOT, and what its parts weigh within it."""
+    most = max(len(one.targets.classes) for one in meant)
+    needs, within = np.zeros((len(meant), most, 2)), np.zeros((len(meant), most, weights.shape[1]))
+    for place, (one, weight) in enumerate(zip(meant, weights, strict=True)):
+        for k in np.unique(one.targets.class_of[weight > 0]):
+            kind, mine = one.targets.classes[k], np.where(one.targets.class_of == k, weight, 0.0)
+            within[place, k] = mine / mine.sum()
+            needs[place, k] = _share(kind.ttft, one.allowance), _share(kind.tpot, one.allowance)
+    return needs, within
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A mixture at a level of load: by deployment, and by deployment and part."""
+    """Cases at levels of load: by case, and by case and part."""
 
-    requests_per_s: Array
     busy: Array
     in_flight: Array
     rate: Array
@@ -362,151 +511,90 @@ class _State:
     held: Array
 
 
-def operating_point(levels: Levels, share: Array, requests_per_s: float, allowance: float = 1.0) -> Capacity:
-    """Where each deployment runs if it is meant for a mixture: `share` by part, nil where a part is not meant.
+def operating_points(levels: Levels, meant: Sequence[Meant]) -> list[Capacity]:
+    """Where each deployment runs if it is meant for each of these; what cannot serve one at all takes nothing of it.
 
-    `requests_per_s`: of the mixture, for as many replicas as that takes share their traffic. `allowance`: times the
-    share of requests that may miss; what one pool takes more of it another has to leave.
+    Many small arrays cost more than one large, and one that no cache holds more than several that fit.
     """
-    mine = share > 0
-    weight = share / share.sum()
-    rows = len(levels.room)
-    able = levels.able[:, mine].all(axis=1)
-    needs = _needs(levels, weight, allowance)
-    low, high = np.zeros(rows), np.full(rows, _LEVELS - 1.0)
-    why = np.full(rows, _FULL)
-    at_top = _state(levels, weight, high, requests_per_s)
-    kept, broke = _holds(levels, needs, at_top)
-    whole = kept & able
-    why = np.where(whole, why, broke)
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        keeps, broke = _holds(levels, needs, _state(levels, weight, middle, requests_per_s))
-        low, high = np.where(keeps, middle, low), np.where(keeps, high, middle)
-        why = np.where(keeps | whole, why, broke)
-    level = np.where(whole, _LEVELS - 1.0, low)
-    state = _state(levels, weight, level, requests_per_s)
-    served = _holds(levels, needs, state)[0] & able & (state.in_flight >= _LEAST_IN_FLIGHT)
+    rows, parts = levels.room.shape
+    at_once = max(_VALUES // max(rows * parts * _POINTS, 1), 1)
+    # Those of about as many parts together.
+    order = sorted(range(len(meant)), key=lambda place: np.count_nonzero(meant[place].share))
+    found: dict[int, Capacity] = {}
+    for start in range(0, len(order), at_once):
+        some = order[start : start + at_once]
+        found.update(zip(some, _operating_points(levels, [meant[place] for place in some]), strict=True))
+    return [found[place] for place in range(len(meant))]
+
+
+def _operating_points(levels: Levels, meant: Sequence[Meant]) -> list[Capacity]:
+    rows, parts = levels.room.shape
+    able = np.stack([levels.able(one.targets) for one in meant])
+    mine = np.stack([one.share > 0 for one in meant])
+    serving = np.flatnonzero((able | ~mine[:, None, :]).all(axis=2))
+    found = Capacity.empty((len(meant) * rows, parts))
+    if len(serving):
+        point = _found_points(levels, meant, serving)
+        point.requests_per_s[~able.reshape(-1, parts)[serving]] = 0.0
+        found.fill(serving, slice(None), point)
+    return [found.rows(slice(start, start + rows)) for start in range(0, len(meant) * rows, rows)]
+
+
+def _found_points(levels: Levels, meant: Sequence[Meant], pair: NDArray[np.int64]) -> Capacity:
+    cases = _Cases(levels, meant, pair, all_parts=False)
+    top = np.full(len(pair), _LEVELS - 1.0)
+    whole, why = cases.holds(cases.state(top))
+    why = np.where(whole, _FULL, why)
+    level = top
+    if not whole.all():
+        left = np.flatnonzero(~whole)
+        fewer = _Cases(levels, meant, pair[left], all_parts=False)
+        low, high, reason = np.zeros(len(left)), top[left], why[left]
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            keeps, broke = fewer.holds(fewer.state(middle))
+            low, high = np.where(keeps, middle, low), np.where(keeps, high, middle)
+            reason = np.where(keeps, reason, broke)
+        level[left], why[left] = low, reason
+    cases = _Cases(levels, meant, pair, all_parts=True)
+    state = cases.state(level)
+    served = cases.holds(state)[0] & (state.in_flight >= _LEAST_IN_FLIGHT)
     # Where prompts are computed elsewhere, no part may keep that side busier than the mixture does.
-    by_prefill = np.where(levels.stalls > 0, np.inf, state.busy)[:, None] / np.maximum(state.service_s, 1e-12)
-    rate = np.where(served[:, None] & levels.able, np.minimum(state.rate, by_prefill), 0.0)
-    limit = np.where((why == _MEMORY) & (levels.room.max(axis=1) >= levels.engine_limit - 1e-9), _ENGINE, why)
+    by_prefill = np.where(cases.stalls > 0, np.inf, state.busy)[:, None] / np.maximum(state.service_s, 1e-12)
+    rate = np.where(served[:, None], np.minimum(state.rate, by_prefill), 0.0)
+    engine = levels.engine_limit[cases.d]
+    limit = np.where((why == _MEMORY) & (levels.room.max(axis=1)[cases.d] >= engine - 1e-9), _ENGINE, why)
     # What the strictest target bears if all are like the mixture; the gateway predicts each request, and short ones may
     # be more.
-    promised = float(levels.target_tpot_s[mine].min())
-    step = np.log(levels.tpot_s[:, 1] / levels.tpot_s[:, 0])
-    worst = np.clip(np.log(np.minimum(promised, 1e6) / levels.tpot_s[:, 0]) / step, level, _LEVELS - 1.0)
-    most = _CROWDED * _state(levels, weight, worst, requests_per_s).in_flight
-    shape = rate.shape
+    promised = np.where(cases.weight > 0, cases.tpot_s, np.inf).min(axis=1)
+    least = levels.tpot_s[cases.d, 0]
+    step = np.log(levels.tpot_s[cases.d, 1] / least)
+    worst = np.clip(np.log(np.minimum(promised, 1e6) / least) / step, level, _LEVELS - 1.0)
+    most = np.clip(_CROWDED * cases.state(worst).in_flight, 1.0, np.minimum(engine, GRID[-1]))
+
+    def by_part(values: Array) -> Array:
+        return np.broadcast_to(values[:, None], rate.shape)
+
     return Capacity(
         requests_per_s=rate,
-        in_flight=np.broadcast_to(state.in_flight[:, None], shape),
-        most_in_flight=np.broadcast_to(np.clip(most, 1.0, np.minimum(levels.engine_limit, GRID[-1]))[:, None], shape),
-        limit=np.broadcast_to(limit[:, None], shape),
+        in_flight=by_part(state.in_flight),
+        most_in_flight=by_part(most),
+        limit=np.broadcast_to(limit[:, None], rate.shape),
         ttft_s=state.own_s,
-        tpot_s=np.broadcast_to(state.tpot_s[:, None], shape),
+        tpot_s=by_part(state.tpot_s),
         keeps_ttft=state.keeps_ttft,
         keeps_tpot=state.keeps_tpot,
     )
-
-
-# By class of a mixture: its parts, their weights within it, and the shares that must keep TTFT and TPOT.
-_Need = tuple[NDArray[np.int64], Array, float, float]
-
-
-def _needs(levels: Levels, weight: Array, allowance: float) -> list[_Need]:
-    found = []
-    for kind in np.unique(levels.class_of[weight > 0]):
-        parts = np.flatnonzero((levels.class_of == kind) & (weight > 0))
-        one = levels.parts[parts[0]].request_class
-        within = weight[parts] / weight[parts].sum()
-        found.append((parts, within, _share(one.ttft, allowance), _share(one.tpot, allowance)))
-    return found
 
 
 def _share(target: Target | None, allowance: float) -> float:
     return 1.0 - (1.0 - target.percentile) * allowance if target else 0.0
 
 
-def _holds(levels: Levels, needs: Sequence[_Need], state: _State) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Whether the percentiles of all classes hold, and else what breaks first."""
-    why = np.full(len(state.busy), _FULL)
-    for parts, within, ttft, tpot in needs:
-        why = np.where(state.keeps_tpot[:, parts] @ within < tpot, _TPOT, why)
-        why = np.where((why == _FULL) & (state.keeps_ttft[:, parts] @ within < ttft), _TTFT, why)
-    why = np.where((why == _FULL) & (state.held > 1.0), _MEMORY, why)
-    return (why == _FULL) & (state.busy <= _BUSIEST), why
-
-
-def _state(levels: Levels, weight: Array, level: Array, demand: float) -> _State:
-    rate = np.maximum(levels.interpolated(levels.requests_per_s, level), 1e-12)
-    service, own, each = (levels.interpolated(v, level) for v in (levels.service_s, levels.own_s, levels.in_flight))
-    tpot = levels.interpolated(levels.tpot_s, level)
-    taken = weight / rate
-    together = 1.0 / taken.sum(axis=1)
-    part_of = taken * together[:, None]
-    in_flight = (part_of * each).sum(axis=1)
-    mean_s = (weight * service).sum(axis=1)
-    busy = np.minimum(together * mean_s, 0.999)
-    # Twice what is left of a prompt's service when another comes.
-    residual = (weight * service**2 * levels.spread).sum(axis=1) / np.maximum(mean_s, 1e-12)
-    replicas = np.clip(demand / together, 1.0, _MOST_POOLED)
-    pooled = 1.0 + _POOLED * (replicas - 1.0)
-    return _State(
-        requests_per_s=together,
-        busy=busy,
-        in_flight=in_flight,
-        rate=rate,
-        service_s=service,
-        own_s=own,
-        tpot_s=tpot,
-        keeps_ttft=_keeps_ttft(levels, own, service, busy, residual, pooled),
-        keeps_tpot=_keeps_tpot(levels, weight, level, tpot, in_flight, busy, residual, pooled),
-        held=(part_of * each / np.maximum(levels.room, 1e-9)).sum(axis=1)
-        * (1.0 + _HELD_DEVIATIONS / np.sqrt(np.maximum(in_flight * replicas, 1.0))),
-    )
-
-
-def _keeps_ttft(levels: Levels, own: Array, service: Array, busy: Array, residual: Array, pooled: Array) -> Array:
-    if not np.isfinite(levels.ttft_s).any():
-        return np.ones_like(own)
-    slack = levels.ttft_s[:, None] - own[:, :, None] - levels.extra_s
-    # Prompts that come meanwhile and share one's step end with it: a share of the wait, until the step is full.
-    mates = ((levels.prompts_a_step - 1.0) * service)[:, :, None]
-    wait = np.maximum(slack / (1.0 + busy)[:, None, None], slack - mates)
-    late = late_share(busy[:, None, None], residual[:, None, None], pooled[:, None, None], np.maximum(wait, 0.0))
-    return np.asarray(np.where(slack > 0, 1.0 - late, 0.0).mean(axis=2))
-
-
 def late_share(busy: Array, residual: Array, pooled: Array, wait: Array) -> Array:
     """Of prompts, how many wait longer for prefill: Sakasegawa's formula for several servers, exact for one."""
     waits = busy ** (np.sqrt(2.0 * (pooled + 1.0)) - 1.0)
     return np.asarray(waits * np.exp(-(1.0 - busy) * pooled * wait / np.maximum(0.5 * residual, 1e-12)))
-
-
-def _keeps_tpot(
-    levels: Levels, weight: Array, level: Array, tpot: Array, in_flight: Array, busy: Array, residual: Array,
-    pooled: Array,
-) -> Array:  # fmt: skip
-    if not np.isfinite(levels.target_tpot_s).any():
-        return np.ones((len(tpot), len(weight)))
-    tokens = weight * np.maximum(levels.later.mean(axis=1), 1e-9)
-    usual = levels.slower_s @ (tokens / tokens.sum())
-    mean = tpot[:, None] + levels.slower_s - usual[:, None]
-    # How the time of a token answers to more requests in flight, and these to the traffic.
-    step = np.log(levels.tpot_s[:, 1] / levels.tpot_s[:, 0])
-    ahead = np.minimum(level + 0.5, _LEVELS - 1.0)
-    more = (weight * levels.interpolated(levels.in_flight, ahead)).sum(axis=1)
-    less = (weight * levels.interpolated(levels.in_flight, ahead - 0.5)).sum(axis=1)
-    per_request = 0.5 * step / np.maximum(np.log(np.maximum(more, 1e-9) / np.maximum(less, 1e-9)), 1e-3)
-    elasticity = np.clip(1.0 - per_request, _STIFFEST, 1.0)
-    crowd = tpot * np.minimum(per_request, 1.0) / np.sqrt(np.maximum(in_flight * elasticity * pooled, 1e-6))
-    crowd = _CROWD * np.minimum(crowd, tpot)
-    stalls = levels.stalls * _STALLED * busy * residual * tpot / (1.0 - np.minimum(busy, _BUSIEST)) ** 2
-    spread = np.sqrt(crowd[:, None, None] ** 2 + stalls[:, None, None] / np.maximum(levels.later, 1.0))
-    above = (levels.target_tpot_s[:, None] - mean[:, :, None]) / np.maximum(spread, 1e-12)
-    kept = np.where(levels.later > 0, _normal(above), 1.0)
-    return np.asarray(kept.mean(axis=2))
 
 
 def _normal(deviations: Array) -> Array:
@@ -518,18 +606,23 @@ def _normal(deviations: Array) -> Array:
 def _largest_within(values: Array, limit: Array, empty: Array) -> Array:
     """The most in flight at which a rising curve keeps the limit; `empty` is its value with none.
 
-    Between none and one the curve is taken as straight; 0 where even an empty replica breaks the limit.
+    Curves lie on the last axis of `values`. Between none and one the curve is taken as straight; 0 where even an empty
+    replica breaks the limit.
     """
-    rising = np.maximum.accumulate(np.maximum(values, 1e-12), axis=1)
-    above = rising > limit[:, None]
-    first = np.argmax(above, axis=1)
-    rows = np.arange(len(values))
-    before = np.maximum(first - 1, 0)
-    left, right = np.log(rising[rows, before]), np.log(rising[rows, first])
+    rising = np.maximum.accumulate(np.maximum(values, 1e-12), axis=-1)
+    logs = np.log(rising)
+    # Points of the curve that keep the limit: as many as lie before the first that breaks it.
+    first = (rising <= limit[..., None]).sum(axis=-1)
+    last = rising.shape[-1] - 1
+    shape = (*first.shape, last + 1)
+    before, after = np.maximum(first - 1, 0), np.minimum(first, last)
+    left, right = (
+        np.take_along_axis(np.broadcast_to(logs, shape), place[..., None], axis=-1)[..., 0] for place in (before, after)
+    )
     into = np.clip((np.log(limit) - left) / np.maximum(right - left, 1e-12), 0.0, 1.0)
-    between = np.exp2(before + into * (first - before))
-    below_one = np.clip((limit - empty) / np.maximum(rising[:, 0] - empty, 1e-12), 0.0, 1.0)
-    return np.where(above[:, 0], below_one, np.where(above.any(axis=1), between, GRID[-1]))
+    between = np.exp2(before + into * (after - before))
+    below_one = np.clip((limit - empty) / np.maximum(rising[..., 0] - empty, 1e-12), 0.0, 1.0)
+    return np.where(first == 0, below_one, np.where(first <= last, between, GRID[-1]))
 
 
 def at_or_first(values: Array, in_flight: Array) -> Array:

@@ -1,7 +1,7 @@
 """Every replica that could serve a workload, evaluated once; then read hopefully or warily, at little cost."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import combinations, groupby
 from statistics import NormalDist
 
@@ -22,10 +22,12 @@ from crosstie.decide.plan.capacity import (
     EstimateScale,
     Levels,
     LoadCurve,
+    Meant,
+    Targets,
     Tier,
     TrafficPart,
     curves,
-    operating_point,
+    operating_points,
     tier_of,
 )
 from crosstie.decide.plan.gate import Gate
@@ -202,6 +204,10 @@ def of_one_stack(surveyed: Sequence[Survey], scaling: Scaling) -> list[Survey]:
     return [one.rows([i for i, d in enumerate(one.deployments) if key_of(d) in kept]) for one in surveyed]
 
 
+# A tier, what a pool of it is meant for, and what each deployment then takes of the parts that it may take.
+_Pools = list[tuple[Tier, Mixture, list[int], Capacity]]
+
+
 def offers(
     surveyed: Sequence[Survey], scaling: Scaling, *, peak: float = 1.0, own_tiers: bool = False
 ) -> Offers:  # fmt: skip
@@ -209,41 +215,70 @@ def offers(
 
     `peak`: the traffic over today's, since more replicas that share it wait less.
     """
-    parts = sorted((part for one in surveyed for part in one.parts), key=lambda part: part.index)
-    columns: list[Column] = []
-    found: list[tuple[int, list[int], Capacity]] = []
-    for one in surveyed:
-        if not one.deployments:
-            continue
-        levels = Levels(one.parts, one.curves, scaling(one.deployments))
-        for tier in one.tiers:
-            for mixture in mixtures(one, tier, own_tiers=own_tiers):
-                takes = [one.parts[place].index for place in _taken(one, tier, mixture, own_tiers)]
-                found.append((len(columns), takes, offer(one, levels, tier, mixture, peak, own_tiers=own_tiers)))
-                columns += [Column(deployment, tier, mixture) for deployment in one.deployments]
+    return _joined([(one, _pools([one], scaling, peak, own_tiers=own_tiers)[0]) for one in surveyed])
+
+
+def offers_of_each(
+    surveyed: Sequence[Survey], moved: Sequence[Survey], scaling: Scaling, *, peak: float = 1.0
+) -> list[Offers]:
+    """The same as each of `moved` takes the place of its model's survey, from which it differs in targets alone."""
+    usual = [(one, _pools([one], scaling, peak)[0]) for one in surveyed]
+    found: dict[int, Offers] = {}
+    for place, one in enumerate(surveyed):
+        mine = [other for other in moved if other.curves is one.curves]
+        for other, pools in zip(mine, _pools(mine, scaling, peak), strict=True):
+            found[id(other)] = _joined([*usual[:place], (other, pools), *usual[place + 1 :]])
+    return [found[id(one)] for one in moved]
+
+
+def _pools(alike: Sequence[Survey], scaling: Scaling, peak: float, *, own_tiers: bool = False) -> list[_Pools]:
+    """The pools of surveys that differ in targets alone."""
+    if not alike or not alike[0].deployments:
+        return [[] for _ in alike]
+    levels = Levels(alike[0].parts, alike[0].curves, scaling(alike[0].deployments))
+    asked = [(one, Targets(one.parts)) for one in alike]
+    every = [
+        (place, tier, mixture, _meant(one, targets, mixture, peak))
+        for place, (one, targets) in enumerate(asked)
+        for tier in one.tiers
+        for mixture in mixtures(one, tier, own_tiers=own_tiers)
+    ]
+    found: list[_Pools] = [[] for _ in alike]
+    points = operating_points(levels, [meant for _, _, _, meant in every])
+    for (place, tier, mixture, _), point in zip(every, points, strict=True):
+        found[place].append((tier, mixture, _taken(alike[place], tier, mixture, own_tiers), point))
+    return found
+
+
+def _joined(found: Sequence[tuple[Survey, _Pools]]) -> Offers:
+    parts = sorted((part for one, _ in found for part in one.parts), key=lambda part: part.index)
+    columns = [
+        Column(deployment, tier, mixture)
+        for one, pools in found
+        for tier, mixture, _, _ in pools
+        for deployment in one.deployments
+    ]
     taken = Capacity.empty((len(columns), len(parts)))
     place = {part.index: place for place, part in enumerate(parts)}
-    for start, takes, capacity in found:
-        taken.fill(slice(start, start + len(capacity.limit)), [place[index] for index in takes], capacity)
+    start = 0
+    for one, pools in found:
+        for _, _, takes, capacity in pools:
+            rows = slice(start, start := start + len(one.deployments))
+            taken.fill(rows, [place[one.parts[k].index] for k in takes], capacity.of_parts(takes))
     return Offers(parts, columns, taken)
 
 
-def offer(
-    one: Survey, levels: Levels, tier: Tier, mixture: Mixture, peak: float = 1.0, *, own_tiers: bool = False
-) -> Capacity:
-    """What pools of a tier that are meant for a mixture take of the parts that they may take."""
+def _meant(one: Survey, targets: Targets, mixture: Mixture, peak: float) -> Meant:
     share = np.zeros(len(one.parts))
     share[list(mixture.parts)] = [one.parts[place].requests_per_s for place in mixture.parts]
-    found = operating_point(levels, share, float(share.sum()) * peak, mixture.allowance)
-    takes = _taken(one, tier, mixture, own_tiers)
-    return Capacity(*(getattr(found, f.name)[:, takes] for f in fields(Capacity)))
+    return Meant(targets, share, float(share.sum()) * peak, mixture.allowance)
 
 
 def rates_of(one: Survey, levels: Levels, column: Column, peak: float) -> dict[int, Array]:
     """By part: what pools as a column has them take of it; an entry a deployment."""
-    capacity = offer(one, levels, column.tier, column.mixture, peak)
+    (found,) = operating_points(levels, [_meant(one, levels.targets, column.mixture, peak)])
     takes = _taken(one, column.tier, column.mixture, False)
-    return {one.parts[place].index: capacity.requests_per_s[:, k] for k, place in enumerate(takes)}
+    return {one.parts[place].index: found.requests_per_s[:, place] for place in takes}
 
 
 def mixtures(one: Survey, tier: Tier, *, own_tiers: bool = False) -> list[Mixture]:

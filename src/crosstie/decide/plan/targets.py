@@ -15,9 +15,10 @@ from crosstie.decide.plan.infeasible import alone_s, with_class
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Mask, Solution
 from crosstie.decide.plan.solver import MANY_PARTS, solve
-from crosstie.decide.plan.survey import Scaling, Survey, offers, undominated
+from crosstie.decide.plan.survey import Offers, Scaling, Survey, offers, offers_of_each, undominated
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
+_MOVES = tuple(factor for factor in FACTORS if factor != 1.0)
 # Of many classes, those that the fleet is mostly for.
 _MOST_CLASSES = 6
 # A step that makes the fleet dearer by more than this share is a knee; and a target within this of what a request sees
@@ -63,31 +64,44 @@ def target_prices(
         return []
     kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
     some = [one.rows([i for i, d in enumerate(one.deployments) if d.accelerator.id in kinds]) for one in surveyed]
-    now = _least(some, asked, scaling)
+    now = _least(offers(some, scaling, peak=asked.peak), asked)
     if now is None:
         return []
     # Closed forms say how prices change; the answer says what they are.
     times = answer.usd_per_hour / now
     classes = {id(part.request_class): part.request_class for part in asked.offers.parts}
     by_traffic = sorted(classes.values(), key=lambda one: -one.requests_per_s * (one.input_tokens + one.output_tokens))
-    found = []
-    for kind in by_traffic[:_MOST_CLASSES]:
-        for metric, target in (("ttft", kind.ttft), ("tpot", kind.tpot)):
-            if target is not None:
-                found.append(_price(some, asked, scaling, kind, metric, target, now, times))
-    return found
+    every = [
+        (kind, metric, target, _survey_of(some, kind))
+        for kind in by_traffic[:_MOST_CLASSES]
+        for metric, target in (("ttft", kind.ttft), ("tpot", kind.tpot))
+        if target is not None
+    ]
+    moved = [
+        with_class(one, kind, _moved(kind, metric, target, f)) for kind, metric, target, one in every for f in _MOVES
+    ]
+    offered = iter(offers_of_each(some, moved, scaling, peak=asked.peak))
+    return [
+        _price(one, [next(offered) for _ in _MOVES], asked, scaling, kind, metric, target, now, times)
+        for kind, metric, target, one in every
+    ]
+
+
+def _survey_of(surveyed: Sequence[Survey], kind: RequestClass) -> Survey:
+    return next(one for one in surveyed if any(part.request_class is kind for part in one.parts))
+
+
+def _moved(kind: RequestClass, metric: str, target: Target, factor: float) -> RequestClass:
+    return msgspec.structs.replace(kind, **{metric: msgspec.structs.replace(target, seconds=target.seconds * factor)})
 
 
 def _price(
-    surveyed: Sequence[Survey], asked: Choice, scaling: Scaling, kind: RequestClass, metric: str, target: Target,
-    now: float, times: float,
+    one: Survey, moved: Sequence[Offers], asked: Choice, scaling: Scaling, kind: RequestClass, metric: str,
+    target: Target, now: float, times: float,
 ) -> TargetPrice:  # fmt: skip
-    costs: list[float] = []
-    for factor in FACTORS:
-        moved = msgspec.structs.replace(target, seconds=target.seconds * factor)
-        instead = msgspec.structs.replace(kind, **{metric: moved})
-        cost = now if factor == 1.0 else _least([with_class(one, kind, instead) for one in surveyed], asked, scaling)
-        costs.append(np.inf if cost is None else cost)
+    costs = [_least(offered, asked) for offered in moved]
+    costs.insert(FACTORS.index(1.0), now)
+    costs = [np.inf if cost is None else cost for cost in costs]
     # From the strictest on, none is dearer than the one before; and the target's own price is what it is.
     place = FACTORS.index(1.0)
     kept = np.minimum.accumulate(costs)
@@ -97,7 +111,6 @@ def _price(
         TargetStep(factor, target.seconds * factor, float(usd * times) if np.isfinite(usd) else None)
         for factor, usd in zip(FACTORS, kept, strict=True)
     ]
-    one = next(one for one in surveyed if any(part.request_class is kind for part in one.parts))
     floor_s = alone_s(one, kind, scaling(one.deployments))[metric][0]
     knee = next(
         (steps[k].seconds for k in range(len(steps) - 1, 0, -1) if kept[k - 1] > kept[k] * (1.0 + _KNEE)), None
@@ -105,8 +118,7 @@ def _price(
     return TargetPrice(kind.name, metric, target.percentile, target.seconds, steps, floor_s, knee)
 
 
-def _least(surveyed: Sequence[Survey], asked: Choice, scaling: Scaling) -> float | None:
-    offered = offers(surveyed, scaling, peak=asked.peak).corrected(asked.correction)
-    read = asked.with_offers(undominated(offered))
+def _least(offered: Offers, asked: Choice) -> float | None:
+    read = asked.with_offers(undominated(offered.corrected(asked.correction)))
     found = solve(read.problem, quickly=True)
     return None if found is None else found.usd_per_hour

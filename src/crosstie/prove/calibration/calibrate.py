@@ -18,8 +18,10 @@ from crosstie.catalog.calibration import (
     KNOWN,
     MODE_LEVELS,
     Calibration,
+    Counted,
     Subject,
     calibration_text,
+    counted,
     empty,
     evidence as evidence_of,
     points_key,
@@ -382,10 +384,10 @@ def left_out_errors(
     sources = [_source(evidence, origin) for origin in range(len(evidence.cases))]
     own = evidence.subjects[: len(evidence.cases)]
     everywhere = Counter(map(points_key, own))
-    elsewhere: dict[str, dict[str, int]] = {}
+    elsewhere: dict[str, Counted] = {}
     for source in sorted(set(sources)):
         here = Counter(points_key(s) for s, name in zip(own, sources, strict=True) if name == source)
-        elsewhere[source] = {**(beside or {}), **(everywhere - here)}
+        elsewhere[source] = counted({**(beside or {}), **(everywhere - here)})
     near: dict[tuple[str, str], str] = {}
 
     def missed(grouping: str, nearness: Callable[[int], str]) -> Iterator[LeftOut]:
