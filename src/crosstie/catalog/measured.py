@@ -7,23 +7,37 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from crosstie.catalog.calibration import architecture_of
-from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.catalog.library import SHIPPED, Catalog, spellings
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import CrosstieError
 
 _FILES = "measured/results*.csv.gz"
-_COLUMNS = (
-    "accelerator", "model", "precision", "engine", "parallelism", "tp", "input_len", "output_len", "concurrency",
-    "spec_decode", "disagg",
-)  # fmt: skip
 _NOT = ("", "none", "false", "no", "off")
 _WIDTH = re.compile(r"4|8")
 _SPLIT = re.compile(r"(tp|pp|dp|ep)\s*=?\s*(\d+)", re.IGNORECASE)
 
 Range = tuple[float, float]
+
+
+class _Row(NamedTuple):
+    """Of the columns of the shipped results those that are looked at."""
+
+    accelerator: str
+    model: str
+    precision: str
+    engine: str
+    parallelism: str
+    tp: str
+    input_len: str
+    output_len: str
+    concurrency: str
+    spec_decode: str
+    disagg: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +84,18 @@ def measured_with(catalog: Catalog, one: Deployment) -> MeasuredWith | None:
     same_model = _named(lambda name: architecture_of(catalog.model(name)) == shape)
     rows = [
         row
-        for (accelerator, engine, width, model), alike in _rows().items()
+        for (accelerator, engine, width, model), alike in _rows(frozenset(spellings(one.accelerator))).items()
         if width == one.weight_width and same_accelerator(accelerator) and same_stack(engine) and same_model(model)
         for row in alike
-        if (row["spec_decode"].casefold() not in _NOT) == (one.speculation is not None)
-        and row["disagg"].casefold() in _NOT
+        if (row.spec_decode.casefold() not in _NOT) == (one.speculation is not None) and row.disagg.casefold() in _NOT
     ]
     if not rows:
         return None
-    layouts = Counter(_layout(row["parallelism"] or (f"tp{row['tp']}" if row["tp"] else "")) for row in rows)
+    layouts = Counter(_layout(row.parallelism or (f"tp{row.tp}" if row.tp else "")) for row in rows)
     return MeasuredWith(
         len(rows),
         tuple(name for name, _ in layouts.most_common()),
-        *(_range([row[column] for row in rows]) for column in ("input_len", "output_len", "concurrency")),
+        *(_range([getattr(row, column) for row in rows]) for column in ("input_len", "output_len", "concurrency")),
     )
 
 
@@ -105,6 +118,7 @@ def _layout(said: str) -> str:
     return str(Parallelism(**found)) if "tp" in found and 0 not in found.values() else ""
 
 
+@cache
 def _width(precision: str) -> str:
     found = _WIDTH.search(precision)
     return found[0] if found else "16"
@@ -116,16 +130,20 @@ def _range(values: list[str]) -> Range | None:
 
 
 @cache
-def _rows(folder: Path = SHIPPED) -> dict[tuple[str, str, str, str], list[dict[str, str]]]:
-    """By accelerator, engine, width of the weights and model, as the sources name them."""
-    found: dict[tuple[str, str, str, str], list[dict[str, str]]] = {}
-    for file in sorted(folder.glob(_FILES)):
-        with gzip.open(file, "rt", encoding="utf-8", newline="") as text:
-            rows = csv.reader(text)
-            header = next(rows)
-            places = [(column, header.index(column)) for column in _COLUMNS]
-            for cells in rows:
-                row = {column: cells[place] for column, place in places}
-                key = row["accelerator"], row["engine"], _width(row["precision"]), row["model"]
-                found.setdefault(key, []).append(row)
+def _rows(names: frozenset[str], folder: Path = SHIPPED) -> dict[tuple[str, str, str, str], list[_Row]]:
+    """Of one accelerator, by its spellings: rows by accelerator, engine, width of the weights and model, as the sources
+    name them. Few lines of the files name it at all, and only these are taken apart."""
+    found: dict[tuple[str, str, str, str], list[_Row]] = {}
+    for header, *lines in _lines(folder):
+        mine = csv.reader(line for line in lines if any(name in line.casefold() for name in names))
+        columns = header.split(",")
+        looked_at = itemgetter(*(columns.index(column) for column in _Row._fields))
+        for row in map(_Row._make, map(looked_at, mine)):
+            found.setdefault((row.accelerator, row.engine, _width(row.precision), row.model), []).append(row)
     return found
+
+
+@cache
+def _lines(folder: Path) -> list[list[str]]:
+    """Of each file, its header first; no row has a line break in it."""
+    return [gzip.decompress(file.read_bytes()).decode().splitlines() for file in sorted(folder.glob(_FILES))]

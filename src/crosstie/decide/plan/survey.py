@@ -412,14 +412,12 @@ def _front(offered: Offers, group: NDArray[np.int64]) -> list[int]:
     keeps = np.concatenate(kept_of, axis=1)
     # Best first, so that most fall to the first few they meet.
     order = np.argsort(-per_gpu.sum(axis=1) - 1e-9 / gpus, kind="stable")
-    kept: list[int] = []
-    for index in order:
-        others = np.array(kept, np.int64)
-        if len(others):
-            divides = gpus[index] % gpus[others] == 0
-            covers = np.all(per_gpu[others] >= per_gpu[index] * (1.0 - 1e-9), axis=1)
-            as_sure = np.all(keeps[others] >= keeps[index] - _SAME_SHARE, axis=1)
-            if np.any(divides & covers & as_sure):
-                continue
-        kept.append(int(index))
-    return [int(group[i]) for i in kept]
+    gpus, per_gpu, keeps = gpus[order], per_gpu[order], keeps[order]
+    left = np.ones(len(order), bool)
+    for index in range(len(order)):
+        if left[index]:
+            later = index + 1 + np.flatnonzero(left[index + 1 :] & (gpus[index + 1 :] % gpus[index] == 0))
+            covers = np.all(per_gpu[index] >= per_gpu[later] * (1.0 - 1e-9), axis=1)
+            later = later[covers]
+            left[later[np.all(keeps[index] >= keeps[later] - _SAME_SHARE, axis=1)]] = False
+    return [int(group[i]) for i in order[left]]
