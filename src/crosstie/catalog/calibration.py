@@ -235,8 +235,17 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return any(name in self.scopes for name in names)
 
     def factors(self, subject: Subject) -> dict[str, float]:
-        parts = [self.scopes[scope] for scope in scopes(subject) if scope in self.scopes]
-        return {name: math.exp(sum(part[i] for part in parts)) for i, name in enumerate(self.constants)}
+        # No scope is of so many GPUs: layouts of one kind share their factors.
+        kind = subject._replace(gpus="")
+        if kind not in self._factors:
+            parts = [self.scopes[scope] for scope in scopes(kind) if scope in self.scopes]
+            sums = map(sum, zip(*parts, strict=True)) if parts else [0.0] * len(self.constants)
+            self._factors[kind] = dict(zip(self.constants, map(math.exp, sums), strict=True))
+        return self._factors[kind]
+
+    @cached_property
+    def _factors(self) -> dict[Subject, dict[str, float]]:
+        return {}
 
     def evidence(self, subject: Subject) -> tuple[str, int, str]:
         """How near the measurements are, how many they are, and both in words."""

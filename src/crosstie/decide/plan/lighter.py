@@ -4,7 +4,7 @@ They change what the model answers, so they are never chosen unless the workload
 `models.NAME.precisions`); but nobody should pay for a wider format without knowing its price.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import Market
 from crosstie.decide.plan.optimise import choice
 from crosstie.decide.plan.solver import solve
-from crosstie.decide.plan.survey import of_one_stack, offers, peak_of, scaling_of, surveys, undominated
+from crosstie.decide.plan.survey import Survey, of_one_stack, offers, peak_of, scaling_of, surveys, undominated
 
 # What is tried, with the keys of a model's choice that it adds to.
 _TRIED: dict[str, dict[str, tuple[str, ...]]] = {
@@ -36,11 +36,11 @@ class Lighter:
 
 def lighter_formats(
     catalog: Catalog, workload: Workload, market: Market, accelerators: set[str], usd_per_hour: float,
-    correction: Mapping[str, float],
+    correction: Mapping[str, float], known: Sequence[Survey] = (),
 ) -> list[Lighter]:  # fmt: skip
     """The formats that would make a fleet of these accelerators, the answer's, cheaper.
 
-    `correction`: by model, of what closed forms say that its replicas take.
+    `correction`: by model, of what closed forms say that its replicas take. `known`: the surveys of the workload.
     """
     found = []
     parts = [item.accelerator for item in market.items if item.id in accelerators]
@@ -49,7 +49,7 @@ def lighter_formats(
         if asked == workload:
             continue
         scaling = scaling_of(asked)
-        tried = of_one_stack(surveys(catalog, asked, parts, gate=Gate(catalog, asked)), scaling)
+        tried = of_one_stack(surveys(catalog, asked, parts, gate=Gate(catalog, asked), known=known), scaling)
         offered = offers(tried, scaling, peak=peak_of(asked)).corrected(correction)
         read = choice(undominated(offered), market, asked)
         fleet = alternative(read, solve(read.problem, quickly=True), usd_per_hour)

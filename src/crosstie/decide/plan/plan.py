@@ -259,7 +259,8 @@ def _planned(
 ) -> Plan:  # fmt: skip
     """`alone`: the fleet, and nothing beside it."""
     gate = Gate(catalog, workload)
-    found = _best_plan(catalog, workload, priced, made, gate, on_progress, confirm, alone)
+    everything = surveys(catalog, workload, [item.accelerator for item in priced.items], on_progress, gate)
+    found = _best_plan(catalog, workload, priced, made, everything, on_progress, confirm, alone)
     if alone:
         return found
     pools = found.fleet.pools if found.fleet else []
@@ -283,15 +284,15 @@ def _planned(
             set(found.fleet.gpus),
             found.fleet.usd_per_hour,
             found.confirmed.correction if found.confirmed else {},
+            everything,
         ),
     )
 
 
 def _best_plan(
-    catalog: Catalog, workload: Workload, priced: Market, made: str, gate: Gate, on_progress: OnProgress, confirm: bool,
-    alone: bool,
+    catalog: Catalog, workload: Workload, priced: Market, made: str, everything: list[Survey], on_progress: OnProgress,
+    confirm: bool, alone: bool,
 ) -> Plan:  # fmt: skip
-    everything = surveys(catalog, workload, [item.accelerator for item in priced.items], on_progress, gate)
     surveyed = of_one_stack(everything, scaling_of(workload))
     asked, answer, each = _as_sure(surveyed, priced, workload, on_progress)
     considered = sum(len(one.deployments) for one in everything)

@@ -116,7 +116,9 @@ def surveys(
     accelerators: Sequence[Accelerator],
     on_progress: OnProgress = no_progress,
     gate: Gate | None = None,
+    known: Sequence[Survey] = (),
 ) -> list[Survey]:
+    """`known`: surveys of the same traffic; what they have of a replica is not worked out again."""
     parts = parts_of(workload)
     gate = gate or Gate(catalog, workload)
     found = []
@@ -131,17 +133,25 @@ def surveys(
         tried = with_adapters(tried, [one for one in workload.classes if one.model == model_id])
         on_progress(done, len(models), f"{model_id}: {len(tried)} replicas, {len(mine)} kinds of requests")
         served = services(catalog, tried, [part.slice for part in mine]) if choice.apart else tried
-        found.append(survey(served, mine))
+        before = next((one for one in known if one.parts[0].request_class.model == model_id), None)
+        found.append(survey(served, mine, before))
     return found
 
 
-def survey(deployments: Sequence[Servable], parts: list[TrafficPart]) -> Survey:
+def survey(deployments: Sequence[Servable], parts: list[TrafficPart], known: Survey | None = None) -> Survey:
     """Deployments of one precision are evaluated together, and so are services with prefill and decode apart."""
 
     def kind(one: Servable) -> tuple[bool, str, str]:
         return isinstance(one, Disaggregated), one.precision.id, one.kv_format
 
     ordered = sorted(deployments, key=kind)
+    if known is not None and known.deployments:
+        place = {key_of(one): index for index, one in enumerate(known.deployments)}
+        new = survey([one for one in ordered if key_of(one) not in place], parts)
+        place.update({key_of(one): len(place) + index for index, one in enumerate(new.deployments)})
+        both = [LoadCurve.stacked(pair) for pair in zip(known.curves, new.curves or known.curves, strict=True)]
+        rows = [place[key_of(one)] for one in ordered]
+        return replace(new, deployments=ordered, curves=[curve.rows(rows) for curve in both])
     per_part: list[list[LoadCurve]] = [[] for _ in parts]
     for _, group in groupby(ordered, key=kind):
         for held, curve in zip(per_part, _curves(list(group), [p.slice for p in parts]), strict=True):
