@@ -291,7 +291,7 @@ def _show_targets(out: Output, plan: Plan) -> None:
         costs = ["none" if step.usd_per_hour is None else f"{step.usd_per_hour:,.0f}" for step in one.steps]
         knee = "at the floor" if one.at_floor else seconds(one.knee_s) if one.knee_s else "no"
         rows.append([one.class_name, at, *costs, knee])
-    show_table(out, columns, rows, "What your targets cost, $ an hour with each moved")
+    show_table(out, columns, rows, "What your targets cost, $ an hour with each moved, by closed forms")
     if any(one.at_floor for one in plan.targets):
         say(out, "  at the floor: hardly above what a request sees by itself on the fastest replica", "dim")
 

@@ -2,11 +2,16 @@
 
 import itertools
 
+import msgspec
+import numpy as np
 import pytest
 from tests.decide.plan.workloads import BATCH, one_class, workload
 
 from crosstie.catalog.library import Catalog
+from crosstie.core.workload import Target
+from crosstie.decide.plan.infeasible import with_class
 from crosstie.decide.plan.plan import Plan, plan as make_plan
+from crosstie.decide.plan.survey import Offers, offers, offers_of_each, scaling_at, survey, surveys
 from crosstie.decide.plan.targets import FACTORS, TargetPrice
 
 CHAT = one_class("chat", 300.0, {"median": 500, "p95": 3000}, {"mean": 250, "p95": 700}, (1.0, 0.9), (0.03, 0.9))
@@ -53,3 +58,34 @@ def test_a_target_at_the_floor_is_called_that(catalog: Catalog, planned: Plan) -
     assert one.steps[0].usd_per_hour is None
     assert one.knee_s is not None
     assert one.knee_s >= one.seconds * (1 - 1e-9)
+
+
+def same(one: Offers, other: Offers) -> bool:
+    rates = np.allclose(one.requests_per_s, other.requests_per_s, rtol=1e-9)
+    kept = np.allclose(one.capacity.keeps_ttft, other.capacity.keeps_ttft, rtol=1e-9)
+    return bool(rates and kept and one.columns == other.columns)
+
+
+def test_moved_together_or_one_by_one_is_the_same(catalog: Catalog) -> None:
+    accelerators = [catalog.accelerator("mi300x"), catalog.accelerator("h200")]
+    surveyed = surveys(catalog, workload(CHAT, BATCH), accelerators)
+    place, kind = next(
+        (i, p.request_class) for i, one in enumerate(surveyed) for p in one.parts if p.request_class.ttft
+    )
+    insteads = [msgspec.structs.replace(kind, ttft=Target(seconds=s, percentile=0.9)) for s in (0.5, 2.0)]
+    moved = [with_class(surveyed[place], kind, instead) for instead in insteads]
+    together = offers_of_each(surveyed, moved, scaling_at(0.8), peak=1.2)
+    for one, found in zip(moved, together, strict=True):
+        alone = [one if i == place else other for i, other in enumerate(surveyed)]
+        assert same(found, offers(alone, scaling_at(0.8), peak=1.2))
+    assert not same(*together)
+
+
+def test_what_is_known_of_a_replica_is_what_is_worked_out_of_it(catalog: Catalog) -> None:
+    whole = surveys(catalog, workload(CHAT), [catalog.accelerator("mi300x"), catalog.accelerator("h200")])[0]
+    half = survey(whole.deployments[::2], whole.parts)
+    again = survey(whole.deployments, whole.parts, half)
+    assert again.deployments == whole.deployments
+    for one, other in zip(again.curves, whole.curves, strict=True):
+        assert np.allclose(one.requests_per_s, other.requests_per_s, rtol=1e-9)
+        assert np.allclose(one.tpot_s, other.tpot_s, rtol=1e-9)

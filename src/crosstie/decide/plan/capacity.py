@@ -485,11 +485,12 @@ class _Cases:
 
 def _needs(meant: Sequence[Meant], weights: Array) -> tuple[Array, Array]:
     """By class of what is meant: the shares that must keep TTFT and TPOT, and what its parts weigh within it."""
-    most = max(len(one.targets.classes) for one in meant)
+    kinds = [np.unique(one.targets.class_of[weight > 0]) for one, weight in zip(meant, weights, strict=True)]
+    most = max(map(len, kinds))
     needs, within = np.zeros((len(meant), most, 2)), np.zeros((len(meant), most, weights.shape[1]))
     for place, (one, weight) in enumerate(zip(meant, weights, strict=True)):
-        for k in np.unique(one.targets.class_of[weight > 0]):
-            kind, mine = one.targets.classes[k], np.where(one.targets.class_of == k, weight, 0.0)
+        for k, number in enumerate(kinds[place]):
+            kind, mine = one.targets.classes[number], np.where(one.targets.class_of == number, weight, 0.0)
             within[place, k] = mine / mine.sum()
             needs[place, k] = _share(kind.ttft, one.allowance), _share(kind.tpot, one.allowance)
     return needs, within

@@ -65,7 +65,7 @@ def target_prices(
     kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
     some = [one.rows([i for i, d in enumerate(one.deployments) if d.accelerator.id in kinds]) for one in surveyed]
     now = _least(offers(some, scaling, peak=asked.peak), asked)
-    if now is None:
+    if not np.isfinite(now):
         return []
     # Closed forms say how prices change; the answer says what they are.
     times = answer.usd_per_hour / now
@@ -99,9 +99,12 @@ def _price(
     one: Survey, moved: Sequence[Offers], asked: Choice, scaling: Scaling, kind: RequestClass, metric: str,
     target: Target, now: float, times: float,
 ) -> TargetPrice:  # fmt: skip
-    costs = [_least(offered, asked) for offered in moved]
-    costs.insert(FACTORS.index(1.0), now)
-    costs = [np.inf if cost is None else cost for cost in costs]
+    strictest, strict, loose, loosest = moved
+    least, most = _least(loosest, asked), _least(strictest, asked)
+    # Between two targets of one price there is no other.
+    less = now if least >= now else _least(loose, asked)
+    more = now if most <= now else _least(strict, asked)
+    costs = [most, more, now, less, least]
     # From the strictest on, none is dearer than the one before; and the target's own price is what it is.
     place = FACTORS.index(1.0)
     kept = np.minimum.accumulate(costs)
@@ -118,7 +121,8 @@ def _price(
     return TargetPrice(kind.name, metric, target.percentile, target.seconds, steps, floor_s, knee)
 
 
-def _least(offered: Offers, asked: Choice) -> float | None:
+def _least(offered: Offers, asked: Choice) -> float:
+    """Infinite where no fleet will do."""
     read = asked.with_offers(undominated(offered.corrected(asked.correction)))
     found = solve(read.problem, quickly=True)
-    return None if found is None else found.usd_per_hour
+    return np.inf if found is None else found.usd_per_hour
