@@ -134,8 +134,9 @@ def _rows(names: frozenset[str], folder: Path = SHIPPED) -> dict[tuple[str, str,
     """Of one accelerator, by its spellings: rows by accelerator, engine, width of the weights and model, as the sources
     name them. Few lines of the files name it at all, and only these are taken apart."""
     found: dict[tuple[str, str, str, str], list[_Row]] = {}
+    named = re.compile("|".join(map(re.escape, sorted(names)))).search
     for header, *lines in _lines(folder):
-        mine = csv.reader(line for line in lines if any(name in line.casefold() for name in names))
+        mine = csv.reader(line for line in lines if named(line.casefold()))
         columns = header.split(",")
         looked_at = itemgetter(*(columns.index(column) for column in _Row._fields))
         for row in map(_Row._make, map(looked_at, mine)):
