@@ -204,7 +204,7 @@ class Capacity(ByDeployment):
             getattr(self, one.name)[rows, parts] = getattr(found, one.name)
 
     def of_parts(self, parts: Sequence[int]) -> Self:
-        return type(self)(*(getattr(self, f.name)[:, parts] for f in fields(self)))  # type: ignore[arg-type]
+        return type(self)(*(getattr(self, f.name)[:, parts] for f in fields(self)))
 
     def faster(self, factor: Array) -> Self:
         """With so many times the requests a second, by row; all else as it is."""
@@ -359,7 +359,7 @@ class Levels:
     def able(self, targets: Targets) -> Mask:
         """(deployments, parts): nobody is sent where it takes far longer than it may, or has to."""
         fastest = np.where(self.room > 0, self._idle_s, np.inf).min(axis=0, initial=np.inf)
-        return (self.room > 0) & (self._idle_s <= LATEST * np.maximum(targets.ttft_s, fastest))
+        return np.asarray((self.room > 0) & (self._idle_s <= LATEST * np.maximum(targets.ttft_s, fastest)))
 
 
 class _Cases:
