@@ -47,7 +47,7 @@ def show_plan(plan: Plan, verbose: bool) -> None:
         _show_targets(out, plan)
         _show_doubt(out, plan, plan.fleet, verbose)
         if verbose:
-            _show_routes(out, plan.fleet)
+            _show_routes(out, plan, plan.fleet)
             _show_classes(out, plan.fleet)
         _show_engines(out, plan, plan.fleet, verbose)
         _show_alternatives(out, plan, plan.fleet, verbose)
@@ -227,18 +227,21 @@ def _pool_row(pool: PoolPlan, measured: str, verbose: bool) -> list[str]:
     ]  # fmt: skip
 
 
-def _show_routes(out: Output, fleet: FleetPlan) -> None:
-    carried = [(pool, one) for pool in fleet.pools for one in pool.carried]
-    carried.sort(key=lambda pair: (pair[1].part.index, -pair[1].share))
+def _show_routes(out: Output, plan: Plan, fleet: FleetPlan) -> None:
+    """Where requests go while the fleet is idle, by the gateway's router; and what carries them at the peak."""
+    carried = {pool.name: pool.carried for pool in fleet.pools}
+    pieces = {(one.name, piece.longest_input): (one, piece) for one in plan.workload.classes for piece in one.slices}
     rows, exempt = [], False
-    for pool, one in carried:
-        piece, kind = one.part.slice, one.part.request_class
+    for goes in plan.guide:
+        kind, piece = pieces[goes.class_name, goes.up_to_input]
         prompts = f"up to {piece.longest_input:,}" if len(kind.slices) > 1 else f"{piece.input_tokens:,.0f}"
         exempt |= piece.exempt
-        rows.append([
-            kind.name, prompts + (" *" if piece.exempt else ""), share(one.share), pool.name, one.why,
-        ])  # fmt: skip
-    show_table(out, ["class", "prompt tokens", ">share", "goes to", "~why"], rows, "Routing")
+        there = {name: one for name, mine in carried.items() for one in mine if one.part.slice is piece}
+        peak = sorted(there, key=lambda name: -there[name].share)
+        shares = ", ".join(f"{share(there[name].share)} {name}" for name in peak)
+        why = there[goes.pool].why if goes.pool in there else goes.why
+        rows.append([kind.name, prompts + (" *" if piece.exempt else ""), goes.pool, shares, why])
+    show_table(out, ["class", "prompt tokens", "goes to", "at the peak", "~why"], rows, "Routing")
     if exempt:
         say(out, "  * may miss its TTFT target", "dim")
 

@@ -2,10 +2,13 @@
 expect the same of a request on a replica."""
 
 from functools import cache
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from crosstie.catalog.fleet_text import fleet_text
+from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import EXAMPLES, read_workload
 from crosstie.core.fleet import Fleet
@@ -81,6 +84,22 @@ def test_every_slice_goes_where_the_guide_says_or_the_decision_says_why_not(name
                         dearer = seen.prediction.predicted_usd > 1.02 * decision.prediction.predicted_usd
                         assert late or dearer, (one.name, length, seen.pool)
     assert walked > 5
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_the_guide_of_the_answer_is_where_the_gateway_of_its_fleet_file_sends(name: str, tmp_path: Path) -> None:
+    """By another path: the fleet as it is written and read again."""
+    found, fleet = made(name)
+    file = tmp_path / "fleet.toml"
+    file.write_text(fleet_text(fleet))
+    again = read_fleet(CATALOG, file)
+    told = {(one.class_name, one.up_to_input): one for one in found.guide}
+    assert len(told) == sum(len(one.slices) for one in found.workload.classes)
+    for one in found.workload.classes:
+        for piece in one.slices:
+            decision = asked(again, one, piece.input_tokens, piece.output_tokens)
+            assert decision.replica is not None
+            assert decision.replica.pool.name == told[one.name, piece.longest_input].pool
 
 
 @pytest.mark.parametrize("name", BUNDLED)

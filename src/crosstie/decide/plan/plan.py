@@ -16,6 +16,7 @@ from crosstie.decide.plan.confirm import Confirmed, Question, confirmed, times_b
 from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut, PassedOver
+from crosstie.decide.plan.guide import Guided, guide
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
 from crosstie.decide.plan.lighter import Lighter, lighter_formats
 from crosstie.decide.plan.market import Market, market
@@ -154,6 +155,8 @@ class Plan:
     outlooks: list[Outlook] = field(default_factory=list)
     # Stacks that were not compared: others were measured there, and they were not.
     passed_over: list[PassedOver] = field(default_factory=list)
+    # Where requests go while the fleet is idle, by the gateway's own router; at the peak as the pools carry them.
+    guide: list[Guided] = field(default_factory=list)
     # The replicas that models share, beside the fleet of the others; None where none do.
     shared: SharedPlan | None = None
 
@@ -276,6 +279,7 @@ def _planned(
     return replace(
         found,
         power=fleet_power(catalog, workload, found.fleet),
+        guide=guide(catalog, workload, pools),
         mixture=mixture(catalog, workload, priced, found.fleet),
         lighter=lighter_formats(
             catalog,

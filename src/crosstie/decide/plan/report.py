@@ -56,6 +56,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "together": to_builtins(plan.together),
         "apart": to_builtins(plan.apart),
         "apart_looked_at": to_builtins(plan.outlooks),
+        "guide": to_builtins(plan.guide),
         "mixture": _mixture(plan.mixture) if plan.mixture else None,
         "single_vendor": to_builtins(plan.single_vendor),
         "runner_up": runner and {"without": runner.without, **to_builtins(runner.fleet)},
