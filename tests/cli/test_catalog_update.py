@@ -1,7 +1,9 @@
 """`crosstie catalog update`: what is taken, what is refused, and that nothing of the refused stays behind."""
 
+import gzip
 import json
 import re
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,13 +13,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from tests.conftest import Command
+from tests.prove.calibration.test_calibrate import results
 from tests.small_workload import small
 
 from crosstie.catalog import release_file
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.prices import COLUMNS
 from crosstie.catalog.releases import Release
+from crosstie.prove.calibration import calibrate as learning
 
+ROOT = Path(__file__).parents[2]
 HEAD = ",".join(COLUMNS) + "\n"
 # Twice what sellers ask in the shipped data, and more: then an H200 is the cheaper one.
 DEAR = HEAD + "mi300x,shop,on-demand,9.5,USD/h,claimed,2026-11-30,shop.example,\n"
@@ -29,6 +34,8 @@ def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty data folder of the user's."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.delenv("CROSSTIE_RELEASE", raising=False)
+    # Whether or not the package has a key of its own by now.
+    monkeypatch.setattr(release_file, "_SHIPPED_KEY", tmp_path / "no-key.pem")
     return tmp_path / "data" / "crosstie" / "catalog"
 
 
@@ -139,8 +146,12 @@ def test_rules_and_models_of_a_release_are_used(crosstie: Command, pack: Pack, t
 
 def test_a_signature_must_hold(crosstie: Command, pack: Pack, public: Path, data_home: Path, tmp_path: Path) -> None:
     file = pack()
-    # Not Crosstie's own key, and no other was named.
-    assert "signed with a key that is not known" in refused(crosstie, data_home, str(file))
+    # No key ships, and none was named.
+    assert "no release key ships with this version" in refused(crosstie, data_home, str(file))
+    other = tmp_path / "other.pem"
+    pair = Ed25519PrivateKey.generate().public_key()
+    other.write_bytes(pair.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    assert "signed with a key that is not known" in refused(crosstie, data_home, str(file), "--key", str(other))
     document = json.loads(file.read_text())
     spoilt = document["content"]
     document["content"] = spoilt[:100] + ("A" if spoilt[100] != "A" else "B") + spoilt[101:]
@@ -152,6 +163,52 @@ def test_a_signature_must_hold(crosstie: Command, pack: Pack, public: Path, data
     assert crosstie("catalog", "update", str(bare), "--unsigned", "--plan", str(small(tmp_path))).status == 0
 
 
+def test_a_key_that_ships_is_trusted_without_being_named(
+    crosstie: Command, pack: Pack, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "only files signed with a key that --key names are taken" in " ".join(
+        crosstie("catalog", "status").out.split()
+    )
+    assert json.loads(crosstie("catalog", "status", "--json").out)["ships_key"] is False
+    monkeypatch.setattr(release_file, "_SHIPPED_KEY", public)
+    got = crosstie("catalog", "update", str(pack()), "--plan", str(small(tmp_path)), "--dry-run")
+    assert got.status == 0, got.err
+    assert "signed by key " in got.out
+    assert json.loads(crosstie("catalog", "status", "--json").out)["ships_key"] is True
+
+
+def test_the_repository_has_no_private_key() -> None:
+    kept = subprocess.run(
+        ["git", "grep", "-lE", "^-----BEGIN ([A-Z]+ )*PRIVATE KEY"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (kept.returncode, kept.stdout) == (1, "")
+
+
+def test_results_of_a_release_are_learnt_from(
+    crosstie: Command, pack: Pack, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, catalog: Catalog
+) -> None:
+    """One that has the name of a shipped file takes its place, another stands beside them."""
+    mine, own = results(tmp_path / "mine.csv", catalog), results(tmp_path / "own.csv", catalog, {"kernel": 0.5}, 3)
+    shipped = tmp_path / "results.csv.gz"
+    shipped.write_bytes(gzip.compress(results(tmp_path / "two.csv", catalog, {}, 2).read_bytes()))
+    monkeypatch.setattr(learning, "SHIPPED_RESULTS", (shipped,))
+    packed = gzip.compress(own.read_bytes())
+    folder = tmp_path / "files-2031-01-01" / "measured"
+    folder.mkdir(parents=True)
+    (folder / "results.csv.gz").write_bytes(packed)
+    (folder / "results-new.csv.gz").write_bytes(packed)
+    file = pack(**{"prices.csv": DEAR})
+    target, question = str(tmp_path / "out.json"), str(small(tmp_path))
+    assert crosstie("catalog", "update", str(file), "--key", str(public), "--plan", question).status == 0
+    found = json.loads(crosstie("calibrate", str(mine), "-o", target, "--json").out)["results"]
+    assert [(one["file"], one["points"]) for one in found] == [
+        ("results.csv.gz", 3), ("results-new.csv.gz", 3), ("mine.csv", 4),
+    ]  # fmt: skip
+    # What ships must not hang on what somebody has installed.
+    found = json.loads(crosstie("calibrate", "--shipped", "-o", target, "--json").out)["results"]
+    assert [(one["file"], one["points"]) for one in found] == [("results.csv.gz", 2)]
+
+
 @pytest.mark.parametrize(
     ("day", "files", "words"),
     [
@@ -159,6 +216,7 @@ def test_a_signature_must_hold(crosstie: Command, pack: Pack, public: Path, data
         ("2031-01-01", {"prices.csv": DEAR.replace("mi300x", "mi999x")}, "prices.csv: line 2: accelerator 'mi999x'"),
         ("2031-01-01", {"calibration.json": "{}"}, "is not taken: calibration.json"),
         ("2031-01-01", {"measured/results.csv.gz": "no gzip"}, "is not taken: measured/results.csv.gz"),
+        ("2031-01-01", {"measured/results-new.csv.gz": "no gzip"}, "is not taken: measured/results-new.csv.gz"),
     ],
 )
 def test_what_is_not_taken(
@@ -328,6 +386,9 @@ def test_a_release_may_bring_acceptance(crosstie: Command, public: Path, pack: P
         ("connectors.toml", True),
         ("models/llama-9.toml", True),
         ("measured/results.csv.gz", True),
+        ("measured/results-2026-12.csv.gz", True),
+        ("measured/mi300x-probe.json", True),
+        ("measured/../results.csv.gz", False),
         ("preflight/rules/vllm-gemm.toml", True),
         ("../prices.csv", False),
         ("models/../../prices.toml", False),

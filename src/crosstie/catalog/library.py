@@ -373,6 +373,7 @@ def check_everything(catalog: Catalog) -> dict[str, int]:
     for name in catalog._efficiency_layers:
         if name not in known:
             raise BadData(f"efficiency/{name}.toml", "", "names no accelerator, family or topology of the catalog")
+    _ = catalog.power
     kinds = (
         "accelerators", "models", "stacks", "connectors", "formats", "prices", "api_prices", "costs",
         "acceptance_curves",

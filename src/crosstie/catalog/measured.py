@@ -1,4 +1,7 @@
-"""What shipped results were measured with: layouts, lengths and loads of a model on an accelerator under a stack."""
+"""What published results were measured with: layouts, lengths and loads of a model on an accelerator under a stack.
+
+They are the shipped ones, and those of the release of the catalog that is in force.
+"""
 
 import csv
 import gzip
@@ -13,10 +16,11 @@ from typing import NamedTuple
 
 from crosstie.catalog.calibration import architecture_of
 from crosstie.catalog.library import SHIPPED, Catalog, spellings
+from crosstie.catalog.releases import measured_files
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import CrosstieError
 
-_FILES = "measured/results*.csv.gz"
+_FILES = "results*.csv.gz"
 _NOT = ("", "none", "false", "no", "off")
 _WIDTH = re.compile(r"4|8")
 _SPLIT = re.compile(r"(tp|pp|dp|ep)\s*=?\s*(\d+)", re.IGNORECASE)
@@ -84,7 +88,7 @@ def measured_with(catalog: Catalog, one: Deployment) -> MeasuredWith | None:
     same_model = _named(lambda name: architecture_of(catalog.model(name)) == shape)
     rows = [
         row
-        for (accelerator, engine, width, model), alike in _rows(frozenset(spellings(one.accelerator))).items()
+        for (accelerator, engine, width, model), alike in _rows(frozenset(spellings(one.accelerator)), _files()).items()
         if width == one.weight_width and same_accelerator(accelerator) and same_stack(engine) and same_model(model)
         for row in alike
         if (row.spec_decode.casefold() not in _NOT) == (one.speculation is not None) and row.disagg.casefold() in _NOT
@@ -129,13 +133,18 @@ def _range(values: list[str]) -> Range | None:
     return (min(numbers), max(numbers)) if numbers else None
 
 
+def _files() -> tuple[Path, ...]:
+    known = measured_files(sorted((SHIPPED / "measured").glob(_FILES)))
+    return tuple(file for file in known if file.match(_FILES))
+
+
 @cache
-def _rows(names: frozenset[str], folder: Path = SHIPPED) -> dict[tuple[str, str, str, str], list[_Row]]:
+def _rows(names: frozenset[str], files: tuple[Path, ...]) -> dict[tuple[str, str, str, str], list[_Row]]:
     """Of one accelerator, by its spellings: rows by accelerator, engine, width of the weights and model, as the sources
     name them. Few lines of the files name it at all, and only these are taken apart."""
     found: dict[tuple[str, str, str, str], list[_Row]] = {}
     named = re.compile("|".join(map(re.escape, sorted(names)))).search
-    for header, *lines in _lines(folder):
+    for header, *lines in _lines(files):
         mine = csv.reader(line for line in lines if named(line.casefold()))
         columns = header.split(",")
         looked_at = itemgetter(*(columns.index(column) for column in _Row._fields))
@@ -145,6 +154,6 @@ def _rows(names: frozenset[str], folder: Path = SHIPPED) -> dict[tuple[str, str,
 
 
 @cache
-def _lines(folder: Path) -> list[list[str]]:
+def _lines(files: tuple[Path, ...]) -> list[list[str]]:
     """Of each file, its header first; no row has a line break in it."""
-    return [gzip.decompress(file.read_bytes()).decode().splitlines() for file in sorted(folder.glob(_FILES))]
+    return [gzip.decompress(file.read_bytes()).decode().splitlines() for file in files]

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 FORMAT = "crosstie catalog 1"
 # More than that is no catalog: the file itself, and its contents.
 MOST_BYTES, MOST_UNPACKED = 64 * 2**20, 256 * 2**20
+# The public half of the key that Crosstie's own releases are signed with, once there is one: see CONTRIBUTING.md.
 _SHIPPED_KEY = Path(__file__).parent / "data" / "release_key.pem"
+NO_KEY = "no release key ships with this version: only files signed with a key that --key names are taken"
 _MANIFEST = "release.json"
 NAMES = re.compile(
-    r"release\.json|(api_)?prices\.csv|acceptance\.csv|(connectors|costs|formats)\.toml|calibration\.json"
-    r"|measured/results\.csv\.gz"
+    r"release\.json|(api_)?prices\.csv|acceptance\.csv|(connectors|costs|formats|power)\.toml|calibration\.json"
+    r"|measured/(results(-[a-z0-9-]+)?\.csv\.gz|[a-z0-9-]+-kernels\.csv\.gz|[a-z0-9-]+-probe\.json)"
     r"|(accelerators|models|stacks|efficiency|preflight/rules)/[a-z0-9][a-z0-9_.+-]*\.toml"
     r"|preflight/engines\.toml|preflight/architectures/[a-z0-9][a-z0-9_.+-]*\.csv"
 )
@@ -71,7 +73,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 
 def opened(source: str, raw: bytes, keys: Sequence[Path], unsigned: bool) -> tuple[Release, dict[str, bytes], str]:
-    """The release, its files, and the key that signed it. `keys`: public ones in PEM beside the shipped one."""
+    """The release, its files, and the key that signed it. `keys`: public ones in PEM beside a shipped one."""
     try:
         found = msgspec.json.decode(raw, type=_Envelope)
     except msgspec.MsgspecError as error:
@@ -100,7 +102,10 @@ def _signer(source: str, found: _Envelope, keys: Sequence[Path]) -> str:
         from cryptography.exceptions import InvalidSignature
     except ImportError:
         raise BadInput(f"{_NEEDS}; --unsigned checks none") from None
-    for file in (_SHIPPED_KEY, *keys):
+    trusted = [*shipped_keys(), *keys]
+    if not trusted:
+        raise BadData(source, "signature", f"cannot be checked: {NO_KEY}")
+    for file in trusted:
         key = _public(file)
         try:
             key.verify(found.signature, found.content)
@@ -108,6 +113,10 @@ def _signer(source: str, found: _Envelope, keys: Sequence[Path]) -> str:
             continue
         return sha256(key.public_bytes_raw()).hexdigest()[:16]
     raise BadData(source, "signature", "does not hold: the file was changed, or signed with a key that is not known")
+
+
+def shipped_keys() -> list[Path]:
+    return [_SHIPPED_KEY] if _SHIPPED_KEY.is_file() else []
 
 
 def _unpacked(source: str, content: bytes) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ installed, and the last one is in force. A release that is no newer than the shi
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,6 +82,14 @@ def newest_file(shipped: Path, name: str) -> Path:
     """The file of that name of the release in force, else the shipped one."""
     release = in_force()
     return release / name if release and (release / name).is_file() else shipped
+
+
+def measured_files(shipped: Iterable[Path]) -> tuple[Path, ...]:
+    """Files of measured results: the shipped ones, each as the release in force has it, and what that adds."""
+    release = in_force()
+    brought = {file.name: file for file in sorted((release / "measured").glob("*"))} if release else {}
+    kept = [brought.pop(file.name, file) for file in shipped]
+    return (*kept, *brought.values())
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from crosstie.catalog.library import Catalog, check_everything, check_file, chec
 from crosstie.catalog.models import model_file_text, model_id
 from crosstie.catalog.prices import KINDS as PRICE_KINDS
 from crosstie.catalog.reading import is_date
+from crosstie.catalog.releases import measured_files
 from crosstie.catalog.writing import write_text
 from crosstie.cli.catalog_update import pack_command, revert_command, status_command, update_command
 from crosstie.cli.options import FILE, json_option, verbose_option
@@ -20,6 +21,7 @@ from crosstie.core.errors import BadInput, near_names
 from crosstie.core.figures import number
 from crosstie.port.preflight.engine import architectures, engines
 from crosstie.port.preflight.rules import rules
+from crosstie.prove.calibration.calibrate import read_inputs
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.tax import shipped_results
 
@@ -185,6 +187,8 @@ def add_command(
 def _check_whole() -> dict[str, int]:
     """Everything that a release of the catalog may bring, as it is in force now."""
     found = check_everything(Catalog())
+    if brought := measured_files(()):
+        read_inputs(Catalog(), brought)
     return {
         **found,
         "calibrated scopes": len(Catalog().calibration.scopes),

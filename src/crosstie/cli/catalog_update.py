@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from crosstie.catalog.release_file import fetched, files_of, opened, packed
+from crosstie.catalog.release_file import NO_KEY, fetched, files_of, opened, packed, shipped_keys
 from crosstie.catalog.releases import (
     VARIABLE,
     Release,
@@ -50,7 +50,13 @@ class Replanned:
 
 @click.command("update", epilog="Example: crosstie catalog update catalog-2026-12-01.json")
 @click.argument("source", metavar="FILE|URL")
-@click.option("--key", "keys", multiple=True, type=FILE, help="A public Ed25519 key (PEM) to trust beside Crosstie's.")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    type=FILE,
+    help="A public Ed25519 key (PEM) to trust, beside Crosstie's own where it ships one.",
+)
 @click.option("--unsigned", is_flag=True, help="Check no signature: take the file on trust.")
 @click.option("--dry-run", is_flag=True, help="Check it and say what it would flip; change nothing.")
 @click.option("--plan", "workloads", multiple=True, type=FILE, help="Workloads to plan again. [default: the shipped]")
@@ -161,7 +167,7 @@ def status_command(as_json: bool) -> int:
     if as_json:
         print_json({
             "in_force": release.name if release else "shipped", "shipped": shipped, "folder": str(releases_folder()),
-            "installed": msgspec.to_builtins(known),
+            "installed": msgspec.to_builtins(known), "ships_key": bool(shipped_keys()),
         })  # fmt: skip
         return 0
     out = console()
@@ -171,6 +177,8 @@ def status_command(as_json: bool) -> int:
         signed = f"signed by key {one.key}" if one.key else "no signature was checked"
         old = "; older than the shipped data, so not used" if one.release <= shipped else ""
         say(out, f"release {one.release}: {signed}, from {one.source}, installed {one.installed}{old}")
+    if not shipped_keys():
+        say(out, NO_KEY, "dim")
     if os.environ.get(VARIABLE):
         say(out, f"{VARIABLE} is set to {os.environ[VARIABLE]}", "dim")
     return 0
@@ -189,7 +197,7 @@ def pack_command(folder: Path, release: str, notes: str, key: Path | None, outpu
     """Makes the one file of a release from a FOLDER of catalog files, for `crosstie catalog update`.
 
     prices.csv, api_prices.csv, acceptance.csv, costs.toml, calibration.json, accelerators/, models/, stacks/,
-    efficiency/, measured/results.csv.gz and preflight/rules/ are what it may have.
+    efficiency/, measured/ and preflight/rules/ are what it may have.
     """
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder")

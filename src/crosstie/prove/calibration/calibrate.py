@@ -29,6 +29,7 @@ from crosstie.catalog.calibration import (
 )
 from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.catalog.reading import text_of
+from crosstie.catalog.releases import measured_files
 from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import CONSTANTS, METRICS, NEARNESS, Spread
@@ -205,12 +206,14 @@ def calibrate(
 ) -> Calibrated:
     """Fits the model's constants to measured results, kernel tables and documents of `crosstie probe`.
 
-    `with_shipped`: learns from the measurements that Crosstie ships, too. `directories`: folders of the catalog beside
-    the shipped one; the user's own by default. `given`: what files of benchmark tools do not say. Takes minutes.
+    `with_shipped`: learns from the measurements that Crosstie ships, too, or the release of the catalog in force.
+    `directories`: folders of the catalog beside the shipped one; by default that release and the user's own. `given`:
+    what files of benchmark tools do not say. Takes minutes.
     """
     # What an earlier calibration says is no evidence, and one that cannot be read must not be in the way.
     catalog = Catalog(directories, calibration=empty())
-    inputs = read_inputs(catalog, [*(SHIPPED_RESULTS if with_shipped else ()), *map(Path, results)], given)
+    known = measured_files(SHIPPED_RESULTS) if directories is None else SHIPPED_RESULTS
+    inputs = read_inputs(catalog, [*(known if with_shipped else ()), *map(Path, results)], given)
     return Calibrated(learn(catalog, inputs, on_progress), dict(inputs.unused.most_common()))
 
 
