@@ -21,6 +21,7 @@ from crosstie.decide.compare.curve import Curve, curves
 from crosstie.decide.compare.payoff import FEWER, Payoff
 from crosstie.decide.compare.scaling import SEVERAL_MACHINES, Scaling, Size
 from crosstie.decide.compare.scorecard import Entry, Load, Scorecard
+from crosstie.perf.fit import BARELY
 from crosstie.web.chart import draw_curves
 
 INTERVAL = "80% interval"
@@ -146,7 +147,8 @@ def show(card: Scorecard, verbose: bool) -> None:
         columns = ["accelerator", ">GPUs", ">TTFT", ">TPOT", ">tokens/s per GPU", f">{INTERVAL}", ">requests that fit"]
         show_table(out, columns, [_row(entry, load.output_tokens) for entry in running])
     for entry in card.entries:
-        for note in (entry.problem, *entry.emulated, payoff_text(entry.payoff, load.concurrency)):
+        barely = entry.memory if entry.memory == BARELY else ""
+        for note in (entry.problem, barely, *entry.emulated, payoff_text(entry.payoff, load.concurrency)):
             if note:
                 say(out, f"  {entry.accelerator.id}: {note}")
     for sentence in card.verdicts:
@@ -291,6 +293,7 @@ def to_json(card: Scorecard) -> dict[str, object]:
                 "estimate": msgspec.to_builtins(entry.estimate) if entry.estimate else None,
                 "emulated": list(entry.emulated),
                 "problem": entry.problem,
+                "memory": entry.memory,
                 **({"speculation": asdict(entry.payoff)} if entry.payoff else {}),
             }
             for entry in card.entries

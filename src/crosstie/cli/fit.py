@@ -15,7 +15,7 @@ from crosstie.core.deployment import Deployment
 from crosstie.core.figures import gigabytes, kibibytes, parameters, significant
 from crosstie.core.model import Model
 from crosstie.core.speculation import Speculation
-from crosstie.perf.fit import Fit, Placement, fit
+from crosstie.perf.fit import BARELY, DOES_NOT_FIT, Fit, Placement, fit
 
 _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
 
@@ -89,6 +89,9 @@ def show(result: Fit, verbose: bool) -> None:
     if verbose:
         columns += [">KV tokens", ">engine per GPU"]
     show_table(out, columns, [_row(p, columns) for p in shown])
+    for p in shown:
+        if p.verdict == BARELY:
+            say(out, f"  {p.deployment.accelerator.id} {p.deployment.parallelism}: {BARELY}", "yellow")
     for name, problem in result.problems.items():
         say(out, f"  {name}: {problem}")
     if verbose and least:
@@ -105,7 +108,7 @@ def _row(p: Placement, columns: Sequence[str]) -> list[str]:
     low, high = p.sequences_interval
     row = [
         p.deployment.accelerator.id, str(split.gpus), str(split), gigabytes(plan.weight_bytes),
-        gigabytes(plan.cache_bytes) if p.fits else "does not fit", f"{p.sequences:,}", f"{low:,} to {high:,}",
+        gigabytes(plan.cache_bytes) if p.fits else DOES_NOT_FIT, f"{p.sequences:,}", f"{low:,} to {high:,}",
     ]  # fmt: skip
     if "precision" in columns:
         row.append(p.deployment.precision.id)
@@ -138,6 +141,7 @@ def placement_json(p: Placement) -> dict[str, object]:
     return {
         **deployment_json(p.deployment),
         "fits": p.fits,
+        "verdict": p.verdict,
         "fewest": p.fewest,
         "memory_bytes": p.plan.capacity_bytes,
         "engine_bytes_per_gpu": p.plan.engine_bytes,

@@ -19,6 +19,11 @@ from crosstie.perf.memory import (
     weight_bytes_by_format,
 )
 
+# What memory says of a layout, wherever it is asked: of one whole sequence beside the weights, also if the engine keeps
+# twice the memory for itself that it is assumed to.
+FITS = "fits"
+BARELY = "fits only if the engine itself keeps little memory"
+DOES_NOT_FIT = "does not fit"
 _MOST_STAGES = 16
 _USUAL_CONTEXT = 8192
 
@@ -59,6 +64,13 @@ class Placement:
     def surely(self) -> bool:
         """Whether it fits even if the engine keeps twice the memory that it is assumed to."""
         return surely_fits(self.deployment, self.context)
+
+    @property
+    def verdict(self) -> str:
+        """FITS, BARELY or DOES_NOT_FIT. Where a layout is chosen, BARELY is the last resort; `plan` never takes it."""
+        if not self.fits:
+            return DOES_NOT_FIT
+        return FITS if self.surely else BARELY
 
     @property
     def preference(self) -> tuple[bool, int, int]:

@@ -11,7 +11,7 @@ from crosstie.core.model import Model
 from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.scorecard import Load
 from crosstie.perf.estimate import estimate
-from crosstie.perf.fit import allowed, candidate_layouts, place_each
+from crosstie.perf.fit import FITS, allowed, candidate_layouts, place_each
 
 # What replicas on several machines behind one door keep of as many by themselves: the median of 30 MLPerf Inference
 # results (v4.1 to v6.1, measured/results.csv.gz) on 16 to 288 GPUs over the best of the same round, accelerator, model
@@ -75,7 +75,7 @@ def _size(catalog: Catalog, first: Deployment, gpus: int, load: Load, requests: 
     """The layout whose replicas fill the GPUs and give most tokens."""
     best: Size | None = None
     tried = place_each(catalog, first, layouts(first.model, first.accelerator, gpus), load.context)
-    holding = [placed.deployment for placed in tried if placed.fits]
+    holding = [placed.deployment for placed in tried if placed.verdict == FITS]
     # Stages beyond what one needs to hold the model are for nobody who can have replicas.
     for one in [d for d in holding if d.parallelism.pp == 1] or holding:
         replicas = gpus // one.parallelism.gpus

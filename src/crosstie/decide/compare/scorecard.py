@@ -16,7 +16,7 @@ from crosstie.core.model import Model
 from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.payoff import Payoff, payoff_of
 from crosstie.perf.estimate import estimate
-from crosstie.perf.fit import place, smallest_layout
+from crosstie.perf.fit import DOES_NOT_FIT, FITS, place, smallest_layout
 from crosstie.perf.hardware import Hardware, compute_format, lacks
 
 # Rates that differ by less are called the same.
@@ -54,6 +54,8 @@ class Entry:
     payoff: Payoff | None = None
     # The same in other widths that hold it, where the width was not asked for.
     others: tuple[tuple[Deployment, Estimate], ...] = ()
+    # What memory says of the layout, as `fit` and preflight put it.
+    memory: str = DOES_NOT_FIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ def compare(
         found = _estimated(deployment, load)
         payoff = payoff_of(deployment, load.concurrency, load.input_tokens, load.output_tokens)
         others = () if parallelism else _other_widths(catalog, deployment, load, len(accelerators))
-        entries.append(Entry(accelerator, deployment, found, emulated_formats(deployment), "", payoff, others))
+        memory = place(deployment, load.context).verdict
+        entries.append(Entry(accelerator, deployment, found, emulated_formats(deployment), "", payoff, others, memory))
     if len(refused) == len(accelerators) and refused:
         raise refused[0]
     verdicts = [verdict(a, b) for a, b in combinations([e for e in entries if e.estimate], 2)]
@@ -135,7 +138,7 @@ def _other_widths(
             other.parallelism.check(deployment.model, deployment.accelerator)
         except BadInput:
             continue
-        if place(other, load.context).fits:
+        if place(other, load.context).verdict == FITS:
             other = catalog.calibrated(other)
             found.append((other, _estimated(other, load)))
     return tuple(found)
@@ -148,7 +151,7 @@ def _chosen(
     """The layout that was asked for, or the smallest that holds the load."""
     if parallelism is not None:
         given = catalog.deployment(model, accelerator, parallelism, **choices)
-        if place(given, load.context).fits:
+        if place(given, load.context).verdict != DOES_NOT_FIT:
             return given
         raise DoesNotFit(f"{parallelism.gpus} GPU{'s' if parallelism.gpus > 1 else ''} cannot hold it")
     placement = smallest_layout(

@@ -5,7 +5,7 @@ from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import CrosstieError
 from crosstie.core.finding import Finding, Location, Severity
 from crosstie.core.model import Model
-from crosstie.perf.fit import Placement, candidate_layouts, place, place_each
+from crosstie.perf.fit import BARELY, DOES_NOT_FIT, Placement, candidate_layouts, place, place_each
 
 _SMALLER = "more ranks (--tp), a smaller precision or a shorter --context"
 
@@ -51,7 +51,7 @@ def memory_finding(placement: Placement | None, model: Model, accelerator: Accel
         )  # fmt: skip
     plan, split = placement.plan, placement.deployment.parallelism
     sizes = f"{plan.weight_bytes / 1e9:.1f} GB of weights a GPU at {split}, {plan.capacity_bytes / 1e9:.0f} GB there"
-    if not placement.fits:
+    if placement.verdict == DOES_NOT_FIT:
         return _finding(
             "error", model, accelerator,
             what=f"at {split} memory does not hold the weights and one sequence of {context:,} tokens",
@@ -59,10 +59,10 @@ def memory_finding(placement: Placement | None, model: Model, accelerator: Accel
         )  # fmt: skip
     # The engine's own share of memory is an assumption; with twice of it the answer may turn.
     low, high = placement.sequences_interval
-    if low < 1:
+    if placement.verdict == BARELY:
         return _finding(
             "unknown", model, accelerator,
-            what=f"at {split} one sequence of {context:,} tokens fits only if the engine itself keeps little memory",
+            what=f"at {split} one sequence of {context:,} tokens {BARELY}",
             evidence=f"{sizes}; between {low} and {high} sequences",
             remedy=_SMALLER,
         )  # fmt: skip
