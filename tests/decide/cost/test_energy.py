@@ -8,9 +8,13 @@ from tests.conftest import Command
 from tests.small_workload import small
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.workloads import read_workload
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.estimate import Estimate
-from crosstie.decide.cost.energy import Draw, draw_of
+from crosstie.decide.cost.energy import Draw, draw_of, owned_draw
+from crosstie.decide.cost.ownership import hourly_usd, running_usd_per_hour
+from crosstie.decide.cost.prices import quotes
+from crosstie.decide.plan.market import adjusted, market
 from crosstie.perf.estimate import estimate
 
 
@@ -102,7 +106,7 @@ def test_tco_tells_power_and_what_it_rests_on(crosstie: Command) -> None:
     assert "power predicted from published joules" in " ".join(crosstie(*options, "-v").out.split())
 
 
-def test_a_plan_tells_power_and_owned_hours_pay_for_what_is_drawn(crosstie: Command, tmp_path: Path) -> None:
+def test_a_plan_tells_the_power_that_it_draws(crosstie: Command, tmp_path: Path) -> None:
     question = str(small(tmp_path))
     fleet = json.loads(crosstie("plan", question, "--quick", "--json").out)["fleet"]
     power = fleet["power"]
@@ -113,3 +117,22 @@ def test_a_plan_tells_power_and_owned_hours_pay_for_what_is_drawn(crosstie: Comm
     assert power["kwh_per_million_output_tokens"] > 0
     told = " ".join(crosstie("plan", question, "--quick", "-v").out.split())
     assert "kWh per million output tokens, with cooling" in told
+
+
+def test_an_owned_hour_of_a_plan_pays_for_what_is_predicted(catalog: Catalog, tmp_path: Path) -> None:
+    asked = adjusted(read_workload(catalog, small(tmp_path)), kinds=["buy"], accelerators=["h200", "mi350x"])
+    h200, mi350x = (catalog.accelerator(name) for name in ("h200", "mi350x"))
+    draw = owned_draw(catalog, asked, h200)
+    assert draw
+    assert owned_draw(catalog, asked, mi350x) is None
+    # What it draws at the mean of the traffic, whatever utilisation the costs assume.
+    assert draw.watts(0.1) == draw.watts(1.0)
+    assert catalog.power.idle_watts(h200) < draw.watts(1.0) <= 700
+    items = {item.id: item for item in market(catalog, asked).items}
+    years = float(asked.horizon_years)
+    (price,) = quotes(catalog.prices, ["h200"], ["purchase"], {}).values()
+    assert items["h200"].quote.usd == pytest.approx(hourly_usd(h200, price.usd, catalog.costs, years, draw))
+    assert items["h200"].quote.usd != pytest.approx(hourly_usd(h200, price.usd, catalog.costs, years), rel=1e-6)
+    # What is rented has its power in its price.
+    rented = market(catalog, adjusted(asked, kinds=["on-demand"]))
+    assert rented.items[0].running_usd_per_hour == running_usd_per_hour(h200, catalog.costs)

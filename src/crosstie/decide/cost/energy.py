@@ -3,14 +3,16 @@
 from dataclasses import dataclass, replace
 from math import log
 
+import msgspec
+
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator, Deployment
 from crosstie.core.errors import CrosstieError
 from crosstie.core.estimate import Estimate
 from crosstie.core.workload import Workload
-from crosstie.decide.compare.scorecard import Load, compare
 from crosstie.decide.cost.ranges import ValueRange
 from crosstie.perf.estimate import estimate
+from crosstie.perf.fit import candidate_layouts, surely_fits
 
 # Requests in flight on a replica of which nothing is known yet: power hardly hangs on it.
 _IN_FLIGHT = 32
@@ -83,17 +85,21 @@ def mean_share(workload: Workload) -> float:
 def owned_draw(catalog: Catalog, workload: Workload, accelerator: Accelerator) -> Draw | None:
     """What an owned GPU draws in the mean, by the class with most output, on the fewest GPUs that hold its model."""
     main = max(workload.classes, key=lambda one: one.requests_per_s * one.output_tokens)
-    load = Load(_IN_FLIGHT, max(round(main.input_tokens), 1), max(round(main.output_tokens), 1))
+    lengths = max(round(main.input_tokens), 1), max(round(main.output_tokens), 1)
     choice = workload.models.get(main.model)
+    if not catalog.power.knows(accelerator):
+        return None
     try:
         model = catalog.model(main.model)
+        splits = [split for split in candidate_layouts(model, accelerator) if split.ep == 1 and split.dp == 1]
         precision = choice.precisions[0] if choice and choice.precisions else None
-        (entry,) = compare(catalog, model, [accelerator], load, precision=precision).entries
-    except CrosstieError:
+        first = catalog.deployment(model, accelerator, splits[0], precision)
+        each = (msgspec.structs.replace(first, parallelism=split) for split in splits)
+        one = next(one for one in each if surely_fits(one, sum(lengths)))
+        load = {"input_tokens": lengths[0], "output_tokens": lengths[1]}
+        found = draw_of(catalog, one, estimate(one, concurrency=_IN_FLIGHT, **load), *lengths)
+    except (CrosstieError, StopIteration):
         return None
-    if entry.deployment is None or entry.estimate is None:
-        return None
-    found = draw_of(catalog, entry.deployment, entry.estimate, load.input_tokens, load.output_tokens)
     return found and found.held(mean_share(workload) / (1.0 + workload.constraints.spare))
 
 
