@@ -355,7 +355,7 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool)
 
 def _outlook(one: Outlook, fleet: FleetPlan) -> str:
     if one.usd_per_hour is None:
-        return f"not simulated: {one.why}"
+        return f"not looked at further: {one.why}"
     cost = f"{dollars(one.usd_per_hour)} an hour ({one.usd_per_hour / fleet.usd_per_hour - 1.0:+.1%}) by {one.by}"
     return f"{cost}; {one.why}" if one.why else cost
 

@@ -7,7 +7,7 @@ import msgspec
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.fleet import Fleet
-from crosstie.core.workload import Workload
+from crosstie.core.workload import RequestClass, Workload
 from crosstie.decide.plan.answer import PoolPlan
 from crosstie.decide.plan.pools import class_of, pool_of, routes_of
 from crosstie.route.ask import Ask
@@ -28,8 +28,24 @@ class Guided:
 
 def guide(catalog: Catalog, workload: Workload, pools: Sequence[PoolPlan]) -> list[Guided]:
     """Of the classes whose models have these pools; at the peak others take what the first has no room for."""
-    models = {pool.deployment.model.id for pool in pools}
-    classes = [one for one in workload.classes if one.model in models]
+    by_model: dict[str, list[PoolPlan]] = {}
+    for pool in pools:
+        by_model.setdefault(pool.deployment.model.id, []).append(pool)
+    several = [one for one in workload.classes if len(by_model.get(one.model, ())) > 1]
+    asked = _asked(catalog, workload, several, [pool for one in by_model.values() if len(one) > 1 for pool in one])
+    alone = [
+        Guided(one.name, piece.longest_input, by_model[one.model][0].name, "the only pool of its model")
+        for one in workload.classes
+        if len(by_model.get(one.model, ())) == 1
+        for piece in one.slices
+    ]
+    order = {one.name: place for place, one in enumerate(workload.classes)}
+    return sorted([*asked, *alone], key=lambda one: order[one.class_name])
+
+
+def _asked(
+    catalog: Catalog, workload: Workload, classes: Sequence[RequestClass], pools: Sequence[PoolPlan]
+) -> list[Guided]:
     fleet = Fleet(
         name=str(workload.name),
         planned="",
