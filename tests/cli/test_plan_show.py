@@ -9,7 +9,8 @@ from tests.decide.plan.workloads import one_class, workload
 from crosstie.catalog.library import Catalog
 from crosstie.cli.plan_show import show_plan
 from crosstie.decide.plan.answer import Alternative
-from crosstie.decide.plan.plan import Plan, plan
+from crosstie.decide.plan.evidence import Unmeasured
+from crosstie.decide.plan.plan import Confirmation, Plan, Sureness, plan
 
 CATALOG = Catalog([])
 BIG = one_class("chat", 30.0, {"median": 800, "p95": 4000}, 250, model="llama-3.3-70b")
@@ -52,3 +53,35 @@ def test_how_sure_engines_and_evidence_stand_in_the_answer(
         r"Engines, and what preflight says of them - llama-3.3-70b in \S+ on .* with .*?: (ready|not known)", said
     )
     assert "measured with layouts " in said or "no published result of " in said
+
+
+def test_an_absurd_alternative_is_named_with_its_reason(
+    made: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Many times the price is no alternative; what holds it back is what there is to know."""
+    far = Alternative({"gb300": 2144}, 38592.0, 23.8, limit="chat's TPOT p90 of 25 ms")
+    near = Alternative({"h200": 8}, 36.0, 0.2, confirmed=True)
+    assert made.fleet is not None
+    odd = replace(
+        made,
+        single_vendor={"AMD": near, "NVIDIA": far},
+        too_dear=far,
+        sureness=[Sureness(0.5, near), Sureness(0.95, far)],
+        unmeasured=Unmeasured(("vLLM",), Alternative({"b300": 16}, 30.0, -0.4)),
+        confirmed=Confirmation(3, (101, 102)),
+        simulated=[],
+        closed_form_usd_per_hour=0.9 * made.fleet.usd_per_hour,
+    )
+    said = shown(odd, monkeypatch, capsys)
+    assert "NVIDIA alone: 25 times the price (2144 gb300): chat's TPOT p90 of 25 ms leaves its" in said
+    assert "AMD alone: 8 h200, $36.00 an hour (+20.0%), simulated" in said
+    assert "those not simulated are by closed forms, by which the answer's accelerators would cost $" in said
+    assert "with vLLM, not measured there (--evidence any): 16 b300, $30.00 an hour (-40.0%)" in said
+    assert "95% over 5 times that" in said
+    assert "would cost 25 times what the estimates do" in said
+    assert "38,592" not in said
+
+
+def test_flips_to_absurd_fleets_are_none() -> None:
+    assert Alternative({"gb300": 1}, 6.0, 5.0).is_absurd
+    assert not Alternative({"gb300": 1}, 4.0, 3.0).is_absurd

@@ -12,7 +12,7 @@ from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
 from crosstie.decide.compare.payoff import FEWER
 from crosstie.decide.cost.prices import Quote
-from crosstie.decide.plan.answer import Alternative, FleetPlan, PoolPlan
+from crosstie.decide.plan.answer import MOST_TIMES, Alternative, FleetPlan, PoolPlan
 from crosstie.decide.plan.flips import Flip
 from crosstie.decide.plan.market import Item, Market
 from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
@@ -96,8 +96,9 @@ def _show_doubt(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> Non
         say(out, f"{sized}; these replicas suffice in {share(doubt.enough)} of cases{late}")
         say(out, f"80% interval of what the same pools would need: {ends}")
         if plan.too_dear:
-            more = f"{plan.too_dear.label}, {dollars(plan.too_dear.usd_per_hour)} an hour"
-            say(out, f"To be {asked} would take {more}: so little is known that measuring is cheaper", "yellow")
+            held = f" ({plan.too_dear.limit} holds the slow end back)" if plan.too_dear.limit else ""
+            more = f"{1.0 + plan.too_dear.dearer:,.0f} times what the estimates do{held}"
+            say(out, f"To be {asked} would cost {more}: so little is known that measuring is cheaper", "yellow")
     _show_sureness(out, plan, fleet)
     if not verbose:
         return
@@ -130,7 +131,7 @@ def _show_sureness(out: Output, plan: Plan, fleet: FleetPlan) -> None:
     if not plan.sureness:
         return
     fleets = [(one.sure, one.fleet) for one in plan.sureness]
-    said = [f"{sure:.0%} {f'{dollars(f.usd_per_hour)} ({f.label})' if f else 'no fleet'}" for sure, f in fleets]
+    said = [f"{sure:.0%} {_priced(one)}" for sure, one in fleets]
     say(out, f"How sure, and what that costs an hour: {'; '.join(said)} (--sure)")
     likely = plan.by_estimates
     vendors = {item.id: item.vendor for item in plan.market.items}
@@ -142,6 +143,12 @@ def _show_sureness(out: Output, plan: Plan, fleet: FleetPlan) -> None:
             f"{dollars(likely.usd_per_hour)} an hour. It is how far these may be off that decides here",
             "yellow",
         )
+
+
+def _priced(one: Alternative | None) -> str:
+    if one is None:
+        return "no fleet"
+    return f"over {MOST_TIMES:g} times that" if one.is_absurd else f"{dollars(one.usd_per_hour)} ({one.label})"
 
 
 def _show_worth(out: Output, plan: Plan) -> None:
@@ -320,7 +327,7 @@ def _seen(one: SimulatedClass) -> str:
 
 
 def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:
-    heading(out, "Alternatives")
+    heading(out, _alternatives(plan, fleet))
     used = {pool.deployment.accelerator.vendor for pool in fleet.pools}
     for vendor, one in plan.single_vendor.items():
         same = used == {vendor} and one is not None and one.gpus == fleet.gpus
@@ -335,6 +342,9 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool)
             out,
             f"- constraints.{bound.key} = {bound.now} costs {month} a month: without it {_beside(bound.without_it)}",
         )
+    if plan.unmeasured:
+        stacks = ", ".join(plan.unmeasured.stacks)
+        say(out, f"- with {stacks}, not measured there (--evidence any): {_beside(plan.unmeasured.fleet)}", "yellow")
     for way, fleet_of_it in (("together", plan.together), ("apart", plan.apart)):
         if fleet_of_it:
             say(out, f"- prefill and decode {way}: {_beside(fleet_of_it)}")
@@ -347,7 +357,8 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool)
         say(out, f"- with {lighter.what}: {saves}")
     if plan.mixture:
         _show_mixture(out, plan.mixture)
-    saved = [one.usd_per_hour - fleet.usd_per_hour for one in plan.single_vendor.values() if one]
+    alike = [one for one in plan.single_vendor.values() if one and one.confirmed == (plan.confirmed is not None)]
+    saved = [one.usd_per_hour - fleet.usd_per_hour for one in alike]
     if len(used) > 1 and saved and min(saved) > 0:
         month = dollars(min(saved) * HOURS_PER_MONTH)
         say(out, f"- the second vendor saves {month} a month, which is what running its stack may cost")
@@ -381,10 +392,23 @@ def _contract(quote: Quote) -> str:
     return "given" if quote.is_given else f"{quote.kind}, {quote.provider}, {quote.date}"
 
 
+def _alternatives(plan: Plan, fleet: FleetPlan) -> str:
+    """By which measure: what was not simulated is not compared with what was."""
+    if plan.confirmed is None:
+        return "Alternatives"
+    usd = plan.closed_form_usd_per_hour
+    less = usd < 0.995 * fleet.usd_per_hour
+    beside = f", by which the answer's accelerators would cost {dollars(usd)}" if less else ""
+    return f"Alternatives; those not simulated are by closed forms{beside}"
+
+
 def _beside(one: Alternative | None) -> str:
     if one is None:
         return "no fleet will do"
-    return f"{one.label}, {dollars(one.usd_per_hour)} an hour ({one.dearer:+.1%})"
+    if one.is_absurd:
+        why = f": {one.limit} leaves its replicas next to nothing" if one.limit else ""
+        return f"{1.0 + one.dearer:.0f} times the price ({one.label}){why}"
+    return f"{one.label}, {dollars(one.usd_per_hour)} an hour ({one.dearer:+.1%}){', simulated' * one.confirmed}"
 
 
 def _show_flips(out: Output, plan: Plan, verbose: bool) -> None:

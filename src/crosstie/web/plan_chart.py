@@ -30,8 +30,9 @@ def _costs(axes: Any, plan: Plan) -> None:
     """One bar a fleet, stacked by accelerator."""
     assert plan.fleet is not None
     fleets: list[tuple[str, Alternative]] = [("this plan", Alternative(plan.fleet.gpus, plan.fleet.usd_per_hour, 0.0))]
-    fleets += [(f"{vendor} alone", one) for vendor, one in plan.single_vendor.items() if one]
-    if plan.runner_up:
+    # A bar of many times the length would leave nothing to see of the others.
+    fleets += [(f"{vendor} alone", one) for vendor, one in plan.single_vendor.items() if one and not one.is_absurd]
+    if plan.runner_up and not plan.runner_up.fleet.is_absurd:
         fleets.append((f"without {plan.runner_up.without}", plan.runner_up.fleet))
     prices = {item.id: item.quote.usd for item in plan.market.items}
     shades = _shades(plan, [name for _, fleet in fleets for name in fleet.gpus])

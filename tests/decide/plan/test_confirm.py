@@ -16,10 +16,15 @@ from crosstie.decide.plan import confirm
 from crosstie.decide.plan.bench import HOLDS, Bench, level, seen
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.confirm import bearable
+from crosstie.decide.plan.evidence import with_unmeasured
 from crosstie.decide.plan.fleet import fleet_of
+from crosstie.decide.plan.gate import Gate
+from crosstie.decide.plan.market import market
+from crosstie.decide.plan.optimise import choice
 from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.programme import Percentile
 from crosstie.decide.plan.solver import solve
+from crosstie.decide.plan.survey import offers, scaling_at, surveys, undominated
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
 
 CHAT = one_class("chat", 6.0, {"median": 500, "p95": 3000}, {"mean": 150, "p95": 400}, (1.0, 0.9), (0.05, 0.9))
@@ -144,6 +149,47 @@ def test_the_same_file_gives_the_same_answer(catalog: Catalog, small: Plan) -> N
     again = confirmed_plan(catalog, replace_rate(CHAT, 20.0))
     assert again.fleet == small.fleet
     assert again.simulated == small.simulated
+
+
+def test_the_other_vendor_is_simulated_as_the_answer_is(catalog: Catalog) -> None:
+    """And the answer is never beaten by what no simulation has seen of its own vendor."""
+    asked = workload(replace_rate(CHAT, 20.0), accelerators=("mi300x", "h200"), whole_nodes=False)
+    got = make_plan(catalog, asked, confirm=True)
+    assert got.fleet is not None
+    assert got.confirmed is not None
+    (own,) = {pool.deployment.accelerator.vendor for pool in got.fleet.pools}
+    (other,) = {"AMD", "NVIDIA"} - {own}
+    ours, theirs = got.single_vendor[own], got.single_vendor[other]
+    assert ours is not None
+    assert theirs is not None
+    assert (ours.gpus, ours.dearer, ours.confirmed) == (got.fleet.gpus, 0.0, True)
+    assert theirs.confirmed
+    assert theirs.usd_per_hour == pytest.approx(got.fleet.usd_per_hour * (1.0 + theirs.dearer))
+    # The same fleet under another name has the same price.
+    assert got.runner_up is not None
+    assert got.runner_up.fleet == theirs
+    assert got.closed_form_usd_per_hour <= got.fleet.usd_per_hour + 1e-9
+    quick = make_plan(catalog, asked)
+    assert quick.fleet is not None
+    assert quick.closed_form_usd_per_hour == quick.fleet.usd_per_hour
+    assert not any(one.confirmed for one in quick.single_vendor.values() if one)
+
+
+@pytest.mark.parametrize(("usd", "said"), [(1e9, True), (1.0, False)], ids=["saves", "saves nothing"])
+def test_what_unmeasured_stacks_would_save_is_said(usd: float, said: bool) -> None:
+    """On B300 only TensorRT-LLM was measured with Llama-3.1-405B; vLLM, with other models, is passed over."""
+    catalog = Catalog([])
+    asked = workload(LARGE, accelerators=("mi355x", "b300"), models={})
+    gate, scaling = Gate(catalog, asked), scaling_at(0.5)
+    priced = market(catalog, asked)
+    surveyed = surveys(catalog, asked, [item.accelerator for item in priced.items], gate=gate)
+    put = choice(undominated(offers(surveyed, scaling, peak=1.0)), priced, asked)
+    found = with_unmeasured(catalog, asked, gate, put, scaling, usd)
+    assert (found is not None) is said
+    if found:
+        assert "vLLM" in found.stacks
+        assert "b300" in found.fleet.gpus
+    assert with_unmeasured(catalog, asked, Gate(catalog, asked), put, scaling, usd) is None
 
 
 def test_without_confirmation_nothing_is_simulated(catalog: Catalog) -> None:

@@ -10,7 +10,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.measured import measured_with
 from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.estimate import Estimate
-from crosstie.core.figures import significant
+from crosstie.core.figures import seconds, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Slice, Workload
 from crosstie.decide.plan.capacity import LIMITS, Tier, TrafficPart
@@ -23,6 +23,8 @@ from crosstie.perf.memory import memory_plan
 
 _MILLION = 1e6
 _SECONDS_PER_HOUR = 3600.0
+# The price, over the answer's, beyond which a fleet is no alternative.
+MOST_TIMES = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +115,17 @@ class Alternative:
 
     gpus: dict[str, int]
     usd_per_hour: float
-    # Over the answer's, less one.
+    # Over the answer's, less one; where it is by closed forms, over what the answer's accelerators cost by them.
     dearer: float
+    # Whether simulation has confirmed it, as it has the answer.
+    confirmed: bool = False
+    # What holds its replicas back: said where it is many times as dear.
+    limit: str = ""
+
+    @property
+    def is_absurd(self) -> bool:
+        """So much dearer that nobody would buy it, so that why matters and how much does not."""
+        return self.dearer > MOST_TIMES - 1.0
 
     @property
     def label(self) -> str:
@@ -139,12 +150,25 @@ def _listed(words: Sequence[str]) -> str:
     return " or ".join(words)
 
 
-def alternative(asked: Choice, solution: Solution | None, answer: float) -> Alternative | None:
+def alternative(asked: Choice, solution: Solution | None, answer: float, confirmed: bool = False) -> Alternative | None:
     if solution is None:
         return None
-    return Alternative(
-        asked.gpus(solution), solution.usd_per_hour, solution.usd_per_hour / answer - 1.0 if answer else 0.0
+    dearer = solution.usd_per_hour / answer - 1.0 if answer else 0.0
+    found = Alternative(asked.gpus(solution), solution.usd_per_hour, dearer, confirmed)
+    return replace(found, limit=_held_back(asked, solution)) if found.is_absurd else found
+
+
+def _held_back(asked: Choice, solution: Solution) -> str:
+    """What keeps the replicas that cost most from taking more."""
+    problem, offered = asked.problem, asked.offers
+    load = np.divide(
+        solution.share * problem.demand, problem.rate, out=np.zeros_like(problem.rate), where=problem.rate > 0
     )
+    column, place = np.unravel_index(int(np.argmax(load * problem.replica_usd_per_hour[:, None])), load.shape)
+    limit, kind = LIMITS[int(offered.capacity.limit[column, place])], offered.parts[int(place)].request_class
+    targets = {"TPOT target": ("TPOT", kind.tpot), "TTFT target": ("TTFT", kind.ttft)}
+    name, target = targets.get(limit, ("", None))
+    return f"{kind.name}'s {name} p{target.percentile * 100:g} of {seconds(target.seconds)}" if target else limit
 
 
 def fleet_plan(asked: Choice, solution: Solution, workload: Workload) -> FleetPlan:

@@ -15,7 +15,7 @@ from math import ceil, inf, log
 import numpy as np
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.progress import OnProgress
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import PoolPlan, fleet_plan
 from crosstie.decide.plan.bench import FAR, HOLDS, Bench, FleetKey, Levels, PoolKey, fleet_key, level, pool_key, seen
@@ -43,7 +43,7 @@ _DOUBT = 2.0
 _NONE = 1e-9
 # Times that fleets are proposed; what pools that were not simulated may be better than the correction of others; and a
 # saving that is worth a simulation.
-_ROUNDS = 6
+_ROUNDS, _RIVAL_ROUNDS = 6, 3
 # How much more than the class that bears least another is taken to bear at once.
 _APART = 1.25
 # The most that a correction changes at once.
@@ -57,14 +57,15 @@ _GROWN, _GROWTH, _TO_GROW = 4, 1.02, 6
 @dataclass(frozen=True, slots=True)
 class Question:
     """What fleets are proposed for: all columns, before any was left out, the programme over them, and how estimates
-    are scaled. `sure`: how sure each estimate is taken to be; `family`: the one accelerator and stack that it is
-    limited to."""
+    are scaled. `sure`: how sure each estimate is taken to be; `family` and `vendor`: the accelerator and stack, and the
+    vendor, that it is limited to."""
 
     everything: Offers
     asked: Choice
     scaling: Scaling
     sure: float
     family: tuple[str, str] | None = None
+    vendor: str | None = None
 
 
 # Given a fleet with its corrected question: another question to put where it is not as sure as asked.
@@ -81,10 +82,13 @@ class Confirmed:
     classes: list[SimulatedClass]
     simulations: int
     seeds: tuple[int, ...]
+    # What was learnt of pools: how much more they take than closed forms say.
+    learnt: "Learnt"
 
 
 # Which replicas under which promise, and what they are meant for: what a correction is for.
 _Meant = tuple[Key, Tier, Mixture]
+Learnt = dict[_Meant, float]
 
 
 def _pool_of(column: Column) -> PoolKey:
@@ -173,12 +177,13 @@ class _Search:
     """Proposals and their corrections."""
 
     def __init__(
-        self, catalog: Catalog, workload: Workload, question: Question, reconsider: Reconsider, on_progress: OnProgress
-    ):
+        self, catalog: Catalog, workload: Workload, question: Question, reconsider: Reconsider, on_progress: OnProgress,
+        learnt: Learnt,
+    ):  # fmt: skip
         self.catalog, self.workload, self.reconsider, self.on_progress = catalog, workload, reconsider, on_progress
         self.every = [_Put(catalog, workload, question)]
         # By pool: how much more it takes than its closed form says.
-        self.found: dict[_Meant, float] = {}
+        self.found: Learnt = learnt
         self.best: _Proposal | None = None
 
     @property
@@ -246,12 +251,12 @@ class _Search:
         proposed = (self.plain(self.put, asked) if self.best is None else None) or self.proposal(self.put, asked)
         return proposed, factors
 
-    def run(self) -> _Proposal | None:
+    def run(self, rounds: int = _ROUNDS) -> _Proposal | None:
         """The cheapest fleet that holds; None where none was found."""
         hope = 1.0
         tried: set[tuple[int, FleetKey]] = set()
         last: _Proposal | None = None
-        for number in range(_ROUNDS):
+        for number in range(rounds):
             proposed, factors = self._next(hope)
             if proposed is not None and len(self.every) == 1:
                 other = self.reconsider(self.put.question, _known(proposed, factors), proposed.solution)
@@ -269,27 +274,23 @@ class _Search:
                 continue
             tried.add(fleet)
             label = ", ".join(f"{pool.gpus} {pool.deployment.accelerator.id}" for pool in proposed.pools)
-            self.on_progress(number, _ROUNDS, f"simulating {label}")
+            self.on_progress(number, rounds, f"simulating {label}")
             last = proposed
-            if self._try(proposed, factors):
+            if self._try(proposed, factors, number < rounds - 1):
                 self.best = proposed
-        if self.best is None and last is not None:
-            self.best = self._grown(last)
-        if self.best is not None:
-            for bench in self.best.of.benches.values():
-                bench.left += _TO_SHRINK
-            self.best = self._shrunk(self.best)
-        return self.best
+                if rounds == _RIVAL_ROUNDS:
+                    break
+        return self.best or (self._grown(last) if last is not None else None)
 
-    def _try(self, proposed: _Proposal, factors: Array) -> bool:
-        """Whether the fleet holds; corrects its pools."""
+    def _try(self, proposed: _Proposal, factors: Array, corrects: bool) -> bool:
+        """Whether the fleet holds; corrects its pools, where another is still to be proposed by that."""
         every = True
         for model, bench in proposed.of.benches.items():
             mine = _of(model, proposed.pools)
             columns = {pool_key(pool): column for pool, column in zip(proposed.pools, proposed.columns, strict=True)}
             holds = bench.holds(mine, FAR)
             every &= holds
-            if holds and all(_meant(columns[pool_key(pool)]) in self.found for pool in mine):
+            if not corrects or (holds and all(_meant(columns[pool_key(pool)]) in self.found for pool in mine)):
                 continue
             bears = bearable(bench, mine)
             for pool in mine:
@@ -323,8 +324,10 @@ class _Search:
                 return None
         return replace(last, pools=pools)
 
-    def _shrunk(self, best: _Proposal) -> _Proposal:
+    def shrunk(self, best: _Proposal) -> _Proposal:
         """With fewer replicas, as long as it holds; the dearest pools first, in steps that save money."""
+        for bench in best.of.benches.values():
+            bench.left += _TO_SHRINK
         pools = list(best.pools)
         for place in sorted(range(len(pools)), key=lambda i: -pools[i].usd_per_hour):
             model = pools[place].deployment.model.id
@@ -411,14 +414,34 @@ def confirmed(
 
     `reconsider` is asked of every fleet before it is simulated, until it has another question.
     """
-    search = _Search(catalog, workload, question, reconsider, on_progress)
+    search = _Search(catalog, workload, question, reconsider, on_progress, {})
     found = search.run()
     if found is None:
         return None
+    found = search.shrunk(found)
     on_progress(0, 0, "checking the fleet with fresh seeds")
     found, classes = search.checked(found)
     corrected, answer = _as_solved(search, found)
-    return Confirmed(found.of.question, corrected, answer, classes, search.simulations, CHECK_SEEDS)
+    return Confirmed(found.of.question, corrected, answer, classes, search.simulations, CHECK_SEEDS, search.found)
+
+
+def confirmed_rival(
+    catalog: Catalog, workload: Workload, question: Question, reconsider: Reconsider, learnt: Learnt
+) -> tuple[dict[str, int], float] | None:
+    """GPUs and price of a fleet beside the answer that holds in simulation, too; None where none was found.
+
+    It is found with what was learnt of the answer's pools, in fewer rounds, and not checked with fresh seeds.
+    """
+    search = _Search(catalog, workload, question, reconsider, no_progress, dict(learnt))
+    found = search.run(_RIVAL_ROUNDS)
+    if found is None:
+        return None
+    found = search.shrunk(found)
+    gpus: dict[str, int] = {}
+    for pool in sorted(found.pools, key=lambda one: -one.gpus):
+        name = pool.deployment.accelerator.id
+        gpus[name] = gpus.get(name, 0) + pool.gpus
+    return gpus, _usd_per_hour(found.asked, found.pools)
 
 
 def _as_solved(search: _Search, found: _Proposal) -> tuple[Choice, Solution]:

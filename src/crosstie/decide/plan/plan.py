@@ -1,6 +1,6 @@
 """`plan`: from a workload to the cheapest fleet, with its reasons, its rivals and what would change it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 
@@ -10,10 +10,19 @@ import numpy as np
 from crosstie.catalog.library import Catalog
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
-from crosstie.decide.plan.answer import Alternative, FleetPlan, PoolPlan, alternative, fleet_plan, measured_words
+from crosstie.decide.plan.answer import (
+    MOST_TIMES,
+    Alternative,
+    FleetPlan,
+    PoolPlan,
+    alternative,
+    fleet_plan,
+    measured_words,
+)
 from crosstie.decide.plan.capacity import EstimateScale
-from crosstie.decide.plan.confirm import Confirmed, Question, confirmed, times_borne
+from crosstie.decide.plan.confirm import Confirmed, Question, confirmed, confirmed_rival, times_borne
 from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
+from crosstie.decide.plan.evidence import Unmeasured, with_unmeasured
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut, PassedOver
 from crosstie.decide.plan.guide import Guided, guide
@@ -110,6 +119,9 @@ class Plan:
     fleet: FleetPlan | None
     obstacles: list[Obstacle]
     replicas_considered: int
+    # What the accelerators of a confirmed answer cost by closed forms: what alternatives are compared with that no
+    # simulation has confirmed; of other answers, their price.
+    closed_form_usd_per_hour: float = 0.0
     single_vendor: dict[str, Alternative | None] = field(default_factory=dict)
     runner_up: RunnerUp | None = None
     # A fleet that is cheaper by less than its further accelerators and pools are worth.
@@ -157,6 +169,8 @@ class Plan:
     passed_over: list[PassedOver] = field(default_factory=list)
     # Where requests go while the fleet is idle, by the gateway's own router; at the peak as the pools carry them.
     guide: list[Guided] = field(default_factory=list)
+    # With these the fleet would be far cheaper; None where it would not.
+    unmeasured: Unmeasured | None = None
     # The replicas that models share, beside the fleet of the others; None where none do.
     shared: SharedPlan | None = None
 
@@ -263,7 +277,7 @@ def _planned(
     """`alone`: the fleet, and nothing beside it."""
     gate = Gate(catalog, workload)
     everything = surveys(catalog, workload, [item.accelerator for item in priced.items], on_progress, gate)
-    found = _best_plan(catalog, workload, priced, made, everything, on_progress, confirm, alone)
+    found = _best_plan(catalog, workload, priced, made, everything, gate, on_progress, confirm, alone)
     if alone:
         return found
     pools = found.fleet.pools if found.fleet else []
@@ -286,7 +300,7 @@ def _planned(
             workload,
             priced,
             set(found.fleet.gpus),
-            found.fleet.usd_per_hour,
+            found.closed_form_usd_per_hour,
             found.confirmed.correction if found.confirmed else {},
             everything,
         ),
@@ -294,8 +308,8 @@ def _planned(
 
 
 def _best_plan(
-    catalog: Catalog, workload: Workload, priced: Market, made: str, everything: list[Survey], on_progress: OnProgress,
-    confirm: bool, alone: bool,
+    catalog: Catalog, workload: Workload, priced: Market, made: str, everything: list[Survey], gate: Gate,
+    on_progress: OnProgress, confirm: bool, alone: bool,
 ) -> Plan:  # fmt: skip
     surveyed = of_one_stack(everything, scaling_of(workload))
     asked, answer, each = _as_sure(surveyed, priced, workload, on_progress)
@@ -307,15 +321,22 @@ def _best_plan(
         even = msgspec.structs.replace(workload, sure=0.5)
         likely, cheap, half = _as_sure(surveyed, priced, even, no_progress)
         if cheap is not None and answer.usd_per_hour > _MOST_TO_BE_SURE * cheap.usd_per_hour:
+            # By the estimates another stack may be the better one.
+            others = of_one_stack(everything, scaling_of(even))
+            again = _as_sure(others, priced, even, no_progress)
+            if again[1] is not None:
+                surveyed, (likely, cheap, half) = others, (again[0], again[1], again[2])
             dear = alternative(asked, answer, cheap.usd_per_hour)
             sized, asked, answer, each = even, likely, cheap, half
     bare = Plan(sized, made, priced, None, [], considered)
-    seen = _confirmed(catalog, sized, surveyed, asked, each, on_progress) if confirm else None
+    seen = _confirmed(catalog, sized, surveyed, asked, each, on_progress, not alone) if confirm else None
     scaling = scaling_at(each)
+    rivals: dict[str, Alternative] = {}
     if seen is not None:
-        held = Confirmation(seen.simulations, seen.seeds, dict(seen.asked.correction))
-        bare = replace(bare, simulated=seen.classes, confirmed=held)
-        asked, answer, scaling = seen.asked, seen.answer, seen.question.scaling
+        agreed, rivals = seen
+        held = Confirmation(agreed.simulations, agreed.seeds, dict(agreed.asked.correction))
+        bare = replace(bare, simulated=agreed.classes, confirmed=held)
+        asked, answer, scaling = agreed.asked, agreed.answer, agreed.question.scaling
     if alone:
         return replace(bare, fleet=fleet_plan(asked, answer, sized))
     on_progress(0, 0, "the fleets beside it, and what would change the answer")
@@ -325,49 +346,73 @@ def _best_plan(
         return times_borne(catalog, sized, model, pools, scaling, asked.peak)
 
     looked = outlooks(catalog, sized, surveyed, asked, answer, scaling, bears) if seen else unlooked(sized)
-    found = _with_alternatives(surveyed, asked, answer, bare, scaling)
+    found = _with_alternatives(surveyed, asked, answer, bare, scaling, rivals)
+    if seen is not None:
+        on_progress(0, 0, "with stacks that nobody measured there")
+        usd = found.closed_form_usd_per_hour
+        found = replace(found, unmeasured=with_unmeasured(catalog, sized, gate, asked, scaling, usd))
     return replace(found, workload=workload, too_dear=dear, outlooks=looked)
 
 
 def _confirmed(
-    catalog: Catalog, workload: Workload, surveyed: list[Survey], asked: Choice, each: float, on_progress: OnProgress
-) -> Confirmed | None:
-    """The fleet that simulation confirms.
+    catalog: Catalog, workload: Workload, surveyed: list[Survey], asked: Choice, each: float, on_progress: OnProgress,
+    with_rivals: bool,
+) -> tuple[Confirmed, dict[str, Alternative]] | None:  # fmt: skip
+    """The fleet that simulation confirms; and, confirmed as well, the best that each vendor alone has beside it.
 
     Where one is proposed that rests on more estimates than the closed form's did and is less sure for it, the search
     goes on among others: of all accelerators with each estimate surer, or of one accelerator and stack alone,
     whichever looks cheaper by then.
     """
-
     by_sureness: dict[float, Offers] = {}
 
-    def every(sure: float, family: tuple[str, str] | None) -> Offers:
+    def every(sure: float, family: tuple[str, str] | None, vendor: str | None) -> Offers:
         if sure not in by_sureness:
             by_sureness[sure] = offers(surveyed, scaling_at(sure), peak=asked.peak)
-        return _of_family(by_sureness[sure], family)
+        return _only(by_sureness[sure], family, vendor)
 
-    def put(sure: float, family: tuple[str, str] | None = None) -> Question:
-        everything = every(sure, family)
-        question = asked if (sure, family) == (each, None) else asked.with_offers(undominated(everything))
-        return Question(everything, question, scaling_at(sure), sure, family)
+    def put(sure: float, family: tuple[str, str] | None = None, vendor: str | None = None) -> Question:
+        everything = every(sure, family, vendor)
+        same = (sure, family, vendor) == (each, None, None)
+        question = asked if same else _freed(asked, vendor).with_offers(undominated(everything))
+        return Question(everything, question, scaling_at(sure), sure, family, vendor)
 
     def reconsider(question: Question, corrected: Choice, fleet: Solution) -> Question | None:
         errors = JointErrors(surveyed, corrected, question.scaling)
-        together = errors.each_sure(fleet, workload.sureness)
+        together, vendor = errors.each_sure(fleet, workload.sureness), question.vendor
         if together <= each or errors.enough(fleet) >= workload.sureness - _NEARLY:
             return None
 
         def usd(way: tuple[float, tuple[str, str] | None]) -> float:
-            read = asked.with_offers(undominated(every(*way).corrected(corrected.correction)))
-            found = solve(read.problem, quickly=True)
+            offered = every(*way, vendor).corrected(corrected.correction)
+            found = solve(question.asked.with_offers(undominated(offered)).problem, quickly=True)
             return found.usd_per_hour if found else np.inf
 
-        families = {family_of(column.deployment.decode) for column in asked.offers.columns}
+        families = {family_of(column.deployment.decode) for column in question.asked.offers.columns}
         ways = [(together, None), *((workload.sureness, family) for family in sorted(families))]
-        return put(*min(ways, key=usd))
+        return put(*min(ways, key=usd), vendor)
 
     seen = confirmed(catalog, workload, put(each), reconsider, on_progress)
-    return _beside_others(seen, surveyed) if seen is not None and seen.question.family else seen
+    if seen is None:
+        return None
+    paid, rivals = seen.answer.usd_per_hour, {}
+    used = {asked.market.items[asked.market.index(name)].vendor for name in seen.asked.gpus(seen.answer)}
+    for vendor in asked.market.vendors if with_rivals else ():
+        question = put(each, None, vendor) if used != {vendor} else None
+        closed = solve(question.asked.problem, quickly=True) if question and question.everything.columns else None
+        if question is None or closed is None or closed.usd_per_hour > MOST_TIMES * paid:
+            continue
+        on_progress(0, 0, f"{vendor} alone")
+        found = confirmed_rival(catalog, workload, question, reconsider, seen.learnt)
+        if found is not None:
+            rivals[vendor] = Alternative(*found, found[1] / paid - 1.0, confirmed=True)
+    return _beside_others(seen, surveyed) if seen.question.family else seen, rivals
+
+
+def _freed(asked: Choice, vendor: str | None) -> Choice:
+    """Of one vendor alone no share is asked for others."""
+    none = np.zeros_like(asked.problem.vendor_share)
+    return replace(asked, problem=replace(asked.problem, vendor_share=none)) if vendor else asked
 
 
 def _beside_others(seen: Confirmed, surveyed: list[Survey]) -> Confirmed:
@@ -385,11 +430,16 @@ def _beside_others(seen: Confirmed, surveyed: list[Survey]) -> Confirmed:
     return replace(seen, asked=seen.asked.with_offers(mine.beside(others)), answer=wider)
 
 
-def _of_family(offered: Offers, family: tuple[str, str] | None) -> Offers:
-    """Those of one accelerator and stack, or all."""
-    if family is None:
+def _only(offered: Offers, family: tuple[str, str] | None, vendor: str | None) -> Offers:
+    """Those of one accelerator and stack, or of one vendor, or all."""
+    if family is None and vendor is None:
         return offered
-    mine = [i for i, column in enumerate(offered.columns) if family_of(column.deployment.decode) == family]
+    made = [column.deployment.decode for column in offered.columns]
+    mine = [
+        i
+        for i, one in enumerate(made)
+        if (family is None or family_of(one) == family) and (vendor is None or one.accelerator.vendor == vendor)
+    ]
     return offered.only(np.array(mine, np.int64))
 
 
@@ -418,7 +468,12 @@ def _as_sure(
     return (surer, found, each) if found else (asked, answer, sure)
 
 
-def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, bare: Plan, scaling: Scaling) -> Plan:
+def _with_alternatives(
+    surveyed: list[Survey], asked: Choice, answer: Solution, bare: Plan, scaling: Scaling,
+    simulated: Mapping[str, Alternative] | None = None,
+) -> Plan:  # fmt: skip
+    """`simulated`: the best of a vendor alone, where simulation has confirmed it."""
+    simulated = simulated or {}
     workload, errors = bare.workload, JointErrors(surveyed, asked, scaling)
     alone, without = single_vendor(asked), without_each(asked, answer)
     by_policy = bool(np.any(asked.problem.vendor_share > 0))
@@ -436,23 +491,43 @@ def _with_alternatives(surveyed: list[Survey], asked: Choice, answer: Solution, 
     for solution in (answer, *alone.values(), *without.values()):
         if solution is not None:
             known |= solution.replicas > 0
-    cost, fleet = answer.usd_per_hour, fleet_plan(asked, answer, workload)
+    fleet = fleet_plan(asked, answer, workload)
+    # Like with like: what no simulation has confirmed is compared with the answer's accelerators by closed forms.
+    kinds = set(fleet.gpus)
+    same = solve(asked.problem, asked.allowing(lambda item: item.id in kinds), quickly=True) if bare.confirmed else None
+    basis = same if same and same.usd_per_hour < answer.usd_per_hour else answer
+    cost = basis.usd_per_hour
     likely, worth = _by_estimates(surveyed, asked, answer) if workload.sureness > 0.5 else (None, None)
+    vendors = {vendor: alternative(asked, one, cost) for vendor, one in alone.items()}
+    runner_up = _runner_up(asked, without, cost)
+    if bare.confirmed and runner_up:
+        # The same fleet as a vendor's alone is shown as that was simulated.
+        again = [vendor for vendor, one in vendors.items() if one and one.gpus == runner_up.fleet.gpus]
+        runner_up = replace(runner_up, fleet=next((simulated[v] for v in again if v in simulated), runner_up.fleet))
+    vendors |= simulated
+    used = {pool.deployment.accelerator.vendor for pool in fleet.pools}
+    if len(used) == 1 and bare.confirmed:
+        vendors[used.pop()] = Alternative(fleet.gpus, fleet.usd_per_hour, 0.0, confirmed=True)
     return replace(
         bare,
         fleet=fleet,
+        closed_form_usd_per_hour=cost,
         drafts=drafting_pools(surveyed, asked, answer, fleet.pools, scaling_of(workload)),
-        single_vendor={vendor: alternative(asked, one, cost) for vendor, one in alone.items()},
-        runner_up=_runner_up(asked, without, cost),
+        single_vendor=vendors,
+        runner_up=runner_up,
         cheaper=alternative(asked, cheapest, cost) if cheapest.usd_per_hour < cost * (1.0 - 1e-6) else None,
         uncertainty=errors.uncertainty(answer),
-        flips=[*leaving(asked, answer, without), *entering(asked, answer, known)],
-        lengths=[_length(surveyed, asked, answer, workload, known, factor) for factor in _LENGTHS],
-        years=_years(asked, answer, workload, known),
+        flips=[
+            flip
+            for flip in (*leaving(asked, basis, without), *entering(asked, basis, known))
+            if not flip.becomes.is_absurd
+        ],
+        lengths=[_length(surveyed, asked, basis, workload, known, factor) for factor in _LENGTHS],
+        years=_years(asked, answer, workload, known, cost),
         by_estimates=likely,
         worth_measuring=worth,
         sureness=_sureness(surveyed, asked, answer, workload, known, likely, errors),
-        binding=bindings(asked, answer, workload),
+        binding=bindings(asked, basis, workload),
         targets=target_prices(surveyed, asked, answer, known, scaling_of(workload)),
         simulated=[_with_predicted(one, asked, answer) for one in bare.simulated],
     )
@@ -526,8 +601,8 @@ def _length(
     return PromptLength(factor, fleet, fleet is not None and set(fleet.gpus) == set(asked.gpus(answer)))
 
 
-def _years(asked: Choice, answer: Solution, workload: Workload, known: Mask) -> list[Year]:
-    """By the end of each year; the first is the answer's."""
+def _years(asked: Choice, answer: Solution, workload: Workload, known: Mask, cost: float) -> list[Year]:
+    """By the end of each year; the first is the answer's, and the others are compared with `cost`."""
     today = sum(one.requests_per_s for one in workload.classes)
     growth = 1.0 + workload.growth_per_year
     found = []
@@ -535,6 +610,6 @@ def _years(asked: Choice, answer: Solution, workload: Workload, known: Mask) -> 
         times = growth ** (year - 1)
         bigger = replace(asked.problem, demand=asked.problem.demand * times)
         solution = answer if times == 1.0 else solve(bigger, known, quickly=True)
-        fleet = alternative(asked, solution, answer.usd_per_hour)
+        fleet = alternative(asked, solution, answer.usd_per_hour if times == 1.0 else cost)
         found.append(Year(year, today * max(growth, 1.0) * times, fleet))
     return found

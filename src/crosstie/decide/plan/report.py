@@ -58,7 +58,9 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "apart_looked_at": to_builtins(plan.outlooks),
         "guide": to_builtins(plan.guide),
         "mixture": _mixture(plan.mixture) if plan.mixture else None,
+        "closed_form_usd_per_hour": plan.closed_form_usd_per_hour,
         "single_vendor": to_builtins(plan.single_vendor),
+        "with_unmeasured_stacks": to_builtins(plan.unmeasured),
         "runner_up": runner and {"without": runner.without, **to_builtins(runner.fleet)},
         "cheaper_but_less_simple": to_builtins(plan.cheaper),
         "flips": [

@@ -1,0 +1,56 @@
+"""What passing over unmeasured stacks costs: the fleet that they would make, beside the answer.
+
+Stacks that nobody measured with such a model on an accelerator are not compared, since among many estimates the best
+looking are those that err most. Where they look far cheaper, whoever pays should know, and measure.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.workload import Workload
+from crosstie.decide.plan.answer import Alternative, alternative
+from crosstie.decide.plan.gate import Gate
+from crosstie.decide.plan.optimise import Choice
+from crosstie.decide.plan.solver import solve
+from crosstie.decide.plan.survey import Scaling, of_one_stack, offers, surveys, undominated
+
+# A saving below this share is within what estimates err by.
+_WORTH_SAYING = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """The fleet with all stacks compared, and those of them that nobody measured there."""
+
+    stacks: tuple[str, ...]
+    fleet: Alternative
+
+
+def with_unmeasured(
+    catalog: Catalog, workload: Workload, gate: Gate, asked: Choice, scaling: Scaling, usd_per_hour: float
+) -> Unmeasured | None:
+    """None where it saves little. `usd_per_hour`: of the fleet that it is compared with, by the same measure."""
+    if not gate.passed_over:
+        return None
+    limits = msgspec.structs.replace(workload.constraints, evidence="any")
+    every = msgspec.structs.replace(workload, constraints=limits)
+    where = _accelerators(gate.passed_over.values())
+    kinds = [item.accelerator for item in asked.market.items if item.id in where]
+    tried = of_one_stack(surveys(catalog, every, kinds, gate=Gate(catalog, every)), scaling)
+    offered = undominated(offers(tried, scaling, peak=asked.peak).corrected(asked.correction))
+    read = asked.with_offers(offered)
+    found = solve(read.problem, quickly=True)
+    fleet = alternative(read, found, usd_per_hour)
+    if found is None or fleet is None or fleet.dearer > -_WORTH_SAYING:
+        return None
+    used = [offered.columns[i].deployment.decode for i in np.flatnonzero(found.replicas)]
+    over = [d.stack.name for d in used if d.accelerator.id in gate.passed_over.get((d.model.id, d.stack.name), ())]
+    return Unmeasured(tuple(dict.fromkeys(over)), fleet) if over else None
+
+
+def _accelerators(lists: Iterable[list[str]]) -> set[str]:
+    return {name for names in lists for name in names}
