@@ -266,8 +266,8 @@ def _own_plan(
 def _beside(other: Plan, answer: Plan) -> Alternative | None:
     if not other.fleet or not answer.fleet:
         return None
-    usd = other.fleet.usd_per_hour
-    return Alternative(other.fleet.gpus, usd, usd / answer.fleet.usd_per_hour - 1.0)
+    usd, seen = other.fleet.usd_per_hour, other.confirmed is not None
+    return Alternative(other.fleet.gpus, usd, usd / answer.fleet.usd_per_hour - 1.0, confirmed=seen)
 
 
 def _planned(
