@@ -134,14 +134,20 @@ def shipped(catalog: Catalog) -> str:
 
 
 def _joined(peer: Path) -> dict[str, list[Row]]:
-    """Points with AISimulate's answers beside the measured and our left-out figures, by kind of serving and vendor."""
+    """Points with AISimulate's answers beside the measured and our left-out figures, by kind of serving.
+
+    Those that it was not waited for are in none of them.
+    """
     answers = {row["point"]: row for row in _read(peer / "aisimulate-answers.csv")}
-    kinds: dict[str, list[Row]] = {}
+    kinds: dict[str, list[Row]] = {
+        "plain, NVIDIA": [], "speculative, NVIDIA": [], "apart, NVIDIA": [], "speculative and apart, NVIDIA": [],
+        "all kinds, AMD": [],
+    }  # fmt: skip
     for point in _read(peer / "aisimulate-points.csv"):
-        if point["point"] not in answers:
-            continue
-        said = {f"peer_{name}": value for name, value in answers[point["point"]].items()}
-        kinds.setdefault(f"{point['mode'] or 'plain'}, {point['vendor']}", []).append(point | said)
+        if point["point"] in answers and not answers[point["point"]]["reason"].startswith("no end"):
+            said = {f"peer_{name}": value for name, value in answers[point["point"]].items()}
+            mode = "all kinds" if point["vendor"] == "AMD" else point["mode"] or "plain"
+            kinds[f"{mode}, {point['vendor']}"].append(point | said)
     return kinds
 
 
@@ -183,15 +189,12 @@ def beside(peer: Path) -> str:
 def alone(peer: Path) -> str:
     """All that each answers."""
     kinds = _joined(peer)
-    every = {
-        f"all, {vendor}": [point for points in kinds.values() for point in points if point["vendor"] == vendor]
-        for vendor in ("NVIDIA", "AMD")
-    }
+    kinds["all kinds, NVIDIA"] = [point for points in kinds.values() for point in points if point["vendor"] != "AMD"]
     return _table(
         ("points", "", *_HEADINGS[:3]),
         (
             (kind, who, *_peer_cells([point for point in points if _answered(point, who)], who))
-            for kind, points in (kinds | every).items()
+            for kind, points in kinds.items()
             for who in _WHO
         ),
     )

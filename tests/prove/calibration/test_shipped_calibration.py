@@ -99,3 +99,27 @@ def test_a_place_without_a_table_is_a_fault(rendering: ModuleType) -> None:
         rendering.fill("<!-- nonsense -->\n<!-- end -->", {})
     with pytest.raises(BadInput, match="alone"):
         rendering.fill("no places", {"alone": lambda: ""})
+
+
+def test_peers_are_judged_where_both_answer(tmp_path: Path, rendering: ModuleType) -> None:
+    (tmp_path / "aisimulate-points.csv").write_text(
+        "point,mode,vendor,ttft_s,tpot_s,tokens_per_s,left_out_ttft_s,left_out_tpot_s,left_out_tokens_per_s,reason\n"
+        "0,,NVIDIA,1,0.01,100,1.2,0.011,90,\n"
+        "1,,NVIDIA,1,0.01,100,1.5,0.015,50,\n"
+        "2,,NVIDIA,1,0.01,100,9,9,9,\n"
+        "3,apart,AMD,,0.01,,,0.02,,\n"
+        "4,apart,AMD,,,,,,,the row does not say how it is laid out\n"
+    )
+    (tmp_path / "aisimulate-answers.csv").write_text(
+        "point,ttft_s,tpot_s,tokens_per_s,attempt,reason\n"
+        "0,2,0.013,120,formulas,\n1,,,,,no data\n2,,,,,no end within 60 s of CPU\n3,,,,,no data\n4,,,,,not asked\n"
+    )
+    beside, alone = rendering.beside(tmp_path).splitlines(), rendering.alone(tmp_path).splitlines()
+    assert "| plain, NVIDIA | Crosstie | 2 of 2 | 10.0 / 10 % of 1 | 20.0 / 20 % of 1 | 10.0 / 10 % of 1 |" in beside
+    assert (
+        "| plain, NVIDIA | AISimulate | 1 of 2, 1 by formulas | 30.0 / 30 % of 1 | 100.0 / 100 % of 1 "
+        "| 20.0 / 20 % of 1 |" in beside
+    )
+    assert "| all kinds, AMD | Crosstie | 1 of 2 | - | - | - |" in beside
+    assert "| all kinds, AMD | AISimulate | 0 of 2 | - | - | - |" in beside
+    assert "| all kinds, AMD | Crosstie | 100.0 / 100 % of 1 | - | - |" in alone
