@@ -77,7 +77,7 @@ def modes(made: Calibration) -> str:
 def best(made: Calibration) -> str:
     """Of every published curve the best tokens/s a GPU at equal tokens/s a user, with the curve left out."""
     lines = []
-    for words, end in (("plain serving", ""), ("speculative, or prefill and decode apart", ", speculative or apart")):
+    for words, end in (("plain serving", ""), *((mode, f", {mode}") for mode in MODE_LEVELS)):
         curves, order = made.errors[f"best of a curve{end}"], made.errors[f"accelerators by it{end}"]
         error, pairs = curves["throughput"], order["pairs"]
         ordered = f"{_share(pairs['right'])} of {pairs['n']:,.0f}"

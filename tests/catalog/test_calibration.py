@@ -129,11 +129,11 @@ def test_nearness_from_near_to_far() -> None:
         ),
     }
     assert list(asked) == list(NEARNESS)
-    nearness, points, basis = calibration.evidence(HERE._replace(bits="4-bit"))
+    nearness, points, basis = calibration.evidence(HERE._replace(bits="4-bit"))[:3]
     assert (nearness, points) == ("stack", 7)
     assert "extrapolated to 4-bit weights from 7 measured points of this model" in basis
     for wanted, (subject, count, words) in asked.items():
-        nearness, points, basis = calibration.evidence(subject)
+        nearness, points, basis = calibration.evidence(subject)[:3]
         assert (nearness, points) == (wanted, count)
         assert words in basis
         correction = calibration.correction(subject)
@@ -186,6 +186,33 @@ def test_a_spread_is_laid_around_an_estimate() -> None:
     low, high = spread(-0.1).around(100.0)
     assert low == pytest.approx(90.48, abs=0.01)
     assert high == pytest.approx(110.52, abs=0.01)
+
+
+def test_intervals_widen_with_the_distance_in_load() -> None:
+    spread = {metric: Spread(low=-0.3, high=0.1, points=9) for metric in METRICS}
+    calibration = made(
+        level=0.8,
+        points={points_key(HERE): 5, points_key(HERE._replace(gpus="8")): 5},
+        loads={points_key(HERE): (2.0, 64.0), points_key(HERE._replace(gpus="8")): (0.125, 16.0)},
+        load_doubt={"tpot": 0.15, "ttft": 0.3},
+        spreads={"nothing": spread},
+    )
+    found = calibration.correction(HERE)
+    assert found.loads == (2.0, 64.0)
+    # A method that decides the load itself, and loads that were measured, are as they were.
+    for load in (0.0, 2.0, 17.0, 64.0):
+        assert found.spread_at(load) == spread
+    for near, far in ((1.0, 0.25), (128.0, 1024.0)):
+        one, other = found.spread_at(near)["tpot"], found.spread_at(far)["tpot"]
+        assert other.low < one.low < -0.3
+        assert other.high > one.high > 0.1
+    twice = found.spread_at(256.0)
+    assert twice["tpot"].high == pytest.approx(-0.1 + math.hypot(0.2, 2 * 0.15))
+    assert twice["ttft"].high == pytest.approx(-0.1 + math.hypot(0.2, 2 * 0.3))
+    assert twice["throughput"].high == pytest.approx(0.1)
+    # Another layout has what all that were measured have.
+    assert calibration.correction(HERE._replace(gpus="4")).loads == (0.125, 64.0)
+    assert made().correction(HERE).loads is None
 
 
 def test_the_words_of_models(catalog: Catalog) -> None:
@@ -343,6 +370,11 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         ({"spreads": {"nothing": {"ttft": {"low": 0.5, "high": -0.5, "points": 3}}}}, "spreads.nothing.ttft"),
         ({"spreads": {"nothing": {"ttft": {"low": -1e9, "high": 0.5, "points": 3}}}}, "spreads.nothing.ttft"),
         ({"spreads": {"nothing": {"ttft": {"low": 0.5}}}}, "spreads"),
+        ({"loads": {"f / a / s / b / m / l / 1": [4.0, 2.0]}}, "loads.f / a / s / b / m / l / 1"),
+        ({"loads": {"f / a / s / b / m / l / 1": [0.0, 2.0]}}, "loads.f / a / s / b / m / l / 1"),
+        ({"loads": {"f / a / s / b / m / l / 8": [1.0, 2.0]}}, "loads.f / a / s / b / m / l / 8"),
+        ({"load_doubt": {"luck": 0.1}}, "load_doubt.luck"),
+        ({"load_doubt": {"tpot": -0.1}}, "load_doubt.tpot"),
         ({"surprise": 1}, "surprise"),
     ],
 )

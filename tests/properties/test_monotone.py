@@ -2,17 +2,20 @@
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
+from crosstie.catalog.calibration import subject_of
 from crosstie.catalog.drafters import drafter_of
 from crosstie.catalog.library import Catalog
-from crosstie.core.deployment import Accelerator, Parallelism
+from crosstie.core.deployment import Accelerator, Deployment, Parallelism
 from crosstie.core.errors import BadInput
+from crosstie.core.model import Model
 from crosstie.core.speculation import Method, Speculation
 from crosstie.perf.hardware import Hardware
 from crosstie.perf.memory import memory_plan
 from crosstie.perf.steady_state import steady_state
-from crosstie.perf.step import StepCost, shape, step
+from crosstie.perf.step import StepCost, shape, step, step_s
 
 CATALOG = Catalog([])
 MODELS = sorted(CATALOG.models)
@@ -166,11 +169,83 @@ def test_more_clients_never_mean_less_throughput_or_a_faster_answer(
         assert (np.diff(values) >= -0.05 * values[:-1]).all()
 
 
+def drafts(method: Method, acceptance: tuple[float, ...], drafter: Model | None) -> Speculation:
+    return Speculation(
+        method=method, acceptance=acceptance, drafter=drafter, text="", range=(1.0, 1.0), basis="assumed",
+        source="a test", date="2026-11-16",
+    )  # fmt: skip
+
+
+LAYOUTS = [Parallelism(tp=8), Parallelism(tp=2, pp=3), Parallelism(dp=8, ep=8), Parallelism(tp=4, ep=4)]
+METHODS: list[Method] = ["ngram", "eagle3", "mtp", "dspark"]
+
+
+@given(
+    model=models,
+    accelerator=st.sampled_from(["mi300x", "mi355x", "h200", "b200", "gb200"]),
+    stack=st.sampled_from(["vllm", "sglang", "tensorrt-llm", "atom", "llama.cpp"]),
+    split=st.sampled_from([*LAYOUTS, Parallelism(dp=32, ep=32)]),
+    method=st.sampled_from(METHODS),
+    acceptance=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8),
+    batch=batches,
+    context=contexts,
+    prompt=st.integers(0, 8192),
+    apart=st.booleans(),
+)
+def test_a_step_with_drafts_is_never_faster_than_one_without(
+    model: str, accelerator: str, stack: str, split: Parallelism, method: Method, acceptance: list[float], batch: int,
+    context: int, prompt: int, apart: bool,
+) -> None:  # fmt: skip
+    """By what measured results made of the constants, however many drafts are kept: tokens a step are all that
+    speculation can win."""
+    found = CATALOG.model(model)
+    try:
+        off = CATALOG.deployment(found, CATALOG.accelerator(accelerator), split, "bf16", stack=stack)
+        on = off.drafting(drafts(method, tuple(acceptance), drafter_of(found, method)))
+    except BadInput:
+        return
+
+    def corrected(one: Deployment) -> Deployment:
+        return msgspec.structs.replace(one, correction=CATALOG.correction(subject_of(one, apart=apart)))
+
+    at = shape(batch, context, prompt)
+    slow, fast = (float(step_s(Hardware([corrected(one)]), at)[0, 0]) for one in (on, off))
+    assert slow >= fast
+    assert float(step(Hardware([corrected(on)]), at).total_s[0, 0]) == pytest.approx(slow)
+
+
+@given(
+    model=st.sampled_from(["llama-3.1-8b", "llama-3.3-70b", "deepseek-r1", "minimax-m3", "qwen3-30b-a3b"]),
+    stack=st.sampled_from(["vllm", "sglang"]),
+    method=st.sampled_from(METHODS),
+    depth=st.integers(1, 8),
+    kept=st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2).map(sorted),
+    clients=batches,
+)
+def test_the_more_drafts_are_kept_the_better(
+    model: str, stack: str, method: Method, depth: int, kept: list[float], clients: int
+) -> None:
+    """From none to all of them, without a step in between."""
+    found = CATALOG.model(model)
+    try:
+        one = CATALOG.deployment(found, CATALOG.accelerator("mi355x"), Parallelism(tp=8), stack=stack)
+        drafter = drafter_of(found, method)
+    except BadInput:
+        return
+    fewer, more = (
+        steady_state(Hardware([CATALOG.calibrated(one.drafting(drafts(method, (share,) * depth, drafter)))]),
+                     clients, 1000, 500)
+        for share in kept
+    )  # fmt: skip
+    # Prompts come more often a step where steps give more tokens, and cost the others a few per cent.
+    assert (more.output_tokens_per_s >= fewer.output_tokens_per_s * (1 - 5e-3)).all()
+
+
 @given(
     models,
     st.sampled_from(["vllm", "sglang", "llama.cpp"]),
-    st.sampled_from([Parallelism(tp=8), Parallelism(tp=2, pp=3), Parallelism(dp=8, ep=8), Parallelism(tp=4, ep=4)]),
-    st.sampled_from(["ngram", "eagle3", "mtp", "dspark"]),
+    st.sampled_from(LAYOUTS),
+    st.sampled_from(METHODS),
     st.integers(1, 8),
     st.integers(1, 10_000),
     st.integers(2, 2000),
@@ -184,11 +259,7 @@ def test_speculation_that_never_hits_is_never_faster_than_none(
         drafter = drafter_of(found, method)
     except BadInput:
         return
-    missing = Speculation(
-        method=method, acceptance=(0.0,) * depth, drafter=drafter, text="", range=(1.0, 1.0), basis="assumed",
-        source="a test", date="2026-11-16",
-    )  # fmt: skip
-    on = msgspec.structs.replace(off, speculation=missing)
+    on = CATALOG.calibrated(off.drafting(drafts(method, (0.0,) * depth, drafter)))
     if not memory_plan(on).fits:
         return
     clients = np.unique(np.geomspace(1, 500, 12).round())

@@ -18,7 +18,7 @@ import msgspec
 from crosstie.catalog.writing import json_rows
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadData
-from crosstie.core.estimate import CONSTANTS, METRICS, Correction, Spread
+from crosstie.core.estimate import CONSTANTS, DRAFTING, METRICS, Correction, Spread
 from crosstie.core.model import Model
 
 FORMAT = 2
@@ -26,8 +26,6 @@ _WORDS_OF_POINTS = ("family", "accelerator", "stack", "bits", "model", "layout",
 _WIDTHS = ("4-bit", "8-bit", "16-bit")
 # A constant that is e^20 times the catalog's is a slip.
 _FURTHEST = 20.0
-# Tokens of a step, the bonus token among them.
-_FEWEST_KEPT = 1.2
 
 
 class Subject(NamedTuple):
@@ -51,6 +49,18 @@ class Subject(NamedTuple):
     # What it does beyond plain serving, "speculative" or "apart"; corrections of that leave plain serving alone.
     mode: str = ""
 
+    @property
+    def speculative(self) -> str:
+        return "speculative" if self.mode.startswith("speculative") else ""
+
+    @property
+    def apart(self) -> str:
+        return "apart" if self.mode.endswith("apart") else ""
+
+    @property
+    def both(self) -> str:
+        return self.mode if self.speculative and self.apart else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -61,6 +71,11 @@ class Level:
 
     words: tuple[str, ...]
     width: float
+
+    def moves(self, constant: str) -> bool:
+        """Scopes of speculation move what only speculation has, and others what all serving has: so that no
+        calibration makes a step faster for having drafts."""
+        return (constant in DRAFTING) == bool({"speculative", "both"} & set(self.words))
 
 
 # What engines share moves little and what a model brings moves much: with these widths, models that are left
@@ -98,18 +113,33 @@ LEVELS = (
 )
 
 
-# What speculation, and prefill and decode apart, change beyond what plain serving says. Fitted after it, to the rest.
-MODE_LEVELS = (
-    Level(("mode",), 0.15),
-    Level(("mode", "family"), _OCCASION),
-    Level(("mode", "stack"), _OCCASION),
-    Level(("mode", "stack", "accelerator"), _OCCASION),
-    Level(("mode", "model"), _OCCASION),
-    Level(("mode", "stack", "model", "bits", "accelerator"), _OCCASION),
-    Level(("mode", "layout", "stack"), _OCCASION),
-    Level(("mode", "source", "stack"), _OCCASION),
-    Level(("mode", "source", "stack", "model", "accelerator"), _OCCASION),
-)
+# What speculation, and prefill and decode apart, change beyond what plain serving says: fitted in this order, each to
+# what those before leave. Speculation changes the cost of drafts and of verifying them, and nothing else (DRAFTING),
+# which differs more between engines than a rate does.
+_DRAFTS = 0.4
+
+
+def _mode_levels(word: str, width: float, each: float) -> tuple[Level, ...]:
+    return (
+        Level((word,), width),
+        Level((word, "family"), each),
+        Level((word, "stack"), each),
+        Level((word, "stack", "accelerator"), each),
+        Level((word, "model"), each),
+        Level((word, "stack", "model", "bits", "accelerator"), each),
+        Level((word, "layout", "stack"), each),
+        Level((word, "source", "stack"), each),
+        Level((word, "source", "stack", "model", "accelerator"), each),
+    )
+
+
+MODE_LEVELS = {
+    "speculative": (*_mode_levels("speculative", _DRAFTS, _DRAFTS), Level(("speculative", "stack", "family"), _DRAFTS)),
+    "apart": _mode_levels("apart", 0.15, _OCCASION),
+    "speculative and apart": _mode_levels("both", _DRAFTS, _DRAFTS),
+}
+
+ALL_LEVELS = (*LEVELS, *(level for levels in MODE_LEVELS.values() for level in levels))
 
 # Software gets faster with time. What it gained since each of these counts for everything measured later, so that an
 # estimate, which is of today's, has all of it.
@@ -118,7 +148,7 @@ SINCE = ("2025-01", "2025-07", "2026-01", "2026-07")
 
 def scopes(subject: Subject) -> list[str]:
     """The scopes that a subject falls in, in the order of LEVELS; none for a word that is not known."""
-    return [scope for level in (*LEVELS, *MODE_LEVELS) for scope in scopes_of(level, subject)]
+    return [scope for level in ALL_LEVELS for scope in scopes_of(level, subject)]
 
 
 def scopes_of(level: Level, subject: Subject) -> list[str]:
@@ -155,14 +185,8 @@ def subject_of(
         source=source,
         gpus=str(split.gpus),
         month=month,
-        mode=" and ".join(["speculative"] * speculates(deployment) + ["apart"] * apart),
+        mode=" and ".join(["speculative"] * (deployment.speculation is not None) + ["apart"] * apart),
     )
-
-
-def speculates(deployment: Deployment) -> bool:
-    """Whether what published rows say of speculation holds. They keep most drafts; where next to none are kept, plain
-    serving's corrections do, and speculation is never faster than none."""
-    return deployment.speculation is not None and deployment.speculation.acceptance_length >= _FEWEST_KEPT
 
 
 def kind_of(model: Model) -> str:
@@ -185,12 +209,15 @@ Counted = Mapping[tuple[str, ...], int]
 def counted(points: Mapping[str, int]) -> Counted:
     found: Counter[tuple[str, ...]] = Counter()
     for key, count in points.items():
-        words = tuple(key.split(" / "))
-        family, accelerator, stack, bits, model = words[:5]
-        here = family, accelerator, stack
-        for some in (here[:1], here[:2], here, (*here, bits, model), (*here, "", model), words):
+        for some in _beginnings(key):
             found[some] += count
     return found
+
+
+def _beginnings(key: str) -> tuple[tuple[str, ...], ...]:
+    words = tuple(key.split(" / "))
+    here, model = words[:3], words[4]
+    return here[:1], here[:2], here, words[:5], (*here, "", model), words
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -209,6 +236,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     spreads: dict[str, dict[str, Spread]]
     # Group to the share of left-out measurements that their intervals hold.
     coverage: dict[str, float] = {}
+    # As `points`, to the fewest and most requests in flight a GPU there; and by metric, what each doubling of the load
+    # below and above them adds to a spread.
+    loads: dict[str, tuple[float, float]] = {}
+    load_doubt: dict[str, tuple[float, float]] = {}
     # Those whose results were learnt from: of them a new estimate is off by less than of anybody else.
     sources: tuple[str, ...] = ()
     # Cross-validated errors, as printed by `crosstie calibrate`.
@@ -227,6 +258,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             nearness=nearness,
             points=points,
             basis=basis,
+            loads=self._loads_near(subject),
+            load_doubt=self.load_doubt,
         )
 
     def knows_kind(self, subject: Subject) -> bool:
@@ -238,9 +271,16 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         # No scope is of so many GPUs: layouts of one kind share their factors.
         kind = subject._replace(gpus="")
         if kind not in self._factors:
-            parts = [self.scopes[scope] for scope in scopes(kind) if scope in self.scopes]
-            sums = map(sum, zip(*parts, strict=True)) if parts else [0.0] * len(self.constants)
-            self._factors[kind] = dict(zip(self.constants, map(math.exp, sums), strict=True))
+            parts = [
+                (level, self.scopes[scope])
+                for level in ALL_LEVELS
+                for scope in scopes_of(level, kind)
+                if scope in self.scopes
+            ]
+            self._factors[kind] = {
+                name: math.exp(sum(part[i] for level, part in parts if level.moves(name)))
+                for i, name in enumerate(self.constants)
+            }
         return self._factors[kind]
 
     @cached_property
@@ -254,6 +294,22 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @cached_property
     def _counted(self) -> Counted:
         return counted(self.points)
+
+    def _loads_near(self, subject: Subject) -> tuple[float, float] | None:
+        """The fewest and most requests in flight a GPU of the points nearest to a subject."""
+        own = _point_words(subject)
+        ways = (own, own[:5], (*own[:3], "", own[4]), own[:3], own[:2], own[:1])
+        near = next((words for words in ways if self._counted.get(words)), None)
+        return self._load_ranges.get(near) if near else None
+
+    @cached_property
+    def _load_ranges(self) -> dict[tuple[str, ...], tuple[float, float]]:
+        found: dict[tuple[str, ...], tuple[float, float]] = {}
+        for key, (low, high) in self.loads.items():
+            for some in _beginnings(key):
+                least, most = found.get(some, (low, high))
+                found[some] = min(least, low), max(most, high)
+        return found
 
 
 def evidence(points: Counted, subject: Subject) -> tuple[str, int, str]:
@@ -330,6 +386,12 @@ def read_calibration(file: Path) -> Calibration:
             raise BadData(file, f"points.{key}", f"must be a count of {' / '.join(_WORDS_OF_POINTS)}")
     if not 0.0 <= found.level < 1.0:
         raise BadData(file, "level", f"is {found.level}; must be a share")
+    for key, (low, high) in found.loads.items():
+        if key not in found.points or not 0.0 < low <= high:
+            raise BadData(file, f"loads.{key}", "must be the fewest and most requests a GPU of a key of points")
+    for metric, doubt in found.load_doubt.items():
+        if metric not in METRICS or not all(0.0 <= each <= _FURTHEST for each in doubt):
+            raise BadData(file, f"load_doubt.{metric}", f"must be two numbers from 0 on, of {', '.join(METRICS)}")
     for group, metrics in found.spreads.items():
         for metric, spread in metrics.items():
             if not -_FURTHEST <= spread.low <= spread.high <= _FURTHEST:

@@ -12,10 +12,15 @@ import msgspec
 # Constants that measured results correct, by a factor each. Those of Efficiency and Host keep their names; besides,
 #   experts    rate of grouped products over that of plain ones
 #   routing    time of the small kernels around the experts
-CONSTANTS = (
+#   verify     time that the further tokens of a sequence add to a step that verifies drafts
+#   draft      time of a drafter's passes
+SERVING = (
     "compute", "experts", "weights", "attention", "cache", "kernel", "routing", "collective", "link",
-    "host_step", "host_prompt", "host_sequence", "host_request", "host_draft",
+    "host_step", "host_prompt", "host_sequence", "host_request",
 )  # fmt: skip
+# What only speculation has: plain serving does not depend on them.
+DRAFTING = ("host_draft", "host_verify", "verify", "draft")
+CONSTANTS = (*SERVING, *DRAFTING)
 
 METRICS = ("ttft", "tpot", "throughput")
 
@@ -30,6 +35,12 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     def around(self, predicted: float) -> tuple[float, float]:
         return predicted * math.exp(self.low), predicted * math.exp(self.high)
 
+    def with_doubt(self, further: float) -> "Spread":
+        """Wider by one more thing that is not known, independent of the rest."""
+        middle, half = 0.5 * (self.low + self.high), 0.5 * (self.high - self.low)
+        half = math.hypot(half, further)
+        return msgspec.structs.replace(self, low=middle - half, high=middle + half)
+
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
     factors: dict[str, float] = {}
@@ -40,6 +51,24 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     nearness: str = "nothing"
     points: int = 0
     basis: str = "uncalibrated"
+    # Requests in flight a GPU, from fewest to most, that those points were measured at; and by metric what each
+    # doubling beyond them adds to the spread.
+    loads: tuple[float, float] | None = None
+    load_doubt: dict[str, float] = {}
+
+    def doublings(self, load: float) -> float:
+        """How often a load must be halved or doubled to be one that was measured."""
+        if self.loads is None or load <= 0.0:
+            return 0.0
+        low, high = self.loads
+        return max(math.log2(low / load), math.log2(load / high), 0.0)
+
+    def spread_at(self, load: float) -> dict[str, Spread]:
+        """The spreads of an estimate at so many requests in flight a GPU."""
+        far = self.doublings(load)
+        if not far:
+            return self.spread
+        return {name: one.with_doubt(far * self.load_doubt.get(name, 0.0)) for name, one in self.spread.items()}
 
     @property
     def extrapolated(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
-from crosstie.core.estimate import METRICS, Estimate, Interval
+from crosstie.core.estimate import METRICS, Correction, Estimate, Interval
 from crosstie.core.fact import Fact
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import memory_plan
@@ -65,8 +65,14 @@ def estimates(
                 single_stream_tokens_per_s=float(hardware.tokens_per_step[i, 0] / alone.total_s[i, 0]),
                 single_stream_ceiling_tokens_per_s=ceiling(deployment),
                 gpu_s_per_token=spending(hardware, steady, i, output_tokens),
-                interval=interval(deployment, own["ttft_s"], own["tpot_s"], own["output_tokens_per_s"]),
-                basis=basis(deployment),
+                interval=interval(
+                    deployment,
+                    concurrency / deployment.parallelism.gpus,
+                    own["ttft_s"],
+                    own["tpot_s"],
+                    own["output_tokens_per_s"],
+                ),
+                basis=basis(deployment, concurrency / deployment.parallelism.gpus),
                 extrapolated=deployment.correction.extrapolated,
             )
         )
@@ -144,8 +150,11 @@ def ceiling(deployment: Deployment) -> float:
     return steps_per_s * (deployment.speculation.acceptance_length if deployment.speculation else 1.0)
 
 
-def interval(deployment: Deployment, ttft_s: float, tpot_s: float, output_tokens_per_s: float) -> Interval | None:
-    spread, drafts = deployment.correction.spread, deployment.speculation
+def interval(
+    deployment: Deployment, load: float, ttft_s: float, tpot_s: float, output_tokens_per_s: float
+) -> Interval | None:
+    """`load`: requests in flight a GPU; wider the further it is from those that were measured."""
+    spread, drafts = deployment.correction.spread_at(load), deployment.speculation
     if any(metric not in spread for metric in METRICS):
         return None
     tpot, rate = spread["tpot"].around(tpot_s), spread["throughput"].around(output_tokens_per_s)
@@ -161,6 +170,14 @@ def interval(deployment: Deployment, ttft_s: float, tpot_s: float, output_tokens
     )
 
 
+def _beyond(found: Correction, load: float) -> str:
+    """Words for a load that is twice as far as any that was measured, or further."""
+    if found.loads is None or found.doublings(load) < 1.0:
+        return ""
+    low, high = found.loads
+    return f"; at {load:.3g} requests in flight a GPU, where {low:.3g} to {high:.3g} were measured"
+
+
 def _widened(ends: tuple[float, float], middle: float, low: float, high: float) -> tuple[float, float]:
     """Ends of an interval with another source of doubt, as logarithms of independent ones add up."""
     below = math.hypot(min(math.log(ends[0] / middle), 0.0), low)
@@ -168,10 +185,11 @@ def _widened(ends: tuple[float, float], middle: float, low: float, high: float) 
     return middle * math.exp(-below), middle * math.exp(above)
 
 
-def basis(deployment: Deployment) -> str:
-    """What an estimate rests on, said so that nobody takes more from it."""
-    if deployment.correction.spread:
-        return deployment.correction.basis
+def basis(deployment: Deployment, load: float) -> str:
+    """What an estimate at so many requests in flight a GPU rests on, said so that nobody takes more from it."""
+    found = deployment.correction
+    if found.spread:
+        return found.basis + _beyond(found, load)
     constants = deployment.efficiency
     used: dict[str, Fact] = {f"compute.{name}": constants.compute[name] for name in deployment.accelerator.dense}
     used |= {f"weights.{name}": fact for name, fact in constants.weights.items()}

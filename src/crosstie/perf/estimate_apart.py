@@ -69,6 +69,7 @@ def estimate_apart(
         check_lengths(hardware, input_tokens, output_tokens)
     state = disaggregated_state(sides, concurrency, input_tokens, output_tokens, cached_tokens=cached_tokens)
     alone = step(sides.decode, shape(1.0, input_tokens + output_tokens / 2))
+    load = concurrency / service.gpus
 
     def one(name: str) -> float:
         return float(getattr(state, name)[0, 0])
@@ -90,8 +91,8 @@ def estimate_apart(
         single_stream_tokens_per_s=float(sides.decode.tokens_per_step[0, 0] / alone.total_s[0, 0]),
         single_stream_ceiling_tokens_per_s=ceiling(service.decode),
         gpu_s_per_token=_spending(service, state, input_tokens, output_tokens),
-        interval=_interval(service, one("ttft_s"), one("tpot_s"), one("output_tokens_per_s")),
-        basis=f"prefill: {basis(service.prefill)}; decode: {basis(service.decode)}",
+        interval=_interval(service, load, one("ttft_s"), one("tpot_s"), one("output_tokens_per_s")),
+        basis=f"prefill: {basis(service.prefill, load)}; decode: {basis(service.decode, load)}",
         extrapolated=service.prefill.correction.extrapolated or service.decode.correction.extrapolated,
     )
 
@@ -124,10 +125,10 @@ def _spending(
     }
 
 
-def _interval(service: Disaggregated, ttft_s: float, tpot_s: float, rate: float) -> Interval | None:
+def _interval(service: Disaggregated, load: float, ttft_s: float, tpot_s: float, rate: float) -> Interval | None:
     """TTFT is as sure as prefill, TPOT as decode, and the rate as the less sure of both."""
-    one = interval(service.prefill, ttft_s, tpot_s, rate)
-    other = interval(service.decode, ttft_s, tpot_s, rate)
+    one = interval(service.prefill, load, ttft_s, tpot_s, rate)
+    other = interval(service.decode, load, ttft_s, tpot_s, rate)
     if one is None or other is None:
         return None
     low = min(one.output_tokens_per_s[0], other.output_tokens_per_s[0])

@@ -92,6 +92,7 @@ class Hardware:
         self.host_sequence_s = self._host_sequence * factors["host_sequence"]
         self.host_request_s = self._host_request * factors["host_request"]
         self.host_draft_s = self._host_draft * factors["host_draft"]
+        self.host_verify_s = self._host_verify * factors["host_verify"]
         self.collective_s = self._collective * factors["collective"]
         self.exchange_s = self._exchange * factors["collective"]
         self.experts_share = self._experts * factors["experts"]
@@ -154,6 +155,8 @@ class Hardware:
         self.queries = self.column(lambda d: float(d.speculation.queries) if d.speculation else 1.0)
         self.tokens_per_step = self.column(lambda d: d.speculation.acceptance_length if d.speculation else 1.0)
         self.speculates = bool((self.queries > 1.0).any())
+        # Bookkeeping of a sequence that nothing hides, as long as what it does in every step anyway.
+        self._host_verify = self._host_sequence * (self.queries > 1.0)
         self.draft_rounds = self.column(lambda d: float(max(d.speculation.passes, 1)) if d.speculation else 0.0)
         drafters = {d.speculation.drafter.id: d.speculation.drafter
                     for d in self.deployments if d.speculation and d.speculation.drafter}  # fmt: skip

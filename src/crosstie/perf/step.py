@@ -124,6 +124,14 @@ class _Account:
             ideal = count * np.maximum(flop / peak, traffic / self.hardware.memory_bytes_per_s)
             self.ideal += ideal if self.times is None else ideal * self.times
 
+    def verify(self, verified: "_Account") -> None:
+        """From one token of each sequence to several: see `_further`."""
+        plain = self.total
+        self.total = _further(self.hardware, plain, verified.total)
+        grown = self.compute + self.hardware.factors["verify"] * (verified.compute - self.compute)
+        self.compute = np.clip(grown, 0.0, self.total)
+        self.ideal = verified.ideal
+
     def add_attention(
         self, count: int, flop: Array, traffic: Array, rates: tuple[Array, Array], runs: Array | float
     ) -> None:
@@ -200,14 +208,18 @@ def _run(hardware: Hardware, at: Shape, busiest: Shape, detailed: bool) -> _Acco
     """`at` is the whole replica, which feeds the experts; `busiest` the attention replica that does most."""
     size = np.broadcast_shapes(hardware.tp.shape, *(part.shape for part in at))
     account = _Account(hardware, size, detailed)
-    _pass(account, hardware, hardware.work, at, busiest, hardware.queries, hardware.queries)
+    _pass(account, hardware, hardware.work, at, busiest, np.ones(1), np.ones(1))
+    if hardware.speculates:
+        verified = _Account(hardware, size, detailed)
+        _pass(verified, hardware, hardware.work, at, busiest, hardware.queries, hardware.queries)
+        account.verify(verified)
     for drafter, passes in hardware.drafters:
         # The first pass brings the drafter's cache up to date with all that the model computes; each further one
         # follows the token before it.
-        account.times = np.minimum(passes, 1.0)
+        account.times = np.minimum(passes, 1.0) * hardware.factors["draft"]
         _pass(account, hardware, drafter, at, busiest, hardware.queries, np.ones(1))
         if (passes > 1.0).any():
-            account.times = np.maximum(passes - 1.0, 0.0)
+            account.times = np.maximum(passes - 1.0, 0.0) * hardware.factors["draft"]
             _pass(account, hardware, drafter, _one_each(at), _one_each(busiest), np.ones(1), np.ones(1))
     account.times = None
     if (hardware.slowdown > 1.0).any():
@@ -235,6 +247,13 @@ def _pass(
         _matrix_product(account, hardware, 1, operation, busiest.decode_sequences * answers + _prompts(busiest))
 
 
+def _further(hardware: Hardware, one: Array, several: Array) -> Array:
+    """A step that verifies drafts: what one token of each sequence costs, and what the further ones add to that. How
+    much more than by the sums, measured steps of each engine say (the constant `verify`); it is never less than
+    nothing, so drafts that are not kept never make a step faster, whatever was measured."""
+    return np.asarray(one + hardware.factors["verify"] * np.maximum(several - one, 0.0))
+
+
 def _one_each(at: Shape) -> Shape:
     """One token of every sequence of a step, prompts among them."""
     return shape(_sequences(at), at.decode_context)
@@ -250,7 +269,9 @@ def _prompts(at: Shape) -> Array:
 
 
 def _draft_host(hardware: Hardware, busiest: Shape) -> Array:
-    return hardware.draft_rounds * hardware.host_draft_s * np.minimum(_sequences(busiest), 1.0)
+    """Between passes, and for each sequence whose drafts are kept or not: the next step waits for that."""
+    rounds = hardware.draft_rounds * hardware.host_draft_s * np.minimum(_sequences(busiest), 1.0)
+    return np.asarray(rounds + hardware.host_verify_s * busiest.decode_sequences)
 
 
 def _host(hardware: Hardware, busiest: Shape) -> Array:
@@ -384,16 +405,23 @@ def _elementwise(account: _Account, hardware: Hardware, work: Work, tokens: Arra
 
 
 def _collectives(hardware: Hardware, busiest: Shape) -> Array:
-    tokens = busiest.decode_sequences * hardware.queries + busiest.prefill_tokens
-    spent = _exchanges(hardware, hardware.work, tokens)
+    spent = _exchanged(hardware, busiest.decode_sequences + busiest.prefill_tokens)
+    if hardware.speculates:
+        tokens = busiest.decode_sequences * hardware.queries + busiest.prefill_tokens
+        spent = _further(hardware, spent, _exchanged(hardware, tokens))
+        for drafter, passes in hardware.drafters:
+            first, further = np.minimum(passes, 1.0), np.maximum(passes - 1.0, 0.0)
+            drafted = first * _exchanges(hardware, drafter, tokens)
+            drafted = drafted + further * _exchanges(hardware, drafter, _sequences(busiest))
+            spent = spent + hardware.factors["draft"] * drafted
+    return np.asarray(spent)
+
+
+def _exchanged(hardware: Hardware, tokens: Array) -> Array:
+    """What so many tokens cost between the GPUs of a stage, and from stage to stage."""
     message = tokens * hardware.work.hidden * ACTIVATION_BYTES
     hand_over = (hardware.pp - 1) * (hardware.collective_s + message / hardware.tp / hardware.stage_bytes_per_s)
-    spent = spent + hand_over * _share(tokens)
-    for drafter, passes in hardware.drafters:
-        first, further = np.minimum(passes, 1.0), np.maximum(passes - 1.0, 0.0)
-        spent = spent + first * _exchanges(hardware, drafter, tokens)
-        spent = spent + further * _exchanges(hardware, drafter, _sequences(busiest))
-    return np.asarray(spent)
+    return _exchanges(hardware, hardware.work, tokens) + hand_over * _share(tokens)
 
 
 def _exchanges(hardware: Hardware, work: Work, tokens: Array) -> Array:

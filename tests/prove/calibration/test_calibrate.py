@@ -466,3 +466,63 @@ def test_a_source_keeps_its_own_part_and_repeats_count_once(catalog: Catalog) ->
         replace(case, point=replace(case.point, conditions={**case.point.conditions, "date": "x"})) for case in cases
     ]
     assert len(learning.once([*cases, *again])) == len(cases)
+
+
+def test_loads_are_left_out_from_both_ends(catalog: Catalog) -> None:
+    cases = measure(cases_at(catalog, [(n, 1024, 128) for n in (1, 2, 4, 8, 64, 256)]))
+    cases += measure(cases_at(catalog, [(n, 1024, 128) for n in (1, 4, 16)], accelerator="h100-sxm"))
+    evidence = gather(catalog, cases)
+    found = learning.left_out_loads(evidence)
+
+    def out(end: str) -> dict[float, float]:
+        groups, far = found[end]
+        return {cases[i].clients: float(far[row]) for row, i in enumerate(evidence.origin) if groups[row]}
+
+    assert out("low loads") == {1.0: 2.0, 2.0: 1.0}
+    assert out("high loads") == {64.0: 3.0, 256.0: 5.0}
+
+
+def test_what_a_doubling_adds_is_learnt_from_loads_that_were_left_out(catalog: Catalog) -> None:
+    """Errors that grow with the distance make intervals that do; those that stay as they are add nothing."""
+    loads = [(n, i, 128) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) for i in range(1000, 1012)]
+    evidence = gather(catalog, measure(cases_at(catalog, loads)))
+    away = {end: far for end, (_, far) in learning.left_out_loads(evidence).items()}
+    usual = {"model": np.full(len(evidence.logs), 0.05)}
+    same = learning.load_doubt(evidence, usual | {end: np.where(far > 0, 0.05, np.nan) for end, far in away.items()})
+    assert same == dict.fromkeys(("ttft", "tpot", "throughput"), 0.0)
+    grown = {end: np.where(far > 0, np.hypot(0.05, 0.2 * far), np.nan) for end, far in away.items()}
+    assert learning.load_doubt(evidence, usual | grown)["tpot"] == pytest.approx(0.2, abs=1e-3)
+    few = gather(catalog, measure(cases_at(catalog, LOADS[:2])))
+    assert learning.load_doubt(few, dict.fromkeys(("model", *away), np.full(len(few.logs), 0.05))) == {}
+
+
+def test_first_waves_that_were_read_off_the_rows_left_out_go_with_them(catalog: Catalog) -> None:
+    loads = LOADS[:4]
+    told = [replace(case, first_wave_s=3.0) for case in cases_at(catalog, loads, source_id="told")]
+    cases = measure([*told, *cases_at(catalog, loads, source_id="other")])
+    fit = Regression(catalog, gather(catalog, cases))
+    parts = fit.solve(all_rows(fit), rounds=1)
+    sources = np.array([cases[i].point["source_id"] for i in fit.evidence.origin])
+    first = np.where(fit.evidence.origin == 0, "one", "")
+    whole, alone = fit.left_out(parts, sources, first)
+    waiting = (fit.evidence.kind == "ttft") & (sources == "told")
+    assert (whole[waiting] < -0.3).all()
+    # The others still tell of the one, and nobody's are forgotten afterwards.
+    assert float(np.nanmax(np.abs(alone))) < 0.05
+    assert float(np.abs(miss(fit, parts)).max()) < 0.05
+
+
+def test_steps_with_several_queries_say_what_verifying_costs(catalog: Catalog) -> None:
+    """129 of an H200: they move what speculation has, and are no served request's error."""
+    steps = read_inputs(catalog, [learning.SHIPPED_RESULTS[-1]])
+    assert [found["points"] for found in steps.files] == [129]
+    assert {measured_subject(case).mode for case in steps.cases} == {"speculative"}
+    slow = [replace(case, point=replace(case.point, rows=[replace(case.point.rows[0], value=2 * row.value)
+            for row in case.point.rows])) for case in steps.cases]  # fmt: skip
+    made = learning.learn_mode(catalog, "speculative", [case.point for case in slow])
+    one = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("h200"), stack="pytorch")
+    drafting = subject_of(one.drafting(catalog.speculation(one.model, "ngram:3")))
+    assert made.factors(drafting)["verify"] > 1.3
+    assert made.factors(drafting)["compute"] == 1.0
+    assert made.factors(subject_of(one)) == dict.fromkeys(CONSTANTS, 1.0)
+    assert made.errors["a curve left out, speculative"] == {}

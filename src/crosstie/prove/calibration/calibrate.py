@@ -1,6 +1,7 @@
 """Makes a calibration: measured results, kernels and probes in, corrections and honest spreads out."""
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from crosstie.catalog.calibration import (
     calibration_text,
     counted,
     empty,
-    evidence as evidence_of,
+    measured_near,
     points_key,
     spread_groups,
 )
@@ -47,7 +48,13 @@ from crosstie.prove.probe.document import Measurement, Probe, read_probe
 # What the shipped calibration is made from.
 SHIPPED_RESULTS = tuple(
     SHIPPED / "measured" / name
-    for name in ("results.csv.gz", "results-2026-11.csv.gz", "nvidia-kernels.csv.gz", "h200-probe.json")
+    for name in (
+        "results.csv.gz",
+        "results-2026-11.csv.gz",
+        "nvidia-kernels.csv.gz",
+        "h200-probe.json",
+        "h200-verify-steps.json",
+    )
 )
 # Share of measurements that an interval is meant to hold.
 LEVEL = 0.8
@@ -80,6 +87,9 @@ def read_inputs(catalog: Catalog, paths: Sequence[Path], given: Mapping[str, str
         before = len(found.cases), len(found.kernels)
         if path.suffix == ".json" and _is_probe(path):
             _add_probe(found, resolve, read_probe(path))
+        elif path.suffix == ".json" and _is_verify_steps(path):
+            for point in _verify_points(path):
+                _add_point(found, resolve, point)
         elif _is_kernel_table(path):
             found.kernels += read_kernels(path)
         else:
@@ -130,6 +140,36 @@ def _is_probe(path: Path) -> bool:
     return '"provenance"' in text and '"measurements"' in text
 
 
+def _is_verify_steps(path: Path) -> bool:
+    text = text_of(path)
+    return '"queries"' in text and '"measurements"' in text
+
+
+class _VerifyStep(msgspec.Struct):
+    model: str
+    format: str
+    context: int
+    batch: int
+    queries: int
+    seconds: float
+
+
+class _VerifySteps(msgspec.Struct):
+    """As benchmarks/verify_steps.py writes them."""
+
+    machine: dict[str, object]
+    measurements: list[_VerifyStep]
+
+
+def _verify_points(path: Path) -> Iterator[Point]:
+    """Steps with several queries a sequence, which nobody drafted; those with one are a probe's."""
+    found = msgspec.json.decode(text_of(path), type=_VerifySteps)
+    for one in found.measurements:
+        if one.queries > 1:
+            yield _point("decode_step", one.seconds, str(found.machine["accelerator"]), one.model, one.format,
+                         one.context, one.batch, spec_decode=f"ngram{one.queries - 1}")  # fmt: skip
+
+
 def _is_kernel_table(path: Path) -> bool:
     return {"kind", "seconds", "stack"} <= set(text_of(path)[:400].split("\n")[0].strip().split(","))
 
@@ -161,18 +201,26 @@ def _add_probe(found: Inputs, resolve: Cases, probe: Probe) -> None:
 
 def _step_point(measurement: Measurement, accelerator: str) -> Point:
     kind = "decode_step" if measurement.kind == "decode-step" else "prefill"
-    row = Row("probe", 0, Metric(kind), measurement.seconds)
+    return _point(kind, measurement.seconds, accelerator, measurement.model, measurement.format, measurement.context,
+                  measurement.batch)  # fmt: skip
+
+
+def _point(
+    kind: str, seconds: float, accelerator: str, model: str | None, format: str | None, context: int | None,
+    batch: int | None, **more: str,
+) -> Point:  # fmt: skip
+    """GPU work of one step of PyTorch's kernels, without host or network."""
     conditions = {
         "accelerator": accelerator,
-        "model": measurement.model or "",
-        "precision": measurement.format or "bf16",
+        "model": model or "",
+        "precision": format or "bf16",
         "engine": "pytorch",
         "tp": "1",
-        "input_len": str(measurement.context),
+        "input_len": str(context),
         "output_len": "1",
-        "concurrency": str(measurement.batch or 1),
+        "concurrency": str(batch or 1),
     }
-    return Point(conditions, [row])
+    return Point(conditions | more, [Row("probe", 0, Metric(kind), seconds)])
 
 
 def _probed_kernel(measurement: Measurement, accelerator: str) -> Kernel:
@@ -227,45 +275,54 @@ def learn(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_progres
     fit = Regression(catalog, evidence)
     parts = fit.solve(np.ones(len(evidence.logs), dtype=bool), on_progress=on_progress)
     found = calibration_of(fit, parts, inputs.files, on_progress)
-    others = [case.point for case in inputs.cases if measured_subject(case).mode]
-    return learn_modes(catalog.calibrated_by(found), found, others, on_progress) if others else found
+    for mode in MODE_LEVELS:
+        points = [case.point for case in inputs.cases if measured_subject(case).mode == mode]
+        found = learn_mode(catalog.calibrated_by(found), mode, points, on_progress)
+    return found
 
 
-def learn_modes(
-    catalog: Catalog, plain: Calibration, points: Sequence[Point], on_progress: OnProgress = no_progress
+def learn_mode(
+    catalog: Catalog, mode: str, points: Sequence[Point], on_progress: OnProgress = no_progress
 ) -> Calibration:
-    """The calibration with what these points change of it where they are alike, and nowhere else."""
+    """The catalog's calibration with what these points change of it where they are alike, and nowhere else."""
     resolve = Cases(catalog)
     evidence = gather(catalog, [case for point in points for case in resolve.of(point)])
     if not len(evidence.logs):
-        return plain
-    fit = Regression(catalog, evidence, MODE_LEVELS, more=True)
+        return catalog.calibration
+    fit = Regression(catalog, evidence, MODE_LEVELS[mode], more=True)
     parts = fit.solve(np.ones(len(evidence.logs), dtype=bool), rounds=_MODE_ROUNDS, on_progress=on_progress)
+    return with_mode(catalog.calibration, mode, fit, parts, on_progress)
+
+
+def with_mode(
+    before: Calibration, mode: str, fit: Regression, parts: Array, on_progress: OnProgress = no_progress
+) -> Calibration:
+    """The calibration with the parts of a mode, and what leaving things out says about their errors."""
+    evidence = fit.evidence
     groupings = left_out_groups(evidence)
     errors = dict(zip(groupings, fit.left_out(parts, *groupings.values(), on_progress=on_progress), strict=True))
-    misses = list(left_out_errors(evidence, errors, plain.points))
+    misses = list(left_out_errors(evidence, errors, before.points))
     found = spreads(misses)
     return msgspec.structs.replace(
-        plain,
-        scopes=plain.scopes | _rounded(fit, parts),
-        points=plain.points | _points(evidence),
-        spreads=plain.spreads | found,
-        coverage=plain.coverage | coverage(misses, found),
-        sources=tuple(sorted({*plain.sources, *(subject.source for subject in evidence.subjects)} - {""})),
-        errors=plain.errors | _mode_errors(evidence, errors),
+        before,
+        scopes=before.scopes | _rounded(fit, parts),
+        points=before.points | _points(evidence),
+        loads=before.loads | _loads(evidence),
+        spreads=before.spreads | found,
+        coverage=before.coverage | coverage(misses, found),
+        sources=tuple(sorted({*before.sources, *(subject.source for subject in evidence.subjects)} - {""})),
+        errors=before.errors | _mode_errors(evidence, errors, mode),
     )
 
 
-def _mode_errors(evidence: Measurements, errors: dict[str, Array]) -> dict[str, dict[str, dict[str, float]]]:
+def _mode_errors(evidence: Measurements, errors: dict[str, Array], mode: str) -> dict[str, dict[str, dict[str, float]]]:
     metrics = _metrics(evidence)
-    modes = np.array([evidence.subjects[i].mode for i in evidence.origin])
-    found = {}
-    for grouping in ("model", "curve", "source"):
-        for mode in sorted(set(modes.tolist())):
-            rows = ~np.isnan(errors[grouping]) & (modes == mode)
-            found[f"{_TITLES[grouping]}, {mode}"] = _by_metric(metrics, errors[grouping], rows)
-    best = frontier_errors(evidence, errors["curve"])
-    return found | {f"{title}, speculative or apart": table for title, table in best.items()}
+    found = {
+        _TITLES[grouping]: _by_metric(metrics, errors[grouping], ~np.isnan(errors[grouping]))
+        for grouping in ("model", "curve", "source")
+    }
+    found |= frontier_errors(evidence, errors["curve"])
+    return {f"{title}, {mode}": table for title, table in found.items()}
 
 
 def calibration_of(
@@ -273,7 +330,7 @@ def calibration_of(
 ) -> Calibration:
     """The parts as they are kept in a file, with what leaving things out says about their errors."""
     evidence = fit.evidence
-    groupings = left_out_groups(evidence)
+    groupings = left_out_groups(evidence) | {end: groups for end, (groups, _) in left_out_loads(evidence).items()}
     left_out = fit.left_out(parts, *groupings.values(), on_progress=on_progress)
     errors = dict(zip(groupings, left_out, strict=True))
     misses = list(left_out_errors(evidence, errors))
@@ -285,6 +342,8 @@ def calibration_of(
         constants=CONSTANTS,
         scopes=_rounded(fit, parts),
         points=_points(evidence),
+        loads=_loads(evidence),
+        load_doubt=load_doubt(evidence, errors),
         level=LEVEL,
         spreads=found,
         coverage=coverage(misses, found),
@@ -303,6 +362,60 @@ def _rounded(fit: Regression, parts: Array) -> dict[str, tuple[float, ...]]:
 
 def _points(evidence: Measurements) -> dict[str, int]:
     return dict(Counter(map(points_key, evidence.subjects[: len(evidence.cases)])).most_common())
+
+
+def _loads(evidence: Measurements) -> dict[str, tuple[float, float]]:
+    """By what was measured, the fewest and most requests in flight a GPU."""
+    found: dict[str, list[float]] = {}
+    for case, subject in zip(evidence.cases, evidence.subjects, strict=False):
+        if case.clients:
+            found.setdefault(points_key(subject), []).append(round(case.load, 4))
+    return {key: (min(loads), max(loads)) for key, loads in found.items()}
+
+
+# Loads of a configuration that are left out together to learn how errors grow beyond the measured ones: its lowest and
+# its highest third, where it has at least this many.
+_LOADS = 4
+
+
+def left_out_loads(evidence: Measurements) -> dict[str, tuple[NDArray[np.str_], Array]]:
+    """Groups of rows at the lowest and highest loads, and how many doublings each is from those that are left."""
+    loads: dict[str, list[float]] = {}
+    keys = [points_key(subject) for subject in evidence.subjects[: len(evidence.cases)]]
+    for case, key in zip(evidence.cases, keys, strict=True):
+        if case.clients and case.load not in loads.setdefault(key, []):
+            loads[key].append(case.load)
+    found = {}
+    for end, sign in (("low loads", -1.0), ("high loads", 1.0)):
+        groups, far = [""] * len(evidence.logs), np.zeros(len(evidence.logs))
+        for row, origin in enumerate(evidence.origin):
+            if origin >= len(keys) or not evidence.cases[origin].clients:
+                continue
+            ordered = sorted(sign * math.log2(load) for load in loads[keys[origin]])
+            kept = ordered[: -(len(ordered) // 3) or None]
+            beyond = sign * math.log2(evidence.cases[origin].load) - kept[-1]
+            if len(ordered) >= _LOADS and beyond > 0.0:
+                groups[row], far[row] = keys[origin], beyond
+        found[end] = (np.array(groups), far)
+    return found
+
+
+def load_doubt(evidence: Measurements, errors: dict[str, Array]) -> dict[str, float]:
+    """By metric, what a doubling beyond the measured loads adds to a spread, so that it holds its share of rows whose
+    loads were left out: beside what points have that were left out among others, and independent of that."""
+    metrics = _metrics(evidence)
+    found = {}
+    for metric in METRICS:
+        own = metrics == metric
+        within = np.abs(errors["model"][own & ~np.isnan(errors["model"])])
+        parts = [(far, errors[end]) for end, (_, far) in left_out_loads(evidence).items()]
+        far, off = (np.concatenate([part[i][own & (part[0] > 0.0)] for part in parts]) for i in (0, 1))
+        if len(off) < _FEWEST or len(within) < _FEWEST:
+            continue
+        usual = float(np.quantile(within, LEVEL))
+        needed = np.sqrt(np.maximum(off**2 - usual**2, 0.0)) / far
+        found[metric] = round(float(np.quantile(needed, LEVEL)), 4)
+    return found
 
 
 # What a curve is the same in: one configuration at all its concurrencies, whenever it was run.
@@ -402,7 +515,7 @@ def left_out_errors(
     def without_its_source(origin: int) -> str:
         key = (points_key(own[origin]), sources[origin])
         if key not in near:
-            near[key] = evidence_of(elsewhere[sources[origin]], own[origin])[0]
+            near[key] = measured_near(elsewhere[sources[origin]], own[origin]).nearness
         return near[key]
 
     yield from missed("source", without_its_source)
@@ -413,8 +526,11 @@ def left_out_errors(
 
 
 def _metrics(evidence: Measurements) -> NDArray[np.str_]:
-    """Which metric's error a row's is; none for a kernel."""
-    return np.array(["" if kind == "kernel" else _METRIC_OF.get(kind, "tpot") for kind in evidence.kind])
+    """Which metric's error a row's is; none for a kernel, or for a step that nobody served."""
+    steps = np.array([i < len(evidence.cases) and bool(evidence.subjects[i].mode) for i in evidence.origin])
+    steps &= evidence.kind == "decode_step"
+    names = ["" if kind == "kernel" else _METRIC_OF.get(kind, "tpot") for kind in evidence.kind]
+    return np.where(steps, "", names)
 
 
 def spreads(misses: Sequence[LeftOut]) -> dict[str, dict[str, Spread]]:

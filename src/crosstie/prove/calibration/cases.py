@@ -68,6 +68,11 @@ class Case:
     def gpus(self) -> float:
         return self.service.gpus if self.service else self.deployment.parallelism.gpus * self.replicas
 
+    @property
+    def load(self) -> float:
+        """Requests in flight a GPU; 0 where the method decides."""
+        return self.clients / self.gpus
+
     def gpus_counted(self, metric: Metric) -> float:
         """Those that a rate per GPU is divided by: InferenceX divides output tokens by the decode side's alone."""
         if self.service and not metric.with_input and _OWN_COUNT in self.point["notes"]:

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from crosstie.perf.disaggregated import Sides, disaggregated_state
-from crosstie.perf.hardware import Array, Hardware
+from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.steady_state import SteadyState, steady_state
 from crosstie.perf.step import Shape, gpu_s, shape, step, step_s
@@ -73,7 +73,11 @@ class _Scheduled:
         self.tokens = np.array(tokens) * replicas[:, 0]
         # Requests that a client sends one after the other, each with what the host takes before its first token.
         self.rounds = np.array([max(case.requests / max(case.clients, 1.0), 1.0) for case in cases])
-        self.first_wave_s = np.array([case.first_wave_s for case in cases])
+        self.first_wave_s = self._first_wave_s = np.array([case.first_wave_s for case in cases])
+
+    def tell_first_waves(self, told: Mask) -> None:
+        """Whether what first requests waited for is known of each case."""
+        self.first_wave_s = np.where(told, self._first_wave_s, 0.0)
 
     def predict(self) -> dict[str, Array]:
         found = self._over(step_s(self.hardware, self.at))
@@ -300,6 +304,12 @@ class Predictor:
         for indices, group in self._groups:
             columns = {name: values[indices][:, None] for name, values in factors.items()}
             (group.hardware.correct_more if more else group.hardware.correct)(columns)
+
+    def tell_first_waves(self, told: Mask) -> None:
+        """Of which cases it is known what first requests waited for; of the others, nothing."""
+        for indices, group in self._groups:
+            if isinstance(group, _Scheduled):
+                group.tell_first_waves(told[indices])
 
     def predict(self) -> dict[str, Array]:
         return self._columns(lambda group: group.predict())

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from crosstie.catalog.calibration import LEVELS, Level, Subject, scopes_of
 from crosstie.catalog.library import Catalog
-from crosstie.core.estimate import CONSTANTS
+from crosstie.core.estimate import CONSTANTS, DRAFTING
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array, Mask
 from crosstie.prove.calibration.cases import Case, measured_subject
@@ -88,6 +88,8 @@ LEARNT = {
 # How far a constant moves in a scope, over the level's width: rates of weights depend on their format, and
 # overheads do not; spreading experts changes what is sent and how they are multiplied.
 def width_of(level: Level, constant: str) -> float:
+    if (constant in DRAFTING) != bool({"speculative", "both"} & set(level.words)):
+        return 0.0
     weights = constant in ("compute", "experts", "weights")
     links = constant in ("collective", "link")
     if "layout" in level.words:
@@ -157,8 +159,11 @@ class Regression:
         return np.asarray(np.log(table[self.evidence.quantity, self.evidence.origin]) + self.evidence.factor)
 
     def slopes(self, cells: Array, base: Array) -> Array:
-        steps = np.eye(_CONSTANTS) * _STEP
-        return np.stack([(self.predict(cells + step) - base) / _STEP for step in steps], axis=1)
+        """By constant; nothing for one that no scope may move."""
+        found = np.zeros((len(base), _CONSTANTS))
+        for i in np.flatnonzero(self.variance.any(axis=0)):
+            found[:, i] = (self.predict(cells + np.eye(_CONSTANTS)[i] * _STEP) - base) / _STEP
+        return found
 
     def solve(
         self, used: Mask, start: Array | None = None, rounds: int = MOST_ROUNDS,
@@ -206,7 +211,7 @@ class Regression:
             told = size**2 > _TOLD
             left = left[:, told]
             shares[cell] = _Share(rows[own], left, target[own], range(len(owners), len(owners) + left.shape[1]))
-            entries.append(size[told, None] * right[told] / spread)
+            entries.append(size[told, None] * right[told] / np.where(spread > 0.0, spread, np.inf))
             targets.append(left.T @ target[own])
             owners += [cell] * left.shape[1]
         found, where = np.concatenate(entries), np.array(owners, dtype=np.intp)
@@ -232,6 +237,7 @@ class Regression:
         for done, grouping in enumerate(groupings):
             on_progress(done, len(groupings), "cross-validation")
             kept = whole[self.cell]
+            told = np.ones(len(self.evidence.cases), dtype=bool)
             for name in sorted(set(grouping.tolist()) - {""}):
                 out = grouping == name
                 change = whole_linear - self.corrections(self._parts(around, self._without(around, inverse, pull, out)))
@@ -239,9 +245,21 @@ class Regression:
                 change = np.clip(change, -_FURTHEST_MOVE, _FURTHEST_MOVE)
                 subjects = np.unique(self.evidence.origin[out])
                 kept[subjects] = (whole - change)[self.cell[subjects]]
+                told[self._told_alone(subjects)] = False
+            self.predictor.tell_first_waves(told)
             error = self._predict(np.exp(kept)) - self.evidence.logs
             found.append(np.where(grouping == "", np.nan, error))
+        self.predictor.tell_first_waves(np.ones(len(self.evidence.cases), dtype=bool))
         return found
+
+    def _told_alone(self, subjects: Rows) -> Rows:
+        """Those of them whose first waves were read off no other case: what a rule says of such rows goes with them."""
+        out = set(subjects.tolist())
+        waves: dict[tuple[str, float], set[int]] = {}
+        for index, case in enumerate(self.evidence.cases):
+            if case.first_wave_s:
+                waves.setdefault((case.point["source_id"], case.first_wave_s), set()).add(index)
+        return np.array([i for own in waves.values() if own <= out for i in own], dtype=np.intp)
 
     def _without(self, around: "_Linear", inverse: Array, pull: Array, out: Mask) -> Array:
         """What the entries pull with when these rows are not there.

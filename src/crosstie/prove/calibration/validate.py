@@ -170,7 +170,8 @@ def _outcome(row: Row, cases: tuple[Case, ...], predicted: float) -> PredictedRo
     if name in ("ttft", "tpot", "e2e") and row.metric.statistic not in ("mean", "p50"):
         name += "_tail"
     correction = cases[0].deployment.correction
-    spread = None if name in _NO_SPREAD else correction.spread.get(_SPREAD.get(name, "tpot"))
+    spreads = correction.spread_at(cases[0].load)
+    spread = None if name in _NO_SPREAD else spreads.get(_SPREAD.get(name, "tpot"))
     low, high = spread.around(predicted) if spread else (0.0, float("inf"))
     return PredictedRow(row, cases, name, predicted, low, high, correction)
 
