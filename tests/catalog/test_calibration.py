@@ -90,6 +90,16 @@ def test_parts_add_up_as_logarithms() -> None:
     assert calibration.factors(HERE._replace(accelerator="h100-sxm"))["compute"] == pytest.approx(math.exp(0.1))
 
 
+def test_scopes_of_speculation_move_what_only_speculation_has() -> None:
+    """Whatever a file says, drafts make no step faster."""
+    calibration = made(scopes={"speculative": one(compute=0.5, verify=0.2), "all": one(kernel=0.1, draft=0.3)})
+    found = calibration.factors(HERE._replace(mode="speculative"))
+    assert found["compute"] == found["draft"] == 1.0
+    assert found["verify"] == pytest.approx(math.exp(0.2))
+    assert calibration.factors(HERE)["verify"] == 1.0
+    assert calibration.factors(HERE._replace(mode="speculative and apart"))["verify"] == found["verify"]
+
+
 def test_constants_by_name_not_by_place() -> None:
     calibration = made(constants=("kernel", "compute"), scopes={"all": (0.5, -0.5)})
     assert calibration.factors(HERE) == {
@@ -194,7 +204,7 @@ def test_intervals_widen_with_the_distance_in_load() -> None:
         level=0.8,
         points={points_key(HERE): 5, points_key(HERE._replace(gpus="8")): 5},
         loads={points_key(HERE): (2.0, 64.0), points_key(HERE._replace(gpus="8")): (0.125, 16.0)},
-        load_doubt={"tpot": 0.15, "ttft": 0.3},
+        load_doubt={"tpot": (0.05, 0.15), "ttft": (0.1, 0.3)},
         spreads={"nothing": spread},
     )
     found = calibration.correction(HERE)
@@ -209,6 +219,7 @@ def test_intervals_widen_with_the_distance_in_load() -> None:
     twice = found.spread_at(256.0)
     assert twice["tpot"].high == pytest.approx(-0.1 + math.hypot(0.2, 2 * 0.15))
     assert twice["ttft"].high == pytest.approx(-0.1 + math.hypot(0.2, 2 * 0.3))
+    assert found.spread_at(0.5)["tpot"].high == pytest.approx(-0.1 + math.hypot(0.2, 2 * 0.05))
     assert twice["throughput"].high == pytest.approx(0.1)
     # Another layout has what all that were measured have.
     assert calibration.correction(HERE._replace(gpus="4")).loads == (0.125, 64.0)
@@ -373,8 +384,8 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         ({"loads": {"f / a / s / b / m / l / 1": [4.0, 2.0]}}, "loads.f / a / s / b / m / l / 1"),
         ({"loads": {"f / a / s / b / m / l / 1": [0.0, 2.0]}}, "loads.f / a / s / b / m / l / 1"),
         ({"loads": {"f / a / s / b / m / l / 8": [1.0, 2.0]}}, "loads.f / a / s / b / m / l / 8"),
-        ({"load_doubt": {"luck": 0.1}}, "load_doubt.luck"),
-        ({"load_doubt": {"tpot": -0.1}}, "load_doubt.tpot"),
+        ({"load_doubt": {"luck": [0.1, 0.1]}}, "load_doubt.luck"),
+        ({"load_doubt": {"tpot": [0.1, -0.1]}}, "load_doubt.tpot"),
         ({"surprise": 1}, "surprise"),
     ],
 )

@@ -8,12 +8,13 @@ from crosstie.catalog.drafters import drafter_of
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadInput
+from crosstie.core.estimate import CONSTANTS
 from crosstie.core.speculation import Method, Speculation, by_position, constant_acceptance
 from crosstie.perf.estimate import estimate
 from crosstie.perf.hardware import Hardware
 from crosstie.perf.memory import memory_plan
 from crosstie.perf.steady_state import steady_state
-from crosstie.perf.step import StepCost, shape, step, step_s
+from crosstie.perf.step import StepCost, gpu_s, shape, step, step_s
 
 CATALOG = Catalog([])
 
@@ -105,7 +106,9 @@ def test_drafts_are_paid_for_pass_by_pass() -> None:
         return step(Hardware([speculating(R1, (0.0,) * 3, method)]), shape(16, 2048))
 
     assert float(cost("mtp").gpu_s[0, 0]) > float(cost("ngram").gpu_s[0, 0])
-    assert float(cost("mtp").draft_host_s[0, 0]) == pytest.approx(3 * float(cost("dspark").draft_host_s[0, 0]))
+    bookkeeping = 16 * float(Hardware([speculating(R1, (0.0,) * 3)]).host_verify_s[0, 0])
+    three, one = (float(cost(method).draft_host_s[0, 0]) - bookkeeping for method in ("mtp", "dspark"))
+    assert three == pytest.approx(3 * one)
 
 
 def test_deployments_with_and_without_speculation_are_evaluated_together() -> None:
@@ -154,3 +157,20 @@ def test_where_a_token_goes_adds_up_to_what_it_costs() -> None:
     found = estimate(on, concurrency=64, input_tokens=1000, output_tokens=1000)
     spent = sum(found.gpu_s_per_token.values())
     assert spent == pytest.approx(8 / found.output_tokens_per_s, rel=0.15)
+
+
+def test_verifying_is_corrected_beyond_the_plain_step() -> None:
+    """What measured steps with drafts say is of the further tokens, of drafts and of the host between steps."""
+    machine = Hardware([speculating(R1, (0.5,) * 3)])
+    at, plain = shape(64, 2048), gpu_s(Hardware([R1]), shape(64, 2048))
+
+    def spent(**factors: float) -> float:
+        machine.correct({name: machine.column(lambda d, name=name: factors.get(name, 1.0)) for name in CONSTANTS})
+        return float(step_s(machine, at)[0, 0])
+
+    usual, free = spent(), spent(verify=0.0)
+    assert spent(verify=3.0) - free == pytest.approx(3 * (usual - free))
+    assert usual - free > 0
+    assert spent(verify=0.0, draft=0.0, host_draft=0.0, host_verify=0.0) >= float(plain[0, 0]) * (1 - 1e-9)
+    assert spent(host_verify=2.0) - usual == pytest.approx(64 * 10e-6, rel=0.05)
+    assert spent(draft=2.0) > usual

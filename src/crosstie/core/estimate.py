@@ -52,23 +52,24 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     points: int = 0
     basis: str = "uncalibrated"
     # Requests in flight a GPU, from fewest to most, that those points were measured at; and by metric what each
-    # doubling beyond them adds to the spread.
+    # doubling below and above them adds to the spread.
     loads: tuple[float, float] | None = None
-    load_doubt: dict[str, float] = {}
+    load_doubt: dict[str, tuple[float, float]] = {}
 
-    def doublings(self, load: float) -> float:
-        """How often a load must be halved or doubled to be one that was measured."""
+    def doublings(self, load: float) -> tuple[float, float]:
+        """How often a load must be doubled, or halved, to be one that was measured."""
         if self.loads is None or load <= 0.0:
-            return 0.0
+            return 0.0, 0.0
         low, high = self.loads
-        return max(math.log2(low / load), math.log2(load / high), 0.0)
+        return max(math.log2(low / load), 0.0), max(math.log2(load / high), 0.0)
 
     def spread_at(self, load: float) -> dict[str, Spread]:
         """The spreads of an estimate at so many requests in flight a GPU."""
         far = self.doublings(load)
-        if not far:
+        if not any(far):
             return self.spread
-        return {name: one.with_doubt(far * self.load_doubt.get(name, 0.0)) for name, one in self.spread.items()}
+        doubts = {name: math.hypot(far[0] * each[0], far[1] * each[1]) for name, each in self.load_doubt.items()}
+        return {name: one.with_doubt(doubts.get(name, 0.0)) for name, one in self.spread.items()}
 
     @property
     def extrapolated(self) -> bool:

@@ -172,7 +172,7 @@ def interval(
 
 def _beyond(found: Correction, load: float) -> str:
     """Words for a load that is twice as far as any that was measured, or further."""
-    if found.loads is None or found.doublings(load) < 1.0:
+    if found.loads is None or max(found.doublings(load)) < 1.0:
         return ""
     low, high = found.loads
     return f"; at {load:.3g} requests in flight a GPU, where {low:.3g} to {high:.3g} were measured"

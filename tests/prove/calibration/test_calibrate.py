@@ -489,9 +489,10 @@ def test_what_a_doubling_adds_is_learnt_from_loads_that_were_left_out(catalog: C
     away = {end: far for end, (_, far) in learning.left_out_loads(evidence).items()}
     usual = {"model": np.full(len(evidence.logs), 0.05)}
     same = learning.load_doubt(evidence, usual | {end: np.where(far > 0, 0.05, np.nan) for end, far in away.items()})
-    assert same == dict.fromkeys(("ttft", "tpot", "throughput"), 0.0)
-    grown = {end: np.where(far > 0, np.hypot(0.05, 0.2 * far), np.nan) for end, far in away.items()}
-    assert learning.load_doubt(evidence, usual | grown)["tpot"] == pytest.approx(0.2, abs=1e-3)
+    assert same == dict.fromkeys(("ttft", "tpot", "throughput"), (0.0, 0.0))
+    each = {"low loads": 0.1, "high loads": 0.2}
+    grown = {end: np.where(far > 0, np.hypot(0.05, each[end] * far), np.nan) for end, far in away.items()}
+    assert learning.load_doubt(evidence, usual | grown)["tpot"] == pytest.approx((0.1, 0.2), abs=1e-3)
     few = gather(catalog, measure(cases_at(catalog, LOADS[:2])))
     assert learning.load_doubt(few, dict.fromkeys(("model", *away), np.full(len(few.logs), 0.05))) == {}
 

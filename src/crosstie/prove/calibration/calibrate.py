@@ -400,21 +400,21 @@ def left_out_loads(evidence: Measurements) -> dict[str, tuple[NDArray[np.str_], 
     return found
 
 
-def load_doubt(evidence: Measurements, errors: dict[str, Array]) -> dict[str, float]:
-    """By metric, what a doubling beyond the measured loads adds to a spread, so that it holds its share of rows whose
-    loads were left out: beside what points have that were left out among others, and independent of that."""
-    metrics = _metrics(evidence)
+def load_doubt(evidence: Measurements, errors: dict[str, Array]) -> dict[str, tuple[float, float]]:
+    """By metric, what a doubling below and above the measured loads adds to a spread, so that it holds its share of
+    rows whose loads were left out: beside what points left out among others have, and independent of that."""
+    metrics, ends = _metrics(evidence), left_out_loads(evidence)
     found = {}
     for metric in METRICS:
         own = metrics == metric
         within = np.abs(errors["model"][own & ~np.isnan(errors["model"])])
-        parts = [(far, errors[end]) for end, (_, far) in left_out_loads(evidence).items()]
-        far, off = (np.concatenate([part[i][own & (part[0] > 0.0)] for part in parts]) for i in (0, 1))
-        if len(off) < _FEWEST or len(within) < _FEWEST:
+        beyond = [(far[own & (far > 0.0)], errors[end][own & (far > 0.0)]) for end, (_, far) in ends.items()]
+        if min(len(within), *(len(off) for _, off in beyond)) < _FEWEST:
             continue
         usual = float(np.quantile(within, LEVEL))
-        needed = np.sqrt(np.maximum(off**2 - usual**2, 0.0)) / far
-        found[metric] = round(float(np.quantile(needed, LEVEL)), 4)
+        needed = [np.sqrt(np.maximum(off**2 - usual**2, 0.0)) / far for far, off in beyond]
+        low, high = (round(float(np.quantile(each, LEVEL)), 4) for each in needed)
+        found[metric] = (low, high)
     return found
 
 

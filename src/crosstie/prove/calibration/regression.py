@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from crosstie.catalog.calibration import LEVELS, Level, Subject, scopes_of
 from crosstie.catalog.library import Catalog
-from crosstie.core.estimate import CONSTANTS, DRAFTING
+from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array, Mask
 from crosstie.prove.calibration.cases import Case, measured_subject
@@ -88,7 +88,7 @@ LEARNT = {
 # How far a constant moves in a scope, over the level's width: rates of weights depend on their format, and
 # overheads do not; spreading experts changes what is sent and how they are multiplied.
 def width_of(level: Level, constant: str) -> float:
-    if (constant in DRAFTING) != bool({"speculative", "both"} & set(level.words)):
+    if not level.moves(constant):
         return 0.0
     weights = constant in ("compute", "experts", "weights")
     links = constant in ("collective", "link")
