@@ -165,7 +165,7 @@ def test_verifying_is_corrected_beyond_the_plain_step() -> None:
     at, plain = shape(64, 2048), gpu_s(Hardware([R1]), shape(64, 2048))
 
     def spent(**factors: float) -> float:
-        machine.correct({name: machine.column(lambda d, name=name: factors.get(name, 1.0)) for name in CONSTANTS})
+        machine.correct({name: np.array([[factors.get(name, 1.0)]]) for name in CONSTANTS})
         return float(step_s(machine, at)[0, 0])
 
     usual, free = spent(), spent(verify=0.0)
