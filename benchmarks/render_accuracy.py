@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from crosstie.catalog.calibration import KNOWN, Calibration
+from crosstie.catalog.calibration import KNOWN, MODE_LEVELS, Calibration
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput

@@ -499,15 +499,18 @@ def test_what_a_doubling_adds_is_learnt_from_loads_that_were_left_out(catalog: C
 
 def test_first_waves_that_were_read_off_the_rows_left_out_go_with_them(catalog: Catalog) -> None:
     loads = LOADS[:4]
-    told = [replace(case, first_wave_s=3.0) for case in cases_at(catalog, loads, source_id="told")]
-    cases = measure([*told, *cases_at(catalog, loads, source_id="other")])
+    waves = [replace(case, first_wave_s=3.0) for case in cases_at(catalog, loads, source_id="told")]
+    cases = measure([*waves, *cases_at(catalog, loads, source_id="other")])
     fit = Regression(catalog, gather(catalog, cases))
     parts = fit.solve(all_rows(fit), rounds=1)
     sources = np.array([cases[i].point["source_id"] for i in fit.evidence.origin])
     first = np.where(fit.evidence.origin == 0, "one", "")
-    whole, alone = fit.left_out(parts, sources, first)
+    untold: list[Array] = []
+    told, _ = fit.left_out(parts, sources, first, untold=untold)
+    whole, alone = untold
     waiting = (fit.evidence.kind == "ttft") & (sources == "told")
     assert (whole[waiting] < -0.3).all()
+    assert float(np.abs(told[waiting]).max()) < 0.05
     # The others still tell of the one, and nobody's are forgotten afterwards.
     assert float(np.nanmax(np.abs(alone))) < 0.05
     assert float(np.abs(miss(fit, parts)).max()) < 0.05

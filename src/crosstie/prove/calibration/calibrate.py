@@ -331,8 +331,10 @@ def calibration_of(
     """The parts as they are kept in a file, with what leaving things out says about their errors."""
     evidence = fit.evidence
     groupings = left_out_groups(evidence) | {end: groups for end, (groups, _) in left_out_loads(evidence).items()}
-    left_out = fit.left_out(parts, *groupings.values(), on_progress=on_progress)
-    errors = dict(zip(groupings, left_out, strict=True))
+    untold: list[Array] = []
+    left_out = fit.left_out(parts, *groupings.values(), on_progress=on_progress, untold=untold)
+    # Intervals are of services that are warm. The tables say what is known of a source that nobody has seen.
+    errors, shown = (dict(zip(groupings, each, strict=True)) for each in (left_out, untold))
     misses = list(left_out_errors(evidence, errors))
     found = spreads(misses)
     return Calibration(
@@ -348,7 +350,7 @@ def calibration_of(
         spreads=found,
         coverage=coverage(misses, found),
         sources=tuple(sorted({subject.source for subject in evidence.subjects} - {""})),
-        errors=error_tables(evidence, errors) | frontier_errors(evidence, errors["curve"]),
+        errors=error_tables(evidence, shown) | frontier_errors(evidence, errors["curve"]),
     )
 
 

@@ -221,13 +221,15 @@ class Regression:
         return _Linear(np.concatenate(targets), found, together, where, shares)
 
     def left_out(
-        self, parts: Array, *groupings: NDArray[np.str_], on_progress: OnProgress = no_progress
-    ) -> list[Array]:
+        self, parts: Array, *groupings: NDArray[np.str_], on_progress: OnProgress = no_progress,
+        untold: list[Array] | None = None,
+    ) -> list[Array]:  # fmt: skip
         """Errors, as logarithms of predicted over measured, of each group had it been left out.
 
         A row whose group is "" is never left out; rows of one subject are of one group. One inverse, with the model
         taken as linear around the whole fit, gives what every group's absence would change of the parts; the model
-        itself then predicts the group.
+        itself then predicts the group. `untold` gets the same where first waves that were read off a group's own rows
+        are left out with them.
         """
         around = self._around(parts, np.arange(len(self.evidence.logs)))
         inverse: Array = np.asarray(np.linalg.inv(around.covariance), np.float64)
@@ -246,11 +248,16 @@ class Regression:
                 subjects = np.unique(self.evidence.origin[out])
                 kept[subjects] = (whole - change)[self.cell[subjects]]
                 told[self._told_alone(subjects)] = False
-            self.predictor.tell_first_waves(told)
-            error = self._predict(np.exp(kept)) - self.evidence.logs
-            found.append(np.where(grouping == "", np.nan, error))
-        self.predictor.tell_first_waves(np.ones(len(self.evidence.cases), dtype=bool))
+            found.append(self._missed(kept, grouping))
+            if untold is not None:
+                self.predictor.tell_first_waves(told)
+                untold.append(found[-1] if told.all() else self._missed(kept, grouping))
+                self.predictor.tell_first_waves(np.ones_like(told))
         return found
+
+    def _missed(self, kept: Array, grouping: NDArray[np.str_]) -> Array:
+        error = self._predict(np.exp(kept)) - self.evidence.logs
+        return np.where(grouping == "", np.nan, error)
 
     def _told_alone(self, subjects: Rows) -> Rows:
         """Those of them whose first waves were read off no other case: what a rule says of such rows goes with them."""
