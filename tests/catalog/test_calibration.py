@@ -139,11 +139,11 @@ def test_nearness_from_near_to_far() -> None:
         ),
     }
     assert list(asked) == list(NEARNESS)
-    nearness, points, basis = calibration.evidence(HERE._replace(bits="4-bit"))[:3]
+    nearness, points, basis = calibration.evidence(HERE._replace(bits="4-bit"))
     assert (nearness, points) == ("stack", 7)
     assert "extrapolated to 4-bit weights from 7 measured points of this model" in basis
     for wanted, (subject, count, words) in asked.items():
-        nearness, points, basis = calibration.evidence(subject)[:3]
+        nearness, points, basis = calibration.evidence(subject)
         assert (nearness, points) == (wanted, count)
         assert words in basis
         correction = calibration.correction(subject)

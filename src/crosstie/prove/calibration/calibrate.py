@@ -24,7 +24,7 @@ from crosstie.catalog.calibration import (
     calibration_text,
     counted,
     empty,
-    measured_near,
+    evidence as evidence_of,
     points_key,
     spread_groups,
 )
@@ -517,7 +517,7 @@ def left_out_errors(
     def without_its_source(origin: int) -> str:
         key = (points_key(own[origin]), sources[origin])
         if key not in near:
-            near[key] = measured_near(elsewhere[sources[origin]], own[origin]).nearness
+            near[key] = evidence_of(elsewhere[sources[origin]], own[origin])[0]
         return near[key]
 
     yield from missed("source", without_its_source)
