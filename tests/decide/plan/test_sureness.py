@@ -1,5 +1,6 @@
 """Evidence first, and how sure a plan is as one number."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,9 +10,15 @@ import pytest
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
 from crosstie.core.errors import BadData, BadInput
+from crosstie.core.progress import no_progress
 from crosstie.core.workload import ModelChoice
-from crosstie.decide.plan.market import adjusted
+from crosstie.decide.plan.gate import Gate
+from crosstie.decide.plan.market import adjusted, market
+from crosstie.decide.plan.optimise import choice
 from crosstie.decide.plan.plan import Plan, plan
+from crosstie.decide.plan.solver import solve
+from crosstie.decide.plan.survey import of_one_stack, offers, peak_of, scaling_of, surveys, undominated
+from crosstie.decide.plan.uncertainty import JointErrors
 
 from .workloads import CHAT, CODE, one_class, workload
 
@@ -132,3 +139,24 @@ def test_sure_is_read_in_percent_and_held_to_what_can_be_known(tmp_path: Path) -
     for given in ({"sure": 0.2}, {"sure": 0.9, "sizing": "safe"}):
         with pytest.raises(BadInput):
             adjusted(work, **given)
+
+
+def test_what_simulation_corrects_makes_no_fleet_surer() -> None:
+    """Replicas that take half as much again as closed forms say: a fleet sized by that is as sure as one sized without.
+    Counted twice, the correction would make it look surer."""
+    work = workload(one_class("chat", 600.0, 800, 250, model="llama-3.3-70b"), accelerators=("mi300x",), sure=0.8)
+    scaling = scaling_of(work)
+    gate = Gate(CATALOG, work)
+    surveyed = of_one_stack(surveys(CATALOG, work, [CATALOG.accelerators["mi300x"]], no_progress, gate), scaling)
+    offered = offers(surveyed, scaling, peak=peak_of(work))
+
+    def sure_of(correction: dict[str, float]) -> tuple[float, float]:
+        asked = choice(undominated(offered.corrected(correction)), market(CATALOG, work), work)
+        asked = replace(asked, correction=correction)
+        fleet = solve(asked.problem)
+        assert fleet is not None
+        return JointErrors(surveyed, asked, scaling).enough(fleet), fleet.usd_per_hour
+
+    (plain, cost), (corrected, less) = sure_of({}), sure_of({"llama-3.3-70b": 1.5})
+    assert less == pytest.approx(cost / 1.5, rel=0.1)
+    assert corrected == pytest.approx(plain, abs=0.04)

@@ -38,7 +38,7 @@ class Uncertainty:
 class JointErrors:
     """What fleets of one question would need, draw by draw; what a column can do is worked out once.
 
-    `scaling`: by which the question was put. What simulation has corrected of it then holds of all draws.
+    `scaling`: by which the question was put. What simulation has corrected of its rates then holds of all draws.
     """
 
     def __init__(self, surveyed: Sequence[Survey], asked: Choice, scaling: Scaling):
@@ -101,7 +101,7 @@ class JointErrors:
         """What a column would need for that by the rates of the question."""
         rate = self._asked.problem.rate[place]
         needed = np.divide(carried, rate, out=np.zeros_like(carried), where=(carried > 0) & (rate > 0))
-        return float(needed.sum()) / self._asked.correction.get(self._column(place).deployment.model.id, 1.0)
+        return float(needed.sum())
 
     def _ability(self, place: int, carried: Array) -> Array:
         """By deviation: the share of what a fleet gives a column that one replica carries."""
@@ -129,8 +129,7 @@ class JointErrors:
                 closed, said = float(put[part.index][0]), float(self._asked.problem.rate[place, part.index])
                 rate = rates[part.index] * (said / closed if closed > 0 else 1.0)
                 load += np.divide(carried[part.index], rate, out=np.full_like(rate, np.inf), where=rate > 0)
-        times = self._asked.correction.get(column.deployment.model.id, 1.0)
-        return np.asarray(times / np.maximum(load, 1e-9))
+        return np.asarray(1.0 / np.maximum(load, 1e-9))
 
 
 def family_of(deployment: Deployment) -> tuple[str, str]:
