@@ -25,12 +25,13 @@ import numpy as np
 from crosstie.catalog.lengths import cut, read_lengths
 from crosstie.catalog.library import Catalog
 from crosstie.core.workload import Constraints, RequestClass, Target, Workload
-from crosstie.decide.plan import confirm
-from crosstie.decide.plan.answer import PoolPlan
+from crosstie.decide.plan.answer import PoolPlan, fleet_plan
+from crosstie.decide.plan.bench import Bench, level
 from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import market
 from crosstie.decide.plan.optimise import choice
 from crosstie.decide.plan.plan import plan
+from crosstie.decide.plan.solver import solve
 from crosstie.decide.plan.survey import of_one_stack, offers, peak_of, scaling_of, surveys
 
 MODELS = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-32b", "gpt-oss-120b", "deepseek-v3", "llama-3.1-405b")
@@ -104,8 +105,7 @@ class Searched:
         everything = surveys(catalog, work, [item.accelerator for item in priced.items], gate=Gate(catalog, work))
         every = offers(of_one_stack(everything, scaling), scaling, peak=peak_of(work))
         self.asked = choice(every, priced, work)
-        self.search = confirm._Search(catalog, work, every, self.asked, scaling, lambda *_: None)
-        (self.bench,) = self.search.benches.values()
+        self.bench = Bench(catalog, work, work.classes[0].model, scaling, self.asked.peak)
         self.simulations = 0
 
     def pools(self) -> list[PoolPlan]:
@@ -118,16 +118,17 @@ class Searched:
                 break
             allowed = np.zeros(len(usd), bool)
             allowed[column] = True
-            made = self.search.proposal(self.asked, allowed)
-            if made and all(made.pools[0].deployment != pool.deployment for pool in found):
-                found.append(replace(made.pools[0], name=f"pool-{len(found)}"))
+            fleet = solve(self.asked.problem, allowed)
+            pool = fleet_plan(self.asked, fleet, self.work).pools[0] if fleet else None
+            if pool and all(pool.deployment != other.deployment for other in found):
+                found.append(replace(pool, name=f"pool-{len(found)}"))
         return found
 
     def holds(self, pools: list[PoolPlan], seeds: tuple[int, ...] = (SEARCH_SEED,)) -> bool:
         self.simulations += len(seeds)
         one = self.work.classes[0]
         answers = [answer for seed in seeds for answer in self.bench.run(pools, 1.0, seed)[one.name]]
-        return confirm.level(one, answers) <= 1.0
+        return level(one, answers) <= 1.0
 
     def fewest(self, pool: PoolPlan, beside: list[PoolPlan], most: int) -> int | None:
         """The fewest replicas of a pool that hold, beside others; None where as many as `most` do not."""
@@ -184,7 +185,7 @@ def measured(catalog: Catalog, work: Workload) -> dict[str, Any]:
         "tpot_s": one.tpot and one.tpot.seconds,
     }  # fmt: skip
     started = time.process_time()
-    quick = plan(catalog, work)
+    quick = plan(catalog, work, confirm=False)
     row["quick_cpu_s"] = round(time.process_time() - started, 2)
     if quick.fleet is None:
         return {**row, "plan_usd": None, "best_usd": None}

@@ -95,7 +95,9 @@ def _show_doubt(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> Non
         sized = "Sized by the estimates themselves" if plan.too_dear else f"Sized to be {asked}"
         say(out, f"{sized}; these replicas suffice in {share(doubt.enough)} of cases{late}")
         say(out, f"80% interval of what the same pools would need: {ends}")
-        if plan.too_dear:
+        if plan.too_dear and not plan.too_dear.gpus:
+            say(out, f"No fleet would be {asked}: at the slow end of the estimates none keeps the targets", "yellow")
+        elif plan.too_dear:
             held = f" ({plan.too_dear.limit} holds the slow end back)" if plan.too_dear.limit else ""
             more = f"{1.0 + plan.too_dear.dearer:,.0f} times what the estimates do{held}"
             say(out, f"To be {asked} would cost {more}: so little is known that measuring is cheaper", "yellow")

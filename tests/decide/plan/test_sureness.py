@@ -9,13 +9,16 @@ import pytest
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
+from crosstie.cli.plan_show import show_plan
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.progress import no_progress
 from crosstie.core.workload import ModelChoice
+from crosstie.decide.plan.answer import NO_FLEET
 from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import adjusted, market
 from crosstie.decide.plan.optimise import choice
 from crosstie.decide.plan.plan import Plan, plan
+from crosstie.decide.plan.report import document
 from crosstie.decide.plan.solver import solve
 from crosstie.decide.plan.survey import of_one_stack, offers, peak_of, scaling_of, surveys, undominated
 from crosstie.decide.plan.uncertainty import JointErrors
@@ -65,6 +68,25 @@ def test_where_hardly_anything_is_known_sureness_does_not_buy_the_fleet() -> Non
     assert likely.too_dear is None
     assert found.fleet.usd_per_hour == pytest.approx(likely.fleet.usd_per_hour)
     assert found.workload.sureness == 0.95
+
+
+def test_where_no_fleet_is_that_sure_the_estimates_have_the_answer_and_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A TPOT target between the estimate's floor and the slow end's: a guess is worth more than "no fleet"."""
+    tight = one_class("chat", 5.0, 800, 250, ttft=(2.0, 0.9), tpot=(0.012, 0.9), model="llama-3.3-70b")
+    found = plan(CATALOG, workload(tight, accelerators=("mi300x",), sure=0.8))
+    assert found.fleet is not None
+    assert found.too_dear == NO_FLEET
+    likely = plan(CATALOG, workload(tight, accelerators=("mi300x",), sizing="likely"))
+    assert likely.fleet is not None
+    assert found.fleet.gpus == likely.fleet.gpus
+    assert document(found, {})["too_dear_to_be_sure"]["usd_per_hour"] is None
+    monkeypatch.setenv("COLUMNS", "200")
+    show_plan(found, verbose=False)
+    assert "No fleet would be 80% sure" in capsys.readouterr().out
+    impossible = one_class("chat", 5.0, 800, 250, ttft=(2.0, 0.9), tpot=(0.001, 0.9), model="llama-3.3-70b")
+    assert plan(CATALOG, workload(impossible, accelerators=("mi300x",), sure=0.8)).fleet is None
 
 
 def test_what_being_sure_costs_is_told() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from math import inf
 
 import numpy as np
 
@@ -130,6 +131,10 @@ class Alternative:
     @property
     def label(self) -> str:
         return ", ".join(f"{count} {name}" for name, count in self.gpus.items())
+
+
+# Where none keeps the targets.
+NO_FLEET = Alternative(gpus={}, usd_per_hour=inf, dearer=inf)
 
 
 def measured_words(catalog: Catalog, pool: PoolPlan) -> str:

@@ -12,6 +12,7 @@ from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import (
     MOST_TIMES,
+    NO_FLEET,
     Alternative,
     FleetPlan,
     PoolPlan,
@@ -314,20 +315,20 @@ def _best_plan(
     surveyed = of_one_stack(everything, scaling_of(workload))
     asked, answer, each = _as_sure(surveyed, priced, workload, on_progress)
     considered = sum(len(one.deployments) for one in everything)
-    if answer is None:
-        return Plan(workload, made, priced, None, obstacles(everything, asked, workload), considered)
     sized, dear = workload, None
     if workload.sureness > 0.5:
         even = msgspec.structs.replace(workload, sure=0.5)
         likely, cheap, half = _as_sure(surveyed, priced, even, no_progress)
-        if cheap is not None and answer.usd_per_hour > _MOST_TO_BE_SURE * cheap.usd_per_hour:
+        if cheap is not None and (answer is None or answer.usd_per_hour > _MOST_TO_BE_SURE * cheap.usd_per_hour):
             # By the estimates another stack may be the better one.
             others = of_one_stack(everything, scaling_of(even))
             again = _as_sure(others, priced, even, no_progress)
             if again[1] is not None:
                 surveyed, (likely, cheap, half) = others, (again[0], again[1], again[2])
-            dear = alternative(asked, answer, cheap.usd_per_hour)
+            dear = alternative(asked, answer, cheap.usd_per_hour) or NO_FLEET
             sized, asked, answer, each = even, likely, cheap, half
+    if answer is None:
+        return Plan(workload, made, priced, None, obstacles(everything, asked, workload), considered)
     bare = Plan(sized, made, priced, None, [], considered)
     seen = _confirmed(catalog, sized, surveyed, asked, each, on_progress, not alone) if confirm else None
     scaling = scaling_at(each)

@@ -16,7 +16,7 @@ from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadData
 from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 from crosstie.core.workload import Workload
-from crosstie.decide.plan.answer import Carried, FleetPlan, PoolPlan
+from crosstie.decide.plan.answer import Alternative, Carried, FleetPlan, PoolPlan
 from crosstie.decide.plan.drafts import DraftingPool
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
@@ -98,11 +98,19 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "confirmed": to_builtins(plan.confirmed),
         "target_prices": [{**to_builtins(one), "at_floor": one.at_floor} for one in plan.targets],
         "by_estimates": to_builtins(plan.by_estimates),
-        "too_dear_to_be_sure": to_builtins(plan.too_dear),
+        "too_dear_to_be_sure": _too_dear(plan.too_dear),
         "sureness": to_builtins(plan.sureness),
         "worth_measuring": _worth(plan),
         "binding_limits": to_builtins(plan.binding),
     }
+
+
+def _too_dear(one: Alternative | None) -> dict[str, Any] | None:
+    """The fleet that would be as sure as asked; its price is null where there is none."""
+    if one is None:
+        return None
+    found: dict[str, Any] = to_builtins(one)
+    return found if one.gpus else {**found, "usd_per_hour": None, "dearer": None}
 
 
 def _mixture(day: Mixture) -> dict[str, Any]:
