@@ -11,8 +11,9 @@ from tests.decide.plan.test_programme import two_kinds
 from tests.decide.plan.workloads import one_class, workload
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.workload import RequestClass, Slice
+from crosstie.core.workload import RequestClass, Slice, Target
 from crosstie.decide.plan import confirm
+from crosstie.decide.plan.answer import fleet_plan
 from crosstie.decide.plan.bench import HOLDS, Bench, level, seen
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.confirm import bearable
@@ -236,3 +237,24 @@ def test_pools_that_are_alike_are_one() -> None:
     apart = solve(replace(problem, alike=np.arange(3)), gap=0.0)
     assert apart is not None
     assert apart.replicas.tolist() == [1, 1, 0]
+
+
+def test_replicas_that_miss_though_idle_are_told_from_busy_ones(catalog: Catalog) -> None:
+    """Prompts that one GPU is too slow for: more such replicas do not help."""
+    long = one_class("rag", 50.0, {"median": 4000, "p95": 17_000}, 80, (5.0, 0.95), None, "llama-3.3-70b")
+    work, tight = (
+        workload(msgspec.structs.replace(long, ttft=Target(seconds=s, percentile=0.95)), accelerators=("mi355x",))
+        for s in (5.0, 0.8)
+    )
+    surveyed = surveys(catalog, work, [catalog.accelerators["mi355x"]], gate=Gate(catalog, work))
+    asked = choice(offers(surveyed, EstimateScale.none, peak=1.0), market(catalog, work), work)
+    bench = Bench(catalog, tight, "llama-3.3-70b", EstimateScale.none, 1.0)
+
+    def misses(gpus: int) -> bool:
+        mine = np.array([one.deployment.gpus == gpus for one in asked.offers.columns])
+        fleet = solve(asked.problem, mine)
+        assert fleet is not None
+        return confirm._misses_idle(bench, fleet_plan(asked, fleet, work).pools[:1])
+
+    assert misses(1)
+    assert not misses(8)

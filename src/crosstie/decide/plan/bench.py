@@ -35,8 +35,8 @@ _LIFETIMES = 4.0
 _FILLED, _EMPTYING = 0.3, 0.9
 # Of larger fleets a part is simulated with its part of the traffic: by then replicas have pooled what they can.
 _MOST_REPLICAS = 24.0
-# The seed by which fleets are found.
-_SEED = 11
+# The seed by which fleets are found: of usual burstiness (benchmarks/typical_seeds.py).
+_SEED = 57
 # Misses over those allowed at which a fleet is taken to hold: less than one, since the next traffic is another. A run
 # that asks how far a fleet is from that goes on until it has this many of them.
 HOLDS = 0.9
