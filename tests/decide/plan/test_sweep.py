@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -97,7 +98,7 @@ def test_an_interrupted_sweep_has_what_was_done(
 
 
 SWEEP = """
-import sys
+import signal, sys
 from contextlib import contextmanager
 from crosstie.cli import main, simulate
 
@@ -106,6 +107,8 @@ def told(what):
     yield lambda done, total, what: print(what, done, total, file=sys.stderr, flush=True)
 
 if __name__ == "__main__":
+    # A shell has what it starts in the background ignore the signal, tests and their children too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     simulate.progress = told
     sys.argv = ["crosstie", "simulate", sys.argv[1], "--requests", "200", "--seeds", "4000", "--processes", "2"]
     main.run()
@@ -130,7 +133,8 @@ def test_ctrl_c_prints_what_there_is(tmp_path: Path) -> None:
         os.killpg(started.pid, signal.SIGINT)
         out, said = started.communicate(timeout=LIMIT_S)
     finally:
-        started.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
     assert started.returncode == 130, said
     assert "two-vendors: " in out
     assert "of 4000 runs" in said

@@ -8,9 +8,10 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
+from queue import SimpleQueue
 from typing import Any
 
 from crosstie.catalog.library import Catalog
@@ -109,11 +110,16 @@ def _on_processes(catalog: Catalog, source: Source, cases: Sequence[Case], proce
     """As they end. Processes are started afresh: a copy of this one would have its threads' locks, not its threads."""
     pool = ProcessPoolExecutor(processes, get_context("spawn"), _prepare, (catalog, source))
     left: dict[Future[Run], int] = {}
+    # Not concurrent.futures.wait: interrupted, it may keep a lock of a run for which the pool's shutdown then waits.
+    ended: SimpleQueue[Future[Run]] = SimpleQueue()
     try:
-        left = {pool.submit(_prepared_run, case): number for number, case in enumerate(cases)}
+        for number, case in enumerate(cases):
+            begun = pool.submit(_prepared_run, case)
+            left[begun] = number
+            begun.add_done_callback(ended.put)
         while left:
-            for ended in wait(left, return_when=FIRST_COMPLETED).done:
-                yield left.pop(ended), ended.result()
+            done = ended.get()
+            yield left.pop(done), done.result()
     finally:
         if left:
             # A run takes minutes where a trace is long: nobody waits for those that were begun.
