@@ -11,6 +11,7 @@ from tests.small_workload import ALLOWED, Change, constrained, small, tables
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
 from crosstie.core.workload import Constraints, Target, Workload
+from crosstie.decide.plan.answer import NO_FLEET
 from crosstie.decide.plan.infeasible import Obstacle, steps_up_to, two_digits
 from crosstie.decide.plan.plan import Plan, plan as make_plan
 
@@ -92,7 +93,9 @@ def test_targets_that_nothing_keeps(
     for one in plan.obstacles:
         others = [other for other in plan.obstacles if other is not one]
         nearly = relaxed(all_relaxed(plan, others), one, times=0.9)
-        assert make_plan(calibrated, nearly).fleet is None, one
+        less = make_plan(calibrated, nearly)
+        # Or none that is as sure as asked: then the estimates have the answer.
+        assert less.fleet is None or (sizing == "safe" and less.too_dear == NO_FLEET), one
 
 
 def test_each_class_that_nothing_serves_is_named(catalog: Catalog, tmp_path: Path) -> None:
