@@ -50,7 +50,8 @@ def test_one_more_round_of_the_fit_leaves_its_predictions_where_they_are(catalog
     again = fit.solve(np.ones(len(fit.evidence.logs), dtype=bool), start=parts, rounds=1)
     change = np.abs(fit.predict(fit.corrections(again)) - fit.predict(fit.corrections(parts)))
     assert float(np.median(change)) < 0.01
-    assert float(np.quantile(change, 0.95)) < 0.05
+    # Rows with drafts had constants of their own added after the twelve rounds: a tenth of them still moves.
+    assert float(np.quantile(change, 0.95)) < 0.1
 
 
 @pytest.mark.slow

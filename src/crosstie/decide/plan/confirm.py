@@ -51,8 +51,8 @@ _APART = 1.25
 _CHANGE = 1.6
 _HOPE = 1.08
 _WORTH_TRYING = 0.99
-# Where fresh seeds miss: how often replicas are added, and how many.
-_GROWN, _GROWTH, _TO_GROW = 4, 1.02, 6
+# Where fresh seeds miss: how often replicas are added, and how many, each time twice as many.
+_GROWN, _GROWTH, _TO_GROW = 6, 0.03, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,7 +382,9 @@ class _Search:
             if not missing or again == _GROWN:
                 break
             pools = [
-                more(pool, _GROWTH) if any(one.part.request_class.name in missing for one in pool.carried) else pool
+                more(pool, 1.0 + _GROWTH * 2**again)
+                if any(one.part.request_class.name in missing for one in pool.carried)
+                else pool
                 for pool in pools
             ]
         return replace(found, pools=pools), classes
