@@ -155,11 +155,11 @@ def _listed(words: Sequence[str]) -> str:
     return " or ".join(words)
 
 
-def alternative(asked: Choice, solution: Solution | None, answer: float, confirmed: bool = False) -> Alternative | None:
+def alternative(asked: Choice, solution: Solution | None, answer: float) -> Alternative | None:
     if solution is None:
         return None
     dearer = solution.usd_per_hour / answer - 1.0 if answer else 0.0
-    found = Alternative(asked.gpus(solution), solution.usd_per_hour, dearer, confirmed)
+    found = Alternative(asked.gpus(solution), solution.usd_per_hour, dearer)
     return replace(found, limit=_held_back(asked, solution)) if found.is_absurd else found
 
 

@@ -23,6 +23,8 @@ GIVEN = {
 }  # fmt: skip
 _NEEDED = ("accelerator", "model", "engine", "tp")
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
+# Latencies, ours and as most tools call them.
+_LATENCIES = (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +141,7 @@ def _flat_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tupl
         cells |= {"input_len": _tokens(nominal[0] or 1), "output_len": _tokens(nominal[1] or 1)}
         cells["notes"] = f"random lengths {min(max(round(100 * ratio), 1), 100)}-100%"
     metrics = [("output_tokens_per_s_total", "tok/s", _needed(document, file, "output_throughput"))]
-    for ours, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el"), ("e2e", "e2e_latency")):
-        for said, statistic in _STATISTICS.items():
-            value = _number(document, f"{said}_{theirs}_ms")
-            if value is not None:
-                metrics.append((f"{ours}_ms_{statistic}", "ms", value))
-    yield cells, metrics
+    yield cells, metrics + _latencies(document, (*_LATENCIES, ("e2e", "e2e_latency")), "_ms", "ms")
 
 
 def _aiperf_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
@@ -275,12 +272,19 @@ def _inferencex_runs(document: Document, file: str) -> Iterator[tuple[Cells, lis
         layout = f"TP{int(width)}EP{int(_number(document, 'ep') or 1)}{'DPA' * attention}"
         cells |= {"tp": _tokens(width), "parallelism": layout}
     metrics = [("total_tokens_per_s_per_gpu", "tok/s/gpu (in+out)", _needed(document, file, "tput_per_gpu"))]
-    for ours, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el")):
-        for said, statistic in _STATISTICS.items():
-            value = _number(document, f"{said}_{theirs}")
-            if value is not None:
-                metrics.append((f"{ours}_ms_{statistic}", "s", value))
-    yield cells, metrics
+    yield cells, metrics + _latencies(document, _LATENCIES, "", "s")
+
+
+def _latencies(
+    document: Document, names: Sequence[tuple[str, str]], ending: str, unit: str
+) -> list[tuple[str, str, float]]:
+    """Each statistic that the document has of ours by their name, which ends so."""
+    found = [
+        (f"{ours}_ms_{statistic}", unit, _number(document, f"{said}_{theirs}{ending}"))
+        for ours, theirs in names
+        for said, statistic in _STATISTICS.items()
+    ]
+    return [(name, unit, value) for name, unit, value in found if value is not None]
 
 
 def _replay_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
