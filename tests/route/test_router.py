@@ -122,3 +122,27 @@ def test_policies_are_registered_once_and_by_the_names_of_the_fleet_file() -> No
         registry([*POLICIES.values(), POLICIES["fastest"]])
     with pytest.raises(BadInput, match="unknown policy 'slowest'; known: cheapest-meeting-target, fastest"):
         make_policy("slowest")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sent"),
+    [
+        ({"ttft_s": 0.5}, False),
+        ({"ttft_s": 0.5, "priority": 2}, True),
+        # Too long for its TTFT on any idle replica; but what is not urgent at all is never forced.
+        ({"input_tokens": 30_000.0, "ttft_s": 0.1}, True),
+        ({"input_tokens": 30_000.0, "ttft_s": 0.1, "priority": 0}, False),
+        ({"input_tokens": 30_000.0, "ttft_s": None}, False),
+    ],
+)
+def test_who_is_sent_at_the_end_of_its_patience(changes: dict[str, Any], sent: bool) -> None:
+    """On replicas where one more breaks what was promised to those who wait there."""
+    fleet = live(pool("amd", replicas=2))
+    for replica in fleet.replicas():
+        load(replica, 40, decoding=False, input_tokens=4000.0, ttft_s=2.0)
+    router = Router(fleet, make_policy("cheapest-meeting-target"))
+    waiting = ask(patience_s=10.0, **changes)
+    assert router.decide(waiting, 0.0).outcome == "wait"
+    decision = router.last_chance(waiting, 10.0)
+    assert (decision is not None) is sent
+    assert decision is None or decision.outcome == "send"

@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
+from crosstie.route.filters import fitting
 from crosstie.route.live import LiveFleet, Replica
 from crosstie.route.load import Cell
 from crosstie.route.policy import RoutingPolicy
@@ -57,6 +58,20 @@ class Router:
             if replica is None and not self._read_shared(now):
                 return decision
         return Decision("wait", "other gateways took every place while this was decided")
+
+    def last_chance(self, ask: Ask, now: float) -> Decision | None:
+        """At the end of its patience the urgent is sent wherever there is room, and so is a prompt that is too long for
+        its TTFT on any idle replica: more replicas would not have helped it. None: it has waited for nothing."""
+        if ask.priority <= 1 and not (ask.priority == 1 and self._too_long(ask)):
+            return None
+        ask.waited_s = ask.patience_s
+        decision = self.decide(ask, now, exclude=ask.tried)
+        return decision if decision.outcome == "send" else None
+
+    def _too_long(self, ask: Ask) -> bool:
+        pools = fitting(self.fleet.by_model.get(ask.model, []), ask)
+        ttft_s, tokens = ask.ttft_s, ask.input_tokens
+        return bool(pools) and ttft_s is not None and all(pool.speed.idle_s(tokens, 0.0) >= ttft_s for pool in pools)
 
     def _read_shared(self, now: float) -> bool:
         """Whether anything has changed."""

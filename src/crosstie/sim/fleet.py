@@ -293,10 +293,8 @@ class FleetSimulator:
         for ticket in self.room.expired(now):
             self.now = max(self.now, ticket.deadline)
             ask, (request, made, first_at) = ticket.ask, ticket.item
-            ask.waited_s = ask.patience_s
-            # Only what matters most is then sent at others' expense.
-            decision = self.router.decide(ask, self.now) if ask.priority > 1 else None
-            if decision is not None and decision.outcome == "send":
+            decision = self.router.last_chance(ask, self.now)
+            if decision is not None:
                 self._start(request, ask, decision, made, first_at)
             else:
                 self._turn_away(request)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,14 @@ from tests.run.service.processes import gone
 from tests.waiting import comes_true
 
 from crosstie.catalog.fleet_text import fleet_text
+from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import shipped_traces
-from crosstie.prove.replay.demo import CREDITS, TRACES
+from crosstie.core.fleet import Fleet
+from crosstie.prove.replay.accounts import Spent
+from crosstie.prove.replay.demo import CREDITS, TRACES, PolicyRun, run_demo
+from crosstie.prove.replay.outcomes import result_of
+from crosstie.prove.replay.replay import RequestOutcome
+from crosstie.prove.replay.traffic import TimedRequest
 
 _STARTS_ONE_AND_WAITS = """
 import sys, time
@@ -62,6 +69,39 @@ def test_the_demo_in_small(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -
         assert run["fleet_usd_per_million_tokens_within_target"] > run["attributed_usd_per_million_tokens"]
     # What the gateway predicted came along with its answers.
     assert own["classes"][0]["seen"]["predicted_ttft_s"]["p50"] > 0
+
+
+@pytest.mark.parametrize(
+    ("too_slow_from", "speeds", "policies"),
+    [
+        (20.0, [10.0], 2),
+        (5.0, [10.0, 5.0, 2.5], 2),
+        # The rival too must not be seen on a machine that stood still; and the last speed is shown as it was.
+        (0.0, [10.0, 5.0, 2.5], 2),
+    ],
+)
+def test_a_machine_too_slow_for_the_demo_gets_half_the_speed(
+    monkeypatch: pytest.MonkeyPatch, too_slow_from: float, speeds: list[float], policies: int
+) -> None:
+    tried = []
+
+    def runs(serving: ExitStack, file: Path, fleet: Fleet, requests: object, speed: float, *rest: object) -> object:
+        tried.append(speed)
+        outcomes = [RequestOutcome(TimedRequest(0.0, 10, 10), late_s=1.0 if speed >= too_slow_from else 0.0)]
+        run = PolicyRun(fleet.policy, result_of(outcomes, {}), Spent({}, {}), 0.0)
+        serving.callback(tried.append, -speed)
+        return [run] * policies, f"http://at-{speed:g}"
+
+    small = fleet(pool())
+    monkeypatch.setattr("crosstie.prove.replay.demo._runs", runs)
+    monkeypatch.setattr("crosstie.prove.replay.demo.planned", lambda catalog: (None, small, []))
+    monkeypatch.setattr("crosstie.prove.replay.demo.demo_requests", lambda fleet, seconds: [])
+    with ExitStack() as held:
+        demo, url = run_demo(Catalog(), held, speed=10.0, seconds=5.0)
+        assert (demo.speed, url) == (speeds[-1], f"http://at-{speeds[-1]:g}")
+        # Gateways of speeds that were given up are gone, the last one serves on.
+        assert tried == [at for speed in speeds for at in (speed, -speed)][:-1]
+    assert tried[-1] == -speeds[-1]
 
 
 def test_every_trace_is_credited() -> None:

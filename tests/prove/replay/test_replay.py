@@ -256,6 +256,10 @@ def test_shares_within_targets() -> None:
     assert result.faults == [("cut", 1)]
     assert chat.seen.ttft_s.p50 == 0.5
     assert not result.disturbed
+    assert result.turned_away == 0
+    full = RequestOutcome(seen[0].request, status=429, error="come again")
+    told = result_of([*seen, full], {"chat": CHAT})
+    assert (told.failed, told.turned_away) == (2, 1)
 
 
 def test_a_client_that_stood_still_says_so() -> None:

@@ -41,8 +41,10 @@ _SEED = 57
 # other traffic. A run that asks how far a fleet is from that goes on until it has this many of them.
 HOLDS = 1.0
 FAR = 2.0
-# Classes without targets are served, not parked: so many may wait for longer than this, or be turned away.
+# Classes without targets are served, not parked: so many may wait for longer than this.
 _IDLE_WAIT_S, _IDLE_SHARE = 60.0, 0.02
+# Whatever percentile a class asks for, a fleet that is bought for this traffic turns hardly anybody away.
+_TURNED_AWAY = 0.01
 
 # Which replicas under which promise; pools with their replicas; and of a class the misses over those allowed.
 PoolKey = tuple[Key, Tier]
@@ -60,7 +62,7 @@ class _Tally:
         self.certain = False
         self._since, self._until = measured[0].arrival_s, measured[-1].arrival_s
         self._classes, self._late = {one.name: one for one in classes}, late
-        self._misses = {one.name: [0, 0] for one in classes}
+        self._misses = {one.name: [0, 0, 0] for one in classes}
         counts = dict.fromkeys(self.found, 0)
         for request in measured:
             counts[str(request.class_name)] += 1
@@ -80,19 +82,22 @@ class _Tally:
                 self.certain = self.certain or misses[k] > most[k]
 
 
-def _missed(one: RequestClass, answer: SimulatedAnswer, late: float) -> tuple[bool, bool]:
-    """Whether an answer misses TTFT and TPOT; without a target of TTFT it may wait, but not be parked."""
+def _missed(one: RequestClass, answer: SimulatedAnswer, late: float) -> tuple[bool, bool, bool]:
+    """Whether an answer misses TTFT and TPOT, or never came; without a target of TTFT it may wait, but not be
+    parked."""
     first = answer.ttft_s * late > one.ttft.seconds if one.ttft else answer.ttft_s > _IDLE_WAIT_S
-    return first, one.tpot is not None and (answer.pool is None or answer.tpot_s > one.tpot.seconds)
+    never = answer.pool is None
+    return first, one.tpot is not None and (never or answer.tpot_s > one.tpot.seconds), never
 
 
-def _allowed(one: RequestClass) -> tuple[float, float]:
-    """Shares of its requests that may miss them."""
-    return 1.0 - one.ttft.percentile if one.ttft else _IDLE_SHARE, 1.0 - one.tpot.percentile if one.tpot else 1.0
+def _allowed(one: RequestClass) -> tuple[float, float, float]:
+    """Shares of its requests for which that may be so."""
+    ttft = 1.0 - one.ttft.percentile if one.ttft else _IDLE_SHARE
+    return ttft, 1.0 - one.tpot.percentile if one.tpot else 1.0, _TURNED_AWAY
 
 
 def level(one: RequestClass, answers: Sequence[SimulatedAnswer], late: float = 1.0) -> float:
-    """Requests that miss a target over those that may: above 1 the class misses its percentiles.
+    """Requests that miss a target, or are turned away, over those that may: above 1 the class misses its percentiles.
 
     `late`: on simulated TTFT. Those turned away miss every target.
     """

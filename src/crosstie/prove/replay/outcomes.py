@@ -16,6 +16,7 @@ from crosstie.prove.replay.replay import RequestOutcome
 Key = TypeVar("Key")
 _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
 _MOST_FAULTS = 5
+_TOO_MANY = 429
 # A request left this much too late, on the server's clock: so do those after it, and their answers come late.
 DISTURBED_S = 0.5
 
@@ -86,6 +87,8 @@ class ReplayedClass:
 class ReplayResult:
     requests: int
     failed: int
+    # Of those that failed, told with status 429 to come again: too many for the server, by its own account.
+    turned_away: int
     # From the first arrival to the last, on the server's clock.
     seconds: float
     # Shares of all requests that kept their targets.
@@ -125,6 +128,7 @@ def result_of(outcomes: Sequence[RequestOutcome], promised: Mapping[str | None, 
     return ReplayResult(
         requests=len(outcomes),
         failed=sum(not one.served for one in outcomes),
+        turned_away=sum(one.status == _TOO_MANY for one in outcomes),
         seconds=max(arrivals) - min(arrivals) if arrivals else 0.0,
         kept=fmean(kept) if kept else math.nan,
         classes=[_class(some, promised.get(name, nothing), name) for name, some in classes.items()],

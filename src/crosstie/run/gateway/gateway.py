@@ -21,7 +21,7 @@ from crosstie.route.hosted_sizes import check_room
 from crosstie.route.live import LiveFleet
 from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
-from crosstie.run.gateway.asks import PRIORITIES, ask_of
+from crosstie.run.gateway.asks import ask_of
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import RequestBody, read_body
 from crosstie.run.gateway.context import Context
@@ -245,15 +245,11 @@ class Gateway:
             self._turn_away(shed.item, "the queue is full")
 
     def _expire(self, exchange: Exchange, ask: Ask) -> None:
-        """The urgent are sent wherever there is room, target or not; the others have waited for nothing."""
-        if ask.priority >= PRIORITIES["high"]:
-            patience_s, ask.patience_s = ask.patience_s, 0.0
-            decision = self._decide(ask, self.now())
-            if decision.outcome == "send":
-                exchange.send(decision)
-                return
-            ask.patience_s = patience_s
-        self._turn_away(exchange, f"it waited {ask.patience_s / self.speed:.1f} s")
+        decision = self.router.last_chance(ask, self.now())
+        if decision is not None:
+            exchange.send(decision)
+        else:
+            self._turn_away(exchange, f"it waited {ask.patience_s / self.speed:.1f} s")
 
     def _turn_away(self, exchange: Exchange, why: str) -> None:
         hosted = self.context.hosted
