@@ -1,5 +1,6 @@
 """Plans that their own simulation confirms: the pieces of the search, and whole plans of small workloads."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -11,9 +12,10 @@ from tests.decide.plan.test_programme import two_kinds
 from tests.decide.plan.workloads import one_class, workload
 
 from crosstie.catalog.library import Catalog
+from crosstie.core.progress import no_progress
 from crosstie.core.workload import RequestClass, Slice, Target
 from crosstie.decide.plan import confirm
-from crosstie.decide.plan.answer import fleet_plan
+from crosstie.decide.plan.answer import PoolPlan, fleet_plan
 from crosstie.decide.plan.bench import HOLDS, Bench, level, seen
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.confirm import bearable
@@ -53,9 +55,9 @@ def test_the_level_is_misses_over_those_allowed() -> None:
     assert level(CHAT, [answer()] * 20) == 0.0
     assert level(CHAT, [*good, answer(2.0), answer(2.0)]) == pytest.approx(1.0)
     assert level(CHAT, [*good, answer(tpot_s=0.06), answer(2.0)]) == pytest.approx(0.5)
-    # A factor on TTFT makes more of them late. Whatever the percentile, of a hundred only one may be turned away.
-    assert level(CHAT, [*good * 5, *[answer(2.0)] * 9, answer(inf, inf)]) == pytest.approx(1.0)
-    assert level(CHAT, [*good, answer(inf, inf), answer(inf, inf)]) == pytest.approx(10.0)
+    # A factor on TTFT makes more of them late. Whatever the percentile, of fifty only one may be turned away.
+    assert level(CHAT, [*[answer()] * 45, *[answer(2.0)] * 4, answer(inf, inf)]) == pytest.approx(1.0)
+    assert level(CHAT, [*good, answer(inf, inf), answer(inf, inf)]) == pytest.approx(5.0)
     assert level(CHAT, [answer(0.6)] * 20, 2.0) == pytest.approx(10.0)
     free = one_class("batch", 1.0, ttft=None, tpot=None)
     assert level(free, [answer(30.0)] * 20) == 0.0
@@ -259,3 +261,58 @@ def test_replicas_that_miss_though_idle_are_told_from_busy_ones(catalog: Catalog
 
     assert misses(1)
     assert not misses(8)
+
+
+@pytest.mark.parametrize(
+    ("start", "enough", "found"),
+    [
+        ((4, 4), lambda dear, cheap: True, (4, 4)),
+        # The cheaper pool alone is enlarged where that is enough, and the other one where only that is.
+        ((4, 4), lambda dear, cheap: dear + cheap >= 9, (4, 5)),
+        ((4, 4), lambda dear, cheap: dear >= 5, (5, 4)),
+        ((4, 4), lambda dear, cheap: dear >= 5 and cheap >= 5, (5, 5)),
+        # Steps become larger; of the last one no more is taken than is needed.
+        ((100, 0), lambda dear, cheap: dear >= 111, (111, 0)),
+        ((100, 0), lambda dear, cheap: dear >= 100_000, None),
+    ],
+)
+def test_no_more_replicas_are_added_than_the_check_asks_for(
+    small: Plan, start: tuple[int, int], enough: Callable[[int, int], bool], found: tuple[int, int] | None
+) -> None:
+    assert small.fleet is not None
+    pool = replace(small.fleet.pools[0], replicas=1, usd_per_hour=10.0)
+    dear, cheap = (
+        confirm.resized(replace(pool, usd_per_hour=usd), n) for usd, n in zip((10.0, 1.0), start, strict=True)
+    )
+
+    def check(pools: Sequence[PoolPlan]) -> tuple[set[str], list[Any]]:
+        return (set() if enough(*(one.replicas for one in pools), *[0] * (2 - len(pools))) else {"chat"}), []
+
+    pools, classes = confirm.enlarged([one for one in (dear, cheap) if one.replicas], check)
+    if found is None:
+        assert classes is None
+    else:
+        assert classes == []
+        assert tuple(one.replicas for one in pools) == tuple(n for n in found if n)
+
+
+def test_a_small_pool_that_the_others_can_do_without_is_given_up(catalog: Catalog) -> None:
+    """A replica beside as many as hold alone."""
+    work = workload(replace_rate(CHAT, 20.0), accelerators=("mi300x",), whole_nodes=False)
+    surveyed = surveys(catalog, work, [catalog.accelerators["mi300x"]], gate=Gate(catalog, work))
+    every = offers(surveyed, EstimateScale.none, peak=1.0)
+    asked = choice(every, market(catalog, work), work)
+    question = confirm.Question(every, asked, EstimateScale.none, 0.5)
+    search = confirm._Search(catalog, work, question, lambda *_: None, no_progress, {})
+    found = search.run()
+    assert found is not None
+    (pool, *_), (column, *_) = found.pools, found.columns
+    enough, little = confirm.more(pool, 3.0), replace(confirm.resized(pool, 1), name="little")
+    both = replace(found, pools=[enough, little], columns=[column, column])
+    assert search._with_fewer_pools(both).pools == [enough]
+    # Not where the rest does not hold, and not one that is as large as the others.
+    half = confirm.resized(pool, max(pool.replicas // 2, 2))
+    needed = replace(found, pools=[half, little], columns=[column, column])
+    assert search._with_fewer_pools(needed) is needed
+    equal = replace(found, pools=[enough, replace(enough, name="equal")], columns=[column, column])
+    assert search._with_fewer_pools(equal) is equal

@@ -41,10 +41,9 @@ _SEED = 57
 # other traffic. A run that asks how far a fleet is from that goes on until it has this many of them.
 HOLDS = 1.0
 FAR = 2.0
-# Classes without targets are served, not parked: so many may wait for longer than this.
-_IDLE_WAIT_S, _IDLE_SHARE = 60.0, 0.02
-# Whatever percentile a class asks for, a fleet that is bought for this traffic turns hardly anybody away.
-_TURNED_AWAY = 0.01
+# Classes without targets are served, not parked: as many may wait for longer than this as may be turned away. Whatever
+# percentile a class asks for, a fleet that is bought for this traffic turns away no more than so many.
+_IDLE_WAIT_S, _TURNED_AWAY = 60.0, 0.02
 
 # Which replicas under which promise; pools with their replicas; and of a class the misses over those allowed.
 PoolKey = tuple[Key, Tier]
@@ -92,7 +91,7 @@ def _missed(one: RequestClass, answer: SimulatedAnswer, late: float) -> tuple[bo
 
 def _allowed(one: RequestClass) -> tuple[float, float, float]:
     """Shares of its requests for which that may be so."""
-    ttft = 1.0 - one.ttft.percentile if one.ttft else _IDLE_SHARE
+    ttft = 1.0 - one.ttft.percentile if one.ttft else _TURNED_AWAY
     return ttft, 1.0 - one.tpot.percentile if one.tpot else 1.0, _TURNED_AWAY
 
 

@@ -32,6 +32,10 @@ from crosstie.perf.hardware import Array
 CHECK_SEEDS = (31, 111)
 # Simulations of one model's pools to shrink what was found.
 _TO_SHRINK = 6
+# Of what a model's pools cost: what is larger than this is not tried without.
+_SMALL_POOL = 0.4
+# Up to so many pools that miss their check are enlarged one at a time.
+_FEW_POOLS = 3
 # The largest step of the load at which a fleet is tried; how near to one another the last that holds and the first that
 # does not must be; the power of the load by which misses rise; and loads that are tried.
 _STEP, _NEAR, _STEEP, _TRIES = 1.4, 1.06, 10.0, 3
@@ -342,6 +346,7 @@ class _Search:
         """With fewer replicas, as long as it holds; the dearest pools first, in steps that save money."""
         for bench in best.of.benches.values():
             bench.left += _TO_SHRINK
+        best = self._with_fewer_pools(best)
         pools = list(best.pools)
         for place in sorted(range(len(pools)), key=lambda i: -pools[i].usd_per_hour):
             model = pools[place].deployment.model.id
@@ -364,30 +369,82 @@ class _Search:
                     most = step // 2 if step > steps[0] else 0
         return replace(best, pools=pools)
 
+    def _with_fewer_pools(self, best: _Proposal) -> _Proposal:
+        """Without small pools that the others of their model can do without: the closed forms give lengths and classes
+        pools of their own which the router shares out better."""
+        for pool in sorted(best.pools, key=lambda one: one.usd_per_hour):
+            model = pool.deployment.model.id
+            mine = _of(model, best.pools)
+            if pool.usd_per_hour > _SMALL_POOL * sum(one.usd_per_hour for one in mine):
+                continue
+            kept = [(one, column) for one, column in zip(best.pools, best.columns, strict=True) if one is not pool]
+            fewer = replace(best, pools=[one for one, _ in kept], columns=[column for _, column in kept])
+            saves = _usd_per_hour(best.asked, fewer.pools) < _usd_per_hour(best.asked, best.pools) - 1e-9
+            if saves and _can_carry_all(fewer) and best.of.benches[model].holds(_of(model, fewer.pools)):
+                best = fewer
+        return best
+
     def checked(self, found: _Proposal) -> tuple[_Proposal, list[SimulatedClass]]:
-        """The fleet with fresh seeds; where a class misses, its pools get more replicas, and it is done again."""
-        pools = list(found.pools)
-        for again in range(_GROWN + 1):
-            classes: list[SimulatedClass] = []
-            missing: set[str] = set()
-            for model, bench in found.of.benches.items():
-                mine = _of(model, pools)
-                runs = [bench.run(mine, 1.0, seed) for seed in CHECK_SEEDS]
-                late = bench.late(mine)
-                for one in bench.classes:
-                    answers = [answer for run in runs for answer in run[one.name]]
-                    classes.append(seen(one, answers, late))
-                    if level(one, answers, late) > 1.0:
-                        missing.add(one.name)
-            if not missing or again == _GROWN:
-                break
-            pools = [
-                more(pool, 1.0 + _GROWTH * 2**again)
-                if any(one.part.request_class.name in missing for one in pool.carried)
-                else pool
-                for pool in pools
-            ]
+        """The fleet with fresh seeds; where a class misses, its pools get more replicas, no more than that takes."""
+        pools, classes = enlarged(found.pools, lambda pools: _missing(found.of, pools))
+        if classes is None:
+            _, classes = _missing(found.of, pools, inf)
         return replace(found, pools=pools), classes
+
+
+Check = Callable[[Sequence[PoolPlan]], tuple[set[str], list[SimulatedClass]]]
+
+
+def enlarged(pools: Sequence[PoolPlan], check: Check) -> tuple[list[PoolPlan], list[SimulatedClass] | None]:
+    """With more replicas of pools whose classes miss, until none does, and the classes as they are then served; None
+    where some miss still. `check`: classes that miss, and all."""
+    before = after = list(pools)
+    missing, classes = check(after)
+    for again in range(_GROWN):
+        if not missing:
+            break
+        before = after
+        short = [pool for pool in before if any(one.part.request_class.name in missing for one in pool.carried)]
+        larger = {id(pool): more(pool, 1.0 + _GROWTH * 2**again) for pool in short}
+        # One of a few pools may do for all of them; the cheapest step first.
+        alone = sorted(short, key=lambda one: larger[id(one)].usd_per_hour - one.usd_per_hour)
+        for growing in ([[one] for one in alone] if 1 < len(alone) <= _FEW_POOLS else []) + [short]:
+            after = [larger[id(pool)] if any(pool is one for one in growing) else pool for pool in before]
+            missing, classes = check(after)
+            if not missing:
+                break
+    if missing:
+        return after, None
+    while True:
+        halfway = [
+            resized(most, (most.replicas + least.replicas) // 2) for most, least in zip(after, before, strict=True)
+        ]
+        if fleet_key(halfway) in (fleet_key(after), fleet_key(before)):
+            return after, classes
+        missing, then = check(halfway)
+        if missing:
+            before = halfway
+        else:
+            after, classes = halfway, then
+
+
+def _missing(
+    of: _Put, pools: Sequence[PoolPlan], most: float = float(len(CHECK_SEEDS))
+) -> tuple[set[str], list[SimulatedClass]]:
+    """Classes that miss with fresh seeds, and all of them as they were served. With `most` misses over those allowed a
+    run ends: by then a class misses in all runs together."""
+    classes: list[SimulatedClass] = []
+    missing: set[str] = set()
+    for model, bench in of.benches.items():
+        mine = _of(model, pools)
+        runs = [bench.run(mine, 1.0, seed, most) for seed in CHECK_SEEDS]
+        late = bench.late(mine)
+        for one in bench.classes:
+            answers = [answer for run in runs for answer in run[one.name]]
+            classes.append(seen(one, answers, late))
+            if level(one, answers, late) > 1.0:
+                missing.add(one.name)
+    return missing, classes
 
 
 def _of(model: str, pools: Sequence[PoolPlan]) -> list[PoolPlan]:
@@ -398,6 +455,13 @@ def _of(model: str, pools: Sequence[PoolPlan]) -> list[PoolPlan]:
 def _without(pools: Sequence[PoolPlan], place: int, step: int) -> list[PoolPlan]:
     """With so many replicas less of one pool."""
     return [replace(one, replicas=one.replicas - step) if i == place else one for i, one in enumerate(pools)]
+
+
+def _can_carry_all(fleet: _Proposal) -> bool:
+    """Whether every part of the traffic has a pool that may take it, by the closed forms and in whatever numbers."""
+    problem, where = fleet.asked.problem, {id(one): index for index, one in enumerate(fleet.asked.offers.columns)}
+    best = problem.rate[[where[id(column)] for column in fleet.columns]].max(axis=0)
+    return bool(np.all((best > 0.0) | (problem.demand <= 0.0)))
 
 
 def _usd_per_hour(asked: Choice, pools: Sequence[PoolPlan]) -> float:
@@ -419,7 +483,10 @@ def _may_hold(bench: Bench, mine: Sequence[PoolPlan], pool: PoolPlan, step: int)
 
 
 def more(pool: PoolPlan, times: float) -> PoolPlan:
-    replicas = max(pool.replicas + 1, ceil(pool.replicas * times))
+    return resized(pool, max(pool.replicas + 1, ceil(pool.replicas * times)))
+
+
+def resized(pool: PoolPlan, replicas: int) -> PoolPlan:
     return replace(pool, replicas=replicas, usd_per_hour=pool.usd_per_hour * replicas / pool.replicas)
 
 
