@@ -359,6 +359,9 @@ def _experts_reader(
         shared_inner = config.count("n_shared_experts", "num_shared_experts", default=0, least=0) * inner
     if quirks.shared_expert:
         shared_inner = inner
+    for name in ("num_hash_layers", "n_group"):
+        # How tokens find experts costs no memory worth counting; rules of preflight ask for it, so files keep it.
+        config.maybe(name, least=0)
     sigmoid_bias = config.word("topk_method") == "noaux_tc" or config.flag("use_routing_bias")
     routed = experts(
         hidden,

@@ -1,12 +1,22 @@
 """Engines and their releases, and the architectures that they know."""
 
+from pathlib import Path
+
 import pytest
 from packaging.version import Version
 
 from crosstie.catalog.config import Config
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadData, BadInput
 from crosstie.port.preflight import engine as engines
-from crosstie.port.preflight.engine import Support, _oldest, architecture_findings, engine_from, feature_operations
+from crosstie.port.preflight.engine import (
+    Support,
+    _oldest,
+    architecture_findings,
+    engine_from,
+    feature_operations,
+    recipe_findings,
+    unsupported,
+)
 
 
 def test_a_release_may_be_named_or_not() -> None:
@@ -68,3 +78,35 @@ def test_shipped_architectures_can_be_read(engine: str) -> None:
     found = engines.architectures(engine)
     assert len(found) > 50
     assert all(row.until is None or row.since <= row.until for row in found.values())
+
+
+def test_what_an_engines_own_recipes_do_not_support_is_said() -> None:
+    config, vllm = Config({}, "config.json"), engine_from("vllm")
+    (found,) = recipe_findings("DeepSeek-V4-Flash", config, "mi300x", vllm)
+    assert (found.severity, found.check, found.target) == ("slow", "recipe", "mi300x")
+    assert "vllm-project/recipes@8959cf64" in found.evidence
+    assert "models/deepseek-ai/DeepSeek-V4-Flash.yaml:22, of 2026-08-21" in found.evidence
+    assert recipe_findings("deepseek-ai/deepseek-v4-flash", config, "mi300x", vllm)
+    assert not recipe_findings("DeepSeek-V4-Flash", config, "mi325x", vllm)
+    assert not recipe_findings("DeepSeek-V4-Flash", config, "mi300x", engine_from("sglang"))
+    assert not recipe_findings("DeepSeek-V4-Flash-FP8", config, "mi300x", vllm)
+
+
+@pytest.mark.parametrize(
+    ("row", "key"),
+    [
+        ('engine = "tgi"\nmodel = "a/b"\non = ["mi300x"]\nsource = "s"\nat = "x:1"', "unsupported 1.engine"),
+        ('engine = "vllm"\nmodel = "a/b"\non = "mi300x"\nsource = "s"\nat = "x:1"', "unsupported 1.on"),
+        ('engine = "vllm"\nmodel = "a/b"\non = ["mi300x"]\nsource = "t"\nat = "x:1"', "unsupported 1"),
+        ('engine = "vllm"\nmodel = "a/b"\non = ["mi300x"]\nsource = "s"\nat = "x:1"\nwhy = 1', "unsupported 1.why"),
+    ],
+)
+def test_a_bad_list_of_recipes_names_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, key: str
+) -> None:
+    file = tmp_path / "recipes.toml"
+    file.write_text(f'[sources]\ns = {{ ref = "a/b@12345678", date = "2026-08-21" }}\n[[unsupported]]\n{row}\n')
+    monkeypatch.setattr("crosstie.port.preflight.engine.newest_file", lambda *_: file)
+    with pytest.raises(BadData) as error:
+        unsupported.__wrapped__()
+    assert key in str(error.value)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from crosstie.catalog.config import Config
-from crosstie.port.preflight.operations import Layout, ModelOperation, Weights, operations
+from crosstie.port.preflight.operations import Layout, ModelOperation, Weights, model_facts, operations
 
 PLAIN = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
 
@@ -138,3 +138,33 @@ def test_the_activation_of_experts_however_it_is_spelt() -> None:
 )
 def test_what_products_are_computed_in(said: str | None, type: str) -> None:
     assert only("gemm", {**PLAIN, "torch_dtype": said}).facts["compute"] == type
+
+
+def facts_of(raw: dict[str, Any]) -> dict[str, object]:
+    return {name.removeprefix("model."): value for name, value in model_facts(Config(raw, "c"), needed(raw)).items()}
+
+
+def test_a_model_is_known_by_what_it_does() -> None:
+    v4 = {
+        **PLAIN, "model_type": "deepseek_v4", "architectures": ["DeepseekV4ForCausalLM"], "index_topk": 512,
+        "compress_ratios": [0, 4, 128], "n_routed_experts": 256, "num_hash_layers": 3, "hc_mult": 4,
+    }  # fmt: skip
+    assert facts_of(v4) == {
+        "architecture": "DeepseekV4ForCausalLM", "attention": "v4", "compressed": True, "indexer": True,
+        "recurrent": "none", "chunked": False, "routing": "hash", "hyper_connections": True,
+    }  # fmt: skip
+    plain = facts_of(PLAIN)
+    assert (plain["attention"], plain["routing"], plain["indexer"]) == ("gqa", "none", False)
+    assert facts_of({**PLAIN, "num_experts": 8, "n_group": 8})["routing"] == "grouped"
+    assert facts_of({**PLAIN, "num_experts": 8, "n_group": 1})["routing"] == "top-k"
+    assert facts_of({**PLAIN, "attention_chunk_size": 8192})["chunked"] is True
+    assert facts_of({**PLAIN, "linear_num_value_heads": 32})["recurrent"] == "gdn"
+
+
+def test_blocks_that_an_index_picks_are_an_operation_beside_the_full_layers() -> None:
+    said = {"sparse_num_index_heads": 4, "sparse_index_dim": 128, "sparse_topk_blocks": 16}
+    raw = {**PLAIN, "sparse_attention_config": said}
+    facts = only("sparse_attention", raw).facts
+    assert (facts["kind"], facts["top_k"], facts["index_heads"]) == ("msa", 16, 4)
+    assert only("attention", raw)
+    assert facts_of(raw)["attention"] == "msa"

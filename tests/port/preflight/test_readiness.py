@@ -64,3 +64,30 @@ def test_a_precision_that_is_not_the_models_own_names_whose_checkpoint_it_takes(
     assert check.readiness(replica("llama-3.3-70b", "mi300x", "vllm", "fp8")).checkpoint == "fp8"
     # FP8 has no matrix instructions there, whoever has written it.
     assert not check.runs(replica("llama-3.3-70b", "rx-7900-xtx", "vllm", "fp8", 4))
+
+
+@pytest.mark.parametrize("release", [f"0.{minor}.0" for minor in range(24, 33)])
+def test_deepseek_v4_is_known_on_mi300x_and_capture_is_a_matter_of_the_model(release: str) -> None:
+    """Its attention compresses, its indexer chooses and its first layers route by hash: rules must ask for that."""
+    found = preflight("deepseek-v4-flash", on="mi300x", engine=f"vllm=={release}", scan="none", catalog=CATALOG)
+    assert found.verdicts["mi300x"] == "slow path"
+    (capture,) = [one for one in found.findings if one.what.startswith("graph-capture")]
+    assert "as on NVIDIA" not in capture.what
+    assert capture.severity != "note"
+    assert capture.remedy
+    (plain,) = [
+        one
+        for one in preflight("qwen3-32b", on="mi300x", engine=f"vllm=={release}", catalog=CATALOG).findings
+        if one.what.startswith("graph-capture")
+    ]
+    assert plain.severity == "note"
+
+
+def test_capture_that_the_default_breaks_is_a_matter_of_settings() -> None:
+    report = preflight("deepseek-v4-flash", on="mi355x", engine="vllm==0.32.0", catalog=CATALOG)
+    assert report.verdicts["mi355x"] == "ready with settings"
+    assert "--compilation-config.cudagraph_mode FULL_DECODE_ONLY" in report.settings["mi355x"]
+    eager = preflight(
+        "deepseek-v4-flash", on="mi355x", engine="vllm==0.32.0", flags={"enforce-eager": "true"}, catalog=CATALOG
+    )
+    assert eager.verdicts["mi355x"] == "slow path"

@@ -95,6 +95,7 @@ def test_a_rule_covers_the_targets_it_names() -> None:
         ('source = "main"', 'source = "blog"', "not in \\[sources\\]"),
         ("says =", "tells =", "unknown key"),
         ("head_dim =", "head_size =", "no such fact"),
+        ("head_dim =", '"model.clustering" =', "no such fact: .*model.routing"),
         ('at = "vllm/platforms/rocm.py:1"', "", "at: missing"),
         ("rocm.py:1", "rocm.py", "a path and a line"),
         ("rocm.py:1", "rocm.py:0", "a path and a line"),
@@ -108,6 +109,13 @@ def test_a_row_that_cannot_be_trusted_fails_by_name(tmp_path: Path, was: str, be
     assert was in ROW
     with pytest.raises(BadData, match=said):
         one(tmp_path, ROW.replace(was, becomes))
+
+
+def test_a_row_on_any_operation_may_ask_for_the_models(tmp_path: Path) -> None:
+    rule = one(tmp_path, ROW.replace("head_dim =", '"model.routing" = "hash", head_dim ='))
+    assert rule.holds(Version("0.28.0"), "gfx942", {**FACTS, "model.routing": "hash"})
+    assert not rule.holds(Version("0.28.0"), "gfx942", {**FACTS, "model.routing": "top-k"})
+    assert not rule.holds(Version("0.28.0"), "gfx942", FACTS)
 
 
 def test_a_row_may_hold_unless_a_setting_is_set(tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ SPARSE: dict[str, Value] = {
     "kind": "dsa", "heads": 16, "index_heads": 64, "index_head_dim": 128, "top_k": 2048, "kv": "bf16",
 }  # fmt: skip
 KV: dict[str, Value] = {"dtype": "fp8", "scales": "checkpoint", "method": "fp8", "kind": "gqa", "dialect": "fn"}
+CAPTURE = {"name": "graph-capture", "model.recurrent": "none", "model.chunked": False}
+V4 = {"architecture": "DeepseekV4ForCausalLM", "model.attention": "v4"}
+DECODE_ONLY = {"flag.compilation-config.cudagraph_mode": "FULL_DECODE_ONLY"}
 PLAIN: dict[str, dict[str, Value]] = {
     "load": LOAD, "gemm": GEMM, "moe": MOE, "attention": ATTENTION, "mla": MLA, "sparse_attention": SPARSE,
     "kv_cache": KV, "feature": {}, "linear_attention": {},
@@ -194,6 +197,33 @@ def test_a_note_names_its_chips_and_its_case() -> None:
         ("moe", "0.27.1", "gfx942", {**BF16, "inter": 768, **ON}, "moe-aiter-bf16"),
         ("moe", "0.32.0", "gfx942", {**BF16, "inter": 704, **ON}, "moe-aiter-bf16-width-032"),
         ("moe", "0.32.0", "gfx942", {**BF16, "activation": "relu2", **ON}, "moe-aiter-bf16-activation"),
+        # DeepSeek-V4: its experts are MXFP4 beside FP8, and its graphs depend on release and chip.
+        ("load", "0.24.0", "gfx942", {"scheme": "mxfp4", "part": "moe"}, "load-mxfp4-v4"),
+        ("moe", "0.24.0", "gfx942", {"weights": "mxfp4", "method": "fp8", **ON}, "moe-mxfp4-v4-gfx942"),
+        ("moe", "0.32.0", "gfx950", {"weights": "mxfp4", "method": "fp8", **ON}, "moe-mxfp4-v4-gfx950-aiter"),
+        ("moe", "0.32.0", "gfx950", {"weights": "mxfp4", "method": "fp8"}, "moe-mxfp4-v4-gfx950"),
+        ("sparse_attention", "0.23.0", "gfx942", {"kind": "v4", "tp": 1}, "sparse-v4-gfx942-old"),
+        ("sparse_attention", "0.25.1", "gfx942", {"kind": "v4", "tp": 2}, "sparse-v4-gfx942-ranks"),
+        ("sparse_attention", "0.25.1", "gfx942", {"kind": "v4", "tp": 1, **ON}, "sparse-v4-gfx942-aiter"),
+        ("sparse_attention", "0.32.0", "gfx950", {"kind": "v4", "tp": 8}, "sparse-v4-torch"),
+        ("sparse_attention", "0.32.0", "sm_120", {"kind": "v4"}, "sparse-v4-rtx"),
+        ("sparse_attention", "0.32.0", "gfx942", {"kind": "msa"}, "sparse-msa-rocm"),
+        ("sparse_attention", "0.23.0", "gfx942", {"kind": "msa"}, ""),
+        ("feature", "0.32.0", "gfx942", {**CAPTURE, "model.attention": "gqa"}, "feature-graph-rocm"),
+        ("feature", "0.32.0", "gfx942", {**CAPTURE, "model.attention": "gqa", "model.chunked": True},
+         "feature-graph-chunked-rocm"),
+        ("feature", "0.32.0", "gfx942", {**CAPTURE, "model.attention": "gqa", "model.recurrent": "gdn"},
+         "feature-graph-recurrent-rocm"),
+        ("feature", "0.32.0", "gfx942", {**CAPTURE, "model.attention": "dsa"}, "feature-graph-sparse-rocm"),
+        ("feature", "0.32.0", "gfx942", {**CAPTURE, "model.attention": "something new"}, ""),
+        ("feature", "0.28.0", "gfx942", {**CAPTURE, **V4}, "feature-graph-v4-gfx942"),
+        ("feature", "0.32.0", "gfx942", {**CAPTURE, **V4}, "feature-graph-uncompiled"),
+        ("feature", "0.32.0", "gfx942", {**CAPTURE, **V4, **DECODE_ONLY}, "feature-graph-uncompiled-decode"),
+        ("feature", "0.28.0", "gfx950", {**CAPTURE, **V4, **DECODE_ONLY}, "feature-graph-v4-decode-wrong"),
+        ("feature", "0.30.0", "gfx942", {**CAPTURE, **V4, **DECODE_ONLY}, ""),
+        ("feature", "0.30.0", "gfx950", {**CAPTURE, **V4, "env.VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
+         "feature-graph-breakable-gfx950"),
+        ("feature", "0.32.0", "gfx942", {"name": "speculative-mtp", **V4}, "feature-mtp-v4-gfx942"),
         ("moe", "0.32.0", "gfx942", GPT_OSS, "moe-mxfp4-gptoss-gfx942"),
         ("moe", "0.32.0", "gfx942", {**GPT_OSS, **ON}, "moe-mxfp4-gptoss-gfx942-aiter"),
         ("moe", "0.28.0rc2", "gfx942", {**GPT_OSS, **ON}, "moe-mxfp4-gptoss-gfx942"),

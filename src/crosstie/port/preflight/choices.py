@@ -12,7 +12,7 @@ from crosstie.core.deployment import Accelerator
 from crosstie.core.finding import Finding, Location, rank
 from crosstie.port.preflight.engine import EngineRelease
 from crosstie.port.preflight.operations import ModelOperation, compute_type
-from crosstie.port.preflight.rules import Facts, Value, decide, first_standing, possible, rules
+from crosstie.port.preflight.rules import OF_MODEL, Facts, Value, decide, first_standing, possible, rules
 
 # What a check is called in reports and in SARIF, by the operation that it is about.
 CHECKS = {
@@ -77,7 +77,7 @@ def _is_fp8(operation: ModelOperation) -> bool:
 
 
 def _facts(operation: ModelOperation) -> str:
-    return ", ".join(f"{name} {value}" for name, value in operation.facts.items())
+    return ", ".join(f"{name} {value}" for name, value in operation.facts.items() if not name.startswith(OF_MODEL))
 
 
 @cache
@@ -130,8 +130,10 @@ def _gravity(outcomes: Sequence[str]) -> list[int]:
 
 
 def words(settings: Facts) -> list[str]:
-    """As they are typed: NAME=VALUE for a variable, --name value for a flag."""
+    """As they are typed: NAME=VALUE for a variable, --name value for a flag, --name for one that is on or off."""
     return [
-        f"{key.removeprefix('env.')}={value}" if key.startswith("env.") else f"--{key.removeprefix('flag.')} {value}"
+        f"{key.removeprefix('env.')}={value}"
+        if key.startswith("env.")
+        else f"--{key.removeprefix('flag.')}{'' if value == 'true' else f' {value}'}"
         for key, value in settings.items()
     ]

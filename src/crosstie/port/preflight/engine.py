@@ -11,7 +11,7 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from crosstie.catalog.config import Config
-from crosstie.catalog.reading import Sources, only_keys, read_toml, table, text
+from crosstie.catalog.reading import Sources, one_of, only_keys, read_toml, table, text, texts
 from crosstie.catalog.releases import newest_file
 from crosstie.core.errors import BadInput
 from crosstie.core.finding import Finding, Location, Severity
@@ -213,3 +213,56 @@ def feature_operations(config: Config, asked: Sequence[str]) -> list[ModelOperat
         )
         for name in wanted
     ]
+
+
+class Unsupported(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that an engine's own project lists as unsupported on these accelerators."""
+
+    engine: str
+    model: str
+    on: tuple[str, ...]
+    source: str
+    date: str
+
+
+@cache
+def unsupported() -> tuple[Unsupported, ...]:
+    file = newest_file(DATA / "recipes.toml", "preflight/recipes.toml")
+    raw = read_toml(file)
+    only_keys(file, "", raw, {"sources", "unsupported"})
+    sources = Sources(file, raw.get("sources"))
+    found = []
+    for number, said in enumerate(raw.get("unsupported") or [], 1):
+        where = f"unsupported {number}"
+        entry = table(file, where, said)
+        only_keys(file, where, entry, {"engine", "model", "on", "source", "at"})
+        reference, day = sources.cite(where, entry.get("source"))
+        found.append(
+            Unsupported(
+                engine=one_of(file, f"{where}.engine", entry.get("engine"), tuple(engines())),
+                model=text(file, f"{where}.model", entry.get("model")),
+                on=texts(file, f"{where}.on", entry.get("on")),
+                source=f"{reference} {text(file, f'{where}.at', entry.get('at'))}",
+                date=day,
+            )
+        )
+    return tuple(found)
+
+
+def recipe_findings(name: str, config: Config, accelerator: str, engine: EngineRelease) -> list[Finding]:
+    """What the engine's own project says against this pair; nobody there vouches for it, whatever its source allows."""
+    return [
+        Finding(
+            check="recipe", severity="slow", grounds="read", target=accelerator,
+            where=Location(file=str(config.file), name="architectures"),
+            what=f"{engine.name}'s own recipes list {row.model} as unsupported on {accelerator}",
+            evidence=f"{row.source}, of {row.date}",
+            remedy="an accelerator that the recipe lists as verified; or compare answers and speed with one first",
+        )
+        for row in unsupported()
+        if engine.name == row.engine and accelerator in row.on and _same_name(name, row.model)
+    ]  # fmt: skip
+
+
+def _same_name(name: str, model: str) -> bool:
+    return name.rpartition("/")[2].lower() == model.rpartition("/")[2].lower()

@@ -20,10 +20,11 @@ from crosstie.port.preflight.engine import (
     draft_findings,
     engine_from,
     feature_operations,
+    recipe_findings,
 )
 from crosstie.port.preflight.memory import memory_finding, placement_on, ranks_finding, uncounted
 from crosstie.port.preflight.numbers import stored_findings
-from crosstie.port.preflight.operations import Layout, ModelOperation, operations
+from crosstie.port.preflight.operations import Layout, ModelOperation, model_facts, operations
 from crosstie.port.preflight.rules import Facts
 from crosstie.port.preflight.stored import Stored, load_operations, read_stored
 
@@ -177,10 +178,13 @@ def needed_operations(
 ) -> tuple[list[ModelOperation], BadData | None]:
     """All that an engine must do for a model, as far as its config is understood; and what is not."""
     needed = [*load_operations(stored, layout), *feature_operations(stored.config, features)]
+    unread = None
     try:
-        return needed + operations(stored.config, model, layout, stored.linear, stored.experts, stored.sinks), None
+        needed += operations(stored.config, model, layout, stored.linear, stored.experts, stored.sinks)
     except BadData as error:
-        return needed, error
+        unread = error
+    of_model = model_facts(stored.config, needed)
+    return [msgspec.structs.replace(one, facts={**one.facts, **of_model}) for one in needed], unread
 
 
 def kernel_findings(
@@ -198,7 +202,8 @@ def kernel_findings(
     chosen, _, _ = best_settings(options.engine, accelerator.chip.isa.value, needed, given)
     said, cured = words(chosen), choose({**given, **chosen})
     findings = [_cured(before, after, said) for before, after in zip(choose(given), cured, strict=True)]
-    return findings + unread, said
+    against = recipe_findings(stored.name, stored.config, accelerator.id, options.engine)
+    return findings + unread + against, said
 
 
 def _cured(before: Finding, after: Finding, settings: list[str]) -> Finding:

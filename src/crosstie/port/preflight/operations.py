@@ -10,7 +10,7 @@ import msgspec
 
 from crosstie.catalog.config import Config
 from crosstie.core.model import LINEAR_ROLES, Model, Tensor
-from crosstie.port.preflight.rules import Value
+from crosstie.port.preflight.rules import OF_MODEL, Value
 
 # Families that say nothing of these in their config.
 _SINKS = {"gpt_oss"}
@@ -71,6 +71,35 @@ def operations(
     return found + [moe for moe in mixtures if moe]
 
 
+def model_facts(config: Config, found: Sequence[ModelOperation]) -> dict[str, Value]:
+    """What a row on any operation may ask of the whole model: whether a graph can be captured is no matter of the
+    engine alone, but of what the model does inside it."""
+    named = config.outer.get("architectures")
+    kinds = {one.kind: one for one in found}
+    attention = next((one for one in ("mla", "attention") if one in kinds), "none")
+    if "sparse_attention" in kinds:
+        attention = str(kinds["sparse_attention"].facts["kind"])
+    facts: dict[str, Value] = {
+        "attention": "gqa" if attention == "attention" else attention,
+        "compressed": config.get("compress_ratios") is not None,
+        "indexer": "sparse_attention" in kinds,
+        "recurrent": kinds["linear_attention"].facts["kind"] if "linear_attention" in kinds else "none",
+        "chunked": any(one.facts.get("chunked") is True for one in found),
+        "routing": _routing(config) if "moe" in kinds else "none",
+        "hyper_connections": bool(config.get("hc_mult")),
+    }
+    if isinstance(named, list) and named:
+        facts["architecture"] = str(named[0])
+    return {f"{OF_MODEL}{name}": value for name, value in facts.items()}
+
+
+def _routing(config: Config) -> str:
+    """How tokens find their experts: by a table of their ids in some layers, within groups, or by score alone."""
+    if config.maybe("num_hash_layers", least=0):
+        return "hash"
+    return "grouped" if (config.maybe("n_group", least=0) or 1) > 1 else "top-k"
+
+
 def compute_type(said: object) -> str:
     """What engines compute in: the type of the config or of --dtype, and BF16 for what is stored wider."""
     return "fp16" if str(said).removeprefix("torch.") in ("float16", "half") else "bf16"
@@ -128,6 +157,8 @@ def _mixers(config: Config, model: Model | None, layout: Layout, sinks: bool) ->
             yield _latent(config, layout)
     elif config.get("num_attention_heads", "n_head") is not None and family not in ("mamba", "mamba2", "rwkv"):
         yield from _grouped(config, model, layout, family, sinks)
+        if isinstance(blocks := config.get("sparse_attention_config"), Mapping):
+            yield _block_sparse(config, layout, blocks)
     recurrent = _recurrent(config, family)
     if recurrent:
         yield ModelOperation(
@@ -172,10 +203,21 @@ def _latent(config: Config, layout: Layout) -> ModelOperation:
 def _sparse(config: Config, layout: Layout, kind: str) -> ModelOperation:
     keys = {"index_heads": "index_n_heads", "index_head_dim": "index_head_dim", "top_k": "index_topk"}
     sizes = {name: config.maybe(key) for name, key in keys.items()}
-    facts = {**_heads(config, layout), "kind": kind, "kv": layout.kv, **_known(sizes)}
+    facts = {**_heads(config, layout), "kind": kind, "kv": layout.kv, "tp": layout.tp, **_known(sizes)}
     key = "compress_ratios" if kind == "v4" else "index_topk"
     words = f"sparse attention ({kind}) with {facts.get('heads', '?')} heads a rank, top {facts.get('top_k', '?')}"
     return ModelOperation(kind="sparse_attention", facts=facts, words=words, key=key)
+
+
+def _block_sparse(config: Config, layout: Layout, said: Mapping[str, object]) -> ModelOperation:
+    """MiniMax-M3's: an index scores whole blocks of keys, beside layers that attend to all of them."""
+    keys = {
+        "index_heads": "sparse_num_index_heads", "index_head_dim": "sparse_index_dim", "top_k": "sparse_topk_blocks",
+    }  # fmt: skip
+    sizes = {name: value for name, key in keys.items() if isinstance(value := said.get(key), int)}
+    facts = {**_heads(config, layout), "kind": "msa", "kv": layout.kv, "tp": layout.tp, **sizes}
+    words = f"block-sparse attention (msa), the best {sizes.get('top_k', '?')} blocks"
+    return ModelOperation(kind="sparse_attention", facts=facts, words=words, key="sparse_attention_config")
 
 
 def _grouped(

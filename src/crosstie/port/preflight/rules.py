@@ -35,12 +35,24 @@ FACTS: dict[str, set[str]] = {
         "alibi", "encoder", "scale",
     },
     "mla": {"heads", "kv", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim"},
-    "sparse_attention": {"kind", "heads", "kv", "index_heads", "index_head_dim", "top_k"},
+    "sparse_attention": {"kind", "heads", "kv", "index_heads", "index_head_dim", "top_k", "tp"},
     "linear_attention": {"kind"},
     "kv_cache": {"dtype", "scales", "method", "kind", "dialect", "converted"},
     "feature": {"name", "architecture"},
 }  # fmt: skip
 OPERATIONS = tuple(FACTS)
+# What a row on any operation may ask of the whole model, as model.NAME: `operations.model_facts` gives them.
+MODEL_FACTS = {
+    "architecture",
+    "attention",
+    "compressed",
+    "indexer",
+    "recurrent",
+    "chunked",
+    "routing",
+    "hyper_connections",
+}
+OF_MODEL = "model."
 SETTINGS = ("env.", "flag.")
 # What runs an operation, or what a loader does to the numbers.
 IMPLEMENTATIONS = (
@@ -254,8 +266,10 @@ def _targets(file: Path, where: str, value: object) -> tuple[str, ...]:
 def _conditions(file: Path, where: str, value: object, known: set[str]) -> dict[str, tuple[Value, ...]]:
     found: dict[str, tuple[Value, ...]] = {}
     for key, wanted in table(file, where, value).items():
-        if key not in known and not key.startswith(SETTINGS):
-            raise BadData(file, f"{where}.{key}", f"no such fact: {', '.join(sorted(known))}, env.NAME or flag.NAME")
+        of_model = key.startswith(OF_MODEL) and key.removeprefix(OF_MODEL) in MODEL_FACTS
+        if key not in known and not key.startswith(SETTINGS) and not of_model:
+            facts = ", ".join((*sorted(known), *(f"{OF_MODEL}{name}" for name in sorted(MODEL_FACTS))))
+            raise BadData(file, f"{where}.{key}", f"no such fact: {facts}, env.NAME or flag.NAME")
         choices = wanted if isinstance(wanted, list) else [wanted]
         for one in choices:
             if not isinstance(one, str | int):
