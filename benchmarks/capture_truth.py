@@ -45,7 +45,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "tests" / "capture" / "cases"
+FOLDER = ROOT / "tests" / "port" / "capture" / "cases"
 MODELS = FOLDER / "tiny_transformers.py"
 NOT_CASES = {"__init__.py", "setting.py", MODELS.name}
 COLUMNS = ("case", "verdict", "message", "torch", "fresh", "same")

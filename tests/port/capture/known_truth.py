@@ -17,7 +17,7 @@ _NOT_CASES = ("__init__", "setting", "tiny_transformers")
 class Truth(NamedTuple):
     case: str
     verdict: str
-    # "cases", "cases2", "cases3": the folder of its file; "models": cases/tiny_transformers.py.
+    # "cases" to "cases4": the folder of its file; "models": cases/tiny_transformers.py.
     group: str
     message: str
 

@@ -44,6 +44,14 @@ REFUSED: dict[str, Operation] = {
     "print": lambda x, m, i: (repr(x), x * 2)[1],
     "element in tensor": lambda x, m, i: x * (3 in i),
     "iteration with int": lambda x, m, i: x * sum(int(n) for n in i),
+    "index by tuples": lambda x, m, i: x[(0, 1), (1, 2)],
+    "old constructor of data": lambda x, m, i: x * x.new([1.0]),
+    "type by the device's name": lambda x, m, i: x * torch.ones(8).type("torch.cuda.FloatTensor"),
+    "several tensors copied over": lambda x, m, i: torch._foreach_copy_([m.clone()], [torch.ones(4, 4)]),
+    "pinned and moved to shared memory": lambda x, m, i: _into(
+        m.clone(), torch.ones(4, 4).pin_memory().share_memory_()
+    ),
+    "inverse without check, checked after all": lambda x, m, i: torch.linalg.inv_ex(m, check_errors=True)[0],
     "inverse": lambda x, m, i: torch.linalg.inv(m),
     "solve": lambda x, m, i: torch.linalg.solve(m, m),
     "cholesky": lambda x, m, i: torch.linalg.cholesky(m @ m.T + torch.eye(4, device=x.device)),
@@ -79,6 +87,7 @@ TAKEN: dict[str, Operation] = {
     "pinned into a transposed target": lambda x, m, i: _into(m.clone().t(), torch.ones(4, 4).pin_memory()),
     "pinned without waiting": lambda x, m, i: x * torch.ones(8).pin_memory().to(x.device, non_blocking=True),
     "pinned and converted": lambda x, m, i: torch.ones(8).pin_memory().to(x.device, torch.float16, non_blocking=True),
+    "pinned behind an array": lambda x, m, i: _into_by_array(m.clone(), torch.ones(4, 4).pin_memory()),
     "to the host without waiting": lambda x, m, i: (x.to("cpu", non_blocking=True), x * 2)[1],
     "iteration": lambda x, m, i: sum(row for row in x),
     "inverse unchecked": lambda x, m, i: torch.linalg.inv_ex(m).inverse,
@@ -109,6 +118,10 @@ TAKEN: dict[str, Operation] = {
 
 def _into(target, source):
     return target.copy_(source, non_blocking=True)
+
+
+def _into_by_array(target, pinned):
+    return target.copy_(torch.from_numpy(pinned.numpy()), non_blocking=True)
 
 
 def _there_and_back(x, window):

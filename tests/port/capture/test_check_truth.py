@@ -40,6 +40,6 @@ def test_verdict_is_the_gpus(truth: Truth) -> None:
 
 def test_the_sample_covers_sets_and_verdicts() -> None:
     found = {(truth.group, truth.verdict) for truth in sample()}
-    assert found == {(group, verdict) for group in ("cases", "cases2", "cases3") for verdict in STEPS}
+    assert found == {(group, verdict) for group in ("cases", "cases2", "cases3", "cases4") for verdict in STEPS}
     assert 110 <= len(sample()) <= 150
     assert all(KNOWN[truth.case][0] != truth.verdict for truth in sample() if truth.case in KNOWN)

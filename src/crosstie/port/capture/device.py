@@ -6,8 +6,9 @@ Streams and events keep account of what is part of the capture, and whether all 
 """
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from itertools import count
 from typing import Any, NoReturn
 
@@ -221,13 +222,13 @@ class Device:
                 hazards.UNJOINED, f"{stream} took on work and no captured stream waited for it", stream.unjoined
             )
         self.capturing = False
-        for now, before in self._overwritten.values():
-            now.copy_(before)
+        with _plainly():
+            for now, before in self._overwritten.values():
+                now.copy_(before)
 
     def replay(self) -> None:
         self.begin_call()
-        # Inference mode: what was made in it can be written in it alone.
-        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.inference_mode():
+        with _plainly():
             for entry in self.tape:
                 entry.replay(self.run)
 
@@ -289,9 +290,12 @@ class Device:
         if not isinstance(func, torch._ops.OpOverload):
             self.cannot_follow(f"the higher-order operator {func}")
         leaves, spec = tree_flatten((args, kwargs))
-        target = kwargs.get("device")
-        if not any(isinstance(leaf, DeviceTensor) for leaf in leaves) and (target is None or target.type == "cpu"):
+        if not any(map(_is_devices, leaves)):
             return self._host_operation(func, args, kwargs)
+        if _is_composed(func):
+            # PyTorch takes it apart in autograd; in inference mode, which has none, it comes here whole.
+            with self.modes(), torch._C.DisableTorchFunction():
+                return func.decompose(*args, **kwargs)
         if func.namespace not in _PYTORCHS:
             in_python = _python_kernel(func)
             if in_python is not None:
@@ -312,7 +316,7 @@ class Device:
         else:
             out = func(*args, **({**kwargs, "pin_memory": False} if pinned else kwargs))
         if pinned:
-            self.memories.note(out).pinned = True
+            self.memories.pin(out)
         return out
 
     def _device_operation(self, func: Any, args: Any, kwargs: dict[str, Any], leaves: list[Any], spec: Any) -> Any:
@@ -340,7 +344,7 @@ class Device:
         to_host = target is not None and target.type == "cpu"
         if to_host and (kwargs.get("non_blocking") or kwargs.get("pin_memory")):
             # PyTorch gives a copy that does not wait pinned memory of its own.
-            self.memories.note(out).pinned = True
+            self.memories.pin(out)
         if self.in_capture:
             launched = _for_the_host([self._as_launched(leaf) for leaf in leaves], spec)
             self.tape.append(TapeEntry(func, launched, out, site))
@@ -412,6 +416,23 @@ class Device:
                 if memory.serial < self._first_of_capture and memory.serial not in self._overwritten:
                     now = plain_bytes(tensor.untyped_storage())
                     self._overwritten[memory.serial] = (now, now.clone())
+
+
+@contextmanager
+def _plainly() -> Iterator[None]:
+    """On the host's memory. In inference mode: what was made in it can be written in it alone."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.inference_mode():
+        yield
+
+
+def _is_devices(leaf: Any) -> bool:
+    return isinstance(leaf, DeviceTensor) or (isinstance(leaf, torch.device) and leaf.type != "cpu")
+
+
+@cache
+def _is_composed(func: Any) -> bool:
+    """Whether PyTorch makes it of other operations on every device."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
 
 
 def _python_kernel(func: Any) -> Callable[..., Any] | None:

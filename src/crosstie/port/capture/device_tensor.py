@@ -98,6 +98,8 @@ class Memories:
 
     def __init__(self) -> None:
         self._by_address: dict[int, MemoryRecord] = {}
+        # Bytes of the host that are pinned: memory is, whatever tensor or array looks at it.
+        self._pinned: list[tuple[StorageWeakRef, range]] = []
         self.count = 0
 
     def of(self, tensor: torch.Tensor) -> MemoryRecord | None:
@@ -111,9 +113,19 @@ class Memories:
             self.count += 1
         return known
 
+    def pin(self, tensor: torch.Tensor) -> None:
+        record, storage = self.note(tensor), tensor.untyped_storage()
+        record.pinned = True
+        self._pinned.append((record.storage, range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())))
+
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         known = self.of(tensor)
-        return known is not None and known.pinned
+        if known is not None and known.pinned:
+            # share_memory_ has moved it.
+            return not tensor.is_shared()
+        # Not torch.Tensor's: under a mode that asks the device.
+        at = torch._C.TensorBase.data_ptr(tensor)
+        return any(at in where and not storage.expired() for storage, where in self._pinned)
 
 
 class DeviceStorage(torch.UntypedStorage):

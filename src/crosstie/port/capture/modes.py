@@ -26,7 +26,7 @@ from crosstie.core.errors import BadInput
 from crosstie.port.capture.device import Device
 from crosstie.port.capture.device_tensor import DEVICE, DeviceTensor, storage_of
 from crosstie.port.capture.hazards import FORMATS
-from crosstie.port.capture.stand_in import add_hook, standing_in
+from crosstie.port.capture.stand_in import LEGACY, add_hook, standing_in
 
 _ARRAY = "_ZN3c104impl26device_guard_impl_registryE"
 # c10/core/DeviceType.h: these two numbers are part of every serialised tensor and do not change.
@@ -112,6 +112,10 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        default = torch.utils._device.CURRENT_DEVICE
+        if default is not None and kwargs.get("device") is None and func in torch.utils._device._device_constructors():
+            # torch.set_default_device and torch.device(...) as a context stand below this mode.
+            kwargs = {**kwargs, "device": default}
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": with_index(kwargs["device"])}
         on_device = bool(args) and isinstance(args[0], DeviceTensor)
@@ -184,6 +188,26 @@ def _new_tensor(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) ->
     return _from_data(device, torch.tensor, (data, *rest), options)
 
 
+def _new(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The old constructor: of sizes, or of data."""
+    like, *given = args
+    if given and not isinstance(given[0], (int, torch.Size)):
+        return _from_data(device, torch.tensor, (given[0],), {"dtype": like.dtype, "device": like.device, **kwargs})
+    return torch.empty(*given, dtype=like.dtype, device=like.device) if given else like.new_empty(0)
+
+
+def _type(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """x.type("torch.cuda.HalfTensor"): the name has the device in it, and a name without one the host."""
+    name = args[1] if len(args) > 1 else kwargs.get("dtype")
+    if isinstance(name, type):
+        name = f"{name.__module__}.{name.__name__}"
+    kind = str(name).removeprefix("torch.").removeprefix("cuda.").removesuffix("Tensor")
+    if not isinstance(name, str) or kind not in LEGACY:
+        return func(*args, **kwargs)
+    where = DEVICE if name.startswith("torch.cuda.") else torch.device("cpu")
+    return args[0].to(where, LEGACY[kind], non_blocking=bool(kwargs.get("non_blocking")))
+
+
 def _pin_memory(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if isinstance(args[0], DeviceTensor):
         raise device.as_on_gpu(RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"))
@@ -220,7 +244,7 @@ def _by_index(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> A
 
 
 def _index_tensor(index: Any) -> Any:
-    is_sequence = isinstance(index, (list, range, numpy.ndarray))
+    is_sequence = isinstance(index, (list, tuple, range, numpy.ndarray))
     return torch.tensor(index).to(DEVICE) if is_sequence and len(index) else index
 
 
@@ -246,6 +270,7 @@ _Handler = Callable[[Device, Any, Any, dict[str, Any]], Any]
 _HANDLERS: dict[Any, _Handler] = {
     _T.to: _to,
     _T.cuda: _cuda,
+    _T.type: _type,
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,
@@ -267,6 +292,7 @@ _DEVICE_HANDLERS: dict[Any, _Handler] = {
     _T.tolist: lambda device, func, args, kwargs: func(args[0].cpu()),
     _T.__repr__: _as_text,
     _T.__format__: _as_text,
+    _T.new: _new,
     _T.numpy: _no_array,
     _T.__array__: _no_array,
     _T.register_hook: lambda device, func, args, kwargs: add_hook(*args),

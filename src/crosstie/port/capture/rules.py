@@ -42,6 +42,7 @@ _MIXING = {
     "aten::copy_", "aten::_to_copy", "aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_",
     "aten::_unsafe_index", "aten::_unsafe_index_put", "aten::set_", "aten::_pack_padded_sequence", "aten::_ctc_loss",
     "aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss", "aten::_copy_from", "aten::_copy_from_and_resize",
+    "aten::_foreach_copy_", "aten::_foreach_copy",
 }  # fmt: skip
 
 
@@ -80,6 +81,12 @@ def _copy(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
     if not source.numel():
         return
     yield from _between(source, target, target.dtype != source.dtype, bool(given["non_blocking"]), memories)
+
+
+def _foreach_copy(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
+    """Between devices it is one copy after another."""
+    for target, source in zip(given["self"], given["src"], strict=True):
+        yield from _copy({**given, "self": target, "src": source}, memories)
 
 
 def _to_copy(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:
@@ -186,6 +193,10 @@ _WHEN: dict[str, tuple[Reason, Callable[[dict[str, Any]], bool]]] = {
     "normal": (hazards.KERNEL_READ, _on_device("std")),
     "isin": (hazards.UNIQUE, _sorts_tests),
     "segment_reduce": (hazards.KERNEL_READ, lambda given: not given["unsafe"]),
+    **dict.fromkeys(
+        ("linalg_inv_ex", "linalg_cholesky_ex", "_linalg_solve_ex", "linalg_lu_factor_ex", "linalg_ldl_factor_ex"),
+        (hazards.LINALG, lambda given: bool(given["check_errors"])),
+    ),
     # The bounds of a sorter are checked on the host.
     "searchsorted": (hazards.KERNEL_READ, lambda given: given.get("sorter") is not None),
     # Longer rows than one block can sort go through thrust, which waits.
@@ -207,6 +218,7 @@ _WHEN: dict[str, tuple[Reason, Callable[[dict[str, Any]], bool]]] = {
 }
 _JUDGES: dict[str, Callable[[dict[str, Any], Memories], Iterator[Reason]]] = {
     "copy_": _copy,
+    "_foreach_copy_": _foreach_copy,
     "_to_copy": _to_copy,
     **dict.fromkeys(("index", "_unsafe_index"), _index),
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), _index_put),

@@ -32,7 +32,7 @@ _PROPERTIES = SimpleNamespace(
     shared_memory_per_block=49_152, shared_memory_per_block_optin=232_448, shared_memory_per_multiprocessor=233_472,
     regs_per_multiprocessor=65_536, gcnArchName="", is_integrated=False, is_multi_gpu_board=False,
 )  # fmt: skip
-_LEGACY = {
+LEGACY = {
     "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
     "Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64,
     "Bool": torch.bool,
@@ -207,7 +207,7 @@ def _replacements(device: Device) -> dict[Any, dict[str, Any]]:
         **dict.fromkeys(("graph", "CUDAGraph", "make_graphed_callables"), Graph),
         **dict.fromkeys(("manual_seed", "manual_seed_all"), device.reseed),
         **dict.fromkeys(("seed", "seed_all"), lambda: device.met(SEEDING, "torch.cuda.seed()")),
-        **{f"{name}Tensor": _legacy_class(dtype) for name, dtype in _LEGACY.items()},
+        **{f"{name}Tensor": _legacy_class(dtype) for name, dtype in LEGACY.items()},
         "is_initialized": lambda: True,
         "_lazy_call": lambda call, **_: None,
         "current_device": lambda: 0,
