@@ -300,10 +300,15 @@ def _show_targets(out: Output, plan: Plan) -> None:
     rows = []
     for one in plan.targets:
         at = f"{one.metric.upper()} p{one.percentile * 100:g} {seconds(one.seconds)}"
-        costs = ["none" if step.usd_per_hour is None else f"{step.usd_per_hour:,.0f}" for step in one.steps]
+        costs = [
+            "none" if step.usd_per_hour is None else f"{'>' if step.at_least else ''}{step.usd_per_hour:,.0f}"
+            for step in one.steps
+        ]
         knee = "at the floor" if one.at_floor else seconds(one.knee_s) if one.knee_s else "no"
         rows.append([one.class_name, at, *costs, knee])
     show_table(out, columns, rows, "What your targets cost, $ an hour with each moved, by closed forms")
+    if any(step.at_least for one in plan.targets for step in one.steps):
+        say(out, "  >: more than that; this fleet misses it when simulated", "dim")
     if any(one.at_floor for one in plan.targets):
         say(out, "  at the floor: hardly above what a request sees by itself on the fastest replica", "dim")
 

@@ -1,6 +1,7 @@
 """What targets cost: never more for a looser one, and what no replica keeps is called that."""
 
 import itertools
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -11,8 +12,9 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.workload import Target
 from crosstie.decide.plan.infeasible import with_class
 from crosstie.decide.plan.plan import Plan, plan as make_plan
+from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.survey import Offers, offers, offers_of_each, scaling_at, survey, surveys
-from crosstie.decide.plan.targets import FACTORS, TargetPrice
+from crosstie.decide.plan.targets import FACTORS, TargetPrice, TargetStep, _as_simulated
 
 CHAT = one_class("chat", 300.0, {"median": 500, "p95": 3000}, {"mean": 250, "p95": 700}, (1.0, 0.9), (0.03, 0.9))
 
@@ -89,3 +91,19 @@ def test_what_is_known_of_a_replica_is_what_is_worked_out_of_it(catalog: Catalog
     for one, other in zip(again.curves, whole.curves, strict=True):
         assert np.allclose(one.requests_per_s, other.requests_per_s, rtol=1e-9)
         assert np.allclose(one.tpot_s, other.tpot_s, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("seen_s", "marked"), [(0.6, [0.5]), (0.8, [0.5, 0.75]), (0.4, []), (None, [])])
+def test_a_price_that_the_simulation_contradicts_is_a_lower_bound(seen_s: float | None, marked: list[float]) -> None:
+    """Closed forms may say that a stricter TTFT costs nothing; the fleet at that price misses it when simulated."""
+    steps = [TargetStep(factor, factor, 100.0) for factor in FACTORS]
+    price = TargetPrice("chat", "ttft", 0.95, 1.0, steps, 0.1, None)
+    target = Target(seconds=1.0, percentile=0.95)
+    seen = SimulatedClass("chat", 100, seen_s, None, target, None)
+    found = _as_simulated(price, [seen], 100.0)
+    assert [step.factor for step in found.steps if step.at_least] == marked
+    assert [step.usd_per_hour for step in found.steps] == [100.0] * len(FACTORS)
+    # A dearer fleet than the answer was not simulated, so nothing is known against it.
+    dearer = replace(price, steps=[replace(step, usd_per_hour=150.0) for step in steps])
+    assert not any(step.at_least for step in _as_simulated(dearer, [seen], 100.0).steps)
+    assert _as_simulated(price, [], 100.0) == price

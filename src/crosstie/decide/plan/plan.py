@@ -529,7 +529,7 @@ def _with_alternatives(
         worth_measuring=worth,
         sureness=_sureness(surveyed, asked, answer, workload, known, likely, errors),
         binding=bindings(asked, basis, workload),
-        targets=target_prices(surveyed, asked, answer, known, scaling_of(workload)),
+        targets=target_prices(surveyed, asked, answer, known, scaling_of(workload), bare.simulated),
         simulated=[_with_predicted(one, asked, answer) for one in bare.simulated],
     )
 

@@ -5,7 +5,7 @@ A fleet that keeps a stricter target keeps the looser one, so a looser one never
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ from crosstie.core.workload import RequestClass, Target
 from crosstie.decide.plan.infeasible import alone_s, with_class
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Mask, Solution
+from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import MANY_PARTS, solve
 from crosstie.decide.plan.survey import Offers, Scaling, Survey, offers, offers_of_each, undominated
 
@@ -25,6 +26,7 @@ _MOST_CLASSES = 6
 # by itself is at the floor.
 _KNEE = 0.3
 _AT_FLOOR = 1.1
+_SAME_PRICE = 1.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class TargetStep:
     factor: float
     seconds: float
     usd_per_hour: float | None
+    # That price is what closed forms say, and the answer, which costs no less, misses the target when simulated.
+    at_least: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +60,11 @@ class TargetPrice:
 
 
 def target_prices(
-    surveyed: Sequence[Survey], asked: Choice, answer: Solution, known: Mask, scaling: Scaling
-) -> list[TargetPrice]:
-    """`known`: columns of the fleets that were found so far; only their accelerators are looked at. None of workloads
-    with many kinds of requests: nobody waits for all."""
+    surveyed: Sequence[Survey], asked: Choice, answer: Solution, known: Mask, scaling: Scaling,
+    simulated: Sequence[SimulatedClass] = (),
+) -> list[TargetPrice]:  # fmt: skip
+    """`known`: columns of the fleets that were found so far; only their accelerators are looked at. `simulated`: the
+    answer's classes. None of workloads with many kinds of requests: nobody waits for all."""
     if len(asked.offers.parts) > MANY_PARTS:
         return []
     kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
@@ -81,10 +86,26 @@ def target_prices(
         with_class(one, kind, _moved(kind, metric, target, f)) for kind, metric, target, one in every for f in _MOVES
     ]
     offered = iter(offers_of_each(some, moved, scaling, peak=asked.peak))
-    return [
+    prices = [
         _price(one, [next(offered) for _ in _MOVES], asked, scaling, kind, metric, target, now, times)
         for kind, metric, target, one in every
     ]
+    return [_as_simulated(one, simulated, answer.usd_per_hour) for one in prices]
+
+
+def _as_simulated(price: TargetPrice, simulated: Sequence[SimulatedClass], usd_per_hour: float) -> TargetPrice:
+    """Closed forms count TTFT with mean queues, so they may say that a stricter one costs nothing."""
+    one = next((one for one in simulated if one.name == price.class_name), None)
+    seen_s = None if one is None else one.ttft_s if price.metric == "ttft" else one.tpot_s
+    if seen_s is None:
+        return price
+    steps = [
+        replace(step, at_least=step.usd_per_hour <= usd_per_hour * _SAME_PRICE and step.seconds < seen_s)
+        if step.usd_per_hour is not None and step.factor < 1.0
+        else step
+        for step in price.steps
+    ]
+    return replace(price, steps=steps)
 
 
 def _survey_of(surveyed: Sequence[Survey], kind: RequestClass) -> Survey:
