@@ -90,7 +90,6 @@ WRONG = [
     (('model = "llama-3.1-8b"\n', ""), "class[0].model", "missing"),
     (('"llama-3.1-8b"', '"llama-3.1-80b"'), "class[0].model", "Did you mean"),
     (('"llama-3.1-8b"', '"./nowhere"'), "class[0].model", "no such file"),
-    ((SHARE, ""), "class[0].requests_per_s", "missing"),
     ((SHARE, "share = 0.5\n"), "class", "add up to 0.5"),
     ((SHARE, "share = -1\n"), "class[0].share", "0 to 1"),
     ((SHARE, "share = nan\n"), "class[0].share", "0 to 1"),
@@ -192,6 +191,14 @@ def test_a_class_that_nobody_asks_for_is_refused(catalog: Catalog, tmp_path: Pat
 def test_shares_are_of_the_total(catalog: Catalog, tmp_path: Path) -> None:
     got = read_workload(catalog, small(tmp_path, (SHARE, "share = 0.3\n"), tables(SECOND.replace("0.5", "0.7"))))
     assert [one.requests_per_s for one in got.classes] == pytest.approx([1.5, 3.5])
+
+
+def test_the_only_class_has_all_of_the_traffic(catalog: Catalog, tmp_path: Path) -> None:
+    (one,) = read_workload(catalog, small(tmp_path, (SHARE, ""))).classes
+    assert one.requests_per_s == 5.0
+    with pytest.raises(BadData, match="missing") as caught:
+        read_workload(catalog, small(tmp_path, (SHARE, ""), (TOTAL, "")))
+    assert caught.value.key == "class[0].requests_per_s"
 
 
 def test_names_in_any_case_and_twice(catalog: Catalog, tmp_path: Path) -> None:

@@ -55,6 +55,14 @@ def read_classes(reader: Reader, raw: object, traffic: dict[str, Any]) -> tuple[
     total = traffic.get("requests_per_s")
     if total is not None:
         total = number(file, "traffic.requests_per_s", total, _LEAST_RATE, _MOST_RATE)
+    if (
+        total is not None
+        and len(raw) == 1
+        and isinstance(raw[0], dict)
+        and not {"share", "requests_per_s"} & set(raw[0])
+    ):
+        # The only class has all of it.
+        raw = [{**raw[0], "share": 1.0}]
     shared = [isinstance(one, dict) and "share" in one for one in raw]
     if any(shared):
         _check_shares(file, raw, total)
