@@ -59,9 +59,9 @@ def read_classes(reader: Reader, raw: object, traffic: dict[str, Any]) -> tuple[
         total is not None
         and len(raw) == 1
         and isinstance(raw[0], dict)
-        and not {"share", "requests_per_s"} & set(raw[0])
+        and not {"share", "requests_per_s", "trace"} & set(raw[0])
     ):
-        # The only class has all of it.
+        # The only class has all of it; one with a trace has a rate of its own.
         raw = [{**raw[0], "share": 1.0}]
     shared = [isinstance(one, dict) and "share" in one for one in raw]
     if any(shared):
