@@ -19,7 +19,8 @@ from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput, near_names
 from crosstie.core.figures import number
-from crosstie.port.preflight.engine import architectures, engines
+from crosstie.port.preflight.engine import architectures, engines, unsupported
+from crosstie.port.preflight.matrix import builds
 from crosstie.port.preflight.rules import rules
 from crosstie.prove.calibration.calibrate import read_inputs
 from crosstie.prove.calibration.results import read_results
@@ -195,6 +196,8 @@ def _check_whole() -> dict[str, int]:
         "measured points": len(read_results(shipped_results()).points),
         "rules": sum(len(rules(engine)) for engine in engines()),
         "architectures": sum(len(architectures(engine)) for engine in engines()),
+        "engine releases": len(builds()),
+        "pairs that recipes call unsupported": sum(len(row.on) for row in unsupported()),
     }
 
 

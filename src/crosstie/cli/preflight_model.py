@@ -7,22 +7,31 @@ import click
 from crosstie.catalog.library import names_in
 from crosstie.cli.assignments import assigned
 from crosstie.cli.findings_show import report, report_options
+from crosstie.cli.matrix_show import show_matrix
 from crosstie.cli.options import complete_models, on_option
 from crosstie.cli.progress import progress
+from crosstie.core.errors import BadInput
+from crosstie.port.preflight.matrix import matrix
 from crosstie.port.preflight.model import ScanDepth, preflight
 
+# What --matrix shows unless it is told: one of each generation that people move between.
+_PARTS = "mi300x,mi355x,h200,b200"
 _KV = ("auto", "bf16", "fp8", "fp8_e5m2")
 
 
 @click.command("model")
 @click.argument("model", metavar="MODEL_DIR", shell_complete=complete_models)
-@on_option("Accelerators, such as mi300x,mi355x,h200.", required=True)
+@on_option("Accelerators, such as mi300x,mi355x,h200.")
 @click.option(
     "--engine",
     metavar="E[==V]",
-    default="vllm",
-    show_default=True,
-    help="vllm, sglang or llama.cpp, with a release or without: vllm==0.28.0.",
+    help="vllm, sglang or llama.cpp, with a release or without: vllm==0.28.0. [default: vllm]",
+)
+@click.option(
+    "--matrix",
+    "as_matrix",
+    is_flag=True,
+    help="Every release of every engine by accelerator, with CUDA, ROCm, images, and what changed when.",
 )
 @click.option(
     "--tp", type=click.IntRange(1, 1024), metavar="N", help="Tensor-parallel ranks. [default: the fewest that hold it]"
@@ -46,8 +55,9 @@ _KV = ("auto", "bf16", "fp8", "fp8_e5m2")
 )
 @report_options
 def command(
-    model: str, accelerators: str, engine: str, tp: int | None, ep: bool, kv: str, context: int | None,
-    features: str | None, environment: tuple[str, ...], flags: tuple[str, ...], scan: ScanDepth, **reporting: Any,
+    model: str, accelerators: str | None, engine: str | None, as_matrix: bool, tp: int | None, ep: bool, kv: str,
+    context: int | None, features: str | None, environment: tuple[str, ...], flags: tuple[str, ...], scan: ScanDepth,
+    **reporting: Any,
 ) -> int:  # fmt: skip
     """What breaks when the checkpoint in MODEL_DIR moves to these accelerators, with evidence and remedy.
 
@@ -56,20 +66,39 @@ def command(
     crosstie preflight ./my-model --on mi300x --tp 8 --env VLLM_ROCM_USE_AITER=1
     crosstie preflight ./my-model --on mi300x --engine sglang --sarif found.sarif
     crosstie preflight model deepseek-v3 --on mi300x  # a name: the config alone
+    crosstie preflight deepseek-v3 --matrix --on mi300x,mi355x,h200
 
     Reads config.json, the quantisation config and the safetensors headers; of the tensors the scales, and a sample
     of FP8 weights. Checks: FP8 dialect, loader, kernels of each operation, memory, architecture, features. Verdicts:
     ready, ready with settings, slow path, not known (no rule was read for something it needs), will not run (or
     gives wrong numbers). Exit status 1: a finding is at least as grave as --fail-on; 2: the check could not run.
+    --matrix asks which release to take: its status is 0.
     """
+    if not accelerators and not as_matrix:
+        raise BadInput("--on: which accelerators? Such as --on mi300x,mi355x,h200")
+    given: dict[str, Any] = {
+        "tp": tp, "ep": ep, "kv": None if kv == "auto" else kv, "context": context, "features": names_in(features),
+        "environment": assigned("--env", environment, str), "flags": assigned("--flag", flags, str), "scan": scan,
+    }  # fmt: skip
+    on = names_in(accelerators or _PARTS)
+    if as_matrix:
+        return _matrix(model, on, engine, given, reporting)
     with progress() as on_progress:
-        found = preflight(
-            model, on=names_in(accelerators), engine=engine, tp=tp, ep=ep, kv=None if kv == "auto" else kv,
-            context=context, features=names_in(features), environment=assigned("--env", environment, str),
-            flags=assigned("--flag", flags, str), scan=scan, on_progress=on_progress,
-        )  # fmt: skip
+        found = preflight(model, on=on, engine=engine or "vllm", on_progress=on_progress, **given)
     with_settings = {f"{name} ({found.layouts[name]})": found.verdict_with_settings(name) for name in found.verdicts}
     verdicts = found.verdicts if reporting["as_json"] else with_settings
     more = {"model": found.name, "engine": str(found.engine), "layouts": found.layouts, "settings": found.settings}
     title = f"{found.name} on {found.engine}: {found.stored}"
     return report(title, found.findings, verdicts, more=more, **reporting)
+
+
+def _matrix(
+    model: str, on: list[str], engine: str | None, given: dict[str, Any], reporting: dict[str, Any]
+) -> int:  # fmt: skip
+    """The question is which release to take, so a verdict that is bad somewhere is no failure."""
+    if reporting["sarif_file"]:
+        raise BadInput("--sarif goes with findings: leave --matrix away")
+    with progress() as on_progress:
+        found = matrix(model, on=on, engine=engine, on_progress=on_progress, **given)
+    show_matrix(found, as_json=reporting["as_json"], verbose=reporting["verbose"])
+    return 0

@@ -82,17 +82,21 @@ def preflight(
     `features` must work as well (`FEATURES` lists them); `environment` and `flags` are the engine's settings;
     `scan`: how much of the FP8 weights is read.
     """
-    for name in features:
-        if name not in FEATURES:
-            raise BadParameter("features", f"{name}: not one of {', '.join(FEATURES)}")
     catalog = catalog or Catalog()
     options = ModelOptions(
-        engine=engine_from(engine), tp=tp, ep=ep, kv=kv, context=context, features=tuple(features),
+        engine=engine_from(engine), tp=tp, ep=ep, kv=kv, context=context, features=checked_features(features),
         environment=dict(environment or {}), flags=dict(flags or {}), scan=scan,
     )  # fmt: skip
     accelerators = catalog.accelerators_named(on)
     on_progress(0, 0, f"reading {model}")
     return check_model(catalog, read_stored(catalog, model), accelerators, options, on_progress)
+
+
+def checked_features(asked: Sequence[str]) -> tuple[str, ...]:
+    for name in asked:
+        if name not in FEATURES:
+            raise BadParameter("features", f"{name}: not one of {', '.join(FEATURES)}")
+    return tuple(asked)
 
 
 def check_model(
