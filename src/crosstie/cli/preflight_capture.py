@@ -6,6 +6,7 @@ import click
 
 from crosstie.cli.findings_show import report, report_options
 from crosstie.cli.progress import progress
+from crosstie.port.capture.parts import DEFAULT
 from crosstie.port.capture.report import preflight_capture
 
 
@@ -23,14 +24,22 @@ from crosstie.port.capture.report import preflight_capture
     help="Makes what the function keeps between calls, its first argument; a class State is found by itself.",
 )
 @click.option("--all", "every", is_flag=True, help="Every function of MODULE that takes these inputs.")
+@click.option(
+    "--on",
+    default=DEFAULT,
+    show_default=True,
+    metavar="PART",
+    help="The part that the device stands for: an accelerator of the catalog, or an instruction set such as gfx942.",
+)
 @report_options
-def command(target: str, inputs: str, state: str | None, every: bool, **reporting: Any) -> int:
+def command(target: str, inputs: str, state: str | None, every: bool, on: str, **reporting: Any) -> int:
     """Would a graph capture of a function or torch module succeed, and would its replays be true?
 
     \b
     crosstie preflight capture my_module:step --inputs my_module:inputs
     crosstie preflight capture ./cases.py:CASES --inputs inputs
     crosstie preflight capture './cases.py:CASES[decode]' --inputs inputs --json
+    crosstie preflight capture my_module:step --inputs my_module:inputs --on mi300x
 
     MODULE is a dotted name or a .py file; CALLABLE a function, a module, a class or factory of one, an entry of a
     dictionary, or a whole dictionary. The function runs on the CPU, on a stand-in for the device: warm-up, capture,
@@ -38,5 +47,6 @@ def command(target: str, inputs: str, state: str | None, every: bool, **reportin
     unknown, something ran that cannot be followed.
     """
     with progress() as on_progress:
-        found = preflight_capture(target, inputs=inputs, state=state, every=every, on_progress=on_progress)
-    return report(f"Graph capture of {target}", found.findings, found.verdicts, **reporting)
+        found = preflight_capture(target, inputs=inputs, state=state, every=every, on=on, on_progress=on_progress)
+    title = f"Graph capture of {target}, on a stand-in for {found.stand_in}"
+    return report(title, found.findings, found.verdicts, **reporting, more={"stand_in": found.stand_in})

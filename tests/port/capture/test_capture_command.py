@@ -170,6 +170,22 @@ def test_bad_input_is_one_line(
     assert "Traceback" not in message
 
 
+def test_the_report_says_what_the_device_stood_for(crosstie: Command, steps: str) -> None:
+    asked = ("preflight", "capture", f"{steps}:safe", "--inputs", "inputs")
+    assert "on a stand-in for NVIDIA H200 SXM 141 GB (sm_90)" in crosstie(*asked).out
+    there = crosstie(*asked, "--on", "mi300x")
+    assert there.status == 0
+    assert "on a stand-in for AMD Instinct MI300X (gfx942)" in there.out
+    assert "before ROCm 7.14 HIP does not report every error" in " ".join(there.out.split())
+    assert "Nothing here ran on an AMD GPU." in there.out
+    said = json.loads(crosstie(*asked, "--on", "gfx950", "--json").out)
+    assert said["stand_in"].endswith("(gfx950)")
+    wrong = crosstie(*asked, "--on", "mi3000x")
+    assert wrong.status == 2
+    assert "mi3000x" in wrong.err
+    assert len(wrong.err.strip().splitlines()) == 1
+
+
 def test_help_names_the_verdicts(crosstie: Command) -> None:
     done = crosstie("preflight", "capture", "--help")
     assert done.status == 0

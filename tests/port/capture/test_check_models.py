@@ -46,8 +46,9 @@ def test_what_real_capture_refuses_is_found_in_the_models_file(name: str, kind: 
     assert (kind, file) in {(hazard.kind, Path(hazard.file).name) for hazard in result.hazards}
 
 
-def test_experts_in_bfloat16_are_taken() -> None:
-    model: Any = tiny_transformers.build("mixtral", dtype=torch.bfloat16)
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "deepseek_v3"])
+def test_experts_in_bfloat16_are_taken_on_an_h200_and_not_on_an_mi300x(family: str) -> None:
+    model: Any = tiny_transformers.build(family, dtype=torch.bfloat16)
 
     def forward(tokens):
         return model.to(tokens.device)(input_ids=tokens, use_cache=False).logits
@@ -57,4 +58,8 @@ def test_experts_in_bfloat16_are_taken() -> None:
 
     with torch.no_grad():
         result = check(forward, tokens)
+        there = check(forward, tokens, on="mi300x")
     assert (result.verdict, result.hazards) == ("ok", ())
+    assert there.verdict == "error"
+    assert {hazard.kind for hazard in there.hazards} == {"pageable-copy"}
+    assert all("ROCM_ALLOW_GROUP_GEMM_CK=1" in hazard.remedy for hazard in there.hazards)

@@ -19,6 +19,7 @@ from crosstie.port.capture.device import Device
 from crosstie.port.capture.device_tensor import DeviceTensor
 from crosstie.port.capture.hazards import CaptureHazard, CaptureResult, Reason, verdict_of
 from crosstie.port.capture.modes import stand_in_device
+from crosstie.port.capture.parts import DEFAULT, part
 from crosstie.port.capture.sites import Site, call_users, definition, one_line, site_of
 from crosstie.port.capture.subject import (
     Arguments,
@@ -189,7 +190,9 @@ def _from_pinned(device: Device, captured: list[TapeEntry]) -> Iterator[Found]:
             yield hazards.PINNED, f"{entry.name} from pinned memory", entry.site
 
 
-def check(fn: Any, inputs: Source, *, state: Callable[..., Any] | None = None) -> CaptureResult:
+def check(
+    fn: Any, inputs: Source, *, state: Callable[..., Any] | None = None, on: str = DEFAULT
+) -> CaptureResult:  # fmt: skip
     """Whether `fn` can be captured, and each hazard with its line and rewrite.
 
     fn      a function, a torch.nn.Module, or a class or factory of a module without arguments; called with the
@@ -197,8 +200,9 @@ def check(fn: Any, inputs: Source, *, state: Callable[..., Any] | None = None) -
     inputs  a factory of the arguments: inputs(), inputs(device) or inputs(device, seed); gives a tuple or list, a
             dict of keywords, (args, kwargs), or one value
     state   a factory of what the function keeps between calls: state() or state(device)
+    on      the part that the device stands for: an accelerator of the catalog, or an instruction set
     """
-    device = Device()
+    device = Device(part(on))
     with stand_in_device(device):
         return check_on(device, fn, inputs, state=state)
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from crosstie.port.capture import hazards
 from crosstie.port.capture.device_tensor import DEVICE, HOST, DeviceTensor, Memories, MemoryRecord, plain_bytes
 from crosstie.port.capture.hazards import CaptureHazard, Reason
+from crosstie.port.capture.parts import Part, Rule, part
 from crosstie.port.capture.rules import hazards_of, may_mix
 from crosstie.port.capture.sites import Site, user_site
 from crosstie.port.capture.tape import Baked, NotFollowed, TapeEntry, arguments_of, run_on_host, stays_on_host
@@ -52,7 +53,7 @@ class Streams:
         self.all: list[Stream] = []
         self.default: Stream = self.stream_class()
         self._current = threading.local()
-        self._origin: Stream | None = None
+        self.origin: Stream | None = None
 
     def enter(self, stream: "Stream") -> int:
         self.all.append(stream)
@@ -67,12 +68,12 @@ class Streams:
         self._current.stream = stream
 
     def begin_capture(self) -> None:
-        self._origin = self.current = self.stream_class()
+        self.origin = self.current = self.stream_class()
         self.current.captured = True
 
     def end_capture(self) -> "list[Stream]":
         """The streams with work that never joined."""
-        unjoined = [s for s in self.all if s.captured and s is not self._origin and s.unjoined is not None]
+        unjoined = [s for s in self.all if s.captured and s is not self.origin and s.unjoined is not None]
         for stream in self.all:
             stream.captured = False
         self.current = self.default
@@ -86,6 +87,8 @@ class Stream:
         self.device, self.priority, self.captured = DEVICE, priority, False
         # Whether it has run operations before the capture, so that the allocator keeps memory for it.
         self.has_memory = False
+        # Whether a library has its handle for this stream, where it keeps one a stream.
+        self.has_handle = False
         # Where it took on work that no other captured stream has waited for.
         self.unjoined: Site | None = None
         self.stream_id = self.cuda_stream = self._of.streams.enter(self) if hasattr(self._of, "streams") else 0
@@ -166,7 +169,8 @@ class Event:
 
 
 class Device:
-    def __init__(self) -> None:
+    def __init__(self, stands_for: Part | None = None) -> None:
+        self.part = stands_for or part()
         self.memories = Memories()
         self.streams = Streams(self)
         # The device's default generator; seeded for each call, so that the n-th replay and the n-th call draw the same.
@@ -358,6 +362,8 @@ class Device:
                 self.hazard(hazards.NOT_CAPTURED, f"{func._schema.name} on {self.streams.current}", site)
         else:
             self.streams.current.has_memory = True
+            if any(rule.first_on_side_stream for rule in self._own_rules(func)):
+                self.streams.current.has_handle = True
         wrappers = {id(leaf.elem): leaf for leaf in leaves if isinstance(leaf, DeviceTensor)}
         if func._schema.is_mutable:
             for wrapper in wrappers.values():
@@ -373,10 +379,19 @@ class Device:
         return tree_map_only(torch.Tensor, returned, out)
 
     def _judge(self, func: Any, args: Any, kwargs: dict[str, Any], site: Site) -> None:
-        for reason, evidence in hazards_of(func, args, kwargs, self.memories):
+        own = [rule for rule in self._own_rules(func) if not rule.first_on_side_stream or self._is_first(func)]
+        for reason, evidence in hazards_of(func, args, kwargs, self.memories, own):
             # On a stream outside the capture, what waits is refused as well: torch.cuda.graph captures "global".
             if self.in_capture or reason is not hazards.GENERATOR:
                 self.met(reason, evidence, site)
+
+    def _own_rules(self, func: Any) -> list[Rule]:
+        return self.part.rules.get(str(func._schema.name).removeprefix("aten::"), [])
+
+    def _is_first(self, func: Any) -> bool:
+        """The first operation of its kind on a side stream of the capture; the capture's own stream is made ready."""
+        stream = self.streams.current
+        return self.in_capture and stream is not self.streams.origin and not stream.has_handle
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return run_on_host(func, args, kwargs, self.random)

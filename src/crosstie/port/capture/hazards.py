@@ -170,6 +170,10 @@ GENERATOR = _refused(
     "releases after PyTorch 2.11 register it by themselves",
 )
 SEEDING = _refused("makes or seeds a device generator during capture", "do so before the capture")
+NO_ATTENTION = _refused(
+    "asks for kernels of attention of which this part has none",
+    "allow another backend as well, or none in particular: sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])",
+)
 RAISES = _refused(
     "raises under capture and not in a plain call",
     "the branch that runs while torch.cuda.is_current_stream_capturing() must not raise",

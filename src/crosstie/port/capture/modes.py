@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from crosstie.core.errors import BadInput
 from crosstie.port.capture.device import Device
 from crosstie.port.capture.device_tensor import DEVICE, DeviceTensor, storage_of
-from crosstie.port.capture.hazards import FORMATS
+from crosstie.port.capture.hazards import FORMATS, NO_ATTENTION
 from crosstie.port.capture.stand_in import LEGACY, add_hook, standing_in
 
 _ARRAY = "_ZN3c104impl26device_guard_impl_registryE"
@@ -249,14 +249,30 @@ def _index_tensor(index: Any) -> Any:
 
 
 def _attention(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Which kernel a GPU would choose depends on its properties; none of them synchronises."""
+    """Which kernel a GPU would choose depends on its properties; none of them synchronises, but there may be none."""
     given = inspect.signature(_attention_arguments).bind(*args, **kwargs).arguments
     if not isinstance(given["query"], DeviceTensor):
         return func(*args, **kwargs)
     mask = given.get("attn_mask")
+    _has_kernel(device, given["query"].shape[-1], mask is not None)
     if mask is not None and mask.dtype is torch.bool:
         given["attn_mask"] = torch.zeros_like(mask, dtype=given["query"].dtype).masked_fill_(~mask, float("-inf"))
     return torch.ops.aten._scaled_dot_product_attention_math(**given)[0]
+
+
+def _has_kernel(device: Device, head_size: int, masked: bool) -> None:
+    allowed = {
+        "flash": torch.backends.cuda.flash_sdp_enabled(),
+        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
+        "math": torch.backends.cuda.math_sdp_enabled(),
+        "cudnn": torch.backends.cuda.cudnn_sdp_enabled(),
+    }
+    lacks = {row.backend for row in device.part.attention if head_size > row.max_head_size}
+    # The kernels of flash attention take no mask on any part.
+    lacks |= {"flash"} if masked else set()
+    asked = [name for name, may in allowed.items() if may]
+    if set(asked) <= lacks:
+        device.met(NO_ATTENTION, f"{', '.join(asked)} for heads of {head_size}{' with a mask' if masked else ''}")
 
 
 def _attention_arguments(

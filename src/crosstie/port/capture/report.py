@@ -14,22 +14,27 @@ from crosstie.core.errors import BadInput
 from crosstie.core.finding import Finding, Location, Severity
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.port.capture.hazards import CaptureResult, Verdict
+from crosstie.port.capture.parts import DEFAULT, Part, part
 
 
 class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
     # By callable.
     verdicts: dict[str, Verdict]
+    # The part that the device stood for; nothing ran on one.
+    stand_in: str
 
 
 def preflight_capture(
-    target: str, *, inputs: str, state: str | None = None, every: bool = False, on_progress: OnProgress = no_progress
-) -> CaptureReport:
+    target: str, *, inputs: str, state: str | None = None, every: bool = False, on: str = DEFAULT,
+    on_progress: OnProgress = no_progress,
+) -> CaptureReport:  # fmt: skip
     """Would a graph capture of these functions succeed, and would its replays be true?
 
     `target`: MODULE:CALLABLE, where MODULE is dotted or a .py file and CALLABLE a function, a torch module, a factory
     of one, or a dictionary of them. `inputs`: [MODULE:]FACTORY that makes the arguments; `state`: one that makes what
-    the function keeps between calls. `every`: all functions of MODULE that take these inputs.
+    the function keeps between calls. `every`: all functions of MODULE that take these inputs. `on`: the part that the
+    device stands for, an accelerator of the catalog or an instruction set.
     """
     try:
         import_module("torch")
@@ -37,16 +42,17 @@ def preflight_capture(
         raise BadInput("preflight capture needs torch: pip install 'crosstie[preflight]'") from None
     from crosstie.port.capture.survey import survey
 
+    stands_for = part(on)
     found: list[Finding] = []
     verdicts: dict[str, Verdict] = {}
     # What the user's code prints must not mix with a report.
     with redirect_stdout(sys.stderr):
-        for label, result in survey(target, inputs, state, every, on_progress):
+        for label, result in survey(target, inputs, state, every, stands_for, on_progress):
             verdicts[label] = result.verdict
             found += [*_findings(label, result), *_notes(label, result)]
     if not verdicts:
         raise BadInput(f"{target} has no function that takes these inputs")
-    return CaptureReport(findings=found, verdicts=verdicts)
+    return CaptureReport(findings=[*found, *_limits(stands_for)], verdicts=verdicts, stand_in=str(stands_for))
 
 
 def _findings(label: str, result: CaptureResult) -> list[Finding]:
@@ -72,6 +78,16 @@ def _notes(label: str, result: CaptureResult) -> list[Finding]:
         )
         for note in result.notes
     ]
+
+
+def _limits(of: Part) -> list[Finding]:
+    return [
+        Finding(
+            check="capture-limits", severity="note", what=f"{of.name}: {limit.what}", where=Location(file=of.name),
+            evidence=limit.source, grounds="read", remedy="",
+        )
+        for limit in of.limits
+    ]  # fmt: skip
 
 
 def _short(file: str) -> str:

@@ -1,8 +1,9 @@
-"""What capture refuses of one operation on the device, read from PyTorch's CUDA kernels and checked on an H200.
+"""What capture refuses of one operation on any device, read from PyTorch's CUDA kernels and checked on an H200.
 
 Most operations are free of hazards, and need no row. A rule is for an operation that copies between host and device,
 reads a device value on the host inside its kernel, or sizes its output by the data. Operations that PyTorch composes of
-others (.item(), one_hot, allclose, arange of a tensor) need none either: their parts come by here one by one.
+others (.item(), one_hot, allclose, arange of a tensor) need none either: their parts come by here one by one. What
+differs from part to part (grouped and scaled products) is data, in `parts`.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import torch
 from crosstie.port.capture import hazards
 from crosstie.port.capture.device_tensor import DeviceTensor, Memories
 from crosstie.port.capture.hazards import Reason
+from crosstie.port.capture.parts import Rule
 from crosstie.port.capture.tape import arguments_of
 
 _ALWAYS: dict[str, Reason] = {
@@ -46,18 +48,24 @@ _MIXING = {
 }  # fmt: skip
 
 
-def hazards_of(func: Any, args: Any, kwargs: dict[str, Any], memories: Memories) -> Iterator[tuple[Reason, str]]:
-    """What capture refuses of this operation, with evidence. `args` hold the device's and the host's tensors."""
+def hazards_of(
+    func: Any, args: Any, kwargs: dict[str, Any], memories: Memories, own: list[Rule]
+) -> Iterator[tuple[Reason, str]]:
+    """What capture refuses of this operation, with evidence. `args` hold the device's and the host's tensors.
+
+    `own`: the rules of the part that the device stands for.
+    """
     shown = f"{func._schema.name}({', '.join(_show(value) for value in [*args, *kwargs.values()])})"
     name = str(func._schema.name).removeprefix("aten::")
     if name in _ALWAYS:
         yield _ALWAYS[name], shown
     judge, when = _JUDGES.get(name), _WHEN.get(name)
-    if judge or when:
+    if judge or when or own:
         given = {argument.name: value for argument, value in arguments_of(func, args, kwargs)}
         yield from ((found, shown) for found in (judge(given, memories) if judge else ()))
         if when and when[1](given):
             yield when[0], shown
+        yield from ((rule.reason, shown) for rule in own if rule.holds(given))
     # Not torch.Generator, which is replaced while a function is checked.
     if isinstance(kwargs.get("generator"), torch._C.Generator):
         yield hazards.GENERATOR, shown
@@ -209,11 +217,6 @@ _WHEN: dict[str, tuple[Reason, Callable[[dict[str, Any]], bool]]] = {
     "fake_quantize_per_channel_affine_cachemask": (
         hazards.KERNEL_READ,
         lambda given: not given["zero_point"].is_floating_point(),
-    ),
-    # The grouped kernel is for bfloat16; other types take a loop over groups, whose offsets go to the host.
-    "_grouped_mm": (
-        hazards.TO_HOST,
-        lambda given: _on_device("offs")(given) and given["self"].dtype is not torch.bfloat16,
     ),
 }
 _JUDGES: dict[str, Callable[[dict[str, Any], Memories], Iterator[Reason]]] = {

@@ -9,7 +9,6 @@ import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -25,13 +24,6 @@ _HOOKS = "crosstie.port.capture.hooks"
 _engine = torch.autograd._engine_run_backward
 
 
-# Shape and limits of an H200, on which the rules of capture were checked.
-_PROPERTIES = SimpleNamespace(
-    name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, total_memory=150_754_820_096, warp_size=32,
-    L2_cache_size=62_914_560, max_threads_per_multi_processor=2048, max_threads_per_block=1024,
-    shared_memory_per_block=49_152, shared_memory_per_block_optin=232_448, shared_memory_per_multiprocessor=233_472,
-    regs_per_multiprocessor=65_536, gcnArchName="", is_integrated=False, is_multi_gpu_board=False,
-)  # fmt: skip
 LEGACY = {
     "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
     "Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64,
@@ -154,7 +146,7 @@ def standing_in(device: Device) -> Iterator[None]:
 
 
 def _replacements(device: Device) -> dict[Any, dict[str, Any]]:
-    streams = device.streams
+    streams, properties = device.streams, device.part.properties
 
     class StreamContext:
         def __init__(self, stream: Stream | None):
@@ -211,9 +203,9 @@ def _replacements(device: Device) -> dict[Any, dict[str, Any]]:
         "is_initialized": lambda: True,
         "_lazy_call": lambda call, **_: None,
         "current_device": lambda: 0,
-        "get_device_name": lambda *_: _PROPERTIES.name,
-        "get_device_capability": lambda *_: (_PROPERTIES.major, _PROPERTIES.minor),
-        "get_device_properties": lambda *_: _PROPERTIES,
+        "get_device_name": lambda *_: properties.name,
+        "get_device_capability": lambda *_: (properties.major, properties.minor),
+        "get_device_properties": lambda *_: properties,
         "is_bf16_supported": lambda *_, **__: True,
         "is_current_stream_capturing": lambda: device.in_capture,
         "default_stream": lambda *_: streams.default,
@@ -227,7 +219,7 @@ def _replacements(device: Device) -> dict[Any, dict[str, Any]]:
         "memory_summary": lambda *_, **__: "",
         "memory_snapshot": lambda *_, **__: [],
         "memory_stats": lambda *_: defaultdict(int),
-        "mem_get_info": lambda *_: (_PROPERTIES.total_memory, _PROPERTIES.total_memory),
+        "mem_get_info": lambda *_: (properties.total_memory, properties.total_memory),
     }
 
     triton = sys.modules.get("triton.runtime.jit")
@@ -241,6 +233,7 @@ def _replacements(device: Device) -> dict[Any, dict[str, Any]]:
         **({triton.JITFunction: {"run": lambda *_, **__: device.cannot_follow("a Triton kernel")}} if triton else {}),
         torch.cuda: cuda,
         torch.accelerator: accelerator,
+        torch.version: device.part.versions,
         torch: {"Generator": generator_class(device), **dlpack},
         torch.utils.dlpack: dlpack,
         torch._dynamo.eval_frame: {"_callback_from_stance": stance},

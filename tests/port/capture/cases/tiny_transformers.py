@@ -36,6 +36,23 @@ def build(family, **options):
         "llama": lambda: transformers.LlamaConfig(**SIZES),
         "qwen3": lambda: transformers.Qwen3Config(**SIZES),
         "mixtral": lambda: transformers.MixtralConfig(**SIZES, **EXPERTS),
+        "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
+            **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32
+        ),
+        "deepseek_v3": lambda: transformers.DeepseekV3Config(
+            **{**SIZES, "num_key_value_heads": 4},
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            first_k_dense_replace=1,
+            n_group=2,
+            topk_group=1,
+            q_lora_rank=16,
+            kv_lora_rank=16,
+            qk_rope_head_dim=16,
+            qk_nope_head_dim=16,
+            v_head_dim=16,
+        ),
         "gpt_oss": lambda: transformers.GptOssConfig(**SIZES, **EXPERTS, sliding_window=8),
     }[family]()
     return transformers.AutoModelForCausalLM.from_config(config, **options).eval()
