@@ -221,6 +221,7 @@ RENDERED: dict[str, Callable[[], str]] = {
     "models": _catalog("models"),
     "stacks": _catalog("stacks"),
     "formats": _catalog("formats"),
+    "libraries": _catalog("libraries"),
     "commands": _commands,
     "library": _library,
     "workload": _keys(

@@ -57,6 +57,7 @@ COMMANDS = {
     "simulate": ["simulate", "FLEET", "--requests", "300", "--processes", "1", "-v", "--policy", "fastest,round-robin"],
     "fit-one": ["fit", "llama-3.1-70b", "--on", "mi300x,h100-sxm", "-v"],
     "matrix": ["preflight", "deepseek-v4-flash", "--matrix", "--engine", "vllm", "-v"],
+    "libraries": ["catalog", "show", "libraries"],
     "compare": COMPARE,
     "compare-verbose": [*COMPARE, "-v", "--sweep"],
     "tco": [*TCO, "--rent", "--api"],

@@ -207,6 +207,16 @@ _COLUMNS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "source": lambda f: f.source,
         "date": lambda f: f.date,
     },
+    "libraries": {
+        "id": lambda c: c.id,
+        "CUDA": lambda c: c.cuda,
+        "ROCm": lambda c: c.rocm,
+        "state": lambda c: c.state,
+        "what differs": lambda c: c.differs,
+        "names that HIPIFY converts": lambda c: f"{c.hipify.converted:,} of {c.hipify.of:,}" if c.hipify else "",
+        "source": lambda c: c.source,
+        "date": lambda c: c.date,
+    },
     "prices": {
         "accelerator": lambda p: p.accelerator,
         "provider": lambda p: p.provider,

@@ -24,6 +24,7 @@ from crosstie.catalog.acceptance import (
 from crosstie.catalog.calibration import Calibration, Subject, empty, read_calibration, subject_of
 from crosstie.catalog.connectors import read_connectors
 from crosstie.catalog.costs import Ranged, read_costs
+from crosstie.catalog.counterparts import Counterpart, read_counterparts
 from crosstie.catalog.models import read_model_file, read_model_path
 from crosstie.catalog.power import PowerModel, read_power
 from crosstie.catalog.precision import resolve as resolve_precision
@@ -120,6 +121,11 @@ class Catalog:
     def connectors(self) -> dict[str, Connector]:
         """How engines move a cache between replicas; a user's entries replace those of the same name."""
         return _by_id(self._merged("connectors.toml", read_connectors).values())
+
+    @cached_property
+    def libraries(self) -> dict[str, Counterpart]:
+        """CUDA's libraries and tools by name, each with what stands for it on ROCm."""
+        return self._merged("libraries.toml", read_counterparts)
 
     @cached_property
     def prices(self) -> tuple[Price, ...]:
@@ -376,7 +382,7 @@ def check_everything(catalog: Catalog) -> dict[str, int]:
     _ = catalog.power
     kinds = (
         "accelerators", "models", "stacks", "connectors", "formats", "prices", "api_prices", "costs",
-        "acceptance_curves",
+        "acceptance_curves", "libraries",
     )  # fmt: skip
     return {kind: len(getattr(catalog, kind)) for kind in kinds}
 

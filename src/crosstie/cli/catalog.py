@@ -17,7 +17,7 @@ from crosstie.catalog.writing import write_text
 from crosstie.cli.catalog_update import pack_command, revert_command, status_command, update_command
 from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
-from crosstie.core.errors import BadInput, near_names
+from crosstie.core.errors import BadInput, UnknownName, near_names
 from crosstie.core.figures import number
 from crosstie.port.preflight.engine import architectures, engines, unsupported
 from crosstie.port.preflight.matrix import builds
@@ -26,10 +26,17 @@ from crosstie.prove.calibration.calibrate import read_inputs
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.tax import shipped_results
 
-_PROSE = ("source", "provider", "title", "layers", "name", "stores linear layers as")
+_PROSE = ("source", "CUDA", "ROCm", "what differs", "provider", "title", "layers", "name", "stores linear layers as")
 # What a list says with -v alone.
 _DETAILS = ("name", "layers", "source", "basis", "isa", "domain")
-LISTS = ("accelerators", "models", "stacks", "formats", "precisions", "prices", "acceptance")
+LISTS = ("accelerators", "models", "stacks", "formats", "precisions", "prices", "acceptance", "libraries")
+
+_STATES = {
+    "same": "the names are the same",
+    "alike": "names convert, and parts are missing",
+    "other": "a counterpart with an interface of its own",
+    "none": "nothing stands for it",
+}
 
 
 @click.group("catalog")
@@ -99,7 +106,11 @@ def show_command(name: str, key: str | None, as_json: bool) -> int:
     crosstie catalog show llama-3.1-70b
     crosstie catalog show vllm host
     crosstie catalog show costs
+    crosstie catalog show libraries       # CUDA's beside ROCm's
+    crosstie catalog show libraries nccl
     """
+    if name == "libraries":
+        return _libraries(key, as_json)
     title, every = describe(Catalog(), name)
     lines = [line for line in every if not key or line.key == key or line.key.startswith(f"{key}.")]
     if not lines:
@@ -115,6 +126,30 @@ def show_command(name: str, key: str | None, as_json: bool) -> int:
     for line in lines:
         for note in line.notes:
             say(out, f"  {line.key}: {note}", "dim")
+    return 0
+
+
+def _libraries(name: str | None, as_json: bool) -> int:
+    """CUDA's libraries beside ROCm's: all of them in short, or one with its source."""
+    rows = overview(Catalog(), "libraries")
+    if name:
+        rows = [row for row in rows if name.lower() in (row["id"], row["CUDA"].lower(), row["ROCm"].lower())]
+        if not rows:
+            raise UnknownName("library", name, near_names(name, list(Catalog().libraries)), listing="libraries")
+    if as_json:
+        print_json(rows)
+        return 0
+    out = console()
+    if name:
+        for key, value in rows[0].items():
+            if value:
+                say(out, f"{key:<28}{value}", hang=28)
+        return 0
+    shown = ("id", "CUDA", "ROCm", "state", "what differs")
+    show_table(out, ["id", "~CUDA", "~ROCm", "state", "~what differs"], [[row[key] for key in shown] for row in rows])
+    for state, meaning in _STATES.items():
+        say(out, f"  {state}: {meaning}", "dim")
+    say(out, "Nothing here ran on an AMD GPU. `crosstie catalog show libraries ID` has source and date.", "dim")
     return 0
 
 

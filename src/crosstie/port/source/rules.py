@@ -7,6 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
+from crosstie.catalog.counterparts import read_counterparts
+from crosstie.catalog.library import SHIPPED
 from crosstie.catalog.reading import Sources, only_keys, read_record, read_toml, table, text
 from crosstie.core.errors import BadData
 from crosstie.core.finding import Severity
@@ -49,6 +51,8 @@ class NameRule(_Rule, frozen=True, kw_only=True):
     qualified: frozenset[str] = frozenset()
     numbers: frozenset[str] = frozenset()
     requires: re.Pattern[str] | None = None
+    # A row of the catalog's libraries, to which the remedy sends for the rest.
+    library: str = ""
 
     def names_it(self, name: str) -> bool:
         return name in self.names or (bool(self.prefixes) and name.startswith(self.prefixes))
@@ -92,7 +96,14 @@ def python_rules(kind: str, file: Path = _DATA / "python.toml") -> tuple[PythonR
 
 @cache
 def name_rules(file: Path = _DATA / "names.toml") -> tuple[NameRule, ...]:
-    return tuple(_rows(file, "rule", NameRule).values())
+    libraries = read_counterparts(SHIPPED / "libraries.toml")
+    found = []
+    for where, row in _rows(file, "rule", NameRule).items():
+        if row.library and row.library not in libraries:
+            raise BadData(file, f"{where}.library", f"'{row.library}' is in no row of libraries.toml")
+        more = f"; {libraries[row.library].rocm}: crosstie catalog show libraries {row.library}" if row.library else ""
+        found.append(msgspec.structs.replace(row, remedy=row.remedy + more))
+    return tuple(found)
 
 
 @cache
