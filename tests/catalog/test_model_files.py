@@ -61,7 +61,10 @@ def test_a_missing_field_is_named_with_its_file(field: str) -> None:
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
         ({"model_type": ["llama"]}, "model_type"),
         ({"model_type": "bert"}, "model_type"),
-        ({"model_type": "jamba"}, "model_type"),
+        ({"model_type": "zamba2"}, "model_type"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "M*X"}, "layer_types[2]"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "M*"}, "mamba_n_heads"),
+        ({"model_type": "dbrx", "attn_config": 7}, "attn_config"),
         ({"mamba_d_state": 16}, "mamba_d_state"),
         ({"hybrid_layer_pattern": [0, 1]}, "hybrid_layer_pattern"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
@@ -88,7 +91,6 @@ def test_a_missing_field_is_named_with_its_file(field: str) -> None:
             {"quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": {"bits": 8}}}},
             "quantization_config.dynamic",
         ),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config.quant_method"),
     ],
 )
 def test_nonsense_is_refused_by_key(changes: dict[str, Any], key: str) -> None:

@@ -21,6 +21,9 @@ class FeedForward:
     gathered_elements: float = 0.0
 
 
+NO_FORWARD = FeedForward("no feed-forward", (), 0.0)
+
+
 def dense(hidden: int, inner: int, *, gated: bool = True, bias: bool = False, prefix: str = "mlp") -> FeedForward:
     width = 2 * inner if gated else inner
     tensors = [
@@ -43,14 +46,17 @@ def experts(
     router_bias: bool = False,
     expert_bias: bool = False,
     latent: int | None = None,
+    latent_norm: bool = True,
     router_extra: int = 0,
+    gated: bool = True,
 ) -> FeedForward:
     """`latent`: routed experts that work in a narrower space, entered and left by a projection."""
     width = latent or hidden
+    up = 2 * inner if gated else inner
     tensors = [
         plain("router", count, hidden, "router", "router"),
         Tensor(
-            name="experts_up", role="experts", rows=2 * inner, cols=width, copies=count, active=active,
+            name="experts_up", role="experts", rows=up, cols=width, copies=count, active=active,
             kernel="experts_up",
         ),
         Tensor(
@@ -62,17 +68,18 @@ def experts(
         tensors += [
             plain("latent_in", latent, hidden, "latent_in", "auxiliary"),
             plain("latent_out", hidden, latent, "latent_out", "auxiliary"),
-            vector("latent_norm", latent),
         ]
+    if latent and latent_norm:
+        tensors.append(vector("latent_norm", latent))
     if router_bias:
         tensors.append(vector("router_bias", count))
     if router_extra:
         tensors.append(vector("router_scale", router_extra))
     if expert_bias:
-        tensors.append(Tensor(name="expert_bias", role="small", rows=2 * inner + hidden, copies=count, active=active))
-    moved = 3.0 * inner * active
+        tensors.append(Tensor(name="expert_bias", role="small", rows=up + hidden, copies=count, active=active))
+    moved = (up + inner) * float(active)
     if shared_inner:
-        shared = dense(hidden, shared_inner, prefix="shared")
+        shared = dense(hidden, shared_inner, gated=gated, prefix="shared")
         tensors += shared.tensors
         moved += shared.moved_elements
         if shared_gate:

@@ -1,6 +1,5 @@
 """config.json in, Model out. Families are told apart by the keys they have; quirks by model_type."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from crosstie.catalog.attention import (
     vector,
 )
 from crosstie.catalog.config import Config
-from crosstie.catalog.families import FOREIGN, FOREIGN_HEADS, STRUCTURAL, Quirks, quirks_of
-from crosstie.catalog.feedforward import FeedForward, dense, experts
+from crosstie.catalog.families import FOREIGN, FOREIGN_HEADS, HYBRID, STRUCTURAL, Quirks, quirks_of
+from crosstie.catalog.feedforward import NO_FORWARD, FeedForward, dense, experts
+from crosstie.catalog.hybrids import hybrid_layers
 from crosstie.catalog.quantisation import Names, native_formats
 from crosstie.core.model import Layer, Model, Tensor
 
@@ -32,14 +32,12 @@ def read_model(raw: Mapping[str, Any], file: Path | str, *, prefix: str = "", **
     family = _family(config)
     quirks = quirks_of(family)
     hidden = config.count("hidden_size", "n_embd", "d_model", "n_embed")
-    depth = config.count("num_hidden_layers", "n_layer", "n_layers")
+    depth = _depth(config, family)
     if depth > 10_000:
         raise config.bad("num_hidden_layers", f"{depth:,} layers are a slip")
-    heads = config.count("num_attention_heads", "n_head")
+    heads = _heads(config, family, hidden)
     vocabulary = config.count("vocab_size")
-    attention_of = _attention_reader(config, quirks, hidden, heads, depth)
-    forward_of = _forward_reader(config, quirks, hidden, depth)
-    parts = [(attention_of(i), forward_of(i)) for i in range(depth)]
+    parts = _parts(config, family, quirks, hidden, heads, depth)
     layers = _group(parts, _per_layer(config, quirks, hidden))
     limit = config.maybe("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
     outer = _outer_tensors(config, quirks, hidden, vocabulary, limit)
@@ -66,6 +64,44 @@ def read_model(raw: Mapping[str, Any], file: Path | str, *, prefix: str = "", **
         **about,
     )
     return model, config
+
+
+def _depth(config: Config, family: str) -> int:
+    listed = None
+    if family in HYBRID:
+        # Nemotron-H's pattern has a letter a layer, and newer configs of it have no number beside it.
+        pattern, kinds = config.word("hybrid_override_pattern"), config.get("layers_block_type")
+        listed = len(pattern) or (len(kinds) if isinstance(kinds, list) else 0) or None
+        # Factors and kernels of the state change nothing that is counted.
+        config.asked.update(key for key in config.raw if key.startswith(("mamba_", "ssm_")))
+    return config.count("num_hidden_layers", "n_layer", "n_layers", default=listed)
+
+
+def _heads(config: Config, family: str, hidden: int) -> int:
+    """What ranks share out: heads of attention, or of the state where there is no attention."""
+    alone = {"mamba": hidden * 2, "falcon_mamba": hidden * 2}.get(family)
+    names = ("num_heads",) if family == "mamba2" else ("num_attention_heads", "n_head", "n_heads")
+    return config.count(*names, default=alone)
+
+
+def _parts(
+    config: Config, family: str, quirks: Quirks, hidden: int, heads: int, depth: int
+) -> list[tuple[Attention, FeedForward]]:
+    if family not in HYBRID:
+        attention_of = _attention_reader(config, quirks, hidden, heads, depth)
+        forward_of = _forward_reader(config, quirks, hidden, depth)
+        return [(attention_of(i), forward_of(i)) for i in range(depth)]
+
+    def attention() -> Attention:
+        kv_heads = config.count("num_key_value_heads", default=heads)
+        return _full_attention(config, quirks, hidden, heads, kv_heads, _head_dim(config, hidden, heads))[0]
+
+    has_forward = family not in ("nemotron_h", "mamba", "mamba2", "falcon_mamba")
+    forward_of = _forward_reader(config, quirks, hidden, depth) if has_forward else lambda _: NO_FORWARD
+    made = hybrid_layers(config, family, hidden, depth, attention, forward_of)
+    if len(made) != depth:
+        raise config.bad("num_hidden_layers", f"{depth}, and the pattern of layers has {len(made)}")
+    return made
 
 
 def _outer_tensors(
@@ -125,10 +161,14 @@ def _group(
 ) -> tuple[Layer, ...]:
     """Equal layers become one entry with a count; order does not matter to what a step costs."""
     extra, streams = per_layer
+    alike: dict[tuple[Attention, FeedForward], list[int]] = {}
+    for index, pair in enumerate(parts):
+        alike.setdefault(pair, []).append(index)
     return tuple(
         Layer(
             kind=f"{attention.kind} + {forward.kind}",
-            count=count,
+            count=len(at),
+            at=tuple(at),
             tensors=attention.tensors + forward.tensors + extra,
             scans=attention.scans,
             state=attention.state,
@@ -137,13 +177,16 @@ def _group(
             elementwise_sharded_bytes=2.0 * (attention.moved_elements + forward.moved_elements),
             routing_kernels=forward.routing_kernels,
         )
-        for (attention, forward), count in Counter(parts).items()
+        for (attention, forward), at in alike.items()
     )
 
 
 def _per_layer(config: Config, quirks: Quirks, hidden: int) -> tuple[tuple[Tensor, ...], float]:
     """Tensors that a layer has beside attention and feed-forward, and elements its norms move."""
     norms = quirks.norms
+    if quirks.multi_query is False and config.flag("parallel_attn") and not config.flag("new_decoder_architecture"):
+        # Falcon-7B: one norm, with its offset, before both.
+        norms = 2
     streams = config.maybe("hc_mult") or 1
     tensors = [vector("norms", norms * hidden)]
     if streams > 1:
@@ -161,9 +204,9 @@ def _stream_mixer(config: Config, hidden: int) -> int:
 
 
 def _head_dim(config: Config, hidden: int, heads: int) -> int:
-    if config.get("head_dim") is None and hidden % heads:
+    if config.get("head_dim", "attention_head_dim") is None and hidden % heads:
         raise config.bad("head_dim", f"missing, and hidden_size {hidden} is no multiple of {heads} heads")
-    return config.count("head_dim", default=hidden // heads)
+    return config.count("head_dim", "attention_head_dim", default=hidden // heads)
 
 
 def _attention_reader(
@@ -198,24 +241,38 @@ def _attention_reader(
 
 
 def _grouped_reader(config: Config, quirks: Quirks, hidden: int, heads: int, depth: int) -> Callable[[int], Attention]:
-    kv_heads = config.count("num_key_value_heads", "num_kv_heads", "n_head_kv", default=heads)
+    # DBRX and MPT keep the numbers of a layer in objects of their own.
+    own = config.nested_config("attn_config") if quirks.nested else None
+    default = own.count("kv_n_heads", default=heads) if own else heads
+    kv_heads = config.count("num_key_value_heads", "num_kv_heads", "n_head_kv", default=default)
     if quirks.multi_query is not None and not config.flag("new_decoder_architecture"):
         kv_heads = 1 if config.flag("multi_query", quirks.multi_query) else kv_heads
     if heads % kv_heads:
         raise config.bad("num_key_value_heads", f"{kv_heads} does not divide the {heads} attention heads")
     head_dim = _head_dim(config, hidden, heads)
-    bias = config.flag("attention_bias") or config.flag("qkv_bias") or quirks.qkv_bias
-    norm = "head" if quirks.head_norm else "none"
+    full, common = _full_attention(config, quirks, hidden, heads, kv_heads, head_dim)
+    return _by_layer(config, quirks, depth, full, common, kv_heads, head_dim)
+
+
+def _full_attention(
+    config: Config, quirks: Quirks, hidden: int, heads: int, kv_heads: int, head_dim: int
+) -> tuple[Attention, dict[str, Any]]:
+    """Attention over everything, and what attention over less has in common with it."""
+    everywhere = _linear_bias(config, quirks)
+    bias = config.flag("attention_bias") or config.flag("qkv_bias") or quirks.qkv_bias or everywhere
+    norm = "head" if quirks.head_norm else "full" if quirks.full_norm else "none"
     if config.word("qk_norm_type") == "per_layer":
         norm = "full"
     elif quirks.may_have_head_norm and config.flag("use_qk_norm"):
         norm = "head"
+    elif quirks.may_have_full_norm and config.flag("use_qk_norm"):
+        norm = "full"
     common: dict[str, Any] = {
         "hidden": hidden,
         "heads": heads,
         "qk_norm": norm,
         "bias": bias,
-        "output_bias": quirks.output_bias,
+        "output_bias": quirks.output_bias or everywhere,
         "sinks": quirks.sinks,
         "output_gate": config.flag("attn_output_gate", quirks.gated_output),
     }
@@ -224,6 +281,20 @@ def _grouped_reader(config: Config, quirks: Quirks, hidden: int, heads: int, dep
         head_dim=config.count("global_head_dim", default=head_dim),
         key_is_value=config.flag("attention_k_eq_v"), **common,
     )  # fmt: skip
+    return full, common
+
+
+def _linear_bias(config: Config, quirks: Quirks) -> bool:
+    if quirks.linear_bias is None:
+        return False
+    named = "use_bias" if config.get("use_bias") is not None else "bias"
+    return config.flag(named, quirks.linear_bias)
+
+
+def _by_layer(
+    config: Config, quirks: Quirks, depth: int, full: Attention, common: dict[str, Any], kv_heads: int, head_dim: int
+) -> Callable[[int], Attention]:
+    hidden: int = common["hidden"]
     sparse = config.nested_config("sparse_attention_config")
     if sparse is not None:
         # MiniMax-M3: an index chooses blocks of the cache for each key-value head.
@@ -236,7 +307,7 @@ def _grouped_reader(config: Config, quirks: Quirks, hidden: int, heads: int, dep
         return lambda i: blocks if marks[i] else full
     kinds = _layer_types(config, quirks, depth)
     local = full
-    chunk, window = config.maybe("attention_chunk_size"), config.maybe("sliding_window")
+    chunk, window = config.maybe("attention_chunk_size"), config.maybe("sliding_window", least=0)
     if chunk:
         local = grouped_attention(
             kv_heads=kv_heads, head_dim=head_dim, window=chunk, window_read_fraction=0.5, **common
@@ -264,7 +335,7 @@ def _layer_types(config: Config, quirks: Quirks, depth: int) -> list[str]:
     every = config.maybe("full_attention_interval")
     if every:
         return ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(depth)]
-    if not (config.maybe("sliding_window") and _uses_window(config)):
+    if not (config.maybe("sliding_window", least=0) and _uses_window(config)):
         config.get("sliding_window_pattern", "_sliding_window_pattern", "max_window_layers")
         return ["full_attention"] * depth
     pattern = config.maybe("sliding_window_pattern", "_sliding_window_pattern") or quirks.full_attention_every
@@ -321,11 +392,21 @@ def _kimi_delta(hybrid: Config, hidden: int) -> Attention:
 
 
 def _forward_reader(config: Config, quirks: Quirks, hidden: int, depth: int) -> Callable[[int], FeedForward]:
+    own = config.nested_config("ffn_config") if quirks.nested else None
+    if own is not None and own.get("moe_num_experts") is not None:
+        routed_alone = experts(
+            hidden, own.count("ffn_hidden_size", default=3584), count=own.count("moe_num_experts"),
+            active=own.count("moe_top_k", default=1),
+        )  # fmt: skip
+        return lambda i: routed_alone
     count = config.maybe("n_routed_experts", "num_local_experts", "num_experts", least=0)
+    if count == 1 and config.get("expert_layer_period") is not None:
+        # Jamba's way to say that nothing is routed.
+        count = 0
     if not count:
-        default = None if quirks.gated_mlp else 4 * hidden
-        inner = config.count("intermediate_size", "n_inner", "ffn_dim", default=default)
-        plain_mlp = dense(hidden, inner, gated=quirks.gated_mlp, bias=config.flag("mlp_bias"))
+        inner = _inner(config, quirks, hidden)
+        bias = config.flag("mlp_bias") or _linear_bias(config, quirks)
+        plain_mlp = dense(hidden, inner, gated=quirks.gated_mlp, bias=bias)
         return lambda i: plain_mlp
     routed, is_dense = _experts_reader(config, quirks, hidden, count, depth)
     beside = dense(hidden, config.count("intermediate_size")) if config.flag("enable_moe_block") else None
@@ -345,6 +426,21 @@ def _forward_reader(config: Config, quirks: Quirks, hidden: int, depth: int) -> 
         )  # fmt: skip
 
     return forward
+
+
+def _inner(config: Config, quirks: Quirks, hidden: int) -> int:
+    """How wide a dense feed-forward is."""
+    default = None if quirks.gated_mlp else config.maybe("expansion_ratio") or 4
+    usual = ("intermediate_size", "block_ff_dim", "n_inner", "ffn_dim", "ffn_hidden_size")
+    inner = config.count(
+        *(("shared_intermediate_size",) if quirks.shared_alone else usual), default=default and default * hidden
+    )
+    if quirks.inner_rounded and config.flag("block_auto_adjust_ff_dim", default=True):
+        factor, multiple = config.get("block_ffn_dim_multiplier"), config.count("block_multiple_of", default=256)
+        inner = int(2 * inner / 3)
+        inner = int(factor * inner) if isinstance(factor, int | float) else inner
+        inner = multiple * -(-inner // multiple)
+    return inner
 
 
 def _experts_reader(
@@ -375,12 +471,17 @@ def _experts_reader(
         latent=config.maybe("routed_expert_hidden_size"),
         router_extra=hidden + count if quirks.router_scale else 0,
     )
-    first_dense = config.count("first_k_dense_replace", default=0, least=0)
+    first_dense = config.count("first_k_dense_replace", "num_dense_layers", default=0, least=0)
     only_mlp = set(config.counts("mlp_only_layers") or ())
     frequency = config.get("moe_layer_freq")
     if isinstance(frequency, list):
         marks = config.counts("moe_layer_freq", depth) or []
         return routed, lambda i: not marks[i]
+    period = config.maybe("expert_layer_period")
+    if period:
+        # Jamba.
+        offset = config.count("expert_layer_offset", default=0, least=0)
+        return routed, lambda i: i % period != offset
     step = config.count("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq", default=1)
     return routed, lambda i: i < first_dense or i in only_mlp or (i + 1) % step != 0
 

@@ -41,10 +41,13 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "experts_down": (*(name.format("down_proj") for name in _EXPERT), "block_sparse_moe.experts.0.w2"),
 }
 # What linear attention calls its projections instead.
-_LINEAR = {"attention": ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv"), "output": ("linear_attn.out_proj",)}
+_LINEAR = {
+    "attention": ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv", "mamba.in_proj", "mixer.in_proj"),
+    "output": ("linear_attn.out_proj", "mamba.out_proj", "mixer.out_proj"),
+}
 _PREFIXES = ("model.layers.{}.", "language_model.model.layers.{}.", "model.language_model.layers.{}.")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_METHODS = "fp8, fbgemm_fp8, compressed-tensors, modelopt, mxfp4, awq, gptq, quark"
+_METHODS = "fp8, fbgemm_fp8, compressed-tensors, modelopt, mxfp4, awq, gptq, quark, bitsandbytes"
 _MODELOPT = {
     "NVFP4": "nvfp4",
     "W4A16_NVFP4": "nvfp4",
@@ -100,7 +103,8 @@ def _quantise(
     if quantisation.get("lm_head") is True:
         by_role["head"] = {groups[-1][1]: 1.0}
     # The precision is named after what stores most of the weights.
-    main = by_role["experts" if has_experts else "mlp"]
+    roles = {role for layer in layers for role in layer.roles}
+    main = by_role["experts" if has_experts else "mlp" if "mlp" in roles else "attention"]
     return max(main, key=lambda format: main[format])
 
 
@@ -135,6 +139,7 @@ def _groups(config: Config, quantisation: Mapping[str, Any]) -> list[tuple[Patte
         "mxfp4": lambda: "mxfp4-a8",
         "awq": lambda: _integer(config, first("bits", "w_bit", 4), first("group_size", "q_group_size", 128)),
         "gptq": lambda: _integer(config, quantisation.get("bits", 4), quantisation.get("group_size", 128)),
+        "bitsandbytes": lambda: "int8" if quantisation.get("load_in_8bit") else "nf4",
         "modelopt": lambda: _modelopt(config, quantisation),
         "quark": lambda: _quark(config, quantisation),
     }

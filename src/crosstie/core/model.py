@@ -176,6 +176,8 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     count: int
+    # Which layers they are, from 0; empty where nobody said.
+    at: tuple[int, ...] = ()
     tensors: tuple[Tensor, ...]
     scans: tuple[Scan, ...] = ()
     state: State | None = None

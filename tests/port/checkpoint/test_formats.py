@@ -74,7 +74,7 @@ def test_the_words_for_each_format(tmp_path: Path, name: str, method: str, linea
         (dressed({"m.qweight": np.ones((8, 8), np.int32), "m.scales": floats((1, 8))}), {"quant_method": "awq", "bits": 4}, "awq", "int4"),
         (dressed({"m.qweight": np.ones((8, 8), np.int32), "m.scales": floats((1, 8))}), {"quant_method": "gptq", "bits": 8}, "gptq", "int8"),
         (dressed({WEIGHT: np.ones((8, 8), np.int8), SCALE: floats((8, 1))}), {"quant_method": "compressed-tensors"}, "compressed-tensors", "int8"),
-        (dressed({WEIGHT: exponents((64, 1)), f"{WEIGHT}.absmax": floats((1,))}), {"quant_method": "bitsandbytes"}, "bitsandbytes", "unknown"),
+        (dressed({WEIGHT: exponents((64, 1)), f"{WEIGHT}.absmax": floats((1,))}), {"quant_method": "bitsandbytes"}, "bitsandbytes", "bnb4"),
         (dressed({WEIGHT: bf16((4, 8))}), {"quant_method": "something"}, "other", "bf16"),
     ],
 )  # fmt: skip

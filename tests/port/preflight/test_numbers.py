@@ -9,7 +9,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.port.checkpoint import samples
-from tests.port.preflight import tiny
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding
@@ -87,20 +86,12 @@ def test_a_config_that_contradicts_the_tensors_is_an_error(catalog: Catalog, tmp
     assert ("checkpoint", "error") in checks(findings)
 
 
-def test_a_folder_without_weights_is_unknown_and_a_bare_config_a_note(catalog: Catalog, tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_a_config_alone(catalog: Catalog, tmp_path: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "vocab_size": 100, "intermediate_size": 256, "torch_dtype": "bfloat16",
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    for asked, severity in ((tmp_path, "unknown"), (tmp_path / "config.json", "note")):
+    for asked in (tmp_path, tmp_path / "config.json"):
         (finding,) = stored_findings(read_stored(catalog, str(asked)), [], "all", no_progress)
-        assert finding.severity == severity
-
-
-def test_layers_that_are_not_there_are_told(catalog: Catalog, tmp_path: Path) -> None:
-    folder = tiny.write(tmp_path, "bf16", num_hidden_layers=3)
-    (finding,) = stored_findings(read_stored(catalog, str(folder)), [], "all", no_progress)
-    assert finding.what.startswith("tensors of 1 layers are here, and the config has 3")
-    whole = tiny.write(tmp_path, "bf16")
-    assert stored_findings(read_stored(catalog, str(whole)), [], "all", no_progress) == []
+        assert (finding.severity, finding.check) == ("note", "checkpoint")

@@ -86,6 +86,7 @@ def _whole(body: Mapping[str, Array]) -> Tensors:
 GPT_OSS = {
     **LLAMA, "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 4,
     "num_experts_per_tok": 2, "intermediate_size": 256, "sliding_window": 128, "layer_types": ["sliding_attention"],
+    "attention_bias": True,
 }  # fmt: skip
 
 
@@ -94,6 +95,9 @@ def gpt_oss() -> Tensors:
     for name, shape in MATRICES.items():
         if "self_attn" in name:
             body |= plain(name, shape)
+            body[f"{name}.bias"] = samples.bf16(shape[:1])
+    body[f"{_LAYER}.mlp.router.weight"] = samples.bf16((4, HIDDEN))
+    body[f"{_LAYER}.mlp.router.bias"] = samples.bf16((4,))
     for name, (rows, columns) in {"gate_up_proj": (512, HIDDEN), "down_proj": (HIDDEN, 256)}.items():
         body[f"{_LAYER}.mlp.experts.{name}_blocks"] = samples.exponents((4, rows, columns // 32, 16))
         body[f"{_LAYER}.mlp.experts.{name}_scales"] = samples.exponents((4, rows, columns // 32))
@@ -113,6 +117,7 @@ def mixture(stored: Stored) -> Tensors:
     for name, shape in MATRICES.items():
         if "self_attn" in name:
             body |= stored(name, shape)
+    body |= {f"{_LAYER}.self_attn.{name}_norm.weight": samples.bf16((DIM,)) for name in "qk"}
     body[f"{_LAYER}.mlp.gate.weight"] = samples.bf16((4, HIDDEN))
     for expert in range(4):
         for name, shape in {"gate_proj": (256, HIDDEN), "up_proj": (256, HIDDEN), "down_proj": (HIDDEN, 256)}.items():

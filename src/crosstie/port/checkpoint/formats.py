@@ -87,12 +87,19 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...]
 
     @property
+    def integer_bits(self) -> set[int]:
+        """The widths that the config gives to integers."""
+        found = {entry.get(key) for entry in _entries(self.quantisation) for key in ("num_bits", "bits", "w_bit")}
+        return {int(bits) for bits in found if isinstance(bits, int | str) and str(bits) in ("2", "3", "4", "8")}
+
+    @property
     def fp8_weights(self) -> Iterator[Weight]:
         return (weight for weight in self.weights if weight.is_fp8)
 
 
-def read_scheme(checkpoint: Checkpoint) -> Scheme:
-    raw, file = load_config(checkpoint.folder)
+def read_scheme(checkpoint: Checkpoint, raw: Mapping[str, Any] | None = None) -> Scheme:
+    """`raw`: the config, where it does not lie beside the tensors."""
+    raw, file = load_config(checkpoint.folder) if raw is None else (raw, checkpoint.folder / "config.json")
     quantisation = quantisation_config(raw, file)
     method = method_of(quantisation)
     roles = _as_declared(read_roles(checkpoint.tensors), checkpoint, quantisation)
@@ -154,9 +161,7 @@ def _marks(key: str, checkpoint: Checkpoint, quantisation: Mapping[str, Any]) ->
 
 def _as_declared(roles: Roles, checkpoint: Checkpoint, quantisation: Mapping[str, Any]) -> Roles:
     """What tensors do not show by themselves: the bits of packed integers, and that one scale is one block's."""
-    groups = quantisation.get("config_groups")
-    entries = groups.values() if isinstance(groups, Mapping) else ({"weights": quantisation},)
-    said = [w for entry in entries if isinstance(entry, Mapping) and isinstance(w := entry.get("weights"), Mapping)]
+    said = _entries(quantisation)
     bits = {str(entry.get("num_bits", entry.get("bits"))) for entry in said}
     blocks = {block for entry in said if (block := _block(entry)) is not None}
 
@@ -171,6 +176,13 @@ def _as_declared(roles: Roles, checkpoint: Checkpoint, quantisation: Mapping[str
 
     weights = tuple(msgspec.structs.replace(weight, scheme=scheme(weight)) for weight in roles.weights)
     return msgspec.structs.replace(roles, weights=weights)
+
+
+def _entries(quantisation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What the config says of weights, group by group."""
+    groups = quantisation.get("config_groups")
+    entries = groups.values() if isinstance(groups, Mapping) else ({"weights": quantisation},)
+    return [w for entry in entries if isinstance(entry, Mapping) and isinstance(w := entry.get("weights"), Mapping)]
 
 
 def _block(said: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -211,6 +223,82 @@ def _config_problems(method: Method, quantisation: Mapping[str, Any], roles: Rol
         yield Problem(file.name, key, f"says {said}, but tensors are stored as {shown}")
     elif method == "fp8" and quantisation.get("weight_block_size") and not stored & {"fp8-block", "mxfp8"}:
         yield Problem(file.name, f"{key}.weight_block_size", f"says blocks, but tensors are stored as {shown}")
+
+
+# compressed-tensors' and Quark's words for what shares a scale.
+_STRATEGIES = {
+    "tensor": "fp8-tensor", "channel": "fp8-channel", "block": "fp8-block", "per_tensor": "fp8-tensor",
+    "per_channel": "fp8-channel",
+}  # fmt: skip
+
+
+def scale_problems(scheme: Scheme, checkpoint: Checkpoint) -> Iterator[Problem]:
+    """Scales that are not of the kind or the grid that the config announces, and static ones that are missing.
+
+    They do not stand in a conversion's way, which keeps what is there; a loader stumbles over them.
+    """
+    method, quantisation = scheme.method, scheme.quantisation
+    announced = _announced(method, quantisation)
+    blocks = {block for entry in _entries(quantisation) if (block := _block(entry)) is not None}
+    static = _inputs_are_static(method, quantisation)
+    for weight in scheme.weights:
+        file = checkpoint[weight.name].file.name
+        if weight.scheme not in ("fp8-tensor", "fp8-channel", "fp8-block"):
+            continue
+        if announced and weight.scheme not in announced:
+            scale = checkpoint[weight.scales[0]]
+            said = " or ".join(sorted(one.removeprefix("fp8-") for one in announced))
+            kind = f"scales by {weight.scheme.removeprefix('fp8-')} (shape {list(scale.shape)})"
+            yield Problem(file, weight.scales[0], f"{kind}, and the config says by {said}")
+        elif weight.scheme == "fp8-block" and len(blocks) == 1:
+            shape, scale = checkpoint[weight.name].shape, checkpoint[weight.scales[0]]
+            rows, columns = min(blocks)
+            grid = (-(-shape[-2] // rows), -(-shape[-1] // columns))
+            if tuple(side for side in scale.shape if side != 1) != tuple(
+                side for side in (*shape[:-2], *grid) if side != 1
+            ):
+                reason = (
+                    f"a grid of {list(scale.shape)}, and blocks of {rows}x{columns} cut {list(shape)} into {list(grid)}"
+                )
+                yield Problem(file, weight.scales[0], reason)
+        if static and not weight.inputs:
+            yield Problem(file, weight.name, "no input_scale, and the config says that activations are static")
+
+
+def _announced(method: Method, quantisation: Mapping[str, Any]) -> set[str]:
+    """How FP8 weights may share their scales; empty where the config does not say."""
+    if method == "fp8":
+        return {"fp8-block"} if quantisation.get("weight_block_size") else {"fp8-tensor"}
+    if method == "compressed-tensors":
+        said = [entry.get("strategy") for entry in _entries(quantisation) if is_fp8(entry)]
+    elif method == "quark":
+        said = [entry.get("qscheme") for entry in _quark_weights(quantisation) if is_fp8(entry)]
+    else:
+        return set()
+    found = {_STRATEGIES.get(str(word), "") for word in said}
+    return set() if "" in found else found
+
+
+def _quark_weights(quantisation: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    layers = quantisation.get("layer_quant_config")
+    inner = layers.values() if isinstance(layers, Mapping) else ()
+    for entry in (quantisation.get("global_quant_config"), *inner):
+        said = entry.get("weight") if isinstance(entry, Mapping) else None
+        if isinstance(said, Mapping):
+            yield said
+
+
+def _inputs_are_static(method: Method, quantisation: Mapping[str, Any]) -> bool:
+    """Whether every FP8 weight needs the scale of its input."""
+    if method == "fp8":
+        return quantisation.get("activation_scheme") == "static"
+    if method == "modelopt":
+        return str(quantisation.get("quant_algo", "")).upper() == "FP8"
+    said = input_config(quantisation)
+    # Where groups differ, which of them a weight is in is not looked up.
+    groups = quantisation.get("config_groups")
+    several = isinstance(groups, Mapping) and len(groups) > 1
+    return bool(said) and not several and said is not None and said.get("dynamic", said.get("is_dynamic")) is False
 
 
 def _parts(

@@ -83,13 +83,20 @@ def read_header(file: Path) -> Header:
     except OSError as error:
         raise BadData(file, "", f"cannot be read: {error.strerror}") from None
     entries = _entries(file, raw)
-    metadata = _metadata(file, entries.pop(METADATA, None))
-    start = _PREFIX + length
+    return header_of(file, entries, entries.pop(METADATA, None), _PREFIX + length, size)
+
+
+def header_of(
+    file: Path, entries: Mapping[str, Any], metadata: object, start: int = 0, size: int | None = None
+) -> Header:
+    """From a header's JSON; without a size, the file is taken to end with its last tensor."""
     tensors = [(name, _tensor(file, name, entry, start)) for name, entry in entries.items()]
     # An empty tensor lies before the one that begins where it lies.
     tensors.sort(key=lambda pair: (pair[1].offset, pair[1].nbytes))
+    end = max((info.offset + info.nbytes for _, info in tensors), default=start)
+    size = end if size is None else size
     _check_layout(file, tensors, start, size)
-    return Header(file, dict(tensors), metadata, start, size)
+    return Header(file, dict(tensors), _metadata(file, metadata), start, size)
 
 
 def encode_header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:

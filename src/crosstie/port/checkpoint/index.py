@@ -19,8 +19,10 @@ CHUNK_BYTES = 1 << 22
 class Checkpoint:
     """Tensors by name. Nothing of them is held: `read` and `chunks` open the file each time."""
 
-    def __init__(self, folder: Path, headers: Mapping[str, Header], index: Path | None):
+    def __init__(self, folder: Path, headers: Mapping[str, Header], index: Path | None, *, is_remote: bool = False):
         self.folder, self.index = folder, index
+        # Of a repository the headers alone are here: there is nothing to read from.
+        self.is_remote = is_remote
         # By file name, in the order of their names.
         self.headers = dict(headers)
         self.tensors: dict[str, TensorInfo] = {}
@@ -75,7 +77,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             if name not in there:
                 raise BadData(folder / name, "", f"missing: {index.name} names it")
         headers = {name: read_header(folder / name) for name in shards}
-        _compare(index, weight_map, headers)
+        compare(index, weight_map, headers)
         return Checkpoint(folder, headers, index)
     if (folder / _SINGLE).is_file():
         return Checkpoint(folder, {_SINGLE: read_header(folder / _SINGLE)}, None)
@@ -109,7 +111,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _compare(index: Path, weight_map: Mapping[str, str], headers: Mapping[str, Header]) -> None:
+def compare(index: Path, weight_map: Mapping[str, str], headers: Mapping[str, Header]) -> None:
     for tensor, shard in weight_map.items():
         if tensor not in headers[shard].tensors:
             raise BadData(index, f"weight_map.{tensor}", f"{shard} has no such tensor")

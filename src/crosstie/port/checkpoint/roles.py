@@ -66,7 +66,7 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     part: ModelPart
-    # One of QUANTISED, bf16, fp16 or unknown.
+    # One of QUANTISED, bnb4 (the NF4 or FP4 of bitsandbytes, flattened), bf16, fp16 or unknown.
     scheme: str
     nbytes: int
     # What its numbers are multiplied by.
@@ -115,6 +115,14 @@ def stems(name: str) -> Iterator[str]:
     yield f"{name}."
 
 
+def module_of(name: str) -> str:
+    """The module that a weight belongs to: "a.b.weight" and "a.b.qweight" -> "a.b", "a.b_blocks" -> "a.b"."""
+    for ending in (".weight_packed", ".qweight", ".weight", "_blocks"):
+        if name.endswith(ending):
+            return name.removesuffix(ending)
+    return name
+
+
 def _found(name: str, endings: tuple[str, ...], tensors: Mapping[str, TensorInfo]) -> tuple[str, ...]:
     return tuple(made for stem in stems(name) for ending in endings if (made := stem + ending) in tensors)
 
@@ -143,6 +151,10 @@ def _weight(name: str, info: TensorInfo, tensors: Mapping[str, TensorInfo], prob
         scheme = "unknown"
     elif name.endswith(_INTEGER_ENDINGS) and info.dtype == "I32":
         scheme = "int4"
+    elif name.endswith("weight") and f"{name}.absmax" in tensors:
+        scheme = "bnb4"
+    elif info.dtype == "I8" and f"{name.removesuffix('weight')}SCB" in tensors:
+        scheme = "int8"
     elif info.dtype in _PACKED and scales:
         scheme = _packed_scheme(info, tensors[scales[0]])
     elif info.dtype in _PACKED and name.endswith((".weight", *_INTEGER_ENDINGS)):

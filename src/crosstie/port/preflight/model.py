@@ -27,6 +27,7 @@ from crosstie.port.preflight.numbers import stored_findings
 from crosstie.port.preflight.operations import Layout, ModelOperation, model_facts, operations
 from crosstie.port.preflight.rules import Facts
 from crosstie.port.preflight.stored import Stored, load_operations, read_stored
+from crosstie.port.preflight.whole import whole_findings
 
 ScanDepth = Literal["none", "sample", "all"]
 
@@ -111,6 +112,7 @@ def check_model(
         model.check_context(options.context, "the context")
     findings = [
         *stored_findings(stored, accelerators, options.scan, on_progress),
+        *whole_findings(stored, model),
         *architecture_findings(stored.config, options.engine),
         *draft_findings(stored.config, stored.checkpoint.tensors if stored.checkpoint else None, options.features),
         *unread,

@@ -17,10 +17,11 @@ from crosstie.catalog.huggingface import read_model
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.models import model_id
 from crosstie.catalog.reading import read_toml
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadData, BadInput, UnknownName
 from crosstie.core.model import Model, Precision
 from crosstie.port.checkpoint.formats import Scheme, method_of, quantisation_config, read_scheme
 from crosstie.port.checkpoint.gguf import Gguf, read_gguf
+from crosstie.port.checkpoint.hub import Repository, read_repository, repository
 from crosstie.port.checkpoint.index import Checkpoint, open_checkpoint
 from crosstie.port.checkpoint.roles import ModelPart
 from crosstie.port.preflight.operations import Layout, ModelOperation, Weights, stored_facts
@@ -54,7 +55,7 @@ _KEYS = {
 
 
 # Formats of the catalog -> schemes of checkpoints, for models of which only the config is there.
-_SCHEMES = {"fp8": "fp8-tensor", "mxfp4-a8": "mxfp4", "fp32": "bf16"}
+_SCHEMES = {"fp8": "fp8-tensor", "nf4": "bnb4", "mxfp4-a8": "mxfp4", "fp32": "bf16"}
 # GGUF types -> a precision that takes as many bits or a few more: memory is rather over- than underestimated.
 _GGUF_PRECISIONS = {
     **dict.fromkeys(("q2_k", "q3_k", "q4_k", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s",
@@ -165,21 +166,34 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     gguf: Gguf | None = None
     # Whether there are tensors of attention sinks.
     sinks: bool = False
-    # Why the tensors were not seen, where they were not; and whether that was the user's wish.
+    # Why the tensors were not seen, where they were not.
     unseen: str = ""
-    by_wish: bool = False
+    # Why the catalog's readers do not understand the config, where they do not.
+    unread: BadData | None = None
 
     # How memory arithmetic is to take it: as the config says, or the precision that stands for a GGUF type.
     precision: str = "native"
 
     def model(self, catalog: Catalog) -> Model:
-        if self.gguf is None:
+        if self.unread:
+            raise self.unread
+        if self.gguf is None and not (self.checkpoint and self.checkpoint.is_remote):
             return catalog.model(self.asked)
+        file = self.gguf.file if self.gguf else Path(self.config.file)
         made, _ = read_model(
-            self.config.outer, self.gguf.file, id=model_id(self.gguf.file), name=self.name, source=str(self.gguf.file),
-            date="",
+            self.config.outer, file, id=model_id(file), name=self.name, source=str(file), date=""
         )  # fmt: skip
         return made
+
+    @property
+    def family(self) -> str:
+        return str(self.config.get("model_type") or self.config.outer.get("model_type") or "")
+
+    @property
+    def unties(self) -> bool:
+        """Whether embedding and head are surely two: where a part of a larger config says nothing, they may be one."""
+        tied = self.config.flag_outer("tie_word_embeddings")
+        return tied is False or (tied is None and not self.config.nested)
 
     @property
     def words(self) -> str:
@@ -192,7 +206,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_stored(catalog: Catalog, asked: str) -> Stored:
-    """A folder, a .gguf file, a config.json or a name of the catalog."""
+    """A folder, a .gguf file, a config.json, a name of the catalog, or a repository of the Hugging Face hub."""
     path = Path(asked).expanduser()
     if path.is_dir():
         _refuse_other_folders(asked, path)
@@ -200,12 +214,34 @@ def read_stored(catalog: Catalog, asked: str) -> Stored:
             return _from_folder(asked, path)
         if any(path.glob("*.gguf")):
             return _from_gguf(asked, *_gguf_files(asked, path))
-        return _from_config(catalog, asked, unseen=f"no safetensors or GGUF file in {asked}", by_wish=False)
+        local = asked if asked.startswith((".", "/", "~")) else f"./{asked}"
+        return _from_config(catalog, local, unseen=f"no safetensors or GGUF file in {asked}")
     if path.suffix == ".gguf":
         return _from_gguf(asked, path)
     if path.suffix == ".safetensors":
         raise BadInput(f"{asked}: give the model's folder, not one of its files")
-    return _from_config(catalog, asked, unseen="the config alone was given", by_wish=True)
+    if not path.exists() and (named := repository(asked)) and (named.by_address or not _is_known(catalog, asked)):
+        return _from_repository(catalog, asked, named)
+    return _from_config(catalog, asked, unseen="the config alone was given")
+
+
+def _is_known(catalog: Catalog, name: str) -> bool:
+    try:
+        catalog.model(name)
+    except UnknownName:
+        return False
+    return True
+
+
+def _from_repository(catalog: Catalog, asked: str, named: Repository) -> Stored:
+    found = read_repository(named)
+    file = Path(named.id, "config.json")
+    name = named.id.rpartition("/")[2]
+    if found.checkpoint is None:
+        return _of_config(asked, name, found.config, file, _read(found.config, file, name), found.reason)
+    return _of_checkpoint(
+        asked, name, Config(found.config, file), found.checkpoint, read_scheme(found.checkpoint, found.config)
+    )
 
 
 def _refuse_other_folders(asked: str, folder: Path) -> None:
@@ -232,11 +268,14 @@ def _name(folder: Path) -> str:
 def _from_folder(asked: str, folder: Path) -> Stored:
     raw, file = load_config(folder)
     checkpoint = open_checkpoint(folder)
-    scheme = read_scheme(checkpoint)
+    local = asked if asked.startswith((".", "/", "~")) else f"./{asked}"
+    return _of_checkpoint(local, _name(folder), Config(raw, file), checkpoint, read_scheme(checkpoint))
+
+
+def _of_checkpoint(asked: str, name: str, config: Config, checkpoint: Checkpoint, scheme: Scheme) -> Stored:
     linear, experts = (_part(scheme, part) for part in _PARTS)
     return Stored(
-        asked=asked if asked.startswith((".", "/", "~")) else f"./{asked}",
-        name=_name(folder), config=Config(raw, file), method=scheme.method,
+        asked=asked, name=name, config=config, method=scheme.method,
         linear=linear or (Weights(scheme="unknown"),), experts=experts,
         kv=scheme.kv_format or "bf16", kv_scales=bool(scheme.kv_scales),
         dialect=(scheme.dialect or "e4m3fn").removeprefix("e4m3"), converted=scheme.converted,
@@ -278,18 +317,37 @@ def _from_gguf(asked: str, file: Path, *parts: Path) -> Stored:
     )  # fmt: skip
 
 
-def _from_config(catalog: Catalog, asked: str, *, unseen: str, by_wish: bool) -> Stored:
+def _from_config(catalog: Catalog, asked: str, *, unseen: str) -> Stored:
+    path = Path(asked).expanduser()
+    if path.suffix == ".json" or path.is_dir():
+        raw, file = load_config(path)
+        name = model_id(file)
+        return _of_config(asked, name, raw, file, _read(raw, file, name), unseen)
     model = catalog.model(asked)
     file = Path(model.file)
-    raw = read_toml(file)["config"] if file.suffix == ".toml" else load_config(file)[0]
+    # Findings name the catalog's entry, not the place where Crosstie is installed.
+    return _of_config(asked, model.name, read_toml(file)["config"], Path("catalog", file.name), model, unseen)
+
+
+def _read(raw: Mapping[str, Any], file: Path, name: str) -> Model | BadData:
+    try:
+        return read_model(raw, file, id=name, name=name, source=str(file), date="")[0]
+    except BadData as error:
+        return error
+
+
+def _of_config(
+    asked: str, name: str, raw: dict[str, Any], file: Path, model: Model | BadData, unseen: str
+) -> Stored:  # fmt: skip
+    """A config alone; one that no reader understands whole has what it says of itself, and the rest is not known."""
     quantisation = quantisation_config(raw, file)
     method = method_of(quantisation)
-    # Findings name the catalog's entry, not the place where Crosstie is installed.
-    shown = Path("catalog", file.name) if file.suffix == ".toml" else file
-    linear, *experts = (as_declared(_native(model, role, method), quantisation) for role in _main_roles(model))
+    ways = [Weights(scheme="bf16" if method == "none" else "unknown", method=method)]
+    if isinstance(model, Model):
+        ways = [as_declared(_native(model, role, method), quantisation) for role in _main_roles(model)]
     return Stored(
-        asked=asked, name=model.name, config=Config(raw, shown), method=method, linear=(linear,),
-        experts=tuple(experts), unseen=unseen, by_wish=by_wish,
+        asked=asked, name=name, config=Config(raw, file), method=method, linear=(ways[0],), experts=tuple(ways[1:]),
+        unseen=unseen, unread=None if isinstance(model, Model) else model,
     )  # fmt: skip
 
 
@@ -298,13 +356,15 @@ def stored_in(own: Stored, model: Model, precision: Precision, method: str) -> S
     linear, *experts = (_weights(precision[role].main.id, method) for role in _main_roles(model))
     return msgspec.structs.replace(
         own, method=method, linear=(linear,), experts=tuple(experts), precision=precision.id, checkpoint=None,
-        scheme=None, gguf=None, kv="bf16", kv_scales=False, unseen="only its format is known", by_wish=True,
+        scheme=None, gguf=None, kv="bf16", kv_scales=False, unseen="only its format is known",
     )  # fmt: skip
 
 
 def _main_roles(model: Model) -> tuple[str, ...]:
     """The role that stands for the dense matrices, and the experts where there are any."""
-    return ("attention", "experts") if model.is_moe else ("mlp",)
+    if model.is_moe:
+        return ("attention", "experts")
+    return ("mlp",) if "mlp" in model.roles else ("attention",)
 
 
 def _native(model: Model, role: str, method: str) -> Weights:
@@ -314,7 +374,7 @@ def _native(model: Model, role: str, method: str) -> Weights:
 
 def _weights(main: str, method: str) -> Weights:
     scheme = _SCHEMES.get(main, "int4" if main.startswith("int4") else "int8" if main.startswith("int8") else main)
-    activations = "none" if scheme in ("bf16", "fp16", "int4") else "dynamic"
+    activations = "none" if scheme in ("bf16", "fp16", "int4", "bnb4") else "dynamic"
     return Weights(scheme=scheme, activations=activations, method=method)
 
 
