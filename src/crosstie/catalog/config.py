@@ -11,11 +11,30 @@ from crosstie.core.errors import BadData
 _MOST = 10**8
 
 
+# Families that keep the numbers of a layer in objects, and spell the others apart: transformers' attribute_map and
+# configuration_dbrx.py, configuration_mpt.py.
+_SPELT_APART = {
+    "d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
+    "max_seq_len": "max_position_embeddings",
+}  # fmt: skip
+_IN_OBJECTS = {
+    "attn_config": {"kv_n_heads": "num_key_value_heads", "sliding_window_size": "sliding_window", "alibi": "alibi"},
+    "ffn_config": {
+        "ffn_hidden_size": "moe_intermediate_size", "moe_num_experts": "num_experts",
+        "moe_top_k": "num_experts_per_tok",
+    },
+}  # fmt: skip
+_WITH_OBJECTS = ("dbrx", "mpt")
+
+
 class Config:
     """Reads keys of the language model, whether they stand at the top or under `text_config`."""
 
     def __init__(self, raw: Mapping[str, Any], file: Path | str, prefix: str = ""):
         self.file, self.prefix = file, prefix
+        self.nested = False
+        if raw.get("model_type") in _WITH_OBJECTS:
+            raw = self._usual_keys(raw)
         self.outer = raw
         text = raw.get("text_config")
         self.nested = isinstance(text, Mapping)
@@ -110,6 +129,14 @@ class Config:
         outer = [key for key in self.outer if key not in self.asked_outer and key != "text_config"]
         return [f"{self.prefix}{key}" for key in outer] + inner
 
+    def _usual_keys(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The same in the keys that others use, so that one reader serves all."""
+        found = {_SPELT_APART.get(key, key): value for key, value in raw.items() if key not in _IN_OBJECTS}
+        for key, names in _IN_OBJECTS.items():
+            own = self.object(key, raw.get(key) or {})
+            found |= {names[name]: value for name, value in own.items() if name in names and value not in (None, -1)}
+        return found
+
     def _typed(self, name: str, value: Any, kind: type, what: str, default: Any) -> Any:
         if value is None:
             return default
@@ -138,6 +165,10 @@ def load_config(path: Path) -> tuple[dict[str, Any], Path]:
     raw = read_json(file)
     beside = file.with_name("hf_quant_config.json")
     if file.name == "config.json" and "quantization_config" not in raw and beside.is_file():
-        # ModelOpt writes its settings into a file of their own.
-        raw["quantization_config"] = {"quant_method": "modelopt", **read_json(beside)}
+        raw = with_modelopt(raw, read_json(beside))
     return raw, file
+
+
+def with_modelopt(raw: dict[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
+    """ModelOpt writes its settings into a file of their own, hf_quant_config.json."""
+    return {**raw, "quantization_config": {"quant_method": "modelopt", **beside}}

@@ -42,8 +42,6 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     router_bias: bool = False
     router_scale: bool = False
     expert_bias: bool = False
-    # Numbers of a layer stand in `attn_config` and `ffn_config`.
-    nested: bool = False
     # Around them: vectors of norms in a layer and after the last, and whether embedding and head are one
     # unless the config says otherwise.
     norms: int = 2

@@ -80,7 +80,7 @@ def _depth(config: Config, family: str) -> int:
 def _heads(config: Config, family: str, hidden: int) -> int:
     """What ranks share out: heads of attention, or of the state where there is no attention."""
     alone = {"mamba": hidden * 2, "falcon_mamba": hidden * 2}.get(family)
-    names = ("num_heads",) if family == "mamba2" else ("num_attention_heads", "n_head", "n_heads")
+    names = ("num_heads",) if family == "mamba2" else ("num_attention_heads", "n_head")
     return config.count(*names, default=alone)
 
 
@@ -241,10 +241,7 @@ def _attention_reader(
 
 
 def _grouped_reader(config: Config, quirks: Quirks, hidden: int, heads: int, depth: int) -> Callable[[int], Attention]:
-    # DBRX and MPT keep the numbers of a layer in objects of their own.
-    own = config.nested_config("attn_config") if quirks.nested else None
-    default = own.count("kv_n_heads", default=heads) if own else heads
-    kv_heads = config.count("num_key_value_heads", "num_kv_heads", "n_head_kv", default=default)
+    kv_heads = config.count("num_key_value_heads", "num_kv_heads", "n_head_kv", default=heads)
     if quirks.multi_query is not None and not config.flag("new_decoder_architecture"):
         kv_heads = 1 if config.flag("multi_query", quirks.multi_query) else kv_heads
     if heads % kv_heads:
@@ -392,13 +389,6 @@ def _kimi_delta(hybrid: Config, hidden: int) -> Attention:
 
 
 def _forward_reader(config: Config, quirks: Quirks, hidden: int, depth: int) -> Callable[[int], FeedForward]:
-    own = config.nested_config("ffn_config") if quirks.nested else None
-    if own is not None and own.get("moe_num_experts") is not None:
-        routed_alone = experts(
-            hidden, own.count("ffn_hidden_size", default=3584), count=own.count("moe_num_experts"),
-            active=own.count("moe_top_k", default=1),
-        )  # fmt: skip
-        return lambda i: routed_alone
     count = config.maybe("n_routed_experts", "num_local_experts", "num_experts", least=0)
     if count == 1 and config.get("expert_layer_period") is not None:
         # Jamba's way to say that nothing is routed.

@@ -98,7 +98,9 @@ def _convolution(config: Config, channels: int, conv: int) -> tuple[Tensor, ...]
 
 
 def _projection_biases(config: Config, into: int, out: int) -> tuple[Tensor, ...]:
-    has = config.flag("mamba_proj_bias") or config.flag("use_bias")
+    # Nemotron-H has both keys, and the first decides.
+    has = config.flag("mamba_proj_bias" if config.get("use_bias") is None else "use_bias")
+    config.get("mamba_proj_bias")
     # Falcon-H1 has a key of its own for the way out.
     has_out = has if config.get("projectors_bias") is None else config.flag("projectors_bias")
     wanted = (("ssm_in_bias", into, has), ("ssm_out_bias", out, has_out))

@@ -99,9 +99,10 @@ def test_a_broken_checkpoint_will_not_run_and_the_tensor_is_named(
 
 
 def test_channel_scales_where_the_config_says_tensor(catalog: Catalog, tmp_path: Path) -> None:
-    for number, (stored, quantisation) in enumerate(
-        [(tiny.by_channel, samples.FP8), (tiny.by_channel, COMPRESSED_BY_TENSOR), (tiny.by_tensor, samples.COMPRESSED)]
-    ):
+    cases: list[tuple[tiny.Stored, dict[str, Any]]] = [
+        (tiny.by_channel, samples.FP8), (tiny.by_channel, COMPRESSED_BY_TENSOR), (tiny.by_tensor, samples.COMPRESSED),
+    ]  # fmt: skip
+    for number, (stored, quantisation) in enumerate(cases):
         verdict, findings = told(catalog, write(tmp_path / str(number), tiny.dense(stored), tiny.LLAMA, quantisation))
         assert verdict == "will not run"
         assert any("weight_scale" in one.where.name for one in findings)
@@ -210,6 +211,33 @@ def test_packed_weights_are_held_against_the_config_too(catalog: Catalog, tmp_pa
     verdict, findings = told(catalog, write(tmp_path / "other", tiny.dense(stored), other, quantisation))
     assert verdict == "will not run"
     assert any("k_proj" in one.where.name for one in findings)
+
+
+DBRX: dict[str, Any] = {
+    "architectures": ["DbrxForCausalLM"], "model_type": "dbrx", "d_model": 64, "n_heads": 4, "n_layers": 1,
+    "vocab_size": 64, "max_seq_len": 64, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 8},
+    "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+}  # fmt: skip
+
+
+def dbrx() -> Tensors:
+    """As databricks/dbrx-instruct names them: experts one under the other."""
+    block = "transformer.blocks.0"
+    shapes = {
+        "transformer.wte.weight": (64, 64), "transformer.norm_f.weight": (64,), "lm_head.weight": (64, 64),
+        f"{block}.norm_attn_norm.attn.Wqkv.weight": (128, 64), f"{block}.norm_attn_norm.attn.out_proj.weight": (64, 64),
+        f"{block}.norm_attn_norm.norm_1.weight": (64,), f"{block}.norm_attn_norm.norm_2.weight": (64,),
+        f"{block}.ffn.router.layer.weight": (4, 64),
+        **{f"{block}.ffn.experts.mlp.{name}": (4 * 32, 64) for name in ("w1", "v1", "w2")},
+    }  # fmt: skip
+    return {name: samples.bf16(shape) for name, shape in shapes.items()}
+
+
+def test_families_that_transformers_cannot_build(catalog: Catalog, tmp_path: Path) -> None:
+    assert told(catalog, write(tmp_path / "dbrx", dbrx(), DBRX))[1] == []
+    other = {**DBRX, "ffn_config": {**DBRX["ffn_config"], "moe_num_experts": 8}}
+    assert any("experts" in one.where.name for one in told(catalog, write(tmp_path / "other", dbrx(), other))[1])
 
 
 def test_names_that_are_not_known_are_not_checked_and_not_ready(catalog: Catalog, tmp_path: Path) -> None:

@@ -1,26 +1,27 @@
 """A repository of the Hugging Face hub, read without its weights: config.json, and the header of each shard.
 
-huggingface_hub does the reading: headers by range requests, small files through its cache, endpoint (HF_ENDPOINT),
-token and proxies as people have set them for everything else.
+huggingface_hub does the reading: headers by range requests; endpoint (HF_ENDPOINT), token and proxies as people have
+set them for everything else.
 """
 
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from crosstie.catalog.config import load_config
+from crosstie.catalog.config import with_modelopt
 from crosstie.core.errors import BadData, BadInput
 from crosstie.port.checkpoint.headers import Header, header_of
 from crosstie.port.checkpoint.index import INDEX, Checkpoint, compare
 
 _ID = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _DEFAULT = "https://huggingface.co"
+_TIMEOUT_S = 15.0
 _HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
 
 
@@ -59,43 +60,64 @@ def repository(asked: str) -> Repository | None:
 def read_repository(asked: Repository) -> Remote:
     """Its config, and the headers of its safetensors where there are any."""
     try:
-        from huggingface_hub import HfApi, hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, NotASafetensorsRepoError
-        from huggingface_hub.utils.tqdm import disable_progress_bars
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import EntryNotFoundError, NotASafetensorsRepoError
     except ImportError:
         said = f"{asked.id}: no such folder and no name of the catalog"
         raise BadInput(f"{said}; to read it from the hub, pip install 'crosstie[hub]'") from None
-    disable_progress_bars()
-    endpoint = _endpoint()
-
-    def download(name: str) -> Path:
-        return Path(hf_hub_download(asked.id, name, revision=asked.revision, endpoint=endpoint))
-
-    with _told(asked, endpoint):
+    endpoint, folder = _endpoint(), Path(asked.id)
+    with _told(asked, endpoint), _quietly():
         try:
-            file = download("config.json")
-        except LocalEntryNotFoundError:
-            raise
+            raw = _json(asked, endpoint, "config.json")
         except EntryNotFoundError:
             raise BadInput(
                 f"{asked.id}: the repository has no config.json, so it is no model of transformers"
             ) from None
-        try:
-            # ModelOpt's settings lie beside it, and load_config looks for them there.
-            if "quantization_config" not in file.read_text(encoding="utf-8"):
-                download("hf_quant_config.json")
-        except EntryNotFoundError:
-            pass
-        raw, _ = load_config(file)
+        if "quantization_config" not in raw:
+            # ModelOpt writes its settings into a file of their own.
+            with suppress(EntryNotFoundError):
+                raw = with_modelopt(raw, _json(asked, endpoint, "hf_quant_config.json"))
         try:
             found = HfApi(endpoint=endpoint).get_safetensors_metadata(asked.id, revision=asked.revision)
         except NotASafetensorsRepoError:
             return Remote(config=raw, checkpoint=None, reason=f"no {INDEX} and no model.safetensors in {asked.id}")
-    folder = Path(asked.id)
     headers = {name: _header(folder / name, one) for name, one in sorted(found.files_metadata.items())}
     if found.sharded:
         compare(folder / INDEX, found.weight_map, headers)
     return Remote(config=raw, checkpoint=Checkpoint(folder, headers, None, is_remote=True))
+
+
+def _json(asked: Repository, endpoint: str, name: str) -> dict[str, Any]:
+    """A small file, asked for once: who is offline is told at once."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    url = hf_hub_url(asked.id, name, revision=asked.revision, endpoint=endpoint)
+    answer = get_session().get(url, headers=build_hf_headers(), timeout=_TIMEOUT_S)
+    hf_raise_for_status(answer)
+    try:
+        found = answer.json()
+    except ValueError:
+        raise BadData(f"{asked.id}/{name}", "", "not valid JSON") from None
+    if not isinstance(found, dict):
+        raise BadData(f"{asked.id}/{name}", "", "must hold one JSON object")
+    return found
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """No bars and no warnings of the library: what goes wrong is told in the end."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
+
+    level, had_bars = logging.get_verbosity(), not are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if had_bars:
+            enable_progress_bars()
 
 
 def _header(file: Path, found: Any) -> Header:

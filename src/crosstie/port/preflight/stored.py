@@ -24,7 +24,7 @@ from crosstie.port.checkpoint.gguf import Gguf, read_gguf
 from crosstie.port.checkpoint.hub import Repository, read_repository, repository
 from crosstie.port.checkpoint.index import Checkpoint, open_checkpoint
 from crosstie.port.checkpoint.roles import ModelPart
-from crosstie.port.preflight.operations import Layout, ModelOperation, Weights, stored_facts
+from crosstie.port.preflight.operations import Layout, ModelOperation, Weights, compute_type, stored_facts
 
 # GGUF's architecture -> model_type of Hugging Face, where the catalog's readers tell families apart by it.
 _FAMILIES = {
@@ -166,6 +166,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     gguf: Gguf | None = None
     # Whether there are tensors of attention sinks.
     sinks: bool = False
+    # Whether it is on the hub, so that there is no file to read it from again.
+    remote: bool = False
     # Why the tensors were not seen, where they were not.
     unseen: str = ""
     # Why the catalog's readers do not understand the config, where they do not.
@@ -177,7 +179,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     def model(self, catalog: Catalog) -> Model:
         if self.unread:
             raise self.unread
-        if self.gguf is None and not (self.checkpoint and self.checkpoint.is_remote):
+        if self.gguf is None and not self.remote:
             return catalog.model(self.asked)
         file = self.gguf.file if self.gguf else Path(self.config.file)
         made, _ = read_model(
@@ -221,7 +223,7 @@ def read_stored(catalog: Catalog, asked: str) -> Stored:
     if path.suffix == ".safetensors":
         raise BadInput(f"{asked}: give the model's folder, not one of its files")
     if not path.exists() and (named := repository(asked)) and (named.by_address or not _is_known(catalog, asked)):
-        return _from_repository(catalog, asked, named)
+        return _from_repository(asked, named)
     return _from_config(catalog, asked, unseen="the config alone was given")
 
 
@@ -233,15 +235,15 @@ def _is_known(catalog: Catalog, name: str) -> bool:
     return True
 
 
-def _from_repository(catalog: Catalog, asked: str, named: Repository) -> Stored:
+def _from_repository(asked: str, named: Repository) -> Stored:
     found = read_repository(named)
-    file = Path(named.id, "config.json")
-    name = named.id.rpartition("/")[2]
+    file, name = Path(named.id, "config.json"), named.id.rpartition("/")[2]
     if found.checkpoint is None:
-        return _of_config(asked, name, found.config, file, _read(found.config, file, name), found.reason)
-    return _of_checkpoint(
-        asked, name, Config(found.config, file), found.checkpoint, read_scheme(found.checkpoint, found.config)
-    )
+        stored = _of_config(asked, name, found.config, file, _read(found.config, file, name), found.reason)
+    else:
+        scheme = read_scheme(found.checkpoint, found.config)
+        stored = _of_checkpoint(asked, name, Config(found.config, file), found.checkpoint, scheme)
+    return msgspec.structs.replace(stored, remote=True)
 
 
 def _refuse_other_folders(asked: str, folder: Path) -> None:
@@ -342,7 +344,8 @@ def _of_config(
     """A config alone; one that no reader understands whole has what it says of itself, and the rest is not known."""
     quantisation = quantisation_config(raw, file)
     method = method_of(quantisation)
-    ways = [Weights(scheme="bf16" if method == "none" else "unknown", method=method)]
+    plain = compute_type(raw.get("torch_dtype") or raw.get("dtype"))
+    ways = [Weights(scheme=plain if method == "none" else "unknown", method=method)]
     if isinstance(model, Model):
         ways = [as_declared(_native(model, role, method), quantisation) for role in _main_roles(model)]
     return Stored(
