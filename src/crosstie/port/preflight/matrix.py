@@ -126,7 +126,7 @@ def matrix(
     stored = read_stored(catalog, model)
     # What the files themselves show is the same for every release, and is read once.
     shown = stored_findings(stored, accelerators, scan, on_progress)
-    stored = msgspec.structs.replace(stored, unseen="read before", by_wish=True)
+    stored = msgspec.structs.replace(stored, unseen="read before")
     wanted = [build for build in builds() if engine in (None, build.engine)]
     rows, changes = list[MatrixRow](), list[MatrixChange]()
     for name in known:
