@@ -189,7 +189,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     slow_start_s: _Pause = 10.0
     # How long requests in flight are waited for after SIGTERM.
     drain_s: _Pause = 60.0
-    max_body_mib: Annotated[float, msgspec.Meta(ge=0.001, le=65_536)] = 64.0
+    max_body_mib: Annotated[float, msgspec.Meta(ge=0.001, le=65_536)] = 32.0
     # Of clients, in all and from one address; 0: as many as there are.
     max_connections: Annotated[int, msgspec.Meta(ge=1, le=10**6)] = 16_384
     max_connections_per_address: _Many = 0

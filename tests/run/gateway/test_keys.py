@@ -332,6 +332,39 @@ async def test_priorities_of_a_key(tmp_path: Path) -> None:
 
 
 @on_loop
+async def test_a_body_is_not_taken_of_who_may_not_ask(tmp_path: Path) -> None:
+    """Whoever has no key, no requests or no money left is told so by the head alone."""
+    async with keyed(tmp_path) as at:
+        tokens = {
+            "spent": await at.key("spent", usd_per_day=1.0), "often": await at.key("often", rpm=1),
+            "free": await at.key("free"),
+        }  # fmt: skip
+        assert (await at.ask(tokens["often"])).status == 200
+        at.part._guard._by_id[1].own_usd = 2.0
+        seen = {}
+        for name, token in {**tokens, "nobody": "ct-a-b", "unnamed": ""}.items():
+            key = f"authorization: Bearer {token}\r\n" if token else ""
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{key}content-length: 60000000\r\n"
+            data = (head + "expect: 100-continue\r\n\r\n").encode()
+            answer = await said(at.at.process.port, data, until=b"\r\n\r\n" if name == "free" else None)
+            seen[name] = answer
+        assert seen.pop("free").startswith(b"HTTP/1.1 100")
+        codes = {
+            name: (int(one.split()[1]), json.loads(one.split(b"\r\n\r\n")[1])["error"]["code"])
+            for name, one in seen.items()
+        }
+        assert codes == {
+            "spent": (429, "insufficient_quota"), "often": (429, "rate_limit_exceeded"),
+            "nobody": (401, "invalid_api_key"), "unnamed": (401, "missing_api_key"),
+        }  # fmt: skip
+        assert b"retry-after" in seen["often"]
+        assert b"www-authenticate: Bearer" in seen["nobody"]
+        refused = {row.of: row.refused for row in await at.written() if row.refused}
+        assert refused[("often", "refused", "rate_limit_exceeded")] == 1
+        assert refused[("spent", "refused", "insufficient_quota")] == 1
+
+
+@on_loop
 async def test_requests_a_minute(tmp_path: Path) -> None:
     async with keyed(tmp_path) as at:
         token, free = await at.key(rpm=3), await at.key("bob")

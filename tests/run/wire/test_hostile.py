@@ -16,7 +16,7 @@ from crosstie.run.wire.address import Address
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.parser import RequestParser
-from crosstie.run.wire.request import Request, RequestLimits
+from crosstie.run.wire.request import BadRequest, Request, RequestLimits
 from crosstie.run.wire.server import Reply
 
 GET = b"GET /%b HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -264,3 +264,91 @@ def test_a_body_of_the_smallest_chunks_takes_no_more_room_than_its_bytes() -> No
     request = parser.next()
     assert request is not None
     assert request.body == b"abcdefgh" * number * times
+
+
+POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n%b\r\n"
+
+
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+def test_a_body_of_too_many_values_is_refused_before_all_of_it_has_come(framing: str) -> None:
+    body = b'{"messages":[' + b"{}," * 400_000
+
+    async def test() -> None:
+        async with serving(echo) as (server, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            if framing == "length":
+                writer.write(POST % (30 * 2**20, b"") + body)
+            else:
+                head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+                writer.write(head + b"%x\r\n" % len(body) + body)
+            async with asyncio.timeout(LIMIT_S):
+                answer = await reader.read(65536)
+            assert answer.startswith(b"HTTP/1.1 413")
+            assert b"strings, objects and lists" in answer
+            assert server.arriving == 0
+            writer.close()
+
+    run_on_loop(test())
+
+
+@on_loop
+async def test_as_many_bytes_in_a_few_strings_are_taken_and_so_is_a_form() -> None:
+    text = b'{"prompt":"' + b'{},[],\\"' * 150_000 + b'"}'
+    form = b"content-type: multipart/form-data; boundary=x\r\n"
+    async with serving(echo) as (_, port):
+        for head, body in ((b"", text), (form, b'{"' * 150_000)):
+            answer = await said(port, POST % (len(body), head + b"connection: close\r\n") + body)
+            assert answer.startswith(b"HTTP/1.1 200")
+
+
+@on_loop
+async def test_who_is_not_let_in_need_not_send_its_body() -> None:
+    """And is not told to go on; whoever is let in is asked once."""
+    asked: list[str] = []
+
+    def opens(request: Request) -> int:
+        asked.append(request.path)
+        if request.path == "/no":
+            raise BadRequest(401, "", b"who are you?", b"x-why: no key\r\n")
+        return 7
+
+    async with serving(echo) as (server, port):
+        server.opens = opens
+        for more in (b"", b"expect: 100-continue\r\n"):
+            answer = await said(port, (POST % (1000, more)).replace(b"/", b"/no", 1) + (b"" if more else b"x"))
+            assert answer.startswith(b"HTTP/1.1 401")
+            assert b"x-why: no key" in answer
+            assert answer.endswith(b"who are you?")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(POST % (300_000, b"expect: 100-continue\r\n"))
+        async with asyncio.timeout(LIMIT_S):
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"x" * 100_000)
+            await until(lambda: server.arriving_of == {7: 100_000})
+            writer.write(b"x" * 200_000)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        assert server.arriving_of == {}
+        writer.close()
+        assert asked == ["/no", "/no", "/"]
+        # What came at once was let in by its handler.
+        assert (await said(port, POST % (1, b"connection: close\r\n") + b"x")).startswith(b"HTTP/1.1 200")
+        assert len(asked) == 3
+
+
+@on_loop
+async def test_one_account_s_bodies_leave_room_for_others() -> None:
+    limits = RequestLimits(arriving_bytes=10**6, arriving_bytes_of_one=150_000)
+    async with serving(echo, limits) as (server, port):
+        server.opens = lambda request: int(request.headers[b"x-account"])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(POST % (140_000, b"x-account: 1\r\n") + b"x" * 100_000)
+        await until(lambda: server.arriving_of == {1: 100_000})
+        second = await said(port, POST % (200_000, b"x-account: 1\r\n") + b"x" * 100_000)
+        assert second.startswith(b"HTTP/1.1 503")
+        body = b"x" * 140_000
+        other = await said(port, POST % (len(body), b"x-account: 2\r\nconnection: close\r\n") + body)
+        assert other.startswith(b"HTTP/1.1 200")
+        writer.write(b"x" * 40_000)
+        async with asyncio.timeout(LIMIT_S):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()

@@ -33,7 +33,7 @@ from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
-from crosstie.run.wire.request import Request
+from crosstie.run.wire.request import BadRequest, Request
 from crosstie.run.wire.server import Reply
 
 # How often timeouts, the queue's deadlines and idle connections are looked at.
@@ -172,9 +172,7 @@ class Gateway:
 
     def serve(self, request: Request, reply: Reply) -> None:
         """A request of the API, from its first look to an attempt, a place in the queue or a refusal."""
-        request_id = request.headers.get(b"x-request-id")
-        if request_id is None or not is_id(request_id):
-            request_id = self._next_id()
+        request_id = self._request_id(request)
         guard, key_id, grant = self.context.guard, 0, None
         try:
             if guard is not None:
@@ -183,11 +181,27 @@ class Gateway:
             if guard is not None:
                 grant = guard.admit(key_id, ask)
         except RequestRejected as refused:
-            self._refuse_early(request, reply, refused, request_id, key_id)
+            headers = self._refused_early(request, refused, request_id, key_id)
+            reply.send(refused.status, error_body(refused.status, str(refused), refused.code), headers)
             return
         record = RequestRecord(request_id, request.path, time(), "", 0)
         record.key_id, record.grant = key_id, grant
         self._begin(Exchange(self.context, self, request, reply, parsed, ask, record))
+
+    def opens(self, request: Request) -> int:
+        """Whose a request is whose body is still to come: the id of its key, 0 without keys. Raises BadRequest."""
+        guard, key_id = self.context.guard, 0
+        if guard is None:
+            return 0
+        try:
+            key_id = guard.key_of(request)
+            guard.check_open(key_id)
+        except RequestRejected as refused:
+            request_id = self._request_id(request)
+            headers = self._refused_early(request, refused, request_id, key_id)
+            body = error_body(refused.status, str(refused), refused.code)
+            raise BadRequest(refused.status, str(refused), body, headers) from None
+        return key_id
 
     def read(self, request: Request, key_id: int = 0) -> tuple[RequestBody, Ask]:
         """What a request asks for, and what that means to the router. Raises RequestRejected."""
@@ -286,19 +300,16 @@ class Gateway:
         if len(self.waiting):
             self.loop.call_soon(self._admit)
 
-    def _refuse_early(
-        self, request: Request, reply: Reply, refused: RequestRejected, request_id: bytes, key_id: int
-    ) -> None:
-        status, code = refused.status, refused.code
-        self.metrics.refused[code] += 1
-        headers = b"x-request-id: %b\r\n%b" % (request_id, refused.headers) + retry_after(refused.retry_after_s)
-        reply.send(status, error_body(status, str(refused), code), headers)
-        record = RequestRecord(request_id, request.path, time(), "refused", status)
-        record.code, record.key_id = code, key_id
+    def _refused_early(self, request: Request, refused: RequestRejected, request_id: bytes, key_id: int) -> bytes:
+        """Counts and tells a request that no exchange was made of; the lines of its answer's head."""
+        self.metrics.refused[refused.code] += 1
+        record = RequestRecord(request_id, request.path, time(), "refused", refused.status)
+        record.code, record.key_id = refused.code, key_id
         record.traceparent, context = context_of(request)
         if self.context.tracing is not None:
             record.trace = self.context.tracing.begin(record.path, context)
         self._tell(record, request)
+        return b"x-request-id: %b\r\n%b" % (request_id, refused.headers) + retry_after(refused.retry_after_s)
 
     def _tell(self, record: RequestRecord, request: Request) -> None:
         record.request = request
@@ -306,7 +317,10 @@ class Gateway:
             listener(record)
         record.request = None
 
-    def _next_id(self) -> bytes:
+    def _request_id(self, request: Request) -> bytes:
+        given = request.headers.get(b"x-request-id")
+        if given is not None and is_id(given):
+            return given
         self._counter += 1
         return b"req-%b-%x" % (self._run, self._counter)
 

@@ -1,4 +1,5 @@
-"""Who may ask, and how much: asked twice for each request, before its body is read and after.
+"""Who may ask, and how much: asked twice for each request, before its body is read and after; and once more where its
+body is long in coming, before any of it is taken.
 
 All that it needs is in memory; `service.ledger` brings it there, and keeps what was used.
 """
@@ -25,6 +26,7 @@ from crosstie.run.wire.request import Request
 _sha256 = hashlib.sha256
 # What the secret of a key that does not exist is compared with, so that both take the same time.
 _NOBODY = os.urandom(32)
+_KEY_HEADERS = (b"authorization", b"api-key", b"x-api-key")
 _CHALLENGE = b"www-authenticate: Bearer\r\n"
 # OpenAI's clients try a 429 again unless they are told not to.
 _IN_VAIN = b"x-should-retry: false\r\n"
@@ -95,8 +97,27 @@ class Guard:
         """The id of the key that a request comes with, and which it then no longer carries: backends do not get to
         see it. Raises RequestRejected."""
         headers = request.headers
-        given = headers.pop(b"authorization", None)
-        named, also = headers.pop(b"api-key", None), headers.pop(b"x-api-key", None)
+        holder = self._holder(headers)
+        for name in _KEY_HEADERS:
+            headers.pop(name, None)
+        return holder.id
+
+    def key_of(self, request: Request) -> int:
+        """The same of a request that keeps it: its body is still to come."""
+        return self._holder(request.headers).id
+
+    def check_open(self, key_id: int) -> None:
+        """Whether that key has requests and money left at all: if not, nobody need send or read a body. Raises
+        RequestRejected."""
+        holder, now = self._by_id[key_id], time()
+        if holder.rpm or holder.tpm:
+            self._within_rates(holder, now, int(now // 60.0), 0)
+        if holder.usd_per_day or holder.usd_per_month:
+            self._check_spent(holder, now)
+
+    def _holder(self, headers: dict[bytes, bytes]) -> Holder:
+        given = headers.get(b"authorization")
+        named, also = headers.get(b"api-key"), headers.get(b"x-api-key")
         token = named if named is not None else also
         if given is not None:
             scheme, _, rest = given.partition(b" ")
@@ -115,7 +136,7 @@ class Guard:
             raise self._refuse(401, "this API key was revoked", "api_key_revoked")
         if holder.ends_at != NEVER and holder.ends_at <= time():
             raise self._refuse(401, "this API key has expired", "api_key_expired")
-        return holder.id
+        return holder
 
     def names_for(self, key_id: int, request: Request) -> dict[str, str]:
         """What names of models mean in a request of this key. Raises RequestRejected where it hints at what the key
@@ -226,25 +247,39 @@ class Guard:
 
     def _within_budget(self, holder: Holder, now: float, ask: Ask) -> float:
         """What it may come to: the most that a pool of its model would cost."""
-        if now >= self._day_ends:
-            self._next_day(now)
+        budgets = self._check_spent(holder, now)
         usd = 0.0
         for pool in self.router.fleet.by_model.get(ask.model, ()):
             usd = max(usd, pool.request_usd(ask.input_tokens, 0.0, ask.copies * ask.output_tokens))
-        # The longer wait first.
-        for budget, recorded, ends, period in (
-            (holder.usd_per_month, holder.month_usd, self._month_ends, "month"),
-            (holder.usd_per_day, holder.today_usd, self._day_ends, "day"),
-        ):
-            spent = recorded + holder.own_usd
-            if not budget or (spent < budget and spent + holder.reserved_usd + usd <= budget):
-                continue
-            if spent < budget and spent + usd <= budget:
+        for budget, spent, ends, period in budgets:
+            if spent + usd > budget:
+                raise self._is_spent(budget, period, ends - now)
+            if spent + holder.reserved_usd + usd > budget:
                 why = f"requests in flight may take the rest of this key's {budget:g} USD a {period}"
                 raise self._refuse(429, why, "insufficient_quota", _IN_FLIGHT_S)
-            why = f"this key's budget of {budget:g} USD a {period} (UTC) is spent"
-            raise self._refuse(429, why, "insufficient_quota", ends - now, _IN_VAIN)
         return usd
+
+    def _check_spent(self, holder: Holder, now: float) -> list[tuple[float, float, float, str]]:
+        """A key's budgets: dollars, what was spent of them, when the period ends, and its name; the longer wait first.
+        Raises RequestRejected where one is spent."""
+        if now >= self._day_ends:
+            self._next_day(now)
+        found = [
+            (budget, recorded + holder.own_usd, ends, period)
+            for budget, recorded, ends, period in (
+                (holder.usd_per_month, holder.month_usd, self._month_ends, "month"),
+                (holder.usd_per_day, holder.today_usd, self._day_ends, "day"),
+            )
+            if budget
+        ]
+        for budget, spent, ends, period in found:
+            if spent >= budget:
+                raise self._is_spent(budget, period, ends - now)
+        return found
+
+    def _is_spent(self, budget: float, period: str, ends_s: float) -> RequestRejected:
+        why = f"this key's budget of {budget:g} USD a {period} (UTC) is spent"
+        return self._refuse(429, why, "insufficient_quota", ends_s, _IN_VAIN)
 
     def _next_day(self, now: float) -> None:
         """Midnight has passed since the store was last heard."""

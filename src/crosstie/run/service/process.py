@@ -101,7 +101,7 @@ class GatewayProcess:
         self.gateway = Gateway(loop, self.catalog, self.fleet, speed=self.speed, notify=self.notify)
         self.server = Server(
             loop, handler(self.gateway), self._limits, lambda status, why: error_body(status, why),
-            refused=self.gateway.metrics.refused,
+            refused=self.gateway.metrics.refused, opens=self.gateway.opens,
         )  # fmt: skip
         self._seen = file_stamp(self.file)
         try:

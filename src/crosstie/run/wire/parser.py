@@ -7,6 +7,7 @@ readers could take for two different things is refused, whatever the standards l
 import re
 from typing import NoReturn
 
+from crosstie.run.wire.nodes import ValueCounter
 from crosstie.run.wire.request import BadRequest, Request, RequestLimits
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
@@ -64,8 +65,9 @@ class RequestParser:
         # take ten times their bytes there.
         self._body = b""
         self._parts: bytearray | None = None
-        # Bytes so far of the body that is arriving.
+        # Bytes so far of the body that is arriving, and its values where it may be JSON.
         self.held = 0
+        self._values: ValueCounter | None = None
         # Of the last request: its version, whether another may follow, whether its client waits to be told to go on.
         self.http11 = self.keep_alive = True
         self.wants_continue = False
@@ -80,6 +82,11 @@ class RequestParser:
         return self._state == _HEAD
 
     @property
+    def request(self) -> Request:
+        """The request whose body is arriving, without that."""
+        return self._request
+
+    @property
     def begun(self) -> bool:
         """Whether something of a request has come that has not been given out."""
         return self._state != _HEAD or self._at < len(self._data)
@@ -91,6 +98,7 @@ class RequestParser:
     def drop(self) -> None:
         """Lets go of all that it holds."""
         self._data, self._body, self._parts, self._request = b"", b"", None, _NO_REQUEST
+        self._values = None
         self._at = self.held = 0
         self._state = _HEAD
 
@@ -106,7 +114,7 @@ class RequestParser:
         request, self._request = self._request, _NO_REQUEST
         parts = self._parts
         request.body = self._body if parts is None else bytes(parts)
-        self._body, self._parts = b"", None
+        self._body, self._parts, self._values = b"", None, None
         self._state, self._blank, self.wants_continue = _HEAD, False, False
         self.held = 0
         return request
@@ -154,14 +162,33 @@ class RequestParser:
                 if not self.held:
                     self._body = piece
                 else:
-                    if self._parts is None:
-                        self._parts = bytearray(self._body)
-                        self._body = b""
-                    self._parts += piece
+                    parts = self._parts
+                    if parts is None:
+                        parts = self._begin_parts()
+                    self._count(piece)
+                    parts += piece
                 self._at = at + len(piece)
                 self.held += len(piece)
                 self._left = left - len(piece)
         return self._left == 0
+
+    def _begin_parts(self) -> bytearray:
+        """What comes at once is small; of what does not, the values are counted as they come."""
+        first, self._body = self._body, b""
+        self._parts = parts = bytearray(first)
+        if not self._request.headers.get(b"content-type", b"").lower().startswith(b"multipart/"):
+            self._values = ValueCounter(self._limits.body_values, self._limits.body_plain_bytes)
+            self._count(first)
+        return parts
+
+    def _count(self, piece: bytes) -> None:
+        if self._values is not None and not self._values.feed(piece):
+            limits = self._limits
+            raise BadRequest(
+                413,
+                f"a body of more than {limits.body_values} strings, objects and lists, or of more than "
+                f"{limits.body_plain_bytes} bytes of numbers",
+            )
 
     def _read_chunks(self) -> bool:
         """Whether the last of them has come, with the lines behind it."""

@@ -9,19 +9,23 @@ class Request:
 
 
 class BadRequest(Exception):
-    """A request that is not taken: the status and the reason, which quotes nothing of what was sent."""
+    """A request that is not taken: the status and the reason, which quotes nothing of what was sent; or the whole body
+    of the answer in its place, and further lines of its head."""
 
-    def __init__(self, status: int, why: str):
+    def __init__(self, status: int, why: str, body: bytes = b"", headers: bytes = b""):
         super().__init__(why)
-        self.status, self.why = status, why
+        self.status, self.why, self.body, self.headers = status, why, body, headers
 
 
 @dataclass
 class RequestLimits:
     """What a client may do; seconds and bytes."""
 
-    # How large a body may be.
-    body_bytes: int = 64 * 2**20
+    # How large a body may be; and of one that does not come at once, how many strings, objects and lists it may have,
+    # and how many bytes of numbers and what else is none of these: more than the token ids of any context.
+    body_bytes: int = 32 * 2**20
+    body_values: int = 100_000
+    body_plain_bytes: int = 8 * 2**20
     # How long a request may take in all, to which every byte of its body adds the time that it takes at the least rate;
     # how long a connection may lie idle, and how long a head may take to arrive.
     request_s: float = 60.0
@@ -40,8 +44,9 @@ class RequestLimits:
     trailer_bytes: int = 8 * 1024
     # What may have come behind the request that is being answered before no more is read.
     pipelined_bytes: int = 64 * 1024
-    # Of all clients' bodies together that have arrived in part.
+    # Of all clients' bodies together that have arrived in part, and of those of one account.
     arriving_bytes: int = 2**30
+    arriving_bytes_of_one: int = 2**28
     # Connections at once, in all and from one address; 0: as many as there are.
     connections: int = 16_384
     connections_per_address: int = 0

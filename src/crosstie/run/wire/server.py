@@ -160,6 +160,9 @@ class ServerConnection:
         self._lingers_until: float | None = None
         # Bytes that it had not read, and those of its body that had arrived, when that was last looked at.
         self._unsent = self._arrived = 0
+        # Whose the arriving body is, once its head was let in; 0: nobody's in particular.
+        self._account = 0
+        self._let_in = False
 
     # asyncio
 
@@ -182,7 +185,7 @@ class ServerConnection:
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self.server.lets_go(self)
-        self._account(0)
+        self._hold(0)
         self._parser.drop()
         reply, self.current = self.current, None
         if reply is not None and reply.watcher is not None:
@@ -233,14 +236,15 @@ class ServerConnection:
         try:
             request = parser.next()
         except BadRequest as refused:
-            self._refuse(refused.status, refused.why)
+            self._refuse(refused)
             return
         if self._held_back and (request is None or parser.pending <= self.server.limits.pipelined_bytes):
             self._held_back = False
             self.transport.resume_reading()
         if request is not None:
             if self._arrived:
-                self._account(0)
+                self._hold(0)
+            self._let_in = False
             self.arriving_since = None
             self.fresh = False
             self._answer(request)
@@ -264,16 +268,34 @@ class ServerConnection:
         if self.arriving_since is None:
             self.arriving_since = self.server.clock
             self.fresh = False
+        if not parser.in_head and not self._let_in:
+            # Before it is told to go on: nobody who may not ask gets to send a body.
+            try:
+                self._account = self.server.opens(parser.request) if self.server.opens is not None else 0
+            except BadRequest as refused:
+                self._refuse(refused)
+                return
+            self._let_in = True
         if parser.wants_continue:
             parser.wants_continue = False
             self.transport.write(_CONTINUE)
-        self._account(parser.held)
+        self._hold(parser.held)
         if self.server.arriving > limits.arriving_bytes:
-            self._refuse(503, "more is arriving than there is room for; try again later")
+            self._refuse(BadRequest(503, "more is arriving than there is room for; try again later"))
+        elif self.server.arriving_of.get(self._account, 0) > limits.arriving_bytes_of_one:
+            why = f"more than {limits.arriving_bytes_of_one} bytes of this account are arriving; try again later"
+            self._refuse(BadRequest(503, why))
 
-    def _account(self, held: int) -> None:
-        self.server.arriving += held - self._arrived
+    def _hold(self, held: int) -> None:
+        more, of = held - self._arrived, self.server.arriving_of
+        self.server.arriving += more
         self._arrived = held
+        if self._account:
+            left = of.get(self._account, 0) + more
+            if left > 0:
+                of[self._account] = left
+            else:
+                of.pop(self._account, None)
 
     def _answer(self, request: Request) -> None:
         parser = self._parser
@@ -315,16 +337,17 @@ class ServerConnection:
         elif self._parser.begun or self._eof:
             self._go_on_soon()
 
-    def _refuse(self, status: int, why: str) -> None:
+    def _refuse(self, refused: BadRequest) -> None:
         """Answers what cannot be read, and closes: what follows on this connection cannot be told apart."""
+        status = refused.status
         self._refused = True
         self.arriving_since = None
-        self._account(0)
+        self._hold(0)
         self._parser.drop()
         self.server.count(f"http_{status}")
         self.keep_alive = self.head_only = False
         self.current = reply = Reply(self)
-        reply.send(status, self.server.refusal(status, why))
+        reply.send(status, refused.body or self.server.refusal(status, refused.why), refused.headers)
 
     def _hang_up(self) -> None:
         """Closes. Whoever may still be sending is listened to for a moment: closing at once would reset the
@@ -353,7 +376,7 @@ class ServerConnection:
             if not self._parser.in_head:
                 allowed = limits.request_s + self._parser.held / limits.body_bytes_per_s
             if now - self.arriving_since > allowed:
-                self._refuse(408, f"the request did not arrive within {allowed:.3g} s")
+                self._refuse(BadRequest(408, f"the request did not arrive within {allowed:.3g} s"))
         elif self._lingers_until is not None and now > self._lingers_until:
             self.transport.close()
         elif self._eof:
@@ -390,6 +413,7 @@ class Server:
         refusal: Callable[[int, str], bytes] = lambda status, why: why.encode(),
         turns_away: Callable[[], bool] | None = None,
         refused: dict[str, int] | None = None,
+        opens: Callable[[Request], int] | None = None,
     ):
         self.loop, self.handler, self.limits, self.refusal = loop, handler, limits or RequestLimits(), refusal
         # Asked for each new connection, which is closed at once if so.
@@ -399,8 +423,12 @@ class Server:
         self._of_address: dict[str, int] = {}
         # What was refused here and how often: requests by `http_` and their status, and `connections` too many.
         self.refused: dict[str, int] = {} if refused is None else refused
-        # Bytes of bodies that have arrived in part.
+        # Asked of a request whose body is still to come: whose it is, where that is somebody with an account. Raises
+        # BadRequest.
+        self.opens = opens
+        # Bytes of bodies that have arrived in part, in all and by account.
         self.arriving = 0
+        self.arriving_of: dict[int, int] = {}
         self.closing = False
         # Requests that were being answered when it closed.
         self.cut_off = 0
