@@ -344,7 +344,7 @@ async def test_a_body_is_not_taken_of_who_may_not_ask(tmp_path: Path) -> None:
         seen = {}
         for name, token in {**tokens, "nobody": "ct-a-b", "unnamed": ""}.items():
             key = f"authorization: Bearer {token}\r\n" if token else ""
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{key}content-length: 60000000\r\n"
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{key}content-length: 20000000\r\n"
             data = (head + "expect: 100-continue\r\n\r\n").encode()
             answer = await said(at.at.process.port, data, until=b"\r\n\r\n" if name == "free" else None)
             seen[name] = answer
