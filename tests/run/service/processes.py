@@ -27,6 +27,13 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(SOURCE), "CROSSTIE_CATALOG": str(folder / "user-catalog"), **more}
 
 
+def put(file: Path, text: str) -> None:
+    """Replaced at once, as careful tools do it: half a file is no fleet, and a gateway that follows it would say so."""
+    fresh = file.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.replace(file)
+
+
 def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-P", "-m", "crosstie", *map(str, arguments)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-from tests.run.service.processes import END_S, Running, comes_true, command, environment, serving
+from tests.run.service.processes import END_S, Running, comes_true, command, environment, put, serving
 
 KEY = "the-key-of-these-tests"
 FLEET = """
@@ -100,14 +100,14 @@ def test_a_backend_and_a_pool_are_added_and_saved(folder: Path, gateway: Running
 
 def test_a_file_that_is_wrong_is_refused_in_its_readers_words(folder: Path, gateway: Running) -> None:
     file = folder / "fleet.toml"
-    file.write_text(FLEET.replace("mi300x", "mi3000x"))
+    put(file, FLEET.replace("mi300x", "mi3000x"))
     try:
         refused = admin(folder, gateway, "reload")
         assert refused.returncode == 1
         assert "pool[0].accelerator" in refused.stderr
         assert refused.stderr.count("\n") == 1
     finally:
-        file.write_text(FLEET)
+        put(file, FLEET)
     assert admin(folder, gateway, "reload").returncode == 0
 
 

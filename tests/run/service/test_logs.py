@@ -16,7 +16,7 @@ import pytest
 from tests.engines.streams import post
 from tests.run.gateway.fakes import MODEL, fakes, fleet_of, in_folder, pool_of, running, until
 from tests.run.gateway.test_serving import CHAT
-from tests.run.service.processes import SOURCE, comes_true, command, environment, serving
+from tests.run.service.processes import SOURCE, comes_true, command, environment, put, serving
 from tests.run.wire.test_server import on_loop
 
 from crosstie.catalog.fleet_text import fleet_text
@@ -308,7 +308,7 @@ def test_a_process_logs_json_and_tells_systemd(tmp_path: Path) -> None:
                 assert systemd.recv(4096) == b"WATCHDOG=1"
                 assert post(gateway.url, "/v1/chat/completions", {"model": MODEL, "messages": []}).status == 503
                 assert comes_true(lambda: '"event":"request"' in gateway.errors)
-                file.write_text("format = 2\n")
+                put(file, "format = 2\n")
                 assert comes_true(lambda: '"event":"fleet_refused"' in gateway.errors)
                 assert gateway.ends(signal.SIGTERM) == 0
                 said = [json.loads(line) for line in gateway.errors.splitlines()]

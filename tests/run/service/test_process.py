@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.engines.streams import Stream, get, metric, post, refuses
 from tests.run.emulate.running import SMALL, fleet, pool
-from tests.run.service.processes import Running, comes_true, serving, started
+from tests.run.service.processes import Running, comes_true, put, serving, started
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import Pool, Serving
@@ -43,11 +43,7 @@ def pool_at(one: Pool, url: str) -> Pool:
 
 
 def write(file: Path, *pools: Pool, **serve: Any) -> None:
-    # Replaced at once, as careful tools do it: half a file is no fleet.
-    text = fleet_text(fleet(*pools, policy="cheapest-meeting-target", serving=Serving(slow_start_s=0.0, **serve)))
-    fresh = file.with_suffix(".new")
-    fresh.write_text(text)
-    fresh.replace(file)
+    put(file, fleet_text(fleet(*pools, policy="cheapest-meeting-target", serving=Serving(slow_start_s=0.0, **serve))))
 
 
 @contextlib.contextmanager
@@ -96,7 +92,7 @@ def test_streams_survive_every_reload(pools: dict[str, Pool], tmp_path: Path) ->
         assert comes_true(lambda: "fleet file read again: 3 pools, 3 backends" in running.errors)
         assert pool_of(running) == "spare"
         # A file that is wrong, found on SIGHUP: nothing changes.
-        file.write_text(file.read_text().replace('accelerator = "h100-sxm"', 'accelerator = "h1000"'))
+        put(file, file.read_text().replace('accelerator = "h100-sxm"', 'accelerator = "h1000"'))
         running.send(signal.SIGHUP)
         refused = "fleet file refused, the old one goes on: "
         assert comes_true(lambda: refused in running.errors)
@@ -144,9 +140,9 @@ def test_no_file_is_bad_enough_to_end_it(
     elif broken == "backends":
         write(file, POOLS["spare"])
     elif broken == "words":
-        file.write_text(file.read_text().replace("max_in_flight = 256", 'max_in_flight = "many"'))
+        put(file, file.read_text().replace("max_in_flight = 256", 'max_in_flight = "many"'))
     else:
-        file.write_text(broken)
+        put(file, broken)
     assert comes_true(lambda: running_on_spare.errors.count("refused") > before)
     assert said in [line for line in running_on_spare.errors.splitlines() if "refused" in line][-1]
     assert pool_of(running_on_spare) == "spare"

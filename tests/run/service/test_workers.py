@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.engines.streams import Stream, get, metric, refuses
 from tests.run.emulate.running import SMALL, fleet, pool
-from tests.run.service.processes import END_S, Running, comes_true, command, environment, gone, serving, started
+from tests.run.service.processes import END_S, Running, comes_true, command, environment, gone, put, serving, started
 from tests.run.service.test_process import assert_whole, pool_at, stream, write
 from tests.run.share.keys import asked, known_to_all, made_key
 
@@ -176,7 +176,7 @@ def test_all_workers_read_the_file_again(pools: dict[str, Pool], tmp_path: Path)
         lines = running.errors.splitlines()
         assert [line for line in lines if "fleet file" in line] == ["fleet file read again: 2 pools, 2 backends"]
         # Found by the change alone; one that is wrong is told of once and changes nothing.
-        file.write_text(file.read_text().replace("h100-sxm", "h1000"))
+        put(file, file.read_text().replace("h100-sxm", "h1000"))
         refused = "fleet file refused, the old one goes on: "
         assert comes_true(lambda: refused in running.errors)
         assert served() == {("amd", "nvidia")}
