@@ -7,7 +7,8 @@ import pytest
 
 from crosstie.core.errors import BadInput
 from crosstie.port.source import files
-from crosstie.port.source.files import build_hazards, decoded, hip_builds, read_files
+from crosstie.port.source.check import preflight_source
+from crosstie.port.source.files import build_hazards, decoded, hip_builds, is_nvidia, read_files
 
 ASM = 'void f() { asm volatile("bar.sync 0;"); }\n'
 
@@ -121,3 +122,31 @@ def test_build_files_beside_one_for_hip() -> None:
     assert hip_builds({"third_party/x/CMakeLists.txt": hip, "a.cmake": "# enable_language(HIP)\n"}) == []
     assert {one.severity for one in build_hazards("CMakeLists.txt", cuda, ["hip/CMakeLists.txt"])} == {"note"}
     assert {one.severity for one in build_hazards("CMakeLists.txt", cuda + "# not for HIP\n")} == {"error"}
+
+
+def test_files_that_are_for_nvidia_by_their_names() -> None:
+    folders = {"backend", "backend/cuda", "backend/hip", "ext", "ext/cuda"}
+    for path in (
+        "a/cutlass_extensions/gemm.cu",
+        "csrc/gemm_sm90.cu",
+        "hopper/a.cuh",
+        "a/sm100/b.cu",
+        "backend/cuda/a.cuh",
+    ):
+        assert is_nvidia(path, folders), path
+    for path in ("ext/cuda/norm.cu", "backend/hip/a.cuh", "csrc/gemm.cu", "csrc/small.cu"):
+        assert not is_nvidia(path, folders), path
+
+
+def test_such_files_are_notes_where_the_tree_has_a_side_for_amd(tmp_path: Path) -> None:
+    text = '__global__ void k() { asm volatile("bar.sync 1, 64;"); }\n'
+    (tmp_path / "gemm_sm90.cu").write_text(text)
+    (tmp_path / "other.cu").write_text(text)
+
+    def severities() -> dict[str, str]:
+        found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
+        return {one.where.file: one.severity for one in found if one.check == "inline-ptx"}
+
+    assert severities() == {"gemm_sm90.cu": "error", "other.cu": "error"}
+    (tmp_path / "ours.cu").write_text("#ifdef USE_ROCM\nvoid f();\n#endif\n")
+    assert severities() == {"gemm_sm90.cu": "note", "other.cu": "error"}

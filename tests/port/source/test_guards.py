@@ -22,7 +22,7 @@ def test_code_that_amd_never_compiles_is_left_out(condition: str) -> None:
     "condition",
     [
         "#ifndef HIP_LAUNCH_CHECKS", "#ifndef AMD_EPYC_TUNING", "#ifndef SHIP_IT", "#ifndef USE_HIP_GRAPHS", "#if 1", "#ifdef USE_ROCM", "#ifdef __CUDACC__", "#ifdef USE_CUDA", "#ifdef SOMETHING", "#ifndef SOMETHING",
-        "#if SOMETHING > 3", "#if CUDA_VERSION >= 11000", "#if defined(__HIP_PLATFORM_AMD__)",
+        "#if SOMETHING > 3", "#if CUDA_VERSION < 11000", "#if defined(__HIP_PLATFORM_AMD__)",
         "#ifdef MYLIB_NO_ROCM", "#if defined(SOMETHING) || !defined(USE_ROCM)", "#if", "#if )(", "#ifdef __gfx942__",
     ],
 )  # fmt: skip
@@ -78,3 +78,18 @@ def test_names_that_the_project_provides_for_rocm() -> None:
     assert "mask-32-bit" not in names('#include "compat.h"\n' + call, compat_h=shim)
     # One that this file does not include is of no help to it.
     assert "mask-32-bit" in names(call, compat_h=shim)
+
+
+def test_conditions_of_templates_are_read() -> None:
+    sides = "{%- if is_rocm %}\nours();\n{%- else %}\n" + HAZARD + "\n{%- endif %}\n"
+    assert "inline-ptx" not in names(kernel(sides))
+    assert "inline-ptx" in names(kernel(sides.replace("is_rocm", "not is_rocm")))
+    assert "inline-ptx" in names(kernel(sides.replace("is_rocm", "weighted")))
+    assert "inline-ptx" not in names(kernel(sides.replace("is_rocm", "is_rocm or weighted")))
+    assert "inline-ptx" in names(kernel(sides.replace("is_rocm", "is_rocm and weighted")))
+
+
+def test_the_side_for_newer_cuda_is_left_out() -> None:
+    """HIPIFY makes HIP's version of CUDA's."""
+    assert names(kernel(f"#if CUDA_VERSION >= 9000\n{HAZARD}\n#else\nolder();\n#endif")) == set()
+    assert "inline-ptx" in names(kernel(f"#if CUDA_VERSION >= 9000\nnewer();\n#else\n{HAZARD}\n#endif"))

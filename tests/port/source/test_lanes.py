@@ -3,7 +3,8 @@
 import pytest
 from tests.port.source.snippets import checks, findings, kernel, names
 
-SHUFFLE = "float v = __shfl_xor(out[0], 1, 32);"
+SHUFFLE = "float v = __shfl_xor(out[0], 1);"
+AMONG_32 = "float v = __shfl_xor(out[0], 1, 32);"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_arithmetic_that_is_right(line: str) -> None:
         "for (int o = 32 / 2; o; o = o / 2) v += __shfl_xor(v, o);",
         "for (int o = 1; o < 32; o <<= 1) { v += __shfl_up(v, o); }",
         "for (int o = 1; o <= 16; o *= 2) { v += __shfl_xor(v, o); }",
-        "v += __shfl_xor(v, 16);\nv += __shfl_xor(v, 8);",
+        "v += __shfl_xor(v, 16); v += __shfl_xor(v, 8);\nv += __shfl_xor(v, 4); v += __shfl_xor(v, 2); v += __shfl_xor(v, 1);",
         "v = __shfl_sync(m, v, 31);",
     ],
 )
@@ -142,7 +143,7 @@ def test_groups_of_32_lanes_that_are_meant_are_notes() -> None:
     # A header that knows of both widths speaks for code that leaves the exchange to it, not for other exchanges.
     included = '#include "common.h"\n' + SIZE
     assert severities(included + kernel("out[0] = warp_reduce(out[1]);"), "warp-size", common_h=KNOWS) == {"unknown"}
-    assert severities(included + kernel("out[0] = __shfl_xor(out[1], 1);"), "warp-size", common_h=KNOWS) == {"error"}
+    assert severities(included + kernel("out[0] = __shfl_xor(out[1], 1);"), "warp-size", common_h=KNOWS) == {"unknown"}
     half = kernel("for (int o = 16; o > 0; o >>= 1) out[0] += __shfl_xor(out[0], o);")
     assert severities(half, "warp-reduction") == {"error"}
     assert severities(KNOWS + half, "warp-reduction") == {"unknown"}
@@ -167,3 +168,34 @@ def test_warp_synchronous_code() -> None:
     steps = "s[t] += s[t + 32];\n{}s[t] += s[t + 16];"
     assert "warp-synchronous" in names(kernel(steps.format("")))
     assert "warp-synchronous" not in names(kernel(steps.format("__syncthreads();\n")))
+
+
+def test_shuffles_among_32_lanes_are_right_on_64() -> None:
+    assert severities(kernel(f"{AMONG_32}\nint lane = threadIdx.x % 32;"), "lane-arithmetic") == {"unknown"}
+    own = "__device__ float shfl_xor(float v, int by, int width) { return v; }\n"
+    loop = "for (int o = 16; o > 0; o >>= 1) out[0] += shfl_xor(out[0], o{});"
+    assert "warp-reduction" not in names(own + kernel(loop.format(", 32")))
+    assert "warp-reduction" in names(own + kernel(loop.format("")))
+    # One step swaps the halves of 32 lanes, which is no reduction.
+    assert "warp-reduction" not in names(kernel("out[0] = __shfl_xor(out[0], 16);"))
+
+
+def test_parts_of_32_that_are_no_warps() -> None:
+    group = "constexpr int QK8_1 = 32;\n" + kernel(f"{SHUFFLE}\nint q = threadIdx.x / QK8_1;")
+    assert "lane-arithmetic" not in names(group)
+    assert severities(kernel("int group = threadIdx.x / 32;"), "lane-arithmetic") == {"note"}
+
+
+def test_64_lanes_are_wrong_where_a_wavefront_has_32() -> None:
+    plain = "#define WARP_SIZE 64\n" + kernel(SHUFFLE)
+    assert [(one.check, one.severity) for one in findings(plain, on="rx-7900-xtx")] == [("warp-size", "error")]
+    assert names(plain) == set()
+    by_target = "#if defined(__GFX9__)\n#define WARP_SIZE 64\n#else\n#define WARP_SIZE 32\n#endif\n" + kernel(SHUFFLE)
+    assert names(by_target, on="rx-7900-xtx") == names(by_target) == set()
+
+
+def test_a_tree_with_a_side_for_rocm_may_mean_its_32_lanes() -> None:
+    text = kernel(f"{SHUFFLE}\nint lane = threadIdx.x % 32;")
+    assert severities(text, "lane-arithmetic") == {"error"}
+    ported = "#ifdef USE_ROCM\nvoid f();\n#endif\n"
+    assert severities(text, "lane-arithmetic", compat_h=ported) == {"unknown"}

@@ -68,7 +68,7 @@ def test_a_mask_of_64_bits_for_32_lanes() -> None:
 
 
 def test_a_mask_whose_width_is_not_seen_is_not_known() -> None:
-    found = findings(kernel("__syncwarp(helper());"))
+    found = findings(kernel("__any_sync(helper(), 1);"))
     assert [(one.check, one.severity) for one in found] == [("mask-unknown", "unknown")]
 
 

@@ -22,6 +22,8 @@ USES = [
     ("managed-memory", "cudaMallocManaged(&p, n);"), ("graphs", "cudaStreamBeginCapture(s, m);"), ("cublaslt", "cublasLtMatmul(h);"),
     ("tensorrt", "#include <NvInfer.h>"), ("tensorrt", "#include <flashinfer/norm.cuh>"), ("clock", "long long t = clock64();"),
     ("shared-memory-query", "int n = prop.sharedMemPerBlockOptin;"), ("cub", "cub::WarpReduce<float> r;"), ("thrust", "#include <thrust/sort.h>"),
+    ("overload", "cublasHgemm(handle, op, op, m, n, k, a, x, 1, y, 1, b, z, 1);"), ("syncwarp", "__syncwarp();"),
+    ("cub-internal", "cub::CTA_SYNC();"), ("cub-internal", "bool whole = lanes == CUB_WARP_THREADS(0);"),
     ("compute-capability", "cudaDeviceGetAttribute(&v, cudaDevAttrComputeCapabilityMajor, 0);"),
 ]  # fmt: skip
 
@@ -107,3 +109,15 @@ def test_launch_bounds_with_a_second_number_are_found() -> None:
     assert "compute-capability" not in names(
         "#ifndef USE_ROCM\nbool f(cudaDeviceProp p) { return p.major >= 9; }\n#endif\nint major = 3;"
     )
+
+
+def test_a_library_may_use_its_own_namespace() -> None:
+    use = "#include <flashinfer/norm.cuh>\nflashinfer::norm(x);\n"
+    assert "tensorrt" in names(use)
+    assert "tensorrt" not in names(use, norm_cuh="namespace flashinfer::math {\n}\n")
+
+
+def test_fp8_that_the_build_chooses() -> None:
+    text = "#ifdef USE_ROCM\nauto kind = at::kFloat8_e4m3fnuz;\n#endif\n"
+    assert ("fp8-dialect", 2) in checks(text, on="mi355x")
+    assert "fp8-dialect" not in names(text) | names(text + "// gfx950 has another\n", on="mi355x")

@@ -3,6 +3,7 @@
 import pytest
 from tests.port.source.snippets import python_findings
 
+from crosstie.port.source.python import python_hazards
 from crosstie.port.source.rules import KINDS, python_rules
 
 
@@ -15,7 +16,7 @@ USES = [
     ("nvidia-package", "from xformers.ops import memory_efficient_attention"), ("nvidia-package", "import nvtx"), ("nvidia-package", "from numba import cuda"),
     ("nvidia-package", "from triton.language.extra.cuda import libdevice"), ("nvidia-package", "import transformer_engine.pytorch as te"),
     ("torch-version", "v = torch.version.cuda.split('.')"), ("torch-version", "from torch.version import cuda\nprint(cuda)"),
-    ("compute-capability", "if torch.cuda.get_device_capability() >= (9, 0): pass"), ("compute-capability", "ok = torch.cuda.get_device_properties(0).major >= 8"),
+    ("compute-capability", "if torch.cuda.get_device_capability() >= (9, 0): pass"), ("compute-capability", "ok = torch.cuda.get_device_properties(0).major >= 9"),
     ("nccl", "torch.cuda.nccl.version()"), ("fp8-dialect", "x = x.to(torch.float8_e4m3fn)"), ("fp8-dialect", "y = tl.dot(a.to(tl.float8e4nv), b)"),
     ("inline-ptx", "tl.inline_asm_elementwise('prmt.b32', '=r', [x], tl.int32, True, 1)"), ("triton-nvidia", "tl.extra.cuda.globaltimer()"),
     ("triton-nvidia", "triton.Config({}, num_ctas=2)"), ("tf32", "torch.backends.cuda.matmul.allow_tf32 = True"), ("run-time-compile", "torch.cuda._compile_kernel(s, 'k')"),
@@ -52,7 +53,8 @@ def test_every_kind_of_row_is_used() -> None:
         "import torch", "torch.cuda.is_available()", "x.cuda()", "torch.device('cuda')", "is_cuda = torch.version.cuda is not None",
         "if torch.version.hip:\n    pass\nelse:\n    import pynvml", "x = torch.float8_e4m3fnuz if hip else torch.float8_e4m3fn", "kernel[grid](x, num_warps=8)",
         "import triton.language as tl\ntl.dot(a, b)", "cuda = 1\nprint(cuda)", "WARP_SIZE = 64", "from .pynvml import local", "print('see the nvcc manual')", "args = {'nvcc': ['-O3']}",
-        "major = 9\nassert major >= 8", "with torch.cuda.stream(s): pass", "a = torch.version.hip or torch.version.cuda",
+        "major = 9\nassert major >= 8", "ok = torch.cuda.get_device_capability() >= (8, 0)", "ok = torch.cuda.get_device_properties(0).major >= 10",
+        "old = torch.cuda.get_device_capability()[0] < 8", "with torch.cuda.stream(s): pass", "a = torch.version.hip or torch.version.cuda",
     ],
 )  # fmt: skip
 def test_code_that_is_right(line: str) -> None:
@@ -171,3 +173,15 @@ def test_warps_from_loops_and_names() -> None:
     assert found(loop % 16) == []
     assert found("n = 32\nkernel[grid](x, num_warps=n)") == [("triton-warps", 2, "error")]
     assert found("n = f()\nkernel[grid](x, num_warps=n)") == []
+
+
+def test_the_trees_own_package_may_be_imported() -> None:
+    text = "import flashinfer\nimport pynvml\n"
+    assert {one.name for one in python_hazards("a.py", text)} == {"flashinfer", "pynvml"}
+    assert {one.name for one in python_hazards("a.py", text, frozenset({"flashinfer"}))} == {"pynvml"}
+
+
+def test_a_tool_that_may_be_missing_is_a_note() -> None:
+    call = "subprocess.check_output(['which', 'nvcc'])"
+    assert [one.severity for one in python_findings(call)] == ["error"]
+    assert [one.severity for one in python_findings(f"try:\n    {call}\nexcept Exception:\n    pass")] == ["note"]

@@ -52,7 +52,7 @@ def test_arrays_of_templates_are_measured_where_they_are_launched() -> None:
 
 
 def test_opt_ins_and_launches() -> None:
-    opt = "void f() { cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, %s); }"
+    opt = "void f() { cudaFuncSetAttribute((const void*)k, cudaFuncAttributeMaxDynamicSharedMemorySize, %s); }"
     assert ("shared-memory", 1) in checks(opt % "98304")
     assert [one.severity for one in findings(opt % "98304")] == ["error"]
     assert "shared-memory" not in names(opt % "49152")

@@ -13,7 +13,7 @@ from crosstie.core.progress import OnProgress, no_progress
 from crosstie.port.source.clang import Opinion, find_compiler, second_opinion
 from crosstie.port.source.code import streams
 from crosstie.port.source.cpp import hazards_in
-from crosstie.port.source.files import Files, build_hazards, hip_builds, read_files
+from crosstie.port.source.files import Files, build_hazards, hip_builds, is_nvidia, read_files
 from crosstie.port.source.hazard import SourceHazard, SourceTarget, findings_of, target_of
 from crosstie.port.source.hipify import CudaNames, Hipified, collect, hipified, hipify_module, leftover_hazards
 from crosstie.port.source.project import Project
@@ -65,6 +65,7 @@ def preflight_source(
         on_progress(0, len(files.cpp), "reading preprocessor lines")
         project, names = Project(files.cpp), CudaNames()
         hazards += _read(files, project, names, on_progress)
+        hazards = _beside_amd(hazards, project, files)
         if hipify and files.cpp:
             on_progress(0, len(files.cpp), "loading HIPIFY")
             if (module := hipify_module()) is None:
@@ -99,10 +100,23 @@ def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgr
         collect(path, codes, names)
     for number, (path, text) in enumerate(files.python.items(), 1):
         on_progress(number, len(files.python), f"reading {path}")
-        yield from python_hazards(path, text)
+        yield from python_hazards(path, text, files.packages)
     for_hip = hip_builds(files.build)
     for path, text in files.build.items():
         yield from build_hazards(path, text, for_hip)
+
+
+def _beside_amd(hazards: list[SourceHazard], project: Project, files: Files) -> list[SourceHazard]:
+    """Notes for files that are NVIDIA's by name, in a tree that has a side for AMD: its build leaves them out."""
+    if not (project.is_ported or hip_builds(files.build)):
+        return hazards
+    aside = "; the file is NVIDIA's by its name, and the tree has a side for AMD"
+    return [
+        msgspec.structs.replace(one, severity="note", what=one.what + aside)
+        if one.severity != "note" and is_nvidia(one.file, files.folders)
+        else one
+        for one in hazards
+    ]
 
 
 def _counts(result: Hipified) -> HipifyCounts:

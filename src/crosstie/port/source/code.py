@@ -22,6 +22,8 @@ LANE_CALLS = re.compile(
 _FOR_AMD = re.compile(r"__builtin_amdgcn_|#[ \t]*include[ \t]*[<\"]hip/|\brocwmma\b|\bck_tile\b")
 _FOR_BOTH = re.compile(r"\b(?:USE_ROCM|\w+_USE_HIP|__HIP_PLATFORM_\w+|__HIPCC__|__CUDA_ARCH__|__CUDACC__)\b")
 _EXCHANGE = re.compile(r"(?i)shfl|ballot|activemask|any_sync|all_sync|match_\w+_sync|reduce_\w+_sync|__(?:any|all)$")
+_ON_DEVICE = re.compile(r"(?i)device|global|kernel|constexpr|gpu")
+_DEVICE_WORDS = {"threadIdx", "blockIdx", "__syncthreads", "__device__", "__syncwarp", "GPU_LAMBDA", "C10_DEVICE"}
 _AMD_FOLDERS = {"rocm", "hip", "amd", "ck", "ck_tile"}
 NARROW = {"int", "unsigned", "uint32_t", "int32_t", "uint", "uint_t", "u32", "unsigned_int"}
 WIDE = {"uint64_t", "int64_t", "size_t", "long", "uintmax_t", "u64", "uint64", "int64", "uint64_cu"}
@@ -144,14 +146,65 @@ class Code:
         return shorten(self._source[line - 1]) if 0 < line <= len(self._source) else ""
 
     def has_lane_calls(self, at: int) -> bool:
-        """Whether the function around a place exchanges values between lanes; outside of one, whether the file does."""
+        """Whether the function around a place exchanges values between lanes; outside of one, whether the file does.
+
+        Shuffles among 32 lanes by their width stay among them on a wider wavefront too, and do not count.
+        """
         function = self.function(at)
-        if function is None:
-            return any(LANE_CALLS.fullmatch(name) for name in self.names)
         return any(
-            token.kind == "name" and LANE_CALLS.fullmatch(token.text)
-            for token in self.tokens[function.start : function.end]
+            LANE_CALLS.fullmatch(name) and any(not self.spans_32(name, place) for place in places)
+            for name, within in self.names.items()
+            if (places := [one for one in within if function is None or function.start < one < function.end])
         )
+
+    def spans_32(self, name: str, at: int) -> bool:
+        """Whether a name is a shuffle, and called here with a width of 32."""
+        if "shfl" not in name.lower() or self.text(at + 1) != "(":
+            return False
+        given = arguments(self.tokens[at + 2 : closing(self.tokens, at + 1)])
+        return len(given) > 2 and self.value(given[-1], at) == 32
+
+    def is_on_host(self, at: int) -> bool:
+        """Whether the function around a place runs on the host; one for both sides does not count."""
+        function = self.function(at)
+        return function is not None and function.start in self._host_starts
+
+    @cached_property
+    def _host_starts(self) -> frozenset[int]:
+        on_device = sorted(at for word in _DEVICE_WORDS for at in self.names.get(word, ()))
+        return frozenset(
+            one.start
+            for one in self.functions
+            if not any(_ON_DEVICE.search(word) for word in one.returns)
+            and bisect_left(on_device, one.start) == bisect_left(on_device, one.end)
+        )
+
+    def made_of(self, name: str, at: int) -> Sequence[CppToken]:
+        """What a name was last given before a place, in the same function: `name = ...;` or `dim3 name(...)`."""
+        function = self.function(at)
+        for place in reversed(self.names.get(name, ())):
+            if place >= at or (function is not None and place < function.start):
+                continue
+            following = place + (3 if self.text(place + 1) == "." else 1)
+            if self.text(following) == "=":
+                return until(self.tokens, following + 1, (";",))
+            if self.text(following) in ("(", "{") and self.text(place - 1) == "dim3":
+                return self.tokens[following + 1 : closing(self.tokens, following)]
+        return ()
+
+    def type_of(self, name: str, at: int) -> str:
+        """The word before a name where it first stands, which is its type where that declares it."""
+        first = next(iter(self.names.get(name, ())), at)
+        return self.text(first - 1) if 0 < first < at and self.tokens[first - 1].kind == "name" else ""
+
+    def points_to(self, name: str, at: int) -> str:
+        """The type before the star of `T* name` or `T* __restrict__ name`; "" where that is not seen."""
+        for place in reversed([one for one in self.names.get(name, ()) if one < at]):
+            words = (token.text for token in self.tokens[max(0, place - 4) : place])
+            before = [word for word in words if word not in ("__restrict__", "__restrict", "const")]
+            if len(before) > 1 and before[-1] == "*":
+                return before[-2]
+        return ""
 
     @property
     def knows_wavefronts(self) -> bool:
@@ -166,8 +219,13 @@ class Code:
     @cached_property
     def _has_bare_exchange(self) -> bool:
         """A shuffle without a width, or a vote: both span the whole wavefront."""
-        exchanges = filter(_EXCHANGE.search, self.names)
-        return any(not gives_width(name, given) for name in exchanges for _, given in self.calls(name))
+        exchanges = (name for name in self.names if name.startswith("__") and _EXCHANGE.search(name))
+        return any(
+            not gives_width(name, given)
+            for name in exchanges
+            if not self.provided(name)
+            for _, given in self.calls(name)
+        )
 
     @cached_property
     def has_side_for_amd(self) -> bool:

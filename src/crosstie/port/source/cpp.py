@@ -12,11 +12,14 @@ from crosstie.core.finding import Severity
 from crosstie.port.source.code import Code, also, streams
 from crosstie.port.source.hazard import SourceHazard
 from crosstie.port.source.lanes import LANE_RULES, macro_sizes
-from crosstie.port.source.lexer import closing
+from crosstie.port.source.launches import LAUNCH_RULES
+from crosstie.port.source.lexer import CppToken, closing, number
 from crosstie.port.source.masks import MASK_RULES
 from crosstie.port.source.project import NVIDIA_ONLY, Branch, Macros, Project, holds_under, rocm_defines
-from crosstie.port.source.rules import NameRule, name_rules, ptx_rule
+from crosstie.port.source.rules import NameRule, name_rules, passes_for_hopper, ptx_rule
 from crosstie.port.source.shared import SHARED_RULES
+from crosstie.port.source.strict import STRICT_RULES
+from crosstie.port.source.widths import WIDTH_RULES
 
 _WORDS = ("asm", "__asm__", "__asm")
 _BETWEEN = ("volatile", "__volatile__", "__volatile", "goto", "inline")
@@ -48,7 +51,10 @@ _REFUSAL = re.compile(
 # Hints to a scheduler that other targets do without.
 _HINT = re.compile(r"griddepcontrol|GridDependency|ProgrammaticLaunch|launch_dependents|pdl|setmaxnreg", re.IGNORECASE)
 _OLDER = "other NVIDIA GPUs"
-_VERSIONS = dict.fromkeys(("CUDART_VERSION", "__CUDACC_VER_MAJOR__", "__CUDACC_VER_MINOR__"), "older releases of CUDA")
+_RELEASES = ("CUDART_VERSION", "CUDA_VERSION", "__CUDACC_VER_MAJOR__", "__CUDACC_VER_MINOR__")
+_VERSIONS = dict.fromkeys(_RELEASES, "older releases of CUDA")
+# Since then shuffles and votes take masks; HIP has both forms, so that the older side is right.
+_MASKS_SINCE = 9000
 _COMMENT = re.compile(r"//.*|/\*.*?\*/")
 _LINES_OF_REST = 30
 
@@ -63,6 +69,8 @@ def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
     ]
     local = {other.rsplit("/", 1)[-1] for other in project.units}
     for rule in name_rules():
+        if rule.unless_own and project.own_spaces & {one.partition("::")[0] for one in rule.qualified}:
+            continue
         if (rule.unless and rule.unless.search(unit.text)) or (rule.requires and not rule.requires.search(unit.text)):
             continue
         lines = {line: header for header, line in headers if _names_header(rule, header, local)}
@@ -159,40 +167,18 @@ def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
     return code.hazard("inline-ptx", "error", what, at, first.remedy)
 
 
-def _bounds(code: Code) -> Iterator[SourceHazard]:
-    for at, given in code.calls("__launch_bounds__"):
-        if len(given) < 2 or code.value(given[1], at) == 1:
-            continue
-        # Where the file has a side for AMD, somebody has chosen the number with HIP in view, or could have.
-        severity: Severity = "note" if code.has_side_for_amd else "slow"
-        what = "the second launch bound is blocks a multiprocessor in CUDA and wavefronts a SIMD unit in HIP"
-        remedy = (
-            "on ROCm give blocks x threads / (wavefront x 4) there, or leave it out: too high a number spills registers"
-        )
-        yield code.hazard("launch-bounds", severity, what, at, remedy)
-        if len(given) > 2:
-            what = "HIP's __launch_bounds__ has no third argument (blocks a cluster)"
-            yield code.hazard("launch-bounds", "error", what, at, "leave it out on ROCm")
-
-
-def _nested(code: Code) -> Iterator[SourceHazard]:
-    for at, token in enumerate(code.tokens):
-        if token.text != "<<<":
-            continue
-        function = code.function(at)
-        if function is not None and {"__global__", "__device__"} & set(function.returns):
-            what = f"{function.name} runs on the device and launches a kernel, which HIP does not support"
-            yield code.hazard("nested-launch", "error", what, at, "launch it from the host, or loop inside one kernel")
-
-
 def _capabilities(code: Code) -> Iterator[SourceHazard]:
     """`prop.major >= 9`: ROCm answers with the instruction set's version, 9 for gfx942 and gfx950."""
     for at in code.names.get("major", ()):
-        compared = code.text(at - 1) in (".", "->") and code.text(at + 1) in (*_COMPARES, "*")
-        if compared and not code.is_for_amd(at):
-            what = "a compute capability is compared as a number: ROCm answers 9.4 for gfx942 and 9.5 for gfx950"
-            remedy = "ask for gcnArchName on ROCm; a test for Hopper (major >= 9) holds on gfx942 by accident"
-            yield code.hazard("compute-capability", "error", what, at, remedy, "gfx9")
+        sign = code.text(at + 1)
+        if code.text(at - 1) not in (".", "->") or sign not in (*_COMPARES, "*") or code.is_for_amd(at):
+            continue
+        asked = number(code.text(at + 2)) if sign != "*" else None
+        if asked is not None and not passes_for_hopper(sign, asked):
+            continue
+        what = "a compute capability is compared as a number: ROCm answers 9.4 for gfx942 and 9.5 for gfx950"
+        remedy = "ask for gcnArchName on ROCm; a test for Hopper (major >= 9) holds on gfx942 by accident"
+        yield code.hazard("compute-capability", "unknown" if asked is None else "error", what, at, remedy, "gfx9")
 
 
 def _warp_synchronous(code: Code) -> Iterator[SourceHazard]:
@@ -214,13 +200,15 @@ def architecture_hazards(code: Code) -> Iterator[SourceHazard]:
     source = unit.text.split("\n")
     for side in unit.sides:
         names = {token.text for token in side.directive.tokens if token.kind == "name"}
-        asked = names & NVIDIA_ONLY
+        asked = names & (NVIDIA_ONLY | {"CUDA_VERSION"})
+        if asked <= set(_RELEASES) and all(_asks_old(token) for token in side.directive.tokens):
+            continue
         if not asked or side.directive.word == "else" or side.passed_over or unit.is_dead(side.directive.line):
             continue
         # The same condition speaks of ROCm, or the project sets the macro itself.
         settled = any(map(rocm_defines, names)) or any(code.project.definitions(name, code.path) for name in asked)
         name = "__CUDA_ARCH__" if "__CUDA_ARCH__" in asked else min(asked)
-        if not settled and (found := _judge(side, name, source, _on_nvidia(code, side))) is not None:
+        if not settled and (found := _judge(code, side, name, source)) is not None:
             yield code.line_hazard("architecture-macro", found[0], found[1], side.directive.line, found[2])
 
 
@@ -242,19 +230,29 @@ def _on_nvidia(code: Code, side: Branch) -> list[bool | None]:
     return [under(architecture) for architecture in _ARCHITECTURES]
 
 
-def _judge(
-    side: Branch, name: str, source: list[str], on_nvidia: Sequence[bool | None]
-) -> tuple[Severity, str, str] | None:
+def _asks_old(token: CppToken) -> bool:
+    return token.kind != "number" or (number(token.text) or 0) <= _MASKS_SINCE
+
+
+def _is_of_kernel(code: Code, side: Branch) -> bool:
+    """Whether lines that are left out are a kernel's: then it does less than its work, and nobody is told."""
+    lines = ((code.tokens[one.start].line, code.tokens[one.end].line, one.returns) for one in code.functions)
+    return any("__global__" in returns and first <= side.first and side.last <= last for first, last, returns in lines)
+
+
+def _judge(code: Code, side: Branch, name: str, source: list[str]) -> tuple[Severity, str, str] | None:
     """How grave it is, what it is and what cures it, where a side that asks for `name` is a hazard."""
+    on_nvidia = _on_nvidia(code, side)
     inside = source[side.first - 1 : side.last]
+    rest = _COMMENT.sub("", "\n".join(source[side.last : side.last + _LINES_OF_REST]).split("#endif", 1)[0])
     never = all(held is False for held in on_nvidia)
     compares = any(token.text in _COMPARES for token in side.directive.tokens)
     if not _has_code(inside) or side.taken is None or side.taken is not never:
         return None
     if name == "__CUDA_ARCH__" and not compares and (never or all(on_nvidia)):
-        # `#ifndef __CUDA_ARCH__` is the host's side, and HIP's device code takes it too.
+        # `#ifndef __CUDA_ARCH__` is the host's side, and HIP's device code takes it too: often the same in plain C++.
         return (
-            "error",
+            "unknown" if side.has_else and not _REFUSAL.search(rest) and not _PTX.search(rest) else "error",
             "HIP never defines __CUDA_ARCH__, so device code gets the host's side of this",
             "ask for __HIP_DEVICE_COMPILE__ too: #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)",
         )
@@ -269,22 +267,34 @@ def _judge(
     if not side.has_else:
         if all(_HINT.search(line) or not _has_code([line]) for line in inside):
             return None
+        left_open = (
+            name in _VERSIONS
+            or code.project.is_ported
+            or not (_is_of_kernel(code, side) or "__global__" in "".join(inside))
+        )
         return (
-            "unknown" if name in _VERSIONS else "error",
-            f"HIP does not define {name}: these {len(inside)} lines are left out, and nothing takes their place",
+            "unknown" if left_open else "error",
+            f"{_lacks(name)}: these {len(inside)} lines are left out, and nothing takes their place",
             "add a side for ROCm (#elif defined(USE_ROCM)), or ask for the feature that is meant",
         )
-    rest = "\n".join(source[side.last : side.last + _LINES_OF_REST])
-    if _REFUSAL.search(_COMMENT.sub("", rest.split("#endif", 1)[0])):
+    if _REFUSAL.search(rest):
         return (
             "error",
-            f"HIP does not define {name}: the other side is compiled, which refuses to run",
+            f"{_lacks(name)}: the other side is compiled, which refuses to run",
             "add a side for ROCm (#elif defined(USE_ROCM)) before the #else",
         )
     return (
         "note" if name in _VERSIONS else "unknown",
-        f"HIP does not define {name}: the other side is compiled, which is meant for {_VERSIONS.get(name, _OLDER)}",
+        f"{_lacks(name)}: the other side is compiled, which is meant for {_VERSIONS.get(name, _OLDER)}",
         "check that the #else side is right and fast enough, or add one for ROCm (#elif defined(USE_ROCM))",
+    )
+
+
+def _lacks(name: str) -> str:
+    return (
+        "HIPIFY makes HIP's version of CUDA_VERSION, 702 for ROCm 7.2"
+        if name == "CUDA_VERSION"
+        else f"HIP does not define {name}"
     )
 
 
@@ -293,7 +303,10 @@ def _has_code(lines: Sequence[str]) -> bool:
     return any(line and not line.startswith("#") for line in plain)
 
 
-_RULES = (*LANE_RULES, *MASK_RULES, assembly_hazards, *SHARED_RULES, _bounds, _nested, _capabilities, _warp_synchronous)
+_RULES = (
+    *LANE_RULES, *WIDTH_RULES, *MASK_RULES, assembly_hazards, *SHARED_RULES, *LAUNCH_RULES, *STRICT_RULES,
+    _capabilities, _warp_synchronous,
+)  # fmt: skip
 
 
 def cpp_hazards(path: str, project: Project) -> list[SourceHazard]:

@@ -3,7 +3,7 @@
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,12 @@ _BUILDS_HIP = re.compile(
     r"(?i)enable_language\s*\(\s*HIP|LANGUAGES[^)]*\bHIP\b|find_package\s*\(\s*hip\b|check_language\s*\(\s*HIP|\bhipcc\b"
 )
 _OF_OTHERS = re.compile(r"(?i)(?:^|/)(?:third_?party|3rd_?party|external|extern|vendor|deps|submodules|_deps)/")
+# Files and folders that say by their names that they are for NVIDIA's GPUs; "cuda" does only beside one for AMD.
+_NVIDIA_NAME = re.compile(
+    r"(?i)^(?:nvidia|nv_\w+|hopper|blackwell|ampere|trtllm\w*|tensorrt\w*|cutlass\w*|cute_dsl|cudnn)$"
+    r"|(?:^|_)(?:sm_?(?:[789]\d|1[0-2]\d)a?|hopper|blackwell|ampere|cutlass)(?:_|$)"
+)
+_AMD_NAME = re.compile(r"(?i)^(?:hip|rocm|amd|amdgpu|ck|ck_\w+|aiter|\w+_(?:hip|rocm|amd))$")
 _KNOWS_ROCM = re.compile(r"(?<![A-Za-z])(?:HIP|ROCM|hipcc|rocm|hip)(?![a-z])")
 _CPP = (
     ".cu", ".cuh", ".h", ".hpp", ".hh", ".hxx", ".h++", ".cpp", ".cc", ".cxx", ".c", ".c++", ".inl", ".inc", ".ipp",
@@ -33,6 +39,22 @@ _PASSED_OVER = frozenset({"__pycache__", "node_modules"})
 # Generated tables are larger than anything that people write.
 MOST_BYTES = 8_000_000
 _SNIFFED = 8192
+
+
+def is_nvidia(path: str, folders: Collection[str]) -> bool:
+    """Whether a file is for NVIDIA's GPUs by its name or that of a folder. `folders`: all that the tree has."""
+    *parts, name = path.split("/")
+    if any(_NVIDIA_NAME.search(part) for part in (*parts, name.split(".", 1)[0])):
+        return True
+    return any(
+        part.lower() == "cuda"
+        and any(
+            _AMD_NAME.match(other.rpartition("/")[2])
+            for other in folders
+            if other.rpartition("/")[0] == "/".join(parts[:index])
+        )
+        for index, part in enumerate(parts)
+    )
 
 
 def hip_builds(builds: Mapping[str, str]) -> list[str]:
@@ -69,6 +91,21 @@ class Files(msgspec.Struct, kw_only=True):
     python: dict[str, str] = {}
     build: dict[str, str] = {}
     hazards: list[SourceHazard] = []
+
+    @property
+    def packages(self) -> frozenset[str]:
+        """Of Python, by their folders."""
+        inside = (path.split("/") for path in self.python if path.endswith("/__init__.py"))
+        return frozenset(parts[-2] for parts in inside)
+
+    @property
+    def folders(self) -> frozenset[str]:
+        return frozenset(
+            "/".join(parts[:depth])
+            for path in self.cpp
+            for parts in [path.split("/")]
+            for depth in range(1, len(parts))
+        )
 
     @property
     def count(self) -> int:

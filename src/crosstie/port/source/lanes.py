@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from crosstie.core.finding import Severity
-from crosstie.port.source.code import LANE_CALLS, NARROW, WIDE, Code, gives_width
+from crosstie.port.source.code import LANE_CALLS, Code, gives_width
 from crosstie.port.source.hazard import SourceHazard
 from crosstie.port.source.lexer import CppToken, arguments, closing, number, opening, statements, until
 
@@ -13,7 +13,10 @@ _SIZE_NAME = re.compile(
     r"(?i)(?:warp|wave(?:front)?)_*(?:size|sz|threads|width|len(?:gth)?|lanes)"
     r"|(?:threads?|lanes?|thr)_*(?:per|in)_*(?:a_*)?warp|(?:num|n)_?lanes"
 )
-_OTHER_SIZE = re.compile(r"(?i)tile|bytes|elem|block|max|min|sub|group|col|row|iter|frag|vec|(?:^|_)[mnk](?:_|$)")
+_OTHER_SIZE = re.compile(
+    r"(?i)tile|bytes|elem|block|max|min|sub|group|col|row|iter|frag|vec|quant|pack|head|page|expert|(?:^|_)[mnk](?:_|$)"
+    r"|(?:^|_)q[kir]\d*(?:_|$)"
+)
 _LOG = re.compile(r"(?i)log|shift|bits|exp")
 _THREAD = re.compile(
     r"(?i)^(?:tid|tidx|t_?idx|tx|thread_?(?:id|idx|index|rank|num|linear)?(?:_?[xyz]|_?in_?block)?|(?:linear|flat|local)_?"
@@ -32,7 +35,7 @@ _FIX = (
     "take the width from the target: warpSize in device code (64 on gfx9; no constant expression since ROCm 7.0), "
     "hipDeviceProp_t.warpSize on the host, or 64 under `#if defined(__GFX9__)` for a constant"
 )
-_SAYS_32 = "{} says that a warp has 32 lanes, a wavefront of this target has 64"
+_SAYS = "{} says that a warp has {} lanes, a wavefront of this target has {}"
 _WHERE_LANES_TALK = (
     " Lanes 32 to 63 belong to the same wavefront, so ballots, shuffles without a width and __syncwarp reach them too."
 )
@@ -45,17 +48,29 @@ def macro_sizes(code: Code) -> Iterator[SourceHazard]:
         if directive.word != "define" or len(directive.tokens) < 2 or directive.function_like:
             continue
         name, body = directive.tokens[0].text, directive.tokens[1:]
-        if unit.is_dead(directive.line) or not _means_lanes(name, code.value(body, 0)):
+        if unit.is_dead(directive.line):
             continue
-        severity = _severity(code, 0, LANE_CALLS.search(unit.text) is not None or _used_with_lanes(code))
-        yield code.line_hazard("warp-size", severity, _SAYS_32.format(name), directive.line, _FIX, "wave64")
+        talk = LANE_CALLS.search(unit.text) is not None or _used_with_lanes(code)
+        yield from _size(code, name, code.value(body, 0), 0, directive.line, talk)
+
+
+def _size(code: Code, name: str, value: int | None, at: int, line: int, talk: bool) -> Iterator[SourceHazard]:
+    function = code.function(at) if at else None
+    where = function.name if function else ""
+    if _means_lanes(name, value, 32):
+        severity = _severity(code, at, talk)
+        yield code.line_hazard("warp-size", severity, _SAYS.format(name, 32, 64), line, _FIX, "wave64", where)
+    elif _means_lanes(name, value, 64) and not code.project.left_out_on_host(code.path, line):
+        severity = "error" if talk else "unknown"
+        yield code.line_hazard("warp-size", severity, _SAYS.format(name, 64, 32), line, _FIX, "wave32", where)
 
 
 def _severity(code: Code, at: int, talk: bool) -> Severity:
     """Wrong for sure where lanes talk; groups of 32 lanes are meant where the code knows of wavefronts."""
     if code.knows_wavefronts or (code.leaves_lanes_to_headers and not talk):
         return "note"
-    return "error" if talk and not code.is_for_amd(at) and not code.leaves_lanes_to_headers else "unknown"
+    sure = talk and not (code.is_for_amd(at) or code.leaves_lanes_to_headers or code.project.is_ported)
+    return "error" if sure else "unknown"
 
 
 def _used_with_lanes(code: Code) -> bool:
@@ -66,15 +81,18 @@ def _used_with_lanes(code: Code) -> bool:
     )
 
 
-def _means_lanes(name: str, value: int | None) -> bool:
-    if not _SIZE_NAME.search(name) or _OTHER_SIZE.search(name):
-        return False
-    return value == 5 if _LOG.search(name) else value == 32
+def means_size(name: str) -> bool:
+    """Whether a name is one for the number of lanes of a warp."""
+    return bool(_SIZE_NAME.search(name)) and not _OTHER_SIZE.search(name)
+
+
+def _means_lanes(name: str, value: int | None, lanes: int) -> bool:
+    return means_size(name) and value == (lanes.bit_length() - 1 if _LOG.search(name) else lanes)
 
 
 def _sizes(code: Code) -> Iterator[SourceHazard]:
     for name, places in code.names.items():
-        if not _SIZE_NAME.search(name) or _OTHER_SIZE.search(name):
+        if not means_size(name):
             continue
         for at in places:
             value = None
@@ -82,9 +100,9 @@ def _sizes(code: Code) -> Iterator[SourceHazard]:
                 value = code.value(until(code.tokens, at + 2, (",", ";", ">")), at)
             elif code.text(at + 1) == "(" and code.text(at + 2) == ")":
                 value = _returned(code, at)
-            if _means_lanes(name, value):
-                severity = _severity(code, at, code.has_lane_calls(at) or _used_with_lanes(code))
-                yield code.hazard("warp-size", severity, _SAYS_32.format(name), at, _FIX, "wave64")
+            if value is not None:
+                talk = code.has_lane_calls(at) or (code.function(at) is None and _used_with_lanes(code))
+                yield from _size(code, name, value, at, code.tokens[at].line, talk)
 
 
 def _returned(code: Code, at: int) -> int | None:
@@ -106,12 +124,12 @@ def _arithmetic(code: Code) -> Iterator[SourceHazard]:
             continue
         left = _operand(tokens, at)
         of_thread = any(_is_thread(code, one, at) for one in left)
+        named = _assigned(tokens, at)
         if sign in ("<", ">="):
             if not of_thread or len(left) > 3:
                 continue
             what = "the first 32 threads are taken for one warp, a wavefront of this target has 64"
         else:
-            named = _assigned(tokens, at)
             of_block = sign in ("/", ">>") and any(one.kind == "name" and _BLOCK.match(one.text) for one in left)
             to_warp = _WARP_OR_LANE.search(named) and not _OTHER_SIZE.search(named)
             if not (of_thread or of_block or (to_warp and left)):
@@ -121,7 +139,7 @@ def _arithmetic(code: Code) -> Iterator[SourceHazard]:
         if code.is_side_for_amd(at) or (code.is_for_amd(at) and (code.knows_wavefronts or not talk)):
             # A file of HIP may be HIPIFY's output, which has CUDA's 32 lanes: where they talk, that is no excuse.
             continue
-        severity = _severity(code, at, talk)
+        severity = _severity(code, at, talk) if talk or not _OTHER_SIZE.search(named) else "note"
         remedy = _FIX + ("." + _WHERE_LANES_TALK if talk else "; harmless where it only cuts work into parts of 32")
         yield code.hazard("lane-arithmetic", severity, what, at, remedy, "wave64")
 
@@ -189,7 +207,7 @@ def _loops(code: Code) -> Iterator[SourceHazard]:
         end = closing(tokens, at + 1)
         parts = statements(tokens[at + 2 : end])
         body_end = closing(tokens, end + 1) if code.text(end + 1) == "{" else end + 40
-        if len(parts) == 3 and _covers_32(code, parts, at) and _shuffles_all(tokens[end : body_end + 1]):
+        if len(parts) == 3 and _covers_32(code, parts, at) and _shuffles_all(code, end, body_end):
             yield _half(code, at)
 
 
@@ -200,11 +218,12 @@ def _while_loops(code: Code) -> Iterator[SourceHazard]:
         end = closing(tokens, at + 1) if code.text(at + 1) == "(" else at
         if code.text(end + 1) != "{":
             continue
-        body = tokens[end : closing(tokens, end + 1) + 1]
+        body_end = closing(tokens, end + 1)
+        body = tokens[end : body_end + 1]
         steps = {one.text for one, sign in pairwise(body) if sign.text in (">>=", "/=")}
         asked = {token.text: token for token in tokens[at + 2 : end] if token.kind == "name" and token.text in steps}
         for token in asked.values():
-            if code.value([token], at, through_variables=True) == 16 and _shuffles_all(body):
+            if code.value([token], at, through_variables=True) == 16 and _shuffles_all(code, end, body_end):
                 yield _half(code, at)
 
 
@@ -215,8 +234,8 @@ def _half(code: Code, at: int) -> SourceHazard:
 
 
 def _reduction_severity(code: Code) -> Severity:
-    """Half a wavefront may be meant by code that knows of wavefronts, but a shuffle without a width needs a look."""
-    return "unknown" if code.knows_wavefronts else "error"
+    """Half a wavefront may be meant by code that knows of AMD, but a shuffle without a width needs a look."""
+    return "unknown" if code.knows_wavefronts or code.project.is_ported else "error"
 
 
 def _covers_32(code: Code, parts: Sequence[Sequence[CppToken]], at: int) -> bool:
@@ -232,13 +251,21 @@ def _covers_32(code: Code, parts: Sequence[Sequence[CppToken]], at: int) -> bool
     return code.value(parts[1][sign + 1 :], at) == (32 if stop[sign] == "<" else 16)
 
 
-def _shuffles_all(body: Sequence[CppToken]) -> bool:
-    """Whether there are shuffles in it, and one of them does not say its width."""
-    if not any(token.kind == "name" and _SHUFFLE.search(token.text) for token in body):
-        return False
-    calls = [at for at, token in enumerate(body[:-1]) if token.text in _SHUFFLES and body[at + 1].text == "("]
-    given = {at: arguments(body[at + 2 : closing(body, at + 1)]) for at in calls}
-    return not calls or not all(gives_width(body[at].text, found) for at, found in given.items())
+def _shuffles_all(code: Code, start: int, end: int) -> bool:
+    """Whether there are shuffles between two places, and one of them does not say that it is among 32 lanes."""
+    places = [
+        at
+        for at, one in enumerate(code.tokens[start : end + 1], start)
+        if one.kind == "name" and _SHUFFLE.search(one.text)
+    ]
+    return any(not _gives_width(code, at) for at in places)
+
+
+def _gives_width(code: Code, at: int) -> bool:
+    name = code.text(at)
+    if name not in _SHUFFLES:
+        return code.spans_32(name, at)
+    return code.text(at + 1) == "(" and gives_width(name, arguments(code.tokens[at + 2 : closing(code.tokens, at + 1)]))
 
 
 def _shuffles(code: Code) -> Iterator[SourceHazard]:
@@ -252,7 +279,11 @@ def _shuffles(code: Code) -> Iterator[SourceHazard]:
             if by == 31:
                 what = "lane 31 is taken for the last lane, which is lane 63 on this target"
                 yield code.hazard("warp-reduction", "error", what, at, "read lane warpSize - 1", "wave64")
-        elif by == 16 and not _shuffles_by_32(code, name, at):
+        elif (
+            by == 16
+            and all(_shuffles_by(code, name, at, step) for step in (8, 4, 2, 1))
+            and not _shuffles_by(code, name, at, 32)
+        ):
             what = "shuffles by 16, 8, 4, 2 and 1 span 32 lanes, half a wavefront of this target"
             remedy = "add a step by 32 on gfx9, or pass 32 as the width if 32 lanes are meant"
             yield code.hazard("warp-reduction", _reduction_severity(code), what, at, remedy, "wave64")
@@ -262,43 +293,10 @@ def _literal(tokens: Sequence[CppToken]) -> int | None:
     return number(tokens[0].text) if len(tokens) == 1 and tokens[0].kind == "number" else None
 
 
-def _shuffles_by_32(code: Code, name: str, at: int) -> bool:
+def _shuffles_by(code: Code, name: str, at: int, step: int) -> bool:
+    """Whether the function has that step too: a shuffle by 16 alone swaps halves, and is right on 64 lanes."""
     same = (given[1:3] for other, given in code.calls(name) if code.function(other) == code.function(at))
-    return any(_literal(one) == 32 for given in same for one in given)
+    return any(_literal(one) == step for given in same for one in given)
 
 
-def _constant_width(code: Code) -> Iterator[SourceHazard]:
-    """warpSize where a constant is needed: it is one in no HIP since ROCm 7.0."""
-    tokens = code.tokens
-    for at in code.names.get("warpSize", ()):
-        if code.text(at - 1) in (".", "->"):
-            continue
-        in_template = code.text(at - 1) == "<" and code.text(at + 1) in (">", ",")
-        if in_template or _assigned_constexpr(tokens, at) or _is_array_declaration(tokens, at):
-            what = "warpSize is no constant expression in HIP since ROCm 7.0, so this does not compile"
-            remedy = "use a constant per target: 64 under `#if defined(__GFX9__)`, else 32; warpSize at run time"
-            yield code.hazard("warp-size-constant", "error", what, at, remedy)
-
-
-def _assigned_constexpr(tokens: Sequence[CppToken], at: int) -> bool:
-    for index in range(at - 1, max(-1, at - 30), -1):
-        if tokens[index].text in (";", "{", "}", "if"):
-            return False
-        if tokens[index].text in ("constexpr", "static_assert"):
-            return True
-    return False
-
-
-def _is_array_declaration(tokens: Sequence[CppToken], at: int) -> bool:
-    """Whether a place is in the bracket of `float name[...]`."""
-    types = NARROW | WIDE | {"float", "double", "half", "char", "T", "scalar_t", "__shared__"}
-    bracket = next((index for index in range(at - 1, max(1, at - 8), -1) if tokens[index].text in ("[", "]", ";")), 0)
-    return (
-        bracket > 1
-        and tokens[bracket].text == "["
-        and tokens[bracket - 1].kind == "name"
-        and tokens[bracket - 2].text in types
-    )
-
-
-LANE_RULES = (_sizes, _arithmetic, _loops, _while_loops, _shuffles, _constant_width)
+LANE_RULES = (_sizes, _arithmetic, _loops, _while_loops, _shuffles)

@@ -130,18 +130,9 @@ def _kept_bits(code: Code, at: int) -> int | None:
         declaration = code.declared(tokens[named].text, index)
         if declaration is not None:
             return declaration.bits
-        return _pointed_bits(code, tokens[named].text, index) if named < index - 1 else None
+        return bits_of((code.points_to(tokens[named].text, index),)) if named < index - 1 else None
     if before.text == ">" and index >= 2 and tokens[index - 1].text in NARROW:
         return 32
-    return None
-
-
-def _pointed_bits(code: Code, name: str, at: int) -> int | None:
-    """The width of what a pointer points to: `unsigned* name` or `uint32_t* __restrict__ name`."""
-    for place in code.names.get(name, ()):
-        before = [token.text for token in code.tokens[max(0, place - 4) : place] if token.text[:2] != "__"]
-        if place < at and len(before) > 1 and before[-1] == "*":
-            return bits_of((before[-2],))
     return None
 
 

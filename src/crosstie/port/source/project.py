@@ -16,7 +16,7 @@ import msgspec
 from crosstie.port.source.lexer import CppToken, Directive, Names, Value, evaluate, lex, outline
 
 # Macros of NVIDIA's compiler and headers, which a build for ROCm lacks. __CUDACC__ is not among them: HIPIFY makes
-# __HIPCC__ of it. Nor is CUDA_VERSION, which it turns into TORCH_HIP_VERSION.
+# __HIPCC__ of it.
 NVIDIA_ONLY = frozenset({
     "__CUDA_ARCH__", "__NVCC__", "__CUDACC_VER_MAJOR__", "__CUDACC_VER_MINOR__", "CUDART_VERSION",
     "__HIP_PLATFORM_NVIDIA__", "__HIP_PLATFORM_NVCC__", "__CUDA_ARCH_FEAT_SM90_ALL", "__CUDA_ARCH_SPECIFIC__",
@@ -26,6 +26,8 @@ _ABSENT_OTHERS = {"__CUDA_ARCH_LIST__", "_WIN32", "_MSC_VER", "__APPLE__", "__MU
 _ABSENT = NVIDIA_ONLY | _ABSENT_OTHERS | {"USE_MUSA"}
 _PRESENT = {"__clang__": 1, "__linux__": 1, "__GNUC__": 4, "__HIPCC__": 1, "__HIP__": 1, "USE_ROCM": 1}
 _COMPILERS = {"__clang__", "__linux__", "__GNUC__"}
+# HIPIFY makes TORCH_HIP_VERSION of it, which is 702 for ROCm 7.2: less than any release of CUDA that is asked for.
+_VALUES = {"CUDA_VERSION": 702}
 # Present in one pass of the compiler or on one chip only: open.
 _OPEN = re.compile(r"(?i)^(__gfx.*|__hip_device_compile__|__amdgcn.*|__amdgpu.*)$")
 # What projects call their own switch: VLLM_USE_ROCM, PADDLE_WITH_HIP, TORCH_HIP_VERSION, __HIP_PLATFORM_AMD__. A name
@@ -53,6 +55,10 @@ _KNOWS_WAVEFRONTS = re.compile(
     r"|ds_bpermute|mbcnt)|\bck_tile\b|physical_warp_size|\b(?i:warp|wave|wavefront)_?(?i:size)\w*\s*(?:=|==|,|\)|\s)\s*64\b"
 )
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+# Sources that a template engine makes (FBGEMM, PyTorch) have sides of their own: {% if is_rocm %}.
+_JINJA = re.compile(r"^[ \t]*\{%-?\s*(if|elif|else|endif)\b(.*?)-?%\}[ \t]*$", re.MULTILINE)
+_SPACE = re.compile(r"^[ \t]*namespace[ \t]+([A-Za-z_]\w*)[\w: \t]*\{", re.MULTILINE)
+_JINJA_PART = re.compile(r"\s+(and|or)\s+")
 _HEADERS = (".h", ".hpp", ".cuh", ".inl", ".hh", ".hxx", ".inc", ".in")
 # Macros may be defined by macros whose own state changes; a chain longer than this stays open.
 _ROUNDS = 4
@@ -107,7 +113,7 @@ def asks_for_rocm(directive: Directive) -> bool:
 
 
 def rocm_value(name: str) -> Value:
-    return 0 if name in _ABSENT else _PRESENT.get(name)
+    return 0 if name in _ABSENT else _PRESENT.get(name, _VALUES.get(name))
 
 
 class _Open(msgspec.Struct):
@@ -252,6 +258,25 @@ class SourceFile(msgspec.Struct, kw_only=True, dict=True):
         return self.taken[line] is False
 
 
+def without_jinja(text: str) -> str:
+    """Conditions of a template as the preprocessor's: what is_rocm decides is decided, the rest is open."""
+    return _JINJA.sub(_as_directive, text) if "{%" in text else text
+
+
+def _as_directive(found: re.Match[str]) -> str:
+    word, condition = found[1], found[2].strip()
+    if word not in ("if", "elif"):
+        return f"#{word}"
+    signs = {"and": "&&", "or": "||"}
+    return f"#{word} " + " ".join(signs.get(one) or _asked(one) for one in _JINJA_PART.split(condition))
+
+
+def _asked(part: str) -> str:
+    plain = part.strip("() ")
+    is_rocm = plain.removeprefix("not ").strip() in ("is_rocm", "is_hip", "use_rocm")
+    return ("!" if plain.startswith("not ") else "") + ("defined(USE_ROCM)" if is_rocm else "defined(OF_A_TEMPLATE)")
+
+
 def read_unit(path: str, text: str) -> SourceFile:
     constants: dict[str, list[tuple[str, int]]] = {}
     newlines = [found.start() for found in re.finditer("\n", text)]
@@ -272,7 +297,7 @@ def _line(newlines: Sequence[int], offset: int) -> int:
 
 class Project:
     def __init__(self, texts: Mapping[str, str]):
-        self.units = {path: read_unit(path, text) for path, text in texts.items()}
+        self.units = {path: read_unit(path, without_jinja(text)) for path, text in texts.items()}
         self._definitions: dict[str, list[Definition]] = {}
         for unit in self.units.values():
             for directive in unit.directives:
@@ -285,7 +310,8 @@ class Project:
         self._includes = _includes(self.units)
         self._reach, self.visible = _visibility(self._includes)
         self._numbers: dict[tuple[str, str], Value] = {}
-        self._gfx9: dict[str, list[bool | None]] = {}
+        self._passes: dict[tuple[str, bool], list[bool | None]] = {}
+        self._types: dict[str, bool] = {}
         self._settle()
         self._bury_unreached()
 
@@ -322,17 +348,63 @@ class Project:
 
     def left_out_on_gfx9(self, path: str, line: int) -> bool:
         """Whether a line is for targets other than gfx9: the other side of `#if defined(__GFX9__)`."""
-        unit = self.units[path]
-        if "__GFX9__" not in unit.text:
-            return False
-        if path not in self._gfx9:
-            own = self.macros(path)
-            macros = Macros(
-                lambda name: True if name == "__GFX9__" else own.defined(name),
-                lambda name: 1 if name == "__GFX9__" else own.value(name),
-            )
-            self._gfx9[path] = taken_lines(branches(unit.directives, macros, unit.line_count), unit.line_count)
-        return self._gfx9[path][line] is False
+        return "__GFX9__" in self.units[path].text and self._taken_in(path, gfx9=True)[line] is False
+
+    def left_out_on_host(self, path: str, line: int) -> bool:
+        """Whether a line is for one pass of the compiler over device code, where macros of targets are set."""
+        return self._taken_in(path, gfx9=False)[line] is False
+
+    def _taken_in(self, path: str, gfx9: bool) -> list[bool | None]:
+        """By line, in the pass for gfx9 or in that for the host, which has no macro of a target."""
+        if (path, gfx9) not in self._passes:
+            unit, own = self.units[path], self.macros(path)
+
+            def defined(name: str) -> bool | None:
+                if gfx9:
+                    return True if name == "__GFX9__" else own.defined(name)
+                return False if _OPEN.match(name) else own.defined(name)
+
+            def value(name: str) -> Value:
+                if gfx9:
+                    return 1 if name == "__GFX9__" else own.value(name)
+                return 0 if _OPEN.match(name) else own.value(name)
+
+            sides = branches(unit.directives, Macros(defined, value), unit.line_count)
+            self._passes[path, gfx9] = taken_lines(sides, unit.line_count)
+        return self._passes[path, gfx9]
+
+    def host_value(self, name: str, path: str) -> tuple[bool, Value]:
+        """Whether a name has another value in device code, by macros of targets, and what it is on the host."""
+        found = [(file, body, line) for file, body, line in self._candidates(name, path)]
+        on_host = [(file, body) for file, body, line in found if not self.left_out_on_host(file, line)]
+        values = {evaluate(body, lambda other: self.constant(other, path)) for _, body in on_host}
+        by_pass = len(on_host) < len(found)
+        return by_pass, values.pop() if len(values) == 1 else None
+
+    @cached_property
+    def is_ported(self) -> bool:
+        """Whether any file has a side for ROCm: then 32 lanes and NVIDIA's macros may be there on purpose."""
+        return any(side.for_rocm for unit in self.units.values() for side in unit.sides)
+
+    @cached_property
+    def own_spaces(self) -> frozenset[str]:
+        """Outermost namespaces that files of the tree itself open."""
+        return frozenset(found[1] for unit in self.units.values() for found in _SPACE.finditer(unit.text))
+
+    def declares_type(self, name: str) -> bool:
+        """Whether any class of the tree has a type of that name: `using name = ...`."""
+        if name not in self._types:
+            alias = re.compile(rf"\busing\s+{re.escape(name)}\s*=")
+            self._types[name] = any(alias.search(unit.text) for unit in self.units.values())
+        return self._types[name]
+
+    def sees(self, path: str, pattern: re.Pattern[str]) -> bool:
+        """Whether a line that a build for ROCm compiles, in this file or one around it, matches."""
+        for unit in (self.units[other] for other in self.visible[path]):
+            for found in pattern.finditer(unit.text):
+                if not unit.is_dead(unit.text.count("\n", 0, found.start()) + 1):
+                    return True
+        return False
 
     def definitions(self, name: str, path: str) -> list[Definition]:
         """Those of a macro that the file may see and a build for ROCm does not leave out."""
@@ -371,23 +443,30 @@ class Project:
         return self._numbers[key]
 
     def _work_out(self, name: str, path: str) -> Value:
-        candidates = [
-            (one.file, one.body) for one in self.definitions(name, path) if one.body and not one.directive.function_like
+        candidates = self._candidates(name, path)
+        if not candidates:
+            return rocm_value(name)
+        # Its own definition before that of a header, a header's before that of whoever includes it.
+        nearest = min(self._distance(path, file) for file, _, _ in candidates)
+        values = {
+            evaluate(body, lambda other: self.constant(other, path))
+            for file, body, _ in candidates
+            if self._distance(path, file) == nearest
+        }
+        return values.pop() if len(values) == 1 else None
+
+    def _candidates(self, name: str, path: str) -> list[tuple[str, tuple[CppToken, ...], int]]:
+        """File, expression and line of each macro and constant of that name that the file may see."""
+        found = [
+            (one.file, one.body, one.directive.line)
+            for one in self.definitions(name, path)
+            if one.body and not one.directive.function_like
         ]
         seen = self.visible[path]
         for file, expression, line in self._constants.get(name, ()):
             if file in seen and not self.units[file].is_dead(line):
-                candidates.append((file, tuple(lex(expression).tokens)))
-        if not candidates:
-            return rocm_value(name)
-        # Its own definition before that of a header, a header's before that of whoever includes it.
-        nearest = min(self._distance(path, file) for file, _ in candidates)
-        values = {
-            evaluate(body, lambda other: self.constant(other, path))
-            for file, body in candidates
-            if self._distance(path, file) == nearest
-        }
-        return values.pop() if len(values) == 1 else None
+                found.append((file, tuple(lex(expression).tokens), line))
+        return found
 
     def _distance(self, path: str, file: str) -> int:
         return 0 if file == path else 1 if file in self._reach[path] else 2

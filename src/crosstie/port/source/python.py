@@ -17,7 +17,7 @@ from crosstie.port.source.code import also, shorten
 from crosstie.port.source.cpp import cpp_hazards
 from crosstie.port.source.hazard import SourceHazard
 from crosstie.port.source.project import Project, both, either, negated
-from crosstie.port.source.rules import PythonRule, python_rules
+from crosstie.port.source.rules import PythonRule, passes_for_hopper, python_rules
 
 # A name that asks for AMD and nothing besides: is_hip, _IS_ROCM, use_rocm, current_platform.is_rocm, ROCM_HOME.
 _AMD_WORDS = frozenset({"rocm", "hip", "amd", "amdgpu"})
@@ -215,8 +215,10 @@ def skipped_on_rocm(decorators: list[ast.expr], known: Known) -> bool:
 
 
 class _Reader(ast.NodeVisitor):
-    def __init__(self, path: str, text: str, known: Known):
-        self.path, self.text, self.lines, self._known = path, text, text.split("\n"), known
+    def __init__(self, path: str, text: str, known: Known, own: frozenset[str]):
+        self.path, self.text, self.lines, self._known, self._own = path, text, text.split("\n"), known, own
+        # Calls of get_device_capability whose answer is compared on the spot with what is no hazard.
+        self._harmless: set[int] = set()
         self.found: list[SourceHazard] = []
         # CUDA texts with the line on which each begins, and whether its lines are lines of the file.
         self.cuda: list[tuple[str, int, bool]] = []
@@ -317,6 +319,8 @@ class _Reader(ast.NodeVisitor):
                 self._import(f"{node.module}.{alias.name}", node)
 
     def _import(self, module: str, node: ast.AST) -> bool:
+        if module.partition(".")[0] in self._own:
+            return False
         for phrase in python_rules("module"):
             for name in phrase.names:
                 if module == name or module.startswith(name + "."):
@@ -326,6 +330,8 @@ class _Reader(ast.NodeVisitor):
         return False
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
+        if id(node) in self._harmless:
+            return
         if not self._named(dotted(node), node):
             self.generic_visit(node)
 
@@ -414,7 +420,11 @@ class _Reader(ast.NodeVisitor):
     def visit_Compare(self, node: ast.Compare) -> None:
         if on_rocm(node, self._known) is not None:
             return
-        self._capability(node, (node.left, *node.comparators))
+        asked = _compared_major(node)
+        if asked is not None and not passes_for_hopper(*asked):
+            self._harmless |= {id(one) for one in ast.walk(node.left) if isinstance(one, ast.Attribute)}
+        else:
+            self._capability(node, (node.left, *node.comparators))
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
@@ -457,11 +467,27 @@ class _Reader(ast.NodeVisitor):
         for phrase in python_rules("string"):
             assert phrase.pattern is not None
             if len(value) < 400 and phrase.pattern.search(value):
-                self._add(phrase, node, value[:40])
+                # A tool that is called and may be missing: what happens without it is the code's own choice.
+                self._add(phrase, node, value[:40], "note" if self._tried and phrase.id == "nvidia-tool" else None)
                 return
 
 
-def python_hazards(path: str, text: str) -> list[SourceHazard]:
+def _compared_major(node: ast.Compare) -> tuple[str, int] | None:
+    """Sign and number of `capability() >= (8, 0)`, `capability()[0] == 9` and `props.major >= 10`."""
+    signs = {ast.GtE: ">=", ast.LtE: "<=", ast.Gt: ">", ast.Lt: "<", ast.Eq: "==", ast.NotEq: "!="}
+    if len(node.ops) != 1 or type(node.ops[0]) not in signs:
+        return None
+    right = node.comparators[0]
+    first = right.elts[0] if isinstance(right, ast.Tuple) and right.elts else right
+    if not isinstance(first, ast.Constant) or not isinstance(first.value, int):
+        return None
+    left = ast.unparse(node.left)
+    of_device = "get_device_capability" in left or left.endswith(".major")
+    return (signs[type(node.ops[0])], first.value) if of_device else None
+
+
+def python_hazards(path: str, text: str, own: frozenset[str] = frozenset()) -> list[SourceHazard]:
+    """`own`: packages of the tree itself, which it may import whatever they are called elsewhere."""
     try:
         with warnings.catch_warnings():
             # Escapes that Python itself warns about are not this command's business.
@@ -472,7 +498,7 @@ def python_hazards(path: str, text: str) -> list[SourceHazard]:
         what = "this file is no Python that could be read"
         return [SourceHazard("unread", "unknown", what, path, shorten(str(error)), "check it by hand", line)]
     try:
-        reader = _Reader(path, text, known_of(tree))
+        reader = _Reader(path, text, known_of(tree), own)
         reader.visit(tree)
     except RecursionError:
         what, why = "this file is nested too deeply to be read", "expressions nested beyond Python's recursion limit"

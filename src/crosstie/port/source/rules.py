@@ -53,6 +53,8 @@ class NameRule(_Rule, frozen=True, kw_only=True):
     requires: re.Pattern[str] | None = None
     # A row of the catalog's libraries, to which the remedy sends for the rest.
     library: str = ""
+    # No finding in the tree of the library itself, which has its namespaces.
+    unless_own: bool = False
 
     def names_it(self, name: str) -> bool:
         return name in self.names or (bool(self.prefixes) and name.startswith(self.prefixes))
@@ -128,3 +130,15 @@ def ptx_rule(opcode: str) -> PtxRule | None:
     plain = opcode.replace("::", ".") + "."
     matches = [(len(prefix), one) for one in ptx_rules() for prefix in one.opcodes if plain.startswith(prefix + ".")]
     return max(matches, key=lambda match: match[0], default=(0, None))[1]
+
+
+def passes_for_hopper(sign: str, major: int) -> bool:
+    """Whether `9 sign major` tells gfx9, which answers 9, from Ampere, which answers 8."""
+    held = {
+        answer: {
+            ">=": answer >= major, "<=": answer <= major, ">": answer > major, "<": answer < major,
+            "==": answer == major, "!=": answer != major,
+        }[sign]
+        for answer in (8, 9)
+    }  # fmt: skip
+    return held[8] != held[9]
