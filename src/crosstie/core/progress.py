@@ -20,6 +20,11 @@ class Progress:
         self._lock = threading.Lock()
         self._done, self._total = 0, total
 
+    def say(self, what: str) -> None:
+        """What is being done now, before anything can be counted."""
+        with self._lock:
+            self._on_progress(self._done, self._total, what)
+
     def add(self, done: int = 0, *, total: int = 0) -> None:
         with self._lock:
             self._done += done

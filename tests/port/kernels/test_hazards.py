@@ -1,9 +1,12 @@
 """Each hazard by a kernel that has it, and a twin beside it that has not."""
 
+import textwrap
 from pathlib import Path
 
 import pytest
-from tests.port.kernels.running_kernels import MATMUL, MATMULS, check, matmul
+from tests.port.kernels.running_kernels import HEADER, MATMUL, MATMULS, check, matmul
+
+from crosstie.port.kernels.report import preflight_kernels
 
 pytestmark = pytest.mark.triton
 
@@ -322,3 +325,74 @@ def test_descriptors_and_specialised_warps_are_told(tmp_path: Path) -> None:
     found = check(tmp_path, source, ["gfx942"], [{"name": "described", **entry}, {"name": "plain", **entry}])
     assert found.of("described", "gfx942")["tensor-descriptor"].severity == "note"
     assert found.of("plain", "gfx942") == {}
+
+
+NOT_IN_THIS_RELEASE = """
+    @triton.jit
+    def old(x, o, N: tl.constexpr):
+        i = tl.arange(0, N)
+        tl.store(o + i, tl.no_such_function(tl.load(x + i)))
+
+    @triton.jit
+    def narrow(x, o, N: tl.constexpr):
+        i = tl.arange(0, N)
+        tl.store(o + i, tl.load(x + i).to(tl.float8e4b8).to(tl.float32))
+"""
+
+
+def test_what_fails_on_every_target_is_a_matter_of_tritons_release(tmp_path: Path) -> None:
+    entries = [elementwise("old"), elementwise("narrow")]
+    found = check(tmp_path, NOT_IN_THIS_RELEASE, ["gfx942", "sm_90"], entries)
+    triton = found.answers[0].triton
+    for target in ("gfx942", "sm_90"):
+        failure = found.of("old", target)["compile-error"]
+        assert f"a matter of this code with Triton {triton}, not of the part" in failure.what
+        assert "--python" in failure.remedy
+    # On one vendor's part alone it is not known.
+    alone = check(tmp_path, NOT_IN_THIS_RELEASE, ["gfx942", "gfx950"], [elementwise("old")])
+    failure = alone.of("old", "gfx942")["compile-error"]
+    assert "not of the part" not in failure.what
+    assert "with sm_90 in --on" in failure.remedy
+    # What one part refuses and another takes is the part's.
+    assert not any("not of the part" in one.what for one in found.findings if one.where.name == "narrow")
+
+
+LAUNCHES = """
+    try:
+        from a_module_that_is_missing import fused
+    except ImportError:
+        fused = None
+
+    @triton.jit
+    def copy(x, o, N: tl.constexpr):
+        tl.store(o + tl.arange(0, N), tl.load(x + tl.arange(0, N)))
+
+    def crosstie_launch_straight():
+        import another_that_is_missing
+
+    def crosstie_launch_behind():
+        fused(1)
+"""
+
+
+def test_a_missing_import_is_named(tmp_path: Path) -> None:
+    found = check(tmp_path, LAUNCHES, ["gfx942"], [elementwise("copy")])
+    straight = found.of("crosstie_launch_straight", "gfx942")["missing-import"]
+    assert "another_that_is_missing cannot be imported" in straight.what
+    assert "another_that_is_missing in the environment" in straight.remedy
+    behind = found.of("crosstie_launch_behind", "gfx942")["missing-import"]
+    assert "perhaps because a_module_that_is_missing" in behind.what
+
+
+def test_progress_is_told_from_the_first_moment(tmp_path: Path) -> None:
+    file = tmp_path / "steps.py"
+    launch = "def crosstie_launch_one(): copy[(1,)](torch.zeros(64), torch.zeros(64), N=64)\n"
+    file.write_text(f"import torch\n{HEADER}{textwrap.dedent(COPIES)}\n{launch}")
+    told: list[tuple[int, int, str]] = []
+    preflight_kernels(file, on="gfx942", cached=False, on_progress=lambda *said: told.append(said))
+    words = [what for _, _, what in told]
+    assert words[0] == f"reading {file}"
+    assert words[1].endswith("for gfx942")
+    assert "importing steps.py for gfx942" in words
+    assert "launching crosstie_launch_one for gfx942" in words
+    assert told[-1][:2] == (1, 1)

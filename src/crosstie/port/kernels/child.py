@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from crosstie.core.errors import BadData, BadInput, BadParameter, CrosstieError
 from crosstie.port.kernels.spec import KernelSpec, entries, read_spec_file
@@ -29,6 +29,8 @@ SPEC_NAME = "CROSSTIE_KERNELS"
 _JIT = ("jit", "autotune", "heuristics")
 # Names under which a module may have triton without importing it from there, as `from vllm.triton_utils import triton`.
 _USUAL = {"triton", "gluon"}
+
+_MOST_MISSING = 5
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -83,6 +85,8 @@ def _run(request: dict[str, Any], say: Say) -> None:
     from crosstie.port.kernels.shadow import Driver, FakeGpu, LaunchRecorder, pretend
 
     device = FakeGpu(**request["device"])
+    _Missing.watch()
+    say({"phase": f"importing {Path(request['what']).name} for {device.isa}"})
     target = Driver(device).target
     backend = make_backend(target)
     usual = backend.parse_options({}).__dict__
@@ -100,7 +104,7 @@ def _run(request: dict[str, Any], say: Say) -> None:
         why = f"cannot be imported: {stopped['type']}: {stopped['message']}"
         raise BadData(request["what"], f"line {stopped['line']}" if stopped["line"] else "", why)
     jobs, unwanted = _specified(request, device, module, found, backend, groups)
-    failures = ([stopped] if stopped else []) + _launch_all(request, module, device)
+    failures = ([stopped] if stopped else []) + _launch_all(request, module, device, say)
     jobs += recorder.jobs
     signal.alarm(0)
     say(
@@ -131,6 +135,34 @@ def _quiet_surroundings() -> None:
 def _orphaned() -> bool:
     ready, _, _ = select.select([0], [], [], 0)
     return bool(ready) and not os.read(0, 1)
+
+
+class _Missing:
+    """The last finder of all: what is asked of it, nobody has. Code that goes on without a module fails later, with
+    `'NoneType' object is not callable` or the like."""
+
+    names: ClassVar[dict[str, None]] = {}
+
+    @classmethod
+    def watch(cls) -> None:
+        sys.meta_path.append(cls)
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> None:
+        if path is None:
+            cls.names[name] = None
+
+    @classmethod
+    def behind(cls, error: BaseException | None) -> list[str]:
+        """What could not be imported on the way to this error; else what may be None or undefined because of it."""
+        first = error
+        while error is not None:
+            if isinstance(error, ImportError) and error.name:
+                return [error.name]
+            error = error.__cause__ or error.__context__
+        vague = isinstance(first, NameError) or "NoneType" in str(first)
+        # The latest: libraries ask for many that they do well without.
+        return [name for name in cls.names if name not in sys.stdlib_module_names][-_MOST_MISSING:] if vague else []
 
 
 class _FromSource(SourceFileLoader):
@@ -166,7 +198,7 @@ def load(what: str) -> tuple[ModuleType, dict[str, Any] | None]:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
-        return module, {"launcher": file.name, **import_error(error, what)}
+        return module, {"launcher": file.name, **import_error(error, what), "missing": _Missing.behind(error)}
     return module, None
 
 
@@ -203,7 +235,7 @@ def _specified(
     return jobs, unwanted
 
 
-def _launch_all(request: dict[str, Any], module: ModuleType, device: Any) -> list[dict[str, Any]]:
+def _launch_all(request: dict[str, Any], module: ModuleType, device: Any, say: Say) -> list[dict[str, Any]]:
     """Calls every launcher; one that stops early is reported, with what it had launched until then kept."""
     from crosstie.port.kernels.compiling import import_error
 
@@ -213,11 +245,13 @@ def _launch_all(request: dict[str, Any], module: ModuleType, device: Any) -> lis
     for launcher in launchers:
         code = getattr(launcher, "__code__", None)
         file = code.co_filename if code else request["what"]
+        say({"phase": f"launching {getattr(launcher, '__name__', '?')} for {device.isa}"})
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 launcher(device) if code and code.co_argcount else launcher()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the author's code may raise anything
-            failures.append({"launcher": getattr(launcher, "__name__", "?"), **import_error(error, file)})
+            fault = {**import_error(error, file), "missing": _Missing.behind(error)}
+            failures.append({"launcher": getattr(launcher, "__name__", "?"), **fault})
     return failures
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -24,6 +25,10 @@ from crosstie.port.kernels.wave_hints import wave_hints
 # Triton's autotuner takes these for "too slow" and goes on (triton/runtime/autotuner.py, Autotuner._bench).
 _PASSED_OVER = ("lds-over-limit", "threads-over-limit", "tensor-memory-over-limit")
 _PASSED_OVER_ERRORS = ("CompileTimeAssertionFailure", "PTXASError")
+
+
+# Failures of the compiler that may have to do with its release rather than with the part.
+_BY_RELEASE = ("compile-error", "compiler-crash", "launch-option")
 
 
 class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +76,7 @@ def preflight_kernels(
     kernels, [MODULE:]FUNCTION, called on a fake device. `python`: the interpreter whose Triton compiles; `cached`:
     whether results are kept for the next call. The code is imported and run, in processes of its own.
     """
+    on_progress(0, 0, f"reading {example or what}")
     catalog = catalog or Catalog()
     targets = [target(catalog, name) for name in (names_in(on) if isinstance(on, str) else on)]
     if not targets:
@@ -145,11 +151,34 @@ _Seen = tuple[Finding, Compilation]
 
 
 def find(answers: Sequence[TargetResult]) -> list[Finding]:
-    return [
+    found = [
         replace(one, where=replace(one.where, file=shown(one.where.file)))
         for answer in answers
         for one in _of_target(answer)
     ]
+    return [_of_release(one, found, answers) for one in found]
+
+
+def _of_release(one: Finding, found: Sequence[Finding], answers: Sequence[TargetResult]) -> Finding:
+    """What fails at the same line on every target, of both vendors, is no matter of a part but of Triton's release."""
+    if one.check not in _BY_RELEASE:
+        return one
+    failing = {other.target for other in found if (other.check, other.where) == (one.check, one.where)}
+    asked = {answer.target.name: answer.target.backend for answer in answers}
+    triton = answers[0].triton
+    if failing == asked.keys() and len(set(asked.values())) > 1:
+        return replace(
+            one,
+            what=f"{one.what}; so on every target: a matter of this code with Triton {triton}, not of the part",
+            remedy=f"the Triton that the code was written for (--python with its environment; this one has {triton}), "
+            "or the statement as this release wants it",
+        )
+    if len(set(asked.values())) == 1:
+        other = "sm_90" if "hip" in asked.values() else "gfx942"
+        return replace(
+            one, remedy=f"{one.remedy}; with {other} in --on as well it shows whether Triton {triton} is to blame"
+        )
+    return one
 
 
 def _of_target(answer: TargetResult) -> Iterator[Finding]:
@@ -233,6 +262,10 @@ def _not_compiled(answer: TargetResult) -> Iterator[Finding]:
 
 def _stopped(answer: TargetResult) -> Iterator[Finding]:
     for failure in answer.failures:
+        missing = failure.get("missing", [])
+        if missing:
+            yield _missing_import(answer, failure, missing)
+            continue
         yield Finding(
             check="launch-stopped", severity="unknown",
             what=f"{failure['launcher']} stopped before it had launched everything: {failure['type']}",
@@ -241,6 +274,20 @@ def _stopped(answer: TargetResult) -> Iterator[Finding]:
             remedy="a launcher that keeps to CPU tensors and to what the fake device answers; values are not computed",
             target=answer.target.name,
         )  # fmt: skip
+
+
+def _missing_import(answer: TargetResult, failure: dict[str, Any], missing: Sequence[str]) -> Finding:
+    sure = failure["type"] in ("ImportError", "ModuleNotFoundError")
+    names = ", ".join(missing)
+    what = f"{names} cannot be imported" if sure else f"{failure['type']}, perhaps because {names} cannot be imported"
+    return Finding(
+        check="missing-import", severity="unknown",
+        what=f"{failure['launcher']} stopped before it had launched everything: {what}",
+        where=Location(file=failure["file"], line=failure["line"] or None, name=failure["launcher"]),
+        evidence=f"{failure['type']}: {failure['message']}", grounds="emulated",
+        remedy=f"{names} in the environment that compiles (--python), or a launcher that does without",
+        target=answer.target.name,
+    )  # fmt: skip
 
 
 def shown(file: str) -> str:

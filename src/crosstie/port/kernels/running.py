@@ -66,7 +66,7 @@ def compile_kernels(
     """In the order of the targets. Those of one instruction set share their compilations."""
     one_each = {target.isa: target for target in reversed(targets)}
     together = min(len(one_each), options.jobs)
-    on_progress(0, 0, f"importing and launching {options.what}")
+    on_progress(0, 0, f"starting {options.python} for {', '.join(one_each)}")
     progress = Progress(on_progress, "compilations")
     children: list[subprocess.Popen[bytes]] = []
     try:
@@ -132,7 +132,9 @@ def _replies(child: subprocess.Popen[bytes], request: dict[str, Any], progress: 
         if "bad" in said:
             bad = said["bad"]
             raise {"BadData": BadData, "BadParameter": BadParameter, "BadInput": BadInput}[bad[0]](*bad[1:])
-        if "jobs" in said:
+        if "phase" in said:
+            progress.say(said["phase"])
+        elif "jobs" in said:
             replies = {**said, "results": {}}
             progress.add(total=len(said["jobs"]))
         elif "number" in said:
