@@ -128,6 +128,7 @@ def beside(tensors: Tensors) -> Tensors:
         "mtp.layers.0.self_attn.q_proj.weight": samples.bf16((8, 8)),
         "visual.blocks.0.attn.qkv.weight": samples.bf16((48, 16)),
         "vision_tower.vision_model.encoder.layers.0.mlp.fc1.weight": samples.bf16((48, 16)),
+        "visual.head.weight": samples.bf16((48, 16)),
     }
 
 
@@ -201,6 +202,25 @@ INTEGERS: dict[str, tuple[Callable[[str, tuple[int, int]], Tensors], dict[str, A
     "awq": (packed("awq"), {"quant_method": "awq", "bits": 4, "group_size": 128}),
     "bitsandbytes": (nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
 }
+
+
+def test_what_a_quantiser_nobody_read_writes_is_not_called_broken(catalog: Catalog, tmp_path: Path) -> None:
+    def odd(name: str, shape: tuple[int, int]) -> Tensors:
+        return {f"{name}.W_q": samples.exponents((shape[0] * shape[1] // 2,)), f"{name}.meta": samples.floats((3,))}
+
+    sparse = {**samples.COMPRESSED, "format": "sparse-24-bitmask"}
+    for number, quantisation in enumerate(({"quant_method": "hqq"}, sparse)):
+        tensors = {**tiny.dense(odd), **tiny.by_channel(f"{LAYER}.self_attn.q_proj", (512, 512))}
+        verdict, findings = told(catalog, write(tmp_path / str(number), tensors, tiny.LLAMA, quantisation))
+        # Of the first not even the config is understood, which is said elsewhere.
+        assert (verdict, [one.severity for one in findings]) == ("not known", ["unknown"] * number)
+
+
+def test_bounds_of_activations_are_no_tensors_too_many(catalog: Catalog, tmp_path: Path) -> None:
+    """As Llama-3.1-405B-FP8 has them."""
+    bounds = {f"{name}.input_scale_ub": samples.floats((1,)) for name in tiny.MATRICES}
+    folder = write(tmp_path, {**tiny.dense(tiny.by_channel), **bounds}, tiny.LLAMA, samples.FBGEMM)
+    assert told(catalog, folder)[1] == []
 
 
 @pytest.mark.parametrize("method", INTEGERS)

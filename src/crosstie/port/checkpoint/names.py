@@ -91,9 +91,13 @@ _USUAL = {
 _LAYER = re.compile(r"(?P<prefix>(?:.*?\.)?)(?:layers|h|blocks)\.(?P<number>\d+)\.(?P<rest>.+)", re.DOTALL)
 _EXPERT = re.compile(r"(?<=\bexperts\.)(\d+)\.")
 _EMBEDDING = re.compile(
-    r"(?P<prefix>(?:.*\.)?)(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|embeddings|embed)\.weight"
+    r"(?P<prefix>(?:.*\.)?)(?:embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|embeddings?|embed)\.weight"
 )
-HEADS = ("lm_head.weight", "embed_out.weight", "output.weight", "head.weight")
+# "lm_head.qweight" as well: a head may be quantised.
+_HEAD = re.compile(
+    r"(?:language_model\.|model\.|model\.language_model\.|llm\.|thinker\.)?(?:lm_head|embed_out|output|head)"
+    r"\.(?:weight|qweight|weight_packed)"
+)
 # Towers that see or hear, and drafts: a model of their own beside the language model.
 _BESIDE = re.compile(
     r"(^|\.)(vision\w*|visual|vit|vpm|audio\w*|speech\w*|talker|code2wav|token2wav|mtp\w*|nextn\w*|image_\w+|encoder"
@@ -135,6 +139,10 @@ def embeddings(names: Iterable[str]) -> list[tuple[str, str]]:
         if match and not _LAYER.fullmatch(name) and not _BESIDE.search(name):
             found.append((match["prefix"], name))
     return found
+
+
+def is_head(name: str) -> bool:
+    return _HEAD.fullmatch(name) is not None
 
 
 def place(name: str, prefix: str) -> Place | None:

@@ -19,12 +19,12 @@ from crosstie.port.checkpoint.formats import Scheme, scale_problems
 from crosstie.port.checkpoint.headers import DTYPE_BITS, TensorInfo
 from crosstie.port.checkpoint.index import Checkpoint
 from crosstie.port.checkpoint.names import (
-    HEADS,
     Covers,
     Place,
     covers,
     embeddings,
     is_buffer,
+    is_head,
     is_vector,
     place,
     prefixes,
@@ -99,20 +99,39 @@ def _tensor_findings(stored: Stored, differences: list[Difference]) -> list[Find
     alike: dict[str, list[Difference]] = defaultdict(list)
     for one in differences:
         alike[one.kind].append(one)
-    if not is_counted(stored.family):
+    if not is_counted(stored.family) or not _is_known_packing(stored):
         first = differences[0]
         return [
             Finding(
                 check="tensors", severity="unknown", grounds="computed",
                 where=Location(file=str(first.file or stored.config.file), name=first.tensor),
                 what="not checked: whether every tensor is there, in its shape; the tensors of "
-                f"'{stored.family or 'a config without model_type'}' are not known well enough",
+                f"'{stored.family or 'a config without model_type'}' ({stored.method}) are not known well enough",
                 evidence=f"{len(differences):,} differ from what a reader of such configs expects, first "
                 f"{first.tensor}: expected {first.expected}, found {first.found}",
                 remedy="load it once on any machine (transformers on a CPU will do) and compare an answer",
             )
         ]  # fmt: skip
     return [_finding(stored, group) for group in list(alike.values())[:_MOST]]
+
+
+# The formats of compressed-tensors whose shapes are known; sparse ones store something else than a matrix.
+_FORMATS = (
+    "dense", "float-quantized", "naive-quantized", "int-quantized", "pack-quantized", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mixed-precision",
+)  # fmt: skip
+
+
+def _is_known_packing(stored: Stored) -> bool:
+    """Whether it is known how the quantiser lays out its weights."""
+    said = stored.scheme.quantisation if stored.scheme else {}
+    sparse = said.get("sparsity_config")
+    return (
+        stored.method != "other"
+        and said.get("checkpoint_format", "gptq") in ("gptq", "gptq_v2")
+        and (stored.method != "compressed-tensors" or said.get("format", "dense") in _FORMATS)
+        and (not isinstance(sparse, Mapping) or sparse.get("format", "dense") == "dense")
+    )
 
 
 def _finding(stored: Stored, alike: list[Difference]) -> Finding:
@@ -159,8 +178,7 @@ def _outer_differences(
     plain = (model.vocabulary, model.hidden)
     if not embedding:
         yield Difference(kind="embedding", tensor="model.embed_tokens.weight", expected=_shown(plain), found="nothing")
-    heads = [name for name in tensors if name.endswith(HEADS) and name.count(".") <= 2 and "layers." not in name]
-    heads = [name for name in heads if name != embedding]
+    heads = [name for name in tensors if is_head(name)]
     packed = {weight.name: weight for weight in scheme.weights}
     for name in filter(None, (embedding, *heads)):
         info, weight = tensors[name], packed.get(name)
@@ -170,8 +188,7 @@ def _outer_differences(
                 kind="vocabulary", tensor=name, expected=_shown(plain), found=_shown(info.shape), file=info.file
             )
     asked = any(tensor.role == "head" for tensor in model.outer)
-    quantised = any(name.startswith(("lm_head.", "model.lm_head.")) for name in tensors)
-    if asked and not heads and not quantised and stored.unties:
+    if asked and not heads and stored.unties:
         yield Difference(
             kind="head", tensor="lm_head.weight", expected=f"{_shown(plain)}, since tie_word_embeddings is false",
             found="nothing",
@@ -315,21 +332,18 @@ def _without_bias(path: str) -> str:
     return path.removesuffix("bias").rstrip("._")
 
 
-# Zero points, orders and states that formats of integers keep beside their weights.
+# Zero points, orders and states that quantisers keep beside their weights; what is called a scale is one too.
 _PACKING = (
-    "qzeros", "g_idx", "scales", "weight_shape", "weight_zero_point", "weight_g_idx", "zero_point", "SCB",
-    "weight_format", "absmax", "quant_map", "weight_scale", "input_scale", "scale", "scale_inv", "perm",
+    "qzeros", "g_idx", "weight_shape", "weight_zero_point", "weight_g_idx", "zero_point", "SCB", "weight_format",
+    "absmax", "quant_map", "perm",
 )  # fmt: skip
 
 
 def _is_packing(path: str, info: TensorInfo) -> bool:
     ending = path.rpartition(".")[2]
-    return (
-        ending in _PACKING
-        or ".quant_state" in path
-        or ending.startswith("nested_")
-        or (info.dtype in ("I64", "U64", "BOOL"))
-    )
+    if ending in _PACKING or ".quant_state" in path or ending.startswith("nested_"):
+        return True
+    return ("scale" in ending and not is_vector(path)) or info.dtype in ("I64", "U64", "BOOL")
 
 
 def _squeezed(shape: Iterable[int]) -> tuple[int, ...]:
