@@ -79,9 +79,9 @@ def preflight(
     """What breaks when a checkpoint moves to these accelerators.
 
     `model`: a folder, a GGUF file, a config.json, a name of the catalog or a repository of the hub. `engine`: vllm,
-    sglang or llama.cpp, with a release or without ("vllm==0.28.0"). `tp`, `kv` and `context` follow from the model where they are None.
-    `features` must work as well (`FEATURES` lists them); `environment` and `flags` are the engine's settings;
-    `scan`: how much of the FP8 weights is read.
+    sglang or llama.cpp, with a release or without ("vllm==0.28.0"). `tp`, `kv` and `context` follow from the model
+    where they are None. `features` must work as well (`FEATURES` lists them); `environment` and `flags` are the
+    engine's settings; `scan`: how much of the FP8 weights is read.
     """
     catalog = catalog or Catalog()
     options = ModelOptions(
