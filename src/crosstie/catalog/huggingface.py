@@ -1,6 +1,7 @@
 """config.json in, Model out. Families are told apart by the keys they have; quirks by model_type."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -399,6 +400,9 @@ def _forward_reader(config: Config, quirks: Quirks, hidden: int, depth: int) -> 
         plain_mlp = dense(hidden, inner, gated=quirks.gated_mlp, bias=bias)
         return lambda i: plain_mlp
     routed, is_dense = _experts_reader(config, quirks, hidden, count, depth)
+    # DeepSeek-V4: the first layers look their experts up by the token, and correct no scores.
+    by_token = config.count("num_hash_layers", default=0, least=0)
+    unbiased = replace(routed, tensors=tuple(t for t in routed.tensors if t.name != "router_bias"))
     beside = dense(hidden, config.count("intermediate_size")) if config.flag("enable_moe_block") else None
     dense_inner = config.maybe(quirks.dense_inner_key)
     dense_layer = dense(hidden, dense_inner) if dense_inner else None
@@ -408,6 +412,8 @@ def _forward_reader(config: Config, quirks: Quirks, hidden: int, depth: int) -> 
             if dense_layer is None:
                 raise config.bad("intermediate_size", f"missing: layer {index} is dense")
             return dense_layer
+        if index < by_token:
+            return unbiased
         if beside is None:
             return routed
         return FeedForward(
@@ -445,9 +451,8 @@ def _experts_reader(
         shared_inner = config.count("n_shared_experts", "num_shared_experts", default=0, least=0) * inner
     if quirks.shared_expert:
         shared_inner = inner
-    for name in ("num_hash_layers", "n_group"):
-        # How tokens find experts costs no memory worth counting; rules of preflight ask for it, so files keep it.
-        config.maybe(name, least=0)
+    # How tokens find experts costs no memory worth counting; rules of preflight ask for it, so files keep it.
+    config.maybe("n_group", least=0)
     sigmoid_bias = config.word("topk_method") == "noaux_tc" or config.flag("use_routing_bias")
     routed = experts(
         hidden,

@@ -209,7 +209,8 @@ def test_what_a_quantiser_nobody_read_writes_is_not_called_broken(catalog: Catal
         return {f"{name}.W_q": samples.exponents((shape[0] * shape[1] // 2,)), f"{name}.meta": samples.floats((3,))}
 
     sparse = {**samples.COMPRESSED, "format": "sparse-24-bitmask"}
-    for number, quantisation in enumerate(({"quant_method": "hqq"}, sparse)):
+    said: list[dict[str, Any]] = [{"quant_method": "hqq"}, sparse]
+    for number, quantisation in enumerate(said):
         tensors = {**tiny.dense(odd), **tiny.by_channel(f"{LAYER}.self_attn.q_proj", (512, 512))}
         verdict, findings = told(catalog, write(tmp_path / str(number), tensors, tiny.LLAMA, quantisation))
         # Of the first not even the config is understood, which is said elsewhere.

@@ -111,8 +111,8 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "seed_oss": [_HEAD, {**_HEAD, "attention_bias": True, "attention_out_bias": True}],
     "starcoder2": [_PLAIN, {**_PLAIN, "use_bias": False}],
 }  # fmt: skip
-# Kimi-K2 is DeepSeek-V3 under another name, and transformers cannot build DBRX: test_whole.py has both.
-_ELSEWHERE = {"kimi_k2", "dbrx"}
+# Kimi-K2 is DeepSeek-V3 under another name; transformers cannot build DBRX, which test_whole.py has; V4 is below.
+_ELSEWHERE = {"kimi_k2", "dbrx", "deepseek_v4"}
 
 
 def test_every_family_that_is_called_counted_is_tried() -> None:
@@ -138,6 +138,36 @@ def test_what_transformers_writes_is_whole(catalog: Catalog, tmp_path: Path, fam
             if name.endswith(("o_proj.bias", "lm_head.bias"))
         )
         assert model.parameters in (held, held - spare)
+
+
+def test_deepseek_v4_in_the_keys_that_its_makers_publish(catalog: Catalog, tmp_path: Path) -> None:
+    """transformers spells the ratios of compression and the hashed layers out, layer by layer."""
+    shared = {
+        "vocab_size": 128, "hidden_size": 64, "moe_intermediate_size": 32, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32, "q_lora_rank": 24, "num_experts_per_tok": 2,
+        "n_routed_experts": 4, "n_shared_experts": 1, "o_groups": 2, "o_lora_rank": 16, "index_n_heads": 4,
+        "index_head_dim": 16, "index_topk": 8, "sliding_window": 16, "max_position_embeddings": 64, "hc_mult": 4,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    spelt_out = {
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"],
+        "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"],
+    }  # fmt: skip
+    config = transformers.CONFIG_MAPPING["deepseek_v4"](**shared, **spelt_out)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    published = {
+        **shared, "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "qk_rope_head_dim": 4,
+        "num_hash_layers": 2, "topk_method": "noaux_tc", "compress_ratios": [0, 4, 128, 0],
+    }  # fmt: skip
+    for keys, severities in (
+        ({}, []),
+        ({"num_hash_layers": 1}, ["error"]),
+        ({"compress_ratios": [0, 4, 4, 0]}, ["error"]),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**published, **keys}))
+        stored = read_stored(catalog, str(tmp_path))
+        found = whole_findings(stored, stored.model(catalog))
+        assert [one.severity for one in found[:1]] == severities, found
 
 
 def test_what_is_taken_from_it_is_missed(catalog: Catalog, tmp_path: Path) -> None:

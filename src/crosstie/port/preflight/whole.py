@@ -220,8 +220,9 @@ class _Layers:
 
     def compare(self, layer: Layer, number: int, stored: list[tuple[str, Place]]) -> Iterator[Difference]:
         parts = {tensor.name: tensor for tensor in layer.tensors if tensor.cols > 1}
-        vectors = {tensor.name: tensor for tensor in layer.tensors if tensor.cols == 1}
-        biased = {part for name in vectors for part in _BIASES.get(name, ())}
+        vectors = [tensor for tensor in layer.tensors if tensor.cols == 1]
+        lengths = {tensor.name for tensor in vectors}
+        biased = {part for name in lengths for part in _BIASES.get(name, ())}
         covered: dict[str, Fraction] = defaultdict(Fraction)
         modules: dict[str, tuple[str, ...]] = {}
         seen_biases: set[str] = set()
@@ -237,7 +238,7 @@ class _Layers:
                 elif not self._may_have & set(owner.parts) and not self._spare_biases:
                     uneven = True
                     yield self._difference("a bias too many", name, "no bias", _shown(info.shape))
-            elif is_vector(at.path) if known is None else vectors.keys() >= set(known.parts):
+            elif is_vector(at.path) if known is None else lengths.issuperset(known.parts):
                 small += info.elements
             elif known is None:
                 uneven = True
@@ -271,7 +272,7 @@ class _Layers:
             yield self._difference(f"the shape of {module}", name, _shown(asked), _shown(info.shape))
 
     def _vectors(
-        self, stored: list[tuple[str, Place]], vectors: Mapping[str, Tensor], unbiased: set[str],
+        self, stored: list[tuple[str, Place]], vectors: list[Tensor], unbiased: set[str],
         modules: Mapping[str, tuple[str, ...]], small: int | None,
     ) -> Iterator[Difference]:  # fmt: skip
         """Biases by name, and all vectors together by their length."""
@@ -283,14 +284,15 @@ class _Layers:
                 yield Difference(
                     kind="a bias that is missing", tensor=f"{start}{module}.bias", expected="a bias", found="nothing"
                 )
-        expected = sum(tensor.parameters for tensor in vectors.values())
+        expected = sum(tensor.parameters for tensor in vectors)
         if small is None or small == expected:
             return
-        lost = [name for name, tensor in vectors.items() if tensor.parameters == expected - small]
+        lost = [tensor.name for tensor in vectors if tensor.parameters == expected - small]
         as_much = f", less by as much as {lost[0]}" if lost else ""
+        names = ", ".join(tensor.name for tensor in vectors)
         yield Difference(
-            kind="norms and other vectors", tensor=f"{start}*norm*",
-            expected=f"{expected:,} elements ({', '.join(vectors)})", found=f"{small:,}{as_much}",
+            kind="norms and other vectors", tensor=f"{start}*norm*", expected=f"{expected:,} elements ({names})",
+            found=f"{small:,}{as_much}",
         )  # fmt: skip
 
     def _difference(self, kind: str, name: str, expected: str, found: str) -> Difference:
