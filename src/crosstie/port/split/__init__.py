@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 from crosstie.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from crosstie.port.split.cures import Obstacle
     from crosstie.port.split.opaque import dynamic
     from crosstie.port.split.pieces import Piece, Split, split
 
 _HOME_OF = {
+    "Obstacle": "crosstie.port.split.cures",
     "Piece": "crosstie.port.split.pieces",
     "Split": "crosstie.port.split.pieces",
     "dynamic": "crosstie.port.split.opaque",
     "split": "crosstie.port.split.pieces",
 }
 
-__all__ = ["Piece", "Split", "dynamic", "split"]
+__all__ = ["Obstacle", "Piece", "Split", "dynamic", "split"]
 
 
 def __getattr__(name: str) -> Any:

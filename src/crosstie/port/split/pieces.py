@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from crosstie.core.errors import BadInput
+from crosstie.port.split.cures import Obstacle, obstacle
 from crosstie.port.split.cut import FOLLOWS, SHORT, Segment, is_kernel
 from crosstie.port.split.graphs import GraphRecorder, recorder
 from crosstie.port.split.opaque import PLAIN, PythonState, StateGuard, TraceObstacle, Watch, forwards
@@ -225,16 +226,28 @@ class Split(nn.Module):
             return None
         return sum(piece.flops for piece in self.pieces if piece.static) / total
 
+    @property
+    def obstacles(self) -> list[Obstacle]:
+        """What keeps modules' own Python out of graphs, with the statement and what would mend it."""
+        said = {
+            (region.name or "module", why): None
+            for region in _regions(self.region)
+            for why in [region.open, *region.open_for.values()]
+            if why
+        }
+        return [obstacle(name, why) for name, why in said]
+
     def report(self) -> str:
         lines = []
         for piece in self.pieces:
             kind = "graph" if piece.static else "eager"
             lines.append(f"{piece.name:<24} {kind}  {piece.kernels:>4} kernels  {piece.flops / 1e9:>10.3f} GFLOP")
             lines += [f"    {why}" for why in piece.why]
-        for region in _regions(self.region):
-            for why in dict.fromkeys([region.open, *region.open_for.values()]):
-                if why:
-                    lines.append(f"{region.name or 'module':<24} as Python: {why}")
+        for found in self.obstacles:
+            lines.append(f"{found.name:<24} as Python: {found.why}")
+            if found.statement:
+                lines.append(f"    {found.place}: {found.statement}")
+            lines.append(f"    cure: {found.cure}")
         fraction = self.flops_in_graphs_fraction
         lines.append(f"FLOPs in graphs: {'not known' if fraction is None else f'{fraction:.1%}'}")
         counts = [f"{self.region.counts[how]} {how}" for how in ("replayed", "preparing", "eager")]
