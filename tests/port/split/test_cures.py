@@ -55,7 +55,7 @@ class Masked(Inline):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.dense(x)
         weight = nn.functional.one_hot(self.gate(h).argmax(-1), EXPERTS).to(h.dtype)
-        return self.dense(sum(weight[:, e, None] * (h @ self.experts[e]) for e in range(EXPERTS)))  # type: ignore[arg-type]
+        return self.dense(sum(weight[:, e, None] * (h @ self.experts[e]) for e in range(EXPERTS)))
 
 
 class Counting(nn.Module):
