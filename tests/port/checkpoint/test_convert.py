@@ -28,6 +28,7 @@ from crosstie.port.checkpoint.output import JOURNAL
 
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
 SCALE = "model.layers.0.mlp.up_proj.weight_scale"
+K_PROJ = "model.layers.0.self_attn.k_proj"
 _ORACLES: dict[str, Any] = {
     "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz, "F8_E8M0": ml_dtypes.float8_e8m0fnu,
     "U8": ml_dtypes.float8_e8m0fnu, "BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32, "F64": np.float64,
@@ -113,7 +114,7 @@ def test_every_format_keeps_its_values_there_and_back(tmp_path: Path, name: str)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
-@given(data=st.data(), rows=st.integers(1, 9), columns=st.integers(1, 9), dtype=st.sampled_from(["F32", "F16", "BF16"]))
+@given(data=st.data(), rows=st.integers(2, 9), columns=st.integers(1, 9), dtype=st.sampled_from(["F32", "F16", "BF16"]))
 def test_any_codes_and_any_scales_keep_their_values_or_are_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, rows: int, columns: int, dtype: str
 ) -> None:
@@ -123,10 +124,10 @@ def test_any_codes_and_any_scales_keep_their_values_or_are_refused(
     weight = np.frombuffer(raw, np.uint8).reshape(rows, columns).view(ml_dtypes.float8_e4m3fn)
     scale = np.frombuffer(scale_raw, _ORACLES[dtype]).reshape(rows, 1)
     folder = tmp_path_factory.mktemp("any")
-    write_model(folder / "model", dressed({WEIGHT: weight, SCALE: scale}), samples.FP8)
+    write_model(folder / "model", dressed({WEIGHT: weight, SCALE: scale}), samples.COMPRESSED)
     with np.errstate(invalid="ignore"):
         wide = scale.astype(np.float64)
-    exact = np.isfinite(wide).all() and bool((np.abs(2 * wide) <= _LARGEST[dtype]).all())
+    exact = bool(((wide > 0) & (2 * wide <= _LARGEST[dtype])).all())
     possible = exact and not any(code & 0x7F == 0x7F for code in raw)
     try:
         run(folder / "model", folder / "out")
@@ -341,6 +342,15 @@ def corrupt_largest_scale(folder: Path) -> None:
     )
 
 
+def with_scale(name: str, scale: Any) -> Any:
+    def corrupt(folder: Path) -> None:
+        write_model(
+            folder, {**samples.modelopt_fp8(), f"{K_PROJ}.{name}": np.asarray(scale, np.float32)}, samples.MODELOPT
+        )
+
+    return corrupt
+
+
 @pytest.mark.parametrize(
     ("corrupt", "said"),
     [
@@ -352,6 +362,12 @@ def corrupt_largest_scale(folder: Path) -> None:
         (corrupt_scale, "k_proj.weight: F8_E4M3 without a scale"),
         (corrupt_nan, "k_proj.weight: 1 weights are NaN"),
         (corrupt_infinite_scale, "k_proj.weight_scale: 1 scales are not finite numbers"),
+        (with_scale("weight_scale", 0.0), "k_proj.weight_scale: 1 scales are not positive, such as 0"),
+        (with_scale("weight_scale", -0.5), "k_proj.weight_scale: 1 scales are not positive, such as -0.5"),
+        (with_scale("input_scale", 0.0), "k_proj.input_scale: 1 scales are not positive, such as 0"),
+        (with_scale("k_scale", -1.0), "k_proj.k_scale: 1 scales are not positive, such as -1"),
+        (with_scale("weight_scale", [0.5] * 5), "k_proj.weight_scale: 5 scales for .*k_proj.weight, which has one"),
+        (with_scale("input_scale", [0.5] * 3), "k_proj.input_scale: 3 scales for .*k_proj.weight, which has one"),
         (corrupt_largest_scale, "k_proj.weight_scale: 1 scales, such as 3.40282e.38, have no exact double in F32"),
     ],
 )
@@ -393,7 +409,7 @@ def test_scales_longer_than_a_window_and_a_shard_without_bytes(tmp_path: Path, m
             "none": np.ones((0, 3), np.float32),
         }
     )
-    source = write_model(tmp_path / "model", tensors, samples.FP8, shards=len(tensors))
+    source = write_model(tmp_path / "model", tensors, samples.COMPRESSED, shards=len(tensors))
     run(source, tmp_path / "out")
     old, new = open_checkpoint(source), open_checkpoint(tmp_path / "out")
     np.testing.assert_array_equal(dequantised(old, WEIGHT, SCALE), dequantised(new, WEIGHT, SCALE))
@@ -572,3 +588,49 @@ def test_a_config_with_half_a_character_comes_along(tmp_path: Path) -> None:
     (source / "config.json").write_text(json.dumps({**raw, "by": "\ud800"}))
     run(source, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["by"] == "\ud800"
+
+
+def test_a_grid_that_the_block_size_does_not_make_is_refused(tmp_path: Path) -> None:
+    def model(name: str, grid: tuple[int, int]) -> Path:
+        body = dressed({WEIGHT: codes((256, 384)), f"{WEIGHT}_scale_inv": floats(grid)})
+        return write_model(tmp_path / name, body, samples.BLOCK_FP8)
+
+    plan_conversion(open_checkpoint(model("right", (2, 3))), "e4m3fnuz", even_if_normalised=True)
+    with pytest.raises(BadData, match=r"weight_scale_inv: a grid of \[4, 3\]"):
+        plan_conversion(open_checkpoint(model("wrong", (4, 3))), "e4m3fnuz", even_if_normalised=True)
+
+
+def test_modelopt_becomes_compressed_tensors_with_the_same_bytes(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
+    (source / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    found = converting.convert(source, tmp_path / "out", "compressed-tensors")
+    before, after = open_checkpoint(source), open_checkpoint(tmp_path / "out")
+    assert {name: before.read(name) for name in before.tensors} == {name: after.read(name) for name in after.tensors}
+    scheme = read_scheme(after)
+    assert (scheme.method, scheme.problems, scheme.weights) == ("compressed-tensors", (), read_scheme(before).weights)
+    assert (found.format, found.recoded, found.rescaled) == ("compressed-tensors", [], [])
+    assert not (tmp_path / "out" / "hf_quant_config.json").exists()
+    said = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert said["config_groups"]["group_0"]["input_activations"]["dynamic"] is False
+    assert said["kv_cache_scheme"]["num_bits"] == 8
+    quantised = {weight.name.removesuffix(".weight") for weight in scheme.fp8_weights}
+    assert quantised.isdisjoint(said["ignore"])
+    # What compressed-tensors is read as, engines convert themselves.
+    with pytest.raises(BadInput, match="compressed-tensors with fp8-tensor weights: vLLM and SGLang convert it"):
+        plan_conversion(after, "e4m3fnuz")
+
+
+@pytest.mark.parametrize("name", ["modelopt-mixed", "deepseek", "compressed-tensors"])
+def test_only_modelopts_fp8_by_tensor_becomes_compressed_tensors(tmp_path: Path, name: str) -> None:
+    make, quantisation, *_ = CONVERTIBLE[name]
+    source = write_model(tmp_path / "model", make(), quantisation)
+    with pytest.raises((BadInput, BadData), match="becomes compressed-tensors"):
+        converting.convert(source, tmp_path / "out", "compressed-tensors")
+    assert not (tmp_path / "out").exists()
+
+
+def test_static_fp8_without_the_scale_of_its_input_does_not(tmp_path: Path) -> None:
+    tensors = {name: array for name, array in samples.modelopt_fp8().items() if name != f"{K_PROJ}.input_scale"}
+    source = write_model(tmp_path / "model", tensors, samples.MODELOPT)
+    with pytest.raises(BadData, match="static FP8 without an input_scale"):
+        converting.convert(source, tmp_path / "out", "compressed-tensors")

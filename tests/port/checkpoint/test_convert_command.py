@@ -76,3 +76,13 @@ def test_a_refusal_is_one_line_and_status_2(tmp_path: Path) -> None:
     assert (broken.returncode, broken.stderr.count("\n")) == (2, 1)
     assert "cut short" in broken.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_another_format_changes_the_config_alone(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
+    answer = invoke(source, "-o", tmp_path / "out", "--to", "compressed-tensors")
+    assert answer.exit_code == 0
+    said = " ".join(answer.output.split())
+    assert "modelopt, fp8-tensor, e4m3fn; converted to compressed-tensors" in said
+    assert "the config alone changes" in said
+    assert "0x80" not in said

@@ -1,6 +1,8 @@
 """What a conversion will do to each tensor, or why it is refused: decided before anything is written."""
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from crosstie.port.checkpoint.formats import (
     input_config,
     is_fp8,
     read_scheme,
+    scale_problems,
 )
 from crosstie.port.checkpoint.fp8 import DTYPES, OTHER, Dialect
 from crosstie.port.checkpoint.headers import Header, encode_header
@@ -25,6 +28,9 @@ from crosstie.port.checkpoint.roles import EXPONENTS, FLOATS
 from crosstie.port.checkpoint.shard import ByteRange, Change, ShardPlan, identity_of
 
 _CONFIGS = (MODELOPT_FILE, "config.json")
+# Matrices that engines fuse, and checkpoints of fused ones.
+_FUSED = re.compile(r"(?i)qkv|gate_up|up_gate|w13|kv_a|query_key_value|in_proj|fused|pack|ba_proj")
+_MOST_FUSED = 8
 _NORMALISED = "vLLM and SGLang convert it themselves when they load it on gfx942"
 _IN_SOFTWARE = "vLLM and SGLang decode it in software on gfx942, as e4m3fn"
 # Loaders that would take a converted checkpoint for an unconverted one, as read in vLLM a014e35f and SGLang cce0a124.
@@ -50,6 +56,8 @@ class Conversion(msgspec.Struct, frozen=True, kw_only=True):
     rescaled: frozenset[str]
     # The configs as they will be, by file name; config.json last.
     configs: dict[str, str]
+    # Files of the source that would contradict the new config.
+    dropped: frozenset[str] = frozenset()
     # What stays as it is although the other dialect might have been expected there, and why.
     kept: dict[str, str]
 
@@ -61,13 +69,7 @@ class Conversion(msgspec.Struct, frozen=True, kw_only=True):
 def plan_conversion(
     checkpoint: Checkpoint, to: Dialect, *, even_if_normalised: bool = False, keep_kv_scales: bool = False
 ) -> Conversion:
-    scheme = read_scheme(checkpoint)
-    if scheme.problems:
-        first, more = scheme.problems[0], len(scheme.problems) - 1
-        others = f" (and {more:,} more such questions)" if more else ""
-        raise BadData(checkpoint.folder / first.file, first.key, first.reason + others)
-    if not any(scheme.fp8_weights):
-        raise BadInput(f"{checkpoint.folder}: nothing to convert: {_without_fp8(scheme)}")
+    scheme = understood(checkpoint)
     if scheme.dialect == to:
         again = f", converted by crosstie (see {MARK} in its metadata)" if scheme.converted else ""
         raise BadInput(
@@ -93,6 +95,37 @@ def plan_conversion(
         },
         kept=kept,
     )
+
+
+def understood(checkpoint: Checkpoint) -> Scheme:
+    """What an FP8 checkpoint is, where nothing about it is doubtful."""
+    scheme = read_scheme(checkpoint)
+    if scheme.problems:
+        first, more = scheme.problems[0], len(scheme.problems) - 1
+        others = f" (and {more:,} more such questions)" if more else ""
+        raise BadData(checkpoint.folder / first.file, first.key, first.reason + others)
+    if not any(scheme.fp8_weights):
+        raise BadInput(f"{checkpoint.folder}: nothing to convert: {_without_fp8(scheme)}")
+    _check_shapes(checkpoint, scheme)
+    return scheme
+
+
+def _check_shapes(checkpoint: Checkpoint, scheme: Scheme) -> None:
+    """As many scales as there are blocks or fused matrices, and one for each input."""
+    for weight in scheme.fp8_weights:
+        shape = checkpoint[weight.name].shape
+        # Experts are stacked; a fused projection has a scale for each of its parts.
+        parts = math.prod(shape[:-2]) if len(shape) > 2 else 1
+        most = parts * (_MOST_FUSED if _FUSED.search(weight.name) else 2 if len(shape) > 2 else 1)
+        for name in (*weight.inputs, *(weight.scales if weight.scheme == "fp8-tensor" else ())):
+            if checkpoint[name].elements > most:
+                each = " an expert" if parts > 1 else ""
+                reason = f"{checkpoint[name].elements:,} scales for {weight.name}, which has one{each}"
+                raise BadData(checkpoint[name].file, name, reason)
+    scales = {name for weight in scheme.fp8_weights for name in weight.scales}
+    for problem in scale_problems(scheme, checkpoint):
+        if problem.key in scales:
+            raise BadData(checkpoint.folder / problem.file, problem.key, problem.reason)
 
 
 def _without_fp8(scheme: Scheme) -> str:
@@ -177,6 +210,11 @@ def _shard(
         data_start=header.data_start,
         steps=tuple(steps),
     )
+
+
+def copied_shard(header: Header) -> ShardPlan:
+    """Nothing of it changes."""
+    return _shard(header, "e4m3fn", frozenset(), frozenset(), {})
 
 
 def _marks(to: Dialect, keep_kv_scales: bool) -> dict[str, str]:

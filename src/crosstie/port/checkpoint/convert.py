@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice, zip_longest
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -20,8 +21,10 @@ from crosstie.port.checkpoint.fp8 import DTYPES, OTHER, Codes, Dialect
 from crosstie.port.checkpoint.headers import read_header
 from crosstie.port.checkpoint.index import open_checkpoint
 from crosstie.port.checkpoint.output import OutputFolder, flush
+from crosstie.port.checkpoint.repackage import FORMAT, check_repackaged, plan_repackaging
 from crosstie.port.checkpoint.shard import ShardPlan, Stretch, windows
 
+Target = Dialect | Literal["compressed-tensors"]
 # How many windows a process takes at once: worth a message, few enough that one shard keeps all processes busy.
 _STRETCH = 64
 # With less to do, another process takes longer to start than it saves.
@@ -59,6 +62,8 @@ class ConversionReport(msgspec.Struct, frozen=True, kw_only=True):
     was: Dialect = msgspec.field(name="from")
     to: Dialect
     method: str
+    # The method that its config names afterwards.
+    format: str
     scheme: str
     shards: int
     nbytes: int
@@ -116,22 +121,28 @@ class _Job:
 
 
 def convert(
-    model_dir: Path, out: Path, to: Dialect, *, jobs: int | None = None, even_if_normalised: bool = False,
+    model_dir: Path, out: Path, to: Target, *, jobs: int | None = None, even_if_normalised: bool = False,
     keep_kv_scales: bool = False, sync: bool = False, dry_run: bool = False, on_progress: OnProgress = no_progress,
 ) -> ConversionReport:  # fmt: skip
     """Converts the FP8 checkpoint in a folder to the other dialect, exactly, into a new folder; or refuses.
 
+    To "compressed-tensors": ModelOpt's FP8 by tensor under another config, the same bytes, for loaders that convert.
     Interrupted, the same call goes on with what is missing. `even_if_normalised`: formats too that vLLM and SGLang
     convert themselves; `keep_kv_scales`: scales of the KV cache stay; `sync`: each shard is flushed to the disk before
     it counts as finished; `dry_run`: what would be done, from the headers alone.
     """
-    plan = plan_conversion(
-        open_checkpoint(Path(model_dir)), to, even_if_normalised=even_if_normalised, keep_kv_scales=keep_kv_scales
-    )
+    checkpoint = open_checkpoint(Path(model_dir))
+    if to == "compressed-tensors":
+        plan = plan_repackaging(checkpoint)
+    else:
+        plan = plan_conversion(checkpoint, to, even_if_normalised=even_if_normalised, keep_kv_scales=keep_kv_scales)
     jobs = jobs or min(os.cpu_count() or 1, _MOST_JOBS)
     done = None if dry_run else run_conversion(plan, Path(out), jobs=jobs, sync=sync, on_progress=on_progress)
+    if to == FORMAT and done is not None:
+        check_repackaged(plan, open_checkpoint(Path(out)))
     return ConversionReport(
-        source=str(plan.checkpoint.folder), out=str(out), was=OTHER[to], to=to, method=plan.scheme.method,
+        source=str(plan.checkpoint.folder), out=str(out), was=plan.scheme.dialect or OTHER[plan.to], to=plan.to,
+        format=FORMAT if to == FORMAT else plan.scheme.method, method=plan.scheme.method,
         scheme=plan.scheme.scheme, shards=len(plan.shards), nbytes=plan.nbytes, tensors=len(plan.checkpoint.tensors),
         recoded=sorted(plan.recoded), rescaled=sorted(plan.rescaled), kept=plan.kept, converted=done,
     )  # fmt: skip

@@ -235,7 +235,7 @@ _STRATEGIES = {
 def scale_problems(scheme: Scheme, checkpoint: Checkpoint) -> Iterator[Problem]:
     """Scales that are not of the kind or the grid that the config announces, and static ones that are missing.
 
-    They do not stand in a conversion's way, which keeps what is there; a loader stumbles over them.
+    A loader stumbles over them; a conversion refuses scales of another kind or grid.
     """
     method, quantisation = scheme.method, scheme.quantisation
     announced = _announced(method, quantisation)

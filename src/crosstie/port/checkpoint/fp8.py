@@ -145,7 +145,7 @@ def _blocks(codes: Bytes) -> Iterator[Bytes]:
 
 
 class Inexact(ValueError):
-    """A scale that has no exact double or half in its type; says which."""
+    """A scale that no quantiser writes, or that has no exact double or half in its type; says which."""
 
 
 def scale_values(raw: Bytes, dtype: str) -> NDArray[np.float64]:
@@ -166,6 +166,9 @@ def rescale(raw: Bytes, dtype: str, factor: float) -> Bytes:
     before = scale_values(raw, dtype)
     if not np.isfinite(before).all():
         raise Inexact(f"{np.count_nonzero(~np.isfinite(before)):,} scales are not finite numbers")
+    if not (before > 0).all():
+        first = before[np.argmax(before <= 0)]
+        raise Inexact(f"{np.count_nonzero(before <= 0):,} scales are not positive, such as {first:g}: they are damaged")
     wanted = before * factor
     made = _stored(wanted, dtype)
     wrong = scale_values(made, dtype) != wanted

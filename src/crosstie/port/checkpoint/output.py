@@ -114,7 +114,7 @@ class OutputFolder:
         """All that is not weights, the index and the configs last; what was left out is returned."""
         source = self._conversion.checkpoint.folder
         index = self._conversion.checkpoint.index
-        copied, left_out = _other_files(source, set(self._conversion.configs))
+        copied, left_out = _other_files(source, {*self._conversion.configs, *self._conversion.dropped})
         for path in copied:
             target = self.folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
