@@ -35,7 +35,7 @@ NAMES = re.compile(
     r"release\.json|(api_)?prices\.csv|acceptance\.csv|(connectors|costs|formats|libraries|power)\.toml|calibration\.json"
     r"|measured/(results(-[a-z0-9-]+)?\.csv\.gz|[a-z0-9-]+-kernels\.csv\.gz|[a-z0-9-]+-probe\.json)"
     r"|(accelerators|models|stacks|efficiency|preflight/rules)/[a-z0-9][a-z0-9_.+-]*\.toml"
-    r"|preflight/(engines|recipes)\.toml|preflight/releases\.csv|preflight/architectures/[a-z0-9][a-z0-9_.+-]*\.csv"
+    r"|preflight/(effort|engines|recipes)\.toml|preflight/releases\.csv|preflight/architectures/[a-z0-9][a-z0-9_.+-]*\.csv"
 )
 _NEEDS = "signatures need the package cryptography: pip install 'crosstie[update]'"
 _TIMEOUT_S = 30.0

@@ -35,9 +35,10 @@ report_options = together(
 def report(
     title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], *,
     as_json: bool, sarif_file: str | None, fail_on: str, verbose: bool = False,
-    more: Mapping[str, object] | None = None,
+    more: Mapping[str, object] | None = None, last: Sequence[str] = (),
 ) -> int:  # fmt: skip
-    """Prints or writes all, gravest first, and gives the exit status. Verdicts are by accelerator or callable."""
+    """Prints or writes all, gravest first, and gives the exit status. Verdicts are by accelerator or callable; the
+    `last` lines stand under the findings."""
     ordered = sorted(findings, key=lambda finding: (-rank(finding.severity), finding.target, finding.check))
     if sarif_file:
         write_text(Path(sarif_file), json_text(sarif(ordered)) + "\n")
@@ -45,11 +46,13 @@ def report(
         documents = [{**msgspec.to_builtins(one), "rests_on": GROUNDS[one.grounds]} for one in ordered]
         print_json({"verdicts": dict(verdicts), "findings": documents, **(more or {})})
     else:
-        _show(title, ordered, verdicts, verbose)
+        _show(title, ordered, verdicts, verbose, last)
     return 1 if any(rank(finding.severity) >= rank(fail_on) for finding in findings) else 0
 
 
-def _show(title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], verbose: bool) -> None:
+def _show(
+    title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], verbose: bool, last: Sequence[str]
+) -> None:  # fmt: skip
     """The verdicts first: whoever reads no further has the answer."""
     out = console()
     heading(out, title)
@@ -76,6 +79,8 @@ def _show(title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], 
     if not findings:
         say(out, "no findings")
     _count_rest(out, [finding for finding, _ in paragraphs[len(shown) :]])
+    for line in last:
+        say(out, line)
     say(out, _NO_AMD, "dim")
     if not verbose and any(finding.severity == "note" for finding in findings):
         closing(out, "where, evidence and remedy of notes")

@@ -22,6 +22,7 @@ from crosstie.decide.plan.report import horizon_usd
 from crosstie.decide.plan.shared import own_classes
 from crosstie.decide.plan.targets import FACTORS
 from crosstie.decide.plan.ways import Outlook
+from crosstie.port.preflight.effort import effort_of
 
 DETAILS = "routing and its reasons, cost by class, intervals, growth, prices and their age"
 
@@ -212,6 +213,9 @@ def _show_engines(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> N
         judged = plan.readiness[pool.name]
         if judged.checkpoint:
             say(out, f"  {pool.name}: taken to be a checkpoint as {judged.checkpoint} writes it", "dim")
+        if judged.findings:
+            needed = effort_of(judged.findings)
+            say(out, f"  {pool.name}: porting is {needed} ({needed.basis}, in no bill here)", "dim")
         for finding in judged.findings:
             cure = f" Remedy: {finding.remedy}" if finding.remedy else ""
             say(out, f"  {pool.name}: {finding.severity}: {finding.what}{cure}", "dim")

@@ -1,8 +1,10 @@
 """`crosstie preflight MODEL_DIR`: what breaks when this checkpoint moves to these accelerators."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
+import msgspec
 
 from crosstie.catalog.library import names_in
 from crosstie.cli.assignments import assigned
@@ -11,6 +13,7 @@ from crosstie.cli.matrix_show import show_matrix
 from crosstie.cli.options import complete_models, on_option
 from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
+from crosstie.port.preflight.effort import Effort, effort_of
 from crosstie.port.preflight.matrix import matrix
 from crosstie.port.preflight.model import ScanDepth, preflight
 
@@ -88,9 +91,21 @@ def command(
         found = preflight(model, on=on, engine=engine or "vllm", on_progress=on_progress, **given)
     with_settings = {f"{name} ({found.layouts[name]})": found.verdict_with_settings(name) for name in found.verdicts}
     verdicts = found.verdicts if reporting["as_json"] else with_settings
-    more = {"model": found.name, "engine": str(found.engine), "layouts": found.layouts, "settings": found.settings}
+    more: dict[str, Any] = {"model": found.name, "engine": str(found.engine), "layouts": found.layouts}
+    more["settings"] = found.settings
     title = f"{found.name} on {found.engine}: {found.stored}"
-    return report(title, found.findings, verdicts, more=more, **reporting)
+    efforts = {name: effort_of(one for one in found.findings if one.target in ("", name)) for name in found.verdicts}
+    more["effort"] = {name: msgspec.to_builtins(effort) for name, effort in efforts.items()}
+    last = [f"effort on {name}: {effort} ({effort.basis})" for name, effort in efforts.items()]
+    if reporting["verbose"]:
+        last += [f"  {days[0]:g} to {days[2]:g}: {what}" for what, days in _parts(efforts.values()).items()]
+        last += dict.fromkeys(f"  effort is {effort.source}" for effort in efforts.values())
+    return report(title, found.findings, verdicts, more=more, last=last, **reporting)
+
+
+def _parts(efforts: Iterable[Effort]) -> dict[str, tuple[float, float, float]]:
+    """The pieces of work of all accelerators, each once."""
+    return {what: days for effort in efforts for what, days in effort.parts.items()}
 
 
 def _matrix(

@@ -1,6 +1,7 @@
 """`crosstie tco`: what owning each accelerator would cost, per million tokens."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.decide.cost.choices import Successor, mean_slip_months
 from crosstie.decide.cost.tco import TcoRequest, tco
+from crosstie.port.preflight.effort import as_engineers
 from crosstie.web.chart import check_ending
 from crosstie.web.tco_chart import draw_tornado
 
@@ -40,7 +42,12 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 @click.option("--years", type=float, default=3.0, show_default=True, metavar="Y", help="Horizon.")
 @click.option("--purchase", multiple=True, metavar="A=USD", help="Price of one, before discounts. [default: catalog]")
 @click.option("--discount", multiple=True, metavar="[A=]P%", help="Off the accelerators' price: of all, or of A.")
-@click.option("--engineers", multiple=True, metavar="A=N", help="Engineers that A needs more than the others.")
+@click.option(
+    "--engineers",
+    multiple=True,
+    metavar="A=N",
+    help="Engineers that A needs more than the others; 12d: person-days, once, as preflight counts them.",
+)
 @click.option("--engineer-usd", type=float, metavar="USD", help="What one costs a year. Short for --set.")
 @click.option("--utilisation", metavar="F", help="Mean output over the operating point's. Short for --set.")
 @click.option(
@@ -132,7 +139,7 @@ def _request(
         years=years,
         purchase_usd=by_id("--purchase", purchase),
         discount=_discounts(catalog, chosen, discount),
-        engineers=by_id("--engineers", engineers),
+        engineers=_by_id(catalog, chosen, "--engineers", assigned("--engineers", engineers, partial(_staff, years))),
         assumptions=_assumptions(catalog, chosen, settings, shorts),
         samples=samples,
         seed=seed,
@@ -143,6 +150,11 @@ def _request(
         api_usd_per_mtok=own_api,
         successor=_successor(catalog, wait) if wait is not None else None,
     )
+
+
+def _staff(years: float, text: str) -> float:
+    """A number of engineers, or person-days spent once over the horizon: 12d."""
+    return as_engineers(amount(text[:-1]), years) if text.endswith("d") else amount(text)
 
 
 def _by_id(

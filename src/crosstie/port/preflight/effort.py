@@ -1,0 +1,112 @@
+"""What findings cost in person-days: a range for each remedy, and what every move costs; all guesses, and marked so.
+
+Findings of one remedy are one piece of work, counted by the gravest of them. The ends of the range are sums of the
+rows' ends, as if everything went well, or badly, together.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from crosstie.catalog.reading import Sources, one_of, only_keys, read_record, read_toml, table
+from crosstie.catalog.releases import newest_file
+from crosstie.core.errors import BadData, BadInput
+from crosstie.core.fact import BASES
+from crosstie.core.finding import Finding, Severity, rank
+from crosstie.port.preflight.engine import DATA
+
+ANY, MOVE = "any", "move"
+
+
+class EffortRow(msgspec.Struct, frozen=True, kw_only=True):
+    # A check of preflight, "any" of them, or "move": what moving costs with nothing found.
+    check: str
+    severity: Severity
+    # Person-days.
+    low: float
+    likely: float
+    high: float
+    basis: str
+    source: str
+    date: str
+    note: str = ""
+
+
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """Person-days, and what they rest on."""
+
+    low_days: float
+    likely_days: float
+    high_days: float
+    basis: str
+    source: str
+    # By remedy; what every move costs stands under "move".
+    parts: dict[str, tuple[float, float, float]]
+
+    def __str__(self) -> str:
+        return f"{self.low_days:g} to {self.high_days:g} person-days, likely {self.likely_days:g}"
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True):
+    rows: dict[tuple[str, str], EffortRow]
+    working_days: float
+
+
+@cache
+def _table() -> _Table:
+    return read_effort(newest_file(DATA / "effort.toml", "preflight/effort.toml"))
+
+
+def read_effort(file: Path) -> _Table:
+    raw = read_toml(file)
+    only_keys(file, "", raw, {"sources", "working_days", "effort"})
+    sources = Sources(file, raw.get("sources"))
+    year = table(file, "working_days", raw.get("working_days"))
+    only_keys(file, "working_days", year, {"days", "basis", "source", "note"})
+    sources.cite("working_days", year.get("source"))
+    one_of(file, "working_days.basis", year.get("basis"), BASES)
+    days = year.get("days")
+    if not isinstance(days, int | float) or not 1 <= days <= 366:
+        raise BadData(file, "working_days.days", "must be a number of days of a year")
+    rows = {}
+    for number, said in enumerate(raw.get("effort") or [], 1):
+        where = f"effort {number}"
+        entry = table(file, where, said)
+        source, day = sources.cite(where, entry.get("source"))
+        basis = one_of(file, f"{where}.basis", entry.get("basis"), BASES)
+        row = read_record(file, where, entry, EffortRow, basis=basis, source=source, date=day)
+        if not 0 <= row.low <= row.likely <= row.high:
+            raise BadData(file, where, "must have 0 <= low <= likely <= high")
+        if (row.check, row.severity) in rows:
+            raise BadData(file, where, f"{row.check} {row.severity} stands here twice")
+        rows[row.check, row.severity] = row
+    for key in ((MOVE, "note"), *((ANY, severity) for severity in ("setting", "slow", "unknown", "error"))):
+        if key not in rows:
+            raise BadData(file, "effort", f"has no row for {' '.join(key)}")
+    return _Table(rows=rows, working_days=float(days))
+
+
+def effort_of(findings: Iterable[Finding]) -> Effort:
+    """Of the findings on one accelerator; notes cost nothing."""
+    known = _table().rows
+    asked: dict[str, EffortRow] = {}
+    for one in sorted(findings, key=lambda finding: rank(finding.severity)):
+        if one.severity != "note":
+            asked[one.remedy] = known.get((one.check, one.severity)) or known[ANY, one.severity]
+    rows = {MOVE: known[MOVE, "note"], **asked}
+    parts = {remedy: (row.low, row.likely, row.high) for remedy, row in rows.items() if row.high}
+    low, likely, high = (round(sum(ends), 1) for ends in zip(*parts.values(), strict=True))
+    return Effort(
+        low_days=low, likely_days=likely, high_days=high, parts=parts,
+        basis=", ".join(dict.fromkeys(row.basis for row in rows.values())),
+        source=", ".join(dict.fromkeys(f"{row.source}, {row.date}" for row in rows.values())),
+    )  # fmt: skip
+
+
+def as_engineers(person_days: float, years: float) -> float:
+    """How many engineers, over that many years, so many person-days are."""
+    if not person_days >= 0 or years <= 0:
+        raise BadInput(f"{person_days:g} person-days over {years:g} years: days from 0, over some time")
+    return person_days / (_table().working_days * years)
