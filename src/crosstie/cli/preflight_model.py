@@ -69,7 +69,7 @@ def command(
     crosstie preflight ./my-model --on mi300x --tp 8 --env VLLM_ROCM_USE_AITER=1
     crosstie preflight ./my-model --on mi300x --engine sglang --sarif found.sarif
     crosstie preflight model deepseek-v3 --on mi300x  # a name: the config alone
-    crosstie preflight org/name --on mi300x  # a repository of the hub: config and headers, no weights
+    crosstie preflight org/name --on mi300x  # of the hub: headers, no weights
     crosstie preflight deepseek-v3 --matrix --on mi300x,mi355x,h200
 
     Reads config.json, the quantisation config and the safetensors headers; of the tensors the scales, and a sample
