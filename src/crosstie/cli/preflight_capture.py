@@ -39,7 +39,7 @@ def command(target: str, inputs: str, state: str | None, every: bool, on: str, *
     crosstie preflight capture my_module:step --inputs my_module:inputs
     crosstie preflight capture ./cases.py:CASES --inputs inputs
     crosstie preflight capture './cases.py:CASES[decode]' --inputs inputs --json
-    crosstie preflight capture my_module:step --inputs my_module:inputs --on mi300x
+    crosstie preflight capture my_module:step --inputs inputs --on mi300x
 
     MODULE is a dotted name or a .py file; CALLABLE a function, a module, a class or factory of one, an entry of a
     dictionary, or a whole dictionary. The function runs on the CPU, on a stand-in for the device: warm-up, capture,
