@@ -6,16 +6,16 @@ import pytest
 from tests.conftest import Command
 
 from crosstie.core.errors import BadData, BadInput
-from crosstie.core.finding import Finding, Location
+from crosstie.core.finding import Finding, Location, Severity
 from crosstie.port.preflight.effort import as_engineers, effort_of, read_effort
 from crosstie.port.preflight.engine import DATA
 
 
-def finding(severity: str, remedy: str, check: str = "kernel-moe") -> Finding:
+def finding(severity: Severity, remedy: str, check: str = "kernel-moe") -> Finding:
     return Finding(
         check=check, severity=severity, what="w", where=Location(file="f"), evidence="e", grounds="read",
         remedy=remedy,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def test_a_move_costs_something_with_nothing_found() -> None:

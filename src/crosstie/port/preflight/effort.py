@@ -70,7 +70,7 @@ def read_effort(file: Path) -> _Table:
     days = year.get("days")
     if not isinstance(days, int | float) or not 1 <= days <= 366:
         raise BadData(file, "working_days.days", "must be a number of days of a year")
-    rows = {}
+    rows: dict[tuple[str, str], EffortRow] = {}
     for number, said in enumerate(raw.get("effort") or [], 1):
         where = f"effort {number}"
         entry = table(file, where, said)
