@@ -71,6 +71,7 @@ def same(tensors: Tensors) -> Tensors:
         ("bf16", {}, without("lm_head.weight"), "lm_head.weight"),
         ("bf16", {}, without("embed_tokens.weight"), "embed_tokens"),
         ("bf16", {}, without("input_layernorm.weight"), "norm"),
+        ("bf16", {}, without("model.norm.weight"), "model.norm"),
         ("bf16", {}, with_bias, "q_proj.bias"),
         ("bf16", {"attention_bias": True}, same, "q_proj.bias"),
         ("fp8", {"num_key_value_heads": 4}, same, "k_proj.weight"),

@@ -155,6 +155,13 @@ def place(name: str, prefix: str) -> Place | None:
     return Place(layer=int(match["number"]), expert=int(expert[1]) if expert else None, path=path)
 
 
+def is_after_layers(name: str, prefix: str) -> bool:
+    """A norm, a table of positions or the like of the language model that is in none of its layers."""
+    rest = name.removeprefix(prefix)
+    outside = name.startswith(prefix) and _LAYER.fullmatch(name) is None and _BESIDE.search(name) is None
+    return outside and (is_vector(rest) or rest in ("wpe.weight", "embed_positions.weight"))
+
+
 def prefixes(names: Iterable[str]) -> dict[str, int]:
     """Where numbered layers are, and how many: for checkpoints whose embedding is missing."""
     found: dict[str, set[int]] = {}

@@ -23,6 +23,7 @@ from crosstie.port.checkpoint.names import (
     Place,
     covers,
     embeddings,
+    is_after_layers,
     is_buffer,
     is_head,
     is_vector,
@@ -155,6 +156,15 @@ def _differences(checkpoint: Checkpoint, scheme: Scheme, model: Model, stored: S
     else:
         prefix, embedding = max(by_depth, key=lambda one: (by_depth[one], -len(one)), default=""), ""
     yield from _outer_differences(tensors, scheme, model, stored, embedding)
+    final = sum(tensor.parameters for tensor in model.outer if tensor.role == "small")
+    there = [name for name in tensors if is_after_layers(name, prefix)]
+    length = sum(tensors[name].elements for name in there)
+    # More may be a tower's, or an adapter's; less is never the model.
+    if length < final:
+        yield Difference(
+            kind="what follows the layers", tensor=f"{prefix}norm", expected=f"{final:,} elements",
+            found=f"{length:,} ({', '.join(there) or 'nothing'})",
+        )  # fmt: skip
     check = _Layers(checkpoint, scheme, stored)
     by_layer = check.sorted_in(prefix)
     lost = []
