@@ -9,8 +9,8 @@ from packaging.version import Version
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData, BadInput, BadParameter
 from crosstie.port.preflight import matrix as module
-from crosstie.port.preflight.engine import engines
-from crosstie.port.preflight.matrix import builds, ended, matrix
+from crosstie.port.preflight.engine import ended, engines
+from crosstie.port.preflight.matrix import builds, matrix
 from crosstie.port.preflight.model import preflight
 
 CATALOG = Catalog()

@@ -57,7 +57,10 @@ class EngineRelease(msgspec.Struct, frozen=True, kw_only=True):
 def engine_from(said: str) -> EngineRelease:
     name, _, release = said.strip().partition("==")
     if name not in engines():
-        raise BadInput(f"unknown engine '{name}': one of {', '.join(engines())}, with a release as in vllm==0.28.0")
+        end = "".join(f"; {one.name}: {one.what}" for one in ended() if one.engine == name)
+        raise BadInput(
+            f"unknown engine '{name}': one of {', '.join(engines())}, with a release as in vllm==0.28.0{end}"
+        )
     known = engines()[name]
     if not release:
         return known
@@ -82,6 +85,33 @@ def engines() -> dict[str, EngineRelease]:
         newest = Version(text(file, f"{name}.newest", entry.get("newest")))
         found[name] = EngineRelease(name=name, version=newest, stack=entry["stack"], newest=newest, named=False)
     return found
+
+
+class EngineEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the end of an engine, by whom and when."""
+
+    engine: str
+    name: str
+    since: str
+    what: str
+    source: str
+    date: str
+
+
+@cache
+def ended() -> tuple[EngineEnd, ...]:
+    file = newest_file(DATA / "engines.toml", "preflight/engines.toml")
+    raw = read_toml(file)
+    sources = Sources(file, raw.get("sources"))
+    found = []
+    for number, said in enumerate(raw.get("ended") or [], 1):
+        where = f"ended {number}"
+        entry = table(file, where, said)
+        only_keys(file, where, entry, {"engine", "name", "since", "what", "source"})
+        source, day = sources.cite(where, entry.get("source"))
+        words = {key: text(file, f"{where}.{key}", entry.get(key)) for key in ("engine", "name", "since", "what")}
+        found.append(EngineEnd(**words, source=source, date=day))
+    return tuple(found)
 
 
 class Support(msgspec.Struct, frozen=True, kw_only=True):

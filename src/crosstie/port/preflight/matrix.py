@@ -11,12 +11,11 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.reading import Sources, only_keys, read_toml, table, text
 from crosstie.catalog.releases import newest_file
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.finding import VERDICTS, Finding, rank, verdict
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.port.preflight.engine import DATA, engine_from, engines
+from crosstie.port.preflight.engine import DATA, EngineEnd, ended, engine_from, engines
 from crosstie.port.preflight.model import ModelOptions, ScanDepth, check_model, checked_features
 from crosstie.port.preflight.numbers import stored_findings
 from crosstie.port.preflight.stored import read_stored
@@ -35,17 +34,6 @@ class EngineBuild(msgspec.Struct, frozen=True, kw_only=True):
     cuda_image: str
     rocm_image: str
     source: str
-
-
-class EngineEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the end of an engine, by whom and when."""
-
-    engine: str
-    name: str
-    since: str
-    what: str
-    source: str
-    date: str
 
 
 class MatrixRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,22 +80,6 @@ def builds() -> tuple[EngineBuild, ...]:
     named = list(dict.fromkeys(row.engine for row in found))
     newest_first = sorted(found, key=lambda row: Version(row.version), reverse=True)
     return tuple(sorted(newest_first, key=lambda row: named.index(row.engine)))
-
-
-@cache
-def ended() -> tuple[EngineEnd, ...]:
-    file = newest_file(DATA / "engines.toml", "preflight/engines.toml")
-    raw = read_toml(file)
-    sources = Sources(file, raw.get("sources"))
-    found = []
-    for number, said in enumerate(raw.get("ended") or [], 1):
-        where = f"ended {number}"
-        entry = table(file, where, said)
-        only_keys(file, where, entry, {"engine", "name", "since", "what", "source"})
-        source, day = sources.cite(where, entry.get("source"))
-        words = {key: text(file, f"{where}.{key}", entry.get(key)) for key in ("engine", "name", "since", "what")}
-        found.append(EngineEnd(**words, source=source, date=day))
-    return tuple(found)
 
 
 def matrix(
