@@ -51,3 +51,21 @@ def test_the_exit_status_says_how_bad_it_is(tmp_path: Path) -> None:
         assert made.returncode == 2
         assert made.stderr.startswith("crosstie: ")
         assert len(made.stderr.splitlines()) == 1
+
+
+def test_known_findings_are_left_out_and_a_patch_is_written(tmp_path: Path) -> None:
+    source, known, patch = tmp_path / "a.cu", tmp_path / "known.json", tmp_path / "port.patch"
+    text = "__global__ void k(int* o) {\n  o[0] = __shfl_sync(0xffffffff, o[0], 1, 32);\n}\n"
+    source.write_text(text)
+    plain = (str(source), "--on", "mi300x", "--no-hipify")
+    assert run(*plain, "--write-baseline", str(known), "--fix", str(patch)).returncode == 1
+    assert source.read_text() == text
+    assert "+  o[0] = __shfl_sync(ROCM_FULL_LANE_MASK, o[0], 1, 32);" in patch.read_text()
+    again = run(*plain, "--baseline", str(known))
+    assert again.returncode == 0
+    assert "1 findings are known from the baseline" in again.stdout
+    assert "mi300x  needs changes" in again.stdout
+    wrong = run(*plain, "--baseline", str(tmp_path / "none.json"))
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    answer = json.loads(run(*plain, "--json").stdout)
+    assert answer["effort"] == [{"file": "a.cu", "rewrite": 0, "local": 0, "mechanical": 1}]

@@ -150,3 +150,14 @@ def test_such_files_are_notes_where_the_tree_has_a_side_for_amd(tmp_path: Path) 
     assert severities() == {"gemm_sm90.cu": "error", "other.cu": "error"}
     (tmp_path / "ours.cu").write_text("#ifdef USE_ROCM\nvoid f();\n#endif\n")
     assert severities() == {"gemm_sm90.cu": "note", "other.cu": "error"}
+
+
+def test_python_of_a_tree_that_asks_for_rocm_may_be_left_out_by_a_caller(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import pynvml\n")
+
+    def severities() -> set[str]:
+        return {one.severity for one in preflight_source(tmp_path, on="mi300x", hipify=False).findings}
+
+    assert severities() == {"error"}
+    (tmp_path / "b.py").write_text("import torch\nROCM = torch.version.hip is not None\n")
+    assert severities() == {"unknown"}

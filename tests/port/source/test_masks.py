@@ -142,3 +142,11 @@ def test_ballots_of_groups() -> None:
     assert "ballot-truncated" not in names(kernel(text.format("coalesced_threads()", "unsigned long long")))
     assert "ballot-truncated" not in names(kernel(text.format("tiled_partition<32>(b)", "unsigned")))
     assert "ballot-truncated" not in names(kernel(text.format("coalesced_threads()", "unsigned")), on="rx-7900-xtx")
+
+
+def test_a_mask_of_32_lanes_with_their_width_is_not_known() -> None:
+    call = "out[0] = __shfl_sync(0xffffffffULL, out[0], 1{});"
+    assert [one.severity for one in findings(kernel(call.format(""))) if one.check == "mask-32-lanes"] == ["error"]
+    assert [one.severity for one in findings(kernel(call.format(", 32"))) if one.check == "mask-32-lanes"] == [
+        "unknown"
+    ]

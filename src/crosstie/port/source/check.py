@@ -107,16 +107,22 @@ def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgr
 
 
 def _beside_amd(hazards: list[SourceHazard], project: Project, files: Files) -> list[SourceHazard]:
-    """Notes for files that are NVIDIA's by name, in a tree that has a side for AMD: its build leaves them out."""
-    if not (project.is_ported or hip_builds(files.build)):
+    """Where the tree has a side for AMD: notes for files that are NVIDIA's by name, which its build leaves out; and
+    what Python does is not known where a caller in another file may ask first."""
+    if not (project.is_ported or hip_builds(files.build) or files.asks_for_hip):
         return hazards
-    aside = "; the file is NVIDIA's by its name, and the tree has a side for AMD"
-    return [
-        msgspec.structs.replace(one, severity="note", what=one.what + aside)
-        if one.severity != "note" and is_nvidia(one.file, files.folders)
-        else one
-        for one in hazards
-    ]
+    by_name = "; the file is NVIDIA's by its name, and the tree has a side for AMD"
+    by_caller = "; Python of this tree asks for ROCm, so a caller may leave this out"
+    folders = files.folders
+
+    def judged(one: SourceHazard) -> SourceHazard:
+        if one.severity != "note" and is_nvidia(one.file, folders):
+            return msgspec.structs.replace(one, severity="note", what=one.what + by_name)
+        if one.severity == "error" and files.asks_for_hip and one.file in files.python:
+            return msgspec.structs.replace(one, severity="unknown", what=one.what + by_caller)
+        return one
+
+    return [judged(one) for one in hazards]
 
 
 def _counts(result: Hipified) -> HipifyCounts:

@@ -279,7 +279,7 @@ def _judge(code: Code, side: Branch, name: str, source: list[str]) -> tuple[Seve
         )
     if _REFUSAL.search(rest):
         return (
-            "error",
+            "unknown" if code.project.is_ported else "error",
             f"{_lacks(name)}: the other side is compiled, which refuses to run",
             "add a side for ROCm (#elif defined(USE_ROCM)) before the #else",
         )

@@ -23,6 +23,7 @@ _NVIDIA_NAME = re.compile(
     r"|(?:^|_)(?:sm_?(?:[789]\d|1[0-2]\d)a?|hopper|blackwell|ampere|cutlass)(?:_|$)"
 )
 _AMD_NAME = re.compile(r"(?i)^(?:hip|rocm|amd|amdgpu|ck|ck_\w+|aiter|\w+_(?:hip|rocm|amd))$")
+_ASKS_FOR_HIP = re.compile(r"\bversion\.hip\b|(?i:\bis_(?:hip|rocm)\b)|\b(?:HIP|ROCM)_(?:HOME|PATH)\b")
 _KNOWS_ROCM = re.compile(r"(?<![A-Za-z])(?:HIP|ROCM|hipcc|rocm|hip)(?![a-z])")
 _CPP = (
     ".cu", ".cuh", ".h", ".hpp", ".hh", ".hxx", ".h++", ".cpp", ".cc", ".cxx", ".c", ".c++", ".inl", ".inc", ".ipp",
@@ -97,6 +98,11 @@ class Files(msgspec.Struct, kw_only=True):
         """Of Python, by their folders."""
         inside = (path.split("/") for path in self.python if path.endswith("/__init__.py"))
         return frozenset(parts[-2] for parts in inside)
+
+    @property
+    def asks_for_hip(self) -> bool:
+        """Whether any Python of the tree asks for ROCm."""
+        return any(map(_ASKS_FOR_HIP.search, self.python.values()))
 
     @property
     def folders(self) -> frozenset[str]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from crosstie.core.finding import Severity
 from crosstie.port.source.code import NARROW, WIDE, Code, bits_of
 from crosstie.port.source.hazard import SourceHazard
 from crosstie.port.source.lexer import CppToken, arguments, closing, number, opening
@@ -35,7 +36,8 @@ def _masks(code: Code) -> Iterator[SourceHazard]:
             yield code.hazard("mask-32-bit", "error", what, at, _MASK_FIX)
         elif bits == 64 and code.value(given[0], at) == _ALL_32:
             what = f"the mask of {name} names lanes 0 to 31, a wavefront of this target has 64"
-            yield code.hazard("mask-32-lanes", "error", what, at, _MASK_FIX, "wave64")
+            severity: Severity = "unknown" if code.spans_32(name, at) else "error"
+            yield code.hazard("mask-32-lanes", severity, what, at, _MASK_FIX, "wave64")
         elif bits is None and not any(token.text in code.parameters for token in given[0]):
             what = f"the width of the mask of {name} ({shown}) is not seen here; HIP takes 64-bit masks only"
             yield code.hazard("mask-unknown", "unknown", what, at, _MASK_FIX)
