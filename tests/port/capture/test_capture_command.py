@@ -170,6 +170,34 @@ def test_bad_input_is_one_line(
     assert "Traceback" not in message
 
 
+SCRIPTED = """
+import torch
+
+
+@torch.jit.script
+def uploads(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.tensor([1.0, 2.0], device=x.device)
+
+
+@torch.jit.script
+def fills(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.full([2], 2.0, device=x.device)
+
+
+STEPS = {"uploads": lambda x: uploads(x), "fills": lambda x: fills(x)}
+
+
+def inputs(device, seed):
+    return (torch.randn(4, 2, generator=torch.Generator().manual_seed(seed)).to(device),)
+"""
+
+
+def test_a_file_with_torchscript_can_be_imported(crosstie: Command, tmp_path: Path) -> None:
+    (tmp_path / "scripted_steps.py").write_text(SCRIPTED)
+    done = crosstie("preflight", "capture", f"{tmp_path}/scripted_steps.py:STEPS", "--inputs", "inputs", "--json")
+    assert json.loads(done.out)["verdicts"] == {"uploads": "error", "fills": "ok"}
+
+
 def test_the_report_says_what_the_device_stood_for(crosstie: Command, steps: str) -> None:
     asked = ("preflight", "capture", f"{steps}:safe", "--inputs", "inputs")
     assert "on a stand-in for NVIDIA H200 SXM 141 GB (sm_90)" in crosstie(*asked).out

@@ -299,7 +299,8 @@ class Device:
         if _is_composed(func):
             # PyTorch takes it apart in autograd; in inference mode, which has none, it comes here whole.
             with self.modes(), torch._C.DisableTorchFunction():
-                return func.decompose(*args, **kwargs)
+                # The C++ that a GPU runs, not the Python that `func.decompose` may have in its place.
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if func.namespace not in _PYTORCHS:
             in_python = _python_kernel(func)
             if in_python is not None:

@@ -70,6 +70,7 @@ def stand_in_device(device: Device) -> Iterator[None]:
             plain_run(thread)
 
     device.modes = modes
+    from_data = _from_data_everywhere(device)
 
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
     # A module that moves to the device takes new parameters; a host tensor cannot become a device tensor in place.
@@ -82,12 +83,14 @@ def stand_in_device(device: Device) -> Iterator[None]:
             cuda_guard_does_nothing(),
             patch.object(threading.Thread, "run", run),
             standing_in(device),
-            patch.multiple(torch, **_from_data_everywhere(device)),
+            patch.multiple(torch, **from_data),
             torch.backends.cudnn.flags(enabled=False),
             modes(),
         ):
             yield
     finally:
+        for made in from_data.values():
+            torch.jit._builtins._get_builtin_table().pop(id(made), None)
         torch._C._jit_set_texpr_fuser_enabled(fuses)
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)
 
@@ -177,6 +180,10 @@ def _from_data_everywhere(device: Device) -> dict[str, Any]:
                 return func(*args, **kwargs)
             return _from_data(device, func, args, {**kwargs, "device": with_index(kwargs.get("device"))})
 
+        # TorchScript knows functions by identity.
+        scripted = torch.jit._builtins._find_builtin(func)
+        if scripted is not None:
+            torch.jit._builtins._register_builtin(made, scripted)
         return made
 
     return {func.__name__: wrapped(func) for func in (torch.tensor, torch.as_tensor, torch.asarray)}

@@ -109,3 +109,9 @@ def inference_to_host_list(s, q, k, v, lens, score):
 @case
 def inference_half_precision(s, q, k, v, lens, score):
     return (q.half() @ s.w.to(q.device, torch.float16)).float()
+
+
+@case
+def inference_spectrum_and_back(s, q, k, v, lens, score):
+    window = torch.hann_window(16, device=q.device)
+    return torch.istft(torch.stft(score, 16, window=window, return_complex=True), 16, window=window)
