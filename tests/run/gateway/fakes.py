@@ -119,6 +119,16 @@ class Fake:
     def _error(self, body: dict[str, Any], reply: Reply) -> None:
         reply.send(500, b'{"error":{"message":"engine broke"}}')
 
+    def _poisoned(self, body: dict[str, Any], reply: Reply) -> None:
+        """An engine that is well, and breaks at certain requests."""
+        (self._error if "poison" in json.dumps(body) else self._ok)(body, reply)
+
+    def _unknown_key(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.send(401, b'{"error":{"message":"sk-inner is no key of mine"}}')
+
+    def _login_page(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.send(200, b"<html>Sign in to the inner network</html>", content_type=b"text/html")
+
     def _full(self, body: dict[str, Any], reply: Reply) -> None:
         reply.send(503, b'{"error":{"message":"queue is full"}}')
 

@@ -222,6 +222,57 @@ async def test_a_backend_that_keeps_failing_is_left_alone_and_taken_back() -> No
 
 
 @on_loop
+async def test_a_request_that_two_engines_fail_at_is_held_against_neither() -> None:
+    """Or one client's requests would open every breaker, and nobody else be served."""
+    async with fakes(3) as made:
+        for fake in made:
+            fake.mode = "poisoned"
+        pools = [pool_of(f"p{i}", fake.url) for i, fake in enumerate(made)]
+        async with running(fleet_of(*pools)) as at:
+            for _ in range(20):
+                assert (await at.ask(messages=[{"role": "user", "content": "poison"}])).status == 500
+                assert (await at.ask()).status == 200
+            assert all(backend.breaker.state == "closed" for backend in at.gateway.backends.values())
+            # Each was tried twice, and no more.
+            assert sum("poison" in str(body) for fake in made for _, body in fake.hit) == 40
+
+
+@pytest.mark.parametrize("mode", ["unknown_key", "login_page"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_a_backend_says_to_the_gateway_is_not_for_clients(
+    monkeypatch: pytest.MonkeyPatch, mode: str, alone: bool
+) -> None:
+    """A key that it does not know, a page to sign in at: another serves the request, and this one is left alone."""
+    monkeypatch.setenv("INNER_KEY", "sk-inner")
+
+    async def test() -> None:
+        async with fakes(2) as [bad, good]:
+            bad.mode = mode
+            pools = [pool_of("bad", bad.url, usd_per_gpu_hour=0.1, api_key_env="INNER_KEY")]
+            pools += [] if alone else [pool_of("good", good.url)]
+            async with running(fleet_of(*pools)) as at:
+                answers = [await at.ask() for _ in range(8)]
+                assert all(b"inner" not in one.body for one in answers)
+                assert [one.status for one in answers] == ([502] * 5 + [503] * 3 if alone else [200] * 8)
+                assert len(bad.hit) == 5
+                assert at.gateway.backends[bad.url].breaker.state == "open"
+                assert "circuit breaker" in at.notices[0]
+
+    run_on_loop(test())
+
+
+@on_loop
+async def test_a_key_of_the_client_s_own_is_the_client_s_to_mend() -> None:
+    """Where the gateway has none, it passes on theirs, and what is said of it."""
+    async with fakes() as [fake]:
+        fake.mode = "unknown_key"
+        async with running(fleet_of(pool_of("one", fake.url))) as at:
+            answers = [await at.ask(headers={"authorization": "Bearer sk-inner"}) for _ in range(8)]
+            assert [one.status for one in answers] == [401] * 8
+            assert await at.metric("crosstie_backend_faults_total") == 0
+
+
+@on_loop
 async def test_an_unhealthy_backend_is_avoided_and_taken_back_when_it_is_well() -> None:
     async with fakes(2) as [sick, well]:
         fleet = fleet_of(pool_of("sick", sick.url, usd_per_gpu_hour=0.1), pool_of("well", well.url))

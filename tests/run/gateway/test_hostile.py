@@ -149,11 +149,11 @@ async def test_a_model_that_writes_about_errors_is_not_taken_for_one_that_has_th
 
 @on_loop
 async def test_two_answers_to_one_request_reach_nobody_twice() -> None:
-    mine = b'HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n"mine"'
+    mine = b'HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{"mine"}'
     raw = await raw_one(mine + mine.replace(b"mine", b"evil"))
     async with running(fleet_of(pool_of("one", raw.url))) as at:
         for _ in range(4):
-            assert (await at.ask()).body == b'"mine"'
+            assert (await at.ask()).body == b'{"mine"}'
     raw.crash()
 
 

@@ -36,6 +36,7 @@ _NOT_RETURNED = frozenset(
 _STALE_S = 0.1
 # Told by the engine itself: in what it repeats of a request, the quotes would be escaped.
 _NOT_LOADED = b'"message":"model is not loaded"'
+_ABOUT_KEYS = (401, 403)
 # How long a backend that said it was full is left alone.
 _FULL_S = 1.0
 # Engines that count all along a stream, if they are asked to.
@@ -174,6 +175,14 @@ class Attempt:
         elif 300 <= status < 400:
             # Clients follow it, with the prompt: to where a backend says, around the gateway and its accounts.
             self.exchange.on_attempt_failed(f"{self.who} would send the client elsewhere ({status})", 502)
+        elif self._is_operators(status):
+            # A key that this backend does not know, or another name for its model: nothing that a client can mend.
+            why = f"{self.who} does not take what the gateway sends ({status}): see its key, its address and served_as"
+            self.exchange.on_attempt_failed(why, 502, passed_on=False)
+        elif isinstance(relay, WholeRelay) and status < 300 and not relay.is_json:
+            # A login page, or a proxy's notice, with a status that says all is well.
+            why = f"{self.who} answered with something else than JSON"
+            self.exchange.on_attempt_failed(why, 502, passed_on=False)
         elif isinstance(relay, StreamRelay) and relay.client_error_status:
             # Told inside a stream, but a 4xx all the same.
             self.status = relay.client_error_status
@@ -187,6 +196,12 @@ class Attempt:
         else:
             relay.end()
             self.exchange.on_attempt_served()
+
+    def _is_operators(self, status: int) -> bool:
+        """Whether a refusal is about what the gateway adds to a request: its own key where it has one, or where clients
+        have keys of the gateway's, which go no further."""
+        ours = self.backend.authorization is not None or self.context.guard is not None
+        return status in _ABOUT_KEYS and ours
 
     def _lost_its_model(self) -> bool:
         """A router of llama.cpp that was restarted knows its models, and has none of them loaded."""

@@ -11,6 +11,7 @@ from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight
 from crosstie.run.gateway.attempt import Attempt
+from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import RequestBody
 from crosstie.run.gateway.context import Context
 from crosstie.run.gateway.errors import error_body, error_event, retry_after
@@ -52,6 +53,9 @@ class Exchange(ExchangeState):
         self.attempt: Attempt | None = None
         # Who looks for another backend to go on with a stream, once it broke off.
         self.handover: Handover | None = None
+        # Backends that answered this with an error of theirs, though nothing else is wrong with them: theirs it is if
+        # another serves it, and the request's own if no other does.
+        self._suspects: list[tuple[Backend, str]] = []
         # The parts of the answer, by whom and how long.
         self.legs: list[tuple[Flight, int]] = []
         reply.watcher = self
@@ -88,6 +92,8 @@ class Exchange(ExchangeState):
 
     def on_attempt_begun(self) -> None:
         attempt, context = self._present(), self.context
+        if self._suspects:
+            self._blame()
         first_at = attempt.flight.first_at
         if self.seam is not None:
             self.record.resumed += 1
@@ -107,9 +113,25 @@ class Exchange(ExchangeState):
         attempt = self._present()
         self.status = attempt.status
         attempt.backend.succeeded()
+        if self._suspects:
+            self._blame()
         self._close("served" if attempt.status < 400 else "client error")
 
-    def on_attempt_failed(self, why: str, status: int, *, fault: bool = True, refused: bool = False) -> None:
+    def _blame(self) -> None:
+        """What they failed at was possible."""
+        for backend, why in self._suspects:
+            self._failed(backend, why)
+        self._suspects.clear()
+
+    def _failed(self, backend: Backend, why: str, *, refused: bool = False) -> None:
+        was = backend.replica.up
+        backend.failed(why, self.context.now(), refused=refused)
+        if backend.replica.up != was:
+            self.context.on_backend_changed(backend)
+
+    def on_attempt_failed(
+        self, why: str, status: int, *, fault: bool = True, refused: bool = False, passed_on: bool = True
+    ) -> None:
         """Tries another backend while the client has seen nothing, else says so."""
         attempt, context = self._present(), self.context
         pool, relay, now = attempt.backend.pool.name, attempt.relay, context.now()
@@ -117,10 +139,10 @@ class Exchange(ExchangeState):
         if self.record.trace is not None:
             self.record.trace.failed(why, attempt.status or status)
         if fault:
-            was = attempt.backend.replica.up
-            attempt.backend.failed(why, now, refused=refused)
-            if attempt.backend.replica.up != was:
-                context.on_backend_changed(attempt.backend)
+            if attempt.status >= 500 and isinstance(relay, WholeRelay) and relay.whole:
+                self._suspects.append((attempt.backend, why))
+            else:
+                self._failed(attempt.backend, why, refused=refused)
             context.metrics.faults[pool] += 1
             if context.hosted is not None and attempt.flight.replica.presence is not None:
                 context.hosted.doubted(attempt.flight.replica)
@@ -143,7 +165,10 @@ class Exchange(ExchangeState):
                 self.wait(now)
                 return
         self.status = status
-        if isinstance(relay, WholeRelay) and relay.whole and attempt.status >= 400:
+        if len(self._suspects) < MOST_BROKEN:
+            # Nobody else could be asked.
+            self._blame()
+        if passed_on and isinstance(relay, WholeRelay) and relay.whole and attempt.status >= 400:
             # What the last engine said, in its own words.
             relay.end()
         else:

@@ -55,8 +55,11 @@ class ExchangeState(ABC):
     def on_attempt_served(self) -> None: ...
 
     @abstractmethod
-    def on_attempt_failed(self, why: str, status: int, *, fault: bool = True, refused: bool = False) -> None:
-        """`fault`: it is held against the backend; `refused`: no connection was made."""
+    def on_attempt_failed(
+        self, why: str, status: int, *, fault: bool = True, refused: bool = False, passed_on: bool = True
+    ) -> None:
+        """`fault`: it is held against the backend; `refused`: no connection was made; `passed_on`: what it said is for
+        the client, if nobody else has an answer."""
 
     # What a handover asks
 

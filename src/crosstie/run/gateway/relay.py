@@ -232,6 +232,11 @@ class WholeRelay:
     def content(self) -> bytes:
         return b"".join(self._pieces)
 
+    @property
+    def is_json(self) -> bool:
+        """Whether it begins as every answer of the API does; what was passed through as it came was not looked at."""
+        return self.reply.started or b"".join(self._pieces[:2]).lstrip()[:1] == b"{"
+
     def end(self) -> None:
         if self.reply.started:
             self.reply.end()
