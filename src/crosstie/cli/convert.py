@@ -47,7 +47,7 @@ def command(
     \b
     crosstie convert ./Llama-3.1-8B-FP8 -o ./Llama-3.1-8B-FNUZ --to e4m3fnuz
     crosstie convert ./Llama-3.1-8B-FNUZ -o ./back --to e4m3fn --dry-run
-    crosstie convert ./Llama-3.1-8B-ModelOpt-FP8 -o ./Llama-3.1-8B-CT --to compressed-tensors
+    crosstie convert ./Llama-ModelOpt -o ./Llama-CT --to compressed-tensors
 
     Bytes stay, the one for minus zero aside, and every scale that goes with them doubles or halves; what has no exact
     counterpart is refused with its tensor. Each byte that was written is read back and compared. MODEL_DIR is only
