@@ -109,7 +109,8 @@ def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgr
 def _beside_amd(hazards: list[SourceHazard], project: Project, files: Files) -> list[SourceHazard]:
     """Where the tree has a side for AMD: notes for files that are NVIDIA's by name, which its build leaves out; and
     what Python does is not known where a caller in another file may ask first."""
-    if not (project.is_ported or hip_builds(files.build) or files.asks_for_hip):
+    asks_for_hip = files.asks_for_hip
+    if not (project.is_ported or hip_builds(files.build) or asks_for_hip):
         return hazards
     by_name = "; the file is NVIDIA's by its name, and the tree has a side for AMD"
     by_caller = "; Python of this tree asks for ROCm, so a caller may leave this out"
@@ -118,7 +119,7 @@ def _beside_amd(hazards: list[SourceHazard], project: Project, files: Files) -> 
     def judged(one: SourceHazard) -> SourceHazard:
         if one.severity != "note" and is_nvidia(one.file, folders):
             return msgspec.structs.replace(one, severity="note", what=one.what + by_name)
-        if one.severity == "error" and files.asks_for_hip and one.file in files.python:
+        if one.severity == "error" and asks_for_hip and one.file in files.python:
             return msgspec.structs.replace(one, severity="unknown", what=one.what + by_caller)
         return one
 

@@ -48,7 +48,7 @@ def macro_sizes(code: Code) -> Iterator[SourceHazard]:
         if directive.word != "define" or len(directive.tokens) < 2 or directive.function_like:
             continue
         name, body = directive.tokens[0].text, directive.tokens[1:]
-        if unit.is_dead(directive.line):
+        if unit.is_dead(directive.line) or not means_size(name):
             continue
         talk = LANE_CALLS.search(unit.text) is not None or _used_with_lanes(code)
         yield from _size(code, name, code.value(body, 0), 0, directive.line, talk)
