@@ -291,10 +291,10 @@ def test_a_router_that_lost_its_models_unnoticed_costs_nobody_an_answer() -> Non
 
 
 def test_what_others_do_with_a_replica_is_noticed() -> None:
-    """Somebody puts a model to sleep, and wakes another."""
+    """Somebody puts a model to sleep, and wakes another. There is room for one: what is asleep is not loaded ahead."""
 
     async def run() -> None:
-        async with hosted(shared_pool(A, B, replicas=1)) as one:
+        async with hosted(shared_pool(A, B, replicas=1, memory_gib=25.0)) as one:
             assert (await ask(one, A))[0] == 200
             one.engine(0, A).unload()
             one.engine(0, B).state = "loaded"
