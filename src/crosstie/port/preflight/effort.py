@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from crosstie.catalog.reading import Sources, one_of, only_keys, read_record, read_toml, table
+from crosstie.catalog.reading import Sources, cited_tables, one_of, only_keys, read_record, read_toml, table
 from crosstie.catalog.releases import newest_file
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.fact import BASES
@@ -71,10 +71,7 @@ def read_effort(file: Path) -> _Table:
     if not isinstance(days, int | float) or not 1 <= days <= 366:
         raise BadData(file, "working_days.days", "must be a number of days of a year")
     rows: dict[tuple[str, str], EffortRow] = {}
-    for number, said in enumerate(raw.get("effort") or [], 1):
-        where = f"effort {number}"
-        entry = table(file, where, said)
-        source, day = sources.cite(where, entry.get("source"))
+    for where, entry, source, day in cited_tables(file, raw, "effort", sources):
         basis = one_of(file, f"{where}.basis", entry.get("basis"), BASES)
         row = read_record(file, where, entry, EffortRow, basis=basis, source=source, date=day)
         if not 0 <= row.low <= row.likely <= row.high:

@@ -11,7 +11,7 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from crosstie.catalog.config import Config
-from crosstie.catalog.reading import Sources, one_of, only_keys, read_toml, table, text, texts
+from crosstie.catalog.reading import Sources, cited_tables, one_of, only_keys, read_toml, table, text, texts
 from crosstie.catalog.releases import newest_file
 from crosstie.core.errors import BadInput
 from crosstie.core.finding import Finding, Location, Severity
@@ -104,11 +104,8 @@ def ended() -> tuple[EngineEnd, ...]:
     raw = read_toml(file)
     sources = Sources(file, raw.get("sources"))
     found = []
-    for number, said in enumerate(raw.get("ended") or [], 1):
-        where = f"ended {number}"
-        entry = table(file, where, said)
+    for where, entry, source, day in cited_tables(file, raw, "ended", sources):
         only_keys(file, where, entry, {"engine", "name", "since", "what", "source"})
-        source, day = sources.cite(where, entry.get("source"))
         words = {key: text(file, f"{where}.{key}", entry.get(key)) for key in ("engine", "name", "since", "what")}
         found.append(EngineEnd(**words, source=source, date=day))
     return tuple(found)
@@ -262,11 +259,8 @@ def unsupported() -> tuple[Unsupported, ...]:
     only_keys(file, "", raw, {"sources", "unsupported"})
     sources = Sources(file, raw.get("sources"))
     found = []
-    for number, said in enumerate(raw.get("unsupported") or [], 1):
-        where = f"unsupported {number}"
-        entry = table(file, where, said)
+    for where, entry, reference, day in cited_tables(file, raw, "unsupported", sources):
         only_keys(file, where, entry, {"engine", "model", "on", "source", "at"})
-        reference, day = sources.cite(where, entry.get("source"))
         found.append(
             Unsupported(
                 engine=one_of(file, f"{where}.engine", entry.get("engine"), tuple(engines())),

@@ -181,8 +181,7 @@ class Gateway:
             if guard is not None:
                 grant = guard.admit(key_id, ask)
         except RequestRejected as refused:
-            headers = self._refused_early(request, refused, request_id, key_id)
-            reply.send(refused.status, error_body(refused.status, str(refused), refused.code), headers)
+            reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
             return
         record = RequestRecord(request_id, request.path, time(), "", 0)
         record.key_id, record.grant = key_id, grant
@@ -197,9 +196,7 @@ class Gateway:
             key_id = guard.key_of(request)
             guard.check_open(key_id)
         except RequestRejected as refused:
-            request_id = self._request_id(request)
-            headers = self._refused_early(request, refused, request_id, key_id)
-            body = error_body(refused.status, str(refused), refused.code)
+            body, headers = self._refused_early(request, refused, self._request_id(request), key_id)
             raise BadRequest(refused.status, str(refused), body, headers) from None
         return key_id
 
@@ -300,8 +297,10 @@ class Gateway:
         if len(self.waiting):
             self.loop.call_soon(self._admit)
 
-    def _refused_early(self, request: Request, refused: RequestRejected, request_id: bytes, key_id: int) -> bytes:
-        """Counts and tells a request that no exchange was made of; the lines of its answer's head."""
+    def _refused_early(
+        self, request: Request, refused: RequestRejected, request_id: bytes, key_id: int
+    ) -> tuple[bytes, bytes]:
+        """Counts and tells a request that no exchange was made of; its answer's body, and lines of its head."""
         self.metrics.refused[refused.code] += 1
         record = RequestRecord(request_id, request.path, time(), "refused", refused.status)
         record.code, record.key_id = refused.code, key_id
@@ -309,7 +308,8 @@ class Gateway:
         if self.context.tracing is not None:
             record.trace = self.context.tracing.begin(record.path, context)
         self._tell(record, request)
-        return b"x-request-id: %b\r\n%b" % (request_id, refused.headers) + retry_after(refused.retry_after_s)
+        headers = b"x-request-id: %b\r\n%b" % (request_id, refused.headers) + retry_after(refused.retry_after_s)
+        return error_body(refused.status, str(refused), refused.code), headers
 
     def _tell(self, record: RequestRecord, request: Request) -> None:
         record.request = request

@@ -7,8 +7,8 @@ readers could take for two different things is refused, whatever the standards l
 import re
 from typing import NoReturn
 
-from crosstie.run.wire.nodes import ValueCounter
 from crosstie.run.wire.request import BadRequest, Request, RequestLimits
+from crosstie.run.wire.values import ValueCounter
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _PATH = rb"[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+(?:%[0-9A-Fa-f]{2}[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+)*+"

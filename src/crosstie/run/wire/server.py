@@ -344,7 +344,9 @@ class ServerConnection:
         self.arriving_since = None
         self._hold(0)
         self._parser.drop()
-        self.server.count(f"http_{status}")
+        if not refused.body:
+            # Whoever words the answer has counted it.
+            self.server.count(f"http_{status}")
         self.keep_alive = self.head_only = False
         self.current = reply = Reply(self)
         reply.send(status, refused.body or self.server.refusal(status, refused.why), refused.headers)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from crosstie.run.wire.nodes import ValueCounter
+from crosstie.run.wire.values import ValueCounter
 
 TEXTS = st.text(st.sampled_from('ab"\\{}[]\n é'), max_size=8)
 VALUES = st.recursive(
