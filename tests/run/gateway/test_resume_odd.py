@@ -211,7 +211,7 @@ async def test_each_worker_finds_out_which_engine_a_backend_is() -> None:
         backend = at.gateway.backends[fake.url]
         await until(lambda: backend.identified)
         at.gateway.context.workers = SimpleNamespace(  # type: ignore[assignment]
-            knows_health=lambda backend: True, knows_load=lambda backend: True,
+            takes_probe=lambda backend: False, takes_load=lambda backend: False,
             probed=lambda *told, **more: None, changed=lambda backend: None,
         )  # fmt: skip
         backend.identified = False

@@ -169,9 +169,9 @@ def test_a_backend_is_asked_by_one_for_all() -> None:
         began = asyncio.get_running_loop().time()
         async with workers(fleet_of(pool_of("p", fake.url)), 4) as four:
             await until(lambda: fake.probes >= 20)
-            # The more slowly all of this runs, the fewer there are in the time.
+            # Each by itself would make four times as many as one does; the first may be asked after twice.
             elapsed = asyncio.get_running_loop().time() - began
-            assert fake.probes <= 8 + 2 * elapsed / CALM.health_every_s
+            assert fake.probes <= 4 + 1.5 * elapsed / CALM.health_every_s
             for one in four:
                 assert one.backend.replica.reported is not None
                 assert one.backend.replica.reported[:3] == (4.0, 1.0, None)

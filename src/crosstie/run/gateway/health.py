@@ -20,11 +20,11 @@ async def watch(context: Context, backend: Backend) -> None:
         now = context.loop.time()
         workers = context.workers
         if now >= due:
-            if workers is None or not workers.knows_health(backend):
+            if workers is None or workers.takes_probe(backend):
                 await probe(context, backend)
             due = now + serving.health_every_s
         if backend.healthy:
-            if workers is None or not workers.knows_load(backend):
+            if workers is None or workers.takes_load(backend):
                 await _read_load(context, backend)
             # Each by itself: nobody tells the others which engine it is.
             if not backend.identified:

@@ -37,16 +37,16 @@ class OtherWorkers:
         """It has asked after a backend's health; None: it is well."""
         raise NotImplementedError
 
-    def knows_health(self, backend: Backend) -> bool:
-        """Whether someone has asked the backend lately."""
+    def takes_probe(self, backend: Backend) -> bool:
+        """Whether this worker is the one to ask after its health now: nobody has lately, or is about to."""
         raise NotImplementedError
 
     def reported(self, backend: Backend, load: EngineLoad) -> None:
         """It has read a backend's metrics."""
         raise NotImplementedError
 
-    def knows_load(self, backend: Backend) -> bool:
-        """Whether someone has read its metrics lately; then they are this worker's as well."""
+    def takes_load(self, backend: Backend) -> bool:
+        """Whether this worker is the one to read its metrics now; what another has read is this worker's as well."""
         raise NotImplementedError
 
     def metrics_to(self, send: Callable[[str], None]) -> None:

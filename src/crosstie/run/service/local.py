@@ -3,6 +3,7 @@
 In goes nothing, or a GGUF file; out comes the address of a server on this machine that ends with this process.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from crosstie.core.errors import BadInput
 from crosstie.run.wire.child import Child, ChildFailed, start_child
+from crosstie.run.wire.listener import listening
 
 MODEL = "smollm2-135m"
 SLOTS = 4
@@ -51,6 +53,8 @@ def start_local(
     count = max(1, (os.cpu_count() or 1) // 2) if threads is None else threads
     if count < 1:
         raise BadInput(f"an engine needs at least one thread, not {count}")
+    if port:
+        _refuse_taken(port)
     words = {"file": weights, "model": model, "port": port, "threads": count, "slots": SLOTS, "context": CONTEXT}
     # -P: no folder that the user happens to be in is searched for modules.
     command = [sys.executable, "-P", "-m", "crosstie.run.service.llamacpp_child"]
@@ -61,6 +65,16 @@ def start_local(
         tail = "; ".join(error.lines[-QUOTED_LINES:]) or "it left no log"
         raise BadInput(f"the local engine {error.fate}: {tail}") from None
     return LocalEngine(process, f"{said['url']}/v1", model)
+
+
+def _refuse_taken(port: int) -> None:
+    """Asked here, since llama.cpp's own log does not always say it before it ends."""
+    try:
+        with contextlib.ExitStack() as stack:
+            for one in listening("127.0.0.1", port):
+                stack.enter_context(one)
+    except OSError as error:
+        raise BadInput(f"port {port} of 127.0.0.1 is in use or not to be had: {error.strerror}") from None
 
 
 def shipped_weights() -> Path:

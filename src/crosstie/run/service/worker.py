@@ -171,10 +171,16 @@ class Worker(SharedLoad, OtherWorkers):
         self._seen[backend.replica.key] = now
         cell.tell(health=health, probed_at=now)
 
-    def knows_health(self, backend: Backend) -> bool:
+    def takes_probe(self, backend: Backend) -> bool:
         cell = self._cells.get(backend.replica.key)
-        fresh_s = _FRESH * self._gateway.serving.health_every_s
-        return cell is not None and monotonic() - cell.shared()["probed_at"] < fresh_s
+        if cell is None:
+            return True
+        now, shared = monotonic(), cell.shared()
+        if now - max(shared["probed_at"], shared["probe_began_at"]) < _FRESH * self._gateway.serving.health_every_s:
+            return False
+        # Before the answer: workers that were started together are due together.
+        cell.tell(probe_began_at=now)
+        return True
 
     def reported(self, backend: Backend, load: EngineLoad) -> None:
         cell = self._cells.get(backend.replica.key)
@@ -182,15 +188,19 @@ class Worker(SharedLoad, OtherWorkers):
             kv_used = nan if load.kv_used_fraction is None else load.kv_used_fraction
             cell.tell(running=load.running, waiting=load.waiting, kv_used=kv_used, reported_at=monotonic())
 
-    def knows_load(self, backend: Backend) -> bool:
+    def takes_load(self, backend: Backend) -> bool:
         cell = self._cells.get(backend.replica.key)
         if cell is None:
+            return True
+        now, shared = monotonic(), cell.shared()
+        fresh_s = _FRESH * self._gateway.serving.metrics_every_s
+        if now - shared["reported_at"] < fresh_s:
+            kv_used = None if isnan(shared["kv_used"]) else shared["kv_used"]
+            backend.replica.report(shared["running"], shared["waiting"], kv_used, self._gateway.now())
             return False
-        shared = cell.shared()
-        if monotonic() - shared["reported_at"] > _FRESH * self._gateway.serving.metrics_every_s:
+        if now - shared["read_began_at"] < fresh_s:
             return False
-        kv_used = None if isnan(shared["kv_used"]) else shared["kv_used"]
-        backend.replica.report(shared["running"], shared["waiting"], kv_used, self._gateway.now())
+        cell.tell(read_began_at=now)
         return True
 
     # Metrics

@@ -22,7 +22,10 @@ from crosstie.route.load import RATE_S
 REPLICAS, KEYS = 4096, 32768
 # Of a place for a replica: its name, then what all write (the latest counts), then each field's rows.
 _NAME, _COMMON = 0, 1
-COMMON = ("probed_at", "health", "reported_at", "running", "waiting", "kv_used", "busy_until", "open_until")
+COMMON = (
+    "probe_began_at", "probed_at", "health", "read_began_at", "reported_at", "running", "waiting", "kv_used",
+    "busy_until", "open_until",
+)  # fmt: skip
 _BUSY = COMMON.index("busy_until")
 OWN = (
     "changed", "used", "in_flight", "waiting", "waiting_tokens", "held_tokens", "decoding_tokens", "prompt_rate",
