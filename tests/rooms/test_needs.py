@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.needs import NEEDS, OWN_ENVIRONMENT, marks, marks_of_module
+from tests.no_skips import SKIPPED
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(path for path in (ROOT / "tests").rglob("*.py") if path.parent.name not in ("cases", "cases2", "cases3"))
@@ -89,10 +90,16 @@ def outcome(folder: Path, text: str, *options: str) -> tuple[int, str]:
 def test_a_skip_fails_the_run_that_allows_none(processes: str, tmp_path: Path) -> None:
     (tmp_path / "test_whole.py").write_text(SKIPS_AS_A_WHOLE)
     status, said = outcome(tmp_path, SKIPS, "--no-skips", "-n", processes)
-    assert (status, "1 passed, 2 skipped" in said) == (1, True), said
+    assert (status, "1 passed, 2 skipped" in said) == (SKIPPED, True), said
     assert "skipped, and --no-skips was given" in said
     assert "no engine here" in said
     assert "no_such_library" in said
+
+
+@pytest.mark.slow
+def test_a_skip_beside_a_failure_is_not_lost_when_the_failure_passes_the_second_time(tmp_path: Path) -> None:
+    assert outcome(tmp_path, f"{SKIPS}\ndef test_fails(): assert 0\n", "--no-skips")[0] == SKIPPED
+    assert outcome(tmp_path, "def test_fails(): assert 0\n", "--no-skips")[0] == 1
 
 
 @pytest.mark.slow

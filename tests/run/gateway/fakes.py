@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -94,8 +94,10 @@ class Fake:
     def usage(self) -> dict[str, int]:
         return {"prompt_tokens": 7, "completion_tokens": self.tokens, "total_tokens": 7 + self.tokens}
 
-    def _stream(self, body: dict[str, Any], reply: Reply, until: int, *, at: int = 0) -> None:
-        """One event at a time, so that a test may come between them."""
+    def _stream(
+        self, body: dict[str, Any], reply: Reply, until: int, *, at: int = 0, then: Sequence[Callable[[], None]] = ()
+    ) -> None:
+        """One event at a time, so that a test may come between them. `then`: how it breaks off after `until` tokens."""
         if not reply.started:
             # What only a gateway may say of an answer is said by a backend in vain.
             forged = b"".join(b"%b: forged\r\n" % name for name in OWN_HEADERS)
@@ -103,9 +105,10 @@ class Fake:
         if at < until:
             said = {"choices": [{"index": 0, "delta": {"content": f"w{at} "}, "finish_reason": None}]}
             reply.write(b"data: " + json.dumps(said).encode() + b"\n\n")
-            self.loop.call_later(self.pause_s, lambda: self._stream(body, reply, until, at=at + 1))
+            self.loop.call_later(self.pause_s, lambda: self._stream(body, reply, until, at=at + 1, then=then))
             return
         if until < self.tokens:
+            self._break_off(then)
             return
         last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
         reply.write(b"data: " + json.dumps(last).encode() + b"\n\n")
@@ -115,6 +118,11 @@ class Fake:
             )
         reply.write(b"data: [DONE]\n\n")
         reply.end()
+
+    def _break_off(self, then: Sequence[Callable[[], None]]) -> None:
+        """One after the other, each in a packet of its own."""
+        for at, do in enumerate(then, start=1):
+            self.loop.call_later(0.05 * at, do)
 
     def _error(self, body: dict[str, Any], reply: Reply) -> None:
         reply.send(500, b'{"error":{"message":"engine broke"}}')
@@ -151,21 +159,17 @@ class Fake:
         self.loop.call_later(0.02, reply.cut)
 
     def _cut_mid_event(self, body: dict[str, Any], reply: Reply) -> None:
-        self._stream(body, reply, 2)
-        self.loop.call_later(0.1, reply.write, b'data: {"choices": [{"del')
-        self.loop.call_later(0.15, reply.cut)
+        self._stream(body, reply, 2, then=[lambda: reply.write(b'data: {"choices": [{"del'), reply.cut])
 
     def _polite_cut(self, body: dict[str, Any], reply: Reply) -> None:
         """As vLLM ends on SIGTERM: a proper end of the connection's stream, in the middle of the answer."""
-        self._stream(body, reply, 2)
-        self.loop.call_later(0.1, reply.end)
+        self._stream(body, reply, 2, then=[reply.end])
 
     def _aborted(self, body: dict[str, Any], reply: Reply) -> None:
         """As vLLM's engine ends: what runs is said to be aborted, with usage and all."""
-        self._stream(body, reply, 2)
         last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]}
-        self.loop.call_later(0.1, reply.write, b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n")
-        self.loop.call_later(0.15, reply.end)
+        said = b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n"
+        self._stream(body, reply, 2, then=[lambda: reply.write(said), reply.end])
 
     def _empty_success(self, body: dict[str, Any], reply: Reply) -> None:
         """And to what waits it gives an opening, no token, usage and a proper end."""
@@ -200,9 +204,8 @@ class Fake:
         reply.end()
 
     def _error_later(self, body: dict[str, Any], reply: Reply) -> None:
-        self._stream(body, reply, 2)
-        self.loop.call_later(0.1, reply.write, b'data: {"error": {"message": "engine died", "code": 500}}\n\n')
-        self.loop.call_later(0.15, reply.end)
+        said = b'data: {"error": {"message": "engine died", "code": 500}}\n\n'
+        self._stream(body, reply, 2, then=[lambda: reply.write(said), reply.end])
 
     def _half_then_silent(self, body: dict[str, Any], reply: Reply) -> None:
         self._stream(body, reply, 2)

@@ -1,8 +1,9 @@
 """Backends that tell one story, and go on with it from wherever they are told that it stands."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from tests.run.gateway.fakes import Fake
@@ -65,7 +66,9 @@ class Teller(Fake):
             return len(body["prompt"]) - 2
         return len(self._split(body["prompt"]))
 
-    def _stream(self, body: dict[str, Any], reply: Reply, until: int, *, at: int = 0) -> None:
+    def _stream(
+        self, body: dict[str, Any], reply: Reply, until: int, *, at: int = 0, then: Sequence[Callable[[], None]] = ()
+    ) -> None:
         """`until` is what the ways of failing pass: here it is the number of words after which they fail."""
         start = self.begun(body)
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or len(self.story)
@@ -74,9 +77,12 @@ class Teller(Fake):
         if not reply.started:
             reply.start(200, b"content-type: text/event-stream\r\n", None)
             self._say(reply, body, {"role": "assistant", "content": ""}, start, start)
-        self._tell(body, reply, start, start, stop, end)
+        self._tell(body, reply, start, start, stop, end, then)
 
-    def _tell(self, body: dict[str, Any], reply: Reply, start: int, at: int, stop: int, end: int) -> None:
+    def _tell(
+        self, body: dict[str, Any], reply: Reply, start: int, at: int, stop: int, end: int,
+        then: Sequence[Callable[[], None]],
+    ) -> None:  # fmt: skip
         if at < stop:
             text = self.story[at]
             if self.trims and at == start and start:
@@ -84,7 +90,7 @@ class Teller(Fake):
                 before = self.story[start - 1]
                 text = before[len(before.rstrip()) :] + text
             self._say(reply, body, {"content": text}, start, at + 1)
-            self.loop.call_later(self.pause_s, self._tell, body, reply, start, at + 1, stop, end)
+            self.loop.call_later(self.pause_s, self._tell, body, reply, start, at + 1, stop, end, then)
         elif self.mode == "ok":
             finish = "length" if end < len(self.story) else self.finish
             self._say(reply, body, {}, start, end, finish=finish)
@@ -93,7 +99,7 @@ class Teller(Fake):
             reply.write(b"data: [DONE]\n\n")
             reply.end()
         else:
-            self.told = True
+            self._break_off(then)
 
     def _options(self, body: dict[str, Any]) -> dict[str, Any]:
         return body.get("stream_options") or {}
@@ -126,20 +132,17 @@ class Teller(Fake):
         self._say(reply, body, {"reasoning_content": "hm"}, 0, 1)
         self.loop.call_later(0.02, reply.cut)
 
-    def _loses_its_end(self, body: dict[str, Any], reply: Reply) -> None:
+    def _loses_its_end(self, body: dict[str, Any], reply: Reply, *after: bytes) -> None:
         """All is said, and how it ended; then the connection breaks."""
         mode, self.mode = self.mode, "polite-cut"
-        self.cut_after = len(self.story)
-        self._stream(body, reply, 0)
+        self.cut_after = end = len(self.story)
+        told = [partial(self._say, reply, body, {}, 0, end, "stop"), *(partial(reply.write, more) for more in after)]
+        self._stream(body, reply, 0, then=[*told, reply.cut])
         self.mode = mode
-        end = len(self.story)
-        self.loop.call_later(0.1, self._say, reply, body, {}, 0, end, "stop")
-        self.loop.call_later(0.15, reply.cut)
 
     def _loses_its_connection(self, body: dict[str, Any], reply: Reply) -> None:
         """Even its last event is out; what breaks is what would have said that no more follows."""
-        self._loses_its_end(body, reply)
-        self.loop.call_later(0.12, reply.write, b"data: [DONE]\n\n")
+        self._loses_its_end(body, reply, b"data: [DONE]\n\n")
 
 
 @asynccontextmanager
