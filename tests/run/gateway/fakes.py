@@ -45,7 +45,8 @@ class Fake:
         self.pause_s = 0.0
         self.metrics = b""
         self.held: list[Reply] = []
-        self.flooded, self.slow, self.scrapes = 0, False, 0
+        self.streams = True
+        self.flooded, self.slow, self.scrapes, self.pings = 0, False, 0, 0
 
     async def start(self, port: int = 0) -> None:
         self.loop = asyncio.get_running_loop()
@@ -209,6 +210,38 @@ class Fake:
 
     def _half_then_silent(self, body: dict[str, Any], reply: Reply) -> None:
         self._stream(body, reply, 2)
+
+    def _ping(self, reply: Reply) -> None:
+        """As servers and proxies keep a connection alive, whatever has become of the engine behind them."""
+        if reply.gone or reply.done:
+            return
+        self.pings += 1
+        reply.write(b": ping\n\n" if self.streams else b"\n")
+        self.loop.call_later(0.02, self._ping, reply)
+
+    def _pings(self, body: dict[str, Any], reply: Reply) -> None:
+        """Nothing else until a test sends the answer."""
+        self.streams = bool(body.get("stream"))
+        kind = b"text/event-stream" if self.streams else b"application/json"
+        reply.start(200, b"content-type: %b\r\n" % kind, None)
+        self.held.append(reply)
+        self._ping(reply)
+
+    def _pings_then_cut(self, body: dict[str, Any], reply: Reply) -> None:
+        self._pings(body, reply)
+        self.loop.call_later(0.1, reply.cut)
+
+    def _half_then_pings(self, body: dict[str, Any], reply: Reply) -> None:
+        self.streams = True
+        self._stream(body, reply, 2, then=[lambda: self._ping(reply)])
+
+    def _response_begun_then_cut(self, body: dict[str, Any], reply: Reply) -> None:
+        """Of the Responses API: events before there is any token."""
+        reply.start(200, b"content-type: text/event-stream\r\n", None)
+        for name in ("response.created", "response.in_progress"):
+            said = {"type": name, "response": {"id": "resp_1", "status": "in_progress", "usage": None}}
+            reply.write(f"event: {name}\ndata: {json.dumps(said)}\n\n".encode())
+        self.loop.call_later(0.05, reply.cut)
 
     def _half_body(self, body: dict[str, Any], reply: Reply) -> None:
         reply.start(200, b"content-type: application/json\r\n", 100)

@@ -24,7 +24,9 @@ def error_in(answer: Answer) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["error", "cut", "head-then-cut", "hang", "full", "half-body"])
+@pytest.mark.parametrize(
+    "mode", ["error", "cut", "head-then-cut", "hang", "full", "half-body", "pings", "pings-then-cut"]
+)
 @pytest.mark.parametrize("stream", [True, False])
 def test_as_long_as_nothing_was_sent_another_backend_tries(mode: str, stream: bool) -> None:
     async def test() -> None:
@@ -32,7 +34,7 @@ def test_as_long_as_nothing_was_sent_another_backend_tries(mode: str, stream: bo
             bad.mode = mode
             # The bad one is the cheaper: it is asked first.
             pools = (pool_of("bad", bad.url, usd_per_gpu_hour=0.1), pool_of("good", good.url))
-            async with running(fleet_of(*pools, serving=HASTY if mode == "hang" else CALM)) as at:
+            async with running(fleet_of(*pools, serving=HASTY if mode in ("hang", "pings") else CALM)) as at:
                 answer = await at.ask(stream=stream, max_tokens=2)
                 assert answer.status == 200
                 assert answer.header(b"x-crosstie-pool") == b"good"
@@ -47,7 +49,7 @@ def test_as_long_as_nothing_was_sent_another_backend_tries(mode: str, stream: bo
 
 
 @pytest.mark.parametrize("counted", [True, False], ids=["usage asked for", "no usage"])
-@pytest.mark.parametrize("mode", ["empty-success", "error-first", "error-after-opening"])
+@pytest.mark.parametrize("mode", ["empty-success", "error-first", "error-after-opening", "response-begun-then-cut"])
 def test_a_stream_without_a_single_token_is_tried_elsewhere(mode: str, counted: bool) -> None:
     async def test() -> None:
         async with fakes(2) as [bad, good]:

@@ -148,11 +148,14 @@ class Attempt:
         relay, context = self.relay, self.context
         if relay is None:
             return
-        self.last_at = context.clock
-        if relay.body(data) and not self.begun:
-            self.begun = True
-            self.flight.first_token(context.now())
-            self.exchange.on_attempt_begun()
+        if relay.body(data):
+            self.last_at = context.clock
+            if not self.begun:
+                self.begun = True
+                self.flight.first_token(context.now())
+                self.exchange.on_attempt_begun()
+        elif isinstance(relay, WholeRelay):
+            self.last_at = context.clock
         if self.exchange.reply.slow and self.connection is not None:
             self.connection.pause()
 
@@ -227,8 +230,9 @@ class Attempt:
 
     @property
     def answering(self) -> bool:
-        """Whether the answer has begun: the first event of a stream, or the head of anything else."""
-        return self.begun or isinstance(self.relay, WholeRelay)
+        """Whether the answer has begun: the first event of a stream, or the first byte of anything else."""
+        relay = self.relay
+        return self.begun or (isinstance(relay, WholeRelay) and relay.begun)
 
     def pause(self) -> None:
         if self.connection is not None:

@@ -26,8 +26,13 @@ _MOST_ERROR = 2**20
 # Beyond that it is a stream of openings without an end, for which there is no room here.
 _MOST_OPENING = 2**16
 _EVENTS = re.compile(rb".+?(?:\r\n\r\n|\n\n|\Z)", re.DOTALL)
-# The first event of a chat, before there is any token: only that an assistant is going to speak.
-_OPENING = re.compile(rb'"delta" ?: ?\{ ?"role" ?: ?"assistant"(?: ?, ?"\w+" ?: ?(?:""|null))* ?\}')
+# The first events of an answer, before there is any token: only that an assistant is going to speak.
+_OPENING = re.compile(
+    rb'"delta" ?: ?\{ ?"role" ?: ?"assistant"(?: ?, ?"\w+" ?: ?(?:""|null))* ?\}'
+    rb'|"type" ?: ?"response\.(?:created|queued|in_progress|output_item\.added|content_part\.added)"'
+)
+# Without such a line it is a comment, a keep-alive: it says that a connection is alive, not that an engine is.
+_SAYS = re.compile(rb"^(?:data|event: ?error)", re.MULTILINE)
 # An answer that is not a stream is kept until it is whole, up to this size.
 MOST_KEPT = 64 * 2**20
 
@@ -63,8 +68,12 @@ class StreamRelay:
         self._last = self._before = self._before_that = b""
 
     def body(self, data: bytes) -> bool:
-        """Whether something reached the client's side."""
+        """Whether something of the answer reached the client's side."""
         data = self._events.whole(data)
+        if data and not data.startswith(b"data") and _SAYS.search(data) is None:
+            if self.reply.started:
+                self.reply.write(data)
+            return False
         if data and self.seam is not None:
             data = self.seam.joined(data)
         if not data:
@@ -177,9 +186,9 @@ class StreamRelay:
 
 
 def _says_nothing(events: bytes) -> bool:
-    """Whether there is no token in them: only an opening, the usage, the end."""
+    """Whether there is no token in them: only comments, an opening, the usage, the end."""
     for event in events.replace(b"\r\n", b"\n").split(b"\n\n"):
-        if event and not (_OPENING.search(event) or _only_usage(event) or event == b"data: [DONE]"):
+        if _SAYS.search(event) and not (_OPENING.search(event) or _only_usage(event) or event == b"data: [DONE]"):
             return False
     return True
 
@@ -208,12 +217,16 @@ class WholeRelay:
     def __init__(self, reply: Reply, status: int, headers: bytes):
         self.reply, self.status, self.headers = reply, status, headers
         self.usage: Usage | None = None
-        # Whether all of it has come.
-        self.whole = False
+        # Whether any of it has come, and all of it.
+        self.begun = self.whole = False
         self._pieces: list[bytes] = []
         self._kept = 0
 
     def body(self, data: bytes) -> bool:
+        if not self.begun:
+            # White space before it is how some servers say that they are still at it.
+            data = data.lstrip()
+            self.begun = bool(data)
         self._kept += len(data)
         if self._kept > MOST_KEPT and not self.reply.started:
             # Too much to hold: from here on it is passed through as it comes.
