@@ -57,7 +57,7 @@ class Mad(Fake):
             super()._handle(request, reply)
 
     def _ways(self) -> list[Callable[[str, dict[str, Any], Reply], None]]:
-        return [self._refuse, self._silent, self._break_off, self._garbage, self._twice, self._endless, self._empty]
+        return [self._refuse, self._silent, self._cut_off, self._garbage, self._twice, self._endless, self._empty]
 
     def _answer(self, tag: str, body: dict[str, Any], reply: Reply) -> None:
         if body.get("stream"):
@@ -107,7 +107,7 @@ class Mad(Fake):
     def _silent(self, tag: str, body: dict[str, Any], reply: Reply) -> None:
         pass
 
-    def _break_off(self, tag: str, body: dict[str, Any], reply: Reply) -> None:
+    def _cut_off(self, tag: str, body: dict[str, Any], reply: Reply) -> None:
         pieces = self._pieces(tag, body)
         kept = pieces[: self.random.randrange(len(pieces))]
         self._say(kept, reply, polite=self.random.random() < 0.3)
