@@ -22,7 +22,7 @@ COMPILED = {
     ],
     "run/gateway": [
         "asks", "attempt", "backend", "body", "context", "errors", "exchange", "exchange_state", "gateway", "guard",
-        "identity", "limits", "metrics", "record", "relay", "transcript",
+        "identity", "limits", "messages_reply", "metrics", "record", "relay", "transcript",
     ],
 }  # fmt: skip
 

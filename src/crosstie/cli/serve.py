@@ -70,7 +70,8 @@ def command(dry_run: bool, check: bool, example: bool, as_json: bool, observers:
     crosstie serve fleet.toml --emulate --speed 20  # the same without a GPU
     crosstie serve                                  # a small model, here
 
-    /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/responses, /v1/models; /health, /ready, /metrics.
+    /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/responses, /v1/messages (Anthropic's), /v1/models;
+    /health, /ready, /metrics.
     Hints by header: x-crosstie-class, -ttft-ms, -tpot-ms, -priority, -pool, -session. The file is read again on
     SIGHUP and when it changes; SIGTERM answers what has come and ends. docs/gateway.md has the rest.
 

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
@@ -101,6 +102,23 @@ def test_a_stream_from_a_real_model(local_client: openai.OpenAI, asked: bool) ->
     assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [asked]
     assert all(chunk.choices for chunk in chunks[:-1])
     assert bool(chunks[-1].choices) != asked
+
+
+@real
+def test_anthropic_s_client_with_a_real_model(local: Running) -> None:
+    said: Any = {"model": LOCAL, "max_tokens": 24, "messages": FRANCE, "extra_body": {"temperature": 0}}
+    base = local.url.removesuffix("/v1")
+    with anthropic.Anthropic(base_url=base, api_key="not-needed", max_retries=0, timeout=60) as client:
+        whole = client.messages.create(**said)
+        with client.messages.stream(**said) as stream:
+            pieces = list(stream.text_stream)
+            streamed = stream.get_final_message()
+    assert "Paris" in whole.content[0].text  # type: ignore[union-attr]
+    assert "".join(pieces) == streamed.content[0].text == whole.content[0].text  # type: ignore[union-attr]
+    assert len(pieces) > 3
+    assert whole.stop_reason == streamed.stop_reason
+    assert streamed.usage.output_tokens == whole.usage.output_tokens > 0
+    assert streamed.usage.input_tokens + (streamed.usage.cache_read_input_tokens or 0) > 10
 
 
 @real

@@ -29,6 +29,8 @@ from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.exchange import Exchange
 from crosstie.run.gateway.health import probe, watch
 from crosstie.run.gateway.identity import context_of, is_id
+from crosstie.run.gateway.messages import MESSAGES, error_message
+from crosstie.run.gateway.messages_reply import MessagesReply
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.address import Address
@@ -172,18 +174,22 @@ class Gateway:
 
     def serve(self, request: Request, reply: Reply) -> None:
         """A request of the API, from its first look to an attempt, a place in the queue or a refusal."""
-        request_id = self._request_id(request)
+        request_id, path = self._request_id(request), request.path
         guard, key_id, grant = self.context.guard, 0, None
+        if path == MESSAGES:
+            reply = MessagesReply(reply)
         try:
             if guard is not None:
                 key_id = guard.known(request)
+            if isinstance(reply, MessagesReply):
+                request = reply.chat_for(request)
             parsed, ask = self.read(request, key_id)
             if guard is not None:
                 grant = guard.admit(key_id, ask)
         except RequestRejected as refused:
             reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
             return
-        record = RequestRecord(request_id, request.path, time(), "", 0)
+        record = RequestRecord(request_id, path, time(), "", 0)
         record.key_id, record.grant = key_id, grant
         self._begin(Exchange(self.context, self, request, reply, parsed, ask, record))
 
@@ -309,7 +315,8 @@ class Gateway:
             record.trace = self.context.tracing.begin(record.path, context)
         self._tell(record, request)
         headers = b"x-request-id: %b\r\n%b" % (request_id, refused.headers) + retry_after(refused.retry_after_s)
-        return error_body(refused.status, str(refused), refused.code), headers
+        body = error_body(refused.status, str(refused), refused.code)
+        return error_message(refused.status, body) if request.path == MESSAGES else body, headers
 
     def _tell(self, record: RequestRecord, request: Request) -> None:
         record.request = request

@@ -4,15 +4,17 @@ from collections.abc import Callable
 
 import msgspec
 
+from crosstie.core.errors import BadInput
 from crosstie.route.decision import Considered
 from crosstie.route.live import Replica
 from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.gateway import Gateway
+from crosstie.run.gateway.messages import CHAT, COUNT_TOKENS, chat_of, error_message
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 
 # Those that are answered by backends.
-SERVED = frozenset(f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "responses"))
+SERVED = frozenset(f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "responses", "messages"))
 _encode = msgspec.json.Encoder().encode
 Page = Callable[[Gateway, Request], tuple[int, bytes, bytes]]
 _JSON, _TEXT = b"application/json", b"text/plain; version=0.0.4; charset=utf-8"
@@ -34,7 +36,8 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
             status, body, kind = _page(gateway, request)
         except RequestRejected as refused:
             status, lines = refused.status, refused.headers + retry_after(refused.retry_after_s)
-            reply.send(status, error_body(status, str(refused), refused.code), lines)
+            body = error_body(status, str(refused), refused.code)
+            reply.send(status, error_message(status, body) if path == COUNT_TOKENS else body, lines)
         else:
             reply.send(status, body, content_type=kind)
 
@@ -48,7 +51,7 @@ def _page(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
         page = _model
     if page is None:
         return 404, error_body(404, f"there is no {path}; the API is under /v1", "not_found"), _JSON
-    wanted = ("POST",) if page is _explain else ("GET", "HEAD")
+    wanted = ("POST",) if page in (_explain, _count_tokens) else ("GET", "HEAD")
     if method not in wanted:
         return 405, error_body(405, f"{path} takes {wanted[0]}", "method_not_allowed"), _JSON
     return page(gateway, request)
@@ -147,6 +150,17 @@ def _explain(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     return 200, _encode(said), _JSON
 
 
+def _count_tokens(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    """What a message of Anthropic's would be taken to have for its length: the router's estimate."""
+    key_id = _key_id(gateway, request)
+    try:
+        chat = chat_of(request.body, counting=True)
+    except BadInput as error:
+        raise RequestRejected(400, str(error), "bad_request") from None
+    _, ask = gateway.read(Request("POST", CHAT, "", request.headers, _encode(chat)), key_id)
+    return 200, _encode({"input_tokens": max(round(ask.input_tokens), 1)}), _JSON
+
+
 def _considered(one: Considered) -> dict[str, object]:
     seen = one.prediction
     return {
@@ -172,5 +186,6 @@ _PAGES: dict[str, Page] = {
     "/ready": _ready,
     "/metrics": _metrics,
     "/v1/models": _models,
+    COUNT_TOKENS: _count_tokens,
     "/crosstie/explain": _explain,
 }

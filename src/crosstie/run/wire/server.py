@@ -43,7 +43,7 @@ class Reply:
     """The answer to one request. What is written after its client has gone is dropped."""
 
     def __init__(self, connection: "ServerConnection"):
-        self._connection = connection
+        self.connection = connection
         self._head = b""
         self._chunked = False
         # Whether a byte of it may have left, and whether all of it has.
@@ -52,23 +52,23 @@ class Reply:
 
     @property
     def gone(self) -> bool:
-        return self._connection.closed
+        return self.connection.closed
 
     @property
     def slow(self) -> bool:
         """Whether the client has more to read than it should."""
-        return self._connection.slow
+        return self.connection.slow
 
     @property
     def unsent(self) -> int:
         """Bytes that its client has not taken yet."""
-        return self._connection.transport.get_write_buffer_size()
+        return self.connection.transport.get_write_buffer_size()
 
     def send(self, status: int, body: bytes, headers: bytes = b"", content_type: bytes = b"application/json") -> None:
         """A whole answer; `headers` are lines with their ends."""
         if self.done:
             return
-        connection = self._connection
+        connection = self.connection
         self.started = True
         connection.write(
             b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n"
@@ -79,7 +79,7 @@ class Reply:
 
     def start(self, status: int, headers: bytes, length: int | None) -> None:
         """The head of an answer whose body follows in pieces; it leaves with the first of them."""
-        connection = self._connection
+        connection = self.connection
         self.started = True
         if length is None:
             self._chunked = connection.http11
@@ -98,13 +98,13 @@ class Reply:
             data = (_SIZES[size] if size < _MOST_SIZES else b"%x\r\n" % size) + data + b"\r\n"
         if self._head:
             data, self._head = self._head + data, b""
-        self._connection.write(data)
+        self.connection.write(data)
 
     def flush(self) -> None:
         """Sends the head before there is anything to follow it, as engines do whose first token takes a while."""
         if self._head and not self.done:
             head, self._head = self._head, b""
-            self._connection.write(head)
+            self.connection.write(head)
 
     def end(self) -> None:
         if self.done:
@@ -112,7 +112,7 @@ class Reply:
         last = self._head + (b"0\r\n\r\n" if self._chunked else b"")
         if last:
             self._head = b""
-            self._connection.write(last)
+            self.connection.write(last)
         self.end_message()
 
     def cut(self, *, after_written: bool = False) -> None:
@@ -120,12 +120,12 @@ class Reply:
         may be lost, or leaves first."""
         self.done = True
         self.watcher = None
-        self._connection.abort(after_written)
+        self.connection.abort(after_written)
 
     def end_message(self) -> None:
         self.done = True
         self.watcher = None
-        self._connection.next_request()
+        self.connection.next_request()
 
 
 def _reason(status: int) -> bytes:
