@@ -33,9 +33,9 @@ class Raw(Fake):
     answer, close = b"", False
 
     def _raw(self, body: dict[str, Any], reply: Reply) -> None:
-        reply._connection.transport.write(self.answer)
+        reply.connection.transport.write(self.answer)
         if self.close:
-            reply._connection.transport.close()
+            reply.connection.transport.close()
         else:
             reply.end_message()
 

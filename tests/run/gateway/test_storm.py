@@ -89,7 +89,7 @@ class Mad(Fake):
         if not reply.started:
             # Some engines end an answer by ending its connection.
             if self.random.random() < 0.2:
-                reply._connection.http11 = False
+                reply.connection.http11 = False
             reply.start(200, b"content-type: text/event-stream\r\n", length)
         if pieces:
             reply.write(pieces[0])
@@ -114,14 +114,14 @@ class Mad(Fake):
 
     def _garbage(self, tag: str, body: dict[str, Any], reply: Reply) -> None:
         said = (b"\0\1\2", b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n", b"HTTP/1.1 101 X\r\nupgrade: x\r\n\r\n")
-        reply._connection.transport.write(self.random.choice(said))
+        reply.connection.transport.write(self.random.choice(said))
         reply.cut(after_written=True)
 
     def _twice(self, tag: str, body: dict[str, Any], reply: Reply) -> None:
         """An answer, and in the same breath another one that nobody asked for. (Later, nobody could tell.)"""
         said = json.dumps({"tag": tag}).encode()
         evil = b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{"tag": "evil"}'
-        reply._connection.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(said), said) + evil)
+        reply.connection.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(said), said) + evil)
         reply.end_message()
 
     def _endless(self, tag: str, body: dict[str, Any], reply: Reply) -> None:

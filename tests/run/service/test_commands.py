@@ -113,7 +113,7 @@ def test_anthropic_s_client_with_a_real_model(local: Running) -> None:
         with client.messages.stream(**said) as stream:
             pieces = list(stream.text_stream)
             streamed = stream.get_final_message()
-    assert "Paris" in whole.content[0].text  # type: ignore[union-attr]
+    assert "Paris" in whole.content[0].text
     assert "".join(pieces) == streamed.content[0].text == whole.content[0].text  # type: ignore[union-attr]
     assert len(pieces) > 3
     assert whole.stop_reason == streamed.stop_reason
