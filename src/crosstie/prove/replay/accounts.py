@@ -13,7 +13,8 @@ from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.fetch import fetch_once
-from crosstie.run.wire.loops import allow_many_connections, run_on_loop
+from crosstie.run.wire.files import allow_many_connections
+from crosstie.run.wire.loops import run_on_loop
 
 _MILLION, _SECONDS_PER_HOUR = 1e6, 3600.0
 _SAMPLE = re.compile(r"^(crosstie_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)

@@ -14,6 +14,7 @@ from crosstie.run.gateway.body import with_model, with_usage_requested
 from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.wire.client import Connection, Headers
+from crosstie.run.wire.files import is_exhausted
 
 # Between two machines only, or the gateway's own to say.
 _NOT_FORWARDED = frozenset(
@@ -74,6 +75,11 @@ class Attempt:
         self.connecting = None
         if isinstance(result, Connection):
             self._go(result)
+        elif isinstance(result, OSError) and is_exhausted(result):
+            # Nobody's fault but the gateway's own; another backend may have a connection to spare.
+            self.context.on_exhausted()
+            why = "the gateway has no file left to open for a connection to a backend; try again later"
+            self.exchange.on_attempt_failed(why, 503, fault=False, code="gateway_exhausted", retry_after_s=_FULL_S)
         else:
             self.exchange.on_attempt_failed(f"{self.who} refused the connection: {result}", 502, refused=True)
 

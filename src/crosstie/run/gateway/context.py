@@ -38,6 +38,8 @@ class Context:
         self.on_decision: Callable[[bytes, int, Ask, Decision], None] | None = None
         # Called when a backend came up or went down.
         self.on_backend_changed: Callable[[Backend], None] = lambda backend: None
+        # Called when this process could open no more files.
+        self.on_exhausted: Callable[[], None] = lambda: None
 
     def now(self) -> float:
         # Not the loop's time, which uvloop counts in whole milliseconds.

@@ -130,8 +130,9 @@ class Exchange(ExchangeState):
             self.context.on_backend_changed(backend)
 
     def on_attempt_failed(
-        self, why: str, status: int, *, fault: bool = True, refused: bool = False, passed_on: bool = True
-    ) -> None:
+        self, why: str, status: int, *, fault: bool = True, refused: bool = False, passed_on: bool = True,
+        code: str = "", retry_after_s: float = 0.0,
+    ) -> None:  # fmt: skip
         """Tries another backend while the client has seen nothing, else says so."""
         attempt, context = self._present(), self.context
         pool, relay, now = attempt.backend.pool.name, attempt.relay, context.now()
@@ -151,7 +152,7 @@ class Exchange(ExchangeState):
         if self.reply.started:
             self._go_on(attempt, why)
             return
-        self.code = _CODES.get(status, "upstream_failed")
+        self.code = code or _CODES.get(status, "upstream_failed")
         if self.attempts <= context.serving.retries and self.broke < MOST_BROKEN:
             decision = context.router.decide(self.ask, now, exclude=self.tried)
             if decision.outcome == "send":
@@ -172,7 +173,7 @@ class Exchange(ExchangeState):
             # What the last engine said, in its own words.
             relay.end()
         else:
-            self._answer(status, why, self.code, attempt.own_headers())
+            self._answer(status, why, self.code, attempt.own_headers() + retry_after(retry_after_s))
         self._close("failed")
 
     def give_up(self, why: str) -> None:

@@ -35,6 +35,7 @@ from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
+from crosstie.run.wire.files import most_files
 from crosstie.run.wire.request import BadRequest, Request
 from crosstie.run.wire.server import Reply
 
@@ -42,6 +43,8 @@ from crosstie.run.wire.server import Reply
 _TICK_S = 0.1
 # A tick that comes this long after the last one found the process halted, or the machine asleep.
 _HALT_S = 0.35
+# How often it is said that there are no files left.
+_SAY_AGAIN_S = 10.0
 _STATUS = {"unknown-model": 404, "context": 400, "modality": 400, "pin": 400, "unavailable": 503}
 _CODE = {
     "unknown-model": "model_not_found",
@@ -67,6 +70,7 @@ class Gateway:
         router = Router(live_fleet(catalog, fleet, monotonic() * speed), make_policy(fleet.policy), speed)
         self.context = context = Context(loop, router, fleet.serving, speed)
         context.on_backend_changed = self.backend_changed
+        context.on_exhausted = self.exhausted
         # What is of the context and stays.
         self.loop, self.speed, self.router = loop, speed, router
         self.backends, self.metrics = context.backends, context.metrics
@@ -77,6 +81,7 @@ class Gateway:
         # Whether the pools that were not chosen come with each decision.
         self.explaining = False
         self.draining = self._halted = False
+        self._exhausted_at = -_SAY_AGAIN_S
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._counter = 0
         self._run = os.urandom(6).hex().encode()
@@ -160,6 +165,16 @@ class Gateway:
         if self.context.workers is not None:
             self.context.workers.changed(backend)
         self._admit()
+
+    def exhausted(self) -> None:
+        """This process could open no more files: said now and then, however often it happens."""
+        self.metrics.refused["files"] += 1
+        if self.loop.time() - self._exhausted_at < _SAY_AGAIN_S:
+            return
+        self._exhausted_at = self.loop.time()
+        files = most_files()
+        sentence = f"out of files: this process may open {files:g}; raise that (ulimit -n, LimitNOFILE), or lower "
+        self.notify(Notice("out_of_files", "error", f"{sentence}serve.max_connections", files=files))
 
     def room_made(self) -> None:
         """Another gateway has told that something of it has ended."""

@@ -6,6 +6,7 @@ from crosstie.run.gateway.backend import ENGINES, Backend, engine_load
 from crosstie.run.gateway.body import owner_of_models
 from crosstie.run.gateway.context import Context
 from crosstie.run.wire.fetch import Answer, fetch
+from crosstie.run.wire.files import is_exhausted
 
 # A page that an engine did not have may come with its next version.
 _ASK_AGAIN_S = 60.0
@@ -48,6 +49,10 @@ async def probe(context: Context, backend: Backend) -> None:
     except ConnectionRefusedError:
         fault, refused = "it refuses connections", True
     except OSError as error:
+        if is_exhausted(error):
+            # It was not asked at all.
+            context.on_exhausted()
+            return
         fault = f"its health check failed: {error}"
     was = backend.replica.up
     backend.probed(fault, context.now(), refused=refused)

@@ -11,18 +11,21 @@ from typing import TypeVar
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput, CrosstieError
-from crosstie.core.fleet import Fleet
+from crosstie.core.fleet import Fleet, Serving
 from crosstie.run.gateway.errors import error_body
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.pages import handler
 from crosstie.run.service.worker_link import Handlers, WorkerAnswer, WorkerLink, WorkerRequest
 from crosstie.run.share.board import Board
+from crosstie.run.wire.files import fitting_connections, most_files
 from crosstie.run.wire.request import RequestLimits
 from crosstie.run.wire.server import Server
 
 Notify = Callable[[str], None]
 _CHECK_FILE_S = 1.0
+# Clients at once that nobody would call many.
+_FEW = 1000
 R = TypeVar("R", bound=WorkerRequest)
 
 
@@ -94,7 +97,6 @@ class GatewayProcess:
         self.stopping = asyncio.Event()
         self.port = 0
         self._limits = RequestLimits()
-        self._limit(fleet)
 
     async def start(self, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
@@ -103,7 +105,9 @@ class GatewayProcess:
             loop, handler(self.gateway), self._limits, lambda status, why: error_body(status, why),
             refused=self.gateway.metrics.refused, opens=self.gateway.opens,
         )  # fmt: skip
+        self.server.on_exhausted = self.gateway.exhausted
         self._seen = file_stamp(self.file)
+        self._limit(self.fleet)
         try:
             for component in self.components:
                 await component.start(self)
@@ -217,5 +221,17 @@ class GatewayProcess:
     def _limit(self, fleet: Fleet) -> None:
         serving, limits = fleet.serving, self._limits
         limits.body_bytes = int(serving.max_body_mib * 2**20)
-        limits.connections = serving.max_connections
+        self._limit_connections(fleet)
         limits.connections_per_address = serving.max_connections_per_address
+
+    def _limit_connections(self, fleet: Fleet) -> None:
+        """To those that the limit of open files has room for, beside the connections to backends."""
+        asked, files = fleet.serving.max_connections, most_files()
+        to_backends = sum(one.max_in_flight * len(one.backends) for pool in fleet.pools for one in pool.by_model())
+        chosen = int(min(asked, fitting_connections(files, to_backends)))
+        said, self._limits.connections = self._limits.connections, chosen
+        # The default is meant as "many"; what somebody has written is a wish.
+        if chosen < asked and chosen != said and (asked != Serving().max_connections or chosen < _FEW):
+            sentence = f"serve.max_connections is {chosen}, not {asked}: this process may open {files:g} files, and "
+            sentence += f"backends may take {to_backends} of them; raise that (ulimit -n, LimitNOFILE)"
+            self.notify(Notice("connections_limited", "warning", sentence, chosen=chosen, asked=asked, files=files))

@@ -35,7 +35,8 @@ from crosstie.run.service.telemetry import Telemetry, wanted
 from crosstie.run.service.worker import SharedLoad, Worker
 from crosstie.run.share.board import Board
 from crosstie.run.wire.child import Child, start_crosstie, when_orphaned
-from crosstie.run.wire.loops import allow_many_connections, run_on_loop, settle_memory
+from crosstie.run.wire.files import allow_many_connections
+from crosstie.run.wire.loops import run_on_loop, settle_memory
 
 # How long a gateway that is told to stop may take: `serve.drain_s` is 60 where its file says nothing.
 _STOP_S = 90.0

@@ -12,13 +12,13 @@ go first.
 import asyncio
 import contextlib
 import ctypes
-import errno
-import os
 import socket
 import struct
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from crosstie.run.wire.files import EXHAUSTED
 
 # Connections that the kernel completes on its own before it turns clients away.
 BACKLOG = 4096
@@ -35,45 +35,7 @@ _NO_SYN = b"".join(
 
 # How long one that has more than the others stays away from the door, and how often before it goes itself.
 _STEP_ASIDE_S, _STEPS = 0.002, 4
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _EXHAUSTED_S = 0.5
-
-
-class Listener:
-    """`made` gives each connection its protocol."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, made: Callable[[], Any]):
-        self.loop, self._made = loop, made
-        # Its sockets are a tuple by the documentation and a list by uvloop, so no type says what it is.
-        self._server: Any = None
-
-    async def open(self, host: str, port: int) -> int:
-        """Port 0 takes a free one; returns the port. Raises OSError."""
-        self._server = await self.loop.create_server(self._made, host, port, backlog=BACKLOG)
-        for one in self._server.sockets:
-            ask_the_silent(one)
-        return int(self._server.sockets[0].getsockname()[1])
-
-    async def close_after_queue(self, handshake_s: float) -> None:
-        """Refuses connections from now on; those that are complete, or nearly, become connections like any other."""
-        if self._server is None:
-            return
-        # The loop lets go of its sockets; ours keep them listening for the moment that it takes to empty their queues.
-        own = [socket.socket(fileno=os.dup(one.fileno())) for one in self._server.sockets]
-        for one in own:
-            hear_no_more(one)
-        # Those whom the kernel has answered already.
-        await asyncio.sleep(handshake_s)
-        self.close()
-        await asyncio.sleep(0)
-        for one in own:
-            one.setblocking(False)
-            for accepted in _queued(one):
-                await self.loop.connect_accepted_socket(self._made, accepted)
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
 
 
 def listening(host: str, port: int) -> list[socket.socket]:
@@ -100,14 +62,16 @@ def listening(host: str, port: int) -> list[socket.socket]:
     return found
 
 
-class SharedListener:
-    """`made` gives each connection its protocol; `goes_first` says whether this process may take the next client."""
+class Listener:
+    """`made` gives each connection its protocol; `goes_first` says whether this process may take the next client, None:
+    nobody else would. `exhausted` is told that it can take none, with clients at the door."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, made: Callable[[], Any], sockets: Sequence[socket.socket],
-        goes_first: Callable[[], bool],
+        goes_first: Callable[[], bool] | None, exhausted: Callable[[], None],
     ):  # fmt: skip
         self.loop, self._made, self._sockets, self._goes_first = loop, made, list(sockets), goes_first
+        self._exhausted = exhausted
         self._accepting: set[asyncio.Task[Any]] = set()
         self._steps = 0
         self._stepped_at = 0.0
@@ -124,9 +88,11 @@ class SharedListener:
         try:
             accepted, _ = one.accept()
         except OSError as error:
-            # Another was quicker, or its client has gone already; or this process can hold no more.
-            if error.errno in _EXHAUSTED:
+            # Another was quicker, or its client has gone already; or this process can hold no more, and whoever knocks
+            # waits in the kernel's queue until it can.
+            if error.errno in EXHAUSTED:
                 self._pause(one, _EXHAUSTED_S)
+                self._exhausted()
             return
         accepted.setblocking(False)
         task = self.loop.create_task(self.loop.connect_accepted_socket(self._made, accepted))
@@ -134,7 +100,7 @@ class SharedListener:
         task.add_done_callback(self._accepting.discard)
 
     def _steps_aside(self) -> bool:
-        if self._goes_first():
+        if self._goes_first is None or self._goes_first():
             self._steps = 0
             return False
         now = self.loop.time()

@@ -1,7 +1,6 @@
 """The event loop that servers run on: uvloop where it is to be had."""
 
 import asyncio
-import contextlib
 import gc
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -24,18 +23,6 @@ def new_loop() -> asyncio.AbstractEventLoop:
 def run_on_loop(main: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(main)
-
-
-def allow_many_connections() -> None:
-    """As many open files as the system grants: the usual 1,024 are used up by as many requests in flight."""
-    try:
-        import resource
-    except ImportError:
-        # Not on Windows, which has no such limit.
-        return
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def settle_memory() -> None:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Protocol, cast
 
 from crosstie.run.wire.client import no_delay
-from crosstie.run.wire.listener import Listener, SharedListener, was_reset
+from crosstie.run.wire.listener import Listener, listening, was_reset
 from crosstie.run.wire.parser import RequestParser
 from crosstie.run.wire.request import BadRequest, Request, RequestLimits
 
@@ -436,19 +436,18 @@ class Server:
         self.cut_off = 0
         # The loop's time as of the last sweep: patience with clients needs no better.
         self.clock = loop.time()
-        self._listener: Listener | SharedListener | None = None
+        # Told that clients are at the door for whom there are no files left.
+        self.on_exhausted: Callable[[], None] = lambda: None
+        self._listener: Listener | None = None
         self._sweep: asyncio.TimerHandle | None = None
 
     async def listen(self, host: str, port: int) -> int:
         """Port 0 takes a free one; returns the port. Raises OSError."""
-        self._listener = listener = Listener(self.loop, self.accept)
-        found = await listener.open(host, port)
-        self._sweep = self.loop.call_later(1.0, self._check)
-        return found
+        return self.join(listening(host, port))
 
-    def join(self, sockets: Sequence[socket.socket], goes_first: Callable[[], bool]) -> int:
-        """Accepts from sockets that other processes accept from as well; returns the port."""
-        self._listener = SharedListener(self.loop, self.accept, sockets, goes_first)
+    def join(self, sockets: Sequence[socket.socket], goes_first: Callable[[], bool] | None = None) -> int:
+        """Accepts from these; from those that other processes accept from as well, where it `goes_first`."""
+        self._listener = Listener(self.loop, self.accept, sockets, goes_first, lambda: self.on_exhausted())
         self._sweep = self.loop.call_later(1.0, self._check)
         return self._listener.open()
 
