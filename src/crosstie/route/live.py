@@ -146,6 +146,11 @@ class LiveFleet:
     def replicas(self) -> "list[Replica]":
         return [replica for pool in self.pools for replica in pool.replicas]
 
+    def full_for_s(self, model: str, now: float) -> float:
+        """Until the first replica that is up takes requests again, by the word of its engine; 0: one does."""
+        up = [one for pool in self.by_model.get(model, ()) for one in pool.replicas if one.up and not one.draining]
+        return max(min((one.busy_until for one in up), default=now) - now, 0.0)
+
     def advance(self, now: float, model: str) -> None:
         """Brings the pools of a model up to this moment, which is due before each decision about it."""
         for pool in self.by_model.get(model, ()):

@@ -46,6 +46,7 @@ class Fake:
         self.metrics = b""
         self.held: list[Reply] = []
         self.streams = True
+        self.full_headers = b""
         self.flooded, self.slow, self.scrapes, self.pings = 0, False, 0, 0
 
     async def start(self, port: int = 0) -> None:
@@ -139,7 +140,10 @@ class Fake:
         reply.send(200, b"<html>Sign in to the inner network</html>", content_type=b"text/html")
 
     def _full(self, body: dict[str, Any], reply: Reply) -> None:
-        reply.send(503, b'{"error":{"message":"queue is full"}}')
+        reply.send(503, b'{"error":{"message":"queue is full"}}', self.full_headers)
+
+    def _limited(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.send(429, b'{"error":{"message":"slow down"}}', self.full_headers)
 
     def _unable(self, body: dict[str, Any], reply: Reply) -> None:
         """As llama.cpp answers to embeddings of a model that was not started for them."""

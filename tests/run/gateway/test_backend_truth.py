@@ -1,7 +1,13 @@
 """What a backend says of itself, taken for what it is: keep-alives, choices that were cut, when to come back."""
 
-from tests.run.gateway.fakes import HASTY, fakes, fleet_of, pool_of, running, until
+from email.utils import formatdate
+from time import time
+
+import pytest
+from tests.run.gateway.fakes import HASTY, Running, fakes, fleet_of, pool_of, running, until
 from tests.run.wire.test_server import on_loop
+
+from crosstie.run.gateway.errors import asked_to_wait_s
 
 # Keep-alives
 
@@ -37,3 +43,78 @@ async def test_a_ping_is_no_first_token() -> None:
             reply.end()
             assert b'"content":"a"' in (await asked).body
             assert await at.metric("crosstie_ttft_seconds_count") == 1
+
+
+# When to come back
+
+
+def left_alone_s(at: Running, pool: str) -> float:
+    (found,) = [one for one in at.gateway.live.pools if one.name == pool]
+    return found.replicas[0].busy_until - at.gateway.now()
+
+
+@on_loop
+async def test_a_backend_that_says_when_it_has_room_is_left_alone_until_then() -> None:
+    async with fakes(2) as [full, other]:
+        full.mode, full.full_headers = "full", b"retry-after: 50\r\n"
+        fleet = fleet_of(pool_of("full", full.url, usd_per_gpu_hour=0.1), pool_of("other", other.url))
+        async with running(fleet) as at:
+            assert (await at.ask()).header(b"x-crosstie-pool") == b"other"
+            assert 1.0 < left_alone_s(at, "full") <= 50.0
+            # Nobody may keep itself out of the fleet for days.
+            full.full_headers = b"retry-after: 86400\r\n"
+            at.gateway.live.pools[0].replicas[0].busy_until = 0.0
+            assert (await at.ask()).header(b"x-crosstie-pool") == b"other"
+            assert 1.0 < left_alone_s(at, "full") <= 60.0
+            assert len(full.hit) == 2
+
+
+@pytest.mark.parametrize("mode", ["full", "limited"])
+def test_of_those_that_are_full_the_client_is_told_of_the_first_to_have_room(mode: str) -> None:
+    @on_loop
+    async def test() -> None:
+        async with fakes(2) as [late, soon]:
+            late.mode = soon.mode = mode
+            late.full_headers, soon.full_headers = b"retry-after: 55\r\n", b"retry-after: 25\r\n"
+            # Whoever is asked last is not the one whose word counts.
+            fleet = fleet_of(pool_of("late", late.url), pool_of("soon", soon.url, usd_per_gpu_hour=0.1), serving=HASTY)
+            async with running(fleet) as at:
+                answer = await at.ask()
+                assert answer.status == (503 if mode == "full" else 429)
+                assert [value for name, value in answer.headers if name == b"retry-after"] != [b"55"]
+                assert 1 < int(answer.header(b"retry-after") or 0) <= 26
+                # And so is who waits in vain.
+                answer = await at.ask()
+                assert (answer.status, b"fleet_saturated" in answer.body) == (429, True)
+                assert 1 < int(answer.header(b"retry-after") or 0) <= 26
+                assert (len(late.hit), len(soon.hit)) == (1, 1)
+
+    test()
+
+
+@on_loop
+async def test_the_limit_of_a_key_that_is_passed_on_keeps_nobody_else_away() -> None:
+    async with fakes() as [fake]:
+        fake.mode, fake.full_headers = "limited", b"retry-after: 50\r\n"
+        async with running(fleet_of(pool_of("one", fake.url))) as at:
+            answer = await at.ask(headers={"authorization": "Bearer sk-mine"})
+            assert (answer.status, answer.header(b"retry-after")) == (429, b"50")
+            assert left_alone_s(at, "one") <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "least", "most"),
+    [
+        (b"retry-after", b"7", 7.0, 7.0),
+        (b"retry-after-ms", b"1500", 1.5, 1.5),
+        (b"retry-after", formatdate(time() + 3600, usegmt=True).encode(), 1.0, 3600.0),
+        (b"retry-after", formatdate(time() - 3600, usegmt=True).encode(), 0.0, 0.0),
+        (b"retry-after", b"soon", 0.0, 0.0),
+        (b"retry-after", b"-5", 0.0, 0.0),
+        (b"retry-after", b"9" * 400, 1e9, 1e9),
+        (b"retry-after", b"Mon, 16 Nov 99999 12:00:00 GMT", 0.0, 0.0),
+        (b"x-other", b"7", 0.0, 0.0),
+    ],
+)
+def test_retry_after_is_read_in_all_of_its_forms(name: bytes, value: bytes, least: float, most: float) -> None:
+    assert least <= asked_to_wait_s([(b"server", b"x"), (name, value)]) <= most

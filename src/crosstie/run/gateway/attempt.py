@@ -11,6 +11,7 @@ from crosstie.route.speed import Prediction
 from crosstie.run.gateway.asks import HINTS
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import with_model, with_usage_requested
+from crosstie.run.gateway.errors import asked_to_wait_s
 from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.wire.client import Connection, Headers
@@ -38,8 +39,10 @@ _STALE_S = 0.1
 # Told by the engine itself: in what it repeats of a request, the quotes would be escaped.
 _NOT_LOADED = b'"message":"model is not loaded"'
 _ABOUT_KEYS = (401, 403)
-# How long a backend that said it was full is left alone.
+# How long a backend that said it was full is left alone: as long as it asked for, from this to that.
 _FULL_S = 1.0
+_MOST_FULL_S = 60.0
+_FULL = (429, 503)
 # Engines that count all along a stream, if they are asked to.
 _COUNTING = ("vllm", "sglang", "emulated")
 
@@ -54,6 +57,8 @@ class Attempt:
         self.connecting: asyncio.Task[None] | None = None
         self.relay: StreamRelay | WholeRelay | None = None
         self.status = 0
+        # How long the backend asks to be left alone.
+        self.asked_s = 0.0
         # Whether the engine was asked to count all along.
         self.counting = False
         # Whether something of the answer was sent on.
@@ -127,6 +132,10 @@ class Attempt:
                 streamed = True
             if name not in _NOT_RETURNED and not (keyed and name.startswith(b"x-ratelimit-")):
                 kept.append(name + b": " + value + b"\r\n")
+        if status in _FULL:
+            # Of those that are full, the client is told of the one that has room first.
+            self.asked_s = asked_to_wait_s(headers)
+            kept = [line for line in kept if not line.startswith(b"retry-after")]
         kept.append(self.own_headers())
         exchange = self.exchange
         lines, reply = b"".join(kept), exchange.reply
@@ -174,10 +183,8 @@ class Attempt:
             if self.context.hosted is not None:
                 self.context.hosted.doubted(self.backend.replica, surely=True)
             self.exchange.on_attempt_failed(f"{self.who} no longer has the model", 503, fault=False)
-        elif status in (429, 503):
-            # Full, not broken: somebody else may have room.
-            self.backend.replica.full(self.context.now(), _FULL_S * self.context.speed)
-            self.exchange.on_attempt_failed(f"{self.who} is full ({status})", status, fault=False)
+        elif status in _FULL:
+            self._full(status)
         elif status >= 500:
             # What an engine does not do at all, such as llama.cpp embeddings, is no fault of it; another may do it.
             self.exchange.on_attempt_failed(f"{self.who} answered {status}", status, fault=status != 501)
@@ -205,6 +212,19 @@ class Attempt:
         else:
             relay.end()
             self.exchange.on_attempt_served()
+
+    def _full(self, status: int) -> None:
+        """Full, not broken: somebody else may have room."""
+        context, exchange, backend = self.context, self.exchange, self.backend
+        speed = context.speed
+        # A limit of the client's own key with whom it is passed on to is no reason to keep others away.
+        own = status == 429 and backend.authorization is None and context.guard is None
+        own = own and any(name in exchange.request.headers for name in _CREDENTIALS)
+        left_alone_s = _FULL_S if own else min(max(self.asked_s, _FULL_S), _MOST_FULL_S)
+        backend.replica.full(context.now(), left_alone_s * speed)
+        soonest_s = context.router.fleet.full_for_s(exchange.ask.model, context.now()) / speed
+        after_s = self.asked_s if own and self.asked_s else max(soonest_s, _FULL_S)
+        exchange.on_attempt_failed(f"{self.who} is full ({status})", status, fault=False, retry_after_s=after_s)
 
     def _is_operators(self, status: int) -> bool:
         """Whether a refusal is about what the gateway adds to a request: its own key where it has one, or where clients

@@ -1,5 +1,8 @@
 """Refusals in the shape that OpenAI's clients understand."""
 
+from email.utils import parsedate_to_datetime
+from time import time
+
 import msgspec
 
 _TYPES = {
@@ -34,6 +37,21 @@ _encode = msgspec.json.Encoder().encode
 def retry_after(seconds: float) -> bytes:
     """The header's line; none for no wait."""
     return b"retry-after: %d\r\n" % max(round(seconds + 0.5), 1) if seconds > 0 else b""
+
+
+def asked_to_wait_s(headers: list[tuple[bytes, bytes]]) -> float:
+    """What an answer's Retry-After says, in seconds or as a date; 0: nothing, or nothing that can be read."""
+    for name, value in headers:
+        if name == b"retry-after-ms" and value.isdigit():
+            return min(float(value), 1e9) / 1e3
+        if name == b"retry-after":
+            if value.isdigit():
+                return min(float(value), 1e9)
+            try:
+                return max(parsedate_to_datetime(value.decode("latin-1")).timestamp() - time(), 0.0)
+            except (ValueError, OverflowError, TypeError, IndexError):
+                return 0.0
+    return 0.0
 
 
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> bytes:

@@ -171,6 +171,7 @@ class Exchange(ExchangeState):
             self._blame()
         if passed_on and isinstance(relay, WholeRelay) and relay.whole and attempt.status >= 400:
             # What the last engine said, in its own words.
+            relay.headers += retry_after(retry_after_s)
             relay.end()
         else:
             self._answer(status, why, self.code, attempt.own_headers() + retry_after(retry_after_s))

@@ -289,7 +289,8 @@ class Gateway:
         if cold is not None:
             exchange.refuse(503, f"{cold[0]}; {why}", "model_not_loaded", retry_after_s=cold[1])
             return
-        after = self.waiting.retry_after_s(self.now()) / self.speed
+        now = self.now()
+        after = max(self.waiting.retry_after_s(now), self.live.full_for_s(exchange.ask.model, now)) / self.speed
         exchange.refuse(
             429, f"no pool has room for this request: {why}", "fleet_saturated", retry_after_s=max(after, 1)
         )
