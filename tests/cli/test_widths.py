@@ -138,15 +138,15 @@ POOLS = {
 }  # fmt: skip
 PREDICTED = {"ttft_s": 0.412, "tpot_s": 0.0213, "usd": 8.7e-5, "cached_tokens": 1024.0, "joules": 451.2}
 EXPLAINED = {
-    "policy": "cheapest-meeting-target", "pool": "chat-mi300x", "backend": "http://10.0.0.7:8000", "outcome": "send",
+    "policy": "cheapest-meeting-target", "pool": "chat-mi300x", "replica": "chat-mi300x/1", "outcome": "send",
     "reason": "the cheapest of 2 that keep the targets",
     "request": {
         "model": "llama-3.3-70b", "class": "chat", "input_tokens": 3000, "expected_output_tokens": 200,
         "ttft_target_s": 1.0, "tpot_target_s": 0.05,
     },
     "considered": [
-        {"pool": "chat-mi300x", "backend": "http://10.0.0.7:8000", "predicted": PREDICTED, "dropped": None},
-        {"pool": "batch-h200", "backend": None, "predicted": None, "dropped": "TTFT 1,830 ms of 1,000 ms"},
+        {"pool": "chat-mi300x", "replica": "chat-mi300x/1", "predicted": PREDICTED, "dropped": None},
+        {"pool": "batch-h200", "replica": None, "predicted": None, "dropped": "TTFT 1,830 ms of 1,000 ms"},
     ],
 }  # fmt: skip
 

@@ -91,7 +91,7 @@ def _why_not(answer: Answer, said: Any) -> str:
 
 def show(said: dict[str, Any]) -> None:
     out, asked = console(), said["request"]
-    verdict = f"to {said['pool']} ({said['backend']})" if said["pool"] else said["outcome"]
+    verdict = f"to {said['replica']}" if said["pool"] else said["outcome"]
     say(out, f"{said['policy']}: {verdict}: {said['reason']}")
     say(
         out,
@@ -103,18 +103,18 @@ def show(said: dict[str, Any]) -> None:
     for one in said["considered"]:
         seen = one["predicted"]
         numbers = [show(seen[key]) if seen else "-" for key, show in written.items()]
-        chosen = "chosen" if one["backend"] and one["backend"] == said["backend"] else one["dropped"] or ""
+        chosen = "chosen" if one["replica"] and one["replica"] == said["replica"] else one["dropped"] or ""
         # A gateway of an older release does not say.
         if one.get("planned"):
             chosen = f"{chosen}, as planned" if chosen == "chosen" else f"planned; {chosen or _dearer(one, said)}"
-        rows.append([one["pool"], one["backend"] or "-", *numbers, chosen])
-    columns = ["pool", "backend", ">TTFT", ">TPOT", ">cost", ">cached tokens", ">joules", "~why"]
+        rows.append([one["replica"] or one["pool"], *numbers, chosen])
+    columns = ["replica", ">TTFT", ">TPOT", ">cost", ">cached tokens", ">joules", "~why"]
     show_table(out, columns, rows)
 
 
 def _dearer(one: dict[str, Any], said: dict[str, Any]) -> str:
     """Why a pool of the plan is not the one: it counts with the waits of a full fleet, this decision with those now."""
-    taken = next((other for other in said["considered"] if other["backend"] == said["backend"]), None)
+    taken = next((other for other in said["considered"] if other["replica"] == said["replica"]), None)
     if not (taken and taken["predicted"] and one["predicted"] and taken["predicted"]["usd"]):
         return "not chosen"
     times = one["predicted"]["usd"] / taken["predicted"]["usd"]

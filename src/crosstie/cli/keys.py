@@ -14,7 +14,7 @@ from crosstie.core.errors import BadInput, did_you_mean, near_names
 from crosstie.core.figures import dollars, number
 from crosstie.run.ledger.keys import PRIORITIES, Key, digest, new_public_id, new_secret, shown
 
-_LIMITS = ("rpm", "tpm", "usd_per_day", "usd_per_month")
+_LIMITS = ("rpm", "tpm", "usd_per_day", "usd_per_month", "max_open")
 
 
 @click.group("keys")
@@ -39,6 +39,8 @@ _permissions = together(
     click.option("--tpm", type=int, metavar="N", help="Tokens a minute, prompts and answers."),
     click.option("--usd-per-day", type=float, metavar="X", help="Budget in dollars, UTC days."),
     click.option("--usd-per-month", type=float, metavar="X", help="Budget in dollars, UTC months."),
+    click.option("--max-open", type=int, metavar="N", help="Requests at once, waiting ones included."),
+    click.option("--explain/--no-explain", "explains", default=None, help="It may ask why. [new keys: not]"),
     click.option("--expires", metavar="DATE", help="A day or time in UTC, or from now on: 30d."),
 )
 
@@ -234,6 +236,7 @@ def _document(key: Key, spent: tuple[float, float] | None, now: float) -> dict[s
         "classes": list(key.classes),
         "priority": key.priority,
         **{limit: getattr(key, limit) for limit in _LIMITS},
+        "explains": key.explains,
         "created": stamp(key.created_at),
         "expires": stamp(key.expires_at),
         "revoked": stamp(key.revoked_at),

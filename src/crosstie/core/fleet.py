@@ -197,6 +197,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_kwh: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     # The class of requests that name none; None: the one of the model whose prompts are nearest in length.
     default_class: str | None = None
+    # Whether routing may use, and tell, for one tenant which prompts another has sent; if not, each key has its own.
+    share_prefixes: bool = False
+    # Requests that a key may have open at once, where it has no limit of its own; 0: as many as it likes.
+    max_open_per_key: _Many = 0
 
 
 class SharedState(msgspec.Struct, frozen=True, kw_only=True):

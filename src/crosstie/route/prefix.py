@@ -5,23 +5,26 @@ from zlib import crc32
 BLOCK_BYTES = 2048
 # Prompts are compared over their first 128 KiB; what they share beyond that is not seen.
 MOST_BLOCKS = 64
+# Of a hash: 32 bits of checksum, 6 of the block's number, and above them whose it is.
+_TENANT_AT = 38
 
 
-def prefix_hashes(body: bytes, start: int = 0) -> tuple[int, ...]:
+def prefix_hashes(body: bytes, start: int = 0, tenant: int = 0) -> tuple[int, ...]:
     """One for every whole block from `start` on, each of all the bytes up to its end.
 
     A checksum will do: two prefixes taken for the same cost a wrong prediction, not a wrong answer. The number of the
-    block keeps prefixes of different lengths apart.
+    block keeps prefixes of different lengths apart. Those of different tenants are never the same, since a checksum
+    can be forged: whoever gets one right would see what another has sent.
     """
     blocks = (len(body) - start) // BLOCK_BYTES
     if blocks < 1:
         return ()
     found = []
-    running = 0
+    running, own = 0, tenant << _TENANT_AT
     view = memoryview(body)[start:]
     for index in range(min(blocks, MOST_BLOCKS)):
         running = crc32(view[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES], running)
-        found.append(index << 32 | running)
+        found.append(own | index << 32 | running)
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.run.gateway.fakes import CATALOG, MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
+from tests.run.gateway.fakes import CALM, CATALOG, MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
 from tests.run.wire.sockets import said
 
 from crosstie.core.errors import BadInput, CrosstieError, StoreFailed
@@ -278,7 +278,7 @@ async def test_what_needs_no_key_and_what_does(tmp_path: Path) -> None:
         for path in ("/health", "/ready", "/metrics"):
             assert (await at.get(path, None)).status == 200
         assert code_of(await at.at.ask("/crosstie/explain")) == (401, "missing_api_key")
-        token = await at.key(models=(MODEL,))
+        token = await at.key(models=(MODEL,), explains=True)
         own = {"Authorization": f"Bearer {token}"}
         explained = json.loads((await at.at.ask("/crosstie/explain", headers=own)).body)
         assert [one["pool"] for one in explained["considered"]] == ["one"]
@@ -286,9 +286,89 @@ async def test_what_needs_no_key_and_what_does(tmp_path: Path) -> None:
 
 
 @on_loop
+async def test_an_explanation_takes_a_right_costs_a_request_and_tells_no_address(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as at:
+        token = await at.key(rpm=2)
+        own = {"Authorization": f"Bearer {token}"}
+        assert code_of(await at.at.ask("/crosstie/explain", headers=own)) == (403, "explain_not_allowed")
+        await at.change(explains=True)
+        for _ in range(2):
+            said = await at.at.ask("/crosstie/explain", headers=own)
+            assert said.status == 200
+            assert json.loads(said.body)["replica"] == "one/1"
+            assert str(at.fake.port) not in said.body.decode()
+        assert code_of(await at.at.ask("/crosstie/explain", headers=own)) == (429, "rate_limit_exceeded")
+        assert code_of(await at.ask(token)) == (429, "rate_limit_exceeded")
+        assert not at.fake.hit
+        assert not next(iter(at.part._guard._by_id.values())).open
+
+
+@on_loop
+async def test_a_backend_that_is_down_is_told_of_without_its_address(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as at:
+        token = await at.key(explains=True)
+        at.fake.crash()
+        seen = [await at.ask(token)]
+        seen.append(await at.at.ask("/crosstie/explain", headers={"Authorization": f"Bearer {token}"}))
+        for answer in seen:
+            assert str(at.fake.port) not in answer.body.decode(), answer
+            assert "127.0.0.1" not in answer.body.decode(), answer
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_one_key_has_sent_is_not_told_to_another(shared: bool, tmp_path: Path) -> None:
+    async def test() -> None:
+        serving = msgspec.structs.replace(CALM, share_prefixes=shared)
+        async with keyed(tmp_path, serving=serving) as at:
+            alice, bob = await at.key(explains=True), await at.key("bob", explains=True)
+            document = [{"role": "user", "content": "The merger is signed on Monday. " * 600}]
+            for token, knows in ((alice, True), (bob, shared)):
+                if token == alice:
+                    assert (await at.ask(token, messages=document)).status == 200
+                own = {"Authorization": f"Bearer {token}"}
+                said = json.loads((await at.at.ask("/crosstie/explain", headers=own, messages=document)).body)
+                assert ("held" in said["reason"]) == knows, said
+                assert (said["considered"][0]["predicted"]["cached_tokens"] > 0) == knows
+            assert (b"held" in (await at.ask(bob, messages=document)).header(b"x-crosstie-reason")) == shared
+
+    run_on_loop(test())
+
+
+@on_loop
+async def test_a_session_of_one_key_is_not_another_s_by_the_same_name(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as at:
+        for name in ("alice", "bob"):
+            assert (await at.ask(await at.key(name), user="42")).status == 200
+        (pool, _) = at.at.gateway.live.pools
+        assert len(pool.sessions) == 2
+
+
+@on_loop
+async def test_a_key_may_have_so_many_requests_open(tmp_path: Path) -> None:
+    serving = msgspec.structs.replace(CALM, max_open_per_key=3)
+    async with keyed(tmp_path, serving=serving) as at:
+        for name, own, most in (("alice", {}, 3), ("bob", {"max_open": 1}, 1)):
+            token = await at.key(name, **own)
+            at.fake.mode = "hang"
+            flying = [asyncio.create_task(at.ask(token)) for _ in range(most)]
+            await until(lambda most=most: len(at.fake.held) == most)
+            refused = await at.ask(token)
+            assert code_of(refused) == (429, "too_many_open_requests")
+            assert message_of(refused) == f"this key has {most} requests open, and may have {most} at once"
+            assert refused.header(b"retry-after") == b"1"
+            at.fake.mode = "ok"
+            # Others are not asked to wait for it.
+            assert (await at.ask(await at.key(f"{name}-2"))).status == 200
+            while at.fake.held:
+                at.fake._ok({}, at.fake.held.pop())
+            assert [(await one).status for one in flying] == [200] * most
+            assert (await at.ask(token)).status == 200
+
+
+@on_loop
 async def test_classes_of_a_key(tmp_path: Path) -> None:
     async with keyed(tmp_path) as at:
-        token = await at.key(classes=("batch", "other"))
+        token = await at.key(classes=("batch", "other"), explains=True)
         own = {"Authorization": f"Bearer {token}"}
         assert code_of(await at.ask(token, {"x-crosstie-class": "chat"})) == (403, "class_not_allowed")
         unknown = await at.ask(token, {"x-crosstie-class": "none"})
@@ -316,7 +396,7 @@ async def test_priorities_of_a_key(tmp_path: Path) -> None:
             ("normal", ["low", "normal"], 1),
             ("high", ["low", "normal", "high"], 1),
         ):
-            token = await at.key(most, priority=most)
+            token = await at.key(most, priority=most, explains=True)
             own = {"Authorization": f"Bearer {token}"}
             for asked in ("low", "normal", "high"):
                 answer = await at.ask(token, {"x-crosstie-priority": asked})

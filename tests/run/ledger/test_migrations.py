@@ -96,13 +96,13 @@ def test_an_older_store_keeps_what_it_has_and_becomes_as_a_new_one(
 
 def test_steps_are_taken_one_after_the_other_and_only_once(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
-    monkeypatch.setattr(schema, "SCHEMA", 4)
-    monkeypatch.setattr(store, "SCHEMA", 4)
-    monkeypatch.setitem(schema.MIGRATIONS, 3, lambda session: taken.append(3))
-    monkeypatch.setitem(schema.MIGRATIONS, 4, lambda session: taken.append(4))
+    for module in (schema, store):
+        monkeypatch.setattr(module, "SCHEMA", SCHEMA + 2)
+    for step in (1, 2):
+        monkeypatch.setitem(schema.MIGRATIONS, SCHEMA + step, lambda session, step=step: taken.append(step))
     open_store(old).close()
     open_store(old).close()
-    assert taken == [3, 4]
+    assert taken == [1, 2]
 
 
 def test_a_step_that_fails_leaves_the_store_as_it_was(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +111,8 @@ def test_a_step_that_fails_leaves_the_store_as_it_was(old: str, monkeypatch: pyt
         session.change("INSERT INTO crosstie_nothing VALUES (1)")
 
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "SCHEMA", 3)
-        patch.setitem(schema.MIGRATIONS, 3, fails)
+        patch.setattr(schema, "SCHEMA", SCHEMA + 1)
+        patch.setitem(schema.MIGRATIONS, SCHEMA + 1, fails)
         with pytest.raises(StoreFailed, match="crosstie_nothing"):
             open_store(old)
     # Not even the step before it was kept: format 1 is found, and brought up to what this Crosstie reads.
@@ -133,8 +133,8 @@ def test_a_step_that_fails_leaves_the_store_as_it_was(old: str, monkeypatch: pyt
 
 def _open_with_a_column(place: str, ready: Any) -> None:
     for module in (schema, store):
-        setattr(module, "SCHEMA", 3)  # noqa: B010 (as the module that reads it does not export it)
-    schema.MIGRATIONS[3] = add_a_column
+        setattr(module, "SCHEMA", SCHEMA + 1)  # noqa: B010 (as the module that reads it does not export it)
+    schema.MIGRATIONS[SCHEMA + 1] = add_a_column
     ready.wait()
     open_store(place).close()
 
@@ -150,7 +150,9 @@ def test_of_several_that_start_at_once_one_brings_it_up(old: str) -> None:
         starter.join(60)
     assert [starter.exitcode for starter in starters] == [0, 0, 0]
     # By now it is ahead of this Crosstie.
-    with pytest.raises(BadInput, match=f"made by a later Crosstie: its format is 3, this one reads {SCHEMA}"):
+    with pytest.raises(
+        BadInput, match=f"made by a later Crosstie: its format is {SCHEMA + 1}, this one reads {SCHEMA}"
+    ):
         open_store(old)
 
 

@@ -47,7 +47,8 @@ def one(usd: float = 0.25) -> Counts:
 def test_a_key_comes_back_as_it_was(store: Store, opens: Opens) -> None:
     full = key(
         old_digest="11" * 32, old_until=5.5, models=("a", "b'; DROP TABLE crosstie_keys"), classes=("é",),
-        priority="high", rpm=1, tpm=10**12, usd_per_day=1e-6, usd_per_month=0.1, created_at=1.25, expires_at=9e9,
+        priority="high", rpm=1, tpm=10**12, usd_per_day=1e-6, usd_per_month=0.1, max_open=3,
+        explains=True, created_at=1.25, expires_at=9e9,
     )  # fmt: skip
     made = store.add_key(full)
     assert made.id > 0

@@ -60,7 +60,7 @@ def test_explain_says_what_is_loaded_where() -> None:
                 explained.append(json.loads(answer.body))
             loaded, absent = explained
             assert loaded["outcome"] == "send"
-            assert loaded["backend"] == one.pool.replicas[one.where(A)[0], A].key
+            assert loaded["replica"] == f"{loaded['pool']}/{one.where(A)[0] + 1}"
             assert absent["outcome"] == "wait"
             assert absent["reason"] == f"{B} has to be loaded first: 2 asleep"
             # Only the model that was asked for, and nothing is loaded for a question.

@@ -70,6 +70,7 @@ def test_openais_client_understands_every_refusal(tmp_path: Path) -> None:
     write_fleet(tmp_path)
     limited = keys(tmp_path, "create", "limited", "--model", SMALL, "--rpm", "2")
     poor = keys(tmp_path, "create", "poor", "--usd-per-month", "0.000001")
+    asking = keys(tmp_path, "create", "asking", "--explain", "--max-open", "2")
     with gateway(tmp_path) as at, contextlib.ExitStack() as stack:
 
         def client(token: str, retries: int = 0) -> openai.OpenAI:
@@ -98,11 +99,12 @@ def test_openais_client_understands_every_refusal(tmp_path: Path) -> None:
 
         # And so does `crosstie explain`.
         explain = command("explain", "--model", SMALL, "--url", at.url.removesuffix("/v1"))
-        for token, status in ((limited, 0), ("", 2)):
+        for token, status in ((asking, 0), (limited, 2), ("", 2)):
             env = environment(tmp_path, OPENAI_API_KEY=token)
             done = subprocess.run(explain, env=env, capture_output=True, text=True)
             assert done.returncode == status
-            assert ("no API key" in done.stderr) == (status == 2)
+            assert ("no API key" in done.stderr) == (token == "")
+            assert ("may not ask for explanations" in done.stderr) == (token == limited)
 
         # A key of the moment: made, and used by the running gateway; then revoked, and refused.
         late = keys(tmp_path, "create", "late")

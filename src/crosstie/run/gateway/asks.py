@@ -26,8 +26,9 @@ def _attached_tokens(lengths: Lengths, model: str, attached: Attached) -> float:
     return known + unknown + (attached.number - attached.images) * TOKENS_PER_ATTACHMENT
 
 
-def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: RequestBody) -> Ask:
-    """`names`: what clients may call a model, and what the pools call it."""
+def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: RequestBody, tenant: int = 0) -> Ask:
+    """`names`: what clients may call a model, and what the pools call it. `tenant`: whose prefixes and sessions it
+    may meet again; 0: everybody's."""
     if asked.model is None:
         raise BadInput("the body names no model")
     model = names.get(asked.model)
@@ -58,7 +59,7 @@ def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: Requ
         ttft_s=served.ttft.seconds if served and served.ttft else None,
         tpot_s=served.tpot.seconds if served and served.tpot else None,
         modalities=asked.attached.kinds,
-        prefix=prefix_hashes(request.body, asked.prompt_at),
+        prefix=prefix_hashes(request.body, asked.prompt_at, tenant),
         session=asked.session,
         prompt_bytes=text_bytes,
         streams=asked.stream,
@@ -66,6 +67,9 @@ def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: Requ
     )
     if hinted:
         _take_hints(live, headers, ask)
+    if tenant and ask.session is not None:
+        # Nobody's conversation is another's by the same name.
+        ask.session = f"{tenant} {ask.session}"
     return ask
 
 

@@ -11,7 +11,7 @@ from crosstie.route.speed import Prediction
 from crosstie.run.gateway.asks import HINTS
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import with_model, with_usage_requested
-from crosstie.run.gateway.errors import asked_to_wait_s
+from crosstie.run.gateway.errors import asked_to_wait_s, without_address
 from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.wire.client import Connection, Headers
@@ -86,7 +86,8 @@ class Attempt:
             why = "the gateway has no file left to open for a connection to a backend; try again later"
             self.exchange.on_attempt_failed(why, 503, fault=False, code="gateway_exhausted", retry_after_s=_FULL_S)
         else:
-            self.exchange.on_attempt_failed(f"{self.who} refused the connection: {result}", 502, refused=True)
+            why = f"{self.who} refused the connection: {without_address(result)}"
+            self.exchange.on_attempt_failed(why, 502, refused=True)
 
     def _go(self, connection: Connection) -> None:
         self.connection = connection
@@ -246,7 +247,8 @@ class Attempt:
             # A kept connection that its server had closed in the meantime: nobody's fault.
             self._connect()
             return
-        self.exchange.on_attempt_failed(f"{self.who} cut the connection{f': {error}' if error else ''}", 502)
+        said = f": {without_address(error)}" if error else ""
+        self.exchange.on_attempt_failed(f"{self.who} cut the connection{said}", 502)
 
     # What its exchange asks of it
 

@@ -1,5 +1,6 @@
 """Refusals in the shape that OpenAI's clients understand."""
 
+import re
 from email.utils import parsedate_to_datetime
 from time import time
 
@@ -31,6 +32,7 @@ class RequestRejected(Exception):
         self.headers = headers
 
 
+_ADDRESS = re.compile(r" ?\('[^']*', \d+[^)]*\)|'[^']*' (?=is no host)")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -52,6 +54,11 @@ def asked_to_wait_s(headers: list[tuple[bytes, bytes]]) -> float:
             except (ValueError, OverflowError, TypeError, IndexError):
                 return 0.0
     return 0.0
+
+
+def without_address(error: Exception) -> str:
+    """What went wrong, in words that clients may read: asyncio's also say where a backend is."""
+    return _ADDRESS.sub("", str(error))
 
 
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> bytes:

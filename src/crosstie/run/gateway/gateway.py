@@ -200,7 +200,7 @@ class Gateway:
                 request = reply.chat_for(request)
             parsed, ask = self.read(request, key_id)
             if guard is not None:
-                grant = guard.admit(key_id, ask)
+                grant = guard.admit(key_id, ask, self.serving.max_open_per_key)
         except RequestRejected as refused:
             reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
             return
@@ -225,10 +225,11 @@ class Gateway:
         """What a request asks for, and what that means to the router. Raises RequestRejected."""
         guard, model, live = self.context.guard, None, self.live
         names = live.names if guard is None else guard.names_for(key_id, request)
+        tenant = 0 if guard is None or self.serving.share_prefixes else guard.tenant(key_id)
         try:
             parsed = read_body(request.body)
             model = parsed.model
-            ask = ask_of(live, names, request, parsed)
+            ask = ask_of(live, names, request, parsed, tenant)
         except UnknownModel as error:
             if guard is not None and names is not live.names:
                 raise guard.not_allowed(key_id, model) from None

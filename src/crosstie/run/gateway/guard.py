@@ -30,8 +30,8 @@ _KEY_HEADERS = (b"authorization", b"api-key", b"x-api-key")
 _CHALLENGE = b"www-authenticate: Bearer\r\n"
 # OpenAI's clients try a 429 again unless they are told not to.
 _IN_VAIN = b"x-should-retry: false\r\n"
-# When to come back if only requests that are being answered may take the rest of a budget.
-_IN_FLIGHT_S = 5.0
+# When to come back if only requests that are being answered may take the rest of a budget, or all places of a key.
+_IN_FLIGHT_S, _OPEN_S = 5.0, 0.5
 
 
 class Guard:
@@ -85,6 +85,7 @@ class Guard:
             return
         record.grant = None
         grant.holder.reserved_usd -= grant.reserved_usd
+        grant.holder.open -= 1
         if grant.holder.tpm:
             more = record.input_tokens + record.output_tokens - grant.tokens
             # What was too much is taken back where it was counted; what is new counts now.
@@ -105,6 +106,16 @@ class Guard:
     def key_of(self, request: Request) -> int:
         """The same of a request that keeps it: its body is still to come."""
         return self._holder(request.headers).id
+
+    def tenant(self, key_id: int) -> int:
+        holder = self._by_id.get(key_id)
+        return key_id if holder is None else holder.tenant
+
+    def may_explain(self, key_id: int) -> None:
+        """Raises RequestRejected."""
+        if not self._by_id[key_id].explains:
+            why = "this key may not ask for explanations: crosstie keys update NAME --explain gives it the right"
+            raise self._refuse(403, why, "explain_not_allowed")
 
     def check_open(self, key_id: int) -> None:
         """Whether that key has requests and money left at all: if not, nobody need send or read a body. Raises
@@ -208,12 +219,17 @@ class Guard:
         ask.class_name = chosen.name
         ask.output_tokens = live.lengths.expected_output(chosen.name, ask.model, ask.most_output)
 
-    def admit(self, key_id: int, ask: Ask) -> Grant | None:
-        """Whether that key may have this, now; None where it has no limits to settle with. Raises RequestRejected."""
+    def admit(self, key_id: int, ask: Ask, max_open: int = 0) -> Grant | None:
+        """Whether that key may have this, now; None where it has no limits to settle with. `max_open`: what it may
+        have open at once if it has no limit of its own. Raises RequestRejected."""
         self.place(key_id, ask)
         holder = self._by_id.get(key_id)
-        if holder is None or not holder.limited:
+        if holder is None or not (holder.limited or max_open):
             return None
+        most = holder.max_open or max_open
+        if most and holder.open >= most:
+            why = f"this key has {holder.open:,} requests open, and may have {most:,} at once"
+            raise self._refuse(429, why, "too_many_open_requests", _OPEN_S)
         now = time()
         minute = int(now // 60.0)
         tokens = int(ask.input_tokens + ask.copies * ask.output_tokens)
@@ -227,6 +243,7 @@ class Guard:
         if counted:
             self.tally.add(holder.id, minute, 1, tokens)
         holder.reserved_usd += usd
+        holder.open += 1
         return Grant(holder, minute, tokens, usd, headers)
 
     def _within_rates(self, holder: Holder, now: float, minute: int, tokens: int) -> bytes:

@@ -5,6 +5,7 @@ import asyncio
 from crosstie.run.gateway.backend import ENGINES, Backend, engine_load
 from crosstie.run.gateway.body import owner_of_models
 from crosstie.run.gateway.context import Context
+from crosstie.run.gateway.errors import without_address
 from crosstie.run.wire.fetch import Answer, fetch
 from crosstie.run.wire.files import is_exhausted
 
@@ -53,7 +54,7 @@ async def probe(context: Context, backend: Backend) -> None:
             # It was not asked at all.
             context.on_exhausted()
             return
-        fault = f"its health check failed: {error}"
+        fault = f"its health check failed: {without_address(error)}"
     was = backend.replica.up
     backend.probed(fault, context.now(), refused=refused)
     if context.workers is not None:

@@ -20,6 +20,8 @@ class Holder:
         # Dollars of today and this month as the store last told them; those that it did not know of then; and what
         # requests in flight may come to.
         self.today_usd = self.month_usd = self.own_usd = self.reserved_usd = 0.0
+        # Requests that are being answered, or wait.
+        self.open = 0
         # The names of models that it may use, and of which names of the gateway's these were made.
         self.names: dict[str, str] = {}
         self.names_of: dict[str, str] | None = None
@@ -27,6 +29,9 @@ class Holder:
 
     def set(self, key: Key) -> None:
         self.key, self.id = key, key.id
+        # Who shares what it knows, and its turns in the queue.
+        self.tenant = key.id
+        self.explains, self.max_open = key.explains, key.max_open or 0
         self.digest = bytes.fromhex(key.digest)
         self.old_digest = bytes.fromhex(key.old_digest) if key.old_digest else b""
         self.old_until = key.old_until or 0.0
@@ -37,7 +42,7 @@ class Holder:
         self.restricted = bool(key.models or key.classes or self.priority < PRIORITIES["high"])
         self.rpm, self.tpm = key.rpm or 0, key.tpm or 0
         self.usd_per_day, self.usd_per_month = key.usd_per_day or 0.0, key.usd_per_month or 0.0
-        self.limited = bool(self.rpm or self.tpm or self.usd_per_day or self.usd_per_month)
+        self.limited = bool(self.rpm or self.tpm or self.usd_per_day or self.usd_per_month or self.max_open)
         self.names_of = None
 
     def had(self, digest: bytes) -> bool:

@@ -10,6 +10,7 @@ from crosstie.route.live import Replica
 from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.messages import CHAT, COUNT_TOKENS, chat_of, error_message
+from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 
@@ -117,19 +118,24 @@ def _listed(gateway: Gateway, key_id: int) -> list[dict[str, object]]:
 
 
 def _explain(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
-    """The decision for a request as the API would take it, without sending it."""
+    """The decision for a request as the API would take it, without sending it. To a key it costs a request."""
     key_id, guard = _key_id(gateway, request), gateway.context.guard
+    if guard is not None:
+        guard.may_explain(key_id)
+        guard.check_open(key_id)
     _, ask = gateway.read(request, key_id)
     if guard is not None:
-        guard.place(key_id, ask)
+        record = RequestRecord(b"", request.path, 0.0, "explained", 200)
+        record.grant = guard.admit(key_id, ask, gateway.serving.max_open_per_key)
+        guard.settle(record)
     decision = gateway.router.decide(ask, gateway.now(), explain=True)
-    replica = decision.replica
+    replica, names = decision.replica, _names(gateway)
     said = {
         "policy": gateway.live.fleet.policy,
         "outcome": decision.outcome,
         "reason": decision.reason,
         "pool": replica.pool.pool.name if replica else None,
-        "backend": replica.key if replica else None,
+        "replica": names[replica.key] if replica else None,
         "meets_target": decision.meets,
         "request": {
             "model": ask.model,
@@ -144,7 +150,7 @@ def _explain(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
             "modalities": sorted(ask.modalities),
         },
         "considered": [
-            _considered(one) for one in decision.considered if guard is None or guard.may_see(key_id, one.pool)
+            _considered(one, names) for one in decision.considered if guard is None or guard.may_see(key_id, one.pool)
         ],
     }
     return 200, _encode(said), _JSON
@@ -161,11 +167,16 @@ def _count_tokens(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes
     return 200, _encode({"input_tokens": max(round(ask.input_tokens), 1)}), _JSON
 
 
-def _considered(one: Considered) -> dict[str, object]:
+def _names(gateway: Gateway) -> dict[str, str]:
+    """What replicas are called to clients: by their pool and place in it. Where they are is not for them to know."""
+    return {one.key: f"{pool.name}/{n}" for pool in gateway.live.pools for n, one in enumerate(pool.replicas, 1)}
+
+
+def _considered(one: Considered, names: dict[str, str]) -> dict[str, object]:
     seen = one.prediction
     return {
         "pool": one.pool,
-        "backend": one.backend,
+        "replica": None if one.backend is None else names[one.backend],
         "planned": one.planned,
         "dropped": one.dropped,
         "score": one.score,

@@ -45,6 +45,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     tpm: int | None = None
     usd_per_day: float | None = None
     usd_per_month: float | None = None
+    # Requests that it may have open at once; and whether it may ask for explanations of decisions.
+    max_open: int | None = None
+    explains: bool = False
     created_at: float = 0.0
     expires_at: float | None = None
     revoked_at: float | None = None
@@ -79,7 +82,7 @@ def check(key: Key) -> Key:
     for what, names in (("model", key.models), ("class", key.classes)):
         if any(not name or name != name.strip() or not name.isprintable() for name in names):
             raise BadInput(f"{what}: a name is empty, or has spaces around it or control characters in it")
-    for what, limit in (("rpm", key.rpm), ("tpm", key.tpm)):
+    for what, limit in (("rpm", key.rpm), ("tpm", key.tpm), ("max-open", key.max_open)):
         if limit is not None and not 1 <= limit <= _MOST_A_MINUTE:
             raise BadInput(f"{what}: {limit} is not from 1 to {_MOST_A_MINUTE:,}; to end a key, revoke it")
     for what, budget in (("usd-per-day", key.usd_per_day), ("usd-per-month", key.usd_per_month)):

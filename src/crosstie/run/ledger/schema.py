@@ -10,14 +10,15 @@ from typing import Any
 
 from crosstie.core.errors import BadInput
 
-SCHEMA = 2
+SCHEMA = 3
 _TABLES = (
     "CREATE TABLE crosstie_meta (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
     """CREATE TABLE crosstie_keys (
         id {identity}, public_id TEXT NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE, digest TEXT NOT NULL,
         old_digest TEXT, old_until DOUBLE PRECISION, models TEXT NOT NULL, classes TEXT NOT NULL,
         priority TEXT NOT NULL, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION, usd_per_month DOUBLE PRECISION,
-        created_at DOUBLE PRECISION NOT NULL, expires_at DOUBLE PRECISION, revoked_at DOUBLE PRECISION)""",
+        created_at DOUBLE PRECISION NOT NULL, expires_at DOUBLE PRECISION, revoked_at DOUBLE PRECISION,
+        max_open BIGINT, explains BIGINT NOT NULL DEFAULT 0)""",
     """CREATE TABLE crosstie_usage (
         hour BIGINT NOT NULL, key_id BIGINT NOT NULL, model TEXT NOT NULL, class TEXT NOT NULL, pool TEXT NOT NULL,
         outcome TEXT NOT NULL, code TEXT NOT NULL, requests BIGINT NOT NULL, counted BIGINT NOT NULL,
@@ -74,9 +75,15 @@ def _number_the_store(session: Session) -> None:
     session.change("INSERT INTO crosstie_meta VALUES ('store', ?) ON CONFLICT (name) DO NOTHING", (new_number(),))
 
 
+def _open_requests_and_rights(session: Session) -> None:
+    """Format 3: keys have a limit of requests at once, and a right to explanations, which those before did not need."""
+    session.change("ALTER TABLE crosstie_keys ADD COLUMN max_open BIGINT")
+    session.change("ALTER TABLE crosstie_keys ADD COLUMN explains BIGINT NOT NULL DEFAULT 0")
+
+
 # By the format that a step leads to: from the one before. A step is never changed once it was released, and `_TABLES`
 # is what all of them lead to.
-MIGRATIONS: dict[int, Callable[[Session], None]] = {2: _number_the_store}
+MIGRATIONS: dict[int, Callable[[Session], None]] = {2: _number_the_store, 3: _open_requests_and_rights}
 
 
 def behind(session: Session) -> list[int]:

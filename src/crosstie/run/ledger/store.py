@@ -13,6 +13,8 @@ from dataclasses import astuple, dataclass, replace
 from time import time
 from typing import Any
 
+import msgspec
+
 from crosstie.core.errors import BadInput, StoreFailed, did_you_mean, near_names
 from crosstie.run.ledger.keys import Key, check
 from crosstie.run.ledger.schema import SCHEMA, Session, behind, create, meta, migrate, new_number
@@ -236,13 +238,13 @@ def _bump(session: Session) -> None:
 
 def _values(key: Key) -> tuple[Any, ...]:
     """All columns but the id."""
-    return tuple(
-        json.dumps(getattr(key, column)) if column in _LISTS else getattr(key, column) for column in _COLUMNS[1:]
-    )
+    said = {**msgspec.structs.asdict(key), **{column: json.dumps(getattr(key, column)) for column in _LISTS}}
+    return tuple(said[column] if column != "explains" else int(key.explains) for column in _COLUMNS[1:])
 
 
 def _key(row: tuple[Any, ...]) -> Key:
     said = dict(zip(_COLUMNS, row, strict=True))
+    said["explains"] = bool(said["explains"])
     return Key(**{**said, **{column: tuple(json.loads(said[column])) for column in _LISTS}})
 
 
