@@ -329,7 +329,8 @@ def test_what_one_key_has_sent_is_not_told_to_another(shared: bool, tmp_path: Pa
                 said = json.loads((await at.at.ask("/crosstie/explain", headers=own, messages=document)).body)
                 assert ("held" in said["reason"]) == knows, said
                 assert (said["considered"][0]["predicted"]["cached_tokens"] > 0) == knows
-            assert (b"held" in (await at.ask(bob, messages=document)).header(b"x-crosstie-reason")) == shared
+            reason = (await at.ask(bob, messages=document)).header(b"x-crosstie-reason") or b""
+            assert (b"held" in reason) == shared
 
     run_on_loop(test())
 
@@ -351,7 +352,8 @@ async def test_a_key_may_have_so_many_requests_open(tmp_path: Path) -> None:
             token = await at.key(name, **own)
             at.fake.mode = "hang"
             flying = [asyncio.create_task(at.ask(token)) for _ in range(most)]
-            await until(lambda most=most: len(at.fake.held) == most)
+            while len(at.fake.held) < most:
+                await asyncio.sleep(0.01)
             refused = await at.ask(token)
             assert code_of(refused) == (429, "too_many_open_requests")
             assert message_of(refused) == f"this key has {most} requests open, and may have {most} at once"

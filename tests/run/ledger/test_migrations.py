@@ -98,8 +98,8 @@ def test_steps_are_taken_one_after_the_other_and_only_once(old: str, monkeypatch
     taken: list[int] = []
     for module in (schema, store):
         monkeypatch.setattr(module, "SCHEMA", SCHEMA + 2)
-    for step in (1, 2):
-        monkeypatch.setitem(schema.MIGRATIONS, SCHEMA + step, lambda session, step=step: taken.append(step))
+    monkeypatch.setitem(schema.MIGRATIONS, SCHEMA + 1, lambda session: taken.append(1))
+    monkeypatch.setitem(schema.MIGRATIONS, SCHEMA + 2, lambda session: taken.append(2))
     open_store(old).close()
     open_store(old).close()
     assert taken == [1, 2]
