@@ -205,7 +205,13 @@ def test_the_page_about_fleet_files(catalog: Catalog, tmp_path: Path) -> None:
     for example in examples:
         read_fleet(catalog, fleet_file(tmp_path, example))
     documented = set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
-    for known in (FLEET_KEYS, POOL_KEYS, CLASS_KEYS, ROUTE_KEYS, {*SERVE_RANGES, "default_class", "resume"}):
+    for known in (
+        FLEET_KEYS,
+        POOL_KEYS,
+        CLASS_KEYS,
+        ROUTE_KEYS,
+        {*SERVE_RANGES, "default_class", "resume", "share_prefixes"},
+    ):
         assert known <= documented, known - documented
 
 
@@ -218,7 +224,9 @@ def test_the_page_has_the_defaults_and_ranges_of_serve() -> None:
 
 
 def test_every_setting_can_be_given() -> None:
-    assert {*SERVE_RANGES, "default_class", "resume"} == {field.name for field in msgspec.structs.fields(Serving)}
+    assert {*SERVE_RANGES, "default_class", "resume", "share_prefixes"} == {
+        field.name for field in msgspec.structs.fields(Serving)
+    }
     usual = Serving()
     for key, (low, high) in SERVE_RANGES.items():
         assert low <= getattr(usual, key) <= high
