@@ -58,6 +58,50 @@ def test_a_full_room_sheds_the_newest_of_the_lowest_priority() -> None:
     assert order(room) == ["high", "normal"]
 
 
+def of(tenant: int, **fields: Any) -> Ask:
+    made = ask(**fields)
+    made.tenant = tenant
+    return made
+
+
+def test_tenants_take_turns_by_tokens_and_each_one_s_own_go_by_arrival() -> None:
+    room = WaitingRoom(1000)
+    for index in range(200):
+        room.add(of(1, input_tokens=1000.0), 0.0, 5.0, ("hog", index))
+    for index in range(3):
+        room.add(of(2, input_tokens=1000.0), 0.0, 5.0, ("other", index))
+    room.add(of(3, input_tokens=10.0), 0.0, 5.0, ("small", 0))
+    room.add(of(3, input_tokens=10.0), 0.0, 5.0, ("small", 1))
+    got = order(room)
+    assert got[:8] == [
+        ("hog", 0), ("other", 0), ("small", 0), ("small", 1), ("hog", 1), ("other", 1), ("hog", 2), ("other", 2)
+    ]  # fmt: skip
+    assert [index for name, index in got if name == "hog"] == list(range(200))
+
+
+def test_who_comes_later_has_saved_up_no_turns_and_who_left_is_charged_for_nothing() -> None:
+    room = WaitingRoom(1000)
+    for index in range(20):
+        room.add(of(1), 0.0, 5.0, ("first", index))
+    for _ in range(10):
+        room.take(anybody, 0.0)
+    late = [room.add(of(2), 0.0, 5.0, ("second", index))[0] for index in range(20)]
+    for ticket in late[5:]:
+        room.leave(ticket)
+    assert [name for name, _ in order(room)] == ["first", "second"] * 5 + ["first"] * 5
+
+
+def test_a_full_room_sheds_the_newest_of_the_tenant_who_has_most_there() -> None:
+    room = WaitingRoom(5)
+    for index in range(4):
+        room.add(of(1, ttft_s=1.0), 0.0, 5.0, ("hog", index))
+    room.take(nobody, 0.9)
+    for index, shed in ((0, None), (1, ("hog", 3)), (2, ("other", 2))):
+        found = room.add(of(2, ttft_s=1.0), 0.9, 5.0, ("other", index))[1]
+        assert (found and found.item) == shed
+    assert len(room) == 5
+
+
 def test_deadlines_are_kept_in_their_own_order() -> None:
     room = WaitingRoom(10)
     for item, deadline in (("a", 3.0), ("b", 1.0), ("c", 2.0)):

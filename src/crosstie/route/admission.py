@@ -1,8 +1,10 @@
 """Requests that no replica can take just now: who is sent next, who has waited too long, and who is turned away.
 
-Higher priority first, then the order of arrival; those who have used up most of their TTFT target come after all of
-their priority who have not, because they will hardly keep it anyway. The room is bounded: when it is full, the newest
-of the lowest priority goes, which may be the one that has just come.
+Higher priority first; those who have used up most of their TTFT target come after all of their priority who have not,
+because they will hardly keep it anyway. Among these, tenants take turns by the tokens that they were let through with,
+fewest first, as the Virtual Token Counter of fair serving has it; one tenant's own go by arrival. Whoever begins to
+wait is put level with the least served of those who do, so that nobody saves up turns. The room is bounded: when it is
+full, of the lowest priority the newest of the tenant who has most there goes, which may be the one that has just come.
 """
 
 from collections.abc import Callable
@@ -33,30 +35,66 @@ class Ticket:
         self.number = number
         # Those of one kind would all take the same place.
         self.kind = (ask.model, ask.pin, ask.class_name, ask.modalities, ask.tried)
+        self.tenant = ask.tenant
         # Where it waits; None: it has left.
-        self.lane: dict[Ticket, None] | None = None
+        self.lane: Lane | None = None
 
     @property
     def there(self) -> bool:
         return self.lane is not None
 
 
+# Those who wait of each tenant, in the order of arrival: dicts, so that whoever leaves is quickly gone.
+Line = dict[Ticket, None]
+Lane = dict[int, Line]
+
+
+def _stand(lane: Lane, ticket: Ticket) -> None:
+    line = lane.get(ticket.tenant)
+    if line is None:
+        line = lane[ticket.tenant] = {}
+    line[ticket] = None
+    ticket.lane = lane
+
+
+def _step_out(lane: Lane, ticket: Ticket) -> None:
+    line = lane[ticket.tenant]
+    del line[ticket]
+    if not line:
+        del lane[ticket.tenant]
+    ticket.lane = None
+
+
 class _Lanes:
-    """Of one priority, each in the order of arrival: dicts, so that whoever leaves is quickly gone."""
+    """Of one priority."""
 
     def __init__(self) -> None:
-        self.in_time: dict[Ticket, None] = {}
-        self.late: dict[Ticket, None] = {}
+        self.in_time: Lane = {}
+        self.late: Lane = {}
 
     def sort(self, now: float) -> None:
-        while self.in_time:
-            ticket = next(iter(self.in_time))
-            target_s = ticket.ask.ttft_s
-            if target_s is None or now - ticket.since < _LATE_SHARE * target_s:
-                return
-            del self.in_time[ticket]
-            self.late[ticket] = None
-            ticket.lane = self.late
+        for tenant in list(self.in_time):
+            while tenant in self.in_time:
+                ticket = next(iter(self.in_time[tenant]))
+                target_s = ticket.ask.ttft_s
+                if target_s is None or now - ticket.since < _LATE_SHARE * target_s:
+                    break
+                _step_out(self.in_time, ticket)
+                _stand(self.late, ticket)
+
+    def last(self) -> Ticket:
+        """The newest of the tenant who has most here."""
+        counts: dict[int, int] = {}
+        for lane in (self.in_time, self.late):
+            for tenant, line in lane.items():
+                counts[tenant] = counts.get(tenant, 0) + len(line)
+        most = max(counts.values())
+        lines = [self.in_time.get(one) or self.late[one] for one, count in counts.items() if count == most]
+        return max([next(reversed(line)) for line in lines], key=_number)
+
+
+def _number(ticket: Ticket) -> int:
+    return ticket.number
 
 
 class WaitingRoom:
@@ -67,6 +105,9 @@ class WaitingRoom:
         # How many there are of each kind, and in all.
         self._kinds: dict[tuple[object, ...], int] = {}
         self._count = 0
+        # How many there are of each tenant, and the tokens that it was let through with since somebody has waited.
+        self._tenants: dict[int, int] = {}
+        self._served: dict[int, float] = {}
         self._numbers = 0
         self._left_at: float | None = None
         # Mean time between two departures.
@@ -79,15 +120,20 @@ class WaitingRoom:
         """The newcomer's ticket, and the one that had to go for it, which may be the same."""
         self._numbers += 1
         ticket = Ticket(ask, item, now, deadline, self._numbers)
-        ticket.lane = self._by_priority.setdefault(ask.priority, _Lanes()).in_time
-        ticket.lane[ticket] = None
+        _stand(self._by_priority.setdefault(ask.priority, _Lanes()).in_time, ticket)
+        tenant = ticket.tenant
+        waits = self._tenants.get(tenant, 0)
+        if not waits:
+            level = min([self._served[one] for one in self._tenants], default=0.0)
+            self._served[tenant] = max(self._served.get(tenant, 0.0), level)
+        self._tenants[tenant] = waits + 1
         heappush(self._deadlines, (deadline, ticket.number, ticket))
         self._kinds[ticket.kind] = self._kinds.get(ticket.kind, 0) + 1
         self._count += 1
         if self._count <= self.most:
             return ticket, None
         lowest = self._by_priority[min(p for p, lanes in self._by_priority.items() if lanes.in_time or lanes.late)]
-        shed = next(reversed(lowest.in_time or lowest.late))
+        shed = lowest.last()
         self.leave(shed)
         return ticket, shed
 
@@ -95,9 +141,15 @@ class WaitingRoom:
         """Gives a place up, as when the client has gone; whether it was still taken."""
         if ticket.lane is None:
             return False
-        del ticket.lane[ticket]
-        ticket.lane = None
+        _step_out(ticket.lane, ticket)
         self._count -= 1
+        waits = self._tenants[ticket.tenant] - 1
+        if waits:
+            self._tenants[ticket.tenant] = waits
+        else:
+            del self._tenants[ticket.tenant]
+            if not self._count:
+                self._served.clear()
         left = self._kinds[ticket.kind] - 1
         if left:
             self._kinds[ticket.kind] = left
@@ -127,16 +179,18 @@ class WaitingRoom:
         for priority in sorted(self._by_priority, reverse=True):
             lanes = self._by_priority[priority]
             lanes.sort(now)
-            for lane in (lanes.in_time, lanes.late):
-                for ticket in lane:
+            for line in (*self._in_turn(lanes.in_time), *self._in_turn(lanes.late)):
+                for ticket in line:
                     if len(stuck) == len(self._kinds):
-                        break
+                        return None
                     ask, kind = ticket.ask, ticket.kind
                     if kind in stuck:
                         continue
                     ask.waited_s = now - ticket.since
                     decision = decide(ask, now)
                     if decision.outcome != "wait":
+                        if decision.outcome == "send":
+                            self._served[ticket.tenant] += ask.input_tokens + ask.copies * ask.output_tokens
                         self.leave(ticket)
                         self._departed(now)
                         return ticket, decision
@@ -146,6 +200,12 @@ class WaitingRoom:
                     if tried >= _TRIED:
                         return None
         return None
+
+    def _in_turn(self, lane: Lane) -> list[Line]:
+        if len(lane) < 2:
+            return list(lane.values())
+        turns = sorted([(self._served[tenant], n, tenant) for n, tenant in enumerate(lane)])
+        return [lane[tenant] for _, _, tenant in turns]
 
     def _departed(self, now: float) -> None:
         if self._left_at is not None:

@@ -58,5 +58,7 @@ class Ask:
         self.streams = streams
         # Answers that are made of its one prompt.
         self.copies = copies
+        # Who takes turns with others in the queue: a key; 0 without keys.
+        self.tenant = 0
         # Its model was loaded nowhere when it came.
         self.cold = False

@@ -368,6 +368,31 @@ async def test_a_key_may_have_so_many_requests_open(tmp_path: Path) -> None:
 
 
 @on_loop
+async def test_a_key_with_200_connections_does_not_keep_another_from_its_turn(tmp_path: Path) -> None:
+    async with fakes() as [fake]:
+        fake.mode = "hang"
+        narrow = (pool_of("one", fake.url, max_in_flight=1),)
+        serving = msgspec.structs.replace(CALM, max_queued=100)
+        async with keyed(tmp_path, pools=narrow, classes=(), serving=serving) as at:
+            hog, other = await at.key("hog"), await at.key("other")
+            waiting = at.at.gateway.waiting
+            many = [asyncio.create_task(at.ask(hog, user="hog")) for _ in range(200)]
+            await until(lambda: len(waiting) == 100 and sum(one.done() for one in many) == 99)
+            few = [asyncio.create_task(at.ask(other, user="other")) for _ in range(5)]
+            # Places for them are taken from who has most of them.
+            await until(lambda: sum(one.done() for one in many) == 104)
+            assert len(waiting) == 100
+            fake.mode = "ok"
+            fake._ok({}, fake.held.pop())
+            assert [(await one).status for one in few] == [200] * 5
+            served = [body["user"] for _, body in fake.hit]
+            assert served.index("other") <= 2
+            assert served[:11].count("other") >= 4, "turn by turn"
+            statuses = [(await one).status for one in many]
+            assert (statuses.count(200), statuses.count(429)) == (96, 104)
+
+
+@on_loop
 async def test_classes_of_a_key(tmp_path: Path) -> None:
     async with keyed(tmp_path) as at:
         token = await at.key(classes=("batch", "other"), explains=True)

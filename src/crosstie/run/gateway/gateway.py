@@ -225,18 +225,18 @@ class Gateway:
         """What a request asks for, and what that means to the router. Raises RequestRejected."""
         guard, model, live = self.context.guard, None, self.live
         names = live.names if guard is None else guard.names_for(key_id, request)
-        tenant = 0 if guard is None or self.serving.share_prefixes else guard.tenant(key_id)
+        tenant = 0 if guard is None else guard.tenant(key_id)
         try:
             parsed = read_body(request.body)
             model = parsed.model
-            ask = ask_of(live, names, request, parsed, tenant)
+            ask = ask_of(live, names, request, parsed, 0 if self.serving.share_prefixes else tenant)
         except UnknownModel as error:
             if guard is not None and names is not live.names:
                 raise guard.not_allowed(key_id, model) from None
             raise RequestRejected(404, str(error), "model_not_found") from None
         except BadInput as error:
             raise RequestRejected(400, str(error), "bad_request") from None
-        ask.patience_s = self.serving.queue_s * self.speed
+        ask.patience_s, ask.tenant = self.serving.queue_s * self.speed, tenant
         return parsed, ask
 
     def _begin(self, exchange: Exchange) -> None:
@@ -301,7 +301,7 @@ class Gateway:
         return self.router.decide(ask, now, exclude=ask.tried)
 
     def _admit(self) -> None:
-        """Lets in whoever can be sent now, in the order of priority and arrival."""
+        """Lets in whoever can be sent now, in the order of the waiting room."""
         now = self.now()
         while (found := self.waiting.take(self._decide, now)) is not None:
             ticket, decision = found
