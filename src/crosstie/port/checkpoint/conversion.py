@@ -65,6 +65,13 @@ class Conversion(msgspec.Struct, frozen=True, kw_only=True):
     def nbytes(self) -> int:
         return sum(shard.size for shard in self.shards)
 
+    def layout(self, shard: ShardPlan) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type and shape of each tensor that a new shard will have."""
+        return {
+            name: (DTYPES[self.to] if name in self.recoded else info.dtype, info.shape)
+            for name, info in self.checkpoint.headers[shard.name].tensors.items()
+        }
+
 
 def plan_conversion(
     checkpoint: Checkpoint, to: Dialect, *, even_if_normalised: bool = False, keep_kv_scales: bool = False
@@ -97,14 +104,14 @@ def plan_conversion(
     )
 
 
-def understood(checkpoint: Checkpoint) -> Scheme:
-    """What an FP8 checkpoint is, where nothing about it is doubtful."""
+def understood(checkpoint: Checkpoint, *, also: str = "") -> Scheme:
+    """What a checkpoint with FP8 weights is, or with those of another scheme, where nothing about it is doubtful."""
     scheme = read_scheme(checkpoint)
     if scheme.problems:
         first, more = scheme.problems[0], len(scheme.problems) - 1
         others = f" (and {more:,} more such questions)" if more else ""
         raise BadData(checkpoint.folder / first.file, first.key, first.reason + others)
-    if not any(scheme.fp8_weights):
+    if not any(weight.is_fp8 or weight.scheme == also for weight in scheme.weights):
         raise BadInput(f"{checkpoint.folder}: nothing to convert: {_without_fp8(scheme)}")
     _check_shapes(checkpoint, scheme)
     return scheme

@@ -1,4 +1,4 @@
-"""A checkpoint from one FP8 dialect to the other: shards in parallel, each window compared, a rerun goes on."""
+"""A checkpoint in the other FP8 dialect or under other scales: shards in parallel, all compared, a rerun goes on."""
 
 import errno
 import os
@@ -17,14 +17,22 @@ from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.progress import OnProgress, Progress, no_progress
 from crosstie.port.checkpoint.conversion import Conversion, plan_conversion
 from crosstie.port.checkpoint.converters import StretchConverter, converters
-from crosstie.port.checkpoint.fp8 import DTYPES, OTHER, Codes, Dialect
+from crosstie.port.checkpoint.fp8 import Codes, Dialect
 from crosstie.port.checkpoint.headers import read_header
 from crosstie.port.checkpoint.index import open_checkpoint
+from crosstie.port.checkpoint.matrix import Cost
 from crosstie.port.checkpoint.output import OutputFolder, flush
 from crosstie.port.checkpoint.repackage import FORMAT, check_repackaged, plan_repackaging
+from crosstie.port.checkpoint.requantisation import (
+    Granularity,
+    Requantisation,
+    check_requantised,
+    plan_requantisation,
+)
+from crosstie.port.checkpoint.requantise import make_shard
 from crosstie.port.checkpoint.shard import ShardPlan, Stretch, windows
 
-Target = Dialect | Literal["compressed-tensors"]
+Target = Dialect | Literal["compressed-tensors"] | Granularity
 # How many windows a process takes at once: worth a message, few enough that one shard keeps all processes busy.
 _STRETCH = 64
 # With less to do, another process takes longer to start than it saves.
@@ -45,6 +53,8 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
     written_bytes: int
     # None where an earlier run has done all of it, and counted.
     codes: Codes | None
+    # Of weights whose values are not what they were; only where that was allowed.
+    costs: dict[str, Cost] = {}
     seconds: float
     # Files of the source that are not in the new folder: weights in other formats.
     left_out: list[str]
@@ -65,6 +75,8 @@ class ConversionReport(msgspec.Struct, frozen=True, kw_only=True):
     # The method that its config names afterwards.
     format: str
     scheme: str
+    # What its weights are afterwards; None where they are what they were.
+    new_scheme: str | None
     shards: int
     nbytes: int
     tensors: int
@@ -80,7 +92,7 @@ class _Job:
 
     def __init__(self, shard: ShardPlan, file: Path, to: Dialect, *, flush: bool = False, only_compared: bool = False):
         self.shard, self.file, self.to, self.flush, self.only_compared = shard, file, to, flush, only_compared
-        self.codes = Codes()
+        self.codes, self.costs = Codes(), dict[str, Cost]()
         self._lock = threading.Lock()
         self._begun = only_compared
         # Stretches that are handed out and not done, and whether others follow.
@@ -122,30 +134,43 @@ class _Job:
 
 def convert(
     model_dir: Path, out: Path, to: Target, *, jobs: int | None = None, even_if_normalised: bool = False,
-    keep_kv_scales: bool = False, sync: bool = False, dry_run: bool = False, on_progress: OnProgress = no_progress,
+    keep_kv_scales: bool = False, inexact: bool = False, sync: bool = False, dry_run: bool = False,
+    on_progress: OnProgress = no_progress,
 ) -> ConversionReport:  # fmt: skip
     """Converts the FP8 checkpoint in a folder to the other dialect, exactly, into a new folder; or refuses.
 
     To "compressed-tensors": ModelOpt's FP8 by tensor under another config, the same bytes, for loaders that convert.
+    To "fp8-tensor", "fp8-channel" or "fp8-block": FP8 or MXFP4 weights with scales that are shared so; `inexact`: also
+    where values change, and by how much is reported.
     Interrupted, the same call goes on with what is missing. `even_if_normalised`: formats too that vLLM and SGLang
     convert themselves; `keep_kv_scales`: scales of the KV cache stay; `sync`: each shard is flushed to the disk before
     it counts as finished; `dry_run`: what would be done, from the headers alone.
     """
     checkpoint = open_checkpoint(Path(model_dir))
+    plan: Conversion
     if to == "compressed-tensors":
         plan = plan_repackaging(checkpoint)
+    elif to == "fp8-tensor" or to == "fp8-channel" or to == "fp8-block":
+        plan = plan_requantisation(checkpoint, to, inexact=inexact)
     else:
         plan = plan_conversion(checkpoint, to, even_if_normalised=even_if_normalised, keep_kv_scales=keep_kv_scales)
     jobs = jobs or min(os.cpu_count() or 1, _MOST_JOBS)
     done = None if dry_run else run_conversion(plan, Path(out), jobs=jobs, sync=sync, on_progress=on_progress)
     if to == FORMAT and done is not None:
         check_repackaged(plan, open_checkpoint(Path(out)))
+    if isinstance(plan, Requantisation) and done is not None:
+        check_requantised(plan, open_checkpoint(Path(out)))
     return ConversionReport(
-        source=str(plan.checkpoint.folder), out=str(out), was=plan.scheme.dialect or OTHER[plan.to], to=plan.to,
-        format=FORMAT if to == FORMAT else plan.scheme.method, method=plan.scheme.method,
-        scheme=plan.scheme.scheme, shards=len(plan.shards), nbytes=plan.nbytes, tensors=len(plan.checkpoint.tensors),
+        source=str(plan.checkpoint.folder), out=str(out), was=plan.scheme.dialect or plan.to, to=plan.to,
+        format=_format(plan, to), method=plan.scheme.method, scheme=plan.scheme.scheme,
+        new_scheme=plan.granularity if isinstance(plan, Requantisation) else None,
+        shards=len(plan.shards), nbytes=plan.nbytes, tensors=len(plan.checkpoint.tensors),
         recoded=sorted(plan.recoded), rescaled=sorted(plan.rescaled), kept=plan.kept, converted=done,
     )  # fmt: skip
+
+
+def _format(plan: Conversion, to: Target) -> str:
+    return plan.method if isinstance(plan, Requantisation) else FORMAT if to == FORMAT else plan.scheme.method
 
 
 def run_conversion(
@@ -172,14 +197,16 @@ def _convert(
     conversion: Conversion, output: OutputFolder, jobs: int, sync: bool, progress: Progress, began: float
 ) -> Converted:
     resumed, to_write, codes, left_out = len(conversion.shards), 0, None, list[str]()
+    costs: dict[str, Cost] = {}
     if output.was_complete:
-        _compare_again(conversion, output, jobs, progress)
+        costs = _compare_again(conversion, output, jobs, progress)
     else:
         codes, todo = Codes(), list[_Job]()
         for shard in conversion.shards:
             found = output.finished(shard)
             if found is not None:
                 codes += found.codes
+                costs |= found.costs
                 progress.add(shard.data_bytes)
             else:
                 output.make_room(shard)
@@ -188,14 +215,19 @@ def _convert(
         to_write = sum(job.shard.size for job in todo)
         _check_room(output.folder, to_write)
         codes += _run(conversion, output, todo, jobs, progress)
+        costs |= _costs(todo)
         left_out = output.complete()
     return Converted(
         shards=len(conversion.shards), resumed=resumed, nbytes=conversion.nbytes, written_bytes=to_write, codes=codes,
-        seconds=time.monotonic() - began, left_out=left_out,
+        costs=costs, seconds=time.monotonic() - began, left_out=left_out,
     )  # fmt: skip
 
 
-def _compare_again(conversion: Conversion, output: OutputFolder, jobs: int, progress: Progress) -> None:
+def _costs(done: Sequence[_Job]) -> dict[str, Cost]:
+    return {name: cost for job in done for name, cost in job.costs.items()}
+
+
+def _compare_again(conversion: Conversion, output: OutputFolder, jobs: int, progress: Progress) -> dict[str, Cost]:
     """A source with other numbers in it has the same headers."""
     todo = [_Job(shard, output.final(shard), conversion.to, only_compared=True) for shard in conversion.shards]
     try:
@@ -205,10 +237,13 @@ def _compare_again(conversion: Conversion, output: OutputFolder, jobs: int, prog
             f"{output.folder}: holds a conversion, but not of this model as it is now ({error}); "
             "delete it to start again"
         ) from None
+    return _costs(todo)
 
 
 def _run(conversion: Conversion, output: OutputFolder, todo: Sequence[_Job], jobs: int, progress: Progress) -> Codes:
     """All stretches of all shards, each process taking the next one; finished shards are sealed beside that."""
+    if isinstance(conversion, Requantisation):
+        return _remake(conversion, output, todo, jobs, progress)
     queue = _in_turn(todo, jobs)
     taking, stop = threading.Lock(), threading.Event()
     sealed: list[Future[None]] = []
@@ -245,13 +280,26 @@ def _run(conversion: Conversion, output: OutputFolder, todo: Sequence[_Job], job
     return sum((job.codes for job in todo), Codes())
 
 
+def _remake(
+    conversion: Requantisation, output: OutputFolder, todo: Sequence[_Job], jobs: int, progress: Progress
+) -> Codes:
+    for job in todo:
+        job.begin()
+        job.codes, job.costs = make_shard(
+            conversion, job.shard, job.file, jobs=jobs, only_compared=job.only_compared, done=progress.add
+        )
+        if not job.only_compared:
+            _finish(conversion, job, output)
+    return sum((job.codes for job in todo), Codes())
+
+
 def _finish(conversion: Conversion, job: _Job, output: OutputFolder) -> None:
     if not job.shard.unchanged():
         raise BadData(job.shard.source, "", "was changed while it was converted")
     _compare_header(conversion, job)
     if job.flush:
         flush(job.file)
-    output.seal(job.shard, job.codes)
+    output.seal(job.shard, job.codes, job.costs)
 
 
 def _in_turn(todo: Sequence[_Job], jobs: int) -> Iterator[tuple[_Job, Stretch]]:
@@ -265,10 +313,9 @@ def _in_turn(todo: Sequence[_Job], jobs: int) -> Iterator[tuple[_Job, Stretch]]:
 def _compare_header(conversion: Conversion, job: _Job) -> None:
     """The new file as whoever loads it will see it: its size and layout, names, types and shapes."""
     made = read_header(job.file).tensors
-    for name, info in conversion.checkpoint.headers[job.shard.name].tensors.items():
-        dtype = DTYPES[conversion.to] if name in conversion.recoded else info.dtype
-        if name not in made or (made[name].dtype, made[name].shape) != (dtype, info.shape):
-            raise BadData(job.file, name, f"is not the source's tensor as {dtype}")
+    for name, (dtype, shape) in conversion.layout(job.shard).items():
+        if name not in made or (made[name].dtype, made[name].shape) != (dtype, shape):
+            raise BadData(job.file, name, f"is not there as {dtype} of shape {list(shape)}")
 
 
 def _check_room(folder: Path, needed: int) -> None:

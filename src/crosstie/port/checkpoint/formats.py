@@ -93,6 +93,11 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
         return {int(bits) for bits in found if isinstance(bits, int | str) and str(bits) in ("2", "3", "4", "8")}
 
     @property
+    def block_sizes(self) -> set[tuple[int, int]]:
+        """The rows and columns that share a scale, as far as the config says so."""
+        return {block for entry in _entries(self.quantisation) if (block := _block(entry)) is not None}
+
+    @property
     def fp8_weights(self) -> Iterator[Weight]:
         return (weight for weight in self.weights if weight.is_fp8)
 
@@ -238,8 +243,7 @@ def scale_problems(scheme: Scheme, checkpoint: Checkpoint) -> Iterator[Problem]:
     A loader stumbles over them; a conversion refuses scales of another kind or grid.
     """
     method, quantisation = scheme.method, scheme.quantisation
-    announced = _announced(method, quantisation)
-    blocks = {block for entry in _entries(quantisation) if (block := _block(entry)) is not None}
+    announced, blocks = _announced(method, quantisation), scheme.block_sizes
     static = _inputs_are_static(method, quantisation)
     for weight in scheme.weights:
         file = checkpoint[weight.name].file.name

@@ -54,6 +54,24 @@ def _tables() -> dict[Dialect, NDArray[np.float64]]:
 
 # What each of the 256 bytes means.
 VALUES = _tables()
+# Of the magnitudes, which are in the order of their bytes: those that are finite, and the middle between neighbours.
+_MAGNITUDES = {dialect: table[:0x80][np.isfinite(table[:0x80])] for dialect, table in VALUES.items()}
+_MIDDLES = {dialect: (found[1:] + found[:-1]) / 2 for dialect, found in _MAGNITUDES.items()}
+LARGEST = {dialect: float(found[-1]) for dialect, found in _MAGNITUDES.items()}
+
+
+def encode(values: NDArray[np.float64], dialect: Dialect) -> Bytes:
+    """The nearest byte of each finite value, of two the even one; what is beyond the largest becomes the largest."""
+    magnitudes = np.abs(values)
+    codes = np.searchsorted(_MIDDLES[dialect], magnitudes)
+    last = len(_MIDDLES[dialect]) - 1
+    codes += (magnitudes == _MIDDLES[dialect][np.minimum(codes, last)]) & (codes % 2 == 1)
+    signed: Bytes = codes.astype(np.uint8)
+    signed[np.signbit(values)] |= _SIGN_ONLY
+    # A minus zero would be NaN in e4m3fnuz.
+    if dialect == "e4m3fnuz":
+        signed[signed == _SIGN_ONLY] = 0
+    return signed
 
 
 class Codes(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,16 +179,22 @@ def scale_values(raw: Bytes, dtype: str) -> NDArray[np.float64]:
     return values
 
 
+def sound_scales(raw: Bytes, dtype: str) -> NDArray[np.float64]:
+    """As `scale_values`, all of them finite and positive."""
+    found = scale_values(raw, dtype)
+    if not np.isfinite(found).all():
+        raise Inexact(f"{np.count_nonzero(~np.isfinite(found)):,} scales are not finite numbers")
+    if not (found > 0).all():
+        first = found[np.argmax(found <= 0)]
+        raise Inexact(f"{np.count_nonzero(found <= 0):,} scales are not positive, such as {first:g}: they are damaged")
+    return found
+
+
 def rescale(raw: Bytes, dtype: str, factor: float) -> Bytes:
     """Each scale times `factor`, a power of two, in the same type."""
-    before = scale_values(raw, dtype)
-    if not np.isfinite(before).all():
-        raise Inexact(f"{np.count_nonzero(~np.isfinite(before)):,} scales are not finite numbers")
-    if not (before > 0).all():
-        first = before[np.argmax(before <= 0)]
-        raise Inexact(f"{np.count_nonzero(before <= 0):,} scales are not positive, such as {first:g}: they are damaged")
+    before = sound_scales(raw, dtype)
     wanted = before * factor
-    made = _stored(wanted, dtype)
+    made = stored(wanted, dtype)
     wrong = scale_values(made, dtype) != wanted
     if wrong.any():
         first = before[np.argmax(wrong)]
@@ -179,7 +203,7 @@ def rescale(raw: Bytes, dtype: str, factor: float) -> Bytes:
     return made
 
 
-def _stored(values: NDArray[np.float64], dtype: str) -> Bytes:
+def stored(values: NDArray[np.float64], dtype: str) -> Bytes:
     """The nearest, or some other number where there is none near: the caller compares."""
     with np.errstate(over="ignore", under="ignore"):
         if dtype in _FLOATS:
@@ -187,5 +211,5 @@ def _stored(values: NDArray[np.float64], dtype: str) -> Bytes:
         if dtype == "BF16":
             return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     exponents = np.frexp(values)[1] - 1 + _EXPONENT_BIAS
-    stored: Bytes = np.clip(exponents, 0, _EXPONENT_NAN - 1).astype(np.uint8)
-    return stored
+    made: Bytes = np.clip(exponents, 0, _EXPONENT_NAN - 1).astype(np.uint8)
+    return made

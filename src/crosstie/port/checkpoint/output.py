@@ -21,6 +21,7 @@ import msgspec
 from crosstie.core.errors import BadInput
 from crosstie.port.checkpoint.conversion import Conversion
 from crosstie.port.checkpoint.fp8 import Codes
+from crosstie.port.checkpoint.matrix import Cost
 from crosstie.port.checkpoint.shard import ShardPlan, identity_of
 
 JOURNAL = ".crosstie-convert.json"
@@ -41,6 +42,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
     identity: tuple[int, int]
     codes: Codes
+    # Of weights whose values are not what they were.
+    costs: dict[str, Cost] = {}
     # The run of the machine in which it was written; "" if it was flushed to the disk, where it outlives a restart.
     boot: str
 
@@ -103,11 +106,13 @@ class OutputFolder:
         self.part(shard).unlink(missing_ok=True)
         self.final(shard).unlink(missing_ok=True)
 
-    def seal(self, shard: ShardPlan, codes: Codes) -> None:
+    def seal(self, shard: ShardPlan, codes: Codes, costs: Mapping[str, Cost] | None = None) -> None:
         file = self.final(shard)
         os.replace(self.part(shard), file)
         boot = "" if self._flush else _boot()
-        self._journal.finished[shard.name] = Finished(identity=identity_of(file), codes=codes, boot=boot)
+        self._journal.finished[shard.name] = Finished(
+            identity=identity_of(file), codes=codes, costs=dict(costs or {}), boot=boot
+        )
         self._write(JOURNAL, msgspec.json.encode(self._journal))
 
     def complete(self) -> list[str]:
@@ -119,7 +124,7 @@ class OutputFolder:
             target = self.folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
             self._write(str(path), source / path)
-        if index is not None:
+        if index is not None and index.name not in self._conversion.configs:
             self._write(index.name, index)
         for name, text in self._conversion.configs.items():
             self._write(name, text.encode())

@@ -5,6 +5,7 @@ ModelOpt's FP8 by tensor (docs/convert.md). Both name and shape their scales ali
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from crosstie.catalog.reading import read_json
@@ -14,19 +15,15 @@ from crosstie.port.checkpoint.formats import MODELOPT_FILE, Scheme, read_scheme
 from crosstie.port.checkpoint.index import Checkpoint
 
 FORMAT: Final = "compressed-tensors"
-_TENSOR = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False}
-_CONFIG = "config.json"
+FP8_NUMBERS: Final = {"num_bits": 8, "type": "float", "symmetric": True}
+BY_TENSOR: Final = {**FP8_NUMBERS, "strategy": "tensor", "dynamic": False}
+CONFIG = "config.json"
 
 
 def plan_repackaging(checkpoint: Checkpoint) -> Conversion:
     scheme = understood(checkpoint)
     _refuse_others(checkpoint, scheme)
-    config = read_json(checkpoint.folder / _CONFIG)
-    text = config.get("text_config")
-    if isinstance(text, dict) and "quantization_config" in text:
-        config["text_config"] = {**text, "quantization_config": _described(scheme)}
-    else:
-        config["quantization_config"] = _described(scheme)
+    config = with_quantisation(read_json(checkpoint.folder / CONFIG), described(scheme, BY_TENSOR, BY_TENSOR))
     return Conversion(
         to="e4m3fn",
         checkpoint=checkpoint,
@@ -34,7 +31,7 @@ def plan_repackaging(checkpoint: Checkpoint) -> Conversion:
         shards=tuple(copied_shard(header) for header in checkpoint.headers.values()),
         recoded=frozenset(),
         rescaled=frozenset(),
-        configs={_CONFIG: json.dumps(config, indent=2) + "\n"},
+        configs={CONFIG: json.dumps(config, indent=2) + "\n"},
         dropped=frozenset({MODELOPT_FILE}),
         kept={},
     )
@@ -56,17 +53,28 @@ def _refuse_others(checkpoint: Checkpoint, scheme: Scheme) -> None:
             raise BadData(checkpoint[weight.name].file, weight.name, "static FP8 without an input_scale")
 
 
-def _described(scheme: Scheme) -> dict[str, Any]:
+def with_quantisation(config: dict[str, Any], quantisation: Mapping[str, Any]) -> dict[str, Any]:
+    """In the place where the config had it."""
+    made = {key: value for key, value in config.items() if key != "compression_config"}
+    text = made.get("text_config")
+    if isinstance(text, dict) and "quantization_config" in text:
+        return {**made, "text_config": {**text, "quantization_config": dict(quantisation)}}
+    return {**made, "quantization_config": dict(quantisation)}
+
+
+def described(scheme: Scheme, weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
     """What is not quantised is listed by module: the patterns of the two formats do not mean the same."""
-    plain = {weight.name.removesuffix(".weight") for weight in scheme.weights if not weight.is_fp8}
+    plain = {weight.name.removesuffix(".weight") for weight in scheme.weights if weight.scheme in ("bf16", "fp16")}
     found: dict[str, Any] = {
         "quant_method": FORMAT,
         "format": "float-quantized",
         "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": _TENSOR, "input_activations": _TENSOR}},
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": dict(weights), "input_activations": dict(inputs)}
+        },
         "ignore": sorted(name for name in plain if "embed" not in name),
     }
-    return {**found, "kv_cache_scheme": _TENSOR} if scheme.kv_format == "fp8" else found
+    return {**found, "kv_cache_scheme": BY_TENSOR} if scheme.kv_format == "fp8" else found
 
 
 def check_repackaged(plan: Conversion, made: Checkpoint) -> None:

@@ -59,6 +59,8 @@ class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
     head: bytes
     data_start: int
     steps: tuple[ByteRange, ...]
+    # Of the new file's tensors, where they are not as long as the source's.
+    new_data_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -71,7 +73,7 @@ class ShardPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        return self.identity[0] + self.shift
+        return len(self.head) + (self.data_bytes if self.new_data_bytes is None else self.new_data_bytes)
 
     @property
     def data_bytes(self) -> int:
@@ -173,7 +175,7 @@ class Converter:
             else:
                 after[part] = before[part]
         if not stretch.only_compared:
-            _drain(after, target, start + shift)
+            drain(after, target, start + shift)
         # From here on `before` may be gone: files without maps are read into the same buffer.
         back = read_back(start + shift, stop + shift)
         if not same(back, after):
@@ -196,7 +198,7 @@ class Converter:
             if mapped and (whole := _mapped(descriptor, map_start, stop)) is not None:
                 yield descriptor, lambda begin, end: whole[begin - map_start : end - map_start]
             else:
-                yield descriptor, lambda begin, end: _fill(self._source[: end - begin], descriptor, begin, file)
+                yield descriptor, lambda begin, end: fill(self._source[: end - begin], descriptor, begin, file)
         finally:
             os.close(descriptor)
 
@@ -241,7 +243,7 @@ def _mapped(descriptor: int, start: int, stop: int) -> Bytes | None:
         return None
 
 
-def _fill(buffer: Bytes, descriptor: int, offset: int, file: str) -> Bytes:
+def fill(buffer: Bytes, descriptor: int, offset: int, file: str) -> Bytes:
     view, done = buffer.data, 0
     while done < buffer.size:
         read = os.preadv(descriptor, [view[done:]], offset + done)
@@ -251,7 +253,7 @@ def _fill(buffer: Bytes, descriptor: int, offset: int, file: str) -> Bytes:
     return buffer
 
 
-def _drain(buffer: Bytes, descriptor: int, offset: int) -> None:
+def drain(buffer: Bytes, descriptor: int, offset: int) -> None:
     view, done = buffer.data, 0
     while done < buffer.size:
         done += os.pwrite(descriptor, view[done:], offset + done)
