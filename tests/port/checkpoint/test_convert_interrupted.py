@@ -18,7 +18,6 @@ from tests.port.checkpoint.test_convert import contents
 from crosstie.core.errors import BadInput
 from crosstie.port.checkpoint.conversion import plan_conversion
 from crosstie.port.checkpoint.convert import Converted, run_conversion
-from crosstie.port.checkpoint.fp8 import Codes
 from crosstie.port.checkpoint.index import open_checkpoint
 from crosstie.port.checkpoint.output import JOURNAL, OutputFolder
 from crosstie.port.checkpoint.shard import ShardPlan
@@ -65,10 +64,10 @@ def half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pa
     source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
     go_on(source, tmp_path / "whole")
 
-    def seal_once(output: OutputFolder, shard: ShardPlan, codes: Codes, real: Any = OutputFolder.seal) -> None:
+    def seal_once(output: OutputFolder, shard: ShardPlan, *found: Any, real: Any = OutputFolder.seal) -> None:
         if output.has_finished:
             raise OSError(errno.EIO, "Input/output error")
-        real(output, shard, codes)
+        real(output, shard, *found)
 
     with monkeypatch.context() as patched:
         patched.setattr(OutputFolder, "seal", seal_once)
