@@ -47,6 +47,8 @@ class Fake:
         self.held: list[Reply] = []
         self.streams = True
         self.full_headers = b""
+        self.script: list[tuple[int, str | None]] = []
+        self.ending: tuple[str, ...] = ()
         self.flooded, self.slow, self.scrapes, self.pings = 0, False, 0, 0
 
     async def start(self, port: int = 0) -> None:
@@ -125,6 +127,21 @@ class Fake:
         """One after the other, each in a packet of its own."""
         for at, do in enumerate(then, start=1):
             self.loop.call_later(0.05 * at, do)
+
+    def _choices(self, body: dict[str, Any], reply: Reply) -> None:
+        """As `script` says, an event each: the index of a choice and how it ends there; "done", "end" and "cut"."""
+        if not body.get("stream"):
+            choices = [{"index": index, "text": "hi", "finish_reason": finish} for index, finish in self.script]
+            reply.send(200, json.dumps({"served_by": self.name, "choices": choices, "usage": self.usage}).encode())
+            return
+        reply.start(200, b"content-type: text/event-stream\r\n", None)
+        for index, finish in self.script:
+            said = {"choices": [{"index": index, "delta": {"content": "a"}, "text": "a", "finish_reason": finish}]}
+            reply.write(b"data: " + json.dumps(said).encode() + b"\n\n")
+        if "done" in self.ending:
+            reply.write(b"data: [DONE]\n\n")
+        # In a packet of its own: what was written before a cut may be lost.
+        self.loop.call_later(0.05, reply.cut if "cut" in self.ending else reply.end)
 
     def _error(self, body: dict[str, Any], reply: Reply) -> None:
         reply.send(500, b'{"error":{"message":"engine broke"}}')

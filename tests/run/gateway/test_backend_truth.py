@@ -1,5 +1,6 @@
 """What a backend says of itself, taken for what it is: keep-alives, choices that were cut, when to come back."""
 
+import json
 from email.utils import formatdate
 from time import time
 
@@ -118,3 +119,65 @@ async def test_the_limit_of_a_key_that_is_passed_on_keeps_nobody_else_away() -> 
 )
 def test_retry_after_is_read_in_all_of_its_forms(name: bytes, value: bytes, least: float, most: float) -> None:
     assert least <= asked_to_wait_s([(b"server", b"x"), (name, value)]) <= most
+
+
+# Choices
+
+BOTH = [(0, None), (1, None), (0, "stop"), (1, "length")]
+ONE = [(0, None), (1, None), (0, "stop")]
+# Its second choice has not even begun.
+FIRST = [(0, None), (0, "stop")]
+
+
+@pytest.mark.parametrize(
+    ("script", "ending", "whole"),
+    [
+        (BOTH, ("done",), True),
+        (BOTH, (), True),
+        # All is said but the last word.
+        (BOTH, ("cut",), True),
+        # Of an engine that knows only one and ends in order.
+        (FIRST, ("done",), True),
+        (ONE, ("done",), False),
+        (ONE, (), False),
+        (ONE, ("cut",), False),
+        (ONE, ("done", "cut"), False),
+        (FIRST, (), False),
+        (FIRST, ("cut",), False),
+    ],
+)
+@pytest.mark.parametrize("asked", ["n", "prompts"])
+def test_a_stream_of_several_choices_is_served_when_all_of_them_are(
+    asked: str, script: list[tuple[int, str | None]], ending: tuple[str, ...], whole: bool
+) -> None:
+    @on_loop
+    async def test() -> None:
+        async with fakes() as [fake]:
+            fake.mode, fake.script, fake.ending = "choices", script, ending
+            async with running(fleet_of(pool_of("one", fake.url))) as at:
+                body = {"n": 2} if asked == "n" else {"prompt": ["a", "b"], "messages": []}
+                path = "/v1/chat/completions" if asked == "n" else "/v1/completions"
+                answer = await at.ask(path, stream=True, **body)
+                assert answer.body.count(b'"index"') == len(script)
+                assert (b"upstream_cut" in answer.body) == (not whole)
+                # Who reads up to there believes that it has all.
+                assert not (b"[DONE]" in answer.body and not whole)
+                assert await at.metric("crosstie_requests_total", outcome="served" if whole else "cut") == 1
+
+    test()
+
+
+@pytest.mark.parametrize("finish", [None, "abort"])
+def test_a_whole_answer_with_an_unfinished_choice_is_asked_for_elsewhere(finish: str | None) -> None:
+    @on_loop
+    async def test() -> None:
+        async with fakes(2) as [bad, good]:
+            bad.mode, bad.script = "choices", [(0, "stop"), (1, finish)]
+            good.mode, good.script = "choices", [(0, "stop"), (1, "length")]
+            fleet = fleet_of(pool_of("bad", bad.url, usd_per_gpu_hour=0.1), pool_of("good", good.url))
+            async with running(fleet) as at:
+                answer = await at.ask(n=2)
+                assert (answer.status, json.loads(answer.body)["served_by"]) == (200, good.name)
+                assert await at.metric("crosstie_backend_faults_total", pool="bad") == 1
+
+    test()

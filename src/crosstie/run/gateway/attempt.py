@@ -11,6 +11,7 @@ from crosstie.route.speed import Prediction
 from crosstie.run.gateway.asks import HINTS
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import with_model, with_usage_requested
+from crosstie.run.gateway.choices import Choices, has_cut_choice
 from crosstie.run.gateway.errors import asked_to_wait_s, without_address
 from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
@@ -144,6 +145,7 @@ class Attempt:
             self.relay = StreamRelay(
                 reply, status, lines, hide_usage=not exchange.parsed.wants_usage, hide_continuous=self.counting,
                 transcript=exchange.transcribed(), seam=exchange.seam,
+                choices=Choices(exchange.parsed.choices) if exchange.parsed.choices > 1 else None,
             )  # fmt: skip
         elif not reply.started:
             self.relay = WholeRelay(reply, status, lines)
@@ -200,6 +202,8 @@ class Attempt:
             # A login page, or a proxy's notice, with a status that says all is well.
             why = f"{self.who} answered with something else than JSON"
             self.exchange.on_attempt_failed(why, 502, passed_on=False)
+        elif isinstance(relay, WholeRelay) and status < 300 and self._cut_a_choice(relay):
+            self.exchange.on_attempt_failed(f"{self.who} left a choice unfinished", 502, passed_on=False)
         elif isinstance(relay, StreamRelay) and relay.client_error_status:
             # Told inside a stream, but a 4xx all the same.
             self.status = relay.client_error_status
@@ -213,6 +217,9 @@ class Attempt:
         else:
             relay.end()
             self.exchange.on_attempt_served()
+
+    def _cut_a_choice(self, relay: WholeRelay) -> bool:
+        return self.exchange.parsed.choices > 1 and not relay.reply.started and has_cut_choice(relay.content)
 
     def _full(self, status: int) -> None:
         """Full, not broken: somebody else may have room."""

@@ -17,6 +17,7 @@ from crosstie.run.gateway.fields import (
     UsageFields,
     decode,
     decode_answer,
+    decode_list,
     decode_messages,
     decode_models,
     decode_name,
@@ -72,6 +73,8 @@ class RequestBody:
         self.most_output = min(most, _MOST_TOKENS) if most is not None and most > 0 else None
         # Answers that it asks for at once: each costs what one costs.
         self.copies = min(max(fields.n or 1, fields.best_of or 1, 1), _MOST_COPIES)
+        # And those that its answer is to have: of each prompt, where there are several.
+        self.choices = min(max(fields.n or 1, 1), _MOST_COPIES)
         self.session = fields.prompt_cache_key or fields.user
         # What the model will read: schemas of tools, texts, and what is attached to them. Nothing long is copied:
         # that would take longer than reading it.
@@ -93,6 +96,8 @@ class RequestBody:
                 # Token ids in the place of text: their number is known.
                 parts.append(bytes(given))
                 self.token_ids = _token_ids(parts[0])
+                if len(fields.prompt):
+                    self.choices *= _prompts(parts[0])
         self.prompt_bytes = size
         # Where the prompt begins in the body, for what it has in common with others'.
         self.prompt_at = max(body.find(key), 0)
@@ -191,6 +196,12 @@ def _token_ids(prompt: bytes) -> int | None:
     """The number of a prompt's tokens where it is a list of their ids, or of such lists."""
     start = prompt[:16].replace(b" ", b"").lstrip(b"[")[:1]
     return prompt.count(b",") + 1 if start.isdigit() else None
+
+
+def _prompts(prompt: bytes) -> int:
+    """How many texts, or lists of token ids, a list has; of ids it is one."""
+    several = prompt[1:17].lstrip()[:1] in (b'"', b"[")
+    return max(len(decode_list(prompt)), 1) if several else 1
 
 
 def with_model(body: bytes, model: str) -> bytes:

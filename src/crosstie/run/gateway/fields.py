@@ -82,6 +82,16 @@ class ChunkFields(msgspec.Struct):
     usage: UsageFields | None = None
 
 
+class EndFields(msgspec.Struct):
+    """How a choice of a whole answer ended; who says nothing of it, such as a list of vectors, has none."""
+
+    finish_reason: str | None = ""
+
+
+class EndsFields(msgspec.Struct):
+    choices: list[EndFields] = []
+
+
 class ModelFields(msgspec.Struct):
     owned_by: str = ""
 
@@ -96,5 +106,7 @@ decode_messages = msgspec.json.Decoder(list[MessageFields]).decode
 decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_answer = msgspec.json.Decoder(AnswerFields).decode
 decode_chunk = msgspec.json.Decoder(ChunkFields).decode
+decode_ends = msgspec.json.Decoder(EndsFields).decode
+decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 decode_models = msgspec.json.Decoder(ModelsFields).decode
 decode_chunks = msgspec.json.Decoder(list[ChunkFields]).decode

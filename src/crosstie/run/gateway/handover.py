@@ -51,9 +51,10 @@ class Handover:
         """Raises CannotResume."""
         relay, transcript = self._relay, self.transcript
         transcript.read()
-        if transcript.finish or transcript.done:
+        several = relay.choices if isinstance(relay, StreamRelay) else None
+        if several.all_ended if several is not None else transcript.finish or transcript.done:
             # All of it has come but the end.
-            self._finish("", count=relay is None or relay.usage is None)
+            self._finish("", count=several is None and (relay is None or relay.usage is None))
             return
         if not self.context.serving.resume:
             raise CannotResume("off")

@@ -6,6 +6,7 @@ A relay keeps what it must not send yet. As long as `reply.started` is false the
 import re
 
 from crosstie.run.gateway.body import Usage, usage_of
+from crosstie.run.gateway.choices import Choices
 from crosstie.run.gateway.seam import Seam
 from crosstie.run.gateway.transcript import DONE, Transcript
 from crosstie.run.wire.server import Reply
@@ -46,12 +47,14 @@ class StreamRelay:
 
     def __init__(
         self, reply: Reply, status: int, headers: bytes, *, hide_usage: bool, hide_continuous: bool = False,
-        transcript: Transcript | None = None, seam: Seam | None = None,
+        transcript: Transcript | None = None, seam: Seam | None = None, choices: Choices | None = None,
     ):  # fmt: skip
         self.reply, self.status, self.headers = reply, status, headers
         # Whether the last count, and those on the way to it, were the gateway's wish and not the client's.
         self.hide_usage, self.hide_continuous = hide_usage, hide_continuous
         self.transcript, self.seam = transcript, seam
+        # Of an answer that has several.
+        self.choices = choices
         self.usage: Usage | None = None
         # What the engine said instead of going on; the client has not seen it.
         self.unsaid = b""
@@ -79,6 +82,10 @@ class StreamRelay:
         if not data:
             return False
         reply, transcript = self.reply, self.transcript
+        if self.choices is not None:
+            data = self._until_early_end(data, self.choices)
+            if not data:
+                return False
         if transcript is not None:
             if reply.started and (self.unsaid or b"error" in data or b'"abort"' in data):
                 data = self._until_trouble(data)
@@ -126,6 +133,16 @@ class StreamRelay:
                 break
             before.append(event)
         return b"".join(before)
+
+    def _until_early_end(self, data: bytes, choices: Choices) -> bytes:
+        """What comes before the last word of an engine that has left a choice unfinished: clients take it for the end
+        of a whole answer."""
+        choices.note(data)
+        end = DONE.search(data)
+        if end is None or choices.all_seen_ended:
+            return data
+        self.unsaid = data[end.start() :]
+        return data[: end.start()]
 
     def _without_usage(self, data: bytes) -> bytes:
         if self.hide_continuous and not (b'"choices":[]' in data or b'"choices": []' in data):
@@ -176,7 +193,10 @@ class StreamRelay:
             return False
         if _ABORTED.search(latest):
             return False
-        return _FINISHED.search(latest) is not None or (self.reply.started and DONE.search(latest) is not None)
+        done = self.reply.started and DONE.search(latest) is not None
+        if self.choices is not None:
+            return self.choices.all_ended or (done and self.choices.all_seen_ended)
+        return _FINISHED.search(latest) is not None or done
 
     def end(self) -> None:
         if not self.reply.started:
