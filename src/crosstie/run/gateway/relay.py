@@ -26,6 +26,8 @@ _CLIENT_ERROR = re.compile(rb'"code" ?: ?"?(4(?!08|29)\d\d)\b')
 _MOST_ERROR = 2**20
 # Beyond that it is a stream of openings without an end, for which there is no room here.
 _MOST_OPENING = 2**16
+# Of keep-alives before it, what is kept for the client.
+_MOST_PINGS = 2**12
 _EVENTS = re.compile(rb".+?(?:\r\n\r\n|\n\n|\Z)", re.DOTALL)
 # The first events of an answer, before there is any token: only that an assistant is going to speak.
 _OPENING = re.compile(
@@ -76,6 +78,8 @@ class StreamRelay:
         if data and not data.startswith(b"data") and _SAYS.search(data) is None:
             if self.reply.started:
                 self.reply.write(data)
+            elif len(self._opening) < _MOST_PINGS:
+                self._opening += data
             return False
         if data and self.seam is not None:
             data = self.seam.joined(data)
