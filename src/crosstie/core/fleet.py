@@ -187,7 +187,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     metrics_every_s: _Interval = 1.0
     # Over how long a backend that has just come (back) is brought up to its full share.
     slow_start_s: _Pause = 10.0
-    # How long requests in flight are waited for after SIGTERM.
+    # How long `/ready` says after SIGTERM that it leaves before connections are refused, so that balancers take it out;
+    # and how long requests in flight are then waited for.
+    lame_duck_s: _Pause = 5.0
     drain_s: _Pause = 60.0
     max_body_mib: Annotated[float, msgspec.Meta(ge=0.001, le=65_536)] = 32.0
     # Of clients, in all and from one address; 0: as many as there are.

@@ -10,7 +10,7 @@ from tests.waiting import LIMIT_S
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
-from crosstie.core.fleet import Fleet, Pool
+from crosstie.core.fleet import Fleet, Pool, Serving
 from crosstie.run.emulate.fleet import EmulatedFleet, start
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Headers, Origin
@@ -31,7 +31,9 @@ def pool(name: str = "one", model: str = SMALL, **more: Any) -> Pool:
 
 
 def fleet(*pools: Pool, **more: Any) -> Fleet:
-    usual = {"name": "test", "planned": "", "policy": "round-robin", "classes": ()}
+    # No balancer is to be waited for.
+    serving = Serving(lame_duck_s=0.0)
+    usual = {"name": "test", "planned": "", "policy": "round-robin", "classes": (), "serving": serving}
     return Fleet(pools=pools or (pool(),), **{**usual, **more})
 
 

@@ -28,6 +28,7 @@ CATALOG = Catalog()
 CALM = Serving(
     connect_timeout_s=30.0, first_byte_timeout_s=LIMIT_S, idle_timeout_s=LIMIT_S, total_timeout_s=2 * LIMIT_S,
     queue_s=LIMIT_S, health_every_s=0.2, metrics_every_s=0.1, slow_start_s=0.0, drain_s=30.0,
+    lame_duck_s=0.0,
 )  # fmt: skip
 # For tests of those who are given up.
 HASTY = msgspec.structs.replace(CALM, first_byte_timeout_s=1.0, idle_timeout_s=1.0, queue_s=1.0)

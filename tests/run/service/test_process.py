@@ -43,7 +43,8 @@ def pool_at(one: Pool, url: str) -> Pool:
 
 
 def write(file: Path, *pools: Pool, **serve: Any) -> None:
-    put(file, fleet_text(fleet(*pools, policy="cheapest-meeting-target", serving=Serving(slow_start_s=0.0, **serve))))
+    serving = Serving(**{"slow_start_s": 0.0, "lame_duck_s": 0.0, **serve})
+    put(file, fleet_text(fleet(*pools, policy="cheapest-meeting-target", serving=serving)))
 
 
 @contextlib.contextmanager
@@ -198,6 +199,22 @@ def finished(made: socket.socket, rest: bytes) -> bytes:
     while more := made.recv(65536):
         received += more
     return received
+
+
+def test_balancers_are_told_before_anybody_is_refused(pools: dict[str, Pool], tmp_path: Path) -> None:
+    with gateway(tmp_path, pools["amd"], lame_duck_s=3600, drain_s=60) as running:
+        running.send(signal.SIGTERM)
+        assert comes_true(lambda: get(running.url, "/ready").status == 503)
+        # Who has not heard of it yet is served.
+        assert_whole(Stream(running.url, SMALL, 5).read(60), 5)
+        assert not refuses(running.url)
+        # Told twice it waits no longer.
+        assert running.ends() == 0
+
+
+def test_without_a_service_manager_it_leaves_at_once(pools: dict[str, Pool], tmp_path: Path) -> None:
+    with gateway(tmp_path, pools["amd"], lame_duck_s=3600) as running:
+        assert running.ends(signal.SIGINT) == 0
 
 
 def test_a_drain_that_is_too_short_is_status_1_and_a_line(pools: dict[str, Pool], tmp_path: Path) -> None:

@@ -140,6 +140,16 @@ def test_a_drain_answers_what_every_worker_has(pools: dict[str, Pool], tmp_path:
         assert running.ends(None) == 0
 
 
+def test_balancers_are_told_before_anybody_is_refused(pools: dict[str, Pool], tmp_path: Path) -> None:
+    with workers(tmp_path, pools["amd"], lame_duck_s=3600) as running:
+        running.send(signal.SIGTERM)
+        # Each of them, whoever is asked.
+        assert comes_true(lambda: all(get(running.url, "/ready").status == 503 for _ in range(4)))
+        assert_whole(Stream(running.url, SMALL, 5).read(60), 5)
+        assert not refuses(running.url)
+        assert running.ends() == 0
+
+
 def test_a_drain_that_is_too_short(pools: dict[str, Pool], tmp_path: Path) -> None:
     with workers(tmp_path, pools["amd"], drain_s=0.2) as running:
         flying = [stream(running) for _ in range(4)]

@@ -95,6 +95,8 @@ class GatewayProcess:
         self.handlers: Handlers = {}
         self.link: WorkerLink | None = None
         self.stopping = asyncio.Event()
+        # Whether balancers are told first, and whether that may take no longer.
+        self._is_leaving, self._hurried = False, asyncio.Event()
         self.port = 0
         self._limits = RequestLimits()
 
@@ -130,8 +132,8 @@ class GatewayProcess:
     def heed_signals(self) -> None:
         """SIGTERM and SIGINT end it, twice at once; SIGHUP has the fleet file read again."""
         loop = asyncio.get_running_loop()
-        for name in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(name, self.end)
+        loop.add_signal_handler(signal.SIGTERM, self.leave)
+        loop.add_signal_handler(signal.SIGINT, self.end)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
 
     async def until_stopped(self) -> bool:
@@ -141,9 +143,15 @@ class GatewayProcess:
         follower.cancel()
         return await self.stop()
 
+    def leave(self) -> None:
+        """As service managers want it: balancers are told first."""
+        self._is_leaving = True
+        self.end()
+
     def end(self) -> None:
         if self.stopping.is_set():
             # Asked twice: not to wait any longer.
+            self._hurried.set()
             self.server.close()
         self.stopping.set()
 
@@ -152,6 +160,11 @@ class GatewayProcess:
         busy = len(self.gateway.exchanges)
         if busy:
             self.notify(Notice("draining", "info", f"draining: {busy} requests are being answered", requests=busy))
+        if self._is_leaving:
+            with contextlib.suppress(TimeoutError):
+                # Meanwhile it serves as ever.
+                async with asyncio.timeout(self.gateway.serving.lame_duck_s):
+                    await self._hurried.wait()
         whole = await self.server.drain(self.gateway.serving.drain_s, give_up=self.gateway.give_up)
         await self._close()
         return whole

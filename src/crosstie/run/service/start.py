@@ -17,7 +17,7 @@ from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Fleet, Policy, Pool
+from crosstie.core.fleet import Fleet, Policy, Pool, Serving
 from crosstie.run.emulate.fleet import start_emulated
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.ledger.places import open_store
@@ -161,13 +161,20 @@ def _prepared(options: ServeOptions, observers: Observers, *, starts_engines: bo
 
 
 def _local_fleet(engine: LocalEngine) -> Fleet:
-    """One pool of which nothing is known but its address: its speed is learnt."""
+    """One pool of which nothing is known but its address: its speed is learnt. No balancer is before it."""
     pool = Pool(
         name="local", model=engine.model, accelerator=None, parallelism=Parallelism(), precision=None,
         kv_format="bf16", stack=None, replicas=1, usd_per_gpu_hour=0.0, max_in_flight=64, max_context=CONTEXT,
         backends=(engine.url,),
     )  # fmt: skip
-    return Fleet(name="local", planned="", policy="cheapest-meeting-target", pools=(pool,), classes=())
+    return Fleet(
+        name="local",
+        planned="",
+        policy="cheapest-meeting-target",
+        pools=(pool,),
+        classes=(),
+        serving=Serving(lame_duck_s=0.0),
+    )
 
 
 class _Start:

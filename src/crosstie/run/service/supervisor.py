@@ -39,7 +39,7 @@ _HUNG_S = 30.0
 _SAME_S = 10.0
 _MOST_SAID, _MOST_LINES = 8192, 1000
 # What the supervisor tells its workers.
-STOP, STOP_NOW, READ_AGAIN = b"s", b"n", b"r"
+STOP, LEAVE, STOP_NOW, READ_AGAIN = b"s", b"l", b"n", b"r"
 # Addresses of sockets are short, folders for temporary files are not always.
 _LONGEST_FOLDER = 80
 
@@ -303,20 +303,20 @@ class Supervisor:
             elif not os.read(number, 4096) and number != inputs[0]:
                 # Standard input has closed: whoever started this has gone.
                 inputs.remove(number)
-                self._signals.append(signal.SIGTERM)
+                self._signals.append(signal.SIGINT)
 
     def _heed(self) -> None:
         signals, self._signals = self._signals, []
         for number in signals:
             if number in (signal.SIGTERM, signal.SIGINT):
-                self._stop()
+                self._stop(LEAVE if number == signal.SIGTERM else STOP)
             elif number == signal.SIGHUP and not self._stopping:
                 self._read_again()
 
-    def _stop(self) -> None:
+    def _stop(self, order: bytes = STOP) -> None:
         self._stopping += 1
         say("STOPPING=1\nSTATUS=draining")
-        self._tell(STOP if self._stopping == 1 else STOP_NOW)
+        self._tell(order if self._stopping == 1 else STOP_NOW)
         # Workers let in who has knocked, and close theirs; a socket that stays open here would let clients wait.
         for one in self.sockets:
             one.close()

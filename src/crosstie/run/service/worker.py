@@ -18,7 +18,7 @@ from crosstie.core.histogram import Family
 from crosstie.run.gateway.backend import Backend, EngineLoad
 from crosstie.run.gateway.interfaces import OtherWorkers
 from crosstie.run.service.process import Component, GatewayProcess
-from crosstie.run.service.supervisor import READ_AGAIN, STOP, STOP_NOW, Reloaded, WorkerSlot
+from crosstie.run.service.supervisor import LEAVE, READ_AGAIN, STOP, STOP_NOW, Reloaded, WorkerSlot
 from crosstie.run.service.worker_link import MetricsPage, MetricsRequest, WorkerLink
 from crosstie.run.service.worker_metrics import counters, merged_pages
 from crosstie.run.share.board import Board, Cell
@@ -122,6 +122,8 @@ class Worker(SharedLoad, OtherWorkers):
             asyncio.get_running_loop().remove_reader(self.slot.line.fileno())
         if not orders or STOP in orders:
             self._process.stopping.set()
+        if LEAVE in orders:
+            self._process.leave()
         if STOP_NOW in orders:
             self._process.end()
 
