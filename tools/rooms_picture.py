@@ -15,7 +15,12 @@ BANDS: list[dict[str, list[list[str]]]] = [
     {"prove": [["prove.claims"], ["prove.replay", "prove.calibration"], ["prove.probe"]]},
     {
         "decide": [["decide.plan"], ["decide.cost"], ["decide.compare"]],
-        "run": [["run.service"], ["run.gateway", "run.emulate"], ["run.wire", "run.ledger", "run.share"]],
+        "run": [
+            ["run.service"],
+            ["run.batch"],
+            ["run.gateway", "run.emulate"],
+            ["run.wire", "run.ledger", "run.share"],
+        ],
     },
     {
         "port": [

@@ -32,6 +32,7 @@ ROOMS = [
     "run.share",
     "run.emulate",
     "run.gateway",
+    "run.batch",
     "run.service",
     "prove.replay",
     "prove.probe",

@@ -18,6 +18,7 @@ from crosstie.run.service.start import Observers, Served, ServeOptions, run, wou
     cls=GroupedCommand,
     groups={
         "Without GPUs": "--emulate --speed",
+        "Batches": "--batches --batch-in-flight --batch-max-gib",
         "Administration": "--admin-port --admin-host --admin-anywhere",
         "Records, logs and traces": "--record --record-max-mib --record-keep --log-format --log-requests "
         "--log-prompts --otel",
@@ -51,6 +52,15 @@ from crosstie.run.service.start import Observers, Served, ServeOptions, run, wou
     "--admin-host", default="127.0.0.1", show_default=True, metavar="A", help="Where administrators are listened to."
 )
 @click.option("--admin-anywhere", is_flag=True, help="--admin-host may be other than loopback.")
+@click.option("--batches", type=FILE, metavar="DIR", help="Keep /v1/files and /v1/batches there, and run them.")
+@click.option(
+    "--batch-in-flight", type=click.IntRange(1, 10_000), default=32, show_default=True, metavar="N",
+    help="Requests of batches that run at once.",
+)  # fmt: skip
+@click.option(
+    "--batch-max-gib", type=click.FloatRange(0.001), default=10.0, show_default=True, metavar="G",
+    help="What all files may take.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Read the file, say what would be served, and end.")
 @click.option("--check", is_flag=True, hidden=True, help="The former name of --dry-run.")
 @click.option("--example", is_flag=True, help="Print a fleet file to start from.")

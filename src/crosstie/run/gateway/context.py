@@ -13,7 +13,7 @@ from crosstie.route.decision import Decision
 from crosstie.route.router import Router
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.guard import Guard
-from crosstie.run.gateway.interfaces import HostedModels, OtherWorkers, Tracing
+from crosstie.run.gateway.interfaces import Batches, HostedModels, OtherWorkers, Tracing
 from crosstie.run.gateway.metrics import Metrics
 
 
@@ -34,6 +34,8 @@ class Context:
         self.hosted: HostedModels | None = None
         # Other workers of this gateway, who find out what this one does; None: there are none.
         self.workers: OtherWorkers | None = None
+        # Who keeps files and runs batches; None: nobody does.
+        self.batches: Batches | None = None
         # Called with each decision: the request's id, attempts before it, the request as the router sees it.
         self.on_decision: Callable[[bytes, int, Ask, Decision], None] | None = None
         # Called when a backend came up or went down.

@@ -208,6 +208,23 @@ class Gateway:
         record.key_id, record.grant = key_id, grant
         self._begin(Exchange(self.context, self, request, reply, parsed, ask, record))
 
+    def serve_batched(self, request: Request, reply: Reply, key_id: int) -> None:
+        """A request of a batch of this key: after all others, and without targets, so that the cheapest pool has it."""
+        request_id, guard, grant = self._request_id(request), self.context.guard, None
+        try:
+            if guard is not None:
+                guard.check_key(key_id)
+            parsed, ask = self.read(request, key_id)
+            if guard is not None:
+                grant = guard.admit(key_id, ask)
+        except RequestRejected as refused:
+            reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
+            return
+        ask.priority, ask.ttft_s, ask.tpot_s = 0, None, None
+        record = RequestRecord(request_id, request.path, time(), "", 0)
+        record.key_id, record.grant = key_id, grant
+        self._begin(Exchange(self.context, self, request, reply, parsed, ask, record))
+
     def opens(self, request: Request) -> int:
         """Whose a request is whose body is still to come: the id of its key, 0 without keys. Raises BadRequest."""
         guard, key_id = self.context.guard, 0

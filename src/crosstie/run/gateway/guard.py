@@ -126,6 +126,13 @@ class Guard:
         if holder.usd_per_day or holder.usd_per_month:
             self._check_spent(holder, now)
 
+    def check_key(self, key_id: int) -> None:
+        """Whether a key that was let in once still would be. Raises RequestRejected."""
+        holder = self._by_id.get(key_id)
+        if holder is None:
+            raise self._refuse(401, "this key is no more", "invalid_api_key")
+        self._check_valid(holder)
+
     def _holder(self, headers: dict[bytes, bytes]) -> Holder:
         given = headers.get(b"authorization")
         named, also = headers.get(b"api-key"), headers.get(b"x-api-key")
@@ -143,11 +150,14 @@ class Guard:
         right = compare_digest(found, _NOBODY if holder is None else holder.digest)
         if holder is None or not (right or holder.had(found)):
             raise self._refuse(401, "this is no API key of this gateway", "invalid_api_key")
+        self._check_valid(holder)
+        return holder
+
+    def _check_valid(self, holder: Holder) -> None:
         if holder.revoked:
             raise self._refuse(401, "this API key was revoked", "api_key_revoked")
         if holder.ends_at != NEVER and holder.ends_at <= time():
             raise self._refuse(401, "this API key has expired", "api_key_expired")
-        return holder
 
     def names_for(self, key_id: int, request: Request) -> dict[str, str]:
         """What names of models mean in a request of this key. Raises RequestRejected where it hints at what the key

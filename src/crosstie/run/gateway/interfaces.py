@@ -1,4 +1,5 @@
-"""What the gateway asks of the service around it: of who loads models, of its other workers, of who traces requests.
+"""What the gateway asks of the service around it: of who loads models, of its other workers, of who traces requests and
+runs batches.
 
 Each is None where there is no such thing. The service derives from these classes, so they are not compiled.
 """
@@ -8,6 +9,8 @@ from collections.abc import Callable
 from crosstie.route.ask import Ask
 from crosstie.route.live import Replica
 from crosstie.run.gateway.backend import Backend, EngineLoad
+from crosstie.run.wire.request import Request
+from crosstie.run.wire.server import Reply
 
 
 class HostedModels:
@@ -70,6 +73,14 @@ class TracedRequest:
 
     def failed(self, why: str, status: int) -> None:
         """Its present attempt has come to nothing."""
+        raise NotImplementedError
+
+
+class Batches:
+    """Files and batches; see `run.batch`."""
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        """A request under /v1/files or /v1/batches."""
         raise NotImplementedError
 
 

@@ -16,6 +16,7 @@ from crosstie.run.wire.server import Reply
 
 # Those that are answered by backends.
 SERVED = frozenset(f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "responses", "messages"))
+_BATCHED = ("/v1/files", "/v1/batches")
 _encode = msgspec.json.Encoder().encode
 Page = Callable[[Gateway, Request], tuple[int, bytes, bytes]]
 _JSON, _TEXT = b"application/json", b"text/plain; version=0.0.4; charset=utf-8"
@@ -29,6 +30,9 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
                 gateway.serve(request, reply)
             else:
                 reply.send(405, error_body(405, f"{path} takes POST", "method_not_allowed"), b"allow: POST\r\n")
+            return
+        if path.startswith(_BATCHED) and gateway.context.batches is not None:
+            gateway.context.batches.handle(request, reply)
             return
         if path == "/metrics" and request.method == "GET" and gateway.context.workers is not None:
             gateway.context.workers.metrics_to(lambda page: reply.send(200, page.encode(), content_type=_TEXT))
@@ -50,6 +54,8 @@ def _page(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     page = _PAGES.get(path)
     if page is None and path.startswith("/v1/models/"):
         page = _model
+    if page is None and path.startswith(_BATCHED):
+        return 404, error_body(404, "no batches here: the gateway was started without --batches", "not_found"), _JSON
     if page is None:
         return 404, error_body(404, f"there is no {path}; the API is under /v1", "not_found"), _JSON
     wanted = ("POST",) if page in (_explain, _count_tokens) else ("GET", "HEAD")

@@ -22,6 +22,7 @@ from crosstie.run.emulate.fleet import start_emulated
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.ledger.places import open_store
 from crosstie.run.service.admin_door import AdminDoor
+from crosstie.run.service.batches import BatchService
 from crosstie.run.service.hosting import Hosting
 from crosstie.run.service.ledger import Ledger
 from crosstie.run.service.local import CONTEXT, LocalEngine, start_local
@@ -99,6 +100,11 @@ class ServeOptions:
     admin_port: int | None = None
     admin_host: str = "127.0.0.1"
     admin_anywhere: bool = False
+    # Where files and batches are kept, how many of their requests run at once, and how much all files may take; None:
+    # there are none.
+    batches: Path | None = None
+    batch_in_flight: int = 32
+    batch_max_gib: float = 10.0
     # End when standard input closes.
     with_parent: bool = False
 
@@ -192,9 +198,13 @@ class _Start:
         **shared: Any,
     ) -> GatewayProcess:  # fmt: skip
         door = [self.door] if self.door is not None else []
+        options, batches = self.options, list[Component]()
+        if options.batches is not None:
+            limits: dict[str, Any] = {"in_flight": options.batch_in_flight, "most_gib": options.batch_max_gib}
+            batches.append(BatchService(options.batches, **limits))
         return GatewayProcess(
             self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
-            components=[*before, ledger, Hosting(), *observers.components(), *door, *after], **shared,
+            components=[*before, ledger, Hosting(), *observers.components(), *batches, *door, *after], **shared,
         )  # fmt: skip
 
     def _served(self, port: int) -> Served:

@@ -1,0 +1,26 @@
+"""Files and batches as a part of the service: `crosstie serve --batches FOLDER`."""
+
+from pathlib import Path
+
+from crosstie.run.batch.api import BatchApi
+from crosstie.run.batch.runner import BatchRunner
+from crosstie.run.batch.store import BatchStore
+from crosstie.run.service.process import Component, GatewayProcess
+
+
+class BatchService(Component):
+    """Every worker answers for the folder; one of them runs what is in it."""
+
+    def __init__(self, folder: Path, *, in_flight: int, most_gib: float):
+        self._in_flight = in_flight
+        self._store = BatchStore(folder, int(most_gib * 2**30))
+
+    async def start(self, process: GatewayProcess) -> None:
+        self._api = BatchApi(self._store, process.gateway)
+        self.runner = BatchRunner(self._store, process.gateway, process.server, self._in_flight)
+        process.gateway.context.batches = self._api
+        self.runner.start()
+
+    async def stop(self) -> None:
+        await self.runner.stop()
+        await self._api.stop()
