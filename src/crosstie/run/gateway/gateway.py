@@ -216,7 +216,7 @@ class Gateway:
                 guard.check_key(key_id)
             parsed, ask = self.read(request, key_id)
             if guard is not None:
-                grant = guard.admit(key_id, ask)
+                grant = guard.admit(key_id, ask, self.serving.max_open_per_key)
         except RequestRejected as refused:
             reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
             return

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from crosstie.core.errors import BadInput
+from crosstie.route.ask import Ask
 from crosstie.route.decision import Considered
 from crosstie.route.live import Replica
 from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
@@ -130,10 +131,7 @@ def _explain(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
         guard.may_explain(key_id)
         guard.check_open(key_id)
     _, ask = gateway.read(request, key_id)
-    if guard is not None:
-        record = RequestRecord(b"", request.path, 0.0, "explained", 200)
-        record.grant = guard.admit(key_id, ask, gateway.serving.max_open_per_key)
-        guard.settle(record)
+    _charge(gateway, key_id, request, ask)
     decision = gateway.router.decide(ask, gateway.now(), explain=True)
     replica, names = decision.replica, _names(gateway)
     said = {
@@ -162,6 +160,15 @@ def _explain(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     return 200, _encode(said), _JSON
 
 
+def _charge(gateway: Gateway, key_id: int, request: Request, ask: Ask) -> None:
+    """A page that costs a request of a key's rate, and none of its tokens. Raises RequestRejected."""
+    guard = gateway.context.guard
+    if guard is not None:
+        record = RequestRecord(b"", request.path, 0.0, "told", 200)
+        record.grant = guard.admit(key_id, ask, gateway.serving.max_open_per_key)
+        guard.settle(record)
+
+
 def _count_tokens(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     """What a message of Anthropic's would be taken to have for its length: the router's estimate."""
     key_id = _key_id(gateway, request)
@@ -170,6 +177,7 @@ def _count_tokens(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes
     except BadInput as error:
         raise RequestRejected(400, str(error), "bad_request") from None
     _, ask = gateway.read(Request("POST", CHAT, "", request.headers, _encode(chat)), key_id)
+    _charge(gateway, key_id, request, ask)
     return 200, _encode({"input_tokens": max(round(ask.input_tokens), 1)}), _JSON
 
 
