@@ -129,8 +129,8 @@ def text_of(path: Path) -> str:
         raise BadData(path, "", f"is not UTF-8 text (byte {error.start})") from None
 
 
-def read_rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
-    """The rows of a table of prices, each with its line; every row has a basis, a source and a date."""
+def read_table(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The rows of a table that has these columns and no others, each with its line."""
     rows = csv.DictReader(io.StringIO(text_of(file)), strict=True)
     try:
         if tuple(rows.fieldnames or ()) != columns:
@@ -139,14 +139,20 @@ def read_rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[
             where = f"line {rows.line_num}"
             if None in row or None in row.values():
                 raise BadData(file, where, f"must have {len(columns)} fields")
-            if row["basis"] not in BASES:
-                raise BadData(file, where, f"basis '{row['basis']}' is not one of {', '.join(BASES)}")
-            if not row["source"].strip():
-                raise BadData(file, where, "source is empty")
-            date(file, where, row["date"])
             yield where, row
     except csv.Error as error:
         raise BadData(file, f"line {rows.reader.line_num}", f"not valid CSV: {error}") from None
+
+
+def read_rows(file: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The rows of a table of prices; every row has a basis, a source and a date."""
+    for where, row in read_table(file, columns):
+        if row["basis"] not in BASES:
+            raise BadData(file, where, f"basis '{row['basis']}' is not one of {', '.join(BASES)}")
+        if not row["source"].strip():
+            raise BadData(file, where, "source is empty")
+        date(file, where, row["date"])
+        yield where, row
 
 
 def cell_number(file: Path, where: str, row: Mapping[str, str], column: str) -> float:

@@ -113,3 +113,20 @@ def test_a_bad_list_of_recipes_names_its_key(
     with pytest.raises(BadData) as error:
         unsupported.__wrapped__()
     assert key in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("architecture,since\nX,1.0\n", "line 1: columns must be architecture,since,until,source"),
+        ("architecture,since,until,source\nX,soon,,a\n", "line 2: since 'soon' is no release"),
+    ],
+)
+def test_a_bad_list_of_architectures_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
+    file = tmp_path / "vllm.csv"
+    file.write_text(text)
+    monkeypatch.setattr(engines, "newest_file", lambda *_: file)
+    with pytest.raises(BadData, match=said):
+        engines.architectures.__wrapped__("vllm")

@@ -69,13 +69,25 @@ def test_an_engine_without_a_table(engine: str) -> None:
         matrix("qwen3-32b", on="mi300x", engine=engine, catalog=CATALOG)
 
 
+HEAD = "engine,version,released,cuda,rocm,cuda_image,rocm_image,source"
+
+
 @pytest.mark.parametrize(
-    ("row", "said"),
-    [("vllm,0.1.0,2026-01-01,,,,,", "no source"), ("vllm,new,2026-01-01,,,,,a/b@12345678 x:1", "no release")],
+    ("text", "said"),
+    [
+        (f"{HEAD}\nvllm,0.1.0,2026-01-01,,,,,\n", "line 2: source is empty"),
+        (f"{HEAD}\nvllm,new,2026-01-01,,,,,a/b@12345678 x:1\n", "line 2: version 'new' is no release"),
+        (f"{HEAD}\nvllm,0.1.0,2026-01-01\n", "line 2: must have 8 fields"),
+        ("engine,release\nvllm,0.1.0\n", "line 1: columns must be engine,version,"),
+        (f'{HEAD}\n"vllm,0.1.0\n', "not valid CSV"),
+    ],
 )
-def test_a_bad_row_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, said: str) -> None:
+def test_a_bad_table_is_named_with_file_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
     file = tmp_path / "releases.csv"
-    file.write_text(f"engine,version,released,cuda,rocm,cuda_image,rocm_image,source\n{row}\n")
+    file.write_text(text)
     monkeypatch.setattr(module, "newest_file", lambda *_: file)
-    with pytest.raises(BadData, match=said):
+    with pytest.raises(BadData, match=said) as caught:
         builds.__wrapped__()
+    assert str(file) in str(caught.value)

@@ -20,7 +20,7 @@ def test_a_model_that_preflight_refuses_does_not_run() -> None:
     assert not found.runs
     assert found.verdict == WILL_NOT_RUN
     assert found.label == "sglang 0.5.18"
-    assert "sparse attention" in found.why
+    assert "no FP4 experts on gfx942" in found.why
     assert found.findings[0].severity == "error"
 
 

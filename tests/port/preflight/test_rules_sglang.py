@@ -20,7 +20,7 @@ RELEASES = {
     "llama.cpp": ("10586", "10032", "9840", "9376", "8905", "8739", "8700", "8614", "8545", "7871", "6830", "5000"),
 }
 ISAS = ("gfx942", "gfx950", "gfx90a", "gfx1030", "gfx1100", "gfx1201", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
-AT = re.compile(r"^[\w./-]+\.(py|toml|cu|cuh|cpp|txt|Dockerfile):[1-9]\d*$")
+AT = re.compile(r"^[\w./-]+\.(py|toml|cu|cuh|cpp|txt|mdx|Dockerfile):[1-9]\d*$")
 
 AITER = {"env.SGLANG_USE_AITER": "1"}
 TRITON = {"flag.attention-backend": "triton"}
@@ -54,6 +54,19 @@ AWQ = {"method": "awq", "scheme": "int4", "activations": "none"}
 MODELOPT = {"method": "modelopt", "scheme": "fp8-tensor", "activations": "static"}
 GPT_OSS = {"weights": "mxfp4", "activations": "none", "inter": 2880, "activation": "swigluoai", "bias": True}
 BF16 = {"weights": "bf16", "activations": "none"}
+FP4_EXPERTS = {"scheme": "mxfp4", "part": "moe"}
+K3: dict[str, Value] = {
+    "method": "compressed-tensors", "scheme": "mxfp4", "weights": "mxfp4", "part": "moe",
+    "model.architecture": "KimiK3ForConditionalGeneration",
+}  # fmt: skip
+GEMMA4: dict[str, Value] = {
+    "model.architecture": "Gemma4ForConditionalGeneration", "head_dim": 512, "v_head_dim": 512, "scale": "own",
+}  # fmt: skip
+GRAPHS = {"name": "graph-capture"}
+
+
+def runner(name: str) -> dict[str, Value]:
+    return {"flag.moe-runner-backend": name}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -207,7 +220,7 @@ def decided(engine: str, release: str, isa: str, operation: str, changes: dict[s
         ("mla", "0.5.18", "gfx950", {"heads": 128}, "note mla-aiter"),
         ("mla", "0.5.18", "gfx942", {"heads": 32}, "slow mla-triton-rocm"),
         ("mla", "0.5.18", "gfx942", {"heads": 8}, "slow mla-triton-rocm"),
-        ("mla", "0.5.18", "gfx942", {"heads": 20, "flag.attention-backend": "aiter"}, "setting mla-aiter-refused"),
+        ("mla", "0.5.18", "gfx942", {"heads": 20, "flag.attention-backend": "aiter"}, "error mla-aiter-refused"),
         ("mla", "0.5.18", "sm_90", {"heads": 8}, "note mla-hopper"),
         ("sparse_attention", "0.5.18", "gfx942", AITER, "note dsa-aiter-rocm"),
         ("sparse_attention", "0.5.18", "gfx942", {}, "slow dsa-rocm"),
@@ -283,6 +296,71 @@ def test_rules_of_llama_cpp_decide_known_cases(
     operation: str, release: str, isa: str, changes: dict[str, Value], expected: str
 ) -> None:
     assert decided("llama.cpp", release, isa, operation, changes) == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "operation", "isa", "changes", "expected"),
+    [
+        # DeepSeek-V4: the kernel for its FP4 experts has to be asked for.
+        ("sglang", "load", "sm_90", FP4_EXPERTS, "error load-fp8-mxfp4-experts-nvidia"),
+        ("sglang", "load", "sm_90", {**FP4_EXPERTS, **runner("marlin")},
+         "note load-fp8-mxfp4-experts-hopper-runner"),
+        ("sglang", "load", "sm_100", {**FP4_EXPERTS, **runner("marlin")}, "error load-fp8-mxfp4-experts-nvidia"),
+        ("sglang", "moe", "sm_100", {"method": "fp8", "weights": "mxfp4", **runner("flashinfer_mxfp4")},
+         "note moe-fp8-mxfp4-blackwell-runner"),
+        ("sglang", "moe", "sm_90", {"method": "fp8", "weights": "mxfp4"}, "error moe-fp8-mxfp4-nvidia"),
+        ("sglang", "load", "gfx950", FP4_EXPERTS, "error load-fp8-mxfp4-experts-gfx950"),
+        ("sglang", "load", "gfx950", {**FP4_EXPERTS, **AITER}, "note load-fp8-mxfp4-experts-gfx950-aiter"),
+        ("sglang", "sparse_attention", "gfx942", {"kind": "v4"}, "error v4-attention-rocm"),
+        ("sglang", "sparse_attention", "gfx942",
+         {"kind": "v4", "env.SGLANG_HACK_FLASHMLA_BACKEND": "unified_kv_triton"},
+         "setting v4-attention-unified-rocm"),
+        ("sglang", "feature", "sm_90", {"name": "speculative-ngram", "model.attention": "v4"},
+         "error feature-speculative-v4"),
+        # What nobody wrote a row for is not taken for what somebody did.
+        ("sglang", "feature", "gfx942", {**GRAPHS, "model.attention": "v4"}, "note feature-graph-capture-v4-rocm"),
+        ("sglang", "feature", "gfx942", {**GRAPHS, "model.attention": "gqa"}, "note feature-graph-capture-rocm"),
+        ("sglang", "feature", "gfx942", {**GRAPHS, "model.attention": "none"}, ""),
+        ("sglang", "feature", "sm_90", {**GRAPHS, "model.attention": "nobody's"}, ""),
+        ("sglang", "mla", "sm_90", {"kv_lora_rank": 256}, ""),
+        ("sglang", "moe", "sm_90", {"weights": "mxfp4", "method": "quark"}, ""),
+        # Kimi-K3
+        ("sglang", "load", "sm_90", K3, "error load-k3-hopper"),
+        ("sglang", "load", "sm_90", {**K3, **runner("marlin")}, "note load-k3-hopper-marlin"),
+        ("sglang", "moe", "sm_100", K3, "note moe-k3-blackwell"),
+        ("sglang", "moe", "gfx950", {**K3, **AITER}, "note moe-k3-gfx950-aiter"),
+        ("sglang", "moe", "gfx950", {**K3, **AITER, "model.architecture": "Other"}, "unknown moe-ct-mxfp4"),
+        ("llama.cpp", "load", "gfx942", K3, "setting load-k3-mxfp4"),
+        ("llama.cpp", "load", "gfx942", {**K3, "model.architecture": "Other"}, "error load-ct-mxfp4"),
+        # Gemma 4 has a backend of its own, and images are another matter on Blackwell.
+        ("sglang", "attention", "gfx942", GEMMA4, "note attention-gemma4-triton"),
+        ("sglang", "attention", "sm_90", {**GEMMA4, "model.architecture": "Other"}, ""),
+        ("sglang", "feature", "sm_100", {**GEMMA4, "name": "multimodal"},
+         "setting feature-gemma4-images-blackwell"),
+        ("sglang", "feature", "sm_100", {**GEMMA4, "name": "multimodal", **TRITON}, "note feature-nvidia"),
+        ("llama.cpp", "attention", "gfx942", GEMMA4, "slow attention-wide-rocm"),
+        ("llama.cpp", "attention", "sm_90", GEMMA4, "note attention-wide-nvidia"),
+        ("llama.cpp", "attention", "sm_90", {**GEMMA4, "gqa_ratio": 1}, "unknown attention-some-dims"),
+        # MiniMax-M3
+        ("sglang", "sparse_attention", "gfx942", {"kind": "msa"}, "note msa-rocm"),
+        ("sglang", "sparse_attention", "gfx942", {"kind": "msa", "kv": "fp8"}, ""),
+        ("sglang", "attention", "gfx942", {"model.attention": "msa"}, "note attention-m3-rocm"),
+        ("sglang", "feature", "sm_100", {"name": "speculative-eagle", "model.attention": "msa"},
+         "error feature-speculative-msa-blackwell"),
+        ("llama.cpp", "sparse_attention", "gfx942", {"kind": "msa"}, "error msa-slots"),
+        ("llama.cpp", "sparse_attention", "gfx942", {"kind": "msa", "flag.parallel": "8"}, "note msa"),
+        ("llama.cpp", "sparse_attention", "gfx942", {"kind": "msa", "flag.parallel": "8", "flag.flash-attn": "off"},
+         "error msa-no-flash-attention"),
+        ("llama.cpp", "sparse_attention", "gfx942", {"kind": "v4"}, "slow v4-rocm"),
+        ("llama.cpp", "sparse_attention", "sm_90", {"kind": "v4"}, "note v4-nvidia"),
+        ("llama.cpp", "sparse_attention", "sm_90", {"kind": "v4", "index_heads": 8}, ""),
+    ],
+)  # fmt: skip
+def test_rules_of_families_decide_known_cases(
+    engine: str, operation: str, isa: str, changes: dict[str, Value], expected: str
+) -> None:
+    release = str(engine_from(engine).newest)
+    assert decided(engine, release, isa, operation, changes) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 """Which engine, and which release of it: vllm, vllm==0.28.0, sglang, llama.cpp==b6000; and whether that one knows
 the architecture at all, and the features that are asked of it."""
 
-import csv
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -11,9 +10,19 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from crosstie.catalog.config import Config
-from crosstie.catalog.reading import Sources, cited_tables, one_of, only_keys, read_toml, table, text, texts
+from crosstie.catalog.reading import (
+    Sources,
+    cited_tables,
+    one_of,
+    only_keys,
+    read_table,
+    read_toml,
+    table,
+    text,
+    texts,
+)
 from crosstie.catalog.releases import newest_file
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadData, BadInput
 from crosstie.core.finding import Finding, Location, Severity
 from crosstie.port.preflight.operations import ModelOperation
 
@@ -126,15 +135,21 @@ def architectures(engine: str) -> dict[str, Support]:
     file = newest_file(DATA / name, f"preflight/{name}")
     if not file.is_file():
         return {}
-    with file.open(encoding="utf-8") as rows:
-        return {
-            row["architecture"]: Support(
-                since=Version(row["since"]),
-                until=Version(row["until"]) if row["until"] else None,
-                source=row["source"],
-            )
-            for row in csv.DictReader(rows)
-        }
+    return {
+        row["architecture"]: Support(
+            since=release_in(file, where, row, "since"),
+            until=release_in(file, where, row, "until") if row["until"] else None,
+            source=row["source"],
+        )
+        for where, row in read_table(file, ("architecture", "since", "until", "source"))
+    }
+
+
+def release_in(file: Path, where: str, row: Mapping[str, str], column: str) -> Version:
+    try:
+        return Version(row[column])
+    except InvalidVersion:
+        raise BadData(file, where, f"{column} '{row[column]}' is no release") from None
 
 
 @cache

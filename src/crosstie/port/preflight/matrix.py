@@ -3,19 +3,19 @@
 What each release is built on and where its image is found comes from the engines' own build files (`releases.csv`).
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from functools import cache
 
 import msgspec
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.reading import read_table
 from crosstie.catalog.releases import newest_file
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.finding import VERDICTS, Finding, rank, verdict
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.port.preflight.engine import DATA, EngineEnd, ended, engine_from, engines
+from crosstie.port.preflight.engine import DATA, EngineEnd, ended, engine_from, engines, release_in
 from crosstie.port.preflight.model import ModelOptions, ScanDepth, check_model, checked_features
 from crosstie.port.preflight.numbers import stored_findings
 from crosstie.port.preflight.stored import read_stored
@@ -67,16 +67,12 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def builds() -> tuple[EngineBuild, ...]:
     file = newest_file(DATA / "releases.csv", "preflight/releases.csv")
-    with file.open(encoding="utf-8") as rows:
-        found = [msgspec.convert(row, EngineBuild) for row in csv.DictReader(rows)]
-    for row in found:
-        where = f"{row.engine} {row.version}"
-        if not row.source:
-            raise BadData(file, where, "has no source")
-        try:
-            Version(row.version)
-        except InvalidVersion:
-            raise BadData(file, where, f"'{row.version}' is no release") from None
+    found = []
+    for where, row in read_table(file, EngineBuild.__struct_fields__):
+        if not row["source"]:
+            raise BadData(file, where, "source is empty")
+        release_in(file, where, row, "version")
+        found.append(EngineBuild(**row))
     named = list(dict.fromkeys(row.engine for row in found))
     newest_first = sorted(found, key=lambda row: Version(row.version), reverse=True)
     return tuple(sorted(newest_first, key=lambda row: named.index(row.engine)))
