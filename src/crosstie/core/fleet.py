@@ -185,6 +185,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     max_queued: _Many = 1000
     health_every_s: _Interval = 2.0
     metrics_every_s: _Interval = 1.0
+    # The share of a model's replicas that breakers and health checks leave in service: below it, those that they have
+    # taken out are sent what the others have no room for, unless they are known to be dead. 0: never.
+    panic_threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
     # Over how long a backend that has just come (back) is brought up to its full share.
     slow_start_s: _Pause = 10.0
     # How long `/ready` says after SIGTERM that it leaves before connections are refused, so that balancers take it out;

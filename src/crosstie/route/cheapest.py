@@ -73,7 +73,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     already: nobody may be sent where it breaks what was promised to others. `usd`: its price, if known. This loop is
     most of a decision's cost, so it keeps to local names.
     """
-    ask, now, exclude = query.ask, query.now, query.exclude
+    ask, now, exclude, panic = query.ask, query.now, query.exclude, query.panic
     speed, prefix, per_cached = pool.speed, ask.prefix, pool.speed.per_cached
     input_tokens, output_tokens = ask.input_tokens, ask.output_tokens
     context, later = input_tokens + 0.5 * output_tokens, max(output_tokens - 1.0, 0.0)
@@ -92,7 +92,9 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
         block_tokens, most_cached = query.fleet.lengths.block_tokens(ask.model), max(input_tokens - 1.0, 0.0)
         most_saved_s = speed.idle_s(input_tokens, 0.0)
     for replica in pool.replicas:
-        if not replica.up or replica.draining or replica.busy_until > now or (exclude and replica.key in exclude):
+        if not replica.up and not (panic and replica.suspected):
+            continue
+        if replica.draining or replica.busy_until > now or (exclude and replica.key in exclude):
             continue
         view = replica.view
         if replica.in_flight >= view.limit:

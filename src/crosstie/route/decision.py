@@ -45,6 +45,8 @@ class Decision:
         self.meets = meets
         self.refusal = refusal
         self.considered: list[Considered] = []
+        # Its replica was taken out of service; too few were left.
+        self.panic = False
         # What names come into was made up by people; the rest is numbers.
         self._why = _for_a_header(why) if isinstance(why, str) else why
 

@@ -105,12 +105,12 @@ def replica_dropped(replica: Replica, now: float, exclude: Collection[str]) -> s
     return None
 
 
-def available(pool: LivePool, now: float, exclude: Collection[str]) -> list[Replica]:
-    """Replicas that may be sent a request now."""
+def available(pool: LivePool, now: float, exclude: Collection[str], panic: bool = False) -> list[Replica]:
+    """Replicas that may be sent a request now; `panic`: those that are only suspected as well."""
     return [
         replica
         for replica in pool.replicas
-        if replica.up
+        if (replica.up or (panic and replica.suspected))
         and not replica.draining
         and replica.busy_until <= now
         and replica.in_flight < replica.view.limit

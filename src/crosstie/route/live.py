@@ -151,6 +151,16 @@ class LiveFleet:
         up = [one for pool in self.by_model.get(model, ()) for one in pool.replicas if one.up and not one.draining]
         return max(min((one.busy_until for one in up), default=now) - now, 0.0)
 
+    def in_service(self, model: str) -> tuple[int, int]:
+        """Of a model's replicas, those that may be chosen, and all that are not being emptied."""
+        there = [one for pool in self.by_model.get(model, ()) for one in pool.replicas if not one.draining]
+        return sum([one.up for one in there]), len(there)
+
+    def panics(self, model: str) -> bool:
+        """Whether so many of a model's replicas are out that those only suspected are to be asked as well."""
+        up, there = self.in_service(model)
+        return up < self.fleet.serving.panic_threshold * there
+
     def advance(self, now: float, model: str) -> None:
         """Brings the pools of a model up to this moment, which is due before each decision about it."""
         for pool in self.by_model.get(model, ()):
@@ -165,6 +175,9 @@ class Replica(ReplicaLoad):
         self.pool = pool
         self.up = True
         self.why_down = ""
+        # It is down for what it did, and not because it is known to be dead: if too few are left it is asked all the
+        # same.
+        self.suspected = False
         self.draining = False
         # When it came up, and over how long it is then brought to its full share.
         self.since = since
@@ -188,11 +201,11 @@ class Replica(ReplicaLoad):
         """Health or breaker let it back: it is brought up slowly."""
         if not self.up:
             self.since = now
-        self.up, self.why_down = True, ""
+        self.up, self.why_down, self.suspected = True, "", False
         self.touch()
 
-    def went_down(self, why: str) -> None:
-        self.up, self.why_down = False, why
+    def went_down(self, why: str, *, suspected: bool = False) -> None:
+        self.up, self.why_down, self.suspected = False, why, suspected
         # What it held is likely to be gone when it comes back.
         self.prefixes = Prefixes(self.prefixes.most)
         self.touch()

@@ -17,7 +17,8 @@ _BOUND = 1.25
 
 class _Counting(RoutingPolicy):
     def pick(self, query: Query) -> Decision:
-        able = [replica for pool in query.pools for replica in available(pool, query.now, query.exclude)]
+        now, exclude, panic = query.now, query.exclude, query.panic
+        able = [replica for pool in query.pools for replica in available(pool, now, exclude, panic)]
         if not able:
             return without_room(query.pools, query.now, query.exclude)
         replica, why = self._of_able(query, able)

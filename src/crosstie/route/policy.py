@@ -23,8 +23,13 @@ from crosstie.route.speed import Prediction, estimate
 class Query:
     """A request, and what there is to choose from. The fleet has been advanced to `now`."""
 
-    def __init__(self, fleet: LiveFleet, pools: list[LivePool], ask: Ask, now: float, exclude: Collection[str]):
+    def __init__(
+        self, fleet: LiveFleet, pools: list[LivePool], ask: Ask, now: float, exclude: Collection[str],
+        panic: bool = False,
+    ):  # fmt: skip
         self.fleet, self.ask, self.now = fleet, ask, now
+        # Whether replicas that are only suspected may be chosen.
+        self.panic = panic
         # Those of the request's model that could serve it if they had room.
         self.pools = pools
         # Backends that have been tried for it.
@@ -49,11 +54,13 @@ class RoutingPolicy(ABC):
         self._turn = seed
 
     def choose(
-        self, fleet: LiveFleet, ask: Ask, now: float, *, exclude: Collection[str] = (), explain: bool = False
-    ) -> Decision:
-        """`exclude`: backends that have been tried for this request. The fleet must have been advanced to `now`."""
+        self, fleet: LiveFleet, ask: Ask, now: float, *, exclude: Collection[str] = (), explain: bool = False,
+        panic: bool = False,
+    ) -> Decision:  # fmt: skip
+        """`exclude`: backends that have been tried for this request. `panic`: those that are only suspected may be
+        chosen. The fleet must have been advanced to `now`."""
         pools = fleet.by_model.get(ask.model)
-        query = Query(fleet, fitting(pools, ask) if pools else [], ask, now, exclude)
+        query = Query(fleet, fitting(pools, ask) if pools else [], ask, now, exclude, panic)
         # Before the decision, which may change whose turn it is.
         considered = self._considered(query) if explain else []
         decision = self.pick(query) if query.pools else refused(fleet, ask)
@@ -71,7 +78,7 @@ class RoutingPolicy(ABC):
     def best(self, query: Query, pool: LivePool) -> Rated | None:
         """The replica that counts for a pool when a decision is explained; None: none has room."""
         rated = []
-        for replica in available(pool, query.now, query.exclude):
+        for replica in available(pool, query.now, query.exclude, query.panic):
             predicted = predict(query.fleet, replica, query.ask)
             rated.append(Rated(self.score(replica, predicted, query.ask), replica, predicted, None))
         return min(rated, key=lambda one: one.score, default=None)

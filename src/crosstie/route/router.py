@@ -52,6 +52,10 @@ class Router:
         for _ in range(_TRIES):
             fleet.advance(now, ask.model)
             decision = self.policy.choose(fleet, ask, now, exclude=exclude, explain=explain)
+            if decision.outcome != "send" and fleet.panics(ask.model):
+                # Those in service first: who is suspected gets what they cannot take.
+                decision = self.policy.choose(fleet, ask, now, exclude=exclude, explain=explain, panic=True)
+                decision.panic = decision.outcome == "send"
             replica = decision.replica
             if not self._shared or (replica is not None and not _is_crowded(replica, now)):
                 return decision

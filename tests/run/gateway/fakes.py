@@ -151,6 +151,12 @@ class Fake:
         """An engine that is well, and breaks at certain requests."""
         (self._error if "poison" in json.dumps(body) else self._ok)(body, reply)
 
+    def _poison_cuts(self, body: dict[str, Any], reply: Reply) -> None:
+        (self._cut if "poison" in json.dumps(body) else self._ok)(body, reply)
+
+    def _poison_in_a_stream(self, body: dict[str, Any], reply: Reply) -> None:
+        (self._error_first if "poison" in json.dumps(body) else self._ok)(body, reply)
+
     def _unknown_key(self, body: dict[str, Any], reply: Reply) -> None:
         reply.send(401, b'{"error":{"message":"sk-inner is no key of mine"}}')
 

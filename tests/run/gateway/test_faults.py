@@ -239,6 +239,74 @@ async def test_a_request_that_two_engines_fail_at_is_held_against_neither() -> N
             assert sum("poison" in str(body) for fake in made for _, body in fake.hit) == 40
 
 
+def poison(index: int) -> list[dict[str, str]]:
+    """No two alike: nobody knows it by its looks."""
+    return [{"role": "user", "content": f"{'x' * index} poison {index}"}]
+
+
+@pytest.mark.parametrize("mode", ["poisoned", "poison_cuts", "poison_in_a_stream"])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_poison_takes_no_pool_away_from_the_innocent(mode: str, replicas: int) -> None:
+    async def test() -> None:
+        async with fakes(replicas) as made:
+            for fake in made:
+                fake.mode = mode
+            async with running(fleet_of(pool_of("one", *(fake.url for fake in made)))) as at:
+                for index in range(22):
+                    bad = await at.ask(messages=poison(index), stream=mode == "poison_in_a_stream")
+                    assert bad.status >= 500
+                    assert [(await at.ask(user=str(n))).status for n in range(2)] == [200, 200]
+                    # Several in a row, as an attacker would send them.
+                    if index % 5 == 4:
+                        for more in range(5):
+                            await at.ask(messages=poison(100 * index + more), stream=mode == "poison_in_a_stream")
+                        assert (await at.ask()).status == 200
+                        assert (await at.get("/ready")).status == 200
+                if replicas > 1:
+                    # A second witness says whose fault it is, also while a breaker tries whether all is well again.
+                    assert all(one.breaker.state == "closed" for one in at.gateway.backends.values())
+                    return
+                assert await at.metric("crosstie_panic_total", pool="one") > 0
+                told = f"{MODEL}: 0 of 1 replicas are in service; those taken out are sent what they have no room for"
+                assert told in at.notices
+                await until(lambda: f"{MODEL}: enough replicas are in service again" in at.notices)
+
+    run_on_loop(test())
+
+
+@on_loop
+async def test_below_the_panic_threshold_who_is_suspected_gets_what_others_have_no_room_for() -> None:
+    async with fakes(3) as [good, bad, dead]:
+        fleet = fleet_of(pool_of("one", good.url, bad.url, dead.url, max_in_flight=1))
+        async with running(fleet) as at:
+            dead.crash()
+            now, (first, second, third) = at.gateway.now(), at.gateway.live.pools[0].replicas
+            await until(lambda: not third.up)
+            for _ in range(5):
+                at.gateway.backends[bad.url].breaker.failed(now + 60.0)
+            at.gateway.backends[bad.url].judge(now)
+            assert (first.up, second.up, second.suspected, third.suspected) == (True, False, True, False)
+            # In service first.
+            assert [(await at.ask()).status for _ in range(3)] == [200] * 3
+            assert not bad.hit
+            good.mode = "hang"
+            held = asyncio.create_task(at.ask())
+            await until(lambda: len(good.held) == 1)
+            assert (await at.ask()).status == 200
+            assert len(bad.hit) == 1
+            good._ok({}, good.held.pop())
+            assert (await held).status == 200
+
+
+@on_loop
+async def test_without_a_panic_threshold_an_open_breaker_is_the_end_of_it() -> None:
+    serving = msgspec.structs.replace(CALM, panic_threshold=0.0)
+    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url), serving=serving)) as at:
+        fake.mode = "error"
+        assert [(await at.ask()).status for _ in range(6)] == [500] * 5 + [503]
+        assert at.notices == [f"pool one: {fake.url} is down: its circuit breaker is open"]
+
+
 @pytest.mark.parametrize("mode", ["unknown_key", "login_page"])
 @pytest.mark.parametrize("alone", [True, False])
 def test_what_a_backend_says_to_the_gateway_is_not_for_clients(

@@ -87,6 +87,8 @@ class Backend:
         self.healthy: bool | None = None
         self.why = "not asked yet"
         self.fails = 0
+        # It refuses connections, or says itself that it is not well: no suspicion, but a fact.
+        self.dead = False
         # Its model was put away by a command, and its server with it: that it does not answer is no fault.
         self.put_away = False
         # Paths that this engine turned out not to have, and until when that is believed.
@@ -112,9 +114,9 @@ class Backend:
         # Where the breaker lets it back it is on trial, and brought up slowly: the first fault shuts it again.
         self.breaker.check(now)
         if self.healthy is False and not self.put_away:
-            self.replica.went_down(self.why)
+            self.replica.went_down(self.why, suspected=not self.dead)
         elif self.breaker.state == "open":
-            self.replica.went_down("its circuit breaker is open")
+            self.replica.went_down("its circuit breaker is open", suspected=True)
         elif not self.replica.up:
             self.replica.came_up(now)
 
@@ -126,10 +128,12 @@ class Backend:
         """A fault of its own. A refused connection needs no second witness."""
         self.breaker.failed(now)
         if refused:
-            self.healthy, self.why = False, why
+            self.healthy, self.why, self.dead = False, why, True
         self.judge(now)
 
-    def probed(self, fault: str | None, now: float, *, refused: bool = False) -> None:
+    def probed(self, fault: str | None, now: float, *, refused: bool = False, answered: bool = False) -> None:
+        """`answered`: the fault is what it says of itself."""
+        self.dead = fault is not None and (refused or answered)
         if fault is None:
             self.fails = 0
             self.healthy, self.why = True, ""

@@ -40,6 +40,8 @@ class Context:
         self.on_decision: Callable[[bytes, int, Ask, Decision], None] | None = None
         # Called when a backend came up or went down.
         self.on_backend_changed: Callable[[Backend], None] = lambda backend: None
+        # Called with the model of a request that is sent to a backend which was taken out of service.
+        self.on_panic: Callable[[str], None] = lambda model: None
         # Called when this process could open no more files.
         self.on_exhausted: Callable[[], None] = lambda: None
 

@@ -53,8 +53,8 @@ class Exchange(ExchangeState):
         self.attempt: Attempt | None = None
         # Who looks for another backend to go on with a stream, once it broke off.
         self.handover: Handover | None = None
-        # Backends that answered this with an error of theirs, though nothing else is wrong with them: theirs it is if
-        # another serves it, and the request's own if no other does.
+        # Backends that failed at this before the client had anything of it, though nothing else is wrong with them:
+        # theirs it is if another serves it, and the request's own if no other does.
         self._suspects: list[tuple[Backend, str]] = []
         # The parts of the answer, by whom and how long.
         self.legs: list[tuple[Flight, int]] = []
@@ -70,6 +70,9 @@ class Exchange(ExchangeState):
         if self.handover is not None and self.handover.continuation is not None:
             self.handover.send(decision)
             return
+        if decision.panic:
+            context.metrics.panics[replica.pool.pool.name] += 1
+            context.on_panic(self.ask.model)
         if not self.attempts:
             self.record.waited_s = (context.now() - self.arrived) / context.speed
         self.attempts += 1
@@ -140,7 +143,7 @@ class Exchange(ExchangeState):
         if self.record.trace is not None:
             self.record.trace.failed(why, attempt.status or status)
         if fault:
-            if attempt.status >= 500 and isinstance(relay, WholeRelay) and relay.whole:
+            if not refused and not self.reply.started:
                 self._suspects.append((attempt.backend, why))
             else:
                 self._failed(attempt.backend, why, refused=refused)

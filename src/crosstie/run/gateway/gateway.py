@@ -70,7 +70,7 @@ class Gateway:
         router = Router(live_fleet(catalog, fleet, monotonic() * speed), make_policy(fleet.policy), speed)
         self.context = context = Context(loop, router, fleet.serving, speed)
         context.on_backend_changed = self.backend_changed
-        context.on_exhausted = self.exhausted
+        context.on_exhausted, context.on_panic = self.exhausted, self.panicked
         # What is of the context and stays.
         self.loop, self.speed, self.router = loop, speed, router
         self.backends, self.metrics = context.backends, context.metrics
@@ -82,6 +82,8 @@ class Gateway:
         self.explaining = False
         self.draining = self._halted = False
         self._exhausted_at = -_SAY_AGAIN_S
+        # Models of which too few replicas are in service.
+        self._panicking: set[str] = set()
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._counter = 0
         self._run = os.urandom(6).hex().encode()
@@ -176,6 +178,15 @@ class Gateway:
         sentence = f"out of files: this process may open {files:g}; raise that (ulimit -n, LimitNOFILE), or lower "
         self.notify(Notice("out_of_files", "error", f"{sentence}serve.max_connections", files=files))
 
+    def panicked(self, model: str) -> None:
+        """A request went to a backend that was taken out of service; told once, until it is over."""
+        if model in self._panicking:
+            return
+        self._panicking.add(model)
+        up, there = self.live.in_service(model)
+        said = f"{model}: {up} of {there} replicas are in service; those taken out are sent what they have no room for"
+        self.notify(Notice("panic", "warning", said, model=model, up=up, of=there))
+
     def room_made(self) -> None:
         """Another gateway has told that something of it has ended."""
         if len(self.waiting):
@@ -183,7 +194,12 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        return not self.draining and any(backend.replica.up for backend in self.backends.values())
+        if self.draining:
+            return False
+        replicas = [backend.replica for backend in self.backends.values()]
+        return any(one.up for one in replicas) or any(
+            one.suspected and self.live.panics(one.pool.pool.model) for one in replicas
+        )
 
     # Requests
 
@@ -386,6 +402,10 @@ class Gateway:
             self._expire(ticket.item, ticket.ask)
         if len(self.waiting):
             self._admit()
+        for model in list(self._panicking):
+            if not self.live.panics(model):
+                self._panicking.discard(model)
+                self.notify(Notice("panic_over", "info", f"{model}: enough replicas are in service again", model=model))
         for backend in self.backends.values():
             backend.origin.prune()
 

@@ -40,13 +40,13 @@ async def watch(context: Context, backend: Backend) -> None:
 
 async def probe(context: Context, backend: Backend) -> None:
     at = backend.origin.address
-    fault, refused = None, False
+    fault, refused, answered = None, False, False
     try:
         answer = await _get(context, backend, f"{at.root}/health")
         if answer is None:
             answer = await _get(context, backend, f"{backend.base.decode()}/models")
         if answer is not None and answer.status >= 500:
-            fault = f"its health check answered {answer.status}"
+            fault, answered = f"its health check answered {answer.status}", True
     except ConnectionRefusedError:
         fault, refused = "it refuses connections", True
     except OSError as error:
@@ -56,7 +56,7 @@ async def probe(context: Context, backend: Backend) -> None:
             return
         fault = f"its health check failed: {without_address(error)}"
     was = backend.replica.up
-    backend.probed(fault, context.now(), refused=refused)
+    backend.probed(fault, context.now(), refused=refused, answered=answered)
     if context.workers is not None:
         context.workers.probed(backend, fault, refused=refused)
     if backend.replica.up != was:

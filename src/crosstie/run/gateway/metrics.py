@@ -36,6 +36,7 @@ class Metrics:
         self.refused: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
+        self.panics: Counter[str] = Counter()
         # Answers that went on elsewhere, by where; those that could not, by why.
         self.resumed: Counter[str] = Counter()
         self.not_resumed: Counter[str] = Counter()
@@ -101,6 +102,7 @@ class Metrics:
             ("targets", "Requests with a target, by whether it was kept.", targets),
             ("retries", "Attempts that were repeated elsewhere.", _counted("pool", self.retries)),
             ("backend_faults", "Faults of backends: refused, cut, 5xx, silent.", _counted("pool", self.faults)),
+            ("panic", "Requests sent to backends out of service, as too few were left.", _counted("pool", self.panics)),
             ("resumed", "Streams that broke off elsewhere and went on here.", _counted("pool", self.resumed)),
             (
                 "resume_failed",
