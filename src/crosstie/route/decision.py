@@ -55,7 +55,7 @@ class Decision:
         """Short, ASCII and on one line, so that it fits a header: what goes into it is put so where it is made."""
         if not isinstance(self._why, str):
             self._why = self._why()
-        return self._why
+        return f"{self._why}; out of service, but too few are in it" if self.panic else self._why
 
     def __repr__(self) -> str:
         where = f" {self.replica.key}" if self.replica else ""

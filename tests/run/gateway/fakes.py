@@ -160,6 +160,25 @@ class Fake:
     def _unknown_key(self, body: dict[str, Any], reply: Reply) -> None:
         reply.send(401, b'{"error":{"message":"sk-inner is no key of mine"}}')
 
+    def _no_model(self, body: dict[str, Any], reply: Reply) -> None:
+        said = {"message": f"The model `{body['model']}` does not exist.", "type": "NotFoundError", "inner": True}
+        reply.send(404, json.dumps({"object": "error", **said, "param": "model", "code": 404}).encode())
+
+    def _no_such_path(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.send(404, b'{"detail":"Not Found, says the inner network"}')
+
+    def _list(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.send(200, b'[{"inner": "not an answer"}]')
+
+    def _without_choices(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.send(200, b'{"inner": "maintenance", "error": null}')
+
+    def _error_in_200(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.send(200, b'{"error": {"message": "inner upstream is away", "code": 502}, "choices": []}')
+
+    def _clients_error_in_200(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.send(200, b'{"error": {"message": "temperature must be positive", "code": "400"}}')
+
     def _login_page(self, body: dict[str, Any], reply: Reply) -> None:
         reply.send(200, b"<html>Sign in to the inner network</html>", content_type=b"text/html")
 

@@ -307,7 +307,7 @@ async def test_without_a_panic_threshold_an_open_breaker_is_the_end_of_it() -> N
         assert at.notices == [f"pool one: {fake.url} is down: its circuit breaker is open"]
 
 
-@pytest.mark.parametrize("mode", ["unknown_key", "login_page"])
+@pytest.mark.parametrize("mode", ["unknown_key", "login_page", "no_model", "list", "without_choices", "error_in_200"])
 @pytest.mark.parametrize("alone", [True, False])
 def test_what_a_backend_says_to_the_gateway_is_not_for_clients(
     monkeypatch: pytest.MonkeyPatch, mode: str, alone: bool
@@ -324,11 +324,57 @@ def test_what_a_backend_says_to_the_gateway_is_not_for_clients(
                 answers = [await at.ask() for _ in range(8)]
                 assert all(b"inner" not in one.body for one in answers)
                 assert [one.status for one in answers] == ([502] * 5 + [503] * 3 if alone else [200] * 8)
-                assert len(bad.hit) == 5
+                # What another could serve shows at once that this one is set up wrongly.
+                assert len(bad.hit) == (5 if alone else 1)
                 assert at.gateway.backends[bad.url].breaker.state == "open"
-                assert "circuit breaker" in at.notices[0]
+                assert f"{bad.url} is down: its circuit breaker is open: the backend of pool bad " in at.notices[0]
+                assert await at.metric("crosstie_requests_total", outcome="served") == (0 if alone else 8)
 
     run_on_loop(test())
+
+
+@on_loop
+async def test_two_backends_that_are_set_up_wrongly_do_not_use_up_the_attempts() -> None:
+    async with fakes(3) as [one, two, good]:
+        one.mode, two.mode = "no_model", "login_page"
+        pools = [pool_of(f"p{n}", fake.url, usd_per_gpu_hour=0.1 + n) for n, fake in enumerate((one, two, good))]
+        async with running(fleet_of(*pools)) as at:
+            assert [(await at.ask()).header(b"x-crosstie-pool") for _ in range(5)] == [b"p2"] * 5
+            assert (len(one.hit), len(two.hit)) == (1, 1)
+
+
+@on_loop
+async def test_a_path_that_no_backend_has_is_the_client_s_and_one_that_another_has_is_not() -> None:
+    async with fakes(2) as [bad, good]:
+        bad.mode = good.mode = "no_such_path"
+        async with running(fleet_of(pool_of("bad", bad.url, usd_per_gpu_hour=0.1), pool_of("good", good.url))) as at:
+            for path in ("/v1/chat/completions", "/v1/responses", "/v1/embeddings"):
+                for _ in range(7):
+                    answer = await at.ask(path, input="hello")
+                    assert (answer.status, answer.body) == (404, b'{"detail":"Not Found, says the inner network"}')
+            assert all(one.breaker.state == "closed" for one in at.gateway.backends.values())
+            assert await at.metric("crosstie_backend_faults_total") == 0
+            assert await at.metric("crosstie_requests_total", outcome="client error", status="404") == 21
+            good.mode = "ok"
+            # What only some engines do is nobody's fault; where nobody chats is no engine.
+            assert (await at.ask("/v1/embeddings", input="hello")).status == 200
+            assert at.gateway.backends[bad.url].breaker.state == "closed"
+            assert (await at.ask()).status == 200
+            assert at.gateway.backends[bad.url].breaker.state == "open"
+            assert at.notices[-1].endswith("has no /v1/chat/completions (404): see its address")
+
+
+@on_loop
+async def test_a_client_s_error_with_the_status_of_success_gets_its_own() -> None:
+    async with fakes() as [fake]:
+        fake.mode = "clients_error_in_200"
+        async with running(fleet_of(pool_of("one", fake.url))) as at:
+            for _ in range(7):
+                answer = await at.ask()
+                assert answer.status == 400
+                assert b"temperature must be positive" in answer.body
+            assert await at.metric("crosstie_requests_total", outcome="client error", status="400") == 7
+            assert at.gateway.backends[fake.url].breaker.state == "closed"
 
 
 @on_loop

@@ -94,7 +94,7 @@ async def test_an_engine_that_reports_an_endless_load_is_still_asked() -> None:
 
 @on_loop
 async def test_usage_beyond_reckoning_is_passed_on_and_counted_as_nothing() -> None:
-    content = b'{"usage":{"prompt_tokens":%b,"completion_tokens":5}}' % (b"9" * 400)
+    content = b'{"choices":[],"usage":{"prompt_tokens":%b,"completion_tokens":5}}' % (b"9" * 400)
     raw = await raw_one(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(content), content))
     async with running(fleet_of(pool_of("one", raw.url))) as at:
         assert (await at.ask()).body == content
@@ -149,11 +149,11 @@ async def test_a_model_that_writes_about_errors_is_not_taken_for_one_that_has_th
 
 @on_loop
 async def test_two_answers_to_one_request_reach_nobody_twice() -> None:
-    mine = b'HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n{"mine"}'
+    mine = b'HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n{"choices":"mine"}'
     raw = await raw_one(mine + mine.replace(b"mine", b"evil"))
     async with running(fleet_of(pool_of("one", raw.url))) as at:
         for _ in range(4):
-            assert (await at.ask()).body == b'{"mine"}'
+            assert (await at.ask()).body == b'{"choices":"mine"}'
     raw.crash()
 
 
@@ -313,7 +313,7 @@ async def test_a_body_that_is_wrong_in_two_ways_is_a_clear_error() -> None:
 @on_loop
 async def test_cookies_and_what_concerns_the_gateway_s_own_key_go_no_further() -> None:
     lines = b"set-cookie: a=1\r\nwww-authenticate: Bearer\r\nauthorization: x\r\nx-kept: yes\r\n"
-    raw = await raw_one(b"HTTP/1.1 200 OK\r\n" + lines + b"content-length: 2\r\n\r\n{}")
+    raw = await raw_one(b"HTTP/1.1 200 OK\r\n" + lines + b'content-length: 14\r\n\r\n{"choices":[]}')
     async with running(fleet_of(pool_of("one", raw.url))) as at:
         answer = await at.ask(headers={"cookie": "b=2", "proxy-authorization": "Basic x", "x-mine": "yes"})
         assert answer.header(b"x-kept") == b"yes"

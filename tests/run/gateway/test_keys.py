@@ -150,7 +150,7 @@ async def test_a_backend_gets_its_own_key_and_not_the_clients(tmp_path: Path) ->
 async def test_limits_of_the_gateways_own_account_are_not_shown_to_its_clients(tmp_path: Path) -> None:
     class Vendor(Fake):
         def _ok(self, body: dict[str, Any], reply: Reply) -> None:
-            reply.send(200, b"{}", b"x-ratelimit-remaining-requests: 9999\r\nx-vendor: them\r\n")
+            reply.send(200, b'{"choices":[]}', b"x-ratelimit-remaining-requests: 9999\r\nx-vendor: them\r\n")
 
     vendor = Vendor()
     await vendor.start()

@@ -119,8 +119,8 @@ class Mad(Fake):
 
     def _twice(self, tag: str, body: dict[str, Any], reply: Reply) -> None:
         """An answer, and in the same breath another one that nobody asked for. (Later, nobody could tell.)"""
-        said = json.dumps({"tag": tag}).encode()
-        evil = b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n{"tag": "evil"}'
+        said = json.dumps({"tag": tag, "choices": []}).encode()
+        evil = b'HTTP/1.1 200 OK\r\ncontent-length: 29\r\n\r\n{"tag": "evil", "choices":[]}'
         reply.connection.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(said), said) + evil)
         reply.end_message()
 

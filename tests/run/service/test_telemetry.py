@@ -148,7 +148,7 @@ def test_a_wait_is_a_span_and_a_refusal_a_trace_of_its_own(collector: Collector)
             both = asyncio.gather(at.ask(), at.ask())
             await until(lambda: len(at.gateway.waiting) and fake.held)
             fake.mode = "ok"
-            fake.held[0].send(200, b"{}")
+            fake.held[0].send(200, b'{"choices":[]}')
             assert [answer.status for answer in await both] == [200, 200]
             assert (await at.ask(model="unknown")).status == 404
             await until(lambda: part.exported == 3)

@@ -181,8 +181,10 @@ def test_a_backend_is_asked_by_one_for_all() -> None:
 
 
 def test_a_full_engine_and_an_open_breaker_are_known_to_all() -> None:
+    serving = msgspec.structs.replace(SLOW, panic_threshold=0.0)
+
     async def scenario() -> None:
-        async with fakes() as (fake,), workers(fleet_of(pool_of("p", fake.url), serving=SLOW)) as (one, two):
+        async with fakes() as (fake,), workers(fleet_of(pool_of("p", fake.url), serving=serving)) as (one, two):
             fake.mode = "full"
             assert (await one.ask()).status == 503
             assert str(await dropped(two)).startswith("busy: its engine is full")

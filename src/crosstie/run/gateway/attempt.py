@@ -8,6 +8,7 @@ import asyncio
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, Replica
 from crosstie.route.speed import Prediction
+from crosstie.run.gateway.answers import lacks_model, oddity
 from crosstie.run.gateway.asks import HINTS
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import with_model, with_usage_requested
@@ -197,13 +198,13 @@ class Attempt:
         elif self._is_operators(status):
             # A key that this backend does not know, or another name for its model: nothing that a client can mend.
             why = f"{self.who} does not take what the gateway sends ({status}): see its key, its address and served_as"
-            self.exchange.on_attempt_failed(why, 502, passed_on=False)
-        elif isinstance(relay, WholeRelay) and status < 300 and not relay.is_json:
-            # A login page, or a proxy's notice, with a status that says all is well.
-            why = f"{self.who} answered with something else than JSON"
-            self.exchange.on_attempt_failed(why, 502, passed_on=False)
+            self.exchange.on_attempt_failed(why, 502, wrong=True)
+        elif isinstance(relay, WholeRelay) and (why := self._oddity(relay)):
+            self.exchange.on_attempt_failed(f"{self.who} answered {why}", 502, wrong=True)
         elif isinstance(relay, WholeRelay) and status < 300 and self._cut_a_choice(relay):
             self.exchange.on_attempt_failed(f"{self.who} left a choice unfinished", 502, passed_on=False)
+        elif isinstance(relay, WholeRelay) and status == 404:
+            self._not_there(relay)
         elif isinstance(relay, StreamRelay) and relay.client_error_status:
             # Told inside a stream, but a 4xx all the same.
             self.status = relay.client_error_status
@@ -239,6 +240,33 @@ class Attempt:
         have keys of the gateway's, which go no further."""
         ours = self.backend.authorization is not None or self.context.guard is not None
         return status in _ABOUT_KEYS and ours
+
+    def _not_there(self, relay: WholeRelay) -> None:
+        """Its model is not there, or it is not where it was looked for: the operator's to mend. What an engine does not
+        do at all is neither; another may do it."""
+        exchange, path = self.exchange, self.exchange.path
+        if lacks_model(path, relay.content):
+            why = f"{self.who} does not have its model (404): see what it serves, and served_as"
+            exchange.on_attempt_failed(why, 502, wrong=True)
+        else:
+            # Whoever has a model chats; if nobody does, the client asks for what there is not.
+            fault = path.endswith("/completions")
+            why = f"{self.who} has no {path} (404): see its address"
+            exchange.on_attempt_failed(why, 404, fault=fault, passed_on=relay.is_json, code="not_found")
+
+    def _oddity(self, relay: WholeRelay) -> str:
+        """What is wrong with an answer whose status says that all is well."""
+        if self.status >= 300 or relay.reply.started or b"application/octet-stream" in relay.headers:
+            # Embeddings in bytes, where a client asks vLLM for them.
+            return ""
+        if not relay.is_json:
+            # A login page, or a proxy's notice.
+            return "with something else than a JSON object"
+        why, status = oddity(self.exchange.path, relay.content)
+        if status:
+            # Told inside an answer, but a 4xx all the same.
+            self.status = relay.status = status
+        return why
 
     def _lost_its_model(self) -> bool:
         """A router of llama.cpp that was restarted knows its models, and has none of them loaded."""

@@ -18,6 +18,8 @@ SHARE = 0.5
 _LATEST = 20
 _FIRST_OPEN_S = 1.0
 _LONGEST_OPEN_S = 30.0
+# For what people have to mend.
+_TRIPPED_S = 10.0
 # Of an engine's metrics page, the lines that are wanted: it has hundreds, and comes from every replica every second.
 _RUNNING = (b"vllm:num_requests_running", b"sglang:num_running_reqs", b"llamacpp:requests_processing",
             b"tgi_batch_current_size")  # fmt: skip
@@ -65,6 +67,12 @@ class Breaker:
             return True
         return False
 
+    def trip(self, now: float) -> None:
+        """Opens it at once, for something that is not over in a second."""
+        self.state = "open"
+        self.until = now + max(self._open_s, _TRIPPED_S)
+        self._open_s = min(2.0 * self._open_s, _LONGEST_OPEN_S)
+
     def open_too(self, until: float) -> None:
         """Another gateway's breaker for the same backend has opened until then."""
         self.state, self.until = "open", until
@@ -89,6 +97,8 @@ class Backend:
         self.fails = 0
         # It refuses connections, or says itself that it is not well: no suspicion, but a fact.
         self.dead = False
+        # What an operator has to mend, as far as its last fault was that.
+        self.wrong = ""
         # Its model was put away by a command, and its server with it: that it does not answer is no fault.
         self.put_away = False
         # Paths that this engine turned out not to have, and until when that is believed.
@@ -116,17 +126,24 @@ class Backend:
         if self.healthy is False and not self.put_away:
             self.replica.went_down(self.why, suspected=not self.dead)
         elif self.breaker.state == "open":
-            self.replica.went_down("its circuit breaker is open", suspected=True)
+            why = f": {self.wrong}" if self.wrong else ""
+            self.replica.went_down(f"its circuit breaker is open{why}", suspected=not self.wrong)
         elif not self.replica.up:
             self.replica.came_up(now)
 
     def succeeded(self) -> None:
         self.breaker.succeeded()
         self.fails = 0
+        self.wrong = ""
 
-    def failed(self, why: str, now: float, *, refused: bool = False) -> None:
-        """A fault of its own. A refused connection needs no second witness."""
-        self.breaker.failed(now)
+    def failed(self, why: str, now: float, *, refused: bool = False, wrong: bool = False, surely: bool = False) -> None:
+        """A fault of its own. A refused connection needs no second witness. `wrong`: it is set up wrongly, and nothing
+        that is sent there is answered; `surely`: another has answered what it could not."""
+        self.wrong = why if wrong else ""
+        if surely:
+            self.breaker.trip(now)
+        else:
+            self.breaker.failed(now)
         if refused:
             self.healthy, self.why, self.dead = False, why, True
         self.judge(now)

@@ -55,7 +55,7 @@ class Exchange(ExchangeState):
         self.handover: Handover | None = None
         # Backends that failed at this before the client had anything of it, though nothing else is wrong with them:
         # theirs it is if another serves it, and the request's own if no other does.
-        self._suspects: list[tuple[Backend, str]] = []
+        self._suspects: list[tuple[Backend, str, bool]] = []
         # The parts of the answer, by whom and how long.
         self.legs: list[tuple[Flight, int]] = []
         reply.watcher = self
@@ -121,20 +121,24 @@ class Exchange(ExchangeState):
         self._close("served" if attempt.status < 400 else "client error")
 
     def _blame(self) -> None:
-        """What they failed at was possible."""
-        for backend, why in self._suspects:
-            self._failed(backend, why)
+        """What they failed at was possible, or nobody else could be asked. Who is set up wrongly fails at everything:
+        one request that another could serve is enough to know."""
+        served = self.attempt is not None
+        for backend, why, wrong in self._suspects:
+            self._failed(backend, why, wrong=wrong, surely=wrong and served)
         self._suspects.clear()
 
-    def _failed(self, backend: Backend, why: str, *, refused: bool = False) -> None:
+    def _failed(
+        self, backend: Backend, why: str, *, refused: bool = False, wrong: bool = False, surely: bool = False
+    ) -> None:
         was = backend.replica.up
-        backend.failed(why, self.context.now(), refused=refused)
+        backend.failed(why, self.context.now(), refused=refused, wrong=wrong, surely=surely)
         if backend.replica.up != was:
             self.context.on_backend_changed(backend)
 
     def on_attempt_failed(
-        self, why: str, status: int, *, fault: bool = True, refused: bool = False, passed_on: bool = True,
-        code: str = "", retry_after_s: float = 0.0,
+        self, why: str, status: int, *, fault: bool = True, refused: bool = False, wrong: bool = False,
+        passed_on: bool = True, code: str = "", retry_after_s: float = 0.0,
     ) -> None:  # fmt: skip
         """Tries another backend while the client has seen nothing, else says so."""
         attempt, context = self._present(), self.context
@@ -142,16 +146,18 @@ class Exchange(ExchangeState):
         self._release(completed=False)
         if self.record.trace is not None:
             self.record.trace.failed(why, attempt.status or status)
+        # What only an operator can mend breaks no engine, and is told to nobody else.
+        passed_on, wrong = passed_on and not wrong, wrong or status == 404
         if fault:
             if not refused and not self.reply.started:
-                self._suspects.append((attempt.backend, why))
+                self._suspects.append((attempt.backend, why, wrong))
             else:
                 self._failed(attempt.backend, why, refused=refused)
-            context.metrics.faults[pool] += 1
+            context.metrics.faults[pool] += status != 404
             if context.hosted is not None and attempt.flight.replica.presence is not None:
                 context.hosted.doubted(attempt.flight.replica)
             # Who ends in order, as on a restart, was not broken by this request.
-            self.broke += not refused and not (isinstance(relay, StreamRelay) and relay.aborted)
+            self.broke += not (refused or wrong) and not (isinstance(relay, StreamRelay) and relay.aborted)
         if self.reply.started:
             self._go_on(attempt, why)
             return
@@ -169,7 +175,7 @@ class Exchange(ExchangeState):
                 self.wait(now)
                 return
         self.status = status
-        if len(self._suspects) < MOST_BROKEN:
+        if len(self._suspects) < MOST_BROKEN and status != 404:
             # Nobody else could be asked.
             self._blame()
         if passed_on and isinstance(relay, WholeRelay) and relay.whole and attempt.status >= 400:
@@ -178,7 +184,7 @@ class Exchange(ExchangeState):
             relay.end()
         else:
             self._answer(status, why, self.code, attempt.own_headers() + retry_after(retry_after_s))
-        self._close("failed")
+        self._close("failed" if status != 404 else "client error")
 
     def give_up(self, why: str) -> None:
         """The gateway ends before the answer does."""

@@ -56,11 +56,11 @@ class ExchangeState(ABC):
 
     @abstractmethod
     def on_attempt_failed(
-        self, why: str, status: int, *, fault: bool = True, refused: bool = False, passed_on: bool = True,
-        code: str = "", retry_after_s: float = 0.0,
+        self, why: str, status: int, *, fault: bool = True, refused: bool = False, wrong: bool = False,
+        passed_on: bool = True, code: str = "", retry_after_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """`fault`: it is held against the backend; `refused`: no connection was made; `passed_on`: what it said is for
-        the client, if nobody else has an answer; `code`: of the error, and after how long to try again."""
+        """`fault`: it is held against the backend; `refused`: no connection was made; `wrong`: it is set up wrongly;
+        `passed_on`: what it said is for the client, if nobody else has an answer; `code`: of the error, and after how long to try again."""
 
     # What a handover asks
 

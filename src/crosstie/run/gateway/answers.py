@@ -1,0 +1,47 @@
+"""What an answer of one piece really is, where its status says otherwise or too little: looked at before it counts."""
+
+import re
+
+import msgspec
+
+from crosstie.run.gateway.fields import decode_parts
+
+# With a value: engines also write that there is none. In a text the quotes would be escaped.
+_ERROR = re.compile(rb'"error"\s*:\s*(?!null\b|\s)')
+_NO_MODEL = re.compile(rb'"model_not_found"|"param"\s*:\s*"model"')
+_NOT_FOUND = re.compile(rb"model.{0,300}?(?:does not exist|not found|is not available)", re.DOTALL | re.IGNORECASE)
+# The client's own; 401, 403 and 404 are about what the gateway sends, 408 and 429 about the backend.
+_CLIENTS = (400, 405, 406, 409, 410, 411, 412, 413, 414, 415, 422)
+
+
+def oddity(path: str, content: bytes) -> tuple[str, int]:
+    """Of an answer with a status of success: what is wrong with it, in words; or the status that it should have had,
+    where the fault is the client's. Neither: nothing."""
+    if _ERROR.search(content):
+        try:
+            error = decode_parts(content).get("error")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return "with something else than JSON", 0
+        if error is not None:
+            status = _status(bytes(error))
+            return ("", status) if status in _CLIENTS else ("with an error, and the status of success", 0)
+    if path.endswith("/completions") and b'"choices"' not in content:
+        return "without any choices", 0
+    return "", 0
+
+
+def _status(error: bytes) -> int:
+    try:
+        said = msgspec.json.decode(error)
+    except (msgspec.DecodeError, RecursionError):
+        return 0
+    code = said.get("code", said.get("status")) if isinstance(said, dict) else None
+    return int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdecimal() and len(code) == 3) else 0
+
+
+def lacks_model(path: str, content: bytes) -> bool:
+    """Whether a 404 says that the backend does not have its model. Of a response that is gone on with, a client says
+    which it is, and so what stands in the message."""
+    if _NO_MODEL.search(content):
+        return True
+    return not path.endswith("/responses") and _NOT_FOUND.search(content) is not None
