@@ -60,7 +60,8 @@ class ExchangeState(ABC):
         passed_on: bool = True, code: str = "", retry_after_s: float = 0.0,
     ) -> None:  # fmt: skip
         """`fault`: it is held against the backend; `refused`: no connection was made; `wrong`: it is set up wrongly;
-        `passed_on`: what it said is for the client, if nobody else has an answer; `code`: of the error, and after how long to try again."""
+        `passed_on`: what it said is for the client, if nobody else has an answer; `code`: of the error, and after how
+        long to try again."""
 
     # What a handover asks
 
