@@ -290,6 +290,31 @@ class Fake:
             reply.write(f"event: {name}\ndata: {json.dumps(said)}\n\n".encode())
         self.loop.call_later(0.05, reply.cut)
 
+    def _responds(self, body: dict[str, Any], reply: Reply) -> None:
+        """As the Responses API does, and keeps them: it goes on from no other's."""
+        previous = body.get("previous_response_id")
+        if previous is not None and not previous.startswith(f"resp_{self.name}_"):
+            reply.send(404, b'{"error":{"message":"no such response here"}}')
+            return
+        response = {
+            "object": "response",
+            "id": f"resp_{self.name}_{len(self.hit)}",
+            "status": "completed",
+            "output": [],
+        }
+        if not body.get("stream"):
+            reply.send(200, json.dumps(response).encode())
+            return
+        reply.start(200, b"content-type: text/event-stream\r\n", None)
+        for name, more in (
+            ("created", {"response": {**response, "status": "in_progress"}}),
+            ("output_text.delta", {"item_id": "msg_1", "delta": "hi"}),
+            ("completed", {"response": response}),
+        ):
+            said = {"type": f"response.{name}", **more}
+            reply.write(f"event: response.{name}\ndata: {json.dumps(said)}\n\n".encode())
+        reply.end()
+
     def _half_body(self, body: dict[str, Any], reply: Reply) -> None:
         reply.start(200, b"content-type: application/json\r\n", 100)
         reply.write(b'{"half')

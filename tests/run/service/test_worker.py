@@ -329,3 +329,14 @@ def test_nonsense_at_a_worker_s_socket_is_ignored(said: bytes) -> None:
         assert broke == []
 
     run(scenario)
+
+
+def test_where_a_response_lives_is_known_to_all_workers() -> None:
+    async def scenario() -> None:
+        async with fakes() as (fake,), workers(fleet_of(pool_of("p", fake.url), serving=SLOW)) as pair:
+            one, two = pair
+            fake.mode = "responds"
+            said = json.loads((await one.ask("/v1/responses", input="hello")).body)
+            await until(lambda: two.gateway.context.responses.home(0, said["id"]) == fake.url)
+
+    run(scenario)

@@ -75,6 +75,8 @@ class RequestBody:
         self.copies = min(max(fields.n or 1, fields.best_of or 1, 1), _MOST_COPIES)
         # And those that its answer is to have: of each prompt, where there are several.
         self.choices = min(max(fields.n or 1, 1), _MOST_COPIES)
+        # The response that it goes on from.
+        self.previous = fields.previous_response_id
         self.session = fields.prompt_cache_key or fields.user
         # What the model will read: schemas of tools, texts, and what is attached to them. Nothing long is copied:
         # that would take longer than reading it.

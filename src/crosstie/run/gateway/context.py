@@ -15,6 +15,7 @@ from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.guard import Guard
 from crosstie.run.gateway.interfaces import Batches, HostedModels, OtherWorkers, Tracing
 from crosstie.run.gateway.metrics import Metrics
+from crosstie.run.gateway.responses import KeptResponses
 
 
 class Context:
@@ -26,6 +27,8 @@ class Context:
         self.metrics = Metrics()
         # The loop's time as of the last tick: patience needs no better, and streams ask at every event.
         self.clock = loop.time()
+        # Where responses live that somebody may go on from.
+        self.responses = KeptResponses()
         # Who may ask, and how much; None: everyone, anything.
         self.guard: Guard | None = None
         # Who follows requests while they go on; None: nobody.

@@ -25,8 +25,13 @@ _TYPES = {
 class RequestRejected(Exception):
     """A request that is answered with an error before anything is decided for it."""
 
-    def __init__(self, status: int, why: str, code: str, retry_after_s: float = 0.0, headers: bytes = b""):
+    def __init__(
+        self, status: int, why: str, code: str, retry_after_s: float = 0.0, headers: bytes = b"",
+        param: str | None = None,
+    ):  # fmt: skip
         super().__init__(why)
+        # The field of the body that it is about.
+        self.param = param
         self.status, self.code, self.retry_after_s = status, code, retry_after_s
         # Further lines of the answer's head.
         self.headers = headers

@@ -19,6 +19,7 @@ from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.handover import MOST_BROKEN, Handover
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
+from crosstie.run.gateway.responses import PATH
 from crosstie.run.gateway.transcript import Transcript
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
@@ -118,6 +119,8 @@ class Exchange(ExchangeState):
         attempt.backend.succeeded()
         if self._suspects:
             self._blame()
+        if self.path == PATH and attempt.status < 300:
+            self.context.responses.keep(self.ask.tenant, attempt.relay, attempt.backend.replica.key)
         self._close("served" if attempt.status < 400 else "client error")
 
     def _blame(self) -> None:

@@ -32,7 +32,8 @@ class ExchangeState(ABC):
         self.closed = False
         # Attempts so far, and how many of them have broken their engine.
         self.attempts = self.broke = 0
-        self.tried: tuple[str, ...] = ()
+        # Backends that have had their turn, and those that cannot be asked.
+        self.tried: tuple[str, ...] = ask.tried
         # What backends are asked: what the client asked, until one has to go on from where another broke off.
         self.path, self.body = request.path, request.body
         # What the client has of a stream, and where what comes now joins what came before.

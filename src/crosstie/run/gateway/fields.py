@@ -26,6 +26,7 @@ class Fields(msgspec.Struct):
     best_of: int | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
+    previous_response_id: str | None = None
     tools: msgspec.Raw = msgspec.Raw()
     messages: list[MessageFields] = []
     prompt: msgspec.Raw = msgspec.Raw()
@@ -47,6 +48,17 @@ class AnswerFields(msgspec.Struct):
     usage: UsageFields | None = None
     # The last event of a streamed response carries the whole response.
     response: ResponseFields | None = None
+
+
+class NameFields(msgspec.Struct):
+    id: str = ""
+
+
+class NamedFields(msgspec.Struct):
+    """What a response is called, or, in an event of one, the response in it."""
+
+    id: str = ""
+    response: NameFields | None = None
 
 
 class DeltaFields(msgspec.Struct):
@@ -106,6 +118,7 @@ decode_messages = msgspec.json.Decoder(list[MessageFields]).decode
 decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_answer = msgspec.json.Decoder(AnswerFields).decode
 decode_chunk = msgspec.json.Decoder(ChunkFields).decode
+decode_named = msgspec.json.Decoder(NamedFields).decode
 decode_ends = msgspec.json.Decoder(EndsFields).decode
 decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 decode_models = msgspec.json.Decoder(ModelsFields).decode

@@ -33,6 +33,7 @@ from crosstie.run.gateway.messages import MESSAGES, error_message
 from crosstie.run.gateway.messages_reply import MessagesReply
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
+from crosstie.run.gateway.responses import PATH
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
 from crosstie.run.wire.files import most_files
@@ -270,7 +271,21 @@ class Gateway:
         except BadInput as error:
             raise RequestRejected(400, str(error), "bad_request") from None
         ask.patience_s, ask.tenant = self.serving.queue_s * self.speed, tenant
+        if parsed.previous is not None and request.path == PATH:
+            self._send_home(ask, parsed.previous)
         return parsed, ask
+
+    def _send_home(self, ask: Ask, previous: str) -> None:
+        """Only to where the response lives that it goes on from. Raises RequestRejected."""
+        keys = [replica.key for pool in self.live.by_model.get(ask.model, ()) for replica in pool.replicas]
+        home = self.context.responses.home(ask.tenant, previous)
+        if home is None and len(keys) == 1 and self.context.guard is None:
+            # The only one there is knows better.
+            return
+        if home is None or home not in keys:
+            why = f"Previous response with id '{previous}' not found."
+            raise RequestRejected(400, why, "previous_response_not_found", param="previous_response_id")
+        ask.tried = tuple(key for key in keys if key != home)
 
     def _begin(self, exchange: Exchange) -> None:
         self.exchanges.add(exchange)
@@ -285,7 +300,7 @@ class Gateway:
                 self.queue(exchange, now)
                 self._admit()
             else:
-                decision = self.router.decide(ask, now, explain=self.explaining)
+                decision = self.router.decide(ask, now, exclude=ask.tried, explain=self.explaining)
                 self._follow(exchange, decision, now)
         except Exception:
             exchange.broke_down()
@@ -365,7 +380,7 @@ class Gateway:
             record.trace = self.context.tracing.begin(record.path, context)
         self._tell(record, request)
         headers = b"x-request-id: %b\r\n%b" % (request_id, refused.headers) + retry_after(refused.retry_after_s)
-        body = error_body(refused.status, str(refused), refused.code)
+        body = error_body(refused.status, str(refused), refused.code, refused.param)
         return error_message(refused.status, body) if request.path == MESSAGES else body, headers
 
     def _tell(self, record: RequestRecord, request: Request) -> None:

@@ -132,7 +132,7 @@ def _explain(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
         guard.check_open(key_id)
     _, ask = gateway.read(request, key_id)
     _charge(gateway, key_id, request, ask)
-    decision = gateway.router.decide(ask, gateway.now(), explain=True)
+    decision = gateway.router.decide(ask, gateway.now(), exclude=ask.tried, explain=True)
     replica, names = decision.replica, _names(gateway)
     said = {
         "policy": gateway.live.fleet.policy,

@@ -187,9 +187,14 @@ class StreamRelay:
         return self.unsaid if _ERROR.search(self.unsaid) else b""
 
     @property
+    def latest(self) -> bytes:
+        """The end of what it has said so far."""
+        return self._before_that + self._before + self._last
+
+    @property
     def complete(self) -> bool:
         """Whether the engine said that it had finished; an end without that is a cut in a good disguise."""
-        latest = self._before_that + self._before + self._last
+        latest = self.latest
         if self.unsaid:
             return False
         if _ERROR.search(latest):

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from math import isnan, nan
 from pathlib import Path
 from time import monotonic
@@ -19,7 +19,7 @@ from crosstie.run.gateway.backend import Backend, EngineLoad
 from crosstie.run.gateway.interfaces import OtherWorkers
 from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.service.supervisor import LEAVE, READ_AGAIN, STOP, STOP_NOW, Reloaded, WorkerSlot
-from crosstie.run.service.worker_link import MetricsPage, MetricsRequest, WorkerLink
+from crosstie.run.service.worker_link import Done, MetricsPage, MetricsRequest, ResponseKept, WorkerLink
 from crosstie.run.service.worker_metrics import counters, merged_pages
 from crosstie.run.share.board import Board, Cell
 
@@ -85,6 +85,8 @@ class Worker(SharedLoad, OtherWorkers):
         self._link = WorkerLink(self.slot.folder, self._row, self.slot.workers, process.handlers)
         await self._link.open()
         process.link = self._link
+        process.on(ResponseKept, self._learn)
+        self._gateway.context.responses.on_kept = self._tell_kept
         process.on(MetricsRequest, lambda _: MetricsPage(self._row, self._own_page()))
         with contextlib.suppress(FileNotFoundError):
             self._inherited = self._kept_at(self._row).read_text()
@@ -205,6 +207,19 @@ class Worker(SharedLoad, OtherWorkers):
         cell.tell(read_began_at=now)
         return True
 
+    # Responses
+
+    def _tell_kept(self, tenant: int, response: str, home: str) -> None:
+        """Whoever goes on from it may come to another worker."""
+        self._spawn(self._tell_others(ResponseKept(tenant, response, home)))
+
+    async def _tell_others(self, kept: ResponseKept) -> None:
+        await self._process.ask_others(kept)
+
+    def _learn(self, kept: ResponseKept) -> Done:
+        self._gateway.context.responses.learn(kept.tenant, kept.response, kept.home)
+        return Done()
+
     # Metrics
 
     def _own_page(self) -> str:
@@ -223,7 +238,10 @@ class Worker(SharedLoad, OtherWorkers):
         return self.slot.folder / f"counters-{row}"
 
     def metrics_to(self, send: Callable[[str], None]) -> None:
-        task = self._gateway.loop.create_task(self._gather_metrics(send))
+        self._spawn(self._gather_metrics(send))
+
+    def _spawn(self, what: Coroutine[None, None, None]) -> None:
+        task = self._gateway.loop.create_task(what)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

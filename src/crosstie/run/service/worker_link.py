@@ -87,6 +87,17 @@ class Decisions(_Message, frozen=True):
     rows: list[DecisionView]
 
 
+# Responses
+
+
+class ResponseKept(_Message, frozen=True):
+    """A backend keeps a response of a tenant: answered by `Done`."""
+
+    tenant: int
+    response: str
+    home: str
+
+
 # Models of shared pools
 
 
@@ -124,7 +135,7 @@ class Failed(_Message, frozen=True):
 
 WorkerRequest = (
     MetricsRequest | ChangesRequest | Changes | ReloadRequest | FleetRequest | DecisionsRequest | LeaderState
-    | FollowerReport
+    | FollowerReport | ResponseKept
 )  # fmt: skip
 WorkerAnswer = MetricsPage | Changes | FleetAnswer | Decisions | LeaderState | FollowerLoad | Done | Failed
 # What a worker can be asked, by the class of the request.
