@@ -13,6 +13,7 @@ _TYPES = {
     404: "not_found_error",
     408: "timeout_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
     500: "internal_error",

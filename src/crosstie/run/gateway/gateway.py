@@ -23,7 +23,7 @@ from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
 from crosstie.run.gateway.asks import ask_of
 from crosstie.run.gateway.backend import Backend
-from crosstie.run.gateway.body import RequestBody, read_body
+from crosstie.run.gateway.body import RequestBody, read_body, with_model
 from crosstie.run.gateway.context import Context
 from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.exchange import Exchange
@@ -261,7 +261,12 @@ class Gateway:
         names = live.names if guard is None else guard.names_for(key_id, request)
         tenant = 0 if guard is None else guard.tenant(key_id)
         try:
+            if b"content-encoding" in request.headers:
+                _check_encoding(request)
             parsed = read_body(request.body)
+            if request.model is not None and request.model != parsed.model:
+                request.body = with_model(request.body, request.model)
+                parsed = read_body(request.body)
             model = parsed.model
             ask = ask_of(live, names, request, parsed, 0 if self.serving.share_prefixes else tenant)
         except UnknownModel as error:
@@ -489,3 +494,11 @@ class Gateway:
             task.cancel()
         for backend in self.backends.values():
             backend.origin.close()
+
+
+def _check_encoding(request: Request) -> None:
+    """Raises RequestRejected. What is small on the way may be huge when it is read."""
+    coding = request.headers[b"content-encoding"].strip().lower()
+    if coding not in (b"", b"identity"):
+        why = f"the body is compressed ({coding.decode('latin-1')[:32]}): send it as it is"
+        raise RequestRejected(415, why, "unsupported_encoding", headers=b"accept-encoding: identity\r\n")

@@ -1,6 +1,7 @@
 """What the gateway answers, by path: the API, and its own pages beside it."""
 
 from collections.abc import Callable
+from urllib.parse import unquote
 
 import msgspec
 
@@ -11,6 +12,7 @@ from crosstie.route.live import Replica
 from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.messages import CHAT, COUNT_TOKENS, chat_of, error_message
+from crosstie.run.gateway.paths import tidy_path
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
@@ -26,6 +28,8 @@ _JSON, _TEXT = b"application/json", b"text/plain; version=0.0.4; charset=utf-8"
 def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
     def handle(request: Request, reply: Reply) -> None:
         path = request.path
+        if path not in SERVED:
+            path = tidy_path(request)
         if path in SERVED:
             if request.method == "POST":
                 gateway.serve(request, reply)
@@ -51,7 +55,7 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
 
 
 def _page(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
-    path, method = request.path.rstrip("/") or "/", request.method
+    path, method = request.path, request.method
     page = _PAGES.get(path)
     if page is None and path.startswith("/v1/models/"):
         page = _model
@@ -101,7 +105,7 @@ def _models(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
 
 
 def _model(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
-    name = request.path.removeprefix("/v1/models/")
+    name = unquote(request.path.removeprefix("/v1/models/"))
     found = next((model for model in _listed(gateway, _key_id(gateway, request)) if model["id"] == name), None)
     if found is None:
         return 404, error_body(404, f"no pool serves '{name}'", "model_not_found"), _JSON

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 class Request:
     def __init__(self, method: str, path: str, query: str, headers: dict[bytes, bytes], body: bytes):
         self.method, self.path, self.query, self.headers, self.body = method, path, query, headers, body
+        # The model that its path names; None: as of most, its body does.
+        self.model: str | None = None
 
 
 class BadRequest(Exception):
