@@ -23,6 +23,7 @@ SERVE_RANGES: dict[str, tuple[Any, Any]] = {
     for field in msgspec.inspect.type_info(Serving).fields  # type: ignore[attr-defined]
     if isinstance(field.type, msgspec.inspect.IntType | msgspec.inspect.FloatType)
 }
+SERVE_OTHERS = {"default_class", "resume", "share_prefixes", "cors_origins"}
 PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"
 TEXT = """\
 format = 1
@@ -70,7 +71,7 @@ routes = [{ pool = "chat-mi300x", share = 1, up_to_input = 4000, why = "cheapest
 POOL, CLASS = TEXT[TEXT.index("[[pool]]") : TEXT.index('[[pool]]\nname = "any"')], TEXT[TEXT.index("[[class]]") :]
 ANY = TEXT[TEXT.index('[[pool]]\nname = "any"') : TEXT.index("[[class]]")]
 SERVE = TEXT[TEXT.index("[serve]") : TEXT.index("[[pool]]")]
-FLEET_KEYS = {"format", "name", "planned", "policy"}
+FLEET_KEYS = {"format", "name", "planned", "policy", "aliases"}
 DRAFTS = {"speculation", "text", "acceptance"}
 POOL_KEYS = {*re.findall(r"^(\w+) =", POOL + ANY, re.MULTILINE), "pp", "ep", "dp", *DRAFTS}
 CLASS_KEYS = {*re.findall(r"^(\w+) =", CLASS, re.MULTILINE), "tpot_ms"}
@@ -167,6 +168,15 @@ def test_text_and_fleet_and_text_again(catalog: Catalog, tmp_path: Path) -> None
     assert fleet_text(read_fleet(catalog, fleet_file(tmp_path, first))) == first
 
 
+def test_aliases_and_origins_are_read_and_written(catalog: Catalog, tmp_path: Path) -> None:
+    more = '[aliases]\n"gpt 4o" = "meta-llama/Llama-3.1-8B"\nmine = "my/model"\n\n'
+    more += '[serve]\ncors_origins = ["https://a.com", "*"]'
+    got = read_fleet(catalog, fleet_file(tmp_path, changed(("[serve]", more))))
+    assert got.aliases == {"gpt 4o": "llama-3.1-8b", "mine": "My Model 7B"}
+    assert got.serving.cors_origins == ("https://a.com", "*")
+    assert read_fleet(catalog, fleet_file(tmp_path, fleet_text(got))) == got
+
+
 def test_defaults_are_not_written(catalog: Catalog, tmp_path: Path) -> None:
     got = read_fleet(catalog, fleet_file(tmp_path, TEXT))
     written = fleet_text(got)
@@ -210,7 +220,7 @@ def test_the_page_about_fleet_files(catalog: Catalog, tmp_path: Path) -> None:
         POOL_KEYS,
         CLASS_KEYS,
         ROUTE_KEYS,
-        {*SERVE_RANGES, "default_class", "resume", "share_prefixes"},
+        {*SERVE_RANGES, *SERVE_OTHERS},
     ):
         assert known <= documented, known - documented
 
@@ -224,9 +234,7 @@ def test_the_page_has_the_defaults_and_ranges_of_serve() -> None:
 
 
 def test_every_setting_can_be_given() -> None:
-    assert {*SERVE_RANGES, "default_class", "resume", "share_prefixes"} == {
-        field.name for field in msgspec.structs.fields(Serving)
-    }
+    assert {*SERVE_RANGES, *SERVE_OTHERS} == {field.name for field in msgspec.structs.fields(Serving)}
     usual = Serving()
     for key, (low, high) in SERVE_RANGES.items():
         assert low <= getattr(usual, key) <= high
@@ -388,7 +396,14 @@ FAULTS = [
     (('policy = "cheapest-meeting-target"', 'policy = ["prefix"]'), "policy", "least-loaded"),
     (('planned = "2026-11-15"', "planned = 4"), "planned", "not a date"),
     (('planned = "2026-11-15"', 'planned = "2026-02-30"'), "planned", "not a date"),
+    # [aliases]
+    (("[serve]", '[aliases]\n"my/model" = "llama-3.1-8b"\n\n[serve]'), "aliases.my/model", "of a model already"),
+    (("[serve]", '[aliases]\ngpt = "gpt-9"\n\n[serve]'), "aliases.gpt", "no pool of this file serves 'gpt-9'"),
+    (("[serve]", "[aliases]\ngpt = 4\n\n[serve]"), "aliases.gpt", "string"),
+    (("[serve]", '[aliases]\n"" = "any"\n\n[serve]'), "aliases.", "is no name"),
     # [serve]
+    (("retries = 1", 'cors_origins = ["example.com"]'), "serve.cors_origins[0]", "neither '*' nor as"),
+    (("retries = 1", 'cors_origins = ["https://a.com/"]'), "serve.cors_origins[0]", "neither '*' nor as"),
     ((SERVE, "serve = 1\n"), "serve", "must be a table"),
     (("retries = 1", "retry = 1"), "serve.retry", "did you mean retries?"),
     (("retries = 1", "retries = 1.5"), "serve.retries", "whole number from 0 to 100"),

@@ -7,7 +7,7 @@ import msgspec
 from crosstie.catalog.classes import PERCENTILES
 from crosstie.catalog.fleets import FORMAT
 from crosstie.catalog.pools import SPLIT, UNLIMITED_CONTEXT, USUAL_KV
-from crosstie.catalog.writing import toml_value
+from crosstie.catalog.writing import toml_key, toml_value
 from crosstie.core.fleet import Fleet, HostedModel, Pool, PoolApart, PoolSide, Route, ServedClass, Serving, SharedState
 from crosstie.core.workload import Target
 
@@ -30,6 +30,7 @@ def fleet_text(fleet: Fleet) -> str:
         f"name = {toml_value(fleet.name)}",
         *([f"planned = {toml_value(fleet.planned)}"] if fleet.planned else []),
         f"policy = {toml_value(fleet.policy)}",
+        *_aliases(fleet.aliases),
         *_serve(fleet.serving),
         *_state(fleet.state),
     ]
@@ -38,6 +39,11 @@ def fleet_text(fleet: Fleet) -> str:
     for one in fleet.classes:
         lines += ["", "[[class]]", *_class(one)]
     return "\n".join(lines) + "\n"
+
+
+def _aliases(aliases: dict[str, str]) -> list[str]:
+    given = [f"{toml_key(name)} = {toml_value(model)}" for name, model in aliases.items()]
+    return ["", "[aliases]", *given] if given else []
 
 
 def _serve(serving: Serving) -> list[str]:

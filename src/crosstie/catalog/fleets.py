@@ -17,10 +17,12 @@ from crosstie.core.errors import BadData, CrosstieError, UnknownName
 from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass, Serving, SharedState
 
 FORMAT = 1
-_KEYS = {"format", "name", "planned", "policy", "serve", "state", "pool", "class"}
+_KEYS = {"format", "name", "planned", "policy", "aliases", "serve", "state", "pool", "class"}
 _CLASS = {"name", "model", "requests_per_s", "input_tokens", "output_tokens", "ttft_ms", "tpot_ms", "routes"}
 # A password written out, as user:password@ or as ?password=; ${VARIABLE} in its place is fine.
 _PASSWORD = re.compile(r"://[^/@]*:(?!\$\{)[^/@]+@|[?&]password=(?!\$\{)")
+# As browsers send it: nothing after the port.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,]+")
 # Shares are written to six digits, and people write 0.33 three times.
 _SHARES_MISS = 0.01
 
@@ -48,6 +50,7 @@ def read_fleet(catalog: Catalog, file: Path) -> Fleet:
         policy=policy,
         pools=pools,
         classes=classes,
+        aliases=_aliases(catalog, file, table(file, "aliases", raw.get("aliases", {})), models),
         serving=_serving(file, raw.get("serve", {}), [one.name for one in classes]),
         state=_state(file, raw.get("state", {})),
     )
@@ -169,6 +172,16 @@ def _served_model(catalog: Catalog, file: Path, where: str, asked: str, models: 
     return models[found]
 
 
+def _aliases(catalog: Catalog, file: Path, raw: dict[str, Any], models: dict[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, meant in raw.items():
+        where = f"aliases.{name}"
+        if not name or name in models:
+            raise BadData(file, where, "is the name of a model already" if name else "is no name")
+        found[name] = _served_model(catalog, file, where, text(file, where, meant), models)
+    return found
+
+
 def _route(file: Path, where: str, raw: dict[str, Any], model: str, pools: dict[str, Pool]) -> Route:
     route = read_record(file, where, raw, Route, why=optional_text(file, f"{where}.why", raw.get("why")))
     name = route.pool
@@ -202,6 +215,9 @@ def _serving(file: Path, raw: object, classes: list[str]) -> Serving:
     if found.default_class is not None and found.default_class not in classes:
         known = f"there are {', '.join(classes)}" if classes else "there are none"
         raise BadData(file, "serve.default_class", f"'{found.default_class}' is no class of this file; {known}")
+    for index, origin in enumerate(found.cors_origins):
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise BadData(file, f"serve.cors_origins[{index}]", f"'{origin}' is neither '*' nor as https://example.com")
     return found
 
 

@@ -198,6 +198,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     # Of clients, in all and from one address; 0: as many as there are.
     max_connections: Annotated[int, msgspec.Meta(ge=1, le=10**6)] = 16_384
     max_connections_per_address: _Many = 0
+    # Pages of these origins may ask from a browser, such as "https://app.example.com"; "*": of any.
+    cors_origins: tuple[str, ...] = ()
     # Of electricity, where the price of a GPU-hour does not include it: it is added to what a request costs.
     usd_per_kwh: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     # The class of requests that name none; None: the one of the model whose prompts are nearest in length.
@@ -226,6 +228,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     pools: tuple[Pool, ...]
     classes: tuple[ServedClass, ...]
+    # Further names that clients may use, and the model that each means.
+    aliases: dict[str, str] = {}
     serving: Serving = Serving()
     state: SharedState = SharedState()
 

@@ -128,6 +128,7 @@ class LiveFleet:
         # What clients may call a model, and what the pools call it.
         served = [pool.pool for pool in pools]
         self.names = {name: pool.model for pool in served for name in (pool.model, pool.served_as) if name}
+        self.names |= {name: model for name, model in fleet.aliases.items() if model in self.by_model}
         # Standard deviations that a class's targets must hold for: TTFT and TPOT.
         self.deviations: dict[str | None, tuple[float, float]] = {}
         # Pools that the plan sends a class to.

@@ -105,7 +105,7 @@ class Fake:
         """One event at a time, so that a test may come between them. `then`: how it breaks off after `until` tokens."""
         if not reply.started:
             # What only a gateway may say of an answer is said by a backend in vain.
-            forged = b"".join(b"%b: forged\r\n" % name for name in OWN_HEADERS)
+            forged = b"".join(b"%b: forged\r\n" % name for name in (*OWN_HEADERS, b"access-control-allow-origin"))
             reply.start(200, b"content-type: text/event-stream\r\nx-engine: fake\r\n" + forged, None)
         if at < until:
             said = {"choices": [{"index": 0, "delta": {"content": f"w{at} "}, "finish_reason": None}]}

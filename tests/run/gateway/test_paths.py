@@ -3,8 +3,9 @@
 import gzip
 import json
 
+import msgspec
 import pytest
-from tests.run.gateway.fakes import MODEL, fakes, fleet_of, pool_of, running
+from tests.run.gateway.fakes import CALM, MODEL, fakes, fleet_of, pool_of, running
 from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S
 
@@ -84,5 +85,51 @@ def test_a_compressed_body_is_refused_as_that(coding: str, status: int) -> None:
             if status != 200:
                 assert answer.header(b"accept-encoding") == b"identity"
                 assert json.loads(answer.body)["error"]["code"] == "unsupported_encoding"
+
+    test()
+
+
+@on_loop
+async def test_an_alias_is_a_name_like_any_other() -> None:
+    async with fakes() as [fake]:
+        fleet = fleet_of(pool_of("one", fake.url, served_as=ORG), aliases={"gpt-4o": MODEL})
+        async with running(fleet) as at:
+            assert (await at.ask(model="gpt-4o")).status == 200
+            assert fake.hit[-1][1]["model"] == ORG
+            listed = json.loads((await at.get("/v1/models")).body)["data"]
+            assert {one["id"] for one in listed} == {MODEL, ORG, "gpt-4o"}
+            assert json.loads((await at.get("/v1/models/gpt-4o")).body)["pools"] == ["one"]
+
+
+PAGE = [(b"origin", b"https://app.example.com")]
+PREFLIGHT = [*PAGE, (b"access-control-request-method", b"POST"), (b"access-control-request-headers", b"authorization")]
+
+
+@pytest.mark.parametrize(
+    ("origins", "said"),
+    [
+        ((), None),
+        (("https://other.example.com",), None),
+        (("https://other.example.com", "https://app.example.com"), b"https://app.example.com"),
+        (("*",), b"*"),
+    ],
+)
+def test_browsers_are_told_whose_pages_may_ask(origins: tuple[str, ...], said: bytes | None) -> None:
+    @on_loop
+    async def test() -> None:
+        async with fakes() as [fake]:
+            serving = msgspec.structs.replace(CALM, cors_origins=origins)
+            async with running(fleet_of(pool_of("one", fake.url), serving=serving)) as at:
+                path, allow = "/v1/chat/completions", b"access-control-allow-origin"
+                asked = await fetch(at.origin, "OPTIONS", path, headers=PREFLIGHT, timeout_s=LIMIT_S)
+                assert asked.status == (204 if origins else 405)
+                assert asked.header(allow) == said
+                assert asked.header(b"access-control-allow-headers") == (b"authorization" if said else None)
+                for mode in ("ok", "error"):
+                    fake.mode = mode
+                    for stream in (True, False):
+                        answer = await at.ask(headers={"origin": "https://app.example.com"}, stream=stream)
+                        assert [value for name, value in answer.headers if name == allow] == ([said] if said else [])
+                assert (await at.get("/v1/models")).header(allow) is None
 
     test()

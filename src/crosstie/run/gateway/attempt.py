@@ -33,7 +33,9 @@ _OWN_LINES = b"".join(b"%b: %%b\r\n" % name for name in OWN_HEADERS) + b"%b"
 # Of a backend's answer, what goes no further.
 _NOT_RETURNED = frozenset(
     b"connection keep-alive transfer-encoding content-length upgrade trailer server date authorization set-cookie "
-    b"www-authenticate proxy-authenticate alt-svc".split()
+    b"www-authenticate proxy-authenticate alt-svc"
+    # Whose pages may read it is the gateway's to say.
+    b" access-control-allow-origin access-control-allow-credentials access-control-expose-headers".split()
 ).union(OWN_HEADERS)
 
 # A kept connection that was closed while it lay idle shows it this soon; later, somebody was at work on the request.

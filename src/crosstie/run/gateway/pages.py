@@ -9,6 +9,7 @@ from crosstie.core.errors import BadInput
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Considered
 from crosstie.route.live import Replica
+from crosstie.run.gateway.cors import answers_browser
 from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.messages import CHAT, COUNT_TOKENS, chat_of, error_message
@@ -27,7 +28,9 @@ _JSON, _TEXT = b"application/json", b"text/plain; version=0.0.4; charset=utf-8"
 
 def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
     def handle(request: Request, reply: Reply) -> None:
-        path = request.path
+        path, origins = request.path, gateway.serving.cors_origins
+        if origins and answers_browser(origins, request, reply):
+            return
         if path not in SERVED:
             path = tidy_path(request)
         if path in SERVED:

@@ -46,6 +46,8 @@ class Reply:
         self.connection = connection
         self._head = b""
         self._chunked = False
+        # Of the head, whatever the answer.
+        self.lines = b""
         # Whether a byte of it may have left, and whether all of it has.
         self.started = self.done = False
         self.watcher: Watcher | None = None
@@ -72,7 +74,7 @@ class Reply:
         self.started = True
         connection.write(
             b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n"
-            % (_reason(status), content_type, len(body), headers, connection.closing_line()),
+            % (_reason(status), content_type, len(body), headers + self.lines, connection.closing_line()),
             b"" if connection.head_only else body,
         )
         self.end_message()
@@ -88,7 +90,7 @@ class Reply:
                 connection.keep_alive = False
         else:
             framing = b"content-length: %d\r\n" % length
-        self._head = b"%b%b%b%b\r\n" % (_reason(status), headers, framing, connection.closing_line())
+        self._head = b"%b%b%b%b%b\r\n" % (_reason(status), headers, self.lines, framing, connection.closing_line())
 
     def write(self, data: bytes) -> None:
         if not data or self.done:
