@@ -23,7 +23,7 @@ SERVE_RANGES: dict[str, tuple[Any, Any]] = {
     for field in msgspec.inspect.type_info(Serving).fields  # type: ignore[attr-defined]
     if isinstance(field.type, msgspec.inspect.IntType | msgspec.inspect.FloatType)
 }
-SERVE_OTHERS = {"default_class", "resume", "share_prefixes", "cors_origins"}
+SERVE_OTHERS = {"default_class", "resume", "share_prefixes", "cors_origins", "trusted_proxies"}
 PAGE = Path(__file__).parents[2] / "docs" / "fleet.md"
 TEXT = """\
 format = 1
@@ -402,6 +402,8 @@ FAULTS = [
     (("[serve]", "[aliases]\ngpt = 4\n\n[serve]"), "aliases.gpt", "string"),
     (("[serve]", '[aliases]\n"" = "any"\n\n[serve]'), "aliases.", "is no name"),
     # [serve]
+    (("retries = 1", 'trusted_proxies = ["10.0.0.0/40"]'), "serve.trusted_proxies[0]", "no address and no network"),
+    (("retries = 1", 'trusted_proxies = ["proxy"]'), "serve.trusted_proxies[0]", "no address and no network"),
     (("retries = 1", 'cors_origins = ["example.com"]'), "serve.cors_origins[0]", "neither '*' nor as"),
     (("retries = 1", 'cors_origins = ["https://a.com/"]'), "serve.cors_origins[0]", "neither '*' nor as"),
     ((SERVE, "serve = 1\n"), "serve", "must be a table"),

@@ -6,6 +6,7 @@ A slip fails here, with the file and the key, and not when the first request mee
 import math
 import re
 from collections.abc import Iterable
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, get_args
 
@@ -215,6 +216,11 @@ def _serving(file: Path, raw: object, classes: list[str]) -> Serving:
     if found.default_class is not None and found.default_class not in classes:
         known = f"there are {', '.join(classes)}" if classes else "there are none"
         raise BadData(file, "serve.default_class", f"'{found.default_class}' is no class of this file; {known}")
+    for index, proxy in enumerate(found.trusted_proxies):
+        try:
+            ip_network(proxy, strict=False)
+        except ValueError:
+            raise BadData(file, f"serve.trusted_proxies[{index}]", f"'{proxy}' is no address and no network") from None
     for index, origin in enumerate(found.cors_origins):
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise BadData(file, f"serve.cors_origins[{index}]", f"'{origin}' is neither '*' nor as https://example.com")

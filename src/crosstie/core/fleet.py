@@ -198,6 +198,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     # Of clients, in all and from one address; 0: as many as there are.
     max_connections: Annotated[int, msgspec.Meta(ge=1, le=10**6)] = 16_384
     max_connections_per_address: _Many = 0
+    # Proxies whose word on where a request came from is believed: addresses and networks, such as "10.0.0.0/8".
+    trusted_proxies: tuple[str, ...] = ()
     # Pages of these origins may ask from a browser, such as "https://app.example.com"; "*": of any.
     cors_origins: tuple[str, ...] = ()
     # Of electricity, where the price of a GPU-hour does not include it: it is added to what a request costs.

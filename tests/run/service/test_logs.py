@@ -12,9 +12,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.engines.streams import post
-from tests.run.gateway.fakes import MODEL, fakes, fleet_of, in_folder, pool_of, running, until
+from tests.run.gateway.fakes import CALM, MODEL, fakes, fleet_of, in_folder, pool_of, running, until
 from tests.run.gateway.test_serving import CHAT
 from tests.run.service.processes import SOURCE, comes_true, command, environment, put, serving
 from tests.run.wire.test_server import on_loop
@@ -68,6 +69,7 @@ async def test_a_request_is_one_line_that_says_all_but_its_text_and_its_secrets(
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", served["time"])
     expected = {
         "level": "info", "event": "request", "request_id": "mine-7", "trace_id": PARENT[3:35], "key": None,
+        "client": "127.0.0.1",
         "path": "/v1/chat/completions", "model": MODEL, "class": "chat", "pool": "one", "backend": fake.url,
         "status": 200, "outcome": "served", "code": None, "input_tokens": 7, "output_tokens": 5, "counted": True,
         "streamed": True, "attempts": 1, "resumed": 0,
@@ -81,6 +83,21 @@ async def test_a_request_is_one_line_that_says_all_but_its_text_and_its_secrets(
     assert (cut["outcome"], cut["level"], cut["code"]) == ("cut", "warning", "upstream_cut")
     for secret in (PROMPT, "Ebenezer", "ebenezer", SECRET, "4242", "w0"):
         assert secret not in path.read_text()
+
+
+@in_folder
+async def test_the_client_of_a_trusted_proxy_is_whom_it_names(tmp_path: Path) -> None:
+    with logged(tmp_path, requests=True) as (log, path):
+        serving = msgspec.structs.replace(CALM, trusted_proxies=("127.0.0.0/8",))
+        async with (
+            fakes() as [fake],
+            running(fleet_of(pool_of("one", fake.url), serving=serving), components=[log]) as at,
+        ):
+            for model in (MODEL, "gpt-9"):
+                await at.ask(model=model, headers={"x-forwarded-for": "203.0.113.5"})
+            await until(lambda: len(path.read_text().splitlines()) >= 2)
+        # Whether it was served or refused.
+        assert [one["client"] for one in documents(path)] == ["203.0.113.5", "203.0.113.5"]
 
 
 @in_folder

@@ -24,6 +24,7 @@ from crosstie.route.router import Router
 from crosstie.run.gateway.asks import ask_of
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import RequestBody, read_body, with_model
+from crosstie.run.gateway.clients import Clients
 from crosstie.run.gateway.context import Context
 from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.exchange import Exchange
@@ -76,6 +77,7 @@ class Gateway:
         self.loop, self.speed, self.router = loop, speed, router
         self.backends, self.metrics = context.backends, context.metrics
         self.exchanges: set[Exchange] = set()
+        self._clients = Clients(fleet.serving.trusted_proxies)
         self.waiting = WaitingRoom(fleet.serving.max_queued)
         # Called with the record of each request that is over.
         self.listeners: list[Callable[[RequestRecord], None]] = []
@@ -109,7 +111,7 @@ class Gateway:
         self._check(fleet)
         policy = make_policy(fleet.policy)
         self.router.load(live_fleet(self.catalog, fleet, self.now(), self.live), policy)
-        self.context.serving = fleet.serving
+        self.context.serving, self._clients = fleet.serving, Clients(fleet.serving.trusted_proxies)
         self.waiting.most = fleet.serving.max_queued
         self._connect()
 
@@ -390,6 +392,8 @@ class Gateway:
 
     def _tell(self, record: RequestRecord, request: Request) -> None:
         record.request = request
+        if request.peer:
+            record.client = self._clients.address(request)
         for listener in self.listeners:
             listener(record)
         record.request = None

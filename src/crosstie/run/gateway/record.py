@@ -22,6 +22,8 @@ class RequestRecord:
         self.grant: Grant | None = None
         # Of a refusal, or a failure: the error's own.
         self.code = ""
+        # The address that it came from, where that is logged.
+        self.client = ""
         self.model = self.class_name = self.pool = self.backend = ""
         self.streamed = False
         # As the engine counted them, or, where it could not say so any more, as far as they were seen to pass.

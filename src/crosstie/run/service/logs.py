@@ -74,6 +74,7 @@ class Log(Component):
             sentence = "PROMPTS ARE WRITTEN TO THIS LOG (--log-prompts): whoever reads it reads what users ask"
             self.notice(Notice("prompts_logged", "warning", sentence))
         if self.requests:
+            process.server.tells_peers = True
             process.gateway.listeners.append(self._on_record)
 
     def close(self) -> None:
@@ -167,6 +168,7 @@ def request_fields(record: RequestRecord) -> dict[str, str | int | float | bool 
         "request_id": record.request_id.decode("ascii", "replace"),
         "trace_id": record.trace.id if record.trace is not None else trace_id(record.traceparent) or None,
         "key": record.key_id or None,
+        "client": record.client or None,
         "path": record.path,
         "model": record.model or None,
         "class": record.class_name or None,

@@ -8,6 +8,8 @@ class Request:
         self.method, self.path, self.query, self.headers, self.body = method, path, query, headers, body
         # The model that its path names; None: as of most, its body does.
         self.model: str | None = None
+        # The address that it came from, where somebody wants to know.
+        self.peer = ""
 
 
 class BadRequest(Exception):

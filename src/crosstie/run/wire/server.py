@@ -223,6 +223,11 @@ class ServerConnection:
         elif self.current is None and (self._parser.begun or self._eof):
             self._go_on_soon()
 
+    def peer(self) -> str:
+        """The address of the other side."""
+        found = self.transport.get_extra_info("peername")
+        return str(found[0]) if isinstance(found, tuple) else ""
+
     # Requests
 
     def _go_on(self) -> None:
@@ -272,6 +277,8 @@ class ServerConnection:
             self.fresh = False
         if not parser.in_head and not self._let_in:
             # Before it is told to go on: nobody who may not ask gets to send a body.
+            if self.server.tells_peers:
+                parser.request.peer = self.peer()
             try:
                 self._account = self.server.opens(parser.request) if self.server.opens is not None else 0
             except BadRequest as refused:
@@ -304,6 +311,8 @@ class ServerConnection:
         self.http11, self.keep_alive = parser.http11, parser.keep_alive
         self.head_only = request.method == "HEAD"
         self.current = reply = Reply(self)
+        if self.server.tells_peers:
+            request.peer = self.peer()
         try:
             self.server.handler(request, reply)
         except Exception as error:  # noqa: BLE001 (one request's failure is not the connection's, nor the server's)
@@ -438,6 +447,8 @@ class Server:
         self.cut_off = 0
         # The loop's time as of the last sweep: patience with clients needs no better.
         self.clock = loop.time()
+        # Whether requests tell where they came from.
+        self.tells_peers = False
         # Told that clients are at the door for whom there are no files left.
         self.on_exhausted: Callable[[], None] = lambda: None
         self._listener: Listener | None = None
@@ -462,8 +473,7 @@ class Server:
         limits = self.limits
         full = len(self.connections) > limits.connections
         if limits.connections_per_address:
-            peer = connection.transport.get_extra_info("peername")
-            connection.address = str(peer[0]) if isinstance(peer, tuple) else ""
+            connection.address = connection.peer()
             count = self._of_address.get(connection.address, 0) + 1
             self._of_address[connection.address] = count
             full = full or count > limits.connections_per_address
