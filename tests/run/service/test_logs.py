@@ -154,7 +154,7 @@ async def test_text_for_people_has_the_same_in_one_line(tmp_path: Path) -> None:
             await at.ask(headers={"x-request-id": 'it\'s="mine"'})
             await until(lambda: path.read_text())
         (line,) = path.read_text().splitlines()
-    assert re.match(r"\S+Z request request_id=\"it's=\\\"mine\\\"\" path=/v1/chat/completions", line)
+    assert re.match(r"\S+Z request request_id=\"it's=\\\"mine\\\"\" client=127.0.0.1 path=/v1/chat/completions", line)
     assert " status=200 outcome=served " in line
 
 
