@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from crosstie.port.checkpoint.convert import default_jobs
+from crosstie.port.checkpoint.fp8 import LARGEST, encode
 from crosstie.port.checkpoint.headers import encode_header
 from crosstie.port.checkpoint.index import INDEX
 
@@ -36,10 +37,11 @@ PROMISED = 0.8
 
 
 def make_model(folder: Path, nbytes: int, shards: int) -> None:
-    """Weights as a trained model has them: normally distributed, by tensor scaled to 448, three in a thousand -0."""
+    """Weights as a trained model has them: normally distributed, by tensor scaled to 448; minus zero is rare."""
     folder.mkdir()
-    rng = np.random.default_rng(0)
-    codes = rng.integers(0, 0x60, size=SIDE * SIDE, dtype=np.uint8) | (rng.integers(0, 2, SIDE * SIDE, np.uint8) << 7)
+    # Not all of them at once: what this process holds would be counted as memory of those that it starts.
+    drawn = np.random.default_rng(0).standard_normal(SIDE * SIDE // 64)
+    codes = np.tile(encode(drawn * (LARGEST["e4m3fn"] / np.abs(drawn).max()), "e4m3fn"), 64)
     weight_map: dict[str, str] = {}
     each = max(1, nbytes // shards // codes.size)
     for shard in range(shards):

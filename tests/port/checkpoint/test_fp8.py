@@ -1,5 +1,7 @@
 """All 256 codes of both dialects, against an implementation of neither our making nor numpy's."""
 
+from collections.abc import Sequence
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -53,6 +55,21 @@ def test_every_code_that_fn_has_keeps_its_value_in_fnuz() -> None:
     np.testing.assert_array_equal(before, SCALE_FACTOR["e4m3fnuz"] * ORACLES["e4m3fnuz"][there])
     assert len(convertible) == 254
     assert to_fnuz(b"\x80") == b"\x00"
+
+
+@pytest.mark.parametrize("places", [[], [5], [4095, 4096, 200_000], range(0, 1 << 18, 64)])
+@pytest.mark.parametrize("size", [1 << 18, (1 << 18) + 5, 4096, 4097])
+def test_minus_zero_is_cleared_and_counted_wherever_it_is(places: Sequence[int], size: int) -> None:
+    codes = np.resize(np.frombuffer(IN_BOTH, np.uint8), size).copy()
+    there = [place for place in places if place < size]
+    codes[there] = 0x80
+    for to, left in (("e4m3fnuz", 0x00), ("e4m3fn", 0x80)):
+        out = np.empty_like(codes)
+        found = Recoder(to).recode(codes, out)  # type: ignore[arg-type]
+        assert found == Codes(total=size, sign_only=len(there))
+        wanted = codes.copy()
+        wanted[there] = left
+        np.testing.assert_array_equal(out, wanted)
 
 
 def test_every_code_that_fnuz_has_and_fn_can_hold_keeps_its_value() -> None:

@@ -154,7 +154,7 @@ def convert(
         plan = plan_requantisation(checkpoint, to, inexact=inexact)
     else:
         plan = plan_conversion(checkpoint, to, even_if_normalised=even_if_normalised, keep_kv_scales=keep_kv_scales)
-    jobs = jobs or min(os.cpu_count() or 1, _MOST_JOBS)
+    jobs = jobs or default_jobs()
     done = None if dry_run else run_conversion(plan, Path(out), jobs=jobs, sync=sync, on_progress=on_progress)
     if to == FORMAT and done is not None:
         check_repackaged(plan, open_checkpoint(Path(out)))
@@ -167,6 +167,10 @@ def convert(
         shards=len(plan.shards), nbytes=plan.nbytes, tensors=len(plan.checkpoint.tensors),
         recoded=sorted(plan.recoded), rescaled=sorted(plan.rescaled), kept=plan.kept, converted=done,
     )  # fmt: skip
+
+
+def default_jobs() -> int:
+    return min(os.cpu_count() or 1, _MOST_JOBS)
 
 
 def _format(plan: Conversion, to: Target) -> str:
