@@ -71,7 +71,7 @@ routes = [{ pool = "chat-mi300x", share = 1, up_to_input = 4000, why = "cheapest
 POOL, CLASS = TEXT[TEXT.index("[[pool]]") : TEXT.index('[[pool]]\nname = "any"')], TEXT[TEXT.index("[[class]]") :]
 ANY = TEXT[TEXT.index('[[pool]]\nname = "any"') : TEXT.index("[[class]]")]
 SERVE = TEXT[TEXT.index("[serve]") : TEXT.index("[[pool]]")]
-FLEET_KEYS = {"format", "name", "planned", "policy", "aliases"}
+FLEET_KEYS = {"format", "name", "planned", "policy", "aliases", "fallbacks"}
 DRAFTS = {"speculation", "text", "acceptance"}
 POOL_KEYS = {*re.findall(r"^(\w+) =", POOL + ANY, re.MULTILINE), "pp", "ep", "dp", *DRAFTS}
 CLASS_KEYS = {*re.findall(r"^(\w+) =", CLASS, re.MULTILINE), "tpot_ms"}
@@ -170,9 +170,11 @@ def test_text_and_fleet_and_text_again(catalog: Catalog, tmp_path: Path) -> None
 
 def test_aliases_and_origins_are_read_and_written(catalog: Catalog, tmp_path: Path) -> None:
     more = '[aliases]\n"gpt 4o" = "meta-llama/Llama-3.1-8B"\nmine = "my/model"\n\n'
+    more += '[fallbacks]\n"my/model" = ["meta-llama/Llama-3.1-8B"]\n\n'
     more += '[serve]\ncors_origins = ["https://a.com", "*"]'
     got = read_fleet(catalog, fleet_file(tmp_path, changed(("[serve]", more))))
     assert got.aliases == {"gpt 4o": "llama-3.1-8b", "mine": "My Model 7B"}
+    assert got.fallbacks == {"My Model 7B": ("llama-3.1-8b",)}
     assert got.serving.cors_origins == ("https://a.com", "*")
     assert read_fleet(catalog, fleet_file(tmp_path, fleet_text(got))) == got
 
@@ -401,6 +403,11 @@ FAULTS = [
     (("[serve]", '[aliases]\ngpt = "gpt-9"\n\n[serve]'), "aliases.gpt", "no pool of this file serves 'gpt-9'"),
     (("[serve]", "[aliases]\ngpt = 4\n\n[serve]"), "aliases.gpt", "string"),
     (("[serve]", '[aliases]\n"" = "any"\n\n[serve]'), "aliases.", "is no name"),
+    # [fallbacks]
+    (("[serve]", '[fallbacks]\ngpt = ["my/model"]\n\n[serve]'), "fallbacks.gpt", "no pool of this file serves 'gpt'"),
+    (("[serve]", '[fallbacks]\n"my/model" = ["gpt"]\n\n[serve]'), "fallbacks.my/model[0]", "serves 'gpt'"),
+    (("[serve]", '[fallbacks]\n"my/model" = "gpt"\n\n[serve]'), "fallbacks.my/model", "list"),
+    (("[serve]", '[fallbacks]\n"my/model" = ["My Model 7B"]\n\n[serve]'), "fallbacks.my/model", "for itself"),
     # [serve]
     (("retries = 1", 'trusted_proxies = ["10.0.0.0/40"]'), "serve.trusted_proxies[0]", "no address and no network"),
     (("retries = 1", 'trusted_proxies = ["proxy"]'), "serve.trusted_proxies[0]", "no address and no network"),

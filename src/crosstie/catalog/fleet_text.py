@@ -1,5 +1,6 @@
 """Fleets as the text of their files, and one to start from."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -30,7 +31,8 @@ def fleet_text(fleet: Fleet) -> str:
         f"name = {toml_value(fleet.name)}",
         *([f"planned = {toml_value(fleet.planned)}"] if fleet.planned else []),
         f"policy = {toml_value(fleet.policy)}",
-        *_aliases(fleet.aliases),
+        *_names("aliases", fleet.aliases),
+        *_names("fallbacks", fleet.fallbacks),
         *_serve(fleet.serving),
         *_state(fleet.state),
     ]
@@ -41,9 +43,9 @@ def fleet_text(fleet: Fleet) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _aliases(aliases: dict[str, str]) -> list[str]:
-    given = [f"{toml_key(name)} = {toml_value(model)}" for name, model in aliases.items()]
-    return ["", "[aliases]", *given] if given else []
+def _names(title: str, names: Mapping[str, str | tuple[str, ...]]) -> list[str]:
+    given = [f"{toml_key(name)} = {toml_value(meant)}" for name, meant in names.items()]
+    return ["", f"[{title}]", *given] if given else []
 
 
 def _serve(serving: Serving) -> list[str]:

@@ -13,12 +13,22 @@ from typing import Any, get_args
 from crosstie.catalog.classes import read_target
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.pools import read_pool
-from crosstie.catalog.reading import date, only_keys, optional_text, read_record, read_toml, read_values, table, text
+from crosstie.catalog.reading import (
+    date,
+    only_keys,
+    optional_text,
+    read_record,
+    read_toml,
+    read_value,
+    read_values,
+    table,
+    text,
+)
 from crosstie.core.errors import BadData, CrosstieError, UnknownName
 from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass, Serving, SharedState
 
 FORMAT = 1
-_KEYS = {"format", "name", "planned", "policy", "aliases", "serve", "state", "pool", "class"}
+_KEYS = {"format", "name", "planned", "policy", "aliases", "fallbacks", "serve", "state", "pool", "class"}
 _CLASS = {"name", "model", "requests_per_s", "input_tokens", "output_tokens", "ttft_ms", "tpot_ms", "routes"}
 # A password written out, as user:password@ or as ?password=; ${VARIABLE} in its place is fine.
 _PASSWORD = re.compile(r"://[^/@]*:(?!\$\{)[^/@]+@|[?&]password=(?!\$\{)")
@@ -52,6 +62,7 @@ def read_fleet(catalog: Catalog, file: Path) -> Fleet:
         pools=pools,
         classes=classes,
         aliases=_aliases(catalog, file, table(file, "aliases", raw.get("aliases", {})), models),
+        fallbacks=_fallbacks(catalog, file, table(file, "fallbacks", raw.get("fallbacks", {})), models),
         serving=_serving(file, raw.get("serve", {}), [one.name for one in classes]),
         state=_state(file, raw.get("state", {})),
     )
@@ -180,6 +191,18 @@ def _aliases(catalog: Catalog, file: Path, raw: dict[str, Any], models: dict[str
         if not name or name in models:
             raise BadData(file, where, "is the name of a model already" if name else "is no name")
         found[name] = _served_model(catalog, file, where, text(file, where, meant), models)
+    return found
+
+
+def _fallbacks(catalog: Catalog, file: Path, raw: dict[str, Any], models: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for name, others in raw.items():
+        where = f"fallbacks.{name}"
+        model = _served_model(catalog, file, where, name, models)
+        named = read_value(file, where, others, tuple[str, ...])
+        found[model] = tuple(_served_model(catalog, file, f"{where}[{i}]", one, models) for i, one in enumerate(named))
+        if model in found[model]:
+            raise BadData(file, where, f"{model} cannot stand in for itself")
     return found
 
 

@@ -232,6 +232,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[ServedClass, ...]
     # Further names that clients may use, and the model that each means.
     aliases: dict[str, str] = {}
+    # By model, those that take its requests, the first first, while nobody who has it can.
+    fallbacks: dict[str, tuple[str, ...]] = {}
     serving: Serving = Serving()
     state: SharedState = SharedState()
 

@@ -33,7 +33,7 @@ _OWN_LINES = b"".join(b"%b: %%b\r\n" % name for name in OWN_HEADERS) + b"%b"
 # Of a backend's answer, what goes no further.
 _NOT_RETURNED = frozenset(
     b"connection keep-alive transfer-encoding content-length upgrade trailer server date authorization set-cookie "
-    b"www-authenticate proxy-authenticate alt-svc"
+    b"www-authenticate proxy-authenticate alt-svc x-crosstie-fallback"
     # Whose pages may read it is the gateway's to say.
     b" access-control-allow-origin access-control-allow-credentials access-control-expose-headers".split()
 ).union(OWN_HEADERS)
@@ -162,7 +162,7 @@ class Attempt:
             self.backend.name,
             reason.encode("ascii", "replace"),
             self.exchange.request_id,
-            b"" if grant is None else grant.headers,
+            (b"" if grant is None else grant.headers) + self.exchange.fallback,
         )
 
     def on_body(self, data: bytes) -> None:

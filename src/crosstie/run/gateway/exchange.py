@@ -34,6 +34,9 @@ class ExchangeOwner(Protocol):
     def queue(self, exchange: "Exchange", now: float) -> None:
         """It waits for room, or for its model to be loaded."""
 
+    def fall_back(self, exchange: "Exchange", why: str) -> bool:
+        """Whether another model takes it, as the fleet file says."""
+
     def on_exchange_closed(self, exchange: "Exchange") -> None:
         """Its record is complete."""
 
@@ -82,6 +85,13 @@ class Exchange(ExchangeState):
         if self.record.trace is not None:
             self.trace_headers = self.record.trace.attempt(self.attempt.backend.pool.name, replica.key)
         self.attempt.start()
+
+    def take_model(self, ask: Ask, parsed: RequestBody, body: bytes, why: str) -> None:
+        """Another model than the one that was asked for, of which nothing has come."""
+        said = " ".join(f"{self.ask.model}: {why}".split()).encode("ascii", "replace")
+        self.fallback = b"x-crosstie-fallback: %b\r\n" % said
+        self.ask, self.parsed, self.tried = ask, parsed, ()
+        self.request.body = self.body = body
 
     # What an attempt tells
 
@@ -177,6 +187,9 @@ class Exchange(ExchangeState):
                 self.ask.cold, self.attempt = True, None
                 self.wait(now)
                 return
+        able = not code and (fault or status in (429, 503)) and self.broke < MOST_BROKEN
+        if able and self.owner.fall_back(self, why):
+            return
         self.status = status
         if len(self._suspects) < MOST_BROKEN and status != 404:
             # Nobody else could be asked.

@@ -36,6 +36,8 @@ class ExchangeState(ABC):
         self.tried: tuple[str, ...] = ask.tried
         # What backends are asked: what the client asked, until one has to go on from where another broke off.
         self.path, self.body = request.path, request.body
+        # The line of the head that says why it is another model's answer.
+        self.fallback = b""
         # What the client has of a stream, and where what comes now joins what came before.
         self.transcript: Transcript | None = None
         self.seam: Seam | None = None

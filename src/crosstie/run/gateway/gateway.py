@@ -323,6 +323,8 @@ class Gateway:
             self.queue(exchange, now)
         else:
             kind = decision.refusal or "unavailable"
+            if kind == "unavailable" and self.fall_back(exchange, decision.reason):
+                return
             after = self.serving.health_every_s if kind == "unavailable" else 0.0
             exchange.refuse(_STATUS[kind], decision.reason, _CODE[kind], retry_after_s=after)
 
@@ -339,7 +341,34 @@ class Gateway:
         else:
             self._turn_away(exchange, f"it waited {ask.patience_s / self.speed:.1f} s")
 
+    def fall_back(self, exchange: Exchange, why: str) -> bool:
+        others = self.live.fleet.fallbacks.get(exchange.ask.model, ())
+        if not others or exchange.reply.started or exchange.fallback or exchange.parsed.previous is not None:
+            return False
+        guard, key_id, request = self.context.guard, exchange.record.key_id, exchange.request
+        names, before, now = self.live.names if guard is None else guard.names(key_id), request.body, self.now()
+        for model in others:
+            if names.get(model) != model:
+                # Not for this key.
+                continue
+            request.body = with_model(before, model)
+            parsed = read_body(request.body)
+            try:
+                ask = ask_of(self.live, names, request, parsed, exchange.ask.tenant)
+            except BadInput:
+                continue
+            ask.patience_s, ask.tenant, ask.priority = 0.0, exchange.ask.tenant, exchange.ask.priority
+            decision = self.router.decide(ask, now)
+            if decision.outcome == "send":
+                exchange.take_model(ask, parsed, request.body, why)
+                exchange.send(decision)
+                return True
+        request.body = before
+        return False
+
     def _turn_away(self, exchange: Exchange, why: str) -> None:
+        if self.fall_back(exchange, why):
+            return
         hosted = self.context.hosted
         cold = hosted.absent(exchange.ask.model) if hosted is not None else None
         if cold is not None:

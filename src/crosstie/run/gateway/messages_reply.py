@@ -38,6 +38,7 @@ class MessagesReply(Reply):
 
     def __init__(self, reply: Reply):
         super().__init__(reply.connection)
+        self.lines = reply.lines
         reply.connection.current = self
         # Whether the client asked for a stream; an error comes whole all the same.
         self._streamed = False
@@ -61,7 +62,9 @@ class MessagesReply(Reply):
         except BadInput as error:
             raise RequestRejected(400, str(error), "bad_request") from None
         self._streamed = chat.get("stream") is True
-        return Request(request.method, CHAT, request.query, request.headers, _encode(chat))
+        made = Request(request.method, CHAT, request.query, request.headers, _encode(chat))
+        made.model, made.peer = request.model, request.peer
+        return made
 
     def send(self, status: int, body: bytes, headers: bytes = b"", content_type: bytes = b"application/json") -> None:
         super().send(status, error_message(status, body) if status >= 400 else body, headers, content_type)
