@@ -27,13 +27,14 @@ _NOT_FORWARDED = frozenset(
 ).union(HINTS)
 # The client's own, for backends that have no key from us.
 _CREDENTIALS = (b"authorization", b"api-key", b"x-api-key")
-# The gateway's own in every answer.
-OWN_HEADERS = (b"x-crosstie-pool", b"x-crosstie-reason", b"x-request-id")
-_OWN_LINES = b"".join(b"%b: %%b\r\n" % name for name in OWN_HEADERS) + b"%b"
+# The gateway's own, in every answer and in some.
+_ALWAYS = (b"x-crosstie-pool", b"x-crosstie-reason", b"x-request-id")
+OWN_HEADERS = (*_ALWAYS, b"x-crosstie-fallback")
+_OWN_LINES = b"".join(b"%b: %%b\r\n" % name for name in _ALWAYS) + b"%b"
 # Of a backend's answer, what goes no further.
 _NOT_RETURNED = frozenset(
     b"connection keep-alive transfer-encoding content-length upgrade trailer server date authorization set-cookie "
-    b"www-authenticate proxy-authenticate alt-svc x-crosstie-fallback"
+    b"www-authenticate proxy-authenticate alt-svc"
     # Whose pages may read it is the gateway's to say.
     b" access-control-allow-origin access-control-allow-credentials access-control-expose-headers".split()
 ).union(OWN_HEADERS)
