@@ -18,11 +18,11 @@ COMPILED = {
     ],
     "sim": ["engine", "prefix_cache"],
     "run/wire": [
-        "client", "parser", "request", "server", "sse",
+        "client", "parser", "request", "server", "sse", "unpack",
     ],
     "run/gateway": [
         "asks", "attempt", "backend", "body", "context", "errors", "exchange", "exchange_state", "gateway", "guard",
-        "identity", "limits", "messages_reply", "metrics", "record", "relay", "transcript",
+        "identity", "limits", "messages_reply", "metrics", "passed", "record", "relay", "transcript",
     ],
 }  # fmt: skip
 

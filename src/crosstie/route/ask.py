@@ -24,6 +24,7 @@ class Ask:
         patience_s: float = 0.0,
         streams: bool = True,
         copies: int = 1,
+        prompts: int = 1,
     ):
         # The pools' model id: names that clients use are resolved before.
         self.model = model
@@ -56,7 +57,8 @@ class Ask:
         self.tried: tuple[str, ...] = ()
         # Whether the first token will be seen when it comes. Where it is not, it is assumed to come as predicted.
         self.streams = streams
-        # Answers that are made of its one prompt.
+        # Prompts that it has, whose tokens are all of `input_tokens`; and answers that are made of all of them.
+        self.prompts = prompts
         self.copies = copies
         # Who takes turns with others in the queue: a key; 0 without keys.
         self.tenant = 0

@@ -18,6 +18,7 @@ from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.wire.client import Connection, Headers
 from crosstie.run.wire.files import is_exhausted
+from crosstie.run.wire.unpack import Unpacking
 
 # Between two machines only, or the gateway's own to say.
 _NOT_FORWARDED = frozenset(
@@ -34,7 +35,7 @@ _OWN_LINES = b"".join(b"%b: %%b\r\n" % name for name in _ALWAYS) + b"%b"
 # Of a backend's answer, what goes no further.
 _NOT_RETURNED = frozenset(
     b"connection keep-alive transfer-encoding content-length upgrade trailer server date authorization set-cookie "
-    b"www-authenticate proxy-authenticate alt-svc"
+    b"www-authenticate proxy-authenticate alt-svc content-encoding"
     # Whose pages may read it is the gateway's to say.
     b" access-control-allow-origin access-control-allow-credentials access-control-expose-headers".split()
 ).union(OWN_HEADERS)
@@ -61,6 +62,8 @@ class Attempt:
         self.connection: Connection | None = None
         self.connecting: asyncio.Task[None] | None = None
         self.relay: StreamRelay | WholeRelay | None = None
+        # Of an answer that comes compressed, though it was asked not to: what is counted must be read.
+        self.unpacking: Unpacking | None = None
         self.status = 0
         # How long the backend asks to be left alone.
         self.asked_s = 0.0
@@ -119,7 +122,7 @@ class Attempt:
                 if name in request.headers:
                     lines.append(name + b": " + request.headers[name] + b"\r\n")
         lines.append(
-            b"%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
+            b"accept-encoding: identity\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
             % (exchange.trace_headers, exchange.request_id, len(body))
         )
         lines.append(body)
@@ -136,6 +139,8 @@ class Attempt:
         for name, value in headers:
             if name == b"content-type" and value.startswith(b"text/event-stream"):
                 streamed = True
+            elif name == b"content-encoding" and value.strip().lower() != b"identity":
+                self.unpacking = Unpacking(value)
             if name not in _NOT_RETURNED and not (keyed and name.startswith(b"x-ratelimit-")):
                 kept.append(name + b": " + value + b"\r\n")
         if status in _FULL:
@@ -170,6 +175,8 @@ class Attempt:
         relay, context = self.relay, self.context
         if relay is None:
             return
+        if self.unpacking is not None:
+            data = self.unpacking.plain(data)
         if relay.body(data):
             self.last_at = context.clock
             if not self.begun:
@@ -186,7 +193,10 @@ class Attempt:
         relay, status = self.relay, self.status
         if isinstance(relay, WholeRelay):
             relay.whole = True
-        if self._lost_its_model():
+        if self.unpacking is not None and not self.unpacking.done:
+            why = f"{self.who} answered in an encoding that it was not asked for and that cannot be read"
+            self.exchange.on_attempt_failed(why, 502, passed_on=False)
+        elif self._lost_its_model():
             if self.context.hosted is not None:
                 self.context.hosted.doubted(self.backend.replica, surely=True)
             self.exchange.on_attempt_failed(f"{self.who} no longer has the model", 503, fault=False)

@@ -17,6 +17,7 @@ from crosstie.run.gateway.context import Context
 from crosstie.run.gateway.errors import error_body, error_event, retry_after
 from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.handover import MOST_BROKEN, Handover
+from crosstie.run.gateway.passed import Passed
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.gateway.responses import PATH
@@ -98,7 +99,8 @@ class Exchange(ExchangeState):
     def transcribed(self) -> Transcript | None:
         if not self.reply.started:
             # What came before has left no trace with the client.
-            self.transcript = Transcript() if self.request.path.endswith("/completions") else None
+            told = self.request.path.endswith("/completions")
+            self.transcript = Transcript(self.bytes_per_token) if told else None
         return self.transcript
 
     def wait(self, now: float) -> None:
@@ -339,19 +341,19 @@ class Exchange(ExchangeState):
         attempt, self.attempt = self.attempt, None
         if attempt is None:
             return False
-        usage = attempt.relay.usage if attempt.relay is not None else None
+        self._account(attempt)
+        record = self.record
         served = attempt.flight.end(
             self.context.now(),
-            input_tokens=usage.input_tokens if usage else None,
-            output_tokens=usage.output_tokens if usage else None,
+            input_tokens=record.input_tokens if record.counted else None,
+            output_tokens=record.output_tokens if record.counted else None,
             # Of a part of an answer nothing is to be learnt: neither how long they get nor what they take.
             completed=completed and self.seam is None,
         )
         if served is not None:
             # What the client waited before: in the queue, and for backends that failed.
             waited = attempt.flight.started - self.arrived
-            self.context.metrics.observe(attempt.backend.pool.name, self.ask, served, waited)
-        self._account(attempt)
+            self.context.metrics.observe(record, self.ask, served, waited)
         return served is not None
 
     def _account(self, attempt: Attempt) -> None:
@@ -364,19 +366,13 @@ class Exchange(ExchangeState):
             record.pool, record.backend = attempt.backend.pool.name, attempt.backend.replica.key
         if not self.reply.started or relay is None or attempt.status >= 400:
             return
-        usage = relay.counted if isinstance(relay, StreamRelay) else relay.usage
+        passed = Passed(
+            relay, transcript, self.ask, self.request.path, context=attempt.flight.replica.pool.max_context,
+            bytes_per_token=self.bytes_per_token, before=record.output_tokens,
+        )  # fmt: skip
+        usage = passed.usage()
         record.counted = usage is not None
-        if usage is not None:
-            given, made = usage
-        else:
-            given, made = self.given, record.output_tokens
-            if transcript is not None:
-                transcript.read()
-                given = given if transcript.given is None else transcript.given
-            if transcript is not None and not transcript.why_not:
-                made = transcript.tokens
-            elif isinstance(relay, StreamRelay):
-                made += relay.events
+        given, made = usage or passed.estimate(self.given)
         part = max(made - record.output_tokens, 0)
         self.legs.append((attempt.flight, part))
         if part:

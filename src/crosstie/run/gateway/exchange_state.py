@@ -41,8 +41,9 @@ class ExchangeState(ABC):
         # What the client has of a stream, and where what comes now joins what came before.
         self.transcript: Transcript | None = None
         self.seam: Seam | None = None
-        # Tokens of the prompt as far as they can be guessed.
+        # Tokens of the prompt as far as they can be guessed, and bytes of a token of its model.
         self.given = round(ask.input_tokens)
+        self.bytes_per_token = context.router.fleet.lengths.bytes_per_token(ask.model)
 
     # What an attempt tells
 

@@ -57,11 +57,12 @@ class Metrics:
             counts = self.pools[pool] = _PoolCounts()
         return counts
 
-    def observe(self, pool: str, ask: Ask, served: ServedRequest, waited_s: float) -> None:
-        counts = self._of(pool)
-        counts.input_tokens += round(served.input_tokens)
-        counts.output_tokens += served.output_tokens or 0
-        counts.charged_usd += served.charged_usd
+    def observe(self, record: RequestRecord, ask: Ask, served: ServedRequest, waited_s: float) -> None:
+        """What was served by one backend: the same tokens and dollars as its record has."""
+        counts = self._of(record.pool)
+        counts.input_tokens += record.input_tokens
+        counts.output_tokens += record.output_tokens
+        counts.charged_usd += record.charged_usd
         name = ask.class_name or ""
         if served.ttft_s is not None:
             ttft_s = waited_s + served.ttft_s
@@ -109,7 +110,7 @@ class Metrics:
                 "Streams that broke off and did not go on, by why.",
                 _counted("reason", self.not_resumed),
             ),
-            ("tokens", "Tokens that were served, as the engines count them.", tokens),
+            ("tokens", "Tokens that were served, as engines count them, or as they were seen to pass.", tokens),
             ("usd", "What served requests cost at their pools' prices and design loads.", usd),
         ]
         counters: list[Family] = [(f"crosstie_{name}_total", "counter", what, samples) for name, what, samples in found]

@@ -4,6 +4,7 @@ A relay keeps what it must not send yet. As long as `reply.started` is false the
 """
 
 import re
+from math import ceil
 
 from crosstie.run.gateway.body import Usage, usage_of
 from crosstie.run.gateway.choices import Choices
@@ -23,6 +24,20 @@ _ERROR = re.compile(rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?error)
 _USAGE_FIELD = re.compile(rb',"usage":\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
 # An error that the engine lays at the client's door; 408 and 429 are its own.
 _CLIENT_ERROR = re.compile(rb'"code" ?: ?"?(4(?!08|29)\d\d)\b')
+# What an event adds to an answer that is no chat and no completion: a response, or a message.
+_DELTA = re.compile(rb'"delta" ?: ?(?:\{ ?"type" ?: ?"\w+" ?, ?"\w+" ?: ?)?"([^"\\]*(?:\\.[^"\\]*)*)"')
+# What a whole answer says, and calls tools with.
+_SAID = re.compile(
+    rb'"(?:content|text|reasoning_content|reasoning|refusal|thinking|name|arguments)" ?: ?'
+    rb'"([^"\\]*(?:\\.[^"\\]*)*)"'
+)
+# Of a longer answer all bytes are taken for what it says: looking for that would keep others waiting.
+_MOST_LOOKED_AT = 2**20
+# An event without what it adds, as far as nobody has looked: its names and its punctuation.
+_ENVELOPE = 300
+# The last of an answer that was passed through as it came, where its usage stands; and that in it.
+_TAIL = 2**14
+_LAST_USAGE = re.compile(rb'.*("usage" ?: ?\{.*)\Z', re.DOTALL)
 _MOST_ERROR = 2**20
 # Beyond that it is a stream of openings without an end, for which there is no room here.
 _MOST_OPENING = 2**16
@@ -61,8 +76,10 @@ class StreamRelay:
         # What the engine said instead of going on; the client has not seen it.
         self.unsaid = b""
         self._counting = b""
-        # Those that were sent on: about as many as tokens, where nobody counts these any more.
-        self.events = 0
+        # Those that were sent on, and their bytes: about as many as tokens, where nobody counts these any more.
+        self.events = self.passed = 0
+        # Of an answer without a transcript: how often something was added to it, and how many bytes of text.
+        self._added = self._text = 0
         # Whether the engine has told of an error itself.
         self.has_error = False
         # Its status, where the error was the client's and came in the place of an answer.
@@ -122,6 +139,11 @@ class StreamRelay:
             self.seam.notice = b""
         reply.write(data)
         self.events += data.count(b"\n\n")
+        self.passed += len(data)
+        if transcript is None:
+            for added in _DELTA.findall(data):
+                self._added += 1
+                self._text += len(added)
         return True
 
     def _until_trouble(self, data: bytes) -> bytes:
@@ -175,6 +197,13 @@ class StreamRelay:
             for payload in payloads(self._counting):
                 usage = usage_of(payload) or usage
         return usage
+
+    def seen_tokens(self, bytes_per_token: float) -> int:
+        """What passed here, where neither the engine nor a transcript tells how much it was: by pieces, or by bytes
+        where these come to more."""
+        if self._added:
+            return max(self._added, ceil(self._text / bytes_per_token))
+        return max(self.events, ceil((self.passed - _ENVELOPE * self.events) / bytes_per_token))
 
     @property
     def aborted(self) -> bool:
@@ -249,21 +278,24 @@ class WholeRelay:
         # Whether any of it has come, and all of it.
         self.begun = self.whole = False
         self._pieces: list[bytes] = []
-        self._kept = 0
+        # Bytes of it so far, and the last of them where they are not kept.
+        self.passed = 0
+        self._tail = b""
 
     def body(self, data: bytes) -> bool:
         if not self.begun:
             # White space before it is how some servers say that they are still at it.
             data = data.lstrip()
             self.begun = bool(data)
-        self._kept += len(data)
-        if self._kept > MOST_KEPT and not self.reply.started:
+        self.passed += len(data)
+        if self.passed > MOST_KEPT and not self.reply.started:
             # Too much to hold: from here on it is passed through as it comes.
             self.reply.start(self.status, self.headers, None)
         if self.reply.started:
             for piece in (*self._pieces, data):
                 self.reply.write(piece)
             self._pieces = []
+            self._tail = (self._tail + data)[-_TAIL:]
             return True
         self._pieces.append(data)
         return False
@@ -279,8 +311,17 @@ class WholeRelay:
         """Whether it begins as every answer of the API does; what was passed through as it came was not looked at."""
         return self.reply.started or b"".join(self._pieces[:2]).lstrip()[:1] == b"{"
 
+    def seen_tokens(self, bytes_per_token: float) -> int:
+        """What it says, where its engine does not tell how much that is."""
+        size = self.passed
+        if size <= _MOST_LOOKED_AT:
+            size = sum(map(len, _SAID.findall(self.content)))
+        return ceil(size / bytes_per_token)
+
     def end(self) -> None:
         if self.reply.started:
+            found = _LAST_USAGE.match(self._tail)
+            self.usage = usage_of(b"{" + found[1]) if found is not None and self.status < 300 else None
             self.reply.end()
             return
         content = self.content

@@ -6,11 +6,19 @@ ends well, nobody ever does.
 
 import re
 import zlib
+from math import ceil
 
 import msgspec
 
 from crosstie.run.gateway.body import usage_of_fields
-from crosstie.run.gateway.fields import ChoiceFields, ChunkFields, DeltaFields, decode_chunk, decode_chunks
+from crosstie.run.gateway.fields import (
+    ChoiceFields,
+    ChunkFields,
+    DeltaFields,
+    decode_chunk,
+    decode_chunks,
+    decode_parts,
+)
 from crosstie.run.wire.sse import payloads
 
 # Bytes of events that are kept as they are: some 250 of a token, most of them the same in all of them, so that a
@@ -18,15 +26,18 @@ from crosstie.run.wire.sse import payloads
 _MOST_PLAIN = 64 * 2**10
 _MOST_BYTES = 16 * 2**20
 _QUICK = 1
+# What a call of a tool says, in the bytes in which it was written.
+_CALL = re.compile(rb'"(?:name|arguments)" ?: ?"([^"\\]*(?:\\.[^"\\]*)*)"')
 # The last word of a stream, on a line of its own.
 DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _ABSENT = (b"", b"null", b"[]")
+_encode = msgspec.json.Encoder().encode
 
 
 class Transcript:
-    """`texts`: what each event added to the answer."""
+    """`texts`: what each event added to the answer. `bytes_per_token`: of its model, for what nobody counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_per_token: float = 4.0) -> None:
         self._events: list[bytes] = []
         self._compressed: list[bytes] = []
         self._size = self._total = 0
@@ -42,12 +53,18 @@ class Transcript:
         # Tokens of the prompt, and of the answer up to an engine's latest count; events with text since then.
         self.given: int | None = None
         self._counted = self._since = 0
+        # All events with something of the answer in them, and its bytes.
+        self._pieces = self._bytes = 0
+        self._bytes_per_token = bytes_per_token
+        # Whether something passed that was not kept, and so is not among these.
+        self.missed = False
         # What stands against going on from here, such as "tools".
         self.why_not = ""
 
     def add(self, events: bytes) -> None:
         """Whole events, in the bytes in which they came."""
         if self.why_not:
+            self.missed = True
             return
         self._events.append(events)
         self._size += len(events)
@@ -57,6 +74,7 @@ class Transcript:
     def _compress(self) -> None:
         self._total += self._size
         if self._total > _MOST_BYTES:
+            self.missed = True
             self._stop("length")
             return
         self._compressed.append(zlib.compress(b"".join(self._events), _QUICK))
@@ -74,6 +92,7 @@ class Transcript:
             for chunk in _chunks(events):
                 self._note(chunk)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.missed = True
             self._stop("unreadable")
 
     @property
@@ -84,6 +103,11 @@ class Transcript:
     def tokens(self) -> int:
         """As engines have counted them; since then by events, which have one each where an engine is not in a hurry."""
         return self._counted + self._since
+
+    @property
+    def seen_tokens(self) -> int:
+        """Whatever engines have counted: by events, or by bytes where these come to more."""
+        return max(self._pieces, ceil(self._bytes / self._bytes_per_token))
 
     def counted(self, tokens: int) -> None:
         """Somebody knows how many there are so far."""
@@ -97,6 +121,9 @@ class Transcript:
             # How one of them ended is not how all did.
             self.several, self.finish = True, ""
             self._stop("n")
+            for choice in choices:
+                self._measure(choice)
+            # An engine that counts all along counts each of them by itself.
             return
         if choices:
             self._choice(choices[0])
@@ -110,8 +137,7 @@ class Transcript:
         text, delta, other = choice.text, choice.delta, ""
         if delta is not None:
             text, other = delta.content, _other_than_text(delta)
-        if text or other:
-            self._since += 1
+        self._measure(choice)
         if other:
             self._stop(other)
         if self.why_not:
@@ -123,6 +149,18 @@ class Transcript:
             self.token_ids = None
         if text:
             self.texts.append(text)
+
+    def _measure(self, choice: ChoiceFields) -> None:
+        size, delta = len((choice.text or "").encode()), choice.delta
+        if delta is not None:
+            for said in (delta.content, delta.reasoning_content or delta.reasoning, delta.refusal):
+                size += len(said.encode()) if said else 0
+            for raw in (delta.tool_calls, delta.function_call):
+                size += sum(map(len, _CALL.findall(bytes(raw)))) if len(raw) else 0
+        if size or (delta is not None and _other_than_text(delta)):
+            self._since += 1
+            self._pieces += 1
+            self._bytes += size
 
     def _stop(self, why: str) -> None:
         """Nothing more is kept: it will not be used."""
@@ -149,4 +187,14 @@ def _chunks(events: bytes) -> list[ChunkFields]:
             return decode_chunks(b"[" + events[6:-2].replace(b"\n\ndata: ", b",") + b"]")
         except msgspec.DecodeError:
             pass
-    return [decode_chunk(payload) for payload in payloads(events) if payload != b"[DONE]"]
+    return [_chunk(payload) for payload in payloads(events) if payload != b"[DONE]"]
+
+
+def _chunk(payload: bytes) -> ChunkFields:
+    try:
+        return decode_chunk(payload)
+    except msgspec.ValidationError:
+        # A count that is none says nothing against the text beside it.
+        parts = decode_parts(payload)
+        parts.pop("usage", None)
+        return decode_chunk(_encode(parts))

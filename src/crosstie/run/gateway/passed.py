@@ -1,0 +1,62 @@
+"""What a client got, in tokens: as its engine counted them where that can be so, else as they were seen to pass."""
+
+from crosstie.route.ask import Ask
+from crosstie.run.gateway.body import Usage
+from crosstie.run.gateway.relay import StreamRelay, WholeRelay
+from crosstie.run.gateway.transcript import Transcript
+
+# What such paths answer with is no text that a model made.
+_NO_TEXT = (
+    "/embeddings", "/pooling", "/rerank", "/score", "/classify", "/moderations", "/tokenize", "/detokenize",
+    "/count_tokens",
+)  # fmt: skip
+# How often a pool's context an answer, or a prompt, may be said to be: engines' own limits differ from what a fleet
+# file says, and not by orders.
+_CONTEXTS = 2
+# More bytes than a token has, and than an event or an answer has around one.
+_TOKEN_BYTES, _EVENT_BYTES, _SPARE_BYTES = 128, 1024, 2**16
+
+
+class Passed:
+    """`before`: tokens of the answer that others had made before."""
+
+    def __init__(
+        self, relay: StreamRelay | WholeRelay, transcript: Transcript | None, ask: Ask, path: str, *, context: int,
+        bytes_per_token: float, before: int,
+    ):  # fmt: skip
+        self._relay, self._transcript, self._ask = relay, transcript, ask
+        self._makes_text, self._before, self._bytes_per_token = not path.endswith(_NO_TEXT), before, bytes_per_token
+        self._most_input, self._most_output = _CONTEXTS * context * ask.prompts, _CONTEXTS * context * ask.copies
+
+    def usage(self) -> Usage | None:
+        """The engine's own count, if it can be so."""
+        relay, ask = self._relay, self._ask
+        # On the way to the last count, engines count each of several answers by itself.
+        usage = relay.counted if isinstance(relay, StreamRelay) and ask.copies == 1 else relay.usage
+        if usage is None:
+            return None
+        made = usage.output_tokens
+        if usage.input_tokens > self._most_input or (made > self._most_output and made > self.seen()):
+            return None
+        # Far too few for so many bytes, or none at all, are looked at more closely.
+        doubtful = self._makes_text and relay.passed > _EVENT_BYTES * made + (_SPARE_BYTES if made else 0)
+        if doubtful and self.seen() * self._bytes_per_token > _TOKEN_BYTES * made:
+            return None
+        return usage
+
+    def estimate(self, given: int) -> Usage:
+        """`given`: the prompt as it was estimated. An answer has an end at the least."""
+        made = max(self.seen(), 1) if self._makes_text else 0
+        told = self._transcript.given if self._transcript is not None else None
+        return Usage(told if told is not None and told <= self._most_input else given, made)
+
+    def seen(self) -> int:
+        """Tokens of the answer so far, by what the client was sent of it."""
+        if not self._makes_text:
+            return 0
+        relay, transcript = self._relay, self._transcript
+        here = self._before + relay.seen_tokens(self._bytes_per_token)
+        if transcript is None:
+            return here
+        transcript.read()
+        return max(transcript.seen_tokens, here) if transcript.missed else transcript.seen_tokens
