@@ -100,8 +100,8 @@ class Lengths:
             self._by_model.setdefault(model, self._mean(_OUTPUT_TOKENS)).add(float(output_tokens), 1.0)
         if input_tokens and input_tokens >= _LEAST_TOKENS and prompt_bytes:
             mean = self._bytes.setdefault(model, _Mean(_BYTES_PER_TOKEN, _PRIOR_TOKENS, _MEMORY_TOKENS))
-            # More than a token a byte, or a token of a page of text, is something else than text.
-            if 0.5 <= prompt_bytes / input_tokens <= 50:
+            # More than a token a byte, or a token of many words, is something else than text that was read.
+            if 0.5 <= prompt_bytes / input_tokens <= 16:
                 mean.add(float(prompt_bytes), float(input_tokens))
 
     def keep(self, previous: "Lengths") -> None:

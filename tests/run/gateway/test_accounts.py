@@ -14,6 +14,7 @@ from tests.waiting import LIMIT_S
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.loops import run_on_loop
+from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 
 TEXT = "word " * 400
@@ -264,5 +265,43 @@ def test_a_client_that_hangs_up_pays_for_what_it_got() -> None:
                 await until(lambda: ended)
                 assert ended[0].how == "client gone"
                 assert ended[0].output_tokens >= 1
+
+    run_on_loop(test())
+
+
+# Before the answer
+
+
+@pytest.mark.parametrize("field", ["instructions", "functions", "documents", "response_format", "tools"])
+def test_no_field_hides_a_prompt_that_is_too_long(field: str) -> None:
+    async def test() -> None:
+        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url, max_context=8192))) as at:
+            long = [{"name": "f", "description": "word " * 20_000}]
+            got = await at.ask(**{field: long})
+            assert (got.status, json.loads(got.body)["error"]["code"]) == (400, "context_length_exceeded")
+            got = await at.ask(messages=[{"role": "assistant", "tool_calls": long}])
+            assert (got.status, json.loads(got.body)["error"]["code"]) == (400, "context_length_exceeded")
+            assert not fake.hit
+
+    run_on_loop(test())
+
+
+def test_many_prompts_are_as_long_as_each_of_them_and_as_dear_as_all() -> None:
+    async def test() -> None:
+        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url, max_context=8192))) as at:
+            ended: list[RequestRecord] = []
+            at.gateway.listeners.append(ended.append)
+            prompts = ["word " * 4000] * 10
+            request = Request(
+                "POST", "/v1/completions", "", {}, json.dumps({"model": MODEL, "prompt": prompts}).encode()
+            )
+            _, ask = at.gateway.read(request)
+            assert ask.input_tokens == pytest.approx(50_000, rel=0.01)
+            assert (ask.prompts, ask.copies) == (10, 10)
+            assert (await at.ask("/v1/completions", prompt=prompts)).status == 200
+            # Embeddings of many texts have no answer in tokens.
+            request = Request("POST", "/v1/embeddings", "", {}, json.dumps({"model": MODEL, "input": prompts}).encode())
+            _, ask = at.gateway.read(request)
+            assert (ask.prompts, ask.copies, ask.output_tokens) == (10, 1, 1.0)
 
     run_on_loop(test())

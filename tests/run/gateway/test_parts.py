@@ -24,7 +24,7 @@ def test_what_is_read_of_a_body() -> None:
     assert (asked.model, asked.stream, asked.most_output, asked.session) == ("m", True, 9, "u")
     assert asked.options_absent
     assert not asked.wants_usage
-    assert asked.prompt_bytes == len(b'[{"x": 1}]"hi"')
+    assert asked.prompt_bytes == len(b'[{"x": 1}][{"role": "user", "content": "hi"}]')
     assert said[asked.prompt_at :].startswith(b'"messages": [{"role"')
     assert read_body(body(max_tokens=5, max_completion_tokens=7)).most_output == 7
     assert read_body(body(stream_options={"include_usage": True})).wants_usage
@@ -47,6 +47,69 @@ def test_token_ids_are_counted_and_text_is_not_taken_for_them() -> None:
     assert read_body(json.dumps({"model": "m", "prompt": [[5, 6], [7]]}).encode()).token_ids == 3
     assert read_body(json.dumps({"model": "m", "prompt": ["1, 2", "3"]}).encode()).token_ids is None
     assert read_body(body()).token_ids is None
+
+
+LONG = "x" * 400_000
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "tools", "functions", "instructions", "documents", "response_format", "system", "suffix", "input", "prompt",
+        "chat_template", "chat_template_kwargs", "text", "structured_outputs", "guided_json", "query", "json_schema",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("odd", [{}, {"max_tokens": "7"}], ids=["plain", "odd"])
+def test_whatever_a_model_may_be_given_to_read_is_measured(field: str, odd: dict[str, object]) -> None:
+    for value in (LONG, [{"type": "x", "description": LONG}], {"deep": {"deeper": LONG}}):
+        assert read_body(body(**{field: value}, **odd)).prompt_bytes > len(LONG)
+
+
+@pytest.mark.parametrize(
+    "field", ["tool_calls", "reasoning_content", "function_call", "name", "role", "refusal", "any"]
+)
+def test_all_of_a_message_is_measured(field: str) -> None:
+    for value in (LONG, [{"id": "1", "function": {"name": "f", "arguments": LONG}}]):
+        message = {"role": "assistant", "content": None, field: value}
+        assert read_body(body(messages=[message])).prompt_bytes > len(LONG)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("one", 1), (["one"], 1), (["one", "two"], 2), (["a, \"b\"", "c\\", "\\\"", "[", ""], 5), ([1, 2, 3], 1),
+        ([[1, 2], [3], [4, 5]], 3), ([], 1), (["x\\"] * 50, 50),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("indent", [None, 3])
+def test_prompts_beside_each_other_and_answers_to_each_multiply(prompt: object, prompts: int, indent: int) -> None:
+    def said(**fields: object) -> bytes:
+        return json.dumps({"model": "m", **fields}, indent=indent).encode()
+
+    asked = read_body(said(prompt=prompt, n=3))
+    assert (asked.prompts, asked.copies) == (prompts, 3 * prompts)
+    assert read_body(said(prompt=prompt, n=2, best_of=5)).copies == 5 * prompts
+    # Of embeddings, and of the turns of a conversation, nothing is made for each.
+    assert read_body(said(input=prompt)).copies == 1
+    assert read_body(said(input=[{"role": "user", "content": "one"}] * 4)).prompts == 1
+
+
+def test_text_in_the_shape_of_a_picture_is_text() -> None:
+    url = "data:image/png;base64," + LONG
+    for part in (
+        {"type": "text", "text": url},
+        {"type": "text", "text": 'see "url": "' + url},
+        {"type": "file", "file": {"file_data": "data:text/plain;base64," + LONG}},
+    ):
+        for beside in ([], [{"type": "image_url", "image_url": {"url": "https://x/cat.png"}}]):
+            asked = read_body(body(messages=[{"role": "user", "content": [part, *beside]}]))
+            assert asked.prompt_bytes - asked.attached.size > len(LONG)
+            assert asked.attached.number == len(beside)
+    # A tool that takes pictures is no picture.
+    assert not read_body(body(tools=[{"parameters": {"image_url": {"type": "string"}}}])).attached.number
+    # Whoever leaves out the type of a part has as many.
+    links = [{"image_url": {"url": f"https://x/{at}.png"}} for at in range(10)]
+    assert read_body(body(messages=[{"role": "user", "content": links}])).attached.images == 10
 
 
 def test_pictures_are_seen_and_their_bytes_are_no_text() -> None:

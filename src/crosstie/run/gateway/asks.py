@@ -16,7 +16,16 @@ HINTS = frozenset(
 )
 # Below that there is nothing to keep, and everybody's latency is divided by it.
 _LEAST_MS = 1e-3
+# What such paths answer with is no text that a model made.
+_NO_TEXT = (
+    "/embeddings", "/pooling", "/rerank", "/score", "/classify", "/moderations", "/tokenize", "/detokenize",
+    "/count_tokens",
+)  # fmt: skip
 PRIORITIES = {"low": 0, "normal": 1, "high": 2}
+
+
+def makes_text(path: str) -> bool:
+    return not path.endswith(_NO_TEXT)
 
 
 def _attached_tokens(lengths: Lengths, model: str, attached: Attached) -> float:
@@ -37,15 +46,15 @@ def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: Requ
     headers = request.headers
     hinted = not headers.keys().isdisjoint(HINTS)
     lengths = live.lengths
-    text_bytes = 0
-    if asked.token_ids is not None:
-        tokens = float(asked.token_ids)
-    else:
-        attached = asked.attached
-        text_bytes = asked.prompt_bytes - attached.size
-        tokens = lengths.input_tokens(model, text_bytes)
-        if attached.number:
-            tokens += _attached_tokens(lengths, model, attached)
+    # The one estimate there is: routes, rates and budgets go by it.
+    attached = asked.attached
+    text_bytes = max(asked.prompt_bytes - attached.size, 0)
+    tokens = float(asked.token_ids or 0)
+    if text_bytes or not tokens:
+        tokens += lengths.input_tokens(model, text_bytes)
+    if attached.number:
+        tokens += _attached_tokens(lengths, model, attached)
+    most_output = asked.most_output if makes_text(request.path) else 1
     name = _hint(headers, b"class") if hinted else None
     if name is not None and name not in live.classes:
         raise BadInput(f"x-crosstie-class: '{name}' is no class of this fleet; there are {', '.join(live.classes)}")
@@ -54,16 +63,17 @@ def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: Requ
         model=model,
         class_name=served.name if served else None,
         input_tokens=tokens,
-        output_tokens=lengths.expected_output(served.name if served else None, model, asked.most_output),
-        most_output=asked.most_output,
+        output_tokens=lengths.expected_output(served.name if served else None, model, most_output),
+        most_output=most_output,
         ttft_s=served.ttft.seconds if served and served.ttft else None,
         tpot_s=served.tpot.seconds if served and served.tpot else None,
         modalities=asked.attached.kinds,
         prefix=prefix_hashes(request.body, asked.prompt_at, tenant),
         session=asked.session,
-        prompt_bytes=text_bytes,
+        prompt_bytes=text_bytes if asked.all_read and asked.token_ids is None else 0,
         streams=asked.stream,
         copies=asked.copies,
+        prompts=asked.prompts,
     )
     if hinted:
         _take_hints(live, headers, ask)

@@ -3,7 +3,7 @@
 Only a handful of fields are decoded. The prompt stays bytes: its length and its beginnings are all that is used.
 """
 
-import contextlib
+import re
 from typing import NamedTuple
 
 import msgspec
@@ -11,19 +11,21 @@ import msgspec
 from crosstie.core.errors import BadInput
 from crosstie.core.images import MOST_URL_BYTES, size_of_data_url
 from crosstie.run.gateway.fields import (
+    HELD_TO,
+    READ,
     Fields,
-    MessageFields,
     StreamOptionFields,
     UsageFields,
     decode,
     decode_answer,
     decode_list,
-    decode_messages,
     decode_models,
     decode_name,
     decode_parts,
 )
 
+# A list of texts, or of lists.
+_SEVERAL = re.compile(rb'\[\s*["\[]')
 # Values up to this long are copied sooner than looked into.
 _SHORT = 4096
 # More than any answer or prompt has; beyond it a number is a mistake, and may be too large to reckon with.
@@ -40,6 +42,11 @@ _MARKS = {
     "audio": (b'"input_audio"', b'"audio_url"'),
     "video": (b'"video_url"', b'"input_video"'),
 }
+# One of these is in every mark: where neither is, nothing else is looked for.
+_HINTS_OF_MARKS = (b'_url"', b'"input_')
+# What comes along in the place of a link. What a text says of such things has its quotes escaped, and a file that is
+# none of these is text as far as anybody knows.
+_ALONG = re.compile(rb'"(?:url|image_url|audio_url|video_url)"\s*:\s*"data:(image|audio|video)/')
 
 
 _encode = msgspec.json.Encoder().encode
@@ -78,32 +85,44 @@ class RequestBody:
         # The response that it goes on from.
         self.previous = fields.previous_response_id
         self.session = fields.prompt_cache_key or fields.user
-        # What the model will read: schemas of tools, texts, and what is attached to them. Nothing long is copied:
-        # that would take longer than reading it.
-        size, key = len(fields.tools), b'"messages"'
-        parts: list[bytes] = []
-        for message in fields.messages:
-            content = message.content
-            size += len(content)
-            # Only a list of parts can have anything attached; searching long texts for it would take longer than the
-            # rest of all this.
-            if _is_list(content):
-                parts.append(bytes(content))
+        # What the model will read: everything counts that an engine may give it. Nothing long is copied: that would
+        # take longer than reading it.
+        size = 0
+        for name in READ:
+            size += len(getattr(fields, name))
+        held_to = 0
+        for name in HELD_TO:
+            held_to += len(getattr(fields, name))
+        # Prompts beside each other, each of which is answered.
+        self.prompts, ids_bytes = 1, 0
         self.token_ids: int | None = None
-        if not fields.messages:
-            key = b'"prompt"' if len(fields.prompt) else b'"input"'
-            given = fields.prompt if len(fields.prompt) else fields.input
-            size += len(given)
-            if _is_list(given):
+        marked = any(hint in body for hint in _HINTS_OF_MARKS)
+        parts: list[bytes] = []
+        for given in (fields.messages, fields.prompt, fields.input):
+            is_chat = given is fields.messages
+            if not _is_list(given) or (is_chat and not marked):
+                continue
+            said = bytes(given)
+            parts.append(said)
+            if is_chat:
+                continue
+            ids = _token_ids(said)
+            if ids is not None:
                 # Token ids in the place of text: their number is known.
-                parts.append(bytes(given))
-                self.token_ids = _token_ids(parts[0])
-                if len(fields.prompt):
-                    self.choices *= _prompts(parts[0])
-        self.prompt_bytes = size
+                self.token_ids, ids_bytes = (self.token_ids or 0) + ids, ids_bytes + len(said)
+            self.prompts = _prompts(said)
+            if given is fields.prompt:
+                self.copies *= self.prompts
+                self.choices *= self.prompts
+        # Searching long texts for what is attached would take longer than the rest of all this.
+        self.attached = _attached(b"".join(parts)) if marked and parts else _NOTHING
+        # Without what is told as token ids.
+        self.prompt_bytes = size + held_to - ids_bytes
+        # Whether all of these bytes are tokens, so that their number tells how long a token is.
+        self.all_read = not held_to
+        key = b'"messages"' if len(fields.messages) else b'"prompt"' if len(fields.prompt) else b'"input"'
         # Where the prompt begins in the body, for what it has in common with others'.
         self.prompt_at = max(body.find(key), 0)
-        self.attached = _attached(b"".join(parts)) if parts else _NOTHING
 
 
 def read_body(body: bytes) -> RequestBody:
@@ -128,12 +147,6 @@ def _leniently(body: bytes) -> Fields:
     """Fields as engines read them that take 16.0 and "16" for 16: whoever writes them so is not to be streamed to,
     nor to have a prompt read, without its being counted."""
     parts = decode_parts(body)
-    absent = msgspec.Raw()
-    messages: list[MessageFields] = []
-    unread = parts.get("messages", absent)
-    with contextlib.suppress(msgspec.ValidationError):
-        messages = decode_messages(unread) if len(unread) else []
-        unread = absent
     given = msgspec.json.decode(parts["stream_options"]) if "stream_options" in parts else msgspec.UNSET
     options = StreamOptionFields() if given is not msgspec.UNSET else msgspec.UNSET
     if isinstance(options, StreamOptionFields) and isinstance(given, dict):
@@ -150,10 +163,7 @@ def _leniently(body: bytes) -> Fields:
         max_output_tokens=_number(parts, "max_output_tokens"),
         n=_number(parts, "n"),
         best_of=_number(parts, "best_of"),
-        tools=parts.get("tools", absent),
-        messages=messages,
-        prompt=parts.get("prompt", absent),
-        input=unread if len(unread) else parts.get("input", absent),
+        **{name: parts[name] for name in (*READ, *HELD_TO) if name in parts},
     )
 
 
@@ -177,33 +187,33 @@ def _is_list(value: msgspec.Raw) -> bool:
 
 def _attached(prompt: bytes) -> Attached:
     counts = {kind: sum(prompt.count(mark) for mark in marks) for kind, marks in _MARKS.items()}
-    # A part names its kind twice: as its type and as its key.
-    numbers = {kind: max(count // 2, 1) for kind, count in counts.items() if count}
-    size, at, sizes = 0, prompt.find(b'"data:'), []
-    while at >= 0:
-        end = prompt.find(b'"', at + 1)
+    # A part names its kind twice, as its type and as its key, and may leave out the first.
+    keys = {kind: sum(prompt.count(mark + b":") for mark in marks) for kind, marks in _MARKS.items()}
+    numbers = {kind: max(count // 2, keys[kind], 1) for kind, count in counts.items() if count}
+    size, sizes = 0, []
+    for found in _ALONG.finditer(prompt):
+        at = found.start(1) - len(b"data:")
+        end = prompt.find(b'"', at)
         if end < 0:
             break
         size += end - at
-        if prompt.startswith(b"image", at + 6):
-            known = size_of_data_url(prompt[at + 1 : min(end, at + MOST_URL_BYTES)])
+        if found[1] == b"image":
+            known = size_of_data_url(prompt[at : min(end, at + MOST_URL_BYTES)])
             if known is not None:
                 sizes.append(known)
-        at = prompt.find(b'"data:', end)
     images = numbers.get("image", 0)
     return Attached(sum(numbers.values()), size, frozenset(numbers), images, tuple(sizes[:images]))
 
 
 def _token_ids(prompt: bytes) -> int | None:
     """The number of a prompt's tokens where it is a list of their ids, or of such lists."""
-    start = prompt[:16].replace(b" ", b"").lstrip(b"[")[:1]
+    start = prompt[:16].translate(None, b" \n\r\t").lstrip(b"[")[:1]
     return prompt.count(b",") + 1 if start.isdigit() else None
 
 
 def _prompts(prompt: bytes) -> int:
     """How many texts, or lists of token ids, a list has; of ids it is one."""
-    several = prompt[1:17].lstrip()[:1] in (b'"', b"[")
-    return max(len(decode_list(prompt)), 1) if several else 1
+    return max(len(decode_list(prompt)), 1) if _SEVERAL.match(prompt) else 1
 
 
 def with_model(body: bytes, model: str) -> bytes:

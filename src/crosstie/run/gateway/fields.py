@@ -11,10 +11,6 @@ class StreamOptionFields(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class MessageFields(msgspec.Struct):
-    content: msgspec.Raw = msgspec.Raw()
-
-
 class Fields(msgspec.Struct):
     model: str | None = None
     stream: bool | None = None
@@ -27,10 +23,35 @@ class Fields(msgspec.Struct):
     user: str | None = None
     prompt_cache_key: str | None = None
     previous_response_id: str | None = None
-    tools: msgspec.Raw = msgspec.Raw()
-    messages: list[MessageFields] = []
+    # What a model reads, in the bytes in which it came: of whichever API, since an engine may have all of them.
+    messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
+    suffix: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    functions: msgspec.Raw = msgspec.Raw()
+    documents: msgspec.Raw = msgspec.Raw()
+    query: msgspec.Raw = msgspec.Raw()
+    text_1: msgspec.Raw = msgspec.Raw()
+    text_2: msgspec.Raw = msgspec.Raw()
+    # What it may be given to read, or only be held to.
+    chat_template: msgspec.Raw = msgspec.Raw()
+    chat_template_kwargs: msgspec.Raw = msgspec.Raw()
+    response_format: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = msgspec.Raw()
+    structured_outputs: msgspec.Raw = msgspec.Raw()
+    guided_json: msgspec.Raw = msgspec.Raw()
+    guided_grammar: msgspec.Raw = msgspec.Raw()
+    json_schema: msgspec.Raw = msgspec.Raw()
+    grammar: msgspec.Raw = msgspec.Raw()
+
+
+# Those of `Fields` that are prompts with what may be attached to them, all that is read, and what may not be.
+_RAW = tuple(name for name in Fields.__struct_fields__ if isinstance(getattr(Fields(), name), msgspec.Raw))
+HELD_TO = _RAW[_RAW.index("chat_template") :]
+READ = _RAW[: len(_RAW) - len(HELD_TO)]
 
 
 class UsageFields(msgspec.Struct):
@@ -114,7 +135,6 @@ class ModelsFields(msgspec.Struct):
 
 decode = msgspec.json.Decoder(Fields).decode
 decode_name = msgspec.json.Decoder(str | None).decode
-decode_messages = msgspec.json.Decoder(list[MessageFields]).decode
 decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_answer = msgspec.json.Decoder(AnswerFields).decode
 decode_chunk = msgspec.json.Decoder(ChunkFields).decode

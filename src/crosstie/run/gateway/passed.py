@@ -1,15 +1,11 @@
 """What a client got, in tokens: as its engine counted them where that can be so, else as they were seen to pass."""
 
 from crosstie.route.ask import Ask
+from crosstie.run.gateway.asks import makes_text
 from crosstie.run.gateway.body import Usage
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.gateway.transcript import Transcript
 
-# What such paths answer with is no text that a model made.
-_NO_TEXT = (
-    "/embeddings", "/pooling", "/rerank", "/score", "/classify", "/moderations", "/tokenize", "/detokenize",
-    "/count_tokens",
-)  # fmt: skip
 # How often a pool's context an answer, or a prompt, may be said to be: engines' own limits differ from what a fleet
 # file says, and not by orders.
 _CONTEXTS = 2
@@ -25,7 +21,7 @@ class Passed:
         bytes_per_token: float, before: int,
     ):  # fmt: skip
         self._relay, self._transcript, self._ask = relay, transcript, ask
-        self._makes_text, self._before, self._bytes_per_token = not path.endswith(_NO_TEXT), before, bytes_per_token
+        self._makes_text, self._before, self._bytes_per_token = makes_text(path), before, bytes_per_token
         self._most_input, self._most_output = _CONTEXTS * context * ask.prompts, _CONTEXTS * context * ask.copies
 
     def usage(self) -> Usage | None:
