@@ -82,7 +82,7 @@ def message(**said: Any) -> dict[str, Any]:
 
 
 def deltas(*said: dict[str, Any], usage: Any = None) -> list[dict[str, Any]]:
-    events = [{"choices": [{"index": 0, "delta": one, "finish_reason": None}]} for one in said]
+    events: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": one, "finish_reason": None}]} for one in said]
     events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     return [*events, {"choices": [], "usage": usage}] if usage is not None else events
 
@@ -276,8 +276,9 @@ def test_a_client_that_hangs_up_pays_for_what_it_got() -> None:
 def test_no_field_hides_a_prompt_that_is_too_long(field: str) -> None:
     async def test() -> None:
         async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url, max_context=8192))) as at:
-            long = [{"name": "f", "description": "word " * 20_000}]
-            got = await at.ask(**{field: long})
+            long: Any = [{"name": "f", "description": "word " * 20_000}]
+            asked: dict[str, Any] = {field: long}
+            got = await at.ask(**asked)
             assert (got.status, json.loads(got.body)["error"]["code"]) == (400, "context_length_exceeded")
             got = await at.ask(messages=[{"role": "assistant", "tool_calls": long}])
             assert (got.status, json.loads(got.body)["error"]["code"]) == (400, "context_length_exceeded")

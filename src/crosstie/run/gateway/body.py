@@ -154,7 +154,7 @@ def _leniently(body: bytes) -> Fields:
         options.continuous_usage_stats = _means_yes(given.get("continuous_usage_stats"))
     # Options that are none at all make the engine refuse: nothing will be streamed, and nothing can be added to them.
     streams = given is msgspec.UNSET or given is None or isinstance(given, dict)
-    return Fields(
+    fields = Fields(
         model=decode_name(parts["model"]) if "model" in parts else None,
         stream=streams and "stream" in parts and _means_yes(msgspec.json.decode(parts["stream"])),
         stream_options=options,
@@ -163,8 +163,11 @@ def _leniently(body: bytes) -> Fields:
         max_output_tokens=_number(parts, "max_output_tokens"),
         n=_number(parts, "n"),
         best_of=_number(parts, "best_of"),
-        **{name: parts[name] for name in (*READ, *HELD_TO) if name in parts},
     )
+    for name in (*READ, *HELD_TO):
+        if name in parts:
+            setattr(fields, name, parts[name])
+    return fields
 
 
 def _means_yes(value: object) -> bool:
