@@ -1,8 +1,8 @@
 """A patch for findings that one line's change cures on both platforms; the tree itself is not written to.
 
 64-bit masks by platform, a macro of the warp's size by target, a lane's bit, pointers to kernels, braces in launches,
-typename. What needs more than its own line (a cap of a grid, which the kernel must go beyond by a loop; ballots) is
-left to whoever knows the kernel.
+typename; caps of grids whose kernel loops over them (grids.py). What needs more than its own line (ballots, a kernel
+with a block for each part of its work) is left to whoever knows the kernel.
 """
 
 import difflib
@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from crosstie.core.finding import Finding
+from crosstie.port.source.grids import CAP, CAP_LINES, capped
 
 MASK = "ROCM_FULL_LANE_MASK"
+_GRID = "grid-limit"
 _MASK_LINES = (
     "#if defined(USE_ROCM) || defined(__HIP_PLATFORM_AMD__)",
     f"#define {MASK} 0xffffffffffffffffULL",
@@ -66,7 +68,8 @@ def patch(findings: Sequence[Finding], root: Path) -> tuple[str, int]:
     """A unified diff against the tree, and how many findings it cures. Files that are not plain UTF-8 are left out."""
     by_file: dict[str, list[Finding]] = {}
     for one in findings:
-        if one.check in _FIXES and one.where.line and one.severity == "error":
+        mechanical = one.check in _FIXES and one.severity == "error"
+        if one.where.line and (mechanical or (one.check == _GRID and one.severity == "unknown")):
             by_file.setdefault(str(one.where.file), []).append(one)
     parts: list[str] = []
     cured = 0
@@ -76,12 +79,26 @@ def patch(findings: Sequence[Finding], root: Path) -> tuple[str, int]:
             continue
         before = text.removesuffix("\n").split("\n")
         after = list(before)
-        cured += sum(_fixed(after, one) for one in found)
-        if any(MASK in line for line in after) and MASK not in text:
-            place = _place(after)
-            after[place:place] = _MASK_LINES
+        cured += sum(_fixed(after, one) for one in found if one.check != _GRID)
+        if any(one.check == _GRID for one in found):
+            cured += _capped(file, after, before)
+        place = _place(after)
+        for name, lines in ((MASK, _MASK_LINES), (CAP, CAP_LINES)):
+            if name not in text and any(name in line for line in after):
+                after[place:place] = lines
         parts += _diff(file, before, "\n".join(after).split("\n"))
     return "".join(parts), cured
+
+
+def _capped(file: str, lines: list[str], before: Sequence[str]) -> bool:
+    """Caps the grids that may be; whether that was all of them. Lines that another fix has changed stay as they are."""
+    made, whole = capped(file, "\n".join(before) + "\n")
+    for number, line in made.items():
+        if lines[number - 1] != before[number - 1]:
+            whole = False
+        else:
+            lines[number - 1] = line
+    return whole and bool(made)
 
 
 def _read(file: Path) -> str | None:

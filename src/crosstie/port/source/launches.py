@@ -27,7 +27,7 @@ _DEEPEST = 3
 _GRID_FIX = "cap the blocks and let the kernel go on by gridDim.x * blockDim.x, or check blocks x threads against 2^32"
 
 
-def _launches(code: Code) -> Iterator[tuple[int, list[Sequence[CppToken]]]]:
+def launches(code: Code) -> Iterator[tuple[int, list[Sequence[CppToken]]]]:
     """Where a kernel is launched, with its grid, block and so on."""
     for at, token in enumerate(code.tokens):
         if token.text == "<<<":
@@ -40,16 +40,14 @@ def _launches(code: Code) -> Iterator[tuple[int, list[Sequence[CppToken]]]]:
 
 def _grids(code: Code) -> Iterator[SourceHazard]:
     """One finding a file: blocks times threads may reach 2^32, which CUDA allows."""
-    lines = sorted(
-        {code.tokens[at].line for at, given in _launches(code) if given and _may_overflow(code, given[0], at)}
-    )
+    lines = sorted({code.tokens[at].line for at, given in launches(code) if given and may_overflow(code, given[0], at)})
     if lines:
         what = "HIP launches fewer than 2^32 threads a grid, CUDA up to 2^31 blocks: this grid grows without a cap"
         found = code.line_hazard("grid-limit", "unknown", what, lines[0], _GRID_FIX)
         yield replace(found, evidence=found.evidence + also(lines[1:]))
 
 
-def _may_overflow(code: Code, grid: Sequence[CppToken], at: int) -> bool:
+def may_overflow(code: Code, grid: Sequence[CppToken], at: int) -> bool:
     """Whether a number of it is a quotient without a cap, of a count of 64 bits or beside another number."""
     dimensions = [one for one in _dimensions(code, grid, at) if code.value(one, at) is None]
     if not dimensions or _checks_product(code, at):
@@ -91,7 +89,7 @@ def _checks_product(code: Code, at: int) -> bool:
 
 
 def _braces(code: Code) -> Iterator[SourceHazard]:
-    for at, given in _launches(code):
+    for at, given in launches(code):
         if code.tokens[at].text == "<<<" and any(one and one[0].text == "{" for one in given[:2]):
             what = "a grid or block in braces: HIPIFY makes a macro of the launch, which takes the commas for its own"
             yield code.hazard(
