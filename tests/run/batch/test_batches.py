@@ -16,10 +16,10 @@ from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
 from crosstie.run.batch.lines import check_lines
-from crosstie.run.batch.multipart import read_form
 from crosstie.run.batch.store import ENDED, Batch, BatchStore
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.batches import BatchService
+from crosstie.run.wire.multipart import read_form
 
 ENDPOINT: Any = "/v1/chat/completions"
 

@@ -13,11 +13,11 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 from crosstie.run.batch.lines import ENDPOINTS
-from crosstie.run.batch.multipart import read_form
 from crosstie.run.batch.store import ENDED, Batch, BatchStore, StoredFile
 from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.interfaces import Batches
+from crosstie.run.wire.multipart import read_form
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 

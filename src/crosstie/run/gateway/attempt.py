@@ -16,8 +16,10 @@ from crosstie.run.gateway.choices import Choices, has_cut_choice
 from crosstie.run.gateway.errors import asked_to_wait_s, without_address
 from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
+from crosstie.run.gateway.roads import PASSED
 from crosstie.run.wire.client import Connection, Headers
 from crosstie.run.wire.files import is_exhausted
+from crosstie.run.wire.multipart import with_field
 from crosstie.run.wire.unpack import Unpacking
 
 # Between two machines only, or the gateway's own to say.
@@ -105,13 +107,15 @@ class Attempt:
         exchange, backend = self.exchange, self.backend
         request, parsed, body, path = exchange.request, exchange.parsed, exchange.body, exchange.path
         if parsed.model != backend.model:
-            body = with_model(body, backend.model)
+            body = with_field(body, "model", backend.model) if parsed.is_form else with_model(body, backend.model)
         if parsed.stream and path.endswith("/completions"):
             self.counting = backend.engine in _COUNTING and not parsed.wants_continuous
             if self.counting or not parsed.wants_usage:
                 body = with_usage_requested(body, parsed.options_absent, self.counting)
-        target = path[3:] if not request.query else f"{path[3:]}?{request.query}"
-        lines = [b"POST %b%b HTTP/1.1\r\n" % (backend.base, target.encode("latin-1")), backend.host_line]
+        # What an engine has beside the API lies beside its /v1.
+        base, rest = (backend.base, path[3:]) if path.startswith("/v1/") else (backend.root, path)
+        target = rest if not request.query else f"{rest}?{request.query}"
+        lines = [b"POST %b%b HTTP/1.1\r\n" % (base, target.encode("latin-1")), backend.host_line]
         for name, value in request.headers.items():
             if name not in _NOT_FORWARDED:
                 lines.append(name + b": " + value + b"\r\n")
@@ -273,8 +277,10 @@ class Attempt:
             # Embeddings in bytes, where a client asks vLLM for them.
             return ""
         if not relay.is_json:
-            # A login page, or a proxy's notice.
-            return "with something else than a JSON object"
+            # A sound, a text or a list may have been asked for there. Elsewhere, and if it is a page for people, it is a
+            # login page or a proxy's notice.
+            asked_for = self.exchange.path in PASSED and b"content-type: text/html" not in relay.headers
+            return "" if asked_for else "with something else than a JSON object"
         why, status = oddity(self.exchange.path, relay.content)
         if status:
             # Told inside an answer, but a 4xx all the same.

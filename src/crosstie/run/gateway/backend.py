@@ -116,7 +116,7 @@ class Backend:
         self.authorization = b"Bearer " + key.encode() if key else None
         at = self.origin.address
         self.host_line = b"host: " + at.authority + b"\r\n"
-        self.base = (at.base or "/v1").encode()
+        self.base, self.root = (at.base or "/v1").encode(), at.root.encode()
         self.name = pool.name.encode()
 
     def judge(self, now: float) -> None:

@@ -23,6 +23,8 @@ from crosstie.run.gateway.fields import (
     decode_name,
     decode_parts,
 )
+from crosstie.run.wire.multipart import read_form
+from crosstie.run.wire.request import Request
 
 # A list of texts, or of lists.
 _SEVERAL = re.compile(rb'\[\s*["\[]')
@@ -71,6 +73,8 @@ class RequestBody:
         options = fields.stream_options
         self.model = fields.model
         self.stream = bool(fields.stream)
+        # Whether it came as a form, with files in it.
+        self.is_form = False
         # Whether the client said nothing at all about its stream, so that a wish can be added without a decoder;
         # and whether it wants the usage of a stream itself.
         self.options_absent = options is msgspec.UNSET
@@ -141,6 +145,18 @@ def read_body(body: bytes) -> RequestBody:
         raise BadInput(f"the body is no JSON: {error}") from None
     except RecursionError:
         raise BadInput("the body is nested too deeply") from None
+
+
+def read_form_body(request: Request) -> RequestBody:
+    """Of a form with files in it: its model, and the length of its texts. Raises BadInput."""
+    form = read_form(request.headers.get(b"content-type", b""), request.body)
+    texts = {name: content for name, (file, content) in form.items() if not file}
+    model = texts.get("model", b"").decode(errors="replace") or None
+    streams = texts.get("stream", b"").lower() in (b"true", b"1")
+    prompt = msgspec.Raw(_encode(texts.get("prompt", b"").decode(errors="replace")))
+    made = RequestBody(Fields(model=model, stream=streams, prompt=prompt), b"")
+    made.is_form = True
+    return made
 
 
 def _leniently(body: bytes) -> Fields:

@@ -23,18 +23,19 @@ from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
 from crosstie.run.gateway.asks import ask_of
 from crosstie.run.gateway.backend import Backend
-from crosstie.run.gateway.body import RequestBody, read_body, with_model
+from crosstie.run.gateway.body import RequestBody, read_body, read_form_body, with_model
 from crosstie.run.gateway.clients import Clients
 from crosstie.run.gateway.context import Context
 from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.exchange import Exchange
 from crosstie.run.gateway.health import probe, watch
 from crosstie.run.gateway.identity import context_of, is_id
-from crosstie.run.gateway.messages import MESSAGES, error_message
+from crosstie.run.gateway.messages import error_message
 from crosstie.run.gateway.messages_reply import MessagesReply
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.responses import PATH
+from crosstie.run.gateway.roads import FORMS, MESSAGES, PASSED
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
 from crosstie.run.wire.files import most_files
@@ -265,8 +266,8 @@ class Gateway:
         try:
             if b"content-encoding" in request.headers:
                 _check_encoding(request)
-            parsed = read_body(request.body)
-            if request.model is not None and request.model != parsed.model:
+            parsed = read_form_body(request) if request.path in FORMS else read_body(request.body)
+            if request.model is not None and request.model != parsed.model and not parsed.is_form:
                 request.body = with_model(request.body, request.model)
                 parsed = read_body(request.body)
             model = parsed.model
@@ -277,6 +278,9 @@ class Gateway:
             raise RequestRejected(404, str(error), "model_not_found") from None
         except BadInput as error:
             raise RequestRejected(400, str(error), "bad_request") from None
+        if request.path in PASSED:
+            # What is made there are no tokens, or nobody knows how many.
+            ask.output_tokens, ask.tpot_s = 1.0, None
         ask.patience_s, ask.tenant = self.serving.queue_s * self.speed, tenant
         if parsed.previous is not None and request.path == PATH:
             self._send_home(ask, parsed.previous)

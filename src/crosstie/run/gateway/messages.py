@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from crosstie.core.errors import BadInput
+from crosstie.run.gateway.roads import MESSAGES
 
 Json = dict[str, Any]
 CHAT = "/v1/chat/completions"
-MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
+COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 # Why an answer ended, in the other API's words; what is not here is the end of a turn.
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _ERRORS = {

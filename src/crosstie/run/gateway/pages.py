@@ -15,11 +15,10 @@ from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.messages import CHAT, COUNT_TOKENS, chat_of, error_message
 from crosstie.run.gateway.paths import tidy_path
 from crosstie.run.gateway.record import RequestRecord
+from crosstie.run.gateway.roads import SERVED
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 
-# Those that are answered by backends.
-SERVED = frozenset(f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "responses", "messages"))
 _BATCHED = ("/v1/files", "/v1/batches")
 _encode = msgspec.json.Encoder().encode
 Page = Callable[[Gateway, Request], tuple[int, bytes, bytes]]

@@ -16,6 +16,7 @@ from crosstie.run.gateway.errors import error_body
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.pages import handler
+from crosstie.run.gateway.roads import FORMS
 from crosstie.run.service.worker_link import Handlers, WorkerAnswer, WorkerLink, WorkerRequest
 from crosstie.run.share.board import Board
 from crosstie.run.wire.files import fitting_connections, most_files
@@ -98,7 +99,7 @@ class GatewayProcess:
         # Whether balancers are told first, and whether that may take no longer.
         self._is_leaving, self._hurried = False, asyncio.Event()
         self.port = 0
-        self._limits = RequestLimits()
+        self._limits = RequestLimits(form_paths=FORMS)
 
     async def start(self, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()

@@ -37,8 +37,6 @@ _OWN = b"x-crosstie-"
 # Fields that say where a message ends, or to whom it goes: after its body it is too late for them.
 _NOT_TRAILERS = _ONCE | {b"connection", b"te", b"trailer", b"upgrade", b"expect"}
 
-# A file is not read as JSON when it comes, but line by line later; whatever else claims to be none is still counted.
-_FILES = "/v1/files"
 # The size of a chunk and its extensions: names, and values that are tokens or in quotes.
 _QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*+"'
 _CHUNK = re.compile(
@@ -178,7 +176,7 @@ class RequestParser:
         """What comes at once is small; of what does not, the values are counted as they come."""
         first, self._body = self._body, b""
         self._parts = parts = bytearray(first)
-        if self._request.path != _FILES:
+        if self._request.path not in self._limits.form_paths:
             self._values = ValueCounter(self._limits.body_values, self._limits.body_plain_bytes)
             self._count(first)
         return parts

@@ -29,6 +29,8 @@ class RequestLimits:
     # and how many bytes of numbers and what else is none of these: more than the token ids of any context.
     body_bytes: int = 32 * 2**20
     body_values: int = 100_000
+    # Where bodies are never read as JSON, whatever they say they are, so that these are not counted.
+    form_paths: frozenset[str] = frozenset()
     body_plain_bytes: int = 8 * 2**20
     # How long a request may take in all, to which every byte of its body adds the time that it takes at the least rate;
     # how long a connection may lie idle, and how long a head may take to arrive.
