@@ -277,8 +277,8 @@ class Attempt:
             # Embeddings in bytes, where a client asks vLLM for them.
             return ""
         if not relay.is_json:
-            # A sound, a text or a list may have been asked for there. Elsewhere, and if it is a page for people, it is a
-            # login page or a proxy's notice.
+            # A sound, a text or a list may have been asked for there; a page for people is a login page, or a proxy's
+            # notice, anywhere.
             asked_for = self.exchange.path in PASSED and b"content-type: text/html" not in relay.headers
             return "" if asked_for else "with something else than a JSON object"
         why, status = oddity(self.exchange.path, relay.content)
