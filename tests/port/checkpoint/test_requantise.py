@@ -499,3 +499,19 @@ def test_the_report_has_every_weight(tmp_path: Path) -> None:
     assert len(said["converted"]["costs"]) == 12
     assert {"changed", "max_relative", "rms_relative", "values"} == said["converted"]["costs"][f"{UP}.weight"].keys()
     assert isinstance(convert(source, tmp_path / "out", "fp8-tensor", inexact=True), ConversionReport)
+
+
+@pytest.mark.parametrize(
+    ("to", "option", "said"),
+    [
+        ("e4m3fnuz", "inexact", "inexact goes with fp8-tensor"),
+        ("compressed-tensors", "inexact", "inexact goes with"),
+        ("fp8-block", "keep_kv_scales", "keep_kv_scales goes with e4m3fn and e4m3fnuz, not with fp8-block"),
+        ("compressed-tensors", "even_if_normalised", "even_if_normalised goes with"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(tmp_path: Path, to: Any, option: str, said: str) -> None:
+    source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
+    with pytest.raises(BadInput, match=said):
+        convert(source, tmp_path / "out", to, **{option: True})  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
-from crosstie.core.errors import BadData, BadInput, CrosstieError
+from crosstie.core.errors import BadData, BadInput, BadParameter, CrosstieError
 from crosstie.core.progress import OnProgress, Progress, no_progress
 from crosstie.port.checkpoint.conversion import Conversion, plan_conversion
 from crosstie.port.checkpoint.converters import StretchConverter, converters
@@ -147,6 +147,7 @@ def convert(
     it counts as finished; `dry_run`: what would be done, from the headers alone.
     """
     checkpoint = open_checkpoint(Path(model_dir))
+    _check_options(to, inexact=inexact, even_if_normalised=even_if_normalised, keep_kv_scales=keep_kv_scales)
     plan: Conversion
     if to == "compressed-tensors":
         plan = plan_repackaging(checkpoint)
@@ -167,6 +168,15 @@ def convert(
         shards=len(plan.shards), nbytes=plan.nbytes, tensors=len(plan.checkpoint.tensors),
         recoded=sorted(plan.recoded), rescaled=sorted(plan.rescaled), kept=plan.kept, converted=done,
     )  # fmt: skip
+
+
+def _check_options(to: Target, *, inexact: bool, **of_dialects: bool) -> None:
+    """An option that would do nothing is a misunderstanding."""
+    if inexact and to not in get_args(Granularity):
+        raise BadParameter("inexact", f"goes with {', '.join(get_args(Granularity))}: {to} is exact or refused")
+    for name, given in of_dialects.items():
+        if given and to not in get_args(Dialect):
+            raise BadParameter(name, f"goes with {' and '.join(get_args(Dialect))}, not with {to}")
 
 
 def default_jobs() -> int:
