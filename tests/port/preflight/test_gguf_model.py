@@ -1,6 +1,7 @@
 """GGUF files as models: which engine takes them, in one file or in parts."""
 
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,30 +10,45 @@ from tests.port.checkpoint.test_gguf import entry, tensor, text
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
+from crosstie.core.finding import Finding
 from crosstie.port.preflight.stored import read_stored
+from crosstie.port.preflight.whole import whole_findings
 
 NUMBERS = {
     "embedding_length": 512, "block_count": 2, "feed_forward_length": 1024, "context_length": 4096,
     "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 128,
 }  # fmt: skip
-ENTRIES = [
-    entry("general.architecture", 8, text("llama")),
-    *(entry(f"llama.{key}", 4, struct.pack("<I", value)) for key, value in NUMBERS.items()),
-]
 EMBEDDING = tensor("token_embd.weight", (512, 100), 8)
 MATRIX = tensor("blk.0.ffn_up.weight", (512, 1024), 12)
+# As llama.cpp writes them: the fastest dimension first.
+LAYER = {
+    "attn_norm": (512,), "ffn_norm": (512,), "attn_q": (512, 512), "attn_k": (512, 256), "attn_v": (512, 256),
+    "attn_output": (512, 512), "ffn_gate": (512, 1024), "ffn_up": (512, 1024), "ffn_down": (1024, 512),
+}  # fmt: skip
+SHAPES = {
+    "token_embd.weight": (512, 100), "output_norm.weight": (512,), "rope_freqs.weight": (64,),
+    **{f"blk.{block}.{name}.weight": shape for block in range(2) for name, shape in LAYER.items()},
+}  # fmt: skip
 
 
-def write(file: Path, *tensors: bytes) -> Path:
+def tensors(shapes: Mapping[str, tuple[int, ...]]) -> list[bytes]:
+    return [tensor(name, shape, 12 if len(shape) > 1 else 0) for name, shape in shapes.items()]
+
+
+def write(file: Path, *tensors: bytes, architecture: str = "llama") -> Path:
+    entries = [
+        entry("general.architecture", 8, text(architecture)),
+        *(entry(f"{architecture}.{key}", 4, struct.pack("<I", value)) for key, value in NUMBERS.items()),
+    ]
     file.parent.mkdir(parents=True, exist_ok=True)
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(ENTRIES))
-    file.write_bytes(head + b"".join(ENTRIES) + b"".join(tensors))
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries))
+    file.write_bytes(head + b"".join(entries) + b"".join(tensors))
     return file
 
 
 @pytest.mark.parametrize(("engine", "status", "said"), [("llama.cpp", 0, "ready"), ("vllm", 1, "will not run")])
 def test_engines_and_gguf(crosstie: Command, tmp_path: Path, engine: str, status: int, said: str) -> None:
-    file = write(tmp_path / "model-Q4_K_M.gguf", EMBEDDING, MATRIX)
+    file = write(tmp_path / "model-Q4_K_M.gguf", *tensors(SHAPES))
     for asked in (file, tmp_path):
         told = crosstie("preflight", str(asked), "--on", "mi300x", "--engine", engine)
         assert told.status == status
@@ -51,3 +67,48 @@ def test_one_of_several_models_is_not_picked(catalog: Catalog, tmp_path: Path) -
         write(tmp_path / name, EMBEDDING, MATRIX)
     with pytest.raises(BadInput, match="2 models in GGUF"):
         read_stored(catalog, str(tmp_path))
+
+
+BIASES = {f"blk.{block}.attn_{one}.bias": LAYER[f"attn_{one}"][1:] for block in range(2) for one in "qkv"}
+NORMS = {f"blk.{block}.attn_{one}_norm.weight": (128,) for block in range(2) for one in "qk"}
+
+
+def found(
+    catalog: Catalog, file: Path, shapes: Mapping[str, tuple[int, ...]], architecture: str = "llama"
+) -> list[Finding]:
+    write(file, *tensors(shapes), architecture=architecture)
+    stored = read_stored(catalog, str(file))
+    return whole_findings(stored, stored.model(catalog))
+
+
+def test_a_whole_file_has_no_finding(catalog: Catalog, tmp_path: Path) -> None:
+    assert found(catalog, tmp_path / "m.gguf", SHAPES) == []
+    assert found(catalog, tmp_path / "m.gguf", {**SHAPES, **BIASES}) == []
+    assert found(catalog, tmp_path / "m.gguf", {**SHAPES, **BIASES}, "qwen2") == []
+    assert found(catalog, tmp_path / "m.gguf", {**SHAPES, **NORMS}, "qwen3") == []
+    assert found(catalog, tmp_path / "m.gguf", SHAPES, "qwen2") != []
+    assert found(catalog, tmp_path / "m.gguf", SHAPES, "qwen3") != []
+    # A tensor that is not known: nothing is said of any.
+    assert found(catalog, tmp_path / "m.gguf", {"blk.0.new.weight": (3, 3), "token_embd.weight": (512, 100)}) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"blk.1.attn_q.weight": None}, "blk.1.attn_q is not as its metadata says: expected [512, 512], found nothing"),
+        ({"blk.1.attn_k.weight": (512, 512)}, "blk.1.attn_k.weight is not as its metadata says: expected [256, 512]"),
+        ({"blk.0.ffn_gate.weight": None}, "expected [2048, 512], found ffn_up alone"),
+        ({"output_norm.weight": None}, "expected 512 elements"),
+        ({"blk.1.ffn_norm.weight": None}, "expected 1,024 elements"),
+        ({"output.weight": (512, 90)}, "output.weight is not as its metadata says: expected [100, 512]"),
+        ({name: None for name in SHAPES if name.startswith("blk.1.")}, "expected 2 layers, found no tensor of 1"),
+    ],
+)
+def test_what_is_missing_or_has_another_shape_is_an_error(
+    catalog: Catalog, tmp_path: Path, change: Mapping[str, tuple[int, ...] | None], said: str
+) -> None:
+    shapes = {name: shape for name, shape in {**SHAPES, **change}.items() if shape is not None}
+    findings = found(catalog, tmp_path / "m.gguf", shapes)
+    assert any(said in one.what for one in findings), [one.what for one in findings]
+    assert {one.severity for one in findings} == {"error"}
+    assert all("GGUF" in one.evidence and one.remedy for one in findings)

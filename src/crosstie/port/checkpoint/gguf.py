@@ -6,6 +6,7 @@ before it is known to lie inside the file.
 """
 
 import math
+import re
 import struct
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from crosstie.core.errors import BadData
+from crosstie.port.checkpoint.headers import Header, TensorInfo
+from crosstie.port.checkpoint.index import Checkpoint
 
 # Types of values by number; 8 is a string and 9 a list.
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -45,6 +48,54 @@ class Gguf(msgspec.Struct, frozen=True, kw_only=True):
             if len(shape) > 1:
                 weighed[kind] += math.prod(shape)
         return weighed.most_common(1)[0][0] if weighed else "unknown"
+
+
+# Names of llama.cpp and those that the model has elsewhere, for families whose tensors were compared one by one.
+_CHECKED = ("llama", "qwen2", "qwen3")
+_USUAL = {
+    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+_OUTSIDE = {
+    "token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}  # fmt: skip
+_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+# Tables of the rotation, made again at load.
+_PASSED = re.compile(r"(?:blk\.\d+\.)?(?:rope_freqs|rope_factors_\w+|attn_rot_embd)\.weight")
+
+
+def in_usual_names(gguf: Gguf) -> Checkpoint | None:
+    """The same tensors as another checkpoint would have them; None where a name or the family is not known so well."""
+    architecture = str(gguf.metadata.get("general.architecture", ""))
+    # Numbers by layer, and experts, which llama.cpp's llama may have as well.
+    uneven = any(isinstance(value, list) for key, value in gguf.metadata.items() if key.startswith(f"{architecture}."))
+    if architecture not in _CHECKED or uneven or gguf.metadata.get(f"{architecture}.expert_count"):
+        return None
+    tensors: dict[str, TensorInfo] = {}
+    for name, (_, shape) in gguf.tensors.items():
+        block = _BLOCK.fullmatch(name)
+        if block is not None and block[2] in _USUAL:
+            made = f"model.layers.{block[1]}.{_USUAL[block[2]]}.{block[3]}"
+        elif name in _OUTSIDE:
+            made = _OUTSIDE[name]
+        elif _PASSED.fullmatch(name):
+            continue
+        else:
+            return None
+        # The fastest dimension is written first; what it is packed in does not matter to its shape.
+        tensors[made] = TensorInfo(gguf.file, "BF16", shape[::-1], 0, 2 * math.prod(shape))
+    header = Header(gguf.file, tensors, {}, 0, gguf.size)
+    return Checkpoint(gguf.file.parent, {gguf.file.name: header}, None, is_remote=True)
+
+
+def gguf_name(usual: str) -> str:
+    """As the file calls it; also of several modules, "model.layers.0.mlp.gate_proj and mlp.up_proj"."""
+    for own, made in (*_OUTSIDE.items(), *_USUAL.items()):
+        usual = re.sub(rf"{re.escape(made)}(?!\w)", own, usual)
+    return usual.replace("model.layers.", "blk.")
 
 
 class _Reader:

@@ -88,6 +88,9 @@ def config_of(gguf: Gguf) -> dict[str, Any]:
         # GGUF writes the fastest dimension first.
         found["vocab_size"] = embedding[1][1]
     found["tie_word_embeddings"] = "output.weight" not in gguf.tensors
+    if "blk.0.attn_q.bias" in gguf.tensors:
+        # The metadata do not say: what the first layer has, all should have.
+        found["attention_bias"] = True
     return found
 
 

@@ -15,7 +15,8 @@ import msgspec
 from crosstie.catalog.families import is_counted
 from crosstie.core.finding import Finding, Location
 from crosstie.core.model import Layer, Model, Tensor
-from crosstie.port.checkpoint.formats import Scheme, scale_problems
+from crosstie.port.checkpoint.formats import Scheme, read_scheme, scale_problems
+from crosstie.port.checkpoint.gguf import gguf_name, in_usual_names
 from crosstie.port.checkpoint.headers import DTYPE_BITS, TensorInfo
 from crosstie.port.checkpoint.index import Checkpoint
 from crosstie.port.checkpoint.names import (
@@ -54,6 +55,7 @@ _REMEDY = (
     "loaders stop at such a tensor, or leave it at whatever memory held"
 )
 
+_CONVERT_AGAIN = "download it again, all parts of it; or convert it again from the original with llama.cpp's converter"
 _REQUANTISE = "quantise again, or put the quantization_config back that its quantiser wrote"
 
 
@@ -70,6 +72,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 def whole_findings(stored: Stored, model: Model | None) -> list[Finding]:
     checkpoint, scheme = stored.checkpoint, stored.scheme
+    if stored.gguf is not None and (checkpoint := in_usual_names(stored.gguf)) is not None:
+        scheme = read_scheme(checkpoint, {})
     if checkpoint is None or scheme is None:
         return []
     # Where the config and the tensors contradict each other as a whole, that has been said.
@@ -138,12 +142,15 @@ def _is_known_packing(stored: Stored) -> bool:
 def _finding(stored: Stored, alike: list[Difference]) -> Finding:
     first = alike[0]
     more = f", and {len(alike) - 1:,} more like it" if len(alike) > 1 else ""
+    name, there, says, kind = first.tensor, first.found, "config.json", "safetensors"
+    if stored.gguf is not None:
+        name, there, says, kind = gguf_name(name), gguf_name(there), "its metadata", "GGUF"
     return Finding(
         check="tensors", severity="error", grounds="computed",
-        where=Location(file=str(first.file or stored.config.file), name=first.tensor),
-        what=f"{first.tensor} is not as config.json says: expected {first.expected}, found {first.found}{more}",
-        evidence=f"{first.kind}: what follows from config.json against the headers of the safetensors files",
-        remedy=_REMEDY,
+        where=Location(file=str(first.file or stored.config.file), name=name),
+        what=f"{name} is not as {says} says: expected {first.expected}, found {there}{more}",
+        evidence=f"{first.kind}: what follows from {says} against the headers of the {kind} files",
+        remedy=_REMEDY if stored.gguf is None else _CONVERT_AGAIN,
     )  # fmt: skip
 
 
