@@ -88,7 +88,7 @@ def _show(found: ConversionReport) -> None:
     say(lines, f"{found.source}: {found.method}, {found.scheme}, {found.was}; {verb} to {to} in {found.out}")
     say(lines, f"  {_changes(found, requantised)}; {gigabytes(found.nbytes)} in {found.shards:,} shards")
     for why, count in Counter(found.kept.values()).items():
-        say(lines, f"  {count:,} left alone: {why}")
+        say(lines, f"  {count:,} {'' if requantised else 'left alone: '}{why}")
     if done is None:
         return
     _show_costs(lines, done.costs, len(found.recoded) if requantised else 0)

@@ -285,22 +285,33 @@ def test_packed_weights_of_compressed_tensors_get_the_usual_name(tmp_path: Path)
     np.testing.assert_array_equal(after(tmp_path / "out", UP, (1, 64)), want)
 
 
-def test_modelopts_static_fp8_by_channel_keeps_its_inputs_and_by_block_does_not(tmp_path: Path) -> None:
+def test_static_scales_of_inputs_stay_by_tensor_alone(tmp_path: Path) -> None:
     source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
     (source / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
     inputs = "model.layers.0.self_attn.k_proj.input_scale"
     found = convert(source, tmp_path / "channel", "fp8-channel")
     said = json.loads((tmp_path / "channel" / "config.json").read_text())["quantization_config"]
-    assert said["config_groups"]["group_0"]["input_activations"]["dynamic"] is False
+    activations = said["config_groups"]["group_0"]["input_activations"]
+    assert (activations["strategy"], activations["dynamic"]) == ("token", True)
     assert said["kv_cache_scheme"]["num_bits"] == 8
-    assert found.kept == {}
+    assert list(found.kept) == [inputs]
     assert not (tmp_path / "channel" / "hf_quant_config.json").exists()
-    assert open_checkpoint(tmp_path / "channel").read(inputs) == open_checkpoint(source).read(inputs)
     found = convert(source, tmp_path / "block", "fp8-block")
     assert list(found.kept) == [inputs]
     assert inputs not in open_checkpoint(tmp_path / "block").tensors
     said = json.loads((tmp_path / "block" / "config.json").read_text())["quantization_config"]
     assert said["config_groups"]["group_0"]["weights"]["block_structure"] == [128, 128]
+    # By channel with static inputs, which some have, to one scale: the inputs stay.
+    module = inputs.removesuffix(".input_scale")
+    body = {**samples.modelopt_fp8(), f"{module}.weight_scale": np.full((64, 1), 0.5, np.float32)}
+    tensor = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    group = {"targets": ["Linear"], "weights": {**tensor, "strategy": "channel"}, "input_activations": tensor}
+    mixed = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
+    source = write_model(tmp_path / "static", body, {**mixed, "kv_cache_scheme": tensor})
+    convert(source, tmp_path / "tensor", "fp8-tensor")
+    said = json.loads((tmp_path / "tensor" / "config.json").read_text())["quantization_config"]
+    assert said["config_groups"]["group_0"]["input_activations"]["dynamic"] is False
+    assert open_checkpoint(tmp_path / "tensor").read(inputs) == open_checkpoint(source).read(inputs)
 
 
 def test_a_converted_dialect_stays_marked(tmp_path: Path) -> None:
