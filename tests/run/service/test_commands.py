@@ -331,7 +331,7 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Fut
         "planned": TWO_POOLS,
         "key": one.replace('name = "one"', 'name = "one"\napi_key_env = "CROSSTIE_TEST_KEY"'),
         "broken": "format = 1\n[[pool]\n",
-        "typo": one.replace("[[pool]]", "[serve]\ndrain = 5\n\n[[pool]]"),
+        "typo": one.replace("[serve]\n", "[serve]\ndrain = 5\n"),
     }.items():
         (folder / f"{name}.toml").write_text(text)
     with socket.create_server(("127.0.0.1", 0)) as taken, ThreadPoolExecutor(2) as hands:
