@@ -255,3 +255,22 @@ async def test_draining_that_is_cut_short_says_so() -> None:
         server.close()
         assert not await draining
         assert await waiting == b""
+
+
+@on_loop
+async def test_who_sends_a_long_body_does_not_have_the_loop_to_itself() -> None:
+    """Or libuv would read it up to 32 times before it looks at the next connection."""
+    async with serving(echo) as (server, port):
+        with socket.create_connection(("127.0.0.1", port)) as line:
+            line.sendall(b"POST /long HTTP/1.1\r\nhost: x\r\ncontent-length: 200000\r\n\r\n")
+            await until(lambda: any(one._parser.begun for one in server.connections))
+            (connection,) = server.connections
+            connection.data_received(b"x" * 100_000)
+            assert not connection.transport.is_reading()
+            await until(connection.transport.is_reading)
+            connection.data_received(b"x" * 100)
+            assert connection.transport.is_reading(), "what comes slowly is nobody's burden"
+            line.sendall(b"x" * 99_900)
+            line.setblocking(False)
+            loop = asyncio.get_running_loop()
+            assert (await loop.sock_recv(line, 65536)).endswith(b"POST /long? 200000")

@@ -21,6 +21,8 @@ _LINGER_S = 2.0
 _HANDSHAKE_S = 0.2
 # How soon a client that has gone shows it, once something is sent to it.
 _PROBE_S = 0.05
+# After a read of this size more is likely to lie there; libuv would go on with the same connection for up to 32 reads.
+_LARGE_READ = 65_536
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _REASONS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -181,6 +183,8 @@ class ServerConnection:
         parser.feed(data)
         if self.current is None and not self._goes_on:
             self._go_on()
+            if len(data) >= _LARGE_READ and self.current is None and not self._refused:
+                self._let_others_go_first()
         elif parser.pending > self.server.limits.pipelined_bytes:
             self._hold_back()
 
@@ -269,6 +273,17 @@ class ServerConnection:
         if not self._held_back:
             self._held_back = True
             self.transport.pause_reading()
+
+    def _let_others_go_first(self) -> None:
+        """One read of a long body, and then it is others' turn: whoever sends fast does not have the loop to itself."""
+        if not (self._held_back or self.closed or self.transport.is_closing()):
+            self._hold_back()
+            self.server.loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        if self._held_back and self.current is None and not (self.closed or self.transport.is_closing()):
+            self._held_back = False
+            self.transport.resume_reading()
 
     def _wait_for_rest(self) -> None:
         parser, limits = self._parser, self.server.limits
