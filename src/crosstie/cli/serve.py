@@ -19,7 +19,7 @@ from crosstie.run.service.start import Observers, Served, ServeOptions, run, wou
     groups={
         "Without GPUs": "--emulate --speed",
         "Batches": "--batches --batch-in-flight --batch-max-gib",
-        "Administration": "--admin-port --admin-host --admin-anywhere",
+        "Administration": "--admin-port --admin-host --admin-anywhere --ops-port --ops-host",
         "Records, logs and traces": "--record --record-max-mib --record-keep --log-format --log-requests "
         "--log-prompts --otel",
     },
@@ -52,6 +52,11 @@ from crosstie.run.service.start import Observers, Served, ServeOptions, run, wou
     "--admin-host", default="127.0.0.1", show_default=True, metavar="A", help="Where administrators are listened to."
 )
 @click.option("--admin-anywhere", is_flag=True, help="--admin-host may be other than loopback.")
+@click.option(
+    "--ops-port", type=click.IntRange(0, 65535), metavar="N",
+    help="/health, /ready and /metrics at a port of their own, and no more at --port.",
+)  # fmt: skip
+@click.option("--ops-host", default="127.0.0.1", show_default=True, metavar="A", help="Where that is.")
 @click.option("--batches", type=FILE, metavar="DIR", help="Keep /v1/files and /v1/batches there, and run them.")
 @click.option(
     "--batch-in-flight", type=click.IntRange(1, 10_000), default=32, show_default=True, metavar="N",
@@ -115,6 +120,8 @@ def _show(served: Served, as_json: bool) -> None:
             "url": url, "fleet": fleet.name, "policy": fleet.policy, "emulated": options.emulate,
             "workers": options.workers if url is not None else 1, "pools": pools,
         }  # fmt: skip
+        if served.ops_url is not None:
+            said["ops_url"] = served.ops_url
         if served.admin_url is not None:
             key_file = str(served.admin_key_file) if served.admin_key_file is not None else None
             said |= {"admin_url": served.admin_url, "admin_key_file": key_file}
@@ -140,6 +147,8 @@ def _show(served: Served, as_json: bool) -> None:
     show_table(out, columns, rows)
     if url is not None:
         say(out, f"serving at {url}" + (f", {options.workers} workers" if options.workers > 1 else ""))
+        if served.ops_url is not None:
+            say(out, f"/health, /ready and /metrics at {served.ops_url}")
         say(out, f"try: crosstie explain --url {url.removesuffix('/v1')} --model {fleet.pools[0].model}")
 
 

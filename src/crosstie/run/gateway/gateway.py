@@ -85,6 +85,8 @@ class Gateway:
         # Whether the pools that were not chosen come with each decision.
         self.explaining = False
         self.draining = self._halted = False
+        # Whether health, readiness and metrics have a port of their own.
+        self.ops_apart = False
         self._exhausted_at = -_SAY_AGAIN_S
         # Models of which too few replicas are in service.
         self._panicking: set[str] = set()

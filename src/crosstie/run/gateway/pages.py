@@ -19,6 +19,8 @@ from crosstie.run.gateway.roads import SERVED
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 
+# For whoever watches the gateway.
+OPS = ("/health", "/ready", "/metrics")
 _BATCHED = ("/v1/files", "/v1/batches")
 _encode = msgspec.json.Encoder().encode
 Page = Callable[[Gateway, Request], tuple[int, bytes, bytes]]
@@ -41,8 +43,11 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
         if path.startswith(_BATCHED) and gateway.context.batches is not None:
             gateway.context.batches.handle(request, reply)
             return
-        if path == "/metrics" and request.method == "GET" and gateway.context.workers is not None:
-            gateway.context.workers.metrics_to(lambda page: reply.send(200, page.encode(), content_type=_TEXT))
+        if path in OPS:
+            if gateway.ops_apart:
+                reply.send(404, error_body(404, f"{path} has a port of its own here", "not_found"))
+            else:
+                _watched(gateway, request, reply)
             return
         try:
             status, body, kind = _page(gateway, request)
@@ -54,6 +59,28 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
             reply.send(status, body, content_type=kind)
 
     return handle
+
+
+def ops_handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
+    """Of a port that is not for clients."""
+
+    def handle(request: Request, reply: Reply) -> None:
+        path = tidy_path(request)
+        if path in OPS:
+            _watched(gateway, request, reply)
+        else:
+            reply.send(404, error_body(404, f"there is no {path}; here are {', '.join(OPS)}", "not_found"))
+
+    return handle
+
+
+def _watched(gateway: Gateway, request: Request, reply: Reply) -> None:
+    workers = gateway.context.workers
+    if request.path == "/metrics" and request.method == "GET" and workers is not None:
+        workers.metrics_to(lambda page: reply.send(200, page.encode(), content_type=_TEXT))
+    else:
+        status, body, kind = _page(gateway, request)
+        reply.send(status, body, content_type=kind)
 
 
 def _page(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:

@@ -27,10 +27,10 @@ from crosstie.run.gateway.errors import RequestRejected, error_body
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.service.admin import ACTIONS, Administration
 from crosstie.run.service.admin_view import MOST_DECISIONS, DecisionView, fleet_view, merged
-from crosstie.run.service.process import Component, GatewayProcess, listening_on
+from crosstie.run.service.door import Door
+from crosstie.run.service.process import GatewayProcess
 from crosstie.run.service.worker_link import Decisions, DecisionsRequest, FleetAnswer, FleetRequest
 from crosstie.run.wire.address import is_loopback
-from crosstie.run.wire.listener import listening
 from crosstie.run.wire.request import Request, RequestLimits
 from crosstie.run.wire.server import Reply, Server
 
@@ -80,31 +80,19 @@ class AdminKey:
             self.file.unlink(missing_ok=True)
 
 
-class AdminDoor(Component):
+class AdminDoor(Door):
     """A component of the gateway. `anywhere`: it may listen beyond loopback."""
 
     def __init__(self, host: str, port: int, *, anywhere: bool = False):
         if not is_loopback(host) and not anywhere:
             raise BadInput(f"--admin-host {host}: is not loopback; add --admin-anywhere if others may reach it")
-        self.host, self.port = host, port
+        super().__init__(host, port, " for administrators")
         self.key = AdminKey()
-        # Where several processes accept together.
-        self._sockets: list[socket.socket] = []
         self._followers: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._complained_at = float("-inf")
         self._unwelcome = 0
         self._explaining: asyncio.TimerHandle | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
-
-    def listen(self) -> None:
-        """For all the processes that are forked from this one; each of them may open to the next visitor."""
-        with listening_on(self.host, self.port, " for administrators"):
-            self._sockets = listening(self.host, self.port)
-        self.port = int(self._sockets[0].getsockname()[1])
 
     async def start(self, process: GatewayProcess) -> None:
         self._loop = asyncio.get_running_loop()
@@ -114,11 +102,7 @@ class AdminDoor(Component):
         await self.admin.join()
         limits = RequestLimits(body_bytes=_MOST_BODY, request_s=10.0)
         self._server = Server(self._loop, self._handle, limits, lambda status, why: error_body(status, why))
-        if self._sockets:
-            self._server.join(self._sockets, lambda: True)
-        else:
-            with listening_on(self.host, self.port, " for administrators"):
-                self.port = await self._server.listen(self.host, self.port)
+        self.open(self._server)
         where = f"its key is in {self.key.file}" if self.key.file else f"its key is that of {KEY_VARIABLE}"
         sentence = f"admin: listens on {self.url}; {where}, fingerprint {self.key.fingerprint}"
         process.notify(Notice("admin_listens", "info", sentence, url=self.url))
@@ -133,9 +117,7 @@ class AdminDoor(Component):
         self._server.close()
 
     def close(self) -> None:
-        """When the last of those who serve behind it has gone."""
-        for one in self._sockets:
-            one.close()
+        super().close()
         self.key.forget()
 
     # Requests

@@ -23,6 +23,7 @@ from crosstie.run.gateway.notices import Notice
 from crosstie.run.ledger.places import open_store
 from crosstie.run.service.admin_door import AdminDoor
 from crosstie.run.service.batches import BatchService
+from crosstie.run.service.door import OpsDoor
 from crosstie.run.service.hosting import Hosting
 from crosstie.run.service.ledger import Ledger
 from crosstie.run.service.local import CONTEXT, LocalEngine, start_local
@@ -100,6 +101,9 @@ class ServeOptions:
     admin_port: int | None = None
     admin_host: str = "127.0.0.1"
     admin_anywhere: bool = False
+    # One for health, readiness and metrics; None: they are at the clients'.
+    ops_port: int | None = None
+    ops_host: str = "127.0.0.1"
     # Where files and batches are kept, how many of their requests run at once, and how much all files may take; None:
     # there are none.
     batches: Path | None = None
@@ -117,6 +121,7 @@ class Served:
     url: str | None
     options: ServeOptions
     admin_url: str | None = None
+    ops_url: str | None = None
     # Where the administrator's key was made up.
     admin_key_file: Path | None = None
 
@@ -151,6 +156,10 @@ def _prepared(options: ServeOptions, observers: Observers, *, starts_engines: bo
         if options.admin_port is not None:
             door = AdminDoor(options.admin_host, options.admin_port, anywhere=options.admin_anywhere)
             stack.callback(door.close)
+        ops = None
+        if options.ops_port is not None:
+            ops = OpsDoor(options.ops_host, options.ops_port)
+            stack.callback(ops.close)
         catalog, emulated = Catalog(), None
         if options.file is None:
             fleet = _local_fleet(stack.enter_context(start_local()))
@@ -163,7 +172,7 @@ def _prepared(options: ServeOptions, observers: Observers, *, starts_engines: bo
             found = read if emulated is None else emulated.placed(read)
             return found if options.policy is None else msgspec.structs.replace(found, policy=options.policy)
 
-        yield _Start(options, catalog, prepare(fleet), prepare, observers, door)
+        yield _Start(options, catalog, prepare(fleet), prepare, observers, door, ops)
 
 
 def _local_fleet(engine: LocalEngine) -> Fleet:
@@ -188,31 +197,31 @@ class _Start:
 
     def __init__(
         self, options: ServeOptions, catalog: Catalog, fleet: Fleet, prepare: Callable[[Fleet], Fleet],
-        observers: Observers, door: AdminDoor | None,
+        observers: Observers, door: AdminDoor | None, ops: OpsDoor | None,
     ):  # fmt: skip
         self.options, self.catalog, self.fleet, self.prepare = options, catalog, fleet, prepare
-        self.observers, self.door = observers, door
+        self.observers, self.door, self.ops = observers, door, ops
 
     def _process(
         self, observers: Observers, ledger: Ledger, before: Sequence[Component], after: Sequence[Component] = (),
         **shared: Any,
     ) -> GatewayProcess:  # fmt: skip
-        door = [self.door] if self.door is not None else []
+        doors = [door for door in (self.door, self.ops) if door is not None]
         options, batches = self.options, list[Component]()
         if options.batches is not None:
             limits: dict[str, Any] = {"in_flight": options.batch_in_flight, "most_gib": options.batch_max_gib}
             batches.append(BatchService(options.batches, **limits))
         return GatewayProcess(
             self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
-            components=[*before, ledger, Hosting(), *observers.components(), *batches, *door, *after], **shared,
+            components=[*before, ledger, Hosting(), *observers.components(), *batches, *doors, *after], **shared,
         )  # fmt: skip
 
     def _served(self, port: int) -> Served:
         host, door = self.options.host, self.door
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-        if door is None:
-            return Served(self.fleet, url, self.options)
-        return Served(self.fleet, url, self.options, door.url, door.key.file)
+        key_file = door.key.file if door is not None else None
+        admin_url, ops_url = (one.url if one is not None else None for one in (door, self.ops))
+        return Served(self.fleet, url, self.options, admin_url, ops_url, key_file)
 
     async def alone(self, on_ready: Callable[[Served], None]) -> bool:
         systemd = Systemd()
@@ -239,8 +248,9 @@ class _Start:
         supervisor = Supervisor(self.options.workers, self._run_worker, self.observers.log.notice)
         supervisor.file, supervisor.read = self.options.file, self._read
         port = supervisor.listen(self.options.host, self.options.port)
-        if self.door is not None:
-            self.door.listen()
+        for door in (self.door, self.ops):
+            if door is not None:
+                door.listen()
         return supervisor.serve(lambda: on_ready(self._served(port)), with_parent=self.options.with_parent)
 
     def _run_worker(self, slot: WorkerSlot) -> int:
@@ -287,6 +297,7 @@ class RunningGateway(Child):
         self.api_url: str = said["url"]
         self.url = self.api_url.removesuffix("/v1")
         self.admin_url: str | None = said.get("admin_url")
+        self.ops_url: str | None = said.get("ops_url")
         # Addresses of the replicas, by pool.
         self.backends: dict[str, list[str]] = {name: pool["backends"] for name, pool in said["pools"].items()}
 

@@ -1,0 +1,55 @@
+"""A further port of the gateway, not for its clients: in one process, or in several that accept together."""
+
+import socket
+
+from crosstie.run.gateway.errors import error_body
+from crosstie.run.gateway.pages import ops_handler
+from crosstie.run.service.process import Component, GatewayProcess, listening_on
+from crosstie.run.wire.listener import listening
+from crosstie.run.wire.request import RequestLimits
+from crosstie.run.wire.server import Server
+
+
+class Door(Component):
+    """`whom`: for whom it is, in an error."""
+
+    def __init__(self, host: str, port: int, whom: str):
+        self.host, self.port, self._whom = host, port, whom
+        self._sockets: list[socket.socket] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def listen(self) -> None:
+        """For all the processes that are forked from this one; each of them may open to the next visitor."""
+        with listening_on(self.host, self.port, self._whom):
+            self._sockets = listening(self.host, self.port)
+        self.port = int(self._sockets[0].getsockname()[1])
+
+    def open(self, server: Server) -> None:
+        if not self._sockets:
+            self.listen()
+        server.join(self._sockets)
+
+    def close(self) -> None:
+        """When the last of those who serve behind it has gone."""
+        for one in self._sockets:
+            one.close()
+
+
+class OpsDoor(Door):
+    """For whoever watches the gateway: health, readiness and metrics, which its clients' port has no more."""
+
+    def __init__(self, host: str, port: int):
+        super().__init__(host, port, " for health and metrics")
+
+    async def start(self, process: GatewayProcess) -> None:
+        gateway = process.gateway
+        gateway.ops_apart = True
+        limits = RequestLimits(body_bytes=0, request_s=10.0)
+        self._server = Server(gateway.loop, ops_handler(gateway), limits, lambda status, why: error_body(status, why))
+        self.open(self._server)
+
+    async def stop(self) -> None:
+        self._server.close()
