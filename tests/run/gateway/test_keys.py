@@ -575,6 +575,80 @@ async def test_requests_in_flight_reserve_what_they_may_cost(tmp_path: Path) -> 
 
 
 @on_loop
+async def test_a_budget_is_not_overrun_by_many_at_once(tmp_path: Path) -> None:
+    """What they announce is reserved: as many are let in as the budget has room for, however many come."""
+    async with keyed(tmp_path) as at:
+        token = await at.key(usd_per_day=1e6)
+        at.fake.mode = "hang"
+        first = asyncio.create_task(at.ask(token, max_tokens=1000, n=2))
+        holder = at.part._guard._by_id[1]
+        await until(lambda: holder.reserved_usd > 0)
+        one_usd = holder.reserved_usd
+        assert holder.more_usd == 0.0
+        await at.change(usd_per_day=5.5 * one_usd)
+        others = [asyncio.create_task(at.ask(token, max_tokens=1000, n=2)) for _ in range(45)]
+        await until(lambda: sum(one.done() for one in others) == 41)
+        refused = [code_of(one.result()) for one in others if one.done()]
+        assert refused == [(429, "insufficient_quota")] * 41
+        # All of them come to what they announced, to the token.
+        usage = {"prompt_tokens": 10, "completion_tokens": 2000}
+        for reply in at.fake.held:
+            said = {"choices": [{"index": at, "message": {"content": "w " * 2000}} for at in (0, 1)], "usage": usage}
+            reply.send(200, json.dumps(said).encode())
+        answers = await asyncio.gather(first, *others)
+        assert sorted(one.status for one in answers) == [200] * 5 + [429] * 41
+        assert holder.reserved_usd == 0.0
+        await at.written()
+        assert 0 < at.store.spent(time.time())[1][0] <= 5.5 * one_usd
+
+
+@on_loop
+async def test_what_one_request_may_cost_is_told_where_it_is_more_than_is_left(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as at:
+        token = await at.key(usd_per_day=1e-6)
+        dear = await at.ask(token, max_tokens=8000)
+        assert code_of(dear) == (429, "insufficient_quota")
+        assert "max_tokens" in message_of(dear)
+        assert dear.header(b"x-should-retry") == b"false"
+
+
+@on_loop
+async def test_who_does_not_say_how_long_its_answer_may_be_is_let_in_for_what_is_usual(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as at:
+        token = await at.key(usd_per_day=1e6)
+        at.fake.mode = "hang"
+        pending = [asyncio.create_task(at.ask(token))]
+        holder = at.part._guard._by_id[1]
+        await until(lambda: holder.reserved_usd > 0)
+        usual, more = holder.reserved_usd, holder.more_usd
+        assert more > 10 * usual, "the whole context is much more than is usual"
+        # With plenty left nobody waits for anybody.
+        pending += [asyncio.create_task(at.ask(token)) for _ in range(5)]
+        await until(lambda: holder.in_flight == 6)
+        for reply in at.fake.held:
+            reply.send(500, b"{}")
+        for one in pending:
+            await one
+        at.fake.held.clear()
+        # With less than the worst of one left it is let in all the same, but alone.
+        await at.change(usd_per_day=4 * usual)
+        pending = [asyncio.create_task(at.ask(token))]
+        await until(lambda: holder.in_flight == 1)
+        held = await at.ask(token)
+        assert code_of(held) == (429, "insufficient_quota")
+        assert "in flight" in message_of(held)
+        # Whoever says so is not held up by it.
+        pending.append(asyncio.create_task(at.ask(token, max_tokens=1)))
+        await until(lambda: holder.in_flight == 2)
+        at.fake.mode = "ok"
+        for reply in at.fake.held:
+            reply.send(500, b"{}")
+        for one in pending:
+            await one
+        assert (await at.ask(token)).status == 200
+
+
+@on_loop
 async def test_a_new_day_begins_with_a_full_budget_before_the_store_has_said_so(tmp_path: Path) -> None:
     async with keyed(tmp_path) as at:
         token = await at.key(usd_per_day=1.0, usd_per_month=100.0)

@@ -150,6 +150,43 @@ def test_limits_are_totals_by_machine(sites: list[Site]) -> None:
     assert [site.tallies[0].total(7, 10) for site in sites] == [(4, 51)] * 3
 
 
+def test_what_is_in_flight_of_a_budget_is_known_to_all(sites: list[Site], clock: list[float]) -> None:
+    one, two, three = sites
+    one.tallies[0].hold(7, 0.5, 2.0)
+    one.tallies[1].hold(7, 0.25, 0.0)
+    # Of the other process of the same machine at once, and nobody's own.
+    assert one.tallies[0].held(7) == (0.25, 0.0)
+    assert one.tallies[1].held(7) == (0.5, 2.0)
+    tell(sites, 0)
+    two.tallies[0].hold(7, 1.0, 0.0)
+    tell(sites, 1)
+    assert three.tallies[0].held(7) == (1.75, 2.0)
+    assert two.tallies[0].held(7) == (0.75, 2.0)
+    assert one.tallies[0].held(7) == (1.25, 0.0)
+    # It is a total: what comes twice, or less than before, is that.
+    one.tallies[0].hold(7, 0.0, 0.0)
+    tell(sites, 0)
+    tell(sites, 0, whole=True)
+    assert three.tallies[0].held(7) == (1.25, 0.0)
+    # A process that has ended has nothing in flight, nor has a machine that is silent.
+    one.board.clear(1)
+    assert one.tallies[0].held(7) == (1.0, 0.0)
+    clock[0] += 3.1
+    three.machines.forget_silent(10)
+    assert three.tallies[0].held(7) == (0.0, 0.0)
+
+
+def test_a_place_with_something_in_flight_is_not_given_away() -> None:
+    with closing(Board(1, keys=1)) as board:
+        tally = BoardTally(board, 0)
+        tally.hold(7, 0.5, 0.0)
+        tally.hold(8, 0.5, 0.0)
+        assert board.words[board.keys_at] == 8, "key 7 has the place: its number and one"
+        tally.hold(7, 0.0, 0.0)
+        tally.hold(8, 0.5, 0.0)
+        assert board.words[board.keys_at] == 9
+
+
 def test_keys_of_another_store_are_other_keys(clock: list[float]) -> None:
     with ExitStack() as stack:
         sites = [Site(stack, clock, store) for store in ("s", "t")]

@@ -16,7 +16,7 @@ from crosstie.route.ask import Ask
 from crosstie.route.router import Router
 from crosstie.run.gateway.asks import PRIORITIES
 from crosstie.run.gateway.errors import RequestRejected
-from crosstie.run.gateway.limits import NEVER, Grant, Holder, Window, rate_headers
+from crosstie.run.gateway.limits import NEVER, NOTHING, Account, Cost, Grant, Holder, Window, rate_headers
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.ledger.keys import Key
 from crosstie.run.ledger.tally import LocalTally, Tally
@@ -32,6 +32,9 @@ _CHALLENGE = b"www-authenticate: Bearer\r\n"
 _IN_VAIN = b"x-should-retry: false\r\n"
 # When to come back if only requests that are being answered may take the rest of a budget, or all places of a key.
 _IN_FLIGHT_S, _OPEN_S = 5.0, 0.5
+# How much of a budget may be spent at the worst, if answers of which nobody has said how long they may be get as long
+# as they can; and what is left of sums of many floats where nobody is in flight.
+_AT_WORST, _NOBODY_USD = 1.1, 1e-12
 
 
 class Guard:
@@ -59,7 +62,7 @@ class Guard:
                 holder.set(key)
             by_public[key.public_id.encode()] = by_id[key.id] = holder
         self._by_public, self._by_id = by_public, by_id
-        self._budgeted = [one for one in by_id.values() if one.usd_per_day or one.usd_per_month]
+        self._budgeted = [one for one in by_id.values() if one.budgeted]
 
     @property
     def keys(self) -> int:
@@ -74,6 +77,10 @@ class Guard:
             known = self._by_id.get(key_id)
             if known is not None:
                 known.own_usd -= usd
+        for holder in self._budgeted:
+            before, holder.written_usd = holder.written_usd, included.get(holder.id, 0.0)
+            if before or holder.written_usd:
+                holder.tell(self.tally)
 
     def settle(self, record: RequestRecord) -> None:
         """A request has ended: what was estimated of it becomes what it was."""
@@ -84,7 +91,7 @@ class Guard:
         if grant is None:
             return
         record.grant = None
-        grant.holder.reserved_usd -= grant.reserved_usd
+        grant.holder.release(grant.cost, self.tally)
         grant.holder.open -= 1
         if grant.holder.tpm:
             more = record.input_tokens + record.output_tokens - grant.tokens
@@ -123,7 +130,7 @@ class Guard:
         holder, now = self._by_id[key_id], time()
         if holder.rpm or holder.tpm:
             self._within_rates(holder, now, int(now // 60.0), 0)
-        if holder.usd_per_day or holder.usd_per_month:
+        if holder.budgeted:
             self._check_spent(holder, now)
 
     def check_key(self, key_id: int) -> None:
@@ -243,18 +250,19 @@ class Guard:
         now = time()
         minute = int(now // 60.0)
         tokens = int(ask.input_tokens + ask.copies * ask.output_tokens)
-        usd, headers = 0.0, b""
+        cost, headers = NOTHING, b""
         counted = bool(holder.rpm or holder.tpm)
         if counted:
             headers = self._within_rates(holder, now, minute, tokens)
-        if holder.usd_per_day or holder.usd_per_month:
-            usd = self._within_budget(holder, now, ask)
+        if holder.budgeted:
+            cost = self._may_cost(ask)
+            self._within_budget(holder, now, cost)
         # Nothing is counted before all of it has passed.
         if counted:
             self.tally.add(holder.id, minute, 1, tokens)
-        holder.reserved_usd += usd
+        holder.reserve(cost, self.tally)
         holder.open += 1
-        return Grant(holder, minute, tokens, usd, headers)
+        return Grant(holder, minute, tokens, cost, headers)
 
     def _within_rates(self, holder: Holder, now: float, minute: int, tokens: int) -> bytes:
         passed = now / 60.0 - minute
@@ -272,40 +280,58 @@ class Guard:
             raise self._refuse(429, why, "rate_limit_exceeded", window.wait_s(more), headers)
         return rate_headers(requests, 1, volume, tokens)
 
-    def _within_budget(self, holder: Holder, now: float, ask: Ask) -> float:
-        """What it may come to: the most that a pool of its model would cost."""
-        budgets = self._check_spent(holder, now)
-        usd = 0.0
+    def _may_cost(self, ask: Ask) -> Cost:
+        """On the dearest pool of its model: with what it announces, where it does, else with what is usual, and at the
+        worst with all that its context has room for."""
+        usd = worst_usd = 0.0
         for pool in self.router.fleet.by_model.get(ask.model, ()):
-            usd = max(usd, pool.request_usd(ask.input_tokens, 0.0, ask.copies * ask.output_tokens))
-        for budget, spent, ends, period in budgets:
-            if spent + usd > budget:
-                raise self._is_spent(budget, period, ends - now)
-            if spent + holder.reserved_usd + usd > budget:
-                why = f"requests in flight may take the rest of this key's {budget:g} USD a {period}"
-                raise self._refuse(429, why, "insufficient_quota", _IN_FLIGHT_S)
-        return usd
+            room = max(pool.max_context - ask.input_tokens / ask.prompts, ask.output_tokens)
+            most = room if ask.most_output is None else min(float(ask.most_output), room)
+            said = ask.output_tokens if ask.most_output is None else most
+            usd = max(usd, pool.request_usd(ask.input_tokens, 0.0, ask.copies * said, ask.tpot_s))
+            worst_usd = max(worst_usd, pool.request_usd(ask.input_tokens, 0.0, ask.copies * most, ask.tpot_s))
+        return Cost(usd, max(worst_usd - usd, 0.0))
 
-    def _check_spent(self, holder: Holder, now: float) -> list[tuple[float, float, float, str]]:
-        """A key's budgets: dollars, what was spent of them, when the period ends, and its name; the longer wait first.
-        Raises RequestRejected where one is spent."""
+    def _within_budget(self, account: Account, now: float, cost: Cost) -> None:
+        """Raises RequestRejected where it may go beyond the budget. Who has not said how long its answer may be is let
+        in for what is usual; but of those only one at a time, unless even the worst of all is within a little more."""
+        held_usd, held_more_usd = self.tally.held(account.id)
+        reserved_usd, more_usd = account.reserved_usd + held_usd, account.more_usd + held_more_usd
+        for budget, spent, ends, period in self._check_spent(account, now):
+            if spent + cost.usd > budget:
+                raise self._is_too_dear(account, cost.usd, budget, budget - spent, period, ends - now)
+            taken = spent + reserved_usd + cost.usd
+            alone = more_usd <= _NOBODY_USD or cost.more_usd <= _NOBODY_USD
+            if taken > budget or not (alone or taken + more_usd + cost.more_usd <= budget * _AT_WORST):
+                why = f"requests in flight may take the rest of {account.whose}'s {budget:g} USD a {period}"
+                raise self._refuse(429, why, "insufficient_quota", _IN_FLIGHT_S)
+
+    def _check_spent(self, account: Account, now: float) -> list[tuple[float, float, float, str]]:
+        """An account's budgets: dollars, what was spent of them, when the period ends, and its name; the longer wait
+        first. Raises RequestRejected where one is spent."""
         if now >= self._day_ends:
             self._next_day(now)
         found = [
-            (budget, recorded + holder.own_usd, ends, period)
+            (budget, recorded + account.own_usd, ends, period)
             for budget, recorded, ends, period in (
-                (holder.usd_per_month, holder.month_usd, self._month_ends, "month"),
-                (holder.usd_per_day, holder.today_usd, self._day_ends, "day"),
+                (account.usd_per_month, account.month_usd, self._month_ends, "month"),
+                (account.usd_per_day, account.today_usd, self._day_ends, "day"),
             )
             if budget
         ]
         for budget, spent, ends, period in found:
             if spent >= budget:
-                raise self._is_spent(budget, period, ends - now)
+                why = f"{account.whose}'s budget of {budget:g} USD a {period} (UTC) is spent"
+                raise self._refuse(429, why, "insufficient_quota", ends - now, _IN_VAIN)
         return found
 
-    def _is_spent(self, budget: float, period: str, ends_s: float) -> RequestRejected:
-        why = f"this key's budget of {budget:g} USD a {period} (UTC) is spent"
+    def _is_too_dear(
+        self, account: Account, usd: float, budget: float, left: float, period: str, ends_s: float
+    ) -> RequestRejected:
+        why = (
+            f"this may cost {usd:.2g} USD, and {left:.2g} are left of {account.whose}'s {budget:g} a {period} (UTC): "
+            "ask for a shorter answer (max_tokens), or fewer"
+        )
         return self._refuse(429, why, "insufficient_quota", ends_s, _IN_VAIN)
 
     def _next_day(self, now: float) -> None:

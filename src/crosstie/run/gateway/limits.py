@@ -6,20 +6,74 @@ that the window still covers, as if it had come evenly."""
 from hmac import compare_digest
 from math import ceil
 from time import time
+from typing import NamedTuple
 
 from crosstie.run.gateway.asks import PRIORITIES
 from crosstie.run.ledger.keys import Key
+from crosstie.run.ledger.tally import Tally
 
 NEVER = float("inf")
 
 
-class Holder:
+class Account:
+    """What has limits, and what it has spent of them."""
+
+    def __init__(self) -> None:
+        self.id = 0
+        # In words, to whoever is refused.
+        self.whose = "this key"
+        self.rpm = self.tpm = 0
+        self.usd_per_day = self.usd_per_month = 0.0
+        # Dollars of today and this month as the store last told them; those that it did not know of then; and those
+        # of which it had not known the time before, since others may not have heard of them yet.
+        self.today_usd = self.month_usd = self.own_usd = self.written_usd = 0.0
+        # Requests in flight with a budget: their number, what they will come to as far as they have said, and how much
+        # more it may get.
+        self.in_flight = 0
+        self.reserved_usd = self.more_usd = 0.0
+
+    @property
+    def budgeted(self) -> bool:
+        return self.usd_per_day > 0.0 or self.usd_per_month > 0.0
+
+    def limit(self, rpm: int | None, tpm: int | None, usd_per_day: float | None, usd_per_month: float | None) -> None:
+        self.rpm, self.tpm = rpm or 0, tpm or 0
+        self.usd_per_day, self.usd_per_month = usd_per_day or 0.0, usd_per_month or 0.0
+
+    def reserve(self, cost: "Cost", tally: Tally) -> None:
+        self.in_flight += 1
+        self.reserved_usd += cost.usd
+        self.more_usd += cost.more_usd
+        self.tell(tally)
+
+    def release(self, cost: "Cost", tally: Tally) -> None:
+        self.in_flight -= 1
+        # Sums of many floats drift; where nothing is in flight nothing is reserved.
+        self.reserved_usd = self.reserved_usd - cost.usd if self.in_flight else 0.0
+        self.more_usd = self.more_usd - cost.more_usd if self.in_flight else 0.0
+        self.tell(tally)
+
+    def tell(self, tally: Tally) -> None:
+        """Others hear what this process has let in, and what has ended of it that the store may not have told them."""
+        if self.budgeted:
+            tally.hold(self.id, self.reserved_usd + self.own_usd + self.written_usd, self.more_usd)
+
+
+class Cost(NamedTuple):
+    """Dollars that a request will come to as far as it has said, and how much more it may come to."""
+
+    usd: float
+    more_usd: float
+
+
+NOTHING = Cost(0.0, 0.0)
+
+
+class Holder(Account):
     """A key as the guard has it: what it may do, and what it has spent."""
 
     def __init__(self, key: Key):
-        # Dollars of today and this month as the store last told them; those that it did not know of then; and what
-        # requests in flight may come to.
-        self.today_usd = self.month_usd = self.own_usd = self.reserved_usd = 0.0
+        super().__init__()
         # Requests that are being answered, or wait.
         self.open = 0
         # The names of models that it may use, and of which names of the gateway's these were made.
@@ -40,9 +94,8 @@ class Holder:
         self.models, self.classes = frozenset(key.models), frozenset(key.classes)
         self.priority = PRIORITIES[key.priority]
         self.restricted = bool(key.models or key.classes or self.priority < PRIORITIES["high"])
-        self.rpm, self.tpm = key.rpm or 0, key.tpm or 0
-        self.usd_per_day, self.usd_per_month = key.usd_per_day or 0.0, key.usd_per_month or 0.0
-        self.limited = bool(self.rpm or self.tpm or self.usd_per_day or self.usd_per_month or self.max_open)
+        self.limit(key.rpm, key.tpm, key.usd_per_day, key.usd_per_month)
+        self.limited = bool(self.rpm or self.tpm or self.budgeted or self.max_open)
         self.names_of = None
 
     def had(self, digest: bytes) -> bool:
@@ -53,8 +106,8 @@ class Holder:
 class Grant:
     """What was let in against a key's limits, to be settled when it has ended."""
 
-    def __init__(self, holder: Holder, minute: int, tokens: int, reserved_usd: float, headers: bytes):
-        self.holder, self.minute, self.tokens, self.reserved_usd = holder, minute, tokens, reserved_usd
+    def __init__(self, holder: Holder, minute: int, tokens: int, cost: Cost, headers: bytes):
+        self.holder, self.minute, self.tokens, self.cost = holder, minute, tokens, cost
         # Lines for the answer that say how much is left.
         self.headers = headers
 

@@ -1,6 +1,6 @@
-"""What each key has used in each minute: the numbers that limits are kept by.
+"""What each key has used in each minute, and what its requests in flight may cost: the numbers that limits are kept by.
 
-`LocalTally` is this process's own. Several processes, and several machines, have theirs in `share`, with the same two
+`LocalTally` is this process's own. Several processes, and several machines, have theirs in `share`, with the same
 methods.
 """
 
@@ -16,6 +16,12 @@ class Tally(Protocol):
 
     def total(self, key_id: int, minute: int) -> tuple[int, int]:
         """Requests and tokens of that minute, of everybody who shares the tally."""
+
+    def hold(self, key_id: int, usd: float, more_usd: float) -> None:
+        """What this process has let in and no store tells of: as announced, and how much more at worst."""
+
+    def held(self, key_id: int) -> tuple[float, float]:
+        """The same of everybody else who shares the tally."""
 
 
 class LocalTally:
@@ -34,3 +40,9 @@ class LocalTally:
     def total(self, key_id: int, minute: int) -> tuple[int, int]:
         keys = self._minutes.get(minute)
         return (0, 0) if keys is None else keys.get(key_id, (0, 0))
+
+    def hold(self, key_id: int, usd: float, more_usd: float) -> None:
+        """There is nobody to tell."""
+
+    def held(self, key_id: int) -> tuple[float, float]:
+        return 0.0, 0.0

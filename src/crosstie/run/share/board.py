@@ -52,8 +52,10 @@ class Board:
         self._replicas_at = self._heard_at + 1
         self.stride = _COMMON + len(COMMON) + len(OWN) * self.rows
         self.keys_at = self._replicas_at + replicas * self.stride
-        # Of a key: its name, then for each row two minutes, each with its number, requests and tokens.
-        self.key_stride = 1 + 6 * self.rows
+        # Of a key: its name; for each row two minutes, each with its number, requests and tokens; then for each row
+        # what is in flight, in dollars, as announced and how much more at the worst.
+        self.held_at = 1 + 6 * self.rows
+        self.key_stride = self.held_at + 2 * self.rows
         # A byte for each replica and each key: set by whoever changed it, cleared by whoever tells peers.
         self._marks_at = 8 * (self.keys_at + keys * self.key_stride)
         # In whole numbers, as it is read.
@@ -132,6 +134,10 @@ class Board:
                     self.numbers[self._own(at, field) + row] = 0.0
                 # Whoever takes the row over counts upwards from its own start.
                 self.numbers[self._own(at, "changed") + row] = -monotonic()
+        for at in range(self.keys_at, self.keys_at + self.keys * self.key_stride, self.key_stride):
+            if self.words[at]:
+                held = at + self.held_at + 2 * row
+                self.numbers[held] = self.numbers[held + 1] = 0.0
 
     # Clients, and who waits
 

@@ -35,12 +35,15 @@ class PeerReport(msgspec.Struct, array_like=True):
     store: str
     used: list[tuple[_Count, Used]]
     leaving: bool = False
+    # By key, dollars in flight: as announced, and how much more at the worst.
+    held: list[tuple[_Count, tuple[_Amount, _Amount]]] = []
 
 
 class _Peer:
     def __init__(self) -> None:
         self.heard_at = 0.0
         self.load: dict[str, Load] = {}
+        self.held: dict[int, tuple[float, float]] = {}
 
 
 class Peers:
@@ -89,18 +92,19 @@ class Peers:
         load = {name: self._own[name].of_this_machine(now) for name in names}
         self._changed = set()
         used: list[tuple[int, Used]] = []
+        held = [(key_id, self.tally.own_held(key_id)) for key_id in self._keys]
         for key_id in self._keys:
             for one in (minute - 1, minute):
                 requests, tokens = self.tally.own(key_id, one)
                 if requests or tokens:
                     used.append((key_id, (one, requests, tokens)))
         self._keys = {}
-        return PeerReport(self.board.identity, whole, load, self.store, used)  # type: ignore[arg-type]
+        return PeerReport(self.board.identity, whole, load, self.store, used, held=held)  # type: ignore[arg-type]
 
     def take_back(self, report: PeerReport) -> None:
         """It may not have reached anyone."""
         self._changed |= set(report.load)
-        self._keys.update((key_id, None) for key_id, _ in report.used)
+        self._keys.update((key_id, None) for key_id, _ in (*report.used, *report.held))
 
     def all_is_news(self, minute: int) -> None:
         """Whoever carries it may have forgotten all of it."""
@@ -125,8 +129,15 @@ class Peers:
         if report.store == self.store:
             for key_id, (minute, requests, tokens) in report.used:
                 self.hear_used(report.machine, key_id, minute, requests, tokens)
+            self._hear_held(one, dict.fromkeys(one.held, (0.0, 0.0)) if report.leaving else dict(report.held))
         if report.load:
             self.board.ring(-1)
+
+    def _hear_held(self, one: _Peer, held: dict[int, tuple[float, float]]) -> None:
+        one.held.update(held)
+        for key_id in held:
+            of_all = [peer.held.get(key_id, (0.0, 0.0)) for peer in self._peers.values()]
+            self.tally.set_peers_held(key_id, sum(usd for usd, _ in of_all), sum(more for _, more in of_all))
 
     def hear_used(self, machine: str, key_id: int, minute: int, requests: int, tokens: int) -> None:
         if machine == self.board.identity:
@@ -138,7 +149,9 @@ class Peers:
     def forget_silent(self, minute: int) -> None:
         """Machines that have not been heard of for a while have nothing in flight, as far as anyone knows."""
         for machine in [name for name, one in self._peers.items() if self._clock() - one.heard_at > SILENT_S]:
-            for name in self._peers.pop(machine).load:
+            gone = self._peers.pop(machine)
+            self._hear_held(gone, dict.fromkeys(gone.held, (0.0, 0.0)))
+            for name in gone.load:
                 self._write(name)
         if self._used or self._keys_lately:
             self._keys_lately = {key_id: last for key_id, last in self._keys_lately.items() if last >= minute - 1}

@@ -1,5 +1,7 @@
 """What keys have used of their limits, counted by all processes of this machine together, and peers' beside it."""
 
+from time import time
+
 from crosstie.run.share.board import Board
 
 # Places that are looked at for a key before it counts as having none.
@@ -56,6 +58,37 @@ class BoardTally:
             if numbers[at] <= minute:
                 numbers[at], numbers[at + 1], numbers[at + 2] = minute, requests, tokens
 
+    def hold(self, key_id: int, usd: float, more_usd: float) -> None:
+        self._hold(key_id, self._row, usd, more_usd)
+
+    def held(self, key_id: int) -> tuple[float, float]:
+        usd, more_usd = self._held(key_id, self._board.rows)
+        own_usd, own_more_usd = self._held(key_id, self._row + 1, self._row)
+        return max(usd - own_usd, 0.0), max(more_usd - own_more_usd, 0.0)
+
+    def own_held(self, key_id: int) -> tuple[float, float]:
+        """Of all processes of this machine."""
+        return self._held(key_id, self._board.workers)
+
+    def set_peers_held(self, key_id: int, usd: float, more_usd: float) -> None:
+        self._hold(key_id, self._board.workers, usd, more_usd, news=False)
+
+    def _hold(self, key_id: int, row: int, usd: float, more_usd: float, news: bool = True) -> None:
+        at = self._place(key_id, int(time() // 60.0))
+        if at:
+            held = at + self._board.held_at + 2 * row
+            self._numbers[held], self._numbers[held + 1] = max(usd, 0.0), max(more_usd, 0.0)
+            if news:
+                self._board.memory[self._board.mark_of_key(at)] = 1
+
+    def _held(self, key_id: int, rows: int, first: int = 0) -> tuple[float, float]:
+        at = self._place(key_id, int(time() // 60.0))
+        if not at:
+            return 0.0, 0.0
+        held = at + self._board.held_at
+        values = self._numbers[held + 2 * first : held + 2 * rows].tolist()
+        return sum(values[::2]), sum(values[1::2])
+
     def _sum(self, key_id: int, minute: int, rows: int) -> tuple[int, int]:
         at = self._place(key_id, minute)
         if not at:
@@ -98,5 +131,6 @@ class BoardTally:
         return 0
 
     def _stale(self, at: int, minute: int) -> bool:
-        minutes = self._numbers[at + 1 : at + self._board.key_stride].tolist()[::_FIELDS]
-        return max(minutes) < minute - 1
+        held = at + self._board.held_at
+        minutes = self._numbers[at + 1 : held].tolist()[::_FIELDS]
+        return max(minutes) < minute - 1 and not any(self._numbers[held : at + self._board.key_stride].tolist())
