@@ -587,7 +587,7 @@ async def test_a_budget_is_not_overrun_by_many_at_once(tmp_path: Path) -> None:
         assert holder.more_usd == 0.0
         await at.change(usd_per_day=5.5 * one_usd)
         others = [asyncio.create_task(at.ask(token, max_tokens=1000, n=2)) for _ in range(45)]
-        await until(lambda: sum(one.done() for one in others) == 41)
+        await until(lambda: sum(one.done() for one in others) == 41 and len(at.fake.held) == 5)
         refused = [code_of(one.result()) for one in others if one.done()]
         assert refused == [(429, "insufficient_quota")] * 41
         # All of them come to what they announced, to the token.
@@ -624,25 +624,28 @@ async def test_who_does_not_say_how_long_its_answer_may_be_is_let_in_for_what_is
         assert more > 10 * usual, "the whole context is much more than is usual"
         # With plenty left nobody waits for anybody.
         pending += [asyncio.create_task(at.ask(token)) for _ in range(5)]
-        await until(lambda: holder.in_flight == 6)
+        await until(lambda: len(at.fake.held) == 6)
+        assert holder.in_flight == 6
         for reply in at.fake.held:
-            reply.send(500, b"{}")
+            reply.send(400, b"{}")
         for one in pending:
             await one
         at.fake.held.clear()
         # With less than the worst of one left it is let in all the same, but alone.
         await at.change(usd_per_day=4 * usual)
         pending = [asyncio.create_task(at.ask(token))]
-        await until(lambda: holder.in_flight == 1)
+        await until(lambda: len(at.fake.held) == 1)
+        assert holder.in_flight == 1
         held = await at.ask(token)
         assert code_of(held) == (429, "insufficient_quota")
         assert "in flight" in message_of(held)
         # Whoever says so is not held up by it.
         pending.append(asyncio.create_task(at.ask(token, max_tokens=1)))
-        await until(lambda: holder.in_flight == 2)
+        await until(lambda: len(at.fake.held) == 2)
+        assert holder.in_flight == 2
         at.fake.mode = "ok"
         for reply in at.fake.held:
-            reply.send(500, b"{}")
+            reply.send(400, b"{}")
         for one in pending:
             await one
         assert (await at.ask(token)).status == 200
