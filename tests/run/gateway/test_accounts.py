@@ -46,6 +46,8 @@ def charged(answer: Callable[[Reply], None], path: str = "/v1/chat/completions",
             got = await at.ask(path, **body)
             assert got.status == 200, got.body[:200]
             await until(lambda: ended)
+            cost = got.header(b"x-crosstie-cost-usd")
+            assert cost is None if body.get("stream") else cost == b"%.9f" % ended[0].charged_usd
             request, _ = fake.hit[-1]
             assert request.headers[b"accept-encoding"] == b"identity"
             # One account for all: what the record says is what the metrics add up.
@@ -246,6 +248,20 @@ def test_an_answer_beyond_what_is_kept_is_charged(last: bytes) -> None:
         # 4,321 tokens of 65 MiB would be fifteen thousand bytes each: such a count is no better than none.
         assert ended[0].output_tokens == pytest.approx(BEYOND / 4, rel=0.01)
         assert not ended[0].counted
+
+    run_on_loop(test())
+
+
+def test_what_a_refusal_costs_is_not_told() -> None:
+    async def test() -> None:
+        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url))) as at:
+            ended: list[RequestRecord] = []
+            at.gateway.listeners.append(ended.append)
+            fake.mode = "bad"
+            got = await at.ask()
+            assert (got.status, got.header(b"x-crosstie-cost-usd")) == (400, None)
+            await until(lambda: ended)
+            assert (ended[0].charged_usd, ended[0].output_tokens) == (0.0, 0)
 
     run_on_loop(test())
 

@@ -15,7 +15,7 @@ from crosstie.run.gateway.body import with_model, with_usage_requested
 from crosstie.run.gateway.choices import Choices, has_cut_choice
 from crosstie.run.gateway.errors import asked_to_wait_s, without_address
 from crosstie.run.gateway.exchange_state import ExchangeState
-from crosstie.run.gateway.relay import StreamRelay, WholeRelay
+from crosstie.run.gateway.relay import COST, StreamRelay, WholeRelay
 from crosstie.run.gateway.roads import PASSED
 from crosstie.run.wire.client import Connection, Headers
 from crosstie.run.wire.files import is_exhausted
@@ -32,7 +32,7 @@ _NOT_FORWARDED = frozenset(
 _CREDENTIALS = (b"authorization", b"api-key", b"x-api-key")
 # The gateway's own, in every answer and in some.
 _ALWAYS = (b"x-crosstie-pool", b"x-crosstie-reason", b"x-request-id")
-OWN_HEADERS = (*_ALWAYS, b"x-crosstie-fallback")
+OWN_HEADERS = (*_ALWAYS, b"x-crosstie-fallback", COST)
 _OWN_LINES = b"".join(b"%b: %%b\r\n" % name for name in _ALWAYS) + b"%b"
 # Of a backend's answer, what goes no further.
 _NOT_RETURNED = frozenset(
@@ -161,7 +161,7 @@ class Attempt:
                 choices=Choices(exchange.parsed.choices) if exchange.parsed.choices > 1 else None,
             )  # fmt: skip
         elif not reply.started:
-            self.relay = WholeRelay(reply, status, lines)
+            self.relay = WholeRelay(reply, status, lines, exchange.priced)
 
     def own_headers(self) -> bytes:
         grant, reason, ask = self.exchange.record.grant, self.decision.reason, self.exchange.ask

@@ -63,6 +63,8 @@ class Exchange(ExchangeState):
         self._suspects: list[tuple[Backend, str, bool]] = []
         # The parts of the answer, by whom and how long.
         self.legs: list[tuple[Flight, int]] = []
+        # Whose part has been added up already.
+        self._accounted: Flight | None = None
         reply.watcher = self
 
     def send(self, decision: Decision) -> None:
@@ -356,7 +358,13 @@ class Exchange(ExchangeState):
             self.context.metrics.observe(record, self.ask, served, waited)
         return served is not None
 
-    def _account(self, attempt: Attempt) -> None:
+    def priced(self) -> float:
+        attempt = self._present()
+        self._account(attempt, leaves=True)
+        self._accounted = attempt.flight
+        return self.record.charged_usd
+
+    def _account(self, attempt: Attempt, *, leaves: bool = False) -> None:
         """What its client got of it, which is what its key is charged for: nothing, where nothing reached it.
 
         The prompt once, whoever had to read it again, and each part of the answer at the price of who made it.
@@ -364,7 +372,9 @@ class Exchange(ExchangeState):
         record, relay, transcript = self.record, attempt.relay, self.transcript
         if not self.legs:
             record.pool, record.backend = attempt.backend.pool.name, attempt.backend.replica.key
-        if not self.reply.started or relay is None or attempt.status >= 400:
+        if not (self.reply.started or leaves) or relay is None or attempt.status >= 400:
+            return
+        if self._accounted is attempt.flight:
             return
         passed = Passed(
             relay, transcript, self.ask, self.request.path, context=attempt.flight.replica.pool.max_context,

@@ -52,6 +52,10 @@ class ExchangeState(ABC):
         """Where an attempt writes down what the client gets; None: that is no text that could be gone on with."""
 
     @abstractmethod
+    def priced(self) -> float:
+        """What its client pays for the whole answer of the present attempt, which is about to leave."""
+
+    @abstractmethod
     def on_attempt_begun(self) -> None:
         """The client has got something of the present attempt."""
 

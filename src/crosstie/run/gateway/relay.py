@@ -4,6 +4,7 @@ A relay keeps what it must not send yet. As long as `reply.started` is false the
 """
 
 import re
+from collections.abc import Callable
 from math import ceil
 
 from crosstie.run.gateway.body import Usage, usage_of
@@ -53,6 +54,9 @@ _OPENING = re.compile(
 _SAYS = re.compile(rb"^(?:data|event: ?error)", re.MULTILINE)
 # An answer that is not a stream is kept until it is whole, up to this size.
 MOST_KEPT = 64 * 2**20
+# What an answer costs. A stream has none: it is known when the head has long left, few clients and proxies keep what
+# HTTP has for that, and strict ones refuse a usage with more in it.
+COST = b"x-crosstie-cost-usd"
 
 
 class StreamRelay:
@@ -272,8 +276,9 @@ def _uncounted(events: bytes) -> bytes:
 class WholeRelay:
     """An answer of one piece: nothing of it leaves before all of it has come."""
 
-    def __init__(self, reply: Reply, status: int, headers: bytes):
-        self.reply, self.status, self.headers = reply, status, headers
+    def __init__(self, reply: Reply, status: int, headers: bytes, priced: Callable[[], float] | None = None):
+        """`priced`: tells what it costs, once all of it has come."""
+        self.reply, self.status, self.headers, self.priced = reply, status, headers, priced
         self.usage: Usage | None = None
         # Whether any of it has come, and all of it.
         self.begun = self.whole = False
@@ -325,7 +330,11 @@ class WholeRelay:
             self.reply.end()
             return
         content = self.content
-        self.usage = usage_of(content) if self.status < 300 else None
-        self.reply.start(self.status, self.headers, len(content))
+        headers = self.headers
+        if self.status < 300:
+            self.usage = usage_of(content)
+            if self.priced is not None:
+                headers += b"%b: %.9f\r\n" % (COST, self.priced())
+        self.reply.start(self.status, headers, len(content))
         self.reply.write(content)
         self.reply.end()
