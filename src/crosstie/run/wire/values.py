@@ -2,22 +2,23 @@
 
 Sixty megabytes of empty objects take seconds to decode, and everybody else's streams stand still meanwhile; the same
 bytes in a few long strings take milliseconds. So not all bytes are limited here but strings, objects and lists, and the
-bytes of numbers and the like between them. Each piece is gone through once, in the time that it takes to look at its
-bytes, and no further than to the limit.
+bytes of numbers and the like between them. Each piece is gone through a few times, in the time that it takes to look
+at its bytes.
 """
 
 import re
 
 # The rest of a string, with its end or that of the piece; the last byte may be half of an escape.
-_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+(?:(")|(\\)?\Z)'
-_IN_STRING = re.compile(_REST, re.DOTALL)
-_VALUE = re.compile(rb'"' + _REST + rb'|[\[{]|[^"\[\]{}]++', re.DOTALL)
-_BEGINS = frozenset(b'"[{')
+_INSIDE = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
+_IN_STRING = re.compile(_INSIDE + rb'(?:(")|(\\)?\Z)', re.DOTALL)
+_STRING = re.compile(rb'"' + _INSIDE + rb'"', re.DOTALL)
+# Up to a string that does not end here.
+_WHOLE = re.compile(rb'(?:[^"]++|"' + _INSIDE + rb'")*+', re.DOTALL)
 
 
 class ValueCounter:
     """Of a text that comes in pieces, what has come: strings, objects and lists by their number, and the bytes of all
-    that is none of them."""
+    that is none of them. Nothing is done for each value in Python: that would cost more than what is kept away."""
 
     def __init__(self, most: int, most_plain: int):
         self.most, self.most_plain = most, most_plain
@@ -29,24 +30,22 @@ class ValueCounter:
         """Whether there is no more than may be."""
         at = 0
         if self._in_string and piece:
-            found = _IN_STRING.match(piece, 1 if self._escaped else 0)
-            assert found is not None
-            self._ended_with(found)
-            at = found.end()
-        for value in _VALUE.finditer(piece, at):
-            first = piece[value.start()]
-            if first not in _BEGINS:
-                self.plain += value.end() - value.start()
-                if self.plain > self.most_plain:
-                    return False
-                continue
+            at = self._go_on(piece, 1 if self._escaped else 0)
+        whole = _WHOLE.match(piece, at)
+        assert whole is not None
+        end = whole.end()
+        between, strings = _STRING.subn(b"", piece[at:end])
+        begun = between.count(b"{") + between.count(b"[")
+        self.count += strings + begun
+        self.plain += len(between) - begun - between.count(b"}") - between.count(b"]")
+        if end < len(piece):
             self.count += 1
-            if self.count > self.most:
-                return False
-            if first == 34:
-                self._ended_with(value)
-        return True
+            self._go_on(piece, end + 1)
+        return self.count <= self.most and self.plain <= self.most_plain
 
-    def _ended_with(self, string: re.Match[bytes]) -> None:
-        self._in_string = string[1] is None
-        self._escaped = string[2] is not None
+    def _go_on(self, piece: bytes, at: int) -> int:
+        """Where the string ends in which this is, or the piece."""
+        found = _IN_STRING.match(piece, at)
+        assert found is not None
+        self._in_string, self._escaped = found[1] is None, found[2] is not None
+        return found.end()
