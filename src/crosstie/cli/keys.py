@@ -10,11 +10,13 @@ import msgspec
 from crosstie.cli.options import json_option, together
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.cli.store import moment, named_key, names_in, opened, span, stamp, store_options, when
+from crosstie.cli.teams import LIMITS, lifted_limits, limit_options, team, teams
 from crosstie.core.errors import BadInput, did_you_mean, near_names
 from crosstie.core.figures import dollars, number
 from crosstie.run.ledger.keys import PRIORITIES, Key, digest, new_public_id, new_secret, shown
+from crosstie.run.ledger.store import Store, named_team
 
-_LIMITS = ("rpm", "tpm", "usd_per_day", "usd_per_month", "max_open")
+_LIMITS = (*LIMITS, "max_open")
 
 
 @click.group("keys")
@@ -31,14 +33,14 @@ def command() -> None:
     """
 
 
+command.add_command(team)
+command.add_command(teams)
 _permissions = together(
     click.option("--model", "models", multiple=True, metavar="M", help="Only this model; may be repeated."),
     click.option("--class", "classes", multiple=True, metavar="C", help="Only this class; may be repeated."),
     click.option("--priority", type=click.Choice(PRIORITIES), help="The most it may ask for. [new keys: normal]"),
-    click.option("--rpm", type=int, metavar="N", help="Requests a minute."),
-    click.option("--tpm", type=int, metavar="N", help="Tokens a minute, prompts and answers."),
-    click.option("--usd-per-day", type=float, metavar="X", help="Budget in dollars, UTC days."),
-    click.option("--usd-per-month", type=float, metavar="X", help="Budget in dollars, UTC months."),
+    limit_options,
+    click.option("--team", metavar="T", help="The team that it belongs to: its limits hold too."),
     click.option("--max-open", type=int, metavar="N", help="Requests at once, waiting ones included."),
     click.option("--explain/--no-explain", "explains", default=None, help="It may ask why. [new keys: not]"),
     click.option("--expires", metavar="DATE", help="A day or time in UTC, or from now on: 30d."),
@@ -57,8 +59,9 @@ def create(name: str, store: str | None, fleet: Path | None, as_json: bool, **gi
     now = time()
     if changes.get("expires_at", now + 1) <= now:
         raise BadInput("--expires: is over already")
-    key = Key(public_id=public_id, name=name, digest=digest(secret), created_at=now, **changes)
     with opened(store, fleet, create=True) as at:
+        _in_team(at, changes)
+        key = Key(public_id=public_id, name=name, digest=digest(secret), created_at=now, **changes)
         made = at.add_key(key)
     _warn(made, fleet)
     _tell_secret(made, shown(public_id, secret), as_json, f"key '{name}' was made")
@@ -113,13 +116,14 @@ def show(name: str, store: str | None, fleet: Path | None, as_json: bool) -> int
 @_permissions
 @click.option("--any-model", is_flag=True, help="No longer limited to models.")
 @click.option("--any-class", is_flag=True, help="No longer limited to classes.")
+@click.option("--no-team", is_flag=True, help="No longer of a team.")
 @click.option("--no-limit", "lifted", multiple=True, type=click.Choice([*(one.replace("_", "-") for one in _LIMITS),
               "expires"]), help="Lift this limit; may be repeated.")  # fmt: skip
 @store_options
 @json_option
 def update(
-    name: str, any_model: bool, any_class: bool, lifted: tuple[str, ...], store: str | None, fleet: Path | None,
-    as_json: bool, **given: Any,
+    name: str, any_model: bool, any_class: bool, no_team: bool, lifted: tuple[str, ...], store: str | None,
+    fleet: Path | None, as_json: bool, **given: Any,
 ) -> int:  # fmt: skip
     """Changes what a key may do; what is not named stays. Models and classes are replaced by those given here."""
     changes = _changes(given)
@@ -128,14 +132,15 @@ def update(
             raise BadInput(f"--any-{one} and --{one} contradict each other")
         if flag:
             changes[field] = ()
-    for one in lifted:
-        field = "expires_at" if one == "expires" else one.replace("-", "_")
-        if field in changes:
-            raise BadInput(f"--no-limit {one} and --{one} contradict each other")
-        changes[field] = None
+    lifted_limits(lifted, changes)
+    if no_team and "team" in changes:
+        raise BadInput("--no-team and --team contradict each other")
+    if no_team:
+        changes["team_id"] = None
     if not changes:
         raise BadInput("nothing to change: name what should be")
     with opened(store, fleet) as at:
+        _in_team(at, changes)
         key = at.change_key(name, lambda key: msgspec.structs.replace(_alive(key), **changes))
     _warn(key, fleet)
     _tell(key, as_json, f"key '{key.name}' was changed")
@@ -194,6 +199,13 @@ def _changes(given: dict[str, Any]) -> dict[str, Any]:
     return changes
 
 
+def _in_team(at: Store, changes: dict[str, Any]) -> None:
+    """The team's number in the place of its name."""
+    name = changes.pop("team", None)
+    if name is not None:
+        changes["team_id"] = named_team(at.all_teams(), name).id
+
+
 def _warn(key: Key, fleet: Path | None) -> None:
     """Of names that the fleet does not have: a slip, or a model that is yet to come."""
     if fleet is None or not (key.models or key.classes):
@@ -234,6 +246,8 @@ def _document(key: Key, spent: tuple[float, float] | None, now: float) -> dict[s
         "state": key.state(now),
         "models": list(key.models),
         "classes": list(key.classes),
+        # Its number: `keys teams` has its name.
+        "team": key.team_id,
         "priority": key.priority,
         **{limit: getattr(key, limit) for limit in _LIMITS},
         "explains": key.explains,

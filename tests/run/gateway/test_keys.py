@@ -652,6 +652,72 @@ async def test_who_does_not_say_how_long_its_answer_may_be_is_let_in_for_what_is
 
 
 @on_loop
+async def test_a_team_s_limits_hold_beside_those_of_its_keys(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as at:
+        team = at.store.put_team("research", lambda one: msgspec.structs.replace(one, rpm=3, usd_per_day=1e6))
+        alice = await at.key("alice", team_id=team.id, rpm=2)
+        bob = await at.key("bob", team_id=team.id)
+        carol = await at.key("carol")
+        for token in (alice, alice):
+            assert (await at.ask(token)).status == 200
+        own = await at.ask(alice)
+        assert code_of(own) == (429, "rate_limit_exceeded")
+        assert "this key has 2 requests a minute" in message_of(own)
+        assert (await at.ask(bob)).status == 200
+        shared = await at.ask(bob)
+        assert code_of(shared) == (429, "rate_limit_exceeded")
+        assert "team research has 3 requests a minute" in message_of(shared)
+        # Of nobody else's team.
+        for _ in range(4):
+            assert (await at.ask(carol)).status == 200
+        await at.written()
+        rows = {row.of[0]: row for row in at.store.used(["team"])}
+        assert (rows["research"].requests, rows[""].requests) == (3, 4)
+        spent = at.store.spent(time.time())
+        assert (
+            spent[team.account_id][0] == pytest.approx(spent[1][0] + spent[2][0]) == pytest.approx(rows["research"].usd)
+        )
+        assert await at.at.metric("crosstie_team_usd_total", team="research") == pytest.approx(rows["research"].usd)
+        # Those that were refused are requests too.
+        assert await at.at.metric("crosstie_team_requests_total", team="research") == 5
+        assert await at.at.metric("crosstie_team_tokens_total", team="research") == 36
+        # Without the team there is no limit of it.
+        await at.change("bob", team_id=None)
+        assert (await at.ask(bob)).status == 200
+
+
+@on_loop
+async def test_keys_of_a_team_spend_one_budget(tmp_path: Path) -> None:
+    async with keyed(tmp_path) as at:
+        team = at.store.put_team("research", lambda one: msgspec.structs.replace(one, usd_per_month=1e6))
+        alice = await at.key("alice", team_id=team.id)
+        bob = await at.key("bob", team_id=team.id, usd_per_day=1e6)
+        at.fake.mode = "hang"
+        first = asyncio.create_task(at.ask(alice, max_tokens=1000))
+        await until(lambda: at.fake.held)
+        (account,) = at.part._guard.teams
+        one_usd = account.reserved_usd
+        assert one_usd > 0
+        at.store.put_team("research", lambda one: msgspec.structs.replace(one, usd_per_month=1.5 * one_usd))
+        await at.followed()
+        held = await at.ask(bob, max_tokens=1000)
+        assert code_of(held) == (429, "insufficient_quota")
+        assert "team research's" in message_of(held)
+        holder = at.part._guard._by_id[2]
+        assert (holder.reserved_usd, account.reserved_usd) == (0.0, one_usd), "who was refused has reserved nothing"
+        at.fake.held[0].send(400, b"{}")
+        assert (await first).status == 400
+        assert account.reserved_usd == 0.0
+        # Another gateway has spent it with a key of the team.
+        line = (hour_of(time.time()), 1, MODEL, "", "elsewhere", "served", "")
+        at.store.write(Batch("another", 1, {line: Counts(1, 1, 1, 1, 2 * one_usd)}))
+        await until(lambda: account.month_usd > 0)
+        spent = await at.ask(bob, max_tokens=1)
+        assert "team research's budget" in message_of(spent)
+        assert "a month (UTC) is spent" in message_of(spent)
+
+
+@on_loop
 async def test_a_new_day_begins_with_a_full_budget_before_the_store_has_said_so(tmp_path: Path) -> None:
     async with keyed(tmp_path) as at:
         token = await at.key(usd_per_day=1.0, usd_per_month=100.0)

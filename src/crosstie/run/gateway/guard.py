@@ -16,9 +16,9 @@ from crosstie.route.ask import Ask
 from crosstie.route.router import Router
 from crosstie.run.gateway.asks import PRIORITIES
 from crosstie.run.gateway.errors import RequestRejected
-from crosstie.run.gateway.limits import NEVER, NOTHING, Account, Cost, Grant, Holder, Window, rate_headers
+from crosstie.run.gateway.limits import NEVER, NOTHING, Account, Cost, Grant, Holder, TeamAccount, Window, rate_headers
 from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.ledger.keys import Key
+from crosstie.run.ledger.keys import Key, Team
 from crosstie.run.ledger.tally import LocalTally, Tally
 from crosstie.run.ledger.usage import day_end, month_end
 from crosstie.run.wire.request import Request
@@ -45,13 +45,23 @@ class Guard:
         self.refused: Counter[str] = Counter()
         self._by_public: dict[bytes, Holder] = {}
         self._by_id: dict[int, Holder] = {}
-        self._budgeted: list[Holder] = []
+        self._teams: dict[int, TeamAccount] = {}
+        self._budgeted: list[Account] = []
         self._day_ends = self._month_ends = 0.0
 
     # What the ledger tells
 
-    def know(self, keys: Iterable[Key]) -> None:
-        """These keys and no others, from now on."""
+    def know(self, keys: Iterable[Key], given_teams: Iterable[Team] = ()) -> None:
+        """These keys and teams and no others, from now on."""
+        teams: dict[int, TeamAccount] = {}
+        for team in given_teams:
+            account = self._teams.get(team.id)
+            if account is None:
+                account = TeamAccount(team)
+            else:
+                account.set(team)
+            teams[team.id] = account
+        self._teams = teams
         by_public: dict[bytes, Holder] = {}
         by_id: dict[int, Holder] = {}
         for key in keys:
@@ -60,44 +70,58 @@ class Guard:
                 holder = Holder(key)
             elif holder.key != key:
                 holder.set(key)
+            holder.join(None if key.team_id is None else teams.get(key.team_id))
             by_public[key.public_id.encode()] = by_id[key.id] = holder
         self._by_public, self._by_id = by_public, by_id
-        self._budgeted = [one for one in by_id.values() if one.budgeted]
+        self._budgeted = [one for one in (*by_id.values(), *teams.values()) if one.budgeted]
 
     @property
     def keys(self) -> int:
         return len(self._by_id)
+
+    @property
+    def teams(self) -> list[TeamAccount]:
+        return list(self._teams.values())
 
     def spent(self, totals: dict[int, tuple[float, float]], included: dict[int, float], at: float) -> None:
         """What the store said at that time; `included` are dollars of this process that it had not known before."""
         self._day_ends, self._month_ends = day_end(at), month_end(at)
         for holder in self._budgeted:
             holder.today_usd, holder.month_usd = totals.get(holder.id, (0.0, 0.0))
+        written: dict[int, float] = {}
         for key_id, usd in included.items():
             known = self._by_id.get(key_id)
-            if known is not None:
-                known.own_usd -= usd
-        for holder in self._budgeted:
-            before, holder.written_usd = holder.written_usd, included.get(holder.id, 0.0)
-            if before or holder.written_usd:
-                holder.tell(self.tally)
+            for account in known.accounts if known is not None else ():
+                account.own_usd -= usd
+                written[account.id] = written.get(account.id, 0.0) + usd
+        for account in self._budgeted:
+            before, account.written_usd = account.written_usd, written.get(account.id, 0.0)
+            if before or account.written_usd:
+                account.tell(self.tally)
 
     def settle(self, record: RequestRecord) -> None:
         """A request has ended: what was estimated of it becomes what it was."""
         holder = self._by_id.get(record.key_id)
         if holder is not None:
             holder.own_usd += record.charged_usd
+            team = holder.team
+            if team is not None:
+                team.own_usd += record.charged_usd
+                team.usd += record.charged_usd
+                team.tokens += record.input_tokens + record.output_tokens
+                team.requests += 1
         grant = record.grant
         if grant is None:
             return
         record.grant = None
-        grant.holder.release(grant.cost, self.tally)
         grant.holder.open -= 1
-        if grant.holder.tpm:
-            more = record.input_tokens + record.output_tokens - grant.tokens
-            # What was too much is taken back where it was counted; what is new counts now.
-            minute = grant.minute if more < 0 else int(time() // 60.0)
-            self.tally.add(grant.holder.id, minute, 0, more)
+        for account in grant.accounts:
+            account.release(grant.cost, self.tally)
+            if account.tpm:
+                more = record.input_tokens + record.output_tokens - grant.tokens
+                # What was too much is taken back where it was counted; what is new counts now.
+                minute = grant.minute if more < 0 else int(time() // 60.0)
+                self.tally.add(account.id, minute, 0, more)
 
     # What the gateway asks
 
@@ -128,10 +152,11 @@ class Guard:
         """Whether that key has requests and money left at all: if not, nobody need send or read a body. Raises
         RequestRejected."""
         holder, now = self._by_id[key_id], time()
-        if holder.rpm or holder.tpm:
-            self._within_rates(holder, now, int(now // 60.0), 0)
-        if holder.budgeted:
-            self._check_spent(holder, now)
+        for account in holder.accounts:
+            if account.rpm or account.tpm:
+                self._within_rates(account, now, int(now // 60.0), 0)
+            if account.budgeted:
+                self._check_spent(account, now)
 
     def check_key(self, key_id: int) -> None:
         """Whether a key that was let in once still would be. Raises RequestRejected."""
@@ -241,7 +266,7 @@ class Guard:
         have open at once if it has no limit of its own. Raises RequestRejected."""
         self.place(key_id, ask)
         holder = self._by_id.get(key_id)
-        if holder is None or not (holder.limited or max_open):
+        if holder is None or not (holder.limited or holder.team is not None or max_open):
             return None
         most = holder.max_open or max_open
         if most and holder.open >= most:
@@ -251,32 +276,35 @@ class Guard:
         minute = int(now // 60.0)
         tokens = int(ask.input_tokens + ask.copies * ask.output_tokens)
         cost, headers = NOTHING, b""
-        counted = bool(holder.rpm or holder.tpm)
-        if counted:
-            headers = self._within_rates(holder, now, minute, tokens)
-        if holder.budgeted:
-            cost = self._may_cost(ask)
-            self._within_budget(holder, now, cost)
+        for account in holder.accounts:
+            if account.rpm or account.tpm:
+                # Of two with limits, the key's own are told.
+                told = self._within_rates(account, now, minute, tokens)
+                headers = headers or told
+            if account.budgeted:
+                cost = cost if cost is not NOTHING else self._may_cost(ask)
+                self._within_budget(account, now, cost)
         # Nothing is counted before all of it has passed.
-        if counted:
-            self.tally.add(holder.id, minute, 1, tokens)
-        holder.reserve(cost, self.tally)
+        for account in holder.accounts:
+            if account.rpm or account.tpm:
+                self.tally.add(account.id, minute, 1, tokens)
+            account.reserve(cost, self.tally)
         holder.open += 1
         return Grant(holder, minute, tokens, cost, headers)
 
-    def _within_rates(self, holder: Holder, now: float, minute: int, tokens: int) -> bytes:
+    def _within_rates(self, account: Account, now: float, minute: int, tokens: int) -> bytes:
         passed = now / 60.0 - minute
-        before, used = self.tally.total(holder.id, minute - 1), self.tally.total(holder.id, minute)
-        requests = Window(holder.rpm, before[0], used[0], passed)
-        volume = Window(holder.tpm, before[1], used[1], passed)
+        before, used = self.tally.total(account.id, minute - 1), self.tally.total(account.id, minute)
+        requests = Window(account.rpm, before[0], used[0], passed)
+        volume = Window(account.tpm, before[1], used[1], passed)
         for window, more, what in ((requests, 1, "requests"), (volume, tokens, "tokens")):
             if not window.limit or window.fits(more):
                 continue
             headers = rate_headers(requests, 0, volume, 0)
             if more > window.limit:
-                why = f"about {more:,} tokens in one request, and this key has {window.limit:,} a minute"
+                why = f"about {more:,} tokens in one request, and {account.whose} has {window.limit:,} a minute"
                 raise self._refuse(429, why, "rate_limit_exceeded", headers=headers + _IN_VAIN)
-            why = f"this key has {window.limit:,} {what} a minute"
+            why = f"{account.whose} has {window.limit:,} {what} a minute"
             raise self._refuse(429, why, "rate_limit_exceeded", window.wait_s(more), headers)
         return rate_headers(requests, 1, volume, tokens)
 

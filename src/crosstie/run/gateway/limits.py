@@ -9,7 +9,7 @@ from time import time
 from typing import NamedTuple
 
 from crosstie.run.gateway.asks import PRIORITIES
-from crosstie.run.ledger.keys import Key
+from crosstie.run.ledger.keys import Key, Team
 from crosstie.run.ledger.tally import Tally
 
 NEVER = float("inf")
@@ -59,6 +59,21 @@ class Account:
             tally.hold(self.id, self.reserved_usd + self.own_usd + self.written_usd, self.more_usd)
 
 
+class TeamAccount(Account):
+    """A team, and what its keys have used in this process."""
+
+    def __init__(self, team: Team):
+        super().__init__()
+        self.requests = self.tokens = 0
+        self.usd = 0.0
+        self.set(team)
+
+    def set(self, team: Team) -> None:
+        self.id, self.name = team.account_id, team.name
+        self.whose = f"team {team.name}"
+        self.limit(team.rpm, team.tpm, team.usd_per_day, team.usd_per_month)
+
+
 class Cost(NamedTuple):
     """Dollars that a request will come to as far as it has said, and how much more it may come to."""
 
@@ -74,6 +89,8 @@ class Holder(Account):
 
     def __init__(self, key: Key):
         super().__init__()
+        # Whose limits hold beside its own.
+        self.team: TeamAccount | None = None
         # Requests that are being answered, or wait.
         self.open = 0
         # The names of models that it may use, and of which names of the gateway's these were made.
@@ -98,6 +115,21 @@ class Holder(Account):
         self.limited = bool(self.rpm or self.tpm or self.budgeted or self.max_open)
         self.names_of = None
 
+    @property
+    def accounts(self) -> "list[Account]":
+        """Its own, and its team's."""
+        return [self] if self.team is None else [self, self.team]
+
+    def join(self, team: TeamAccount | None) -> None:
+        if team is self.team:
+            return
+        # What the store does not know yet will be written as the new team's.
+        if self.team is not None:
+            self.team.own_usd -= self.own_usd
+        if team is not None:
+            team.own_usd += self.own_usd
+        self.team = team
+
     def had(self, digest: bytes) -> bool:
         """Whether this was its secret before it was rotated, and is still good."""
         return time() < self.old_until and compare_digest(digest, self.old_digest)
@@ -107,6 +139,8 @@ class Grant:
     """What was let in against a key's limits, to be settled when it has ended."""
 
     def __init__(self, holder: Holder, minute: int, tokens: int, cost: Cost, headers: bytes):
+        # As they were when it was let in.
+        self.accounts = holder.accounts
         self.holder, self.minute, self.tokens, self.cost = holder, minute, tokens, cost
         # Lines for the answer that say how much is left.
         self.headers = headers

@@ -23,6 +23,8 @@ _PUBLIC_BYTES = 6
 _NAME = re.compile(r"[^\W_][\w.@+-]{0,99}")
 # More than anybody means; beyond it a number is a slip, and may not fit a column.
 _MOST_A_MINUTE, _LEAST_USD, _MOST_USD = 10**12, 1e-6, 1e12
+# More keys than there will ever be.
+TEAMS_FROM = 2**40
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,8 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     # Requests that it may have open at once; and whether it may ask for explanations of decisions.
     max_open: int | None = None
     explains: bool = False
+    # The number of the team that it belongs to, whose limits hold beside its own.
+    team_id: int | None = None
     created_at: float = 0.0
     expires_at: float | None = None
     revoked_at: float | None = None
@@ -56,6 +60,24 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         if self.revoked_at is not None:
             return "revoked"
         return "expired" if self.expires_at is not None and self.expires_at <= now else "active"
+
+
+class Team(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits that several keys have in common."""
+
+    # 0 until the store has given it one.
+    id: int = 0
+    name: str
+    rpm: int | None = None
+    tpm: int | None = None
+    usd_per_day: float | None = None
+    usd_per_month: float | None = None
+    created_at: float = 0.0
+
+    @property
+    def account_id(self) -> int:
+        """Under which its dollars and its minutes are counted, among those of keys."""
+        return TEAMS_FROM + self.id
 
 
 def digest(secret: str) -> str:
@@ -77,15 +99,29 @@ def shown(public_id: str, secret: str) -> str:
 
 def check(key: Key) -> Key:
     """The key itself, if it makes sense. Raises BadInput."""
-    if not _NAME.fullmatch(key.name):
-        raise BadInput(f"name: {key.name!r} must be letters and digits, with . - _ @ + between, at most 100")
+    _check_name(key.name)
     for what, names in (("model", key.models), ("class", key.classes)):
         if any(not name or name != name.strip() or not name.isprintable() for name in names):
             raise BadInput(f"{what}: a name is empty, or has spaces around it or control characters in it")
-    for what, limit in (("rpm", key.rpm), ("tpm", key.tpm), ("max-open", key.max_open)):
+    _check_limits(key, (("rpm", key.rpm), ("tpm", key.tpm), ("max-open", key.max_open)))
+    return key
+
+
+def check_team(team: Team) -> Team:
+    _check_name(team.name)
+    _check_limits(team, (("rpm", team.rpm), ("tpm", team.tpm)))
+    return team
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise BadInput(f"name: {name!r} must be letters and digits, with . - _ @ + between, at most 100")
+
+
+def _check_limits(of: Key | Team, by_number: tuple[tuple[str, int | None], ...]) -> None:
+    for what, limit in by_number:
         if limit is not None and not 1 <= limit <= _MOST_A_MINUTE:
             raise BadInput(f"{what}: {limit} is not from 1 to {_MOST_A_MINUTE:,}; to end a key, revoke it")
-    for what, budget in (("usd-per-day", key.usd_per_day), ("usd-per-month", key.usd_per_month)):
+    for what, budget in (("usd-per-day", of.usd_per_day), ("usd-per-month", of.usd_per_month)):
         if budget is not None and not _LEAST_USD <= budget <= _MOST_USD:
             raise BadInput(f"{what}: {budget:g} is not from {_LEAST_USD:g} to {_MOST_USD:g}; to end a key, revoke it")
-    return key

@@ -10,7 +10,7 @@ from typing import Any
 
 from crosstie.core.errors import BadInput
 
-SCHEMA = 3
+SCHEMA = 4
 _TABLES = (
     "CREATE TABLE crosstie_meta (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
     """CREATE TABLE crosstie_keys (
@@ -18,7 +18,10 @@ _TABLES = (
         old_digest TEXT, old_until DOUBLE PRECISION, models TEXT NOT NULL, classes TEXT NOT NULL,
         priority TEXT NOT NULL, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION, usd_per_month DOUBLE PRECISION,
         created_at DOUBLE PRECISION NOT NULL, expires_at DOUBLE PRECISION, revoked_at DOUBLE PRECISION,
-        max_open BIGINT, explains BIGINT NOT NULL DEFAULT 0)""",
+        max_open BIGINT, explains BIGINT NOT NULL DEFAULT 0, team_id BIGINT)""",
+    """CREATE TABLE crosstie_teams (
+        id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION,
+        usd_per_month DOUBLE PRECISION, created_at DOUBLE PRECISION NOT NULL)""",
     """CREATE TABLE crosstie_usage (
         hour BIGINT NOT NULL, key_id BIGINT NOT NULL, model TEXT NOT NULL, class TEXT NOT NULL, pool TEXT NOT NULL,
         outcome TEXT NOT NULL, code TEXT NOT NULL, requests BIGINT NOT NULL, counted BIGINT NOT NULL,
@@ -81,9 +84,19 @@ def _open_requests_and_rights(session: Session) -> None:
     session.change("ALTER TABLE crosstie_keys ADD COLUMN explains BIGINT NOT NULL DEFAULT 0")
 
 
+def _teams(session: Session) -> None:
+    """Format 4: keys may belong to a team, which has limits of its own."""
+    session.change("ALTER TABLE crosstie_keys ADD COLUMN team_id BIGINT")
+    session.change(
+        """CREATE TABLE crosstie_teams (
+        id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION,
+        usd_per_month DOUBLE PRECISION, created_at DOUBLE PRECISION NOT NULL)"""
+    )
+
+
 # By the format that a step leads to: from the one before. A step is never changed once it was released, and `_TABLES`
 # is what all of them lead to.
-MIGRATIONS: dict[int, Callable[[Session], None]] = {2: _number_the_store, 3: _open_requests_and_rights}
+MIGRATIONS: dict[int, Callable[[Session], None]] = {2: _number_the_store, 3: _open_requests_and_rights, 4: _teams}
 
 
 def behind(session: Session) -> list[int]:

@@ -9,20 +9,21 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from time import time
 from typing import Any
 
 import msgspec
 
 from crosstie.core.errors import BadInput, StoreFailed, did_you_mean, near_names
-from crosstie.run.ledger.keys import Key, check
+from crosstie.run.ledger.keys import TEAMS_FROM, Key, Team, check, check_team
 from crosstie.run.ledger.schema import SCHEMA, Session, behind, create, meta, migrate, new_number
 from crosstie.run.ledger.usage import DAY_S, Batch, By, Used, day_name, month_name, total
 
 # For so long the last batch of a process that is no more is remembered, in case it was only away.
 _REMEMBERED_S = 30 * DAY_S
 _COLUMNS = Key.__struct_fields__
+_TEAM_COLUMNS = Team.__struct_fields__
 _LISTS = ("models", "classes")
 _ADD_USAGE = """INSERT INTO crosstie_usage AS kept VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (hour, key_id, model, class, pool, outcome, code) DO UPDATE SET
@@ -34,8 +35,9 @@ _ADD_SPENT = """INSERT INTO crosstie_spent AS kept VALUES (?, ?, ?)
 _CLAIM = """INSERT INTO crosstie_batches AS kept VALUES (?, ?, ?) ON CONFLICT (process) DO UPDATE SET
     sequence = excluded.sequence, written_at = excluded.written_at WHERE kept.sequence < excluded.sequence"""
 _GROUPS: dict[By, str] = {
-    "key": "u.key_id", "model": "u.model", "pool": "u.pool", "class": "u.class", "outcome": "u.outcome",
-    "code": "u.code", "hour": "u.hour", "day": "u.hour / 86400 * 86400", "month": "u.hour / 86400 * 86400",
+    "key": "u.key_id", "team": "u.key_id", "model": "u.model", "pool": "u.pool", "class": "u.class",
+    "outcome": "u.outcome", "code": "u.code", "hour": "u.hour", "day": "u.hour / 86400 * 86400",
+    "month": "u.hour / 86400 * 86400",
 }  # fmt: skip
 
 
@@ -46,7 +48,9 @@ class News:
     version: int
     # None: as they were.
     keys: list[Key] | None
+    # By key, and by `Team.account_id`.
     spent: dict[int, tuple[float, float]]
+    teams: list[Team] = field(default_factory=list)
 
 
 class Store:
@@ -108,7 +112,8 @@ class Store:
         budget have spent."""
         with self.session(writes=False) as session:
             now = self._check_same(session)["keys"]
-            return News(now, _keys(session) if now != version else None, _spent(session, at, with_budget=True))
+            spent = _spent(session, at, with_budget=True)
+            return News(now, _keys(session), spent, _teams(session)) if now != version else News(now, None, spent)
 
     def add_key(self, key: Key) -> Key:
         check(key)
@@ -140,6 +145,30 @@ class Store:
             _bump(session)
             return changed
 
+    # Teams
+
+    def all_teams(self) -> list[Team]:
+        with self.session(writes=False) as session:
+            return _teams(session)
+
+    def put_team(self, name: str, edit: Callable[[Team], Team]) -> Team:
+        """Changes a team, or makes it: of one that has no limits."""
+        with self.session(writes=True) as session:
+            known = _teams(session)
+            before = next((one for one in known if one.name == name), None)
+            # None is ever taken away, so the next number is nobody's.
+            team = before or Team(id=max((one.id for one in known), default=0) + 1, name=name, created_at=time())
+            changed = check_team(edit(team))
+            if before is not None:
+                session.change("DELETE FROM crosstie_teams WHERE id = ?", (before.id,))
+            columns = ", ".join(_TEAM_COLUMNS)
+            session.change(
+                f"INSERT INTO crosstie_teams ({columns}) VALUES ({', '.join('?' * len(_TEAM_COLUMNS))})",
+                msgspec.structs.astuple(changed),
+            )
+            _bump(session)
+            return changed
+
     # Usage
 
     def write(self, batch: Batch) -> bool:
@@ -155,6 +184,11 @@ class Store:
             self._check_same(session)
             if not session.change(_CLAIM, (batch.process, batch.sequence, now)):
                 return False
+            # A team is charged for what its keys have used while they were its.
+            teams = dict(session.rows("SELECT id, team_id FROM crosstie_keys WHERE team_id IS NOT NULL"))
+            for (period, key_id), usd in list(spent.items()):
+                if key_id in teams:
+                    spent[period, TEAMS_FROM + teams[key_id]] += usd
             session.each(_ADD_USAGE, [(*line, *astuple(counts)) for line, counts in lines])
             session.each(_ADD_SPENT, [(*of, usd) for of, usd in sorted(spent.items()) if usd])
             if batch.sequence == 1:
@@ -187,24 +221,36 @@ class Store:
         with self.session(writes=False) as session:
             rows = session.rows(sql, list(where.values()))
             names = dict(session.rows("SELECT id, name FROM crosstie_keys"))
+            sql = "SELECT k.id, t.name FROM crosstie_keys AS k JOIN crosstie_teams AS t ON t.id = k.team_id"
+            teams = dict(session.rows(sql)) if "team" in by else {}
         found: dict[tuple[str, ...], list[Used]] = {}
         for row in rows:
             if row[len(by)] is None:
                 # Sums over nothing.
                 continue
-            of = tuple(_said(one, value, names) for one, value in zip(by, row, strict=False))
+            of = tuple(_said(one, value, names, teams) for one, value in zip(by, row, strict=False))
             requests, refused, failed, inputs, outputs, usd = row[len(by) :]
             one = Used(of, int(requests), int(refused), int(failed), int(inputs), int(outputs), float(usd))
             found.setdefault(of, []).append(one)
-        # Several rows are one where two of the store's values are said alike: days of a month.
+        # Several rows are one where two of the store's values are said alike: days of a month, keys of a team.
         return [replace(total(alike), of=of) for of, alike in sorted(found.items())]
+
+
+def named_team(teams: Sequence[Team], name: str) -> Team:
+    for team in teams:
+        if team.name == name:
+            return team
+    known = [team.name for team in teams]
+    raise BadInput(f"there is no team '{name}'.{did_you_mean(near_names(name, known)[:1])}")
 
 
 def unknown_key(name: str, known: list[str]) -> BadInput:
     return BadInput(f"there is no key '{name}'.{did_you_mean(near_names(name, known)[:1])}")
 
 
-def _said(by: By, value: Any, names: dict[int, str]) -> str:
+def _said(by: By, value: Any, names: dict[int, str], teams: dict[int, str]) -> str:
+    if by == "team":
+        return teams.get(value, "")
     if by == "key":
         return names.get(value, "" if value == 0 else f"#{value}")
     if by == "hour":
@@ -218,9 +264,17 @@ def _keys(session: Session) -> list[Key]:
     return [_key(row) for row in session.rows(f"SELECT {', '.join(_COLUMNS)} FROM crosstie_keys ORDER BY id")]
 
 
+def _teams(session: Session) -> list[Team]:
+    rows = session.rows(f"SELECT {', '.join(_TEAM_COLUMNS)} FROM crosstie_teams ORDER BY id")
+    return [Team(**dict(zip(_TEAM_COLUMNS, row, strict=True))) for row in rows]
+
+
 def _spent(session: Session, at: float, *, with_budget: bool) -> dict[int, tuple[float, float]]:
     day, month = day_name(at), month_name(at)
-    those = "AND key_id IN (SELECT id FROM crosstie_keys WHERE usd_per_day IS NOT NULL OR usd_per_month IS NOT NULL)"
+    those = (
+        "AND (key_id IN (SELECT id FROM crosstie_keys WHERE usd_per_day IS NOT NULL OR usd_per_month IS NOT NULL) "
+        f"OR key_id > {TEAMS_FROM})"
+    )
     rows = session.rows(
         f"SELECT key_id, period, usd FROM crosstie_spent WHERE period IN (?, ?) {those if with_budget else ''}",
         (day, month),

@@ -10,7 +10,7 @@ HOUR_S = 3600
 DAY_S = 86_400
 
 # What usage may be listed by.
-By = Literal["key", "model", "pool", "class", "outcome", "code", "hour", "day", "month"]
+By = Literal["key", "team", "model", "pool", "class", "outcome", "code", "hour", "day", "month"]
 BYS: tuple[By, ...] = get_args(By)
 
 

@@ -141,7 +141,7 @@ class Ledger(Component):
         """What a turn of the thread has come to."""
         self._running, news = None, done.news
         if news is not None and news.keys is not None:
-            self._guard.know(news.keys)
+            self._guard.know(news.keys, news.teams)
             self._version = news.version
         if done.written and done.batch is not None:
             self._batch = None
@@ -198,8 +198,21 @@ class Ledger(Component):
     def _families(self) -> list[Family]:
         refused = [({"code": code}, float(count)) for code, count in self._guard.refused.items()]
         pending: Samples = [({}, float(self.pending))]
+        teams = [({"team": one.name}, one) for one in self._guard.teams]
         return [
+            (
+                "crosstie_team_requests_total", "counter", "Requests of a team's keys that have ended.",
+                [(of, float(one.requests)) for of, one in teams],
+            ),
+            (
+                "crosstie_team_tokens_total", "counter", "Tokens of a team's keys, prompts and answers.",
+                [(of, float(one.tokens)) for of, one in teams],
+            ),
+            (
+                "crosstie_team_usd_total", "counter", "Dollars that a team's keys were charged for.",
+                [(of, one.usd) for of, one in teams],
+            ),
             ("crosstie_key_refused_total", "counter", "Requests refused because of their key, by code.", refused),
             ("crosstie_ledger_pending", "gauge", "Requests whose usage is not in the store yet.", pending),
             ("crosstie_ledger_failures_total", "counter", "Times that the store failed.", [({}, float(self.failures))]),
-        ]
+        ]  # fmt: skip
