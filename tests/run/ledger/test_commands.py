@@ -243,3 +243,24 @@ def test_nothing_used_yet(crosstie: Command, store: Path) -> None:
     assert crosstie("usage").out.strip() == "nothing was used"
     assert json.loads(crosstie("usage", "--json").out)["rows"] == []
     assert crosstie("usage", "--csv").out.count("\n") == 1
+
+
+def test_teams_as_people_type_them(crosstie: Command, store: Path) -> None:
+    assert "was made" in crosstie("keys", "team", "research", "--usd-per-month", "5", "--rpm", "9").out
+    assert "was changed" in crosstie("keys", "team", "research", "--no-limit", "rpm").out
+    assert crosstie("keys", "create", "alice", "--team", "research").status == 0
+    assert json.loads(crosstie("keys", "show", "alice", "--json").out)["team"] == 1
+    (team,) = json.loads(crosstie("keys", "teams", "--json").out)
+    assert (team["name"], team["keys"], team["rpm"], team["usd_per_month"]) == ("research", ["alice"], None, 5.0)
+    shown = crosstie("keys", "teams").out
+    assert "research" in shown
+    assert "$0.00 of $5.00" in shown
+    wrong = crosstie("keys", "create", "bob", "--team", "reserch")
+    assert wrong.status == 2
+    assert "there is no team 'reserch'. Did you mean research?" in wrong.err
+    assert crosstie("keys", "update", "alice", "--team", "research", "--no-team").status == 2
+    assert crosstie("keys", "team", "research", "--rpm", "5", "--no-limit", "rpm").status == 2
+    assert crosstie("keys", "team", "research", "--usd-per-day", "-1").status == 2
+    assert crosstie("keys", "update", "alice", "--no-team").status == 0
+    assert json.loads(crosstie("keys", "teams", "--json").out)[0]["keys"] == []
+    assert crosstie("usage", "--by", "team").status == 0

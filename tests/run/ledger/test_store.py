@@ -102,6 +102,41 @@ def test_changes_of_two_at_once_are_both_kept(store: Store, opens: Opens) -> Non
     assert store.all_keys()[0].rpm == 1030
 
 
+# Teams
+
+
+def test_a_team_is_made_changed_and_charged_for_what_its_keys_use(store: Store, opens: Opens) -> None:
+    made = store.put_team("research", lambda one: msgspec.structs.replace(one, usd_per_day=5.0, rpm=3))
+    other = store.put_team("sales", lambda one: one)
+    assert (made.id, other.id) == (1, 2)
+    assert made.account_id != other.account_id
+    version = store.news(-1, NOON).version
+    changed = store.put_team("research", lambda one: msgspec.structs.replace(one, rpm=None, tpm=7))
+    assert (changed.id, changed.usd_per_day, changed.rpm, changed.tpm) == (1, 5.0, None, 7)
+    assert opens().all_teams() == [changed, other]
+    # Gateways hear of it.
+    news = store.news(version, NOON)
+    assert news.teams == [changed, other]
+    assert news.keys == []
+    alice, bob = store.add_key(key(team_id=made.id)), store.add_key(key("bob"))
+    assert opens().all_keys()[0].team_id == made.id
+    store.write(batch(1, (line(key_id=alice.id), one()), (line(key_id=bob.id), one())))
+    # From now on it is another's.
+    store.change_key("alice", lambda old: msgspec.structs.replace(old, team_id=other.id))
+    store.write(batch(2, (line(key_id=alice.id), one(usd=1.0))))
+    spent = store.news(-1, NOON).spent
+    assert (spent[made.account_id], spent[other.account_id]) == ((0.25, 0.25), (1.0, 1.0))
+    assert [(row.of, row.requests, row.usd) for row in store.used(["team"])] == [
+        (("",), 1, 0.25),
+        (("sales",), 2, 1.25),
+    ]
+    with pytest.raises(BadInput, match="usd-per-day"):
+        store.put_team("research", lambda one: msgspec.structs.replace(one, usd_per_day=0.0))
+    with pytest.raises(BadInput, match="name"):
+        store.put_team("no name", lambda one: one)
+    assert store.all_teams() == [changed, other]
+
+
 # Usage
 
 
