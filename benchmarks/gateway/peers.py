@@ -128,7 +128,8 @@ class Running:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(5)
+                # A gateway tells balancers first that it is going, for `lame_duck_s`.
+                self.process.wait(15)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(5)
