@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from tests.run.gateway.fakes import MODEL, Fake, Running, fakes, fleet_of, pool_of, running
+from tests.run.gateway.fakes import MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
 from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S
 
+from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.roads import FORMS, PASSED
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.multipart import read_form, with_field
@@ -70,7 +71,7 @@ async def test_a_sound_in_and_a_sound_out_with_the_pool_s_own_name_of_the_model(
 async def test_a_large_sound_is_no_long_prompt() -> None:
     fake = Passing()
     await fake.start()
-    async with running(fleet_of(pool_of("one", fake.url, max_context=100))) as at, client(at) as ours:
+    async with running(fleet_of(pool_of("one", fake.url, max_context=1000))) as at, client(at) as ours:
         fake.answer = b'{"text": "hello"}'
         got = await ours.audio.transcriptions.create(model=MODEL, file=("a.wav", b"\0" * 3_000_000))
         assert got.text == "hello"
@@ -94,6 +95,23 @@ async def test_an_engine_without_the_path_is_not_at_fault_and_another_has_it() -
         assert at.gateway.backends[having.url].replica.up
     for one in (lacking, having):
         one.crash()
+
+
+@on_loop
+async def test_scores_are_no_tokens_and_a_transcript_is() -> None:
+    fake = Passing()
+    await fake.start()
+    async with running(fleet_of(pool_of("one", fake.url))) as at, client(at) as ours:
+        records: list[RequestRecord] = []
+        at.gateway.listeners.append(records.append)
+        fake.answer = b'{"results": [{"text": "%b"}]}' % (b"word " * 400)
+        assert (await at.ask("/v1/rerank")).status == 200
+        fake.answer = b'{"text": "%b"}' % (b"word " * 400)
+        await ours.audio.transcriptions.create(model=MODEL, file=("a.wav", b"0"))
+        await until(lambda: len(records) == 2)
+        assert [one.output_tokens > 100 for one in records] == [False, True]
+        assert records[0].output_tokens == 0
+    fake.crash()
 
 
 @on_loop

@@ -9,6 +9,7 @@ from crosstie.route.lengths import TOKENS_PER_ATTACHMENT, Lengths
 from crosstie.route.live import LiveFleet
 from crosstie.route.prefix import prefix_hashes
 from crosstie.run.gateway.body import Attached, RequestBody
+from crosstie.run.gateway.roads import WORDLESS
 from crosstie.run.wire.request import Request
 
 HINTS = frozenset(
@@ -16,16 +17,11 @@ HINTS = frozenset(
 )
 # Below that there is nothing to keep, and everybody's latency is divided by it.
 _LEAST_MS = 1e-3
-# What such paths answer with is no text that a model made.
-_NO_TEXT = (
-    "/embeddings", "/pooling", "/rerank", "/score", "/classify", "/moderations", "/tokenize", "/detokenize",
-    "/count_tokens",
-)  # fmt: skip
 PRIORITIES = {"low": 0, "normal": 1, "high": 2}
 
 
 def makes_text(path: str) -> bool:
-    return not path.endswith(_NO_TEXT)
+    return path not in WORDLESS
 
 
 def _attached_tokens(lengths: Lengths, model: str, attached: Attached) -> float:

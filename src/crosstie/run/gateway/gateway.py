@@ -35,7 +35,7 @@ from crosstie.run.gateway.messages_reply import MessagesReply
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.responses import PATH
-from crosstie.run.gateway.roads import FORMS, MESSAGES, PASSED
+from crosstie.run.gateway.roads import FORMS, MESSAGES
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
 from crosstie.run.wire.files import most_files
@@ -280,9 +280,6 @@ class Gateway:
             raise RequestRejected(404, str(error), "model_not_found") from None
         except BadInput as error:
             raise RequestRejected(400, str(error), "bad_request") from None
-        if request.path in PASSED:
-            # What is made there are no tokens, or nobody knows how many.
-            ask.output_tokens, ask.tpot_s = 1.0, None
         ask.patience_s, ask.tenant = self.serving.queue_s * self.speed, tenant
         if parsed.previous is not None and request.path == PATH:
             self._send_home(ask, parsed.previous)
