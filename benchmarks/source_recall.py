@@ -33,14 +33,16 @@ def clone(folder: Path, repository: str) -> Path | None:
 
 
 @cache
-def findings(repository: Path, commit: str, under: tuple[str, ...], on: str) -> tuple[Finding, ...]:
+def findings(
+    repository: Path, commit: str, under: tuple[str, ...], on: str, hipify: bool = False
+) -> tuple[Finding, ...]:
     """The names of files in findings are relative to the tree."""
     with tempfile.TemporaryDirectory(prefix="crosstie-recall-") as folder:
         archive = subprocess.run(
             ["git", "-C", str(repository), "archive", commit, "--", *under], check=True, capture_output=True
         )
         subprocess.run(["tar", "x", "-C", folder], input=archive.stdout, check=True)
-        return tuple(preflight_source(folder, on=on, hipify=False).findings)
+        return tuple(preflight_source(folder, on=on, hipify=hipify, use_clang=False).findings)
 
 
 def places(finding: Finding) -> set[int]:

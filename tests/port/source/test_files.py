@@ -161,3 +161,11 @@ def test_python_of_a_tree_that_asks_for_rocm_may_be_left_out_by_a_caller(tmp_pat
     assert severities() == {"error"}
     (tmp_path / "b.py").write_text("import torch\nROCM = torch.version.hip is not None\n")
     assert severities() == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("a/memory.nvidia.hpp.inc", True), ("a/memory.amd.hpp.inc", False), ("a/nvidia.hpp", True), ("a/b.nvidia", False)],
+)
+def test_a_file_is_nvidias_by_any_part_of_its_name(path: str, expected: bool) -> None:
+    assert is_nvidia(path, ()) == expected

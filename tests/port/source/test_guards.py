@@ -1,7 +1,11 @@
 """Which side of a condition is read: only what a build for ROCm certainly leaves out is left out."""
 
+from pathlib import Path
+
 import pytest
 from tests.port.source.snippets import kernel, names
+
+from crosstie.port.source.check import preflight_source
 
 HAZARD = 'asm volatile("bar.sync 1, 64;");'
 
@@ -11,7 +15,7 @@ HAZARD = 'asm volatile("bar.sync 1, 64;");'
     [
         "#if 0", "#ifndef USE_ROCM", "#if !defined(USE_ROCM)", "#ifdef __NVCC__", "#if defined(__HIP_PLATFORM_NVIDIA__)",
         "#if !defined(__HIP_PLATFORM_AMD__)", "#ifndef __HIPCC__", "#if !defined(GGML_USE_HIP) && __CUDA_ARCH__ >= 800",
-        "#ifndef PADDLE_WITH_HIP", "#if !TORCH_HIP_VERSION_MAJOR && !defined(ENABLE_ROCM)", "#if defined(USE_ROCM) && 0", "#if __CUDA_ARCH__ >= 900", "#ifdef __CUDA_ARCH__", "#ifndef MYLIB_USE_ROCM",
+        "#ifndef PADDLE_WITH_HIP", "#if !PADDLE_WITH_HIP", "#if !defined(__HIP_PLATFORM_HCC__)", "#ifdef __CUDACC_RTC__", "#if !TORCH_HIP_VERSION_MAJOR && !defined(ENABLE_ROCM)", "#if defined(USE_ROCM) && 0", "#if __CUDA_ARCH__ >= 900", "#ifdef __CUDA_ARCH__", "#ifndef MYLIB_USE_ROCM",
     ],
 )  # fmt: skip
 def test_code_that_amd_never_compiles_is_left_out(condition: str) -> None:
@@ -93,3 +97,47 @@ def test_the_side_for_newer_cuda_is_left_out() -> None:
     """HIPIFY makes HIP's version of CUDA's."""
     assert names(kernel(f"#if CUDA_VERSION >= 9000\n{HAZARD}\n#else\nolder();\n#endif")) == set()
     assert "inline-ptx" in names(kernel(f"#if CUDA_VERSION >= 9000\nnewer();\n#else\n{HAZARD}\n#endif"))
+
+
+PORTED = "#ifdef USE_ROCM\nint lanes();\n#endif\n"
+EITHER = "#if defined(GOOGLE_CUDA) || defined(TENSORFLOW_USE_ROCM)\nint any();\n#endif\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "condition", "severity"),
+    [
+        (PORTED, "#if NVJPEG_FOUND", "note"),
+        (PORTED, "#if defined USE_NVIDIA_CUVS", "note"),
+        (PORTED, "#if defined(USE_CUDNN) && SOMETHING", "note"),
+        (PORTED, "#if defined(USE_CUDNN) || SOMETHING", "error"),
+        (PORTED, "#ifdef NO_CUDNN", "error"),
+        # The other side of what is missing; and a library that HIP has under another name.
+        (PORTED, "#ifndef NVJPEG_FOUND\n#else", "note"),
+        (PORTED, "#ifndef SOMETHING\n#else", "error"),
+        (PORTED, "#ifdef CUSOLVER_AVAILABLE", "unknown"),
+        (PORTED, "#ifdef GOOGLE_CUDA", "error"),
+        # The project's own switch, and what stands beside it where either will do.
+        (EITHER, "#ifdef GOOGLE_CUDA", "unknown"),
+        (EITHER, "#ifdef GOOGLE_TPU", "error"),
+        # A tree without a side for AMD has all of it before it.
+        ("", "#if NVJPEG_FOUND", "error"),
+    ],
+)
+def test_a_switch_that_asks_for_nvidia(tmp_path: Path, before: str, condition: str, severity: str) -> None:
+    (tmp_path / "a.cu").write_text(before + kernel(f"{condition}\n{HAZARD}\n#endif"))
+    found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
+    assert [one.severity for one in found if one.check == "inline-ptx"] == [severity]
+
+
+EITHER_OF = "#ifdef USE_ROCM\n#define EITHER(amd, nvidia) amd\n#else\n#define EITHER(amd, nvidia) nvidia\n#endif\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("EITHER(__shfl_down(x, 1), __shfl_down_sync(0xffffffff, x, 1));", False),
+        ("EITHER(__shfl_down_sync(0xffffffff, x, 1), __shfl_down(x, 1));", True),
+    ],
+)
+def test_an_argument_that_a_macro_drops_for_amd(line: str, found: bool) -> None:
+    assert ("mask-32-bit" in names(EITHER_OF + kernel(line))) == found

@@ -139,3 +139,15 @@ def test_progress_names_each_file(tmp_path: Path) -> None:
     checked(write(tmp_path, "void f();\n"), on_progress=lambda *now: seen.append(now))
     assert (1, 1, "reading a.cu") in seen
     assert (1, 1, "HIPIFY a.cu") in seen
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "typedef enum {} cutensorPlan_t;\ncutensorPlan_t plan;\n",
+        "typedef enum { CUFFT_CB_LD_REAL = 2, CUFFT_CB_ST_REAL = 6 } kind;\nint f() { return CUFFT_CB_LD_REAL; }\n",
+        'const char* cublasGetStatusName(int s) { return "x"; }\nvoid f() { cublasGetStatusName(1); }\n',
+    ],
+)
+def test_what_the_project_declares_is_its_own(tmp_path: Path, own: str) -> None:
+    assert leftovers(checked(write(tmp_path, own))) == []

@@ -50,6 +50,8 @@ def test_attributes_of_a_kernel(kernel_name: str) -> None:
     assert ("kernel-attribute", 2) in checks(HOST.format(line.format(kernel_name)))
     for right in (f"(const void*){kernel_name}", f"reinterpret_cast<const void*>({kernel_name})"):
         assert "kernel-attribute" not in names(HOST.format(line.format(right)))
+    member = [one for one in findings(HOST.format(line.format("spec.exec"))) if one.check == "kernel-attribute"]
+    assert [one.severity for one in member] == ["unknown"]
     through = f"auto f = (void*){kernel_name}; " + line.format("f")
     assert "kernel-attribute" not in names(HOST.format(through))
     assert "kernel-attribute" not in names("void set(const void* f) {\n" + line.format("f") + "\n}\n")

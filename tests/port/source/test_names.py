@@ -121,3 +121,10 @@ def test_fp8_that_the_build_chooses() -> None:
     text = "#ifdef USE_ROCM\nauto kind = at::kFloat8_e4m3fnuz;\n#endif\n"
     assert ("fp8-dialect", 2) in checks(text, on="mi355x")
     assert "fp8-dialect" not in names(text) | names(text + "// gfx950 has another\n", on="mi355x")
+
+
+@pytest.mark.parametrize(
+    ("line", "found"), [("cudnnCreate(&h);", True), ("run(cudnn_handle);", False), ("nvmlInit();", True), ("nvmlite();", False)]
+)  # fmt: skip
+def test_a_library_has_a_capital_behind_its_name(line: str, found: bool) -> None:
+    assert (not names(f"void f() {{\n{line}\n}}\n").isdisjoint({"cudnn", "nvml"})) == found

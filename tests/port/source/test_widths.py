@@ -34,6 +34,23 @@ def test_uses_at_run_time_are_right(line: str) -> None:
     assert "warp-size-constant" not in names(kernel(line))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "void run(int n) {\n  int warpSize = ask();\n  work<<<n / warpSize, warpSize>>>(n);\n}\n",
+        "void run(int n, int warpSize) {\n  work<<<n / warpSize, warpSize>>>(n);\n}\n",
+        "#define RUN(n) void run##n() {\\\n  int warpSize = ask();\\\n  work<<<n / warpSize, warpSize>>>(n);\\\n}\n",
+    ],
+)
+def test_a_variable_of_ones_own_may_be_called_so(text: str) -> None:
+    assert "warp-size-host" not in names(text)
+
+
+def test_a_variable_of_another_function_does_not_count() -> None:
+    other = "int half() {\n  int warpSize = ask();\n  return warpSize / 2;\n}\n"
+    assert ("warp-size-host", 6) in checks(other + LAUNCH.format("warpSize"))
+
+
 def test_the_host_does_not_know_the_devices_width() -> None:
     assert ("warp-size-host", 2) in checks(LAUNCH.format("warpSize"))
     assert {one.severity for one in findings(LAUNCH.format("C10_WARP_SIZE")) if one.check == "warp-size-host"} == {

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.finding import Finding, Location, worst
+from crosstie.core.finding import Finding, Location, Severity, worst
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.port.source.clang import Opinion, find_compiler, second_opinion
 from crosstie.port.source.code import streams
@@ -65,7 +65,6 @@ def preflight_source(
         on_progress(0, len(files.cpp), "reading preprocessor lines")
         project, names = Project(files.cpp), CudaNames()
         hazards += _read(files, project, names, on_progress)
-        hazards = _beside_amd(hazards, project, files)
         if hipify and files.cpp:
             on_progress(0, len(files.cpp), "loading HIPIFY")
             if (module := hipify_module()) is None:
@@ -77,6 +76,7 @@ def preflight_source(
                     if compiler is not None:
                         jobs = jobs or os.cpu_count() or 1
                         opinion = second_opinion(compiler, result, files.cpp, jobs, on_progress)
+        hazards = _beside_amd(hazards, project, files)
         if opinion is not None:
             hazards = [*_merged(hazards, opinion), _second(root, opinion, targets)]
     findings = findings_of(hazards, targets) + [_nothing(root, one) for one in targets if not one.is_amd]
@@ -107,18 +107,24 @@ def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgr
 
 
 def _beside_amd(hazards: list[SourceHazard], project: Project, files: Files) -> list[SourceHazard]:
-    """Where the tree has a side for AMD: notes for files that are NVIDIA's by name, which its build leaves out; and
-    what Python does is not known where a caller in another file may ask first."""
+    """Where the tree has a side for AMD: notes for files and switches that are NVIDIA's by name, which its build leaves
+    out; and what Python does is not known where a caller in another file may ask first."""
     asks_for_hip = files.asks_for_hip
     if not (project.is_ported or hip_builds(files.build) or asks_for_hip):
         return hazards
     by_name = "; the file is NVIDIA's by its name, and the tree has a side for AMD"
+    by_switch = "; a switch that asks for NVIDIA is in front of it, and the tree has a side for AMD"
     by_caller = "; Python of this tree asks for ROCm, so a caller may leave this out"
     folders = files.folders
 
     def judged(one: SourceHazard) -> SourceHazard:
         if one.severity != "note" and is_nvidia(one.file, folders):
             return msgspec.structs.replace(one, severity="note", what=one.what + by_name)
+        asked = project.asks_for_nvidia(one.file, one.line) if one.severity == "error" else ""
+        if asked:
+            # Whether a build for ROCm sets the project's own switch as well stands in no source.
+            severity: Severity = "note" if asked == "library" else "unknown"
+            return msgspec.structs.replace(one, severity=severity, what=one.what + by_switch)
         if one.severity == "error" and asks_for_hip and one.file in files.python:
             return msgspec.structs.replace(one, severity="unknown", what=one.what + by_caller)
         return one

@@ -10,7 +10,7 @@ import msgspec
 
 from crosstie.core.finding import Severity
 from crosstie.port.source.hazard import SourceHazard
-from crosstie.port.source.lexer import CppToken, Value, arguments, closing, evaluate, lex, opening, until
+from crosstie.port.source.lexer import CppToken, Directive, Value, arguments, closing, evaluate, lex, opening, until
 from crosstie.port.source.project import Project
 
 LANE_CALLS = re.compile(
@@ -65,6 +65,16 @@ def bits_of(words: Collection[str]) -> int | None:
     return 64 if not WIDE.isdisjoint(words) else 32 if not NARROW.isdisjoint(words) else None
 
 
+def _ignores(macro: Directive, position: int) -> bool:
+    """Whether the body of a macro does not use what is given at that place."""
+    if not macro.function_like:
+        return False
+    end = closing(macro.tokens, 1)
+    given = [one.text for one in macro.tokens[2:end] if one.kind == "name"]
+    asked = given[position] if position < len(given) else "__VA_ARGS__"
+    return not any(token.text == asked for token in macro.tokens[end + 1 :])
+
+
 class Code:
     """A stream of tokens: a file's code, or the body of one of its macros."""
 
@@ -93,6 +103,13 @@ class Code:
         """The last declaration of a name before a place."""
         before = [one for one in self.declarations.get(name, ()) if one.at < at]
         return before[-1] if before else None
+
+    def is_own(self, name: str, at: int) -> bool:
+        """Whether a name is a variable or parameter that the function around a place declares, or is declared there."""
+        position = bisect_left(self._starts, at) - 1
+        # Parameters stand before the function's brace, behind the end of the one before it.
+        behind = max((one.end for one in self.functions[: position + 1] if one.end < at), default=-1)
+        return any(behind < one.at <= at for one in self.declarations.get(name, ()))
 
     def text(self, at: int) -> str:
         """Of the token at a place, "" before the first and behind the last."""
@@ -130,7 +147,7 @@ class Code:
         """Where a name is called, and with what."""
         for at in self.names.get(name, ()):
             open_at = skip_angles(self.tokens, at + 1) if self.text(at + 1) == "<" else at + 1
-            if self.text(open_at) == "(":
+            if self.text(open_at) == "(" and not self.is_dropped(at):
                 yield at, arguments(self.tokens[open_at + 1 : closing(self.tokens, open_at)])
 
     def foreign_calls(self, names: Sequence[str]) -> Iterator[tuple[str, int, list[Sequence[CppToken]]]]:
@@ -141,6 +158,20 @@ class Code:
 
     def provided(self, name: str) -> bool:
         return self.project.provides(name, self.path)
+
+    def is_dropped(self, at: int) -> bool:
+        """Whether a name is an argument that a macro of the project, as a build for ROCm sees it, does not use."""
+        depth = commas = 0
+        for index in range(at - 1, max(0, at - 60), -1):
+            text = self.tokens[index].text
+            if text in (";", "{", "}"):
+                return False
+            depth += {")": 1, "]": 1, "(": -1, "[": -1}.get(text, 0)
+            commas += text == "," and depth == 0
+            if depth < 0:
+                made = self.project.definitions(self.tokens[index - 1].text, self.path)
+                return bool(made) and all(_ignores(one.directive, commas) for one in made)
+        return False
 
     def line_text(self, line: int) -> str:
         return shorten(self._source[line - 1]) if 0 < line <= len(self._source) else ""

@@ -94,7 +94,8 @@ def _places(rule: NameRule, code: Code) -> dict[int, str]:
     for name, places in code.names.items():
         if rule.names_it(name) and name not in code.parameters and not code.provided(name):
             for at in places:
-                if code.text(at - 1) not in (".", "->") or name.startswith(("shared", "cuda", "__")):
+                is_member = code.text(at - 1) in (".", "->") and not name.startswith(("shared", "cuda", "__"))
+                if not is_member and not code.is_dropped(at):
                     found.setdefault(tokens[at].line, name)
     for space in {one.partition("::")[0] for one in rule.qualified}:
         for at in code.names.get(space, ()):

@@ -45,7 +45,7 @@ _SNIFFED = 8192
 def is_nvidia(path: str, folders: Collection[str]) -> bool:
     """Whether a file is for NVIDIA's GPUs by its name or that of a folder. `folders`: all that the tree has."""
     *parts, name = path.split("/")
-    if any(_NVIDIA_NAME.search(part) for part in (*parts, name.split(".", 1)[0])):
+    if any(_NVIDIA_NAME.search(part) for part in (*parts, *name.split(".")[:-1])):
         return True
     return any(
         part.lower() == "cuda"

@@ -16,7 +16,7 @@ from crosstie.core.progress import OnProgress
 from crosstie.port.source.code import Code, also, shorten
 from crosstie.port.source.hazard import SourceHazard
 from crosstie.port.source.lexer import closing
-from crosstie.port.source.project import Definition, Project
+from crosstie.port.source.project import Project
 from crosstie.port.source.rules import explained, name_rules
 
 _EXTENSIONS = (".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hpp", ".hh", ".inl", ".in", ".inc", ".ipp")
@@ -140,7 +140,7 @@ def collect(path: str, codes: Sequence[Code], names: CudaNames) -> None:
             if not _CUDA_NAME.match(name) or name in code.parameters:
                 continue
             for at in places:
-                role = "other" if _dropped(code, at) else _role(code, at)
+                role = "other" if code.is_dropped(at) else _role(code, at)
                 if role == "declared":
                     names.declared.add(name)
                 elif role == "used" and not code.provided(name):
@@ -163,33 +163,22 @@ def _role(code: Code, at: int) -> str:
         return "other" if code.text(at - 2) in _TORCH else "used"
     if before in _INTRODUCE or (before in ("*", "&", ">") and after in ("=", ";", "[", "{")):
         return "declared"
+    if (before == "}" and after == ";") or (before in ("{", ",") and after == "=" and _is_enumerator(code, at)):
+        return "declared"
+    if before in ("*", "&") and after == "(" and code.text(closing(code.tokens, at + 1) + 1) == "{":
+        return "declared"
     typed = at > 0 and code.tokens[at - 1].kind == "name" and before not in _NOT_TYPES
     if typed and after in ("(", "=", ";", ",", ")", "[", "{", ":"):
         return "declared"
     return "used" if after in ("(", "<") or not re.match(r"^cu[A-Z]", code.text(at)) else "other"
 
 
-def _dropped(code: Code, at: int) -> bool:
-    """Whether a name is an argument of a macro of the project that does not use its arguments."""
-    depth = 0
-    for index in range(at - 1, max(0, at - 60), -1):
-        text = code.tokens[index].text
-        if text in (";", "{", "}"):
-            return False
-        depth += {")": 1, "(": -1}.get(text, 0)
-        if depth < 0:
-            made = code.project.definitions(code.tokens[index - 1].text, code.path)
-            return bool(made) and all(map(_ignores_arguments, made))
+def _is_enumerator(code: Code, at: int) -> bool:
+    """Whether a name stands in the braces of an enum."""
+    for index in range(at - 1, max(0, at - 200), -1):
+        if code.text(index) == "{":
+            return "enum" in (code.text(index - 1), code.text(index - 2), code.text(index - 3))
     return False
-
-
-def _ignores_arguments(made: Definition) -> bool:
-    tokens = made.directive.tokens
-    if not made.directive.function_like:
-        return False
-    end = closing(tokens, 1)
-    given = {token.text for token in tokens[2:end]} | {"__VA_ARGS__"}
-    return not any(token.text in given for token in tokens[end + 1 :])
 
 
 def leftover_hazards(project: Project, names: CudaNames, result: Hipified) -> Iterator[SourceHazard]:

@@ -103,7 +103,9 @@ def _attributes(code: Code) -> Iterator[SourceHazard]:
         if len(given) < 2 or code.is_for_amd(at) or _is_void(code, given[0], at):
             continue
         what = f"{name} gets a kernel: HIP's takes const void*, to which no function converts by itself"
-        yield code.hazard("kernel-attribute", "error", what, at, "write reinterpret_cast<const void*>(kernel)")
+        # A member may be a pointer to void already.
+        severity: Severity = "unknown" if any(one.text in (".", "->") for one in given[0]) else "error"
+        yield code.hazard("kernel-attribute", severity, what, at, "write reinterpret_cast<const void*>(kernel)")
 
 
 def _is_void(code: Code, given: Sequence[CppToken], at: int) -> bool:

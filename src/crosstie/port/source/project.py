@@ -20,7 +20,7 @@ from crosstie.port.source.lexer import CppToken, Directive, Names, Value, evalua
 NVIDIA_ONLY = frozenset({
     "__CUDA_ARCH__", "__NVCC__", "__CUDACC_VER_MAJOR__", "__CUDACC_VER_MINOR__", "CUDART_VERSION",
     "__HIP_PLATFORM_NVIDIA__", "__HIP_PLATFORM_NVCC__", "__CUDA_ARCH_FEAT_SM90_ALL", "__CUDA_ARCH_SPECIFIC__",
-    "__CUDA_ARCH_FAMILY_SPECIFIC__", "__CUDA_ARCH_FEAT_SM100_ALL",
+    "__CUDA_ARCH_FAMILY_SPECIFIC__", "__CUDA_ARCH_FEAT_SM100_ALL", "__CUDACC_RTC__",
 })  # fmt: skip
 _ABSENT_OTHERS = {"__CUDA_ARCH_LIST__", "_WIN32", "_MSC_VER", "__APPLE__", "__MUSACC__", "GGML_USE_MUSA", "USE_XPU"}
 _ABSENT = NVIDIA_ONLY | _ABSENT_OTHERS | {"USE_MUSA"}
@@ -34,11 +34,22 @@ _OPEN = re.compile(r"(?i)^(__gfx.*|__hip_device_compile__|__amdgcn.*|__amdgpu.*)
 # that goes on with something else (HIP_LAUNCH_CHECKS, AMD_EPYC_TUNING) is a setting that may be on or off.
 _SWITCH = re.compile(
     r"(?i)^_*(?:[a-z0-9]+_+)*?(?:rocm|hip|hipcc|amd|amdgpu)(?:_+(?:rocm|hip|amd|platform|version|major|minor|build"
-    r"|enabled|enable|support|supported|available|gpu|backend|compiler|device|target))*_*$"
+    r"|enabled|enable|support|supported|available|gpu|backend|compiler|device|target|hcc))*_*$"
 )
 # Parts of a name that only AMD's side has: GGML_HIP_ROCWMMA_FATTN, AMD_MFMA_AVAILABLE, CDNA3.
 _OF_AMD = re.compile(r"(?i)(?:^|_)(?:rocm|hip|hipcc|amd|amdgpu|amdgcn|rocwmma|mfma|[cr]dna\d?|gfx\w*)(?:_|$)")
+_VERSION = re.compile(r"(?i)(?:^|_)(?:version|major|minor|build)(?:_|$)")
 _REFUSES = re.compile(r"(?i)(?:^|_)(?:no|not|disable|disabled|without|skip)(?:_|$)")
+
+# A project's own switch for NVIDIA, if it stands beside one for AMD: `defined(GOOGLE_CUDA) || defined(X_USE_ROCM)`.
+_CUDA_SWITCH = re.compile(r"(?i)(?:^|_)(?:cuda|nvidia|nvcc)(?:_|$)")
+# Parts of a name that only NVIDIA's side has: USE_NVIDIA_CUVS, NVJPEG_FOUND, PADDLE_WITH_CUDNN; and those of libraries
+# that HIP has under another name, so that a build for ROCm may set the switch all the same: CUSOLVER_AVAILABLE.
+_OF_NVIDIA = re.compile(
+    r"(?i)(?:^|_)(?:nvidia|nv(?:jpeg|cc|rtc|tx|shmem|comp|link|ml|cuvid|enc|dec)|cu(?:vs|dss|file|sparselt|tlass|tensor|pti)"
+    r"|cudnn|tensorrt|trt)\w*"
+)
+_LIKE_HIPS = re.compile(r"(?i)(?:^|_)(?:cu(?:blas|sparse|solver|fft|rand)|nccl)\w*")
 
 Defined = Callable[[str], bool | None]
 _CONSTANT = re.compile(r"\bconst(?:expr)?\b[^;=(){}]*?\b([A-Za-z_]\w*)\s*=\s*([^;{}=]+);")
@@ -97,13 +108,14 @@ def rocm_defines(name: str) -> bool | None:
     return True if is_switch else None
 
 
-def _for_amd_alone(directive: Directive) -> bool:
-    """Whether a condition cannot hold where no macro of AMD's is set."""
+def _needs(directive: Directive, wanted: Callable[[str], object]) -> bool:
+    """Whether a condition cannot hold where none of the wanted names is set."""
 
     def defined(name: str) -> bool | None:
-        return False if _OF_AMD.search(name) and not _REFUSES.search(name) else None
+        return False if wanted(name) and not _REFUSES.search(name) else None
 
-    return holds_under(directive, Macros(defined, lambda name: 0 if defined(name) is False else None)) is False
+    macros = Macros(defined, lambda name: 0 if defined(name) is False else None)
+    return directive.word != "else" and holds_under(directive, macros) is False
 
 
 def asks_for_rocm(directive: Directive) -> bool:
@@ -113,7 +125,12 @@ def asks_for_rocm(directive: Directive) -> bool:
 
 
 def rocm_value(name: str) -> Value:
-    return 0 if name in _ABSENT else _PRESENT.get(name, _VALUES.get(name))
+    if name in _ABSENT:
+        return 0
+    known = _PRESENT.get(name, _VALUES.get(name))
+    # A switch asked for its value, `#if PADDLE_WITH_HIP`; a version has one that is not known.
+    is_switch = known is None and rocm_defines(name) and not _VERSION.search(name)
+    return 1 if is_switch else known
 
 
 class _Open(msgspec.Struct):
@@ -149,7 +166,7 @@ def branches(directives: Sequence[Directive], macros: Macros, last_line: int) ->
                 # Defined at once: a header read once, or a default that nobody else set.
                 holds = guard not in _PRESENT
             asks = asks_for_rocm(directive) or (bool(stack) and stack[-1].asks)
-            for_amd = _for_amd_alone(directive) or (bool(stack) and stack[-1].for_amd)
+            for_amd = _needs(directive, _OF_AMD.search) or (bool(stack) and stack[-1].for_amd)
             stack.append(_Open(directive, both(outer, holds), holds, outer, asks, for_amd, []))
         elif word in ("elif", "else", "elifdef", "elifndef") and stack:
             top = stack[-1]
@@ -161,7 +178,7 @@ def branches(directives: Sequence[Directive], macros: Macros, last_line: int) ->
             top.directive = directive
             top.asks = top.asks or asks_for_rocm(directive)
             around = len(stack) > 1 and stack[-2].for_amd
-            top.for_amd = around or (word != "else" and _for_amd_alone(directive))
+            top.for_amd = around or (word != "else" and _needs(directive, _OF_AMD.search))
         elif word == "endif" and stack:
             top = stack.pop()
             _close(top, directive.line)
@@ -380,6 +397,34 @@ class Project:
         values = {evaluate(body, lambda other: self.constant(other, path)) for _, body in on_host}
         by_pass = len(on_host) < len(found)
         return by_pass, values.pop() if len(values) == 1 else None
+
+    @cached_property
+    def _nvidia_switches(self) -> frozenset[str]:
+        """Switches that a condition names as the other choice beside one for AMD, and that no file sets."""
+        found: set[str] = set()
+        for one in (one for unit in self.units.values() for one in unit.directives if one.word in ("if", "elif")):
+            names = {token.text for token in one.tokens if token.kind == "name"}
+            either = any(token.text == "||" for token in one.tokens)
+            if either and any(_SWITCH.search(name) and rocm_defines(name) for name in names):
+                found |= {name for name in names if _CUDA_SWITCH.search(name)}
+        return frozenset(found - self._definitions.keys())
+
+    def asks_for_nvidia(self, path: str, line: int | None) -> str:
+        """What a condition around a line asks of NVIDIA: a "library" that ROCm lacks, another "switch", or nothing."""
+        if line is None or path not in self.units:
+            return ""
+        sides = self.units[path].sides
+        around = [side.directive for side in sides if side.first <= line <= side.last]
+        # The other side of `#ifndef NAME` asks for it as `#ifdef NAME` does.
+        ends = {side.last + 1: side.directive for side in sides if side.directive.word == "ifndef"}
+        around = [
+            msgspec.structs.replace(ends[one.line], word="ifdef") if one.word == "else" and one.line in ends else one
+            for one in around
+        ]
+        if any(_needs(one, _OF_NVIDIA.search) for one in around):
+            return "library"
+        others = (self._nvidia_switches.__contains__, _LIKE_HIPS.search)
+        return "switch" if any(_needs(one, wanted) for one in around for wanted in others) else ""
 
     @cached_property
     def is_ported(self) -> bool:

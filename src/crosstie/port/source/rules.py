@@ -47,6 +47,8 @@ class NameRule(_Rule, frozen=True, kw_only=True):
     headers: tuple[str, ...] = ()
     names: frozenset[str] = frozenset()
     prefixes: tuple[str, ...] = ()
+    # Words that a capital follows in the library's names: cudnnCreate, where cudnn_handle is anybody's variable.
+    before_capital: tuple[str, ...] = ()
     # Namespace::name; a star for any name of that namespace.
     qualified: frozenset[str] = frozenset()
     numbers: frozenset[str] = frozenset()
@@ -57,7 +59,9 @@ class NameRule(_Rule, frozen=True, kw_only=True):
     unless_own: bool = False
 
     def names_it(self, name: str) -> bool:
-        return name in self.names or (bool(self.prefixes) and name.startswith(self.prefixes))
+        if name in self.names or (self.prefixes and name.startswith(self.prefixes)):
+            return True
+        return any(name.startswith(word) and name[len(word) :][:1].isupper() for word in self.before_capital)
 
 
 _AnyRow = TypeVar("_AnyRow", bound=_Row)

@@ -26,7 +26,7 @@ def _places(code: Code) -> Iterator[tuple[int, str]]:
     """Where the warp's size stands that only run time knows, itself or behind a macro of the project."""
     for name in _AT_RUN_TIME:
         for at in code.names.get(name, ()):
-            if code.text(at - 1) not in (".", "->", "::"):
+            if code.text(at - 1) not in (".", "->", "::") and not code.is_own(name, at):
                 yield at, name
     for at in code.names.get("rocprim", ()):
         if code.text(at + 1) == "::" and code.text(at + 2) in _OF_ROCPRIM and code.text(at + 3) == "(":
