@@ -152,3 +152,25 @@ def test_one_that_is_locked_is_waited_for_and_then_given_up(tmp_path: Path, monk
     assert store.write(batch(1, (line(), one())))
     other.close()
     store.close()
+
+
+def test_one_that_somebody_makes_just_now_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it keeps a log of its own, SQLite refuses at once, whatever patience it was given."""
+    SqliteStore(tmp_path / "s.db", create=True).close()
+    other = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+    other.execute("PRAGMA journal_mode=DELETE")
+    other.execute("BEGIN IMMEDIATE")
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        if other.in_transaction:
+            other.execute("ROLLBACK")
+            other.close()
+
+    monkeypatch.setattr(sqlite, "sleep", wait)
+    store = SqliteStore(tmp_path / "s.db")
+    assert len(waited) == 1
+    with store.session(writes=False) as session:
+        assert session.rows("PRAGMA journal_mode") == [("wal",)]
+    store.close()

@@ -10,12 +10,14 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic, sleep
 
 from crosstie.core.errors import BadData, StoreFailed
 from crosstie.run.ledger.schema import Session
 from crosstie.run.ledger.store import Store, failed
 
-_BUSY_S = 5.0
+_BUSY_S = 10.0
+_LOOK_S = 0.02
 
 
 class SqliteStore(Store):
@@ -72,7 +74,7 @@ class SqliteStore(Store):
         if self._connection is None:
             made = sqlite3.connect(self.file, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             self._connection, self._opened = made, at
-            made.execute("PRAGMA journal_mode=WAL")
+            _write_ahead(made)
             made.execute("PRAGMA synchronous=FULL")
         return self._connection
 
@@ -81,6 +83,19 @@ class SqliteStore(Store):
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Going over to WAL takes the file for itself, and SQLite does not wait for others then: it fails at once."""
+    deadline = monotonic() + _BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or monotonic() > deadline:
+                raise
+        sleep(_LOOK_S)
 
 
 def _create(file: Path) -> None:
