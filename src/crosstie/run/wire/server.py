@@ -183,10 +183,14 @@ class ServerConnection:
         parser.feed(data)
         if self.current is None and not self._goes_on:
             self._go_on()
-            if len(data) >= _LARGE_READ and self.current is None and not self._refused:
+            if len(data) >= _LARGE_READ and self._still_arrives():
                 self._let_others_go_first()
         elif parser.pending > self.server.limits.pipelined_bytes:
             self._hold_back()
+
+    def _still_arrives(self) -> bool:
+        # Asked by a call: compiled, whoever has found no answer would go by that, though there is one by now.
+        return self.current is None and not self._refused
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
