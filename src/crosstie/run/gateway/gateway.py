@@ -30,6 +30,7 @@ from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.exchange import Exchange
 from crosstie.run.gateway.health import probe, watch
 from crosstie.run.gateway.identity import context_of, is_id
+from crosstie.run.gateway.limits import Grant
 from crosstie.run.gateway.messages import error_message
 from crosstie.run.gateway.messages_reply import MessagesReply
 from crosstie.run.gateway.notices import Notice
@@ -212,7 +213,7 @@ class Gateway:
     def serve(self, request: Request, reply: Reply) -> None:
         """A request of the API, from its first look to an attempt, a place in the queue or a refusal."""
         request_id, path = self._request_id(request), request.path
-        guard, key_id, grant = self.context.guard, 0, None
+        guard, key_id = self.context.guard, 0
         if path == MESSAGES:
             reply = MessagesReply(reply)
         try:
@@ -220,9 +221,7 @@ class Gateway:
                 key_id = guard.known(request)
             if isinstance(reply, MessagesReply):
                 request = reply.chat_for(request)
-            parsed, ask = self.read(request, key_id)
-            if guard is not None:
-                grant = guard.admit(key_id, ask, self.serving.max_open_per_key)
+            parsed, ask, grant = self._admitted(request, key_id)
         except RequestRejected as refused:
             reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
             return
@@ -230,15 +229,19 @@ class Gateway:
         record.key_id, record.grant = key_id, grant
         self._begin(Exchange(self.context, self, request, reply, parsed, ask, record))
 
+    def _admitted(self, request: Request, key_id: int) -> tuple[RequestBody, Ask, Grant | None]:
+        """What a request asks for, within the limits of its key. Raises RequestRejected."""
+        parsed, ask = self.read(request, key_id)
+        guard = self.context.guard
+        return parsed, ask, None if guard is None else guard.admit(key_id, ask, self.serving.max_open_per_key)
+
     def serve_batched(self, request: Request, reply: Reply, key_id: int) -> None:
         """A request of a batch of this key: after all others, and without targets, so that the cheapest pool has it."""
-        request_id, guard, grant = self._request_id(request), self.context.guard, None
+        request_id, guard = self._request_id(request), self.context.guard
         try:
             if guard is not None:
                 guard.check_key(key_id)
-            parsed, ask = self.read(request, key_id)
-            if guard is not None:
-                grant = guard.admit(key_id, ask, self.serving.max_open_per_key)
+            parsed, ask, grant = self._admitted(request, key_id)
         except RequestRejected as refused:
             reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
             return
