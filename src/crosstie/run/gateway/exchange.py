@@ -415,6 +415,6 @@ class Exchange(ExchangeState):
         record, ask, context = self.record, self.ask, self.context
         record.how, record.status = how, self.status
         record.code = "" if how == "served" else self.code
-        record.model, record.class_name, record.prefix = ask.model, ask.class_name or "", ask.prefix
+        record.model, record.class_name = ask.model, ask.class_name or ""
         record.streamed, record.attempts = self.parsed.stream, self.attempts
         record.seconds = (context.now() - self.arrived) / context.speed

@@ -39,8 +39,6 @@ class RequestRecord:
         self.trace: TracedRequest | None = None
         # As it came. Only while listeners are told: whoever keeps an ending keeps no prompt with it.
         self.request: Request | None = None
-        # Of growing prefixes of its prompt; see `route.prefix`.
-        self.prefix: tuple[int, ...] = ()
 
 
 class Accounts:
