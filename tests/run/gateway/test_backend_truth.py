@@ -108,8 +108,6 @@ async def test_the_limit_of_a_key_that_is_passed_on_keeps_nobody_else_away() -> 
     [
         (b"retry-after", b"7", 7.0, 7.0),
         (b"retry-after-ms", b"1500", 1.5, 1.5),
-        (b"retry-after", formatdate(time() + 3600, usegmt=True).encode(), 1.0, 3600.0),
-        (b"retry-after", formatdate(time() - 3600, usegmt=True).encode(), 0.0, 0.0),
         (b"retry-after", b"soon", 0.0, 0.0),
         (b"retry-after", b"-5", 0.0, 0.0),
         (b"retry-after", b"9" * 400, 1e9, 1e9),
@@ -119,6 +117,13 @@ async def test_the_limit_of_a_key_that_is_passed_on_keeps_nobody_else_away() -> 
 )
 def test_retry_after_is_read_in_all_of_its_forms(name: bytes, value: bytes, least: float, most: float) -> None:
     assert least <= asked_to_wait_s([(b"server", b"x"), (name, value)]) <= most
+
+
+def test_retry_after_may_be_a_date() -> None:
+    # Not a parameter: a test's name that holds the time differs between the processes that collect it.
+    ahead, gone = (formatdate(time() + s, usegmt=True).encode() for s in (3600, -3600))
+    assert 1.0 <= asked_to_wait_s([(b"retry-after", ahead)]) <= 3600.0
+    assert asked_to_wait_s([(b"retry-after", gone)]) == 0.0
 
 
 # Choices
