@@ -89,6 +89,7 @@ def _pool(pool: Pool) -> list[str]:
         f"max_in_flight = {pool.max_in_flight}",
         *([] if pool.hosts and pool.max_context >= UNLIMITED_CONTEXT else [f"max_context = {pool.max_context}"]),
         *_given(optional),
+        *_given(msgspec.structs.asdict(pool.reach)),
         *([] if pool.modalities is None else [f"modalities = {toml_value(pool.modalities)}"]),
         *_given({"loading": pool.loading, "load_hook": pool.load_hook, "host_memory_gib": pool.host_memory_gib}),
         *([] if own else [f"backends = {toml_value(pool.backends)}{'' if ready else hint}"]),

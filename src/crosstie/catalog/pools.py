@@ -10,6 +10,7 @@ from crosstie.catalog.acceptance import parse_speculation
 from crosstie.catalog.addresses import base_urls
 from crosstie.catalog.classes import look_up
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.reach import REACH_KEYS, read_reach
 from crosstie.catalog.reading import number, one_of, only_keys, read_record, read_values, table, text, texts, whole
 from crosstie.catalog.workloads import release_text
 from crosstie.core.deployment import Parallelism, kv_bytes_per_element
@@ -31,7 +32,7 @@ _KEYS = {
     "name", "model", "accelerator", *SPLIT, "precision", "kv", "stack", "replicas", "usd_per_gpu_hour",
     "max_in_flight", "max_context", "backends", "served_as", "api_key_env", "weight", "modalities", "release",
     "settings", "speculation", "text", "acceptance",
-    *HOST_KEYS, *APART_KEYS,
+    *HOST_KEYS, *APART_KEYS, *REACH_KEYS,
 }  # fmt: skip
 _NAME = re.compile(r"^[^\W_][\w.-]{0,99}$")
 # A GPU-hour of a known accelerator costs something, or routing by cost would take it for any work.
@@ -82,6 +83,9 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
         kv_format=kv,
         replicas=_replicas(file, where, name, raw.get("replicas"), addresses),
         backends=backends,
+        reach=read_reach(
+            file, where, raw, (*backends, *(at for one in hosting.get("hosts", ()) for at in one.backends))
+        ),
         served_as=None if served_as is None else model_name(file, f"{where}.served_as", served_as),
         api_key_env=_variable(file, f"{where}.api_key_env", raw.get("api_key_env")),
         modalities=_modalities(file, f"{where}.modalities", raw.get("modalities")),

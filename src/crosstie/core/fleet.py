@@ -64,6 +64,18 @@ class PoolApart(msgspec.Struct, frozen=True, kw_only=True):
     connector: str
 
 
+class Reach(msgspec.Struct, frozen=True, kw_only=True):
+    """How a pool's backends are reached, where their addresses do not say it all; keys of the pool in its file."""
+
+    # Files: the authorities that their certificates are held to, in place of the system's; and the certificate that the
+    # gateway shows, with its key.
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    # The name in their certificates, where it is another than that of their addresses.
+    tls_server_name: str | None = None
+
+
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """Equal replicas of one deployment; names are the catalog's.
 
@@ -95,6 +107,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ()
     # The name by which the backends know the model, where it is another than the catalog's; clients may use both.
     served_as: str | None = None
+    reach: Reach = Reach()
     # The environment variable that holds the backends' own API key; without one, the client's is passed on.
     api_key_env: str | None = None
     # Its part of the traffic under the `weighted` policy; None: in proportion to what it can carry.

@@ -12,7 +12,7 @@ import msgspec
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Fleet, Pool
+from crosstie.core.fleet import Fleet, Pool, Reach
 from crosstie.perf.memory import memory_plan
 from crosstie.perf.tabulated import StepTimes
 from crosstie.route import build
@@ -147,9 +147,9 @@ def placed(pool: Pool, addresses: Sequence[tuple[str, ...]]) -> Pool:
     """A pool with the addresses of its emulated replicas; several where each model has servers of its own, which sleep
     and wake whatever the file would have done."""
     if not pool.hosts or pool.loading == "llamacpp-router":
-        return msgspec.structs.replace(pool, backends=addresses[0])
+        return msgspec.structs.replace(pool, backends=addresses[0], reach=Reach())
     hosts = tuple(msgspec.structs.replace(one, backends=at) for one, at in zip(pool.hosts, addresses, strict=True))
-    return msgspec.structs.replace(pool, hosts=hosts, backends=(), loading="vllm-sleep", load_hook=None)
+    return msgspec.structs.replace(pool, hosts=hosts, backends=(), loading="vllm-sleep", load_hook=None, reach=Reach())
 
 
 def deployment_of(catalog: Catalog, pool: Pool) -> Deployment:

@@ -21,6 +21,7 @@ from crosstie.run.wire.client import Connection, Headers
 from crosstie.run.wire.files import is_exhausted
 from crosstie.run.wire.multipart import with_field
 from crosstie.run.wire.unpack import Unpacking
+from crosstie.run.wire.way import TlsRefused
 
 # Between two machines only, or the gateway's own to say.
 _NOT_FORWARDED = frozenset(
@@ -96,7 +97,8 @@ class Attempt:
             why = "the gateway has no file left to open for a connection to a backend; try again later"
             self.exchange.on_attempt_failed(why, 503, fault=False, code="gateway_exhausted", retry_after_s=_FULL_S)
         else:
-            why = f"{self.who} refused the connection: {without_address(result)}"
+            did = "is not to be trusted" if isinstance(result, TlsRefused) else "refused the connection"
+            why = f"{self.who} {did}: {without_address(result)}"
             self.exchange.on_attempt_failed(why, 502, refused=True)
 
     def _go(self, connection: Connection) -> None:
@@ -302,7 +304,8 @@ class Attempt:
             self._connect()
             return
         said = f": {without_address(error)}" if error else ""
-        self.exchange.on_attempt_failed(f"{self.who} cut the connection{said}", 502)
+        untrusted = isinstance(error, TlsRefused)
+        self.exchange.on_attempt_failed(f"{self.who} cut the connection{said}", 502, refused=untrusted)
 
     # What its exchange asks of it
 

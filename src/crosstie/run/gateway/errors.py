@@ -38,7 +38,7 @@ class RequestRejected(Exception):
         self.headers = headers
 
 
-_ADDRESS = re.compile(r" ?\('[^']*', \d+[^)]*\)|'[^']*' (?=is no host)")
+_ADDRESS = re.compile(r" ?\('[^']*', \d+[^)]*\)|'[^']*' (?=is no host)|(?<=not valid) for '[^']*'")
 _encode = msgspec.json.Encoder().encode
 
 

@@ -42,6 +42,7 @@ from crosstie.run.wire.client import Origin
 from crosstie.run.wire.files import most_files
 from crosstie.run.wire.request import BadRequest, Request
 from crosstie.run.wire.server import Reply
+from crosstie.run.wire.way import Way, way_of
 
 # How often timeouts, the queue's deadlines and idle connections are looked at.
 _TICK_S = 0.1
@@ -70,7 +71,9 @@ class Gateway:
         notify: Callable[[str], None] = lambda line: None,
     ):
         self.catalog, self.notify = catalog, notify
-        self._check(fleet)
+        # By pool, how its backends are reached.
+        self._ways: dict[str, Way] = {}
+        self._ways = self._check(fleet)
         router = Router(live_fleet(catalog, fleet, monotonic() * speed), make_policy(fleet.policy), speed)
         self.context = context = Context(loop, router, fleet.serving, speed)
         context.on_backend_changed = self.backend_changed
@@ -112,35 +115,38 @@ class Gateway:
 
     def load(self, fleet: Fleet) -> None:
         """Serves this fleet from now on. Raises before anything has changed if it cannot be served."""
-        self._check(fleet)
+        ways = self._check(fleet)
         policy = make_policy(fleet.policy)
         self.router.load(live_fleet(self.catalog, fleet, self.now(), self.live), policy)
+        self._ways = ways
         self.context.serving, self._clients = fleet.serving, Clients(fleet.serving.trusted_proxies)
         self.waiting.most = fleet.serving.max_queued
         self._connect()
 
-    def _check(self, fleet: Fleet) -> None:
+    def _check(self, fleet: Fleet) -> dict[str, Way]:
+        ways = {}
         for pool in fleet.pools:
             if not all(one.backends for one in pool.by_model()):
                 raise BadInput(f"pool {pool.name} has no backends: add their addresses, or use --emulate")
             if pool.api_key_env and not os.environ.get(pool.api_key_env):
                 raise BadInput(f"pool {pool.name}: api_key_env names {pool.api_key_env}, which is not set")
-            for one in pool.by_model():
-                for url in one.backends:
-                    Address(url)
+            addresses = [Address(url) for one in pool.by_model() for url in one.backends]
+            ways[pool.name] = way_of(pool, addresses, self._ways.get(pool.name))
             if pool.hosts:
                 check_room(self.catalog, pool)
+        return ways
 
     def _connect(self) -> None:
         """A backend for each replica, those that were there before as they are."""
         now, kept = self.now(), set()
         for replica in self.live.replicas():
-            backend = self.backends.get(replica.key)
+            backend, way = self.backends.get(replica.key), self._ways[replica.pool.name]
             if backend is None:
-                backend = Backend(Origin(self.loop, Address(replica.key)), replica, replica.pool.pool)
+                backend = Backend(Origin(self.loop, Address(replica.key), way), replica, replica.pool.pool)
                 self.backends[replica.key] = backend
             else:
                 backend.replica = replica
+                backend.origin.go_by(way)
                 backend.configure(replica.pool.pool)
             kept.add(replica.key)
             backend.judge(now)

@@ -8,7 +8,9 @@ from crosstie.run.gateway.context import Context
 from crosstie.run.gateway.errors import without_address
 from crosstie.run.wire.fetch import Answer, fetch
 from crosstie.run.wire.files import is_exhausted
+from crosstie.run.wire.way import TlsRefused
 
+REFUSES = "it refuses connections"
 # A page that an engine did not have may come with its next version.
 _ASK_AGAIN_S = 60.0
 _MISSING = (404, 405, 501)
@@ -48,7 +50,10 @@ async def probe(context: Context, backend: Backend) -> None:
         if answer is not None and answer.status >= 500:
             fault, answered = f"its health check answered {answer.status}", True
     except ConnectionRefusedError:
-        fault, refused = "it refuses connections", True
+        fault, refused = REFUSES, True
+    except TlsRefused as error:
+        # No second look at it will do: somebody has to mend it.
+        fault, refused = without_address(error), True
     except OSError as error:
         if is_exhausted(error):
             # It was not asked at all.

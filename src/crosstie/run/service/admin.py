@@ -14,6 +14,7 @@ from typing import Any, Literal
 from crosstie.catalog.addresses import read_address
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.pools import read_pool
+from crosstie.catalog.reach import REACH_FILES
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Pool
 from crosstie.core.histogram import Family
@@ -25,8 +26,8 @@ from crosstie.run.service.worker_link import Changes, ChangesRequest, Done, Fail
 
 # What a reader's complaint calls the request that it was reading.
 _REQUEST = Path("request")
-# A command would run as the gateway's user: only who may write the fleet file may name one.
-_FILE_ONLY = ("load_hook",)
+# A command would run as the gateway's user, and a file is read as that: only who may write the fleet file may name one.
+_FILE_ONLY = ("load_hook", *REACH_FILES)
 _MOST_SAID = 400
 # Larger ones may be no float at all.
 _MOST_WHOLE = 2**53
@@ -205,7 +206,9 @@ class Administration:
     def _read_pool(self, raw: dict[str, Any]) -> Pool:
         for key in _FILE_ONLY:
             if key in raw:
-                raise BadInput(f"pool.{key}: only the fleet file may name a command")
+                raise BadInput(
+                    f"pool.{key}: only the fleet file may name a {'command' if key == 'load_hook' else 'file'}"
+                )
         made = read_pool(self.process.catalog, _REQUEST, "pool", raw)
         named = {pool.api_key_env for pool in self.base.pools}
         if made.api_key_env is not None and made.api_key_env not in named:

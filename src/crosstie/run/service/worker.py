@@ -16,6 +16,7 @@ from time import monotonic
 from crosstie.core.fleet import Fleet
 from crosstie.core.histogram import Family
 from crosstie.run.gateway.backend import Backend, EngineLoad
+from crosstie.run.gateway.health import REFUSES
 from crosstie.run.gateway.interfaces import OtherWorkers
 from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.service.supervisor import LEAVE, READ_AGAIN, STOP, STOP_NOW, Reloaded, WorkerSlot
@@ -26,8 +27,12 @@ from crosstie.run.share.board import Board, Cell
 _TICK_S, _KEEP_S = 0.1, 1.0
 # What another has found out is taken for one's own until it is nearly due again.
 _FRESH = 0.75
-_WELL, _FAULTY, _REFUSES = 0.0, 1.0, 2.0
-_FAULTS = {_FAULTY: "its health check failed, as another worker found", _REFUSES: "it refuses connections"}
+_WELL, _FAULTY, _REFUSES, _UNTRUSTED = 0.0, 1.0, 2.0, 3.0
+_FAULTS = {
+    _FAULTY: "its health check failed, as another worker found",
+    _REFUSES: REFUSES,
+    _UNTRUSTED: "there is no TLS with it, as another worker found",
+}
 
 
 class SharedLoad(Component):
@@ -147,7 +152,7 @@ class Worker(SharedLoad, OtherWorkers):
         now, was = self._gateway.now(), backend.replica.up
         if shared["probed_at"] > self._seen.get(key, 0.0):
             self._seen[key] = shared["probed_at"]
-            backend.probed(_FAULTS.get(shared["health"]), now, refused=shared["health"] == _REFUSES)
+            backend.probed(_FAULTS.get(shared["health"]), now, refused=shared["health"] >= _REFUSES)
         if shared["open_until"] > now and backend.breaker.state == "closed":
             backend.breaker.open_too(shared["open_until"])
             backend.judge(now)
@@ -168,7 +173,7 @@ class Worker(SharedLoad, OtherWorkers):
     def probed(self, backend: Backend, fault: str | None, *, refused: bool) -> None:
         cell = self._cells.get(backend.replica.key)
         if cell is not None:
-            self._share_health(backend, cell, _WELL if fault is None else _REFUSES if refused else _FAULTY)
+            self._share_health(backend, cell, _health(fault, refused=refused))
 
     def _share_health(self, backend: Backend, cell: Cell, health: float) -> None:
         now = monotonic()
@@ -256,3 +261,9 @@ class Worker(SharedLoad, OtherWorkers):
                     pages.append((row, self._kept_at(row).read_text()))
         head = "# HELP crosstie_workers Workers that answer.\n# TYPE crosstie_workers gauge\n"
         send(f"{merged_pages(pages)}{head}crosstie_workers {len(there)}\n")
+
+
+def _health(fault: str | None, *, refused: bool) -> float:
+    if fault is None:
+        return _WELL
+    return _FAULTY if not refused else _REFUSES if fault == REFUSES else _UNTRUSTED

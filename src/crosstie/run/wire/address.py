@@ -1,7 +1,6 @@
 """Where a server answers: a base URL taken apart once."""
 
 import ipaddress
-import ssl
 from urllib.parse import urlsplit
 
 from crosstie.core.errors import BadInput
@@ -33,9 +32,6 @@ class Address:
         # The path below which the API lies, and the one below which health and metrics do.
         self.base = parts.path.rstrip("/")
         self.root = self.base.removesuffix("/v1")
-
-    def tls(self) -> ssl.SSLContext | None:
-        return ssl.create_default_context() if self.secure else None
 
 
 def is_loopback(host: str) -> bool:

@@ -7,12 +7,13 @@ import asyncio
 import select
 import socket
 from collections.abc import Callable
-from ssl import SSLContext
+from ssl import SSLError
 from typing import Any, Protocol, cast
 
 import httptools
 
 from crosstie.run.wire.address import Address
+from crosstie.run.wire.way import Way, tls_refusal, way_to
 
 Headers = list[tuple[bytes, bytes]]
 # Engines close idle connections after five seconds (uvicorn's default); one that old may be gone on arrival.
@@ -112,6 +113,9 @@ class Connection:
             return
         if exc is None and self._headed and self._until_close:
             self._finish(keep=False)
+        elif isinstance(exc, SSLError) and not self.answered and self.uses == 1:
+            # TLS 1.3 shows only now that the other side does not take this one's certificate.
+            self._lose(tls_refusal(exc))
         else:
             self._lose(exc)
 
@@ -219,11 +223,11 @@ class Connection:
 class Origin:
     """A server and the connections to it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address):
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, way: Way | None = None):
         self.loop, self.address = loop, address
+        self.way = way or way_to(address)
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
-        self._tls: SSLContext | None = address.tls()
         self._connecting: set[asyncio.Task[None]] = set()
         self._retired = False
         self._distrusted_until = 0.0
@@ -259,21 +263,27 @@ class Origin:
         then(result)
 
     async def open(self, timeout_s: float) -> Connection:
-        at = self.address
         try:
             async with asyncio.timeout(timeout_s):
-                made: Any = lambda: Connection(self)  # noqa: E731
-                _, found = await self.loop.create_connection(made, at.host, at.port, ssl=self._tls)
+                connection: Connection = await self.way.connect(self.loop, self.address, lambda: Connection(self))
         except TimeoutError:
             raise ConnectionError(f"no connection within {timeout_s:g} s") from None
+        except SSLError as error:
+            raise tls_refusal(error) from None
         except UnicodeError as error:
             # A name that no DNS can have.
-            raise ConnectionError(f"'{at.host}' is no host: {error}") from None
-        connection: Connection = found
+            raise ConnectionError(f"'{self.address.host}' is no host: {error}") from None
         if connection.closed:
             raise ConnectionError("closed as soon as it was open")
         self._open.add(connection)
         return connection
+
+    def go_by(self, way: Way) -> None:
+        """From the next connection on; what is under way ends as it began."""
+        if way is not self.way:
+            self.way = way
+            for connection in list(self._idle):
+                connection.abort()
 
     def keep(self, connection: Connection) -> None:
         connection.idle_since = self.loop.time()

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Headers, Origin
+from crosstie.run.wire.way import TlsRefused
 
 
 class Answer(NamedTuple):
@@ -37,7 +38,8 @@ class _Collector:
             self.future.set_result(Answer(self.status, self.headers, b"".join(self.pieces)))
 
     def on_lost(self, error: Exception | None) -> None:
-        self._fail(ConnectionError(f"connection lost: {error or 'closed before the answer ended'}"))
+        lost = ConnectionError(f"connection lost: {error or 'closed before the answer ended'}")
+        self._fail(error if isinstance(error, TlsRefused) else lost)
 
     def _fail(self, error: Exception) -> None:
         if not self.future.done():

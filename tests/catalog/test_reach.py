@@ -1,0 +1,49 @@
+"""How a pool's backends are reached, as its fleet file says it."""
+
+from pathlib import Path
+
+import pytest
+
+from crosstie.catalog.fleet_text import fleet_text
+from crosstie.catalog.fleets import read_fleet
+from crosstie.catalog.library import Catalog
+from crosstie.core.errors import BadData
+from crosstie.core.fleet import Fleet, Reach
+
+CATALOG = Catalog([])
+
+
+def read(folder: Path, *lines: str, backends: str = '["https://a:8000/v1"]') -> Fleet:
+    file = folder / "fleet.toml"
+    text = ["format = 1", "[[pool]]", 'name = "a"', 'model = "m"', f"backends = {backends}", *lines]
+    file.write_text("\n".join(text) + "\n")
+    return read_fleet(CATALOG, file)
+
+
+def test_files_are_named_from_where_the_fleet_file_lies_and_written_back(tmp_path: Path) -> None:
+    lines = ('tls_ca = "ca.pem"', 'tls_cert = "/etc/gateway.pem"', 'tls_key = "keys/gateway.key"')
+    fleet = read(tmp_path, *lines, 'tls_server_name = "vllm.internal"')
+    assert fleet.pools[0].reach == Reach(
+        tls_ca=str(tmp_path / "ca.pem"),
+        tls_cert="/etc/gateway.pem",
+        tls_key=str(tmp_path / "keys" / "gateway.key"),
+        tls_server_name="vllm.internal",
+    )
+    copy = tmp_path / "elsewhere" / "fleet.toml"
+    copy.parent.mkdir()
+    copy.write_text(fleet_text(fleet))
+    assert read_fleet(CATALOG, copy).pools == fleet.pools
+
+
+@pytest.mark.parametrize(
+    ("lines", "backends", "said"),
+    [
+        (['tls_key = "a.key"'], '["https://a/v1"]', r"pool\[0\].tls_cert: missing: tls_key is there"),
+        (['tls_ca = "a.pem"'], '["http://a/v1"]', r"pool\[0\].tls_ca: has no meaning: no backend of the pool is https"),
+        (["tls_ca = 3"], '["https://a/v1"]', r"pool\[0\].tls_ca: must be a non-empty string"),
+        (['tls_cafile = "a.pem"'], '["https://a/v1"]', r"pool\[0\].tls_cafile: unknown key"),
+    ],
+)
+def test_slips_are_refused_with_file_and_key(lines: list[str], backends: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=rf"fleet\.toml: {said}"):
+        read(tmp_path, *lines, backends=backends)
