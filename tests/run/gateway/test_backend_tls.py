@@ -79,18 +79,21 @@ async def test_a_backend_that_cannot_be_trusted_is_the_operators_fault(folder: P
             assert strange.hit == []
 
 
-@in_folder
-async def test_a_backend_that_does_not_take_our_certificate_says_so(folder: Path) -> None:
-    made = Certificates(folder)
-    for version in (TLSVersion.TLSv1_2, TLSVersion.TLSv1_3):
-        asking = made.server(asks=True)
-        asking.minimum_version = asking.maximum_version = version
-        with _refusing(asking) as url:
-            async with running(fleet_of(pool_of("a", url, reach=Reach(tls_ca=made.ca)))) as gateway:
-                (backend,) = gateway.gateway.backends.values()
-                # A server that resets the connection after its alert may take the alert away with it.
-                await until(lambda one=backend.replica: "gateway's TLS or certificate" in one.why_down)
-                assert (await gateway.ask()).status == 503
+@pytest.mark.parametrize("version", [TLSVersion.TLSv1_2, TLSVersion.TLSv1_3])
+def test_a_backend_that_does_not_take_our_certificate_says_so(version: TLSVersion, tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    asking = made.server(asks=True)
+    asking.minimum_version = asking.maximum_version = version
+
+    async def asked(url: str) -> None:
+        async with running(fleet_of(pool_of("a", url, reach=Reach(tls_ca=made.ca)))) as gateway:
+            (backend,) = gateway.gateway.backends.values()
+            # A server that resets the connection after its alert may take the alert away with it.
+            await until(lambda: "gateway's TLS or certificate" in backend.replica.why_down)
+            assert (await gateway.ask()).status == 503
+
+    with _refusing(asking) as url:
+        run_on_loop(asked(url))
 
 
 @contextmanager
