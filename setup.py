@@ -14,7 +14,7 @@ COMPILED = {
     "perf": ["tabulated"],
     "route": [
         "admission", "apart", "ask", "cheapest", "corrections", "decision", "filters", "learnt", "lengths", "live",
-        "load", "modelled", "plain", "policy", "prefix", "router", "speed",
+        "load", "modelled", "overflow", "plain", "policy", "prefix", "router", "speed", "spending",
     ],
     "sim": ["engine", "prefix_cache"],
     "run/wire": [

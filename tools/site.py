@@ -20,7 +20,7 @@ from crosstie.catalog.describe import overview
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.pictures import Images
 from crosstie.cli.main import crosstie as cli
-from crosstie.core.fleet import HostedModel, Route, Serving
+from crosstie.core.fleet import HostedModel, Route, Serving, TokenPrice
 from crosstie.core.workload import Constraints, Lora, PrefixReuse
 
 ROOT = Path(__file__).parents[1]
@@ -230,5 +230,10 @@ RENDERED: dict[str, Callable[[], str]] = {
         ("lora of a [[class]]", Lora),
         ("[constraints]", Constraints),
     ),
-    "fleet": _keys(("[serve]", Serving), ("routes of a [[class]]", Route), ("hosts of a [[pool]]", HostedModel)),
+    "fleet": _keys(
+        ("[serve]", Serving),
+        ("routes of a [[class]]", Route),
+        ("hosts of a [[pool]]", HostedModel),
+        ("a [[pool]] that is paid by the token", TokenPrice),
+    ),
 }

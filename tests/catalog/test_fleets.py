@@ -15,7 +15,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.pools import MODALITIES
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadData
-from crosstie.core.fleet import Fleet, Pool, Route, ServedClass, Serving
+from crosstie.core.fleet import Fleet, Pool, Route, ServedClass, Serving, TokenPrice
 from crosstie.core.workload import Target
 
 SERVE_RANGES: dict[str, tuple[Any, Any]] = {
@@ -73,7 +73,20 @@ ANY = TEXT[TEXT.index('[[pool]]\nname = "any"') : TEXT.index("[[class]]")]
 SERVE = TEXT[TEXT.index("[serve]") : TEXT.index("[[pool]]")]
 FLEET_KEYS = {"format", "name", "planned", "policy", "aliases", "fallbacks"}
 DRAFTS = {"speculation", "text", "acceptance"}
-POOL_KEYS = {*re.findall(r"^(\w+) =", POOL + ANY, re.MULTILINE), "pp", "ep", "dp", *DRAFTS}
+BOUGHT = """[[pool]]
+name = "provider"
+model = "llama-3.1-8b"
+usd_per_million_input = 0.1
+usd_per_million_output = 0.4
+usd_per_million_cached_input = 0.05
+max_usd_per_hour = 2
+max_usd_per_day = 20
+max_context = 100000
+api_key_env = "PROVIDER_KEY"
+backends = ["https://api.example.com/v1"]
+"""
+TOKEN_KEYS = {*re.findall(r"^(\w+) =", BOUGHT, re.MULTILINE)}
+POOL_KEYS = {*re.findall(r"^(\w+) =", POOL + ANY, re.MULTILINE), "pp", "ep", "dp", *DRAFTS, *TOKEN_KEYS, "paid_anyway"}
 CLASS_KEYS = {*re.findall(r"^(\w+) =", CLASS, re.MULTILINE), "tpot_ms"}
 ROUTE_KEYS = {"pool", "share", "up_to_input", "why"}
 BACKENDS = '["http://a:8000/v1", "http://b:8000/v1"]'
@@ -111,6 +124,52 @@ def test_a_hand_written_fleet_means_what_it_says(catalog: Catalog, tmp_path: Pat
     assert one.ttft == Target(seconds=1.0, percentile=0.95)
     assert one.tpot is None
     assert one.routes == (Route(pool="chat-mi300x", share=1.0, up_to_input=4000, why="cheapest"),)
+
+
+def test_a_pool_may_be_paid_by_the_token(catalog: Catalog, tmp_path: Path) -> None:
+    text = changed(
+        ("[[class]]", BOUGHT + "\n[[class]]"), ("usd_per_gpu_hour = 1.3", "usd_per_gpu_hour = 1.3\npaid_anyway = false")
+    )
+    got = read_fleet(catalog, fleet_file(tmp_path, text))
+    assert (got.pools[0].paid_anyway, got.pools[0].token_price) == (False, None)
+    assert got.pools[2].token_price == TokenPrice(
+        usd_per_million_input=0.1, usd_per_million_output=0.4, usd_per_million_cached_input=0.05, max_usd_per_hour=2.0,
+        max_usd_per_day=20.0,
+    )  # fmt: skip
+    assert read_fleet(catalog, fleet_file(tmp_path, fleet_text(got))) == got
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "reason"),
+    [
+        ("usd_per_million_output = 0.4\n", "", "usd_per_million_output", "missing"),
+        ("usd_per_million_input = 0.1", "usd_per_million_input = -1", "usd_per_million_input", "-1"),
+        ("max_usd_per_day = 20", "max_usd_per_day = 0", "max_usd_per_day", "0"),
+        ('api_key_env = "PROVIDER_KEY"\n', "", "api_key_env", "a client's own is not passed on"),
+        ("max_context = 100000\n", "", "max_context", "missing: how long a request"),
+        (
+            "max_context = 100000",
+            "max_context = 100000\ntp = 2",
+            "tp",
+            "no meaning for a pool that is paid by the token",
+        ),
+        ("max_context = 100000", 'max_context = 100000\naccelerator = "h200"', "accelerator", "no meaning"),
+        ("max_context = 100000", "max_context = 100000\nusd_per_gpu_hour = 2", "usd_per_gpu_hour", "no meaning"),
+    ],
+)
+def test_faults_of_a_price_by_the_token_are_named(
+    catalog: Catalog, tmp_path: Path, old: str, new: str, key: str, reason: str
+) -> None:
+    assert old in BOUGHT
+    text = changed(("[[class]]", BOUGHT.replace(old, new) + "\n[[class]]"))
+    with pytest.raises(BadData, match=re.escape(f"pool[2].{key}: ")) as told:
+        read_fleet(catalog, fleet_file(tmp_path, text))
+    assert reason in str(told.value)
+
+
+def test_weights_are_of_the_fleet_s_own_pools(catalog: Catalog, tmp_path: Path) -> None:
+    text = changed(('policy = "cheapest-meeting-target"', 'policy = "weighted"'), ("[[class]]", BOUGHT + "\n[[class]]"))
+    assert read_fleet(catalog, fleet_file(tmp_path, text.replace("tp = 2", "tp = 2\nweight = 1"))).policy == "weighted"
 
 
 def test_a_pool_may_speculate(catalog: Catalog, tmp_path: Path) -> None:

@@ -33,6 +33,30 @@ def test_a_fleet_file(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> Non
         assert word in more
 
 
+BOUGHT = """
+[[pool]]
+name = "provider"
+model = "llama-3.1-8b"
+usd_per_million_input = 0.1
+usd_per_million_output = 0.4
+max_context = 100000
+api_key_env = "PROVIDER_KEY"
+backends = ["https://api.example.com/v1"]
+"""
+
+
+def test_what_is_paid_by_the_token_is_left_out_and_named(crosstie: Command, tmp_path: Path) -> None:
+    file = tmp_path / "bought.toml"
+    file.write_text(Path(FLEET).read_text() + BOUGHT)
+    document = json.loads(crosstie("simulate", str(file), *QUICK, "--json").out)
+    assert {pool["name"] for pool in document["runs"][0]["pools"]} == {"mi300x", "h200"}
+    assert any("without provider, paid by the token" in note for note in document["notes"])
+    file.write_text(f"format = 1\n{BOUGHT}")
+    got = crosstie("simulate", str(file), *QUICK)
+    assert got.status == 2
+    assert "every pool is paid by the token" in got.err
+
+
 def test_a_workload_is_planned_and_a_saved_plan_gives_the_same(crosstie: Command, tmp_path: Path) -> None:
     work, saved = str(small(tmp_path)), str(tmp_path / "plan.json")
     assert crosstie("plan", work, "--save", saved).status == 0

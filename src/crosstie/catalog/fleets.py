@@ -135,7 +135,8 @@ def _check_weights(file: Path, pools: Iterable[Pool]) -> None:
     """Under `weighted` the weights of a model's pools are compared, so they must be comparable."""
     by_model: dict[str, list[tuple[int, float | None]]] = {}
     for index, pool in enumerate(pools):
-        for one in pool.by_model():
+        # What is bought by the token has no share.
+        for one in pool.by_model() if pool.token_price is None else ():
             by_model.setdefault(one.model, []).append((index, pool.weight))
     for model, weights in by_model.items():
         missing = [index for index, weight in weights if weight is None]

@@ -16,14 +16,17 @@ from crosstie.catalog.workloads import release_text
 from crosstie.core.deployment import Parallelism, kv_bytes_per_element
 from crosstie.core.disaggregated import check_joined
 from crosstie.core.errors import BadData
-from crosstie.core.fleet import HostedModel, Loading, Pool, PoolApart, PoolSide
+from crosstie.core.fleet import HostedModel, Loading, Pool, PoolApart, PoolSide, TokenPrice
 from crosstie.core.speculation import DEEPEST
 
+SPLIT = ("tp", "pp", "ep", "dp")
 APART_KEYS = {"prefill", "decode", "connector"}
 HOST_KEYS = {"hosts", "loading", "load_hook", "host_memory_gib"}
+TOKEN_KEYS = set(TokenPrice.__struct_fields__)
+# What a provider's machines have, and nobody here knows or pays.
+_OF_MACHINES = ("accelerator", "usd_per_gpu_hour", "paid_anyway", "weight", *SPLIT, *sorted(APART_KEYS | HOST_KEYS))
 # What belongs to one model, and so into its entry of `hosts`.
 _OF_A_MODEL = ("model", "served_as")
-SPLIT = ("tp", "pp", "ep", "dp")
 MODALITIES = ("text", "image", "audio", "video")
 USUAL_KV = "bf16"
 # Where neither the file nor the model's own config says how long a request may be.
@@ -32,7 +35,7 @@ _KEYS = {
     "name", "model", "accelerator", *SPLIT, "precision", "kv", "stack", "replicas", "usd_per_gpu_hour",
     "max_in_flight", "max_context", "backends", "served_as", "api_key_env", "weight", "modalities", "release",
     "settings", "speculation", "text", "acceptance",
-    *HOST_KEYS, *APART_KEYS, *REACH_KEYS,
+    "paid_anyway", *HOST_KEYS, *APART_KEYS, *REACH_KEYS, *TOKEN_KEYS,
 }  # fmt: skip
 _NAME = re.compile(r"^[^\W_][\w.-]{0,99}$")
 # A GPU-hour of a known accelerator costs something, or routing by cost would take it for any work.
@@ -51,6 +54,7 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
     name = text(file, f"{where}.name", raw.get("name"))
     if not _NAME.match(name) or name != name.lower():
         raise BadData(file, f"{where}.name", f"'{name}' must be lower case: letters, digits, dots and dashes")
+    token_price = _token_price(file, where, raw) if raw.keys() & TOKEN_KEYS else None
     split = read_split(file, where, raw)
     sides = _sides(file, where, raw) if raw.keys() & APART_KEYS else None
     if sides:
@@ -91,12 +95,28 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
         modalities=_modalities(file, f"{where}.modalities", raw.get("modalities")),
         release=release_text(file, f"{where}.release", raw["release"]) if "release" in raw else None,
         settings=tuple(texts(file, f"{where}.settings", raw.get("settings", []))),
-        **read_values(file, where, plain, Pool, ("max_in_flight", "max_context", "weight")),
+        **read_values(file, where, plain, Pool, ("max_in_flight", "max_context", "weight", "paid_anyway")),
         apart=apart,
+        token_price=token_price,
         **of_pool,
         **hosting,
         **_speculation(catalog, file, where, raw, of_pool),
     )
+
+
+def _token_price(file: Path, where: str, raw: dict[str, Any]) -> TokenPrice:
+    """Of a pool that is paid by the token."""
+    for key in _OF_MACHINES:
+        if key in raw:
+            raise BadData(file, f"{where}.{key}", "has no meaning for a pool that is paid by the token")
+    if "api_key_env" not in raw:
+        reason = "missing: the variable with the provider's key; a client's own is not passed on to it"
+        raise BadData(file, f"{where}.api_key_env", reason)
+    if "max_context" not in raw:
+        reason = "missing: how long a request the provider takes, from which follows what one may cost"
+        raise BadData(file, f"{where}.max_context", reason)
+    given = {key: value for key, value in raw.items() if key in TOKEN_KEYS}
+    return read_record(file, where, given, TokenPrice)
 
 
 def _speculation(

@@ -18,6 +18,8 @@ _Many = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
 _Gib = Annotated[float, msgspec.Meta(ge=1e-6, le=1e5)]
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 _MeanTokens = Annotated[float, msgspec.Meta(ge=1, le=1e9)]
+_Price = Annotated[float, msgspec.Meta(ge=0, le=1e5)]
+_Spending = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
 
 Policy = Literal["cheapest-meeting-target", "fastest", "round-robin", "least-loaded", "weighted", "prefix"]
 
@@ -76,6 +78,18 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     tls_server_name: str | None = None
 
 
+class TokenPrice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider asks for, and how much of it may be bought."""
+
+    usd_per_million_input: _Price
+    usd_per_million_output: _Price
+    # Of a prompt, what the provider has in its cache; None: the same.
+    usd_per_million_cached_input: _Price | None = None
+    # In any hour, and in any day; None: no limit.
+    max_usd_per_hour: _Spending | None = None
+    max_usd_per_day: _Spending | None = None
+
+
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """Equal replicas of one deployment; names are the catalog's.
 
@@ -122,6 +136,10 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     host_memory_gib: _Gib | None = None
     # Prefill and decode apart; `parallelism` is then that of a decode engine.
     apart: PoolApart | None = None
+    # Somebody else's, paid by the token: what the fleet has no room for goes there, see `route.overflow`.
+    token_price: TokenPrice | None = None
+    # Whether its GPUs cost the same while they idle; if not, they are paid by use.
+    paid_anyway: bool = True
 
     @property
     def replica_gpus(self) -> int:

@@ -20,6 +20,7 @@ from crosstie.route.lengths import Lengths
 from crosstie.route.live import LiveFleet, LivePool, Replica
 from crosstie.route.load import Presence
 from crosstie.route.modelled import ModelledSpeed
+from crosstie.route.overflow import PricedPool
 from crosstie.route.speed import Speed
 
 # Requests of a pool that no class is about.
@@ -146,7 +147,7 @@ def _deviations(target: Target | None) -> float:
 def _kept_or_new(pool: Pool, speed: Speed, lengths: Lengths, previous: LivePool | None) -> LivePool:
     if previous is not None and _same_deployment(previous.pool, pool):
         return previous
-    return LivePool(pool, speed, lengths)
+    return PricedPool(pool, speed, lengths) if pool.token_price is not None else LivePool(pool, speed, lengths)
 
 
 def _staff(live: LivePool, fleet: Fleet, lengths: Lengths, since: float) -> None:
@@ -166,7 +167,8 @@ def _staff(live: LivePool, fleet: Fleet, lengths: Lengths, since: float) -> None
 def _same_deployment(before: Pool, after: Pool) -> bool:
     def deployed(pool: Pool) -> tuple[object, ...]:
         split, drafts = (pool.parallelism, pool.apart), (pool.speculation, pool.text, pool.acceptance)
-        return pool.model, pool.accelerator, split, pool.precision, pool.kv_format, pool.stack, drafts
+        bought = pool.token_price is not None
+        return pool.model, pool.accelerator, split, pool.precision, pool.kv_format, pool.stack, drafts, bought
 
     return deployed(before) == deployed(after)
 

@@ -16,6 +16,7 @@ from crosstie.route.lengths import Classes, Lengths
 from crosstie.route.load import RATE_S, ReplicaLoad, Reported
 from crosstie.route.prefix import Prefixes
 from crosstie.route.speed import Prediction, Speed, View
+from crosstie.route.spending import Spending
 
 # A view is made anew after this long even if nothing happened: rates decay, and prompts move on.
 VIEW_S = 0.25
@@ -48,6 +49,8 @@ class LivePool:
         self.sessions: dict[str, Replica] = {}
         # The tightest targets of the classes that the plan sends here: nobody may be sent here who breaks them.
         self.promised_ttft_s = self.promised_tpot_s = inf
+        # Of one that is paid by the token, see `route.overflow`; None: it is the fleet's own.
+        self.spending: Spending | None = None
         self.adopt(pool, speed, lengths)
 
     def adopt(
@@ -66,7 +69,10 @@ class LivePool:
         """A replica by the second: its GPUs and, where they do not include it, its power."""
         self.watts = watts
         rent = self.pool.replica_gpus * self.pool.usd_per_gpu_hour / 3600.0
-        self.usd_per_s = rent + watts * usd_per_kwh / 3.6e6
+        power = watts * usd_per_kwh / 3.6e6
+        self.usd_per_s = rent + power
+        # What it costs more when it works.
+        self.added_usd_per_s = power if self.pool.paid_anyway else rent + power
 
     @property
     def name(self) -> str:
@@ -98,6 +104,20 @@ class LivePool:
         """A request's part of the price of a replica, among others like it that keep its target."""
         spent_s = self.speed.replica_s(new_tokens, cached_tokens, output_tokens, tpot_s or inf)
         return self.usd_per_s * self.slowness * spent_s
+
+    def added_usd(
+        self, new_tokens: float, cached_tokens: float, output_tokens: float, tpot_s: float | None = None
+    ) -> float:
+        """What a request adds to what a replica costs in any case."""
+        if not self.added_usd_per_s:
+            return 0.0
+        spent_s = self.speed.replica_s(new_tokens, cached_tokens, output_tokens, tpot_s or inf)
+        return self.added_usd_per_s * self.slowness * spent_s
+
+    def most_usd(self, ask: Ask) -> float:
+        """What a request may come to: as long as it says that its answer may be, or as they usually are."""
+        output = ask.output_tokens if ask.most_output is None else float(ask.most_output)
+        return self.request_usd(ask.input_tokens, 0.0, ask.copies * output, ask.tpot_s)
 
     def remember(self, session: str, replica: "Replica") -> None:
         self.sessions.pop(session, None)
@@ -247,6 +267,8 @@ class Replica(ReplicaLoad):
             self.pool.remember(ask.session, self)
         if not ask.streams:
             self.silent.append((now + prediction.ttft_s, flight))
+        if self.pool.spending is not None:
+            flight.reserve(self.pool.spending, now)
         self.touch()
         self.publish()
         return flight
@@ -324,6 +346,16 @@ class Flight:
         # Whether the first token was seen, not assumed.
         self.seen = False
         self.released = False
+        # At a provider: what it may come to, and what the bill will have of it as far as that is known.
+        self.spending: Spending | None = None
+        self.reserved_usd = self.billed_usd = 0.0
+
+    def reserve(self, spending: Spending, now: float) -> None:
+        """Whatever comes of it, a prompt that was sent is paid for, unless the provider refuses it."""
+        pool = self.replica.pool
+        self.spending, self.reserved_usd = spending, pool.most_usd(self.ask)
+        self.billed_usd = pool.request_usd(self.ask.input_tokens, 0.0, 0.0)
+        spending.reserve(self.reserved_usd, now)
 
     def decode_from(self, now: float) -> None:
         """From waiting to decoding; nothing is learnt from it."""
@@ -357,6 +389,8 @@ class Flight:
         if self.released:
             return None
         self._release()
+        if self.spending is not None:
+            self.spending.settle(self.reserved_usd, self.billed_usd, now)
         if not completed:
             return None
         ask = self.ask
@@ -376,7 +410,10 @@ class Flight:
         if input_tokens <= 0.0 and output_tokens <= 0.0:
             return 0.0
         cached = max(min(self.prediction.cached_tokens, input_tokens - 1.0), 0.0)
-        return self.replica.pool.request_usd(input_tokens - cached, cached, output_tokens, self.ask.tpot_s)
+        usd = self.replica.pool.request_usd(input_tokens - cached, cached, output_tokens, self.ask.tpot_s)
+        if input_tokens > 0.0:
+            self.billed_usd = usd
+        return usd
 
     def _teach_tpot(self, now: float, output_tokens: int | None) -> float | None:
         if output_tokens is None or output_tokens < 2:

@@ -13,6 +13,7 @@ from crosstie.route.decision import Decision
 from crosstie.route.filters import fitting
 from crosstie.route.live import LiveFleet, Replica
 from crosstie.route.load import Cell
+from crosstie.route.overflow import Overflow, with_overflow
 from crosstie.route.policy import RoutingPolicy
 
 # How old what is known of other workers and peers may be when nothing depends on it.
@@ -24,7 +25,7 @@ _TRIES = 8
 class Router:
     def __init__(self, fleet: LiveFleet, policy: RoutingPolicy, speed: float = 1.0):
         """`speed`: seconds of the router's clock in a second."""
-        self.fleet, self.policy = fleet, policy
+        self.fleet, self.policy = fleet, with_overflow(fleet, policy)
         self._read_every_s = READ_S * speed
         self._read_at = float("-inf")
         # Those that others use as well.
@@ -32,7 +33,7 @@ class Router:
 
     def load(self, fleet: LiveFleet, policy: RoutingPolicy) -> None:
         """Decides over this fleet from now on; what is shared has to be said anew."""
-        self.fleet, self.policy = fleet, policy
+        self.fleet, self.policy = fleet, with_overflow(fleet, policy)
         self._shared = []
 
     def share(self, cells: dict[str, Cell]) -> None:
@@ -72,8 +73,17 @@ class Router:
         decision = self.decide(ask, now, exclude=ask.tried)
         return decision if decision.outcome == "send" else None
 
+    def bought(self, ask: Ask, now: float) -> Decision | None:
+        """For one that would be turned away: to a provider who is paid by the token, if there is one for it."""
+        if not isinstance(self.policy, Overflow):
+            return None
+        ask.waited_s = ask.patience_s
+        decision = self.decide(ask, now, exclude=ask.tried)
+        replica = decision.replica
+        return decision if replica is not None and replica.pool.spending is not None else None
+
     def _too_long(self, ask: Ask) -> bool:
-        pools = fitting(self.fleet.by_model.get(ask.model, []), ask)
+        pools = [pool for pool in fitting(self.fleet.by_model.get(ask.model, []), ask) if pool.spending is None]
         ttft_s, tokens = ask.ttft_s, ask.input_tokens
         return bool(pools) and ttft_s is not None and all(pool.speed.idle_s(tokens, 0.0) >= ttft_s for pool in pools)
 

@@ -160,6 +160,9 @@ class Fake:
     def _unknown_key(self, body: dict[str, Any], reply: Reply) -> None:
         reply.send(401, b'{"error":{"message":"sk-inner is no key of mine"}}')
 
+    def _unpaid(self, body: dict[str, Any], reply: Reply) -> None:
+        reply.send(402, b'{"error":{"message":"insufficient balance"}}')
+
     def _no_model(self, body: dict[str, Any], reply: Reply) -> None:
         said = {"message": f"The model `{body['model']}` does not exist.", "type": "NotFoundError", "inner": True}
         reply.send(404, json.dumps({"object": "error", **said, "param": "model", "code": 404}).encode())

@@ -76,6 +76,7 @@ def simulate(
     `processes` and `ray` as in `sweep`.
     """
     source, notes = _checked(catalog, subjects, source, policies, loads)
+    notes = [*(note for subject in subjects for note in subject.notes), *notes]
     cases = [
         Case(
             label=subject.label, fleet=subject.fleet, policy=policy, load=load, seed=seed, outages=tuple(outages),

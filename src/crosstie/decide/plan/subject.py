@@ -25,6 +25,8 @@ class Subject:
     label: str
     fleet: Fleet
     workload: Workload | None
+    # What is in the file and not in the fleet.
+    notes: tuple[str, ...] = ()
 
 
 class _SavedPlan(msgspec.Struct, frozen=True):
@@ -39,7 +41,8 @@ def read_subject(catalog: Catalog, file: Path, on_progress: OnProgress = no_prog
         return _saved(file)
     if file.is_file() and "pool" in read_toml(file):
         fleet = read_fleet(catalog, file)
-        return Subject(file.stem, _addressed(fleet), None)
+        own, notes = _without_providers(fleet)
+        return Subject(file.stem, _addressed(own), None, notes)
     workload = read_workload(catalog, find_workload(file))
     return of_plan(plan(catalog, workload, on_progress=on_progress, confirm=True))
 
@@ -51,7 +54,25 @@ def of_plan(made: Plan) -> Subject:
 
 
 def of_fleet(fleet: Fleet) -> Subject:
-    return Subject(fleet.name, _addressed(fleet), None)
+    own, notes = _without_providers(fleet)
+    return Subject(fleet.name, _addressed(own), None, notes)
+
+
+def _without_providers(fleet: Fleet) -> tuple[Fleet, tuple[str, ...]]:
+    """Without the pools that are paid by the token, since nothing says how fast a provider is; and that it is so."""
+    gone = {pool.name for pool in fleet.pools if pool.token_price is not None}
+    if not gone:
+        return fleet, ()
+    pools = tuple(pool for pool in fleet.pools if pool.name not in gone)
+    if not pools:
+        raise BadInput(f"fleet '{fleet.name}': every pool is paid by the token, and a provider is not simulated")
+    classes = tuple(
+        msgspec.structs.replace(one, routes=tuple(route for route in one.routes if route.pool not in gone))
+        for one in fleet.classes
+    )
+    named = ", ".join(sorted(gone))
+    note = f"{fleet.name}: without {named}, paid by the token: what the fleet has no room for is turned away here"
+    return msgspec.structs.replace(fleet, pools=pools, classes=classes), (note,)
 
 
 def _begins_as_json(file: Path) -> bool:

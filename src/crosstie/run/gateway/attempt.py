@@ -47,7 +47,8 @@ _NOT_RETURNED = frozenset(
 _STALE_S = 0.1
 # Told by the engine itself: in what it repeats of a request, the quotes would be escaped.
 _NOT_LOADED = b'"message":"model is not loaded"'
-_ABOUT_KEYS = (401, 403)
+# 402: a provider whose account is empty.
+_ABOUT_KEYS = (401, 402, 403)
 # How long a backend that said it was full is left alone: as long as it asked for, from this to that.
 _FULL_S = 1.0
 _MOST_FULL_S = 60.0

@@ -160,6 +160,8 @@ class Exchange(ExchangeState):
         """Tries another backend while the client has seen nothing, else says so."""
         attempt, context = self._present(), self.context
         pool, relay, now = attempt.backend.pool.name, attempt.relay, context.now()
+        if refused:
+            attempt.flight.billed_usd = 0.0
         self._release(completed=False)
         if self.record.trace is not None:
             self.record.trace.failed(why, attempt.status or status)
@@ -189,6 +191,14 @@ class Exchange(ExchangeState):
                 # Its model was only there: it is loaded elsewhere, and this one waits for that like any other.
                 context.metrics.retries[pool] += 1
                 self.ask.cold, self.attempt = True, None
+                self.wait(now)
+                return
+            if decision.outcome == "wait" and attempt.flight.spending is not None:
+                # It was to be bought only because the fleet is full, and waits for that like any other.
+                context.metrics.retries[pool] += 1
+                if wrong:
+                    self._blame()
+                self.ask.tried, self.attempt = self.tried, None
                 self.wait(now)
                 return
         able = not code and (fault or status in (429, 503)) and self.broke < MOST_BROKEN
@@ -344,6 +354,8 @@ class Exchange(ExchangeState):
         if attempt is None:
             return False
         self._account(attempt)
+        if attempt.status >= 400:
+            attempt.flight.billed_usd = 0.0
         record = self.record
         served = attempt.flight.end(
             self.context.now(),

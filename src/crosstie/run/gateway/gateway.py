@@ -379,6 +379,10 @@ class Gateway:
         return False
 
     def _turn_away(self, exchange: Exchange, why: str) -> None:
+        bought = self.router.bought(exchange.ask, self.now()) if not exchange.reply.started else None
+        if bought is not None:
+            exchange.send(bought)
+            return
         if self.fall_back(exchange, why):
             return
         hosted = self.context.hosted

@@ -14,20 +14,22 @@ REFUSES = "it refuses connections"
 # A page that an engine did not have may come with its next version.
 _ASK_AGAIN_S = 60.0
 _MISSING = (404, 405, 501)
+# A provider is asked for the list of its models, and not as often as one's own.
+_PROVIDER_EVERY_S = 30.0
 
 
 async def watch(context: Context, backend: Backend) -> None:
     """Until it is cancelled."""
     due = 0.0
     while True:
-        serving = context.serving
+        serving, bought = context.serving, backend.pool.token_price is not None
         now = context.loop.time()
         workers = context.workers
         if now >= due:
             if workers is None or workers.takes_probe(backend):
                 await probe(context, backend)
-            due = now + serving.health_every_s
-        if backend.healthy:
+            due = now + (max(serving.health_every_s, _PROVIDER_EVERY_S) if bought else serving.health_every_s)
+        if backend.healthy and not bought:
             if workers is None or workers.takes_load(backend):
                 await _read_load(context, backend)
             # Each by itself: nobody tells the others which engine it is.

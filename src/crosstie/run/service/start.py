@@ -31,6 +31,7 @@ from crosstie.run.service.logs import Log, Style
 from crosstie.run.service.peers import PeerSharing
 from crosstie.run.service.process import Component, GatewayProcess, check_places
 from crosstie.run.service.record import Recorder
+from crosstie.run.service.spending import ProviderSpending
 from crosstie.run.service.supervisor import Ready, Supervisor, WorkerSlot
 from crosstie.run.service.systemd import Systemd
 from crosstie.run.service.telemetry import Telemetry, wanted
@@ -213,7 +214,10 @@ class _Start:
             batches.append(BatchService(options.batches, **limits))
         return GatewayProcess(
             self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
-            components=[*before, ledger, Hosting(), *observers.components(), *batches, *doors, *after], **shared,
+            components=[
+                *before, ledger, Hosting(), ProviderSpending(), *observers.components(), *batches, *doors, *after,
+            ],
+            **shared,
         )  # fmt: skip
 
     def _served(self, port: int) -> Served:

@@ -12,6 +12,7 @@ _OF_ALL: dict[str, Callable[[float, float], float]] = {
     "crosstie_engine_running": max,
     "crosstie_engine_waiting": max,
     "crosstie_target_promised": max,
+    "crosstie_provider_max_usd": max,
     "crosstie_share_up": max,
     "crosstie_ledger_up": min,
     "crosstie_record_failed": max,
