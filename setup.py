@@ -13,8 +13,8 @@ COMPILED = {
     "core": ["histogram"],
     "perf": ["tabulated"],
     "route": [
-        "admission", "apart", "ask", "cheapest", "corrections", "decision", "filters", "learnt", "lengths", "live",
-        "load", "modelled", "overflow", "plain", "policy", "prefix", "router", "speed", "spending",
+        "admission", "apart", "ask", "cheapest", "corrections", "decision", "filters", "held", "learnt", "lengths",
+        "live", "load", "modelled", "overflow", "plain", "policy", "prefix", "router", "speed", "spending",
     ],
     "sim": ["engine", "prefix_cache"],
     "run/wire": [

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from crosstie.catalog.classes import PERCENTILES
+from crosstie.catalog.engine_knowledge import known_lines
 from crosstie.catalog.fleets import FORMAT
 from crosstie.catalog.pools import SPLIT, UNLIMITED_CONTEXT, USUAL_KV
 from crosstie.catalog.writing import toml_key, toml_value
@@ -92,6 +93,7 @@ def _pool(pool: Pool) -> list[str]:
         *([] if pool.hosts and pool.max_context >= UNLIMITED_CONTEXT else [f"max_context = {pool.max_context}"]),
         *_given(optional),
         *_given(msgspec.structs.asdict(pool.reach)),
+        *known_lines(pool),
         *([] if pool.modalities is None else [f"modalities = {toml_value(pool.modalities)}"]),
         *_given({"loading": pool.loading, "load_hook": pool.load_hook, "host_memory_gib": pool.host_memory_gib}),
         *([] if own else [f"backends = {toml_value(pool.backends)}{'' if ready else hint}"]),

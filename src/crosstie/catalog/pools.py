@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 from crosstie.catalog.acceptance import parse_speculation
 from crosstie.catalog.addresses import base_urls
 from crosstie.catalog.classes import look_up
+from crosstie.catalog.engine_knowledge import KNOWN_KEYS, read_known
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reach import REACH_KEYS, read_reach
 from crosstie.catalog.reading import number, one_of, only_keys, read_record, read_values, table, text, texts, whole
@@ -35,7 +36,7 @@ _KEYS = {
     "name", "model", "accelerator", *SPLIT, "precision", "kv", "stack", "replicas", "usd_per_gpu_hour",
     "max_in_flight", "max_context", "backends", "served_as", "api_key_env", "weight", "modalities", "release",
     "settings", "speculation", "text", "acceptance",
-    "paid_anyway", *HOST_KEYS, *APART_KEYS, *REACH_KEYS, *TOKEN_KEYS,
+    "paid_anyway", *HOST_KEYS, *APART_KEYS, *REACH_KEYS, *TOKEN_KEYS, *KNOWN_KEYS,
 }  # fmt: skip
 _NAME = re.compile(r"^[^\W_][\w.-]{0,99}$")
 # A GPU-hour of a known accelerator costs something, or routing by cost would take it for any work.
@@ -98,6 +99,7 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
         **read_values(file, where, plain, Pool, ("max_in_flight", "max_context", "weight", "paid_anyway")),
         apart=apart,
         token_price=token_price,
+        **(read_known(file, where, raw, addresses) if raw.keys() & KNOWN_KEYS else {}),
         **of_pool,
         **hosting,
         **_speculation(catalog, file, where, raw, of_pool),

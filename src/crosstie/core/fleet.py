@@ -124,6 +124,15 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     reach: Reach = Reach()
     # The environment variable that holds the backends' own API key; without one, the client's is passed on.
     api_key_env: str | None = None
+    # Files of its model's tokenizer and chat template, with which prompts are counted exactly and cut as engines cut
+    # them; None: they are estimated.
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    # Where replicas tell what their caches hold, and where what was missed of it is asked for: one address for all,
+    # with {host} in it, or one a replica. The topic that they tell it under.
+    kv_events: tuple[str, ...] = ()
+    kv_replay: tuple[str, ...] = ()
+    kv_topic: str = ""
     # Its part of the traffic under the `weighted` policy; None: in proportion to what it can carry.
     weight: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
     # What it accepts besides text, such as "image" and "audio"; None: nobody said, so anything is sent there.

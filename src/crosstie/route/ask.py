@@ -1,5 +1,7 @@
 """What is known of a request before it is sent anywhere."""
 
+from crosstie.route.held import PromptTokens
+
 
 class Ask:
     """A plain class, since it is made and read at every request, and compiled with those who do."""
@@ -62,5 +64,11 @@ class Ask:
         self.copies = copies
         # Who takes turns with others in the queue: a key; 0 without keys.
         self.tenant = 0
+        # Whether `input_tokens` were counted, not estimated; and the prompt's tokens, where they say what an engine
+        # holds of it.
+        self.counted = False
+        self.tokens: PromptTokens | None = None
+        # The tenant whose prompts alone may be used for it, and told of; 0: everybody's.
+        self.apart = 0
         # Its model was loaded nowhere when it came.
         self.cold = False

@@ -74,7 +74,8 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     most of a decision's cost, so it keeps to local names.
     """
     ask, now, exclude, panic = query.ask, query.now, query.exclude, query.panic
-    speed, prefix, per_cached = pool.speed, ask.prefix, pool.speed.per_cached
+    speed, per_cached = pool.speed, pool.speed.per_cached
+    prefix = bool(ask.prefix) or ask.tokens is not None
     input_tokens, output_tokens = ask.input_tokens, ask.output_tokens
     context, later = input_tokens + 0.5 * output_tokens, max(output_tokens - 1.0, 0.0)
     ttft_limit = min(limits.ttft_s, pool.promised_ttft_s)
@@ -89,7 +90,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     least, even = inf, turn & 1
     cached = most_saved_s = 0.0
     if prefix:
-        block_tokens, most_cached = query.fleet.lengths.block_tokens(ask.model), max(input_tokens - 1.0, 0.0)
+        block_tokens = query.fleet.lengths.block_tokens(ask.model)
         most_saved_s = speed.idle_s(input_tokens, 0.0)
     for replica in pool.replicas:
         if not replica.up and not (panic and replica.suspected):
@@ -113,8 +114,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
         if before_s > ttft_most and _AFTER * (before_s / ttft_most) > least:
             continue
         if prefix:
-            blocks = replica.prefixes.match(prefix)
-            cached = min(blocks * block_tokens, most_cached) if blocks else 0.0
+            cached = replica.cached_tokens(ask, block_tokens)
         raw_ttft_s = first_token_s(view, speed, input_tokens - cached, cached, output_tokens)
         ttft_s = raw_ttft_s * view.ttft_factor + view.late_s
         finish_s = rank = ttft_s + later * tpot_s
@@ -200,7 +200,7 @@ class CheapestMeetingTarget(_Predicting):
         prefix changes prices by replica; with one, all are looked at.
         """
         ask, pools = query.ask, query.pools
-        if len(pools) == 1 or ask.prefix:
+        if len(pools) == 1 or ask.prefix or ask.tokens is not None:
             found = self._found(query, limits)
             return [one for one in found if one.miss <= 1.0], found
         new, output = ask.input_tokens, ask.output_tokens

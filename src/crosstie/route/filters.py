@@ -14,6 +14,12 @@ from crosstie.route.live import LiveFleet, LivePool, Replica
 _SURELY = 0.75
 
 
+def _surely(ask: Ask) -> float:
+    """Tokens that it comes to at the least."""
+    guessed = 0.0 if ask.counted else (1.0 - _SURELY) * ask.input_tokens / ask.prompts
+    return longest(ask) - guessed
+
+
 def longest(ask: Ask) -> float:
     """Tokens that the request may come to; of several prompts, each."""
     return ask.input_tokens / ask.prompts + (ask.output_tokens if ask.most_output is None else ask.most_output)
@@ -40,7 +46,7 @@ def _barely(pools: list[LivePool], ask: Ask) -> list[LivePool]:
 
     An engine that refuses it says so itself; a request that would have fitted must not be refused for a guess.
     """
-    needs = longest(ask) - (1.0 - _SURELY) * ask.input_tokens / ask.prompts
+    needs = _surely(ask)
     able = [pool for pool in pools if _may(pool, ask.pin, ask.modalities) and needs <= pool.max_context]
     most = max((pool.max_context for pool in able), default=0)
     return [pool for pool in able if pool.max_context == most]
@@ -61,7 +67,7 @@ def refused(fleet: LiveFleet, ask: Ask) -> Decision:
         asked = " and ".join(sorted(ask.modalities))
         return Decision("refuse", f"no pool of {ask.model} takes {asked}", refusal="modality")
     most = max(pool.max_context for pool in able)
-    if longest(ask) - (1.0 - _SURELY) * ask.input_tokens / ask.prompts > most:
+    if _surely(ask) > most:
         said = f"{longest(ask):.0f} tokens exceed the {most} of the longest context"
         return Decision("refuse", said, refusal="context")
     return Decision("refuse", f"every pool of {ask.model} is draining", refusal="unavailable")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from crosstie.core.fleet import Fleet, Pool, ServedClass
 from crosstie.route.ask import Ask
 from crosstie.route.corrections import OnlineCorrection, Scatter, log_ratio
+from crosstie.route.held import HeldBlocks
 from crosstie.route.lengths import Classes, Lengths
 from crosstie.route.load import RATE_S, ReplicaLoad, Reported
 from crosstie.route.prefix import Prefixes
@@ -210,6 +211,8 @@ class Replica(ReplicaLoad):
         self.ttft = OnlineCorrection(_REPLICA_MEMORY_S, pool.ttft)
         self.tpot = OnlineCorrection(_REPLICA_MEMORY_S, pool.tpot)
         self.prefixes = Prefixes(int(min(pool.speed.cache_tokens, 1e8) / block_tokens))
+        # What its engine tells that it holds; None: it tells nothing, and what was sent there is all that is known.
+        self.held: HeldBlocks | None = None
         self.view = View()
         self.factors_until = -inf
         self.touch()
@@ -263,6 +266,8 @@ class Replica(ReplicaLoad):
         self.targets[flight.targets] = self.targets.get(flight.targets, 0) + 1
         if ask.prefix:
             self.prefixes.add(ask.prefix)
+        if self.held is not None and ask.tokens is not None:
+            self.held.expect(ask.tokens, ask.apart)
         if ask.session is not None:
             self.pool.remember(ask.session, self)
         if not ask.streams:
@@ -272,6 +277,18 @@ class Replica(ReplicaLoad):
         self.touch()
         self.publish()
         return flight
+
+    def cached_tokens(self, ask: Ask, block_tokens: float) -> float:
+        """Of the prompt, what the replica holds, by its engine's word where that is known, and else by what was sent
+        there, in blocks of so many tokens; its last token is computed in any case."""
+        held, tokens, found = self.held, ask.tokens, 0.0
+        if held is not None and tokens is not None:
+            found = float(held.match(tokens, ask.apart))
+        if held is None or tokens is None or not held.complete:
+            sent = self.prefixes.match(ask.prefix) * block_tokens
+            found = sent if sent > found else found
+        most = ask.input_tokens - 1.0
+        return found if found < most else most if most > 0.0 else 0.0
 
     def share_at(self, now: float) -> float:
         """Of its full limit, what it may take: a replica that has just come is brought up slowly."""
@@ -440,6 +457,8 @@ class Flight:
     def _release(self) -> None:
         self.released = True
         replica = self.replica
+        if replica.held is not None and self.ask.tokens is not None:
+            replica.held.settle(self.ask.tokens)
         if self.first_at is None:
             self._leave_queue()
         else:

@@ -117,16 +117,20 @@ class HeldPrefix(_Counting):
 
     def _of_able(self, query: Query, able: list[Replica]) -> tuple[Replica, str]:
         bound = _BOUND * sum(map(_in_flight, able)) / len(able) + 1.0
-        best, most, prefix = None, 0, query.ask.prefix
+        best, most, ask = None, 0.0, query.ask
+        block_tokens = query.fleet.lengths.block_tokens(ask.model)
         for replica in able:
-            held = replica.prefixes.match(prefix)
+            held = (
+                replica.prefixes.match(ask.prefix) if ask.tokens is None else replica.cached_tokens(ask, block_tokens)
+            )
             if held > most and _in_flight(replica) <= bound:
                 best, most = replica, held
         if best is not None:
-            return best, f"holds {most} of {len(prefix)} blocks"
+            known = f"{len(ask.prefix)} blocks" if ask.tokens is None else f"{ask.tokens.count} tokens"
+            return best, f"holds {most:.0f} of {known}"
         replica = self._least_loaded(able)
         return replica, f"no prefix held within the bound; fewest in flight of {len(able)}"
 
     def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
-        """Blocks that it does not hold, then requests in flight."""
-        return len(ask.prefix) - replica.prefixes.match(ask.prefix) + 1e-6 * _in_flight(replica)
+        """Tokens that it does not hold, then requests in flight."""
+        return ask.input_tokens - predicted.cached_tokens + 1e-6 * _in_flight(replica)

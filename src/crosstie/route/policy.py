@@ -118,10 +118,8 @@ def _joules(pool: LivePool, predicted: Prediction, ask: Ask) -> float:
 def predict(fleet: LiveFleet, replica: Replica, ask: Ask) -> Prediction:
     """What a replica would give the request at its present load."""
     pool, view, cached = replica.pool, replica.view, 0.0
-    blocks = replica.prefixes.match(ask.prefix)
-    if blocks:
-        # Of the prompt, what the replica is believed to hold; its last token is computed in any case.
-        cached = min(blocks * fleet.lengths.block_tokens(ask.model), max(ask.input_tokens - 1.0, 0.0))
+    if ask.prefix or ask.tokens is not None:
+        cached = replica.cached_tokens(ask, fleet.lengths.block_tokens(ask.model))
     new, output = max(ask.input_tokens - cached, 1.0), ask.output_tokens
     raw_ttft_s, raw_tpot_s = estimate(view, pool.speed, new, cached, ask.input_tokens + 0.5 * output, output)
     return Prediction(

@@ -9,6 +9,7 @@ from crosstie.route.lengths import TOKENS_PER_ATTACHMENT, Lengths
 from crosstie.route.live import LiveFleet
 from crosstie.route.prefix import prefix_hashes
 from crosstie.run.gateway.body import Attached, RequestBody
+from crosstie.run.gateway.interfaces import CountedPrompt
 from crosstie.run.gateway.roads import WORDLESS
 from crosstie.run.wire.request import Request
 
@@ -31,9 +32,12 @@ def _attached_tokens(lengths: Lengths, model: str, attached: Attached) -> float:
     return known + unknown + (attached.number - attached.images) * TOKENS_PER_ATTACHMENT
 
 
-def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: RequestBody, tenant: int = 0) -> Ask:
+def ask_of(
+    live: LiveFleet, names: dict[str, str], request: Request, asked: RequestBody, tenant: int = 0,
+    prompt: CountedPrompt | None = None,
+) -> Ask:  # fmt: skip
     """`names`: what clients may call a model, and what the pools call it. `tenant`: whose prefixes and sessions it
-    may meet again; 0: everybody's."""
+    may meet again; 0: everybody's. `prompt`: what it is to its engine, where that is known."""
     if asked.model is None:
         raise BadInput("the body names no model")
     model = names.get(asked.model)
@@ -42,13 +46,15 @@ def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: Requ
     headers = request.headers
     hinted = not headers.keys().isdisjoint(HINTS)
     lengths = live.lengths
-    # The one estimate there is: routes, rates and budgets go by it.
+    # The one count or estimate there is: routes, rates and budgets go by it.
     attached = asked.attached
     text_bytes = max(asked.prompt_bytes - attached.size, 0)
     tokens = float(asked.token_ids or 0)
-    if text_bytes or not tokens:
+    if prompt is not None:
+        tokens = float(prompt.tokens.count)
+    elif text_bytes or not tokens:
         tokens += lengths.input_tokens(model, text_bytes)
-    if attached.number:
+    if attached.number and prompt is None:
         tokens += _attached_tokens(lengths, model, attached)
     most_output = asked.most_output if makes_text(request.path) else 1
     name = _hint(headers, b"class") if hinted else None
@@ -71,6 +77,9 @@ def ask_of(live: LiveFleet, names: dict[str, str], request: Request, asked: Requ
         copies=asked.copies,
         prompts=asked.prompts,
     )
+    ask.apart = tenant
+    if prompt is not None:
+        ask.counted, ask.tokens = True, prompt.tokens if prompt.is_plain else None
     if hinted:
         _take_hints(live, headers, ask)
     if tenant and ask.session is not None:

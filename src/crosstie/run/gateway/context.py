@@ -13,7 +13,7 @@ from crosstie.route.decision import Decision
 from crosstie.route.router import Router
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.guard import Guard
-from crosstie.run.gateway.interfaces import Batches, HostedModels, OtherWorkers, Tracing
+from crosstie.run.gateway.interfaces import Batches, HostedModels, OtherWorkers, Tokenizing, Tracing
 from crosstie.run.gateway.metrics import Metrics
 from crosstie.run.gateway.responses import KeptResponses
 
@@ -37,6 +37,8 @@ class Context:
         self.hosted: HostedModels | None = None
         # Other workers of this gateway, who find out what this one does; None: there are none.
         self.workers: OtherWorkers | None = None
+        # Who reads prompts as their engines do; None: they are estimated.
+        self.tokenizing: Tokenizing | None = None
         # Who keeps files and runs batches; None: nobody does.
         self.batches: Batches | None = None
         # Called with each decision: the request's id, attempts before it, the request as the router sees it.

@@ -30,6 +30,7 @@ from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.exchange import Exchange
 from crosstie.run.gateway.health import probe, watch
 from crosstie.run.gateway.identity import context_of, is_id
+from crosstie.run.gateway.interfaces import CountedPrompt
 from crosstie.run.gateway.limits import Grant
 from crosstie.run.gateway.messages import error_message
 from crosstie.run.gateway.messages_reply import MessagesReply
@@ -227,17 +228,38 @@ class Gateway:
                 key_id = guard.known(request)
             if isinstance(reply, MessagesReply):
                 request = reply.chat_for(request)
-            parsed, ask, grant = self._admitted(request, key_id)
+            if guard is not None and self.context.tokenizing is not None:
+                # Before its prompt is read.
+                guard.check_open(key_id)
         except RequestRejected as refused:
             reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
             return
         record = RequestRecord(request_id, path, time(), "", 0)
-        record.key_id, record.grant = key_id, grant
-        self._begin(Exchange(self.context, self, request, reply, parsed, ask, record))
+        record.key_id = key_id
+        if self.context.tokenizing is None:
+            self._serve(request, reply, record, None)
+        else:
+            self.context.tokenizing.read(request, reply, lambda prompt: self._serve(request, reply, record, prompt))
 
-    def _admitted(self, request: Request, key_id: int) -> tuple[RequestBody, Ask, Grant | None]:
+    def _serve(self, request: Request, reply: Reply, record: RequestRecord, prompt: CountedPrompt | None) -> None:
+        """With what is known of its prompt, after which its client may have gone."""
+        try:
+            parsed, ask, record.grant = self._admitted(request, record.key_id, prompt)
+        except RequestRejected as refused:
+            reply.send(refused.status, *self._refused_early(request, refused, record.request_id, record.key_id))
+            return
+        exchange = Exchange(self.context, self, request, reply, parsed, ask, record)
+        if reply.gone:
+            self.exchanges.add(exchange)
+            exchange.on_client_gone()
+        else:
+            self._begin(exchange)
+
+    def _admitted(
+        self, request: Request, key_id: int, prompt: CountedPrompt | None = None
+    ) -> tuple[RequestBody, Ask, Grant | None]:
         """What a request asks for, within the limits of its key. Raises RequestRejected."""
-        parsed, ask = self.read(request, key_id)
+        parsed, ask = self.read(request, key_id, prompt)
         guard = self.context.guard
         return parsed, ask, None if guard is None else guard.admit(key_id, ask, self.serving.max_open_per_key)
 
@@ -269,7 +291,7 @@ class Gateway:
             raise BadRequest(refused.status, str(refused), body, headers) from None
         return key_id
 
-    def read(self, request: Request, key_id: int = 0) -> tuple[RequestBody, Ask]:
+    def read(self, request: Request, key_id: int = 0, prompt: CountedPrompt | None = None) -> tuple[RequestBody, Ask]:
         """What a request asks for, and what that means to the router. Raises RequestRejected."""
         guard, model, live = self.context.guard, None, self.live
         names = live.names if guard is None else guard.names_for(key_id, request)
@@ -282,7 +304,7 @@ class Gateway:
                 request.body = with_model(request.body, request.model)
                 parsed = read_body(request.body)
             model = parsed.model
-            ask = ask_of(live, names, request, parsed, 0 if self.serving.share_prefixes else tenant)
+            ask = ask_of(live, names, request, parsed, 0 if self.serving.share_prefixes else tenant, prompt)
         except UnknownModel as error:
             if guard is not None and names is not live.names:
                 raise guard.not_allowed(key_id, model) from None

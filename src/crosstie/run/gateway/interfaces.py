@@ -1,12 +1,14 @@
-"""What the gateway asks of the service around it: of who loads models, of its other workers, of who traces requests and
-runs batches.
+"""What the gateway asks of the service around it: of who loads models, of its other workers, of who reads their tokens,
+traces them and runs batches.
 
 Each is None where there is no such thing. The service derives from these classes, so they are not compiled.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from crosstie.route.ask import Ask
+from crosstie.route.held import PromptTokens
 from crosstie.route.live import Replica
 from crosstie.run.gateway.backend import Backend, EngineLoad
 from crosstie.run.wire.request import Request
@@ -73,6 +75,22 @@ class TracedRequest:
 
     def failed(self, why: str, status: int) -> None:
         """Its present attempt has come to nothing."""
+        raise NotImplementedError
+
+
+class CountedPrompt(NamedTuple):
+    """The tokens of a prompt, and whether they alone say which blocks of an engine's cache are its own."""
+
+    tokens: PromptTokens
+    is_plain: bool
+
+
+class Tokenizing:
+    """Who reads prompts as engines do; see `service.tokenizing`."""
+
+    def read(self, request: Request, reply: Reply, go_on: Callable[[CountedPrompt | None], None]) -> None:
+        """Calls `go_on` with what a request's prompt is, at once or when it has been read elsewhere; with None where
+        nobody here can tell, or not in time. What fails in it later is answered here."""
         raise NotImplementedError
 
 

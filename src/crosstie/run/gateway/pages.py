@@ -12,6 +12,7 @@ from crosstie.route.live import Replica
 from crosstie.run.gateway.cors import answers_browser
 from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.gateway import Gateway
+from crosstie.run.gateway.interfaces import CountedPrompt, Tokenizing
 from crosstie.run.gateway.messages import CHAT, COUNT_TOKENS, chat_of, error_message
 from crosstie.run.gateway.paths import tidy_path
 from crosstie.run.gateway.record import RequestRecord
@@ -49,16 +50,36 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
             else:
                 _watched(gateway, request, reply)
             return
-        try:
-            status, body, kind = _page(gateway, request)
-        except RequestRejected as refused:
-            status, lines = refused.status, refused.headers + retry_after(refused.retry_after_s)
-            body = error_body(status, str(refused), refused.code)
-            reply.send(status, error_message(status, body) if path == COUNT_TOKENS else body, lines)
+        if path in _COUNTING and gateway.context.tokenizing is not None:
+            _count_first(gateway.context.tokenizing, gateway, request, reply)
         else:
-            reply.send(status, body, content_type=kind)
+            _tell(gateway, request, reply, None)
 
     return handle
+
+
+def _count_first(tokenizing: Tokenizing, gateway: Gateway, request: Request, reply: Reply) -> None:
+    """A page that is about the tokens of a prompt, which may take time to count. Nobody without a key makes it."""
+    try:
+        key_id, guard = _key_id(gateway, request), gateway.context.guard
+        if guard is not None:
+            guard.check_open(key_id)
+        asked = _as_chat(request) if request.path == COUNT_TOKENS else request
+    except RequestRejected:
+        _tell(gateway, request, reply, None)
+    else:
+        tokenizing.read(asked, reply, lambda prompt: _tell(gateway, request, reply, prompt))
+
+
+def _tell(gateway: Gateway, request: Request, reply: Reply, prompt: CountedPrompt | None) -> None:
+    try:
+        status, body, kind = _page(gateway, request, prompt)
+    except RequestRejected as refused:
+        status, lines = refused.status, refused.headers + retry_after(refused.retry_after_s)
+        body = error_body(status, str(refused), refused.code)
+        reply.send(status, error_message(status, body) if request.path == COUNT_TOKENS else body, lines)
+    else:
+        reply.send(status, body, content_type=kind)
 
 
 def ops_handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
@@ -83,17 +104,20 @@ def _watched(gateway: Gateway, request: Request, reply: Reply) -> None:
         reply.send(status, body, content_type=kind)
 
 
-def _page(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+def _page(gateway: Gateway, request: Request, prompt: CountedPrompt | None = None) -> tuple[int, bytes, bytes]:
     path, method = request.path, request.method
+    counting = _COUNTING.get(path)
+    if counting is not None and method == "POST":
+        return counting(gateway, request, prompt)
     page = _PAGES.get(path)
     if page is None and path.startswith("/v1/models/"):
         page = _model
     if page is None and path.startswith(_BATCHED):
         return 404, error_body(404, "no batches here: the gateway was started without --batches", "not_found"), _JSON
-    if page is None:
+    if page is None and counting is None:
         return 404, error_body(404, f"there is no {path}; the API is under /v1", "not_found"), _JSON
-    wanted = ("POST",) if page in (_explain, _count_tokens) else ("GET", "HEAD")
-    if method not in wanted:
+    wanted = ("POST",) if counting is not None else ("GET", "HEAD")
+    if page is None or method not in wanted:
         return 405, error_body(405, f"{path} takes {wanted[0]}", "method_not_allowed"), _JSON
     return page(gateway, request)
 
@@ -157,13 +181,13 @@ def _listed(gateway: Gateway, key_id: int) -> list[dict[str, object]]:
     ]
 
 
-def _explain(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+def _explain(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -> tuple[int, bytes, bytes]:
     """The decision for a request as the API would take it, without sending it. To a key it costs a request."""
     key_id, guard = _key_id(gateway, request), gateway.context.guard
     if guard is not None:
         guard.may_explain(key_id)
         guard.check_open(key_id)
-    _, ask = gateway.read(request, key_id)
+    _, ask = gateway.read(request, key_id, prompt)
     _charge(gateway, key_id, request, ask)
     decision = gateway.router.decide(ask, gateway.now(), exclude=ask.tried, explain=True)
     replica, names = decision.replica, _names(gateway)
@@ -202,14 +226,19 @@ def _charge(gateway: Gateway, key_id: int, request: Request, ask: Ask) -> None:
         guard.settle(record)
 
 
-def _count_tokens(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
-    """What a message of Anthropic's would be taken to have for its length: the router's estimate."""
-    key_id = _key_id(gateway, request)
+def _as_chat(request: Request) -> Request:
+    """Of a message of Anthropic's. Raises RequestRejected."""
     try:
         chat = chat_of(request.body, counting=True)
     except BadInput as error:
         raise RequestRejected(400, str(error), "bad_request") from None
-    _, ask = gateway.read(Request("POST", CHAT, "", request.headers, _encode(chat)), key_id)
+    return Request("POST", CHAT, "", request.headers, _encode(chat))
+
+
+def _count_tokens(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -> tuple[int, bytes, bytes]:
+    """What a message of Anthropic's would be taken to have for its length: counted, or the router's estimate."""
+    key_id = _key_id(gateway, request)
+    _, ask = gateway.read(_as_chat(request), key_id, prompt)
     _charge(gateway, key_id, request, ask)
     return 200, _encode({"input_tokens": max(round(ask.input_tokens), 1)}), _JSON
 
@@ -244,6 +273,9 @@ _PAGES: dict[str, Page] = {
     "/ready": _ready,
     "/metrics": _metrics,
     "/v1/models": _models,
+}
+# Those that are about a prompt, and so about its tokens.
+_COUNTING: dict[str, Callable[[Gateway, Request, CountedPrompt | None], tuple[int, bytes, bytes]]] = {
     COUNT_TOKENS: _count_tokens,
     "/crosstie/explain": _explain,
 }

@@ -67,6 +67,9 @@ class Component:
         """Before the first request; `process.gateway` is there. Raises CrosstieError."""
         raise NotImplementedError
 
+    def check(self, fleet: Fleet) -> None:
+        """Raises CrosstieError where this fleet, which was read again, cannot be served; nothing has changed yet."""
+
     def reloaded(self, fleet: Fleet) -> None:
         """The gateway has begun to serve this fleet. Nothing, where it does not matter."""
 
@@ -227,6 +230,8 @@ class GatewayProcess:
     def load(self, fleet: Fleet) -> None:
         """Serves this fleet from now on. Raises CrosstieError before anything has changed."""
         check_places(self.fleet, fleet)
+        for component in self._started:
+            component.check(fleet)
         self.gateway.load(fleet)
         self._limit(fleet)
         for component in self._started:

@@ -1,0 +1,69 @@
+"""What the engines of a pool let others know, as its fleet file says it: a tokenizer, and events of their caches."""
+
+from pathlib import Path
+from typing import Any
+
+from crosstie.catalog.reading import text, texts
+from crosstie.catalog.writing import toml_value
+from crosstie.core.errors import BadData
+from crosstie.core.fleet import Pool
+
+KNOWN_KEYS = {"tokenizer", "chat_template", "kv_events", "kv_replay", "kv_topic"}
+HOST = "{host}"
+
+
+def read_known(file: Path, where: str, raw: dict[str, Any], replicas: int) -> dict[str, Any]:
+    for key in sorted(KNOWN_KEYS & raw.keys()):
+        if "hosts" in raw:
+            raise BadData(file, f"{where}.{key}", "is about one model, and this pool hosts several")
+        needed = "tokenizer" if key in ("chat_template", "kv_events") else "kv_events"
+        if key != "tokenizer" and needed not in raw:
+            raise BadData(file, f"{where}.{key}", f"is of no use without {needed}")
+    found: dict[str, Any] = {
+        # Meant from where the fleet file lies, as its store is.
+        key: str(file.parent.absolute() / Path(text(file, f"{where}.{key}", raw[key])).expanduser())
+        for key in ("tokenizer", "chat_template")
+        if key in raw
+    }
+    for key in ("kv_events", "kv_replay"):
+        if key in raw:
+            found[key] = _endpoints(file, f"{where}.{key}", raw[key], replicas)
+    if "kv_topic" in raw:
+        found["kv_topic"] = text(file, f"{where}.kv_topic", raw["kv_topic"])
+    return found
+
+
+def _endpoints(file: Path, where: str, raw: object, replicas: int) -> tuple[str, ...]:
+    given = (text(file, where, raw),) if isinstance(raw, str) else texts(file, where, raw)
+    if not given:
+        raise BadData(file, where, "is empty: leave it out, or give an address")
+    for one in given:
+        rest = one.removeprefix("tcp://")
+        host, colon, port = rest.rpartition(":")
+        is_tcp = rest != one and host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+        if not is_tcp and not (one.startswith("ipc://") and len(one) > len("ipc://")):
+            raise BadData(file, where, f"'{one}' is no address such as tcp://{HOST}:5557")
+    if replicas > 1 and len(given) == 1 and HOST not in given[0]:
+        reason = f"one address for {replicas} backends: write {HOST} in it for each backend's own, or a list of them"
+        raise BadData(file, where, reason)
+    if len(given) > 1 and replicas and len(given) != replicas:
+        raise BadData(file, where, f"{len(given)} addresses for {replicas} backends: one for each, or one with {HOST}")
+    return given
+
+
+def endpoint(given: tuple[str, ...], index: int, host: str) -> str | None:
+    """Of a pool's replica by its place among its backends; None: it has none."""
+    if not given:
+        return None
+    one = given[0] if len(given) == 1 else given[index] if index < len(given) else ""
+    return one.replace(HOST, f"[{host}]" if ":" in host else host) or None
+
+
+def known_lines(pool: Pool) -> list[str]:
+    """The keys of a pool as the text of its file."""
+    found = []
+    for key in ("tokenizer", "chat_template", "kv_events", "kv_replay", "kv_topic"):
+        value = getattr(pool, key)
+        if value:
+            found.append(f"{key} = {toml_value(value[0] if isinstance(value, tuple) and len(value) == 1 else value)}")
+    return found
