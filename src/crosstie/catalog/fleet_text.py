@@ -10,7 +10,18 @@ from crosstie.catalog.engine_knowledge import known_lines
 from crosstie.catalog.fleets import FORMAT
 from crosstie.catalog.pools import SPLIT, UNLIMITED_CONTEXT, USUAL_KV
 from crosstie.catalog.writing import toml_key, toml_value
-from crosstie.core.fleet import Fleet, HostedModel, Pool, PoolApart, PoolSide, Route, ServedClass, Serving, SharedState
+from crosstie.core.fleet import (
+    Fleet,
+    HostedModel,
+    JwtIdentity,
+    Pool,
+    PoolApart,
+    PoolSide,
+    Route,
+    ServedClass,
+    Serving,
+    SharedState,
+)
 from crosstie.core.workload import Target
 
 _EXAMPLE = Path(__file__).parent / "data" / "fleets" / "two-vendors.toml"
@@ -36,6 +47,7 @@ def fleet_text(fleet: Fleet) -> str:
         *_names("fallbacks", fleet.fallbacks),
         *_serve(fleet.serving),
         *_state(fleet.state),
+        *_jwt(fleet.jwt),
     ]
     for pool in fleet.pools:
         lines += ["", "[[pool]]", *_pool(pool)]
@@ -50,14 +62,21 @@ def _names(title: str, names: Mapping[str, str | tuple[str, ...]]) -> list[str]:
 
 
 def _serve(serving: Serving) -> list[str]:
+    changed = _changed(serving, Serving())
+    return ["", "[serve]", *changed] if changed else []
+
+
+def _changed(given: msgspec.Struct, usual: msgspec.Struct) -> list[str]:
     """What differs from the defaults, which may become better ones."""
-    usual = Serving()
-    changed = {
-        field.name: value
-        for field in msgspec.structs.fields(Serving)
-        if (value := getattr(serving, field.name)) != getattr(usual, field.name)
-    }
-    return ["", "[serve]", *(f"{key} = {_value(value)}" for key, value in changed.items())] if changed else []
+    values = {field.name: getattr(given, field.name) for field in msgspec.structs.fields(given)}
+    return [f"{key} = {_value(value)}" for key, value in values.items() if value != getattr(usual, key)]
+
+
+def _jwt(jwt: JwtIdentity | None) -> list[str]:
+    if jwt is None:
+        return []
+    usual = JwtIdentity(issuer="", audience=(), teams=jwt.teams)
+    return ["", "[jwt]", *_changed(jwt, usual), *_names("jwt.teams", jwt.teams)]
 
 
 def _state(state: SharedState) -> list[str]:

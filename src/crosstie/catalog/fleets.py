@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from crosstie.catalog.classes import read_target
+from crosstie.catalog.jwt import read_jwt
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.pools import read_pool
 from crosstie.catalog.reading import (
@@ -28,7 +29,7 @@ from crosstie.core.errors import BadData, CrosstieError, UnknownName
 from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass, Serving, SharedState
 
 FORMAT = 1
-_KEYS = {"format", "name", "planned", "policy", "aliases", "fallbacks", "serve", "state", "pool", "class"}
+_KEYS = {"format", "name", "planned", "policy", "aliases", "fallbacks", "serve", "state", "jwt", "pool", "class"}
 _CLASS = {"name", "model", "requests_per_s", "input_tokens", "output_tokens", "ttft_ms", "tpot_ms", "routes"}
 # A password written out, as user:password@ or as ?password=; ${VARIABLE} in its place is fine.
 _PASSWORD = re.compile(r"://[^/@]*:(?!\$\{)[^/@]+@|[?&]password=(?!\$\{)")
@@ -54,7 +55,7 @@ def read_fleet(catalog: Catalog, file: Path) -> Fleet:
         for i, entry in enumerate(_many(file, "class", raw.get("class", [])))
     )
     _unique(file, "class", [one.name for one in classes])
-    planned = raw.get("planned", "")
+    planned, state = raw.get("planned", ""), _state(file, raw.get("state", {}))
     return Fleet(
         name=text(file, "name", raw.get("name", file.stem)),
         planned="" if planned == "" else date(file, "planned", planned),
@@ -64,7 +65,8 @@ def read_fleet(catalog: Catalog, file: Path) -> Fleet:
         aliases=_aliases(catalog, file, table(file, "aliases", raw.get("aliases", {})), models),
         fallbacks=_fallbacks(catalog, file, table(file, "fallbacks", raw.get("fallbacks", {})), models),
         serving=_serving(file, raw.get("serve", {}), [one.name for one in classes]),
-        state=_state(file, raw.get("state", {})),
+        state=state,
+        jwt=read_jwt(file, raw.get("jwt"), keys=state.keys),
     )
 
 

@@ -263,6 +263,34 @@ class SharedState(msgspec.Struct, frozen=True, kw_only=True):
     redis: str | None = None
 
 
+# What tokens may be signed with: those who verify a signature cannot make one.
+ASYMMETRIC = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+
+
+class JwtIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose signed tokens are taken beside keys, and what they say of who sends them."""
+
+    issuer: str
+    # Tokens must be meant for one of these.
+    audience: tuple[str, ...]
+    # Its public keys: an address or a file; None: what the issuer's own configuration names.
+    jwks: str | None = None
+    algorithms: tuple[str, ...] = ASYMMETRIC
+    # How far clocks may differ.
+    leeway_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 30.0
+    # The claim that says which team of the store a subject belongs to; what its values mean, if not the team's own
+    # name; and the team of those whose tokens name none.
+    team_claim: str | None = None
+    teams: dict[str, str] = {}
+    team: str | None = None
+    # What a token's scope must have: to be let in at all, and to ask for explanations (None: no token may).
+    scope: str | None = None
+    explain_scope: str | None = None
+    # How often its keys are asked for, and how often at most because a token names one that is not known.
+    refresh_s: _Interval = 300.0
+    refresh_unknown_s: _Interval = 10.0
+
+
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     # The day of the plan, ISO.
@@ -276,6 +304,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     fallbacks: dict[str, tuple[str, ...]] = {}
     serving: Serving = Serving()
     state: SharedState = SharedState()
+    jwt: JwtIdentity | None = None
 
     @property
     def usd_per_hour(self) -> float:

@@ -18,7 +18,8 @@ from crosstie.run.gateway.asks import PRIORITIES
 from crosstie.run.gateway.errors import RequestRejected
 from crosstie.run.gateway.limits import NEVER, NOTHING, Account, Cost, Grant, Holder, TeamAccount, Window, rate_headers
 from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.ledger.keys import Key, Team
+from crosstie.run.gateway.tokens import TokenRefused, TokenVerifier, Verified
+from crosstie.run.ledger.keys import SUBJECTS_FROM, TEAMS_FROM, Key, Team
 from crosstie.run.ledger.tally import LocalTally, Tally
 from crosstie.run.ledger.usage import day_end, month_end
 from crosstie.run.wire.request import Request
@@ -35,6 +36,8 @@ _IN_FLIGHT_S, _OPEN_S = 5.0, 0.5
 # How much of a budget may be spent at the worst, if answers of which nobody has said how long they may be get as long
 # as they can; and what is left of sums of many floats where nobody is in flight.
 _AT_WORST, _NOBODY_USD = 1.1, 1e-12
+# Subjects of tokens that are kept in memory.
+_MOST_SUBJECTS = 50_000
 
 
 class Guard:
@@ -46,7 +49,13 @@ class Guard:
         self._by_public: dict[bytes, Holder] = {}
         self._by_id: dict[int, Holder] = {}
         self._teams: dict[int, TeamAccount] = {}
+        self._teams_by_name: dict[str, TeamAccount] = {}
         self._budgeted: list[Account] = []
+        # Signed tokens that are taken beside keys; None: none are.
+        self.tokens: TokenVerifier | None = None
+        self._subjects: dict[int, Holder] = {}
+        # Those of whom the store has not been told: their names, and their teams' numbers.
+        self._untold: dict[int, tuple[int, str, int | None]] = {}
         self._day_ends = self._month_ends = 0.0
 
     # What the ledger tells
@@ -61,7 +70,7 @@ class Guard:
             else:
                 account.set(team)
             teams[team.id] = account
-        self._teams = teams
+        self._teams, self._teams_by_name = teams, {team.name: team for team in teams.values()}
         by_public: dict[bytes, Holder] = {}
         by_id: dict[int, Holder] = {}
         for key in keys:
@@ -72,6 +81,7 @@ class Guard:
                 holder.set(key)
             holder.join(None if key.team_id is None else teams.get(key.team_id))
             by_public[key.public_id.encode()] = by_id[key.id] = holder
+        by_id.update(self._subjects)
         self._by_public, self._by_id = by_public, by_id
         self._budgeted = [one for one in (*by_id.values(), *teams.values()) if one.budgeted]
 
@@ -145,6 +155,8 @@ class Guard:
     def may_explain(self, key_id: int) -> None:
         """Raises RequestRejected."""
         if not self._by_id[key_id].explains:
+            if key_id >= SUBJECTS_FROM:
+                raise self._refuse(403, "this token has not the scope for explanations", "explain_not_allowed")
             why = "this key may not ask for explanations: crosstie keys update NAME --explain gives it the right"
             raise self._refuse(403, why, "explain_not_allowed")
 
@@ -175,7 +187,11 @@ class Guard:
                 token = rest
         if not token:
             raise self._refuse(401, "no API key: send it as 'Authorization: Bearer ct-...'", "missing_api_key")
-        parts = token.strip().split(b"-", 2)
+        token = token.strip()
+        tokens = self.tokens
+        if tokens is not None and token.count(b".") == 2:
+            return self._subject(tokens, token)
+        parts = token.split(b"-", 2)
         secret = parts[2] if len(parts) == 3 else b""
         holder = self._by_public.get(parts[1]) if len(parts) == 3 and parts[0] == b"ct" else None
         found = _sha256(secret).digest()
@@ -184,6 +200,55 @@ class Guard:
             raise self._refuse(401, "this is no API key of this gateway", "invalid_api_key")
         self._check_valid(holder)
         return holder
+
+    # Tokens
+
+    def _subject(self, tokens: TokenVerifier, token: bytes) -> Holder:
+        try:
+            found = tokens.verified(token)
+        except TokenRefused as refused:
+            raise self._refuse(refused.status, str(refused), refused.code) from None
+        team = self._team_of(found, tokens.config.team_claim is not None)
+        holder = self._subjects.get(found.id)
+        if holder is None:
+            holder = self._new_subject(found)
+        elif holder.team is team:
+            holder.explains = found.explains
+            return holder
+        holder.join(team)
+        holder.explains = found.explains
+        self._untold[found.id] = (found.id, found.subject, None if team is None else team.id - TEAMS_FROM)
+        return holder
+
+    def _team_of(self, found: Verified, claimed: bool) -> TeamAccount | None:
+        """The first team that its token names and that there is. Raises RequestRejected."""
+        for name in found.teams:
+            team = self._teams_by_name.get(name)
+            if team is not None:
+                return team
+        if found.teams or claimed:
+            raise self._refuse(403, "this token names no team that has access here", "unknown_team")
+        return None
+
+    def _new_subject(self, found: Verified) -> Holder:
+        if len(self._subjects) >= _MOST_SUBJECTS:
+            self._forget_subject()
+        holder = Holder(Key(id=found.id, public_id="", name=found.subject, digest="00" * 32))
+        self._subjects[found.id] = self._by_id[found.id] = holder
+        return holder
+
+    def _forget_subject(self) -> None:
+        """The oldest that has nothing open, and nothing that is not written down."""
+        for number, holder in self._subjects.items():
+            if not holder.open and abs(holder.own_usd) < _NOBODY_USD and number not in self._untold:
+                holder.join(None)
+                del self._subjects[number], self._by_id[number]
+                return
+
+    def take_subjects(self) -> dict[int, tuple[int, str, int | None]]:
+        """Those that are new, or in another team, since this was last asked."""
+        taken, self._untold = self._untold, {}
+        return taken
 
     def _check_valid(self, holder: Holder) -> None:
         if holder.revoked:

@@ -10,7 +10,7 @@ from typing import Any
 
 from crosstie.core.errors import BadInput
 
-SCHEMA = 4
+SCHEMA = 5
 _TABLES = (
     "CREATE TABLE crosstie_meta (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
     """CREATE TABLE crosstie_keys (
@@ -22,6 +22,8 @@ _TABLES = (
     """CREATE TABLE crosstie_teams (
         id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION,
         usd_per_month DOUBLE PRECISION, created_at DOUBLE PRECISION NOT NULL)""",
+    # Who came with tokens of an issuer: what usage calls them, and whose budget they are of.
+    "CREATE TABLE crosstie_subjects (id BIGINT PRIMARY KEY, name TEXT NOT NULL, team_id BIGINT)",
     """CREATE TABLE crosstie_usage (
         hour BIGINT NOT NULL, key_id BIGINT NOT NULL, model TEXT NOT NULL, class TEXT NOT NULL, pool TEXT NOT NULL,
         outcome TEXT NOT NULL, code TEXT NOT NULL, requests BIGINT NOT NULL, counted BIGINT NOT NULL,
@@ -94,9 +96,16 @@ def _teams(session: Session) -> None:
     )
 
 
+def _subjects(session: Session) -> None:
+    """Format 5: usage is also kept by the subjects of tokens."""
+    session.change("CREATE TABLE crosstie_subjects (id BIGINT PRIMARY KEY, name TEXT NOT NULL, team_id BIGINT)")
+
+
 # By the format that a step leads to: from the one before. A step is never changed once it was released, and `_TABLES`
 # is what all of them lead to.
-MIGRATIONS: dict[int, Callable[[Session], None]] = {2: _number_the_store, 3: _open_requests_and_rights, 4: _teams}
+MIGRATIONS: dict[int, Callable[[Session], None]] = {
+    2: _number_the_store, 3: _open_requests_and_rights, 4: _teams, 5: _subjects,
+}  # fmt: skip
 
 
 def behind(session: Session) -> list[int]:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from crosstie.core.errors import BadInput, StoreFailed, did_you_mean, near_names
-from crosstie.run.ledger.keys import TEAMS_FROM, Key, Team, check, check_team
+from crosstie.run.ledger.keys import SUBJECTS_FROM, TEAMS_FROM, Key, Team, check, check_team
 from crosstie.run.ledger.schema import SCHEMA, Session, behind, create, meta, migrate, new_number
 from crosstie.run.ledger.usage import DAY_S, Batch, By, Used, day_name, month_name, total
 
@@ -30,6 +30,10 @@ _ADD_USAGE = """INSERT INTO crosstie_usage AS kept VALUES (?, ?, ?, ?, ?, ?, ?, 
     requests = kept.requests + excluded.requests, counted = kept.counted + excluded.counted,
     input_tokens = kept.input_tokens + excluded.input_tokens,
     output_tokens = kept.output_tokens + excluded.output_tokens, usd = kept.usd + excluded.usd"""
+_NAME_SUBJECT = """INSERT INTO crosstie_subjects AS kept VALUES (?, ?, ?)
+    ON CONFLICT (id) DO UPDATE SET name = excluded.name, team_id = excluded.team_id"""
+_TEAMS_OF = """SELECT id, team_id FROM crosstie_keys WHERE team_id IS NOT NULL
+    UNION ALL SELECT id, team_id FROM crosstie_subjects WHERE team_id IS NOT NULL"""
 _ADD_SPENT = """INSERT INTO crosstie_spent AS kept VALUES (?, ?, ?)
     ON CONFLICT (period, key_id) DO UPDATE SET usd = kept.usd + excluded.usd"""
 _CLAIM = """INSERT INTO crosstie_batches AS kept VALUES (?, ?, ?) ON CONFLICT (process) DO UPDATE SET
@@ -169,6 +173,14 @@ class Store:
             _bump(session)
             return changed
 
+    # Subjects of tokens
+
+    def name_subjects(self, subjects: Sequence[tuple[int, str, int | None]]) -> None:
+        """What usage calls them, and their teams; those that are known already may have changed."""
+        with self.session(writes=True) as session:
+            self._check_same(session)
+            session.each(_NAME_SUBJECT, sorted(subjects))
+
     # Usage
 
     def write(self, batch: Batch) -> bool:
@@ -185,7 +197,7 @@ class Store:
             if not session.change(_CLAIM, (batch.process, batch.sequence, now)):
                 return False
             # A team is charged for what its keys have used while they were its.
-            teams = dict(session.rows("SELECT id, team_id FROM crosstie_keys WHERE team_id IS NOT NULL"))
+            teams = dict(session.rows(_TEAMS_OF))
             for (period, key_id), usd in list(spent.items()):
                 if key_id in teams:
                     spent[period, TEAMS_FROM + teams[key_id]] += usd
@@ -220,8 +232,10 @@ class Store:
         )
         with self.session(writes=False) as session:
             rows = session.rows(sql, list(where.values()))
-            names = dict(session.rows("SELECT id, name FROM crosstie_keys"))
-            sql = "SELECT k.id, t.name FROM crosstie_keys AS k JOIN crosstie_teams AS t ON t.id = k.team_id"
+            names = dict(
+                session.rows("SELECT id, name FROM crosstie_keys UNION ALL SELECT id, name FROM crosstie_subjects")
+            )
+            sql = f"SELECT k.id, t.name FROM ({_TEAMS_OF}) AS k JOIN crosstie_teams AS t ON t.id = k.team_id"
             teams = dict(session.rows(sql)) if "team" in by else {}
         found: dict[tuple[str, ...], list[Used]] = {}
         for row in rows:
@@ -273,7 +287,7 @@ def _spent(session: Session, at: float, *, with_budget: bool) -> dict[int, tuple
     day, month = day_name(at), month_name(at)
     those = (
         "AND (key_id IN (SELECT id FROM crosstie_keys WHERE usd_per_day IS NOT NULL OR usd_per_month IS NOT NULL) "
-        f"OR key_id > {TEAMS_FROM})"
+        f"OR (key_id > {TEAMS_FROM} AND key_id < {SUBJECTS_FROM}))"
     )
     rows = session.rows(
         f"SELECT key_id, period, usd FROM crosstie_spent WHERE period IN (?, ?) {those if with_budget else ''}",

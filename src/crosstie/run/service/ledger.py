@@ -23,6 +23,8 @@ from crosstie.run.ledger.usage import Batch
 from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.share.tally import BoardTally
 
+# By number: a subject of tokens with what usage calls it, and the number of its team.
+Subjects = dict[int, tuple[int, str, int | None]]
 _EVERY_S = 0.5
 _MOST_BACK_OFF_S = 5.0
 # A store that has not answered for so long is reported, though it may yet do so.
@@ -34,8 +36,8 @@ _LAST_S = 10.0
 class _Round:
     """One turn of the thread: what it is to write, and what it found."""
 
-    def __init__(self, batch: Batch | None, version: int):
-        self.batch, self.version = batch, version
+    def __init__(self, batch: Batch | None, version: int, subjects: Subjects | None = None):
+        self.batch, self.version, self.subjects = batch, version, subjects or {}
         self.began = monotonic()
         self.written = False
         self.failure: str | None = None
@@ -44,6 +46,9 @@ class _Round:
 
     def run(self, store: Store) -> None:
         try:
+            if self.subjects:
+                # Before what they have used, so that it is charged to their teams.
+                store.name_subjects(list(self.subjects.values()))
             if self.batch is not None:
                 store.write(self.batch)
             self.written = True
@@ -69,6 +74,8 @@ class Ledger(Component):
         self._running: _Round | None = None
         self._batch: Batch | None = None
         self._written: dict[int, float] = {}
+        # Subjects of tokens that the store has not heard of, or not of their team.
+        self._subjects: Subjects = {}
         self._process_id = ""
         self._sequence = 0
         self._version = -1
@@ -134,7 +141,8 @@ class Ledger(Component):
         if self._batch is None and self.accounts.requests:
             self._sequence += 1
             self._batch = Batch(self._process_id, self._sequence, self.accounts.take())
-        self._running = _Round(self._batch, self._version)
+        self._subjects |= self._guard.take_subjects()
+        self._running = _Round(self._batch, self._version, dict(self._subjects))
         self._rounds.put(self._running)
 
     def _took(self, done: _Round) -> None:
@@ -143,6 +151,10 @@ class Ledger(Component):
         if news is not None and news.keys is not None:
             self._guard.know(news.keys, news.teams)
             self._version = news.version
+        if done.written:
+            for subject, told in done.subjects.items():
+                if self._subjects.get(subject) == told:
+                    del self._subjects[subject]
         if done.written and done.batch is not None:
             self._batch = None
             for key_id, usd in done.batch.usd_by_key().items():

@@ -35,6 +35,7 @@ from crosstie.run.service.spending import ProviderSpending
 from crosstie.run.service.supervisor import Ready, Supervisor, WorkerSlot
 from crosstie.run.service.systemd import Systemd
 from crosstie.run.service.telemetry import Telemetry, wanted
+from crosstie.run.service.token_keys import TokenKeys
 from crosstie.run.service.tokenizing import TokenizerFiles
 from crosstie.run.service.worker import SharedLoad, Worker
 from crosstie.run.share.board import Board
@@ -216,8 +217,8 @@ class _Start:
         return GatewayProcess(
             self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
             components=[
-                *before, ledger, Hosting(), ProviderSpending(), TokenizerFiles(), *observers.components(), *batches,
-                *doors, *after,
+                *before, ledger, TokenKeys(), Hosting(), ProviderSpending(), TokenizerFiles(),
+                *observers.components(), *batches, *doors, *after,
             ],
             **shared,
         )  # fmt: skip
