@@ -35,11 +35,27 @@ def test_files_are_named_from_where_the_fleet_file_lies_and_written_back(tmp_pat
     assert read_fleet(CATALOG, copy).pools == fleet.pools
 
 
+def test_a_name_may_stand_for_any_number_of_replicas(tmp_path: Path) -> None:
+    backends = '["DNS+HTTP://VLLM.default.svc:8000/v1/", "http://10.0.0.9:8000/v1"]'
+    fleet = read(tmp_path, "replicas = 7", "discover_every_s = 5", backends=backends)
+    (pool,) = fleet.pools
+    assert pool.backends == ("dns+http://vllm.default.svc:8000/v1", "http://10.0.0.9:8000/v1")
+    assert pool.replicas == 7
+    assert pool.reach.discover_every_s == 5.0
+    copy = tmp_path / "copy.toml"
+    copy.write_text(fleet_text(fleet))
+    assert read_fleet(CATALOG, copy).pools == fleet.pools
+
+
 @pytest.mark.parametrize(
     ("lines", "backends", "said"),
     [
         (['tls_key = "a.key"'], '["https://a/v1"]', r"pool\[0\].tls_cert: missing: tls_key is there"),
         (['tls_ca = "a.pem"'], '["http://a/v1"]', r"pool\[0\].tls_ca: has no meaning: no backend of the pool is https"),
+        (["discover_every_s = 5"], '["http://a/v1"]', r"pool\[0\].discover_every_s: has no meaning: no backend"),
+        (["discover_every_s = 0"], '["dns+http://a/v1"]', r"pool\[0\].discover_every_s: 0 must be a number from 1 to"),
+        ([], '["dns+http://10.0.0.1/v1"]', r"pool\[0\].backends\[0\]: .* is an address already"),
+        ([], '["dns+ftp://a/v1"]', r"pool\[0\].backends\[0\]: 'ftp://a/v1' is no http or https address"),
         (["tls_ca = 3"], '["https://a/v1"]', r"pool\[0\].tls_ca: must be a non-empty string"),
         (['tls_cafile = "a.pem"'], '["https://a/v1"]', r"pool\[0\].tls_cafile: unknown key"),
     ],

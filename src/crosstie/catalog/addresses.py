@@ -11,6 +11,8 @@ from crosstie.core.errors import BadData
 _HOST = re.compile(r"^[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?\.?$")
 _PATH = re.compile(r"^[A-Za-z0-9._~!$&'()*+,;=:%/-]*$")
 _USUAL_PORTS = {"http": 80, "https": 443}
+# Of a name that stands for all of its addresses, a replica each.
+BY_NAME = "dns+"
 _ENDPOINTS = ("/completions", "/embeddings", "/responses")
 
 
@@ -20,6 +22,12 @@ def base_urls(file: Path, where: str, raw: object) -> tuple[str, ...]:
 
 def read_address(file: Path, where: str, given: str) -> str:
     """A base URL in its one normal form, so that two that mean the same are equal."""
+    if given.lower().startswith(BY_NAME):
+        found = read_address(file, where, given[len(BY_NAME) :])
+        host = urlsplit(found).hostname or ""
+        if ":" in host or not host.strip("0123456789."):
+            raise BadData(file, where, f"'{given}' is an address already: {BY_NAME} is for a name that has several")
+        return BY_NAME + found
     if not given.isprintable() or " " in given:
         raise BadData(file, where, "has spaces, control characters or line breaks")
     # These two first, and not repeated: passwords and keys would be in logs.

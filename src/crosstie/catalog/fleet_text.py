@@ -17,6 +17,7 @@ from crosstie.core.fleet import (
     Pool,
     PoolApart,
     PoolSide,
+    Reach,
     Route,
     ServedClass,
     Serving,
@@ -111,17 +112,27 @@ def _pool(pool: Pool) -> list[str]:
         f"max_in_flight = {pool.max_in_flight}",
         *([] if pool.hosts and pool.max_context >= UNLIMITED_CONTEXT else [f"max_context = {pool.max_context}"]),
         *_given(optional),
-        *_given(msgspec.structs.asdict(pool.reach)),
+        *_reach(pool.reach),
         *known_lines(pool),
         *([] if pool.modalities is None else [f"modalities = {toml_value(pool.modalities)}"]),
         *_given({"loading": pool.loading, "load_hook": pool.load_hook, "host_memory_gib": pool.host_memory_gib}),
-        *([] if own else [f"backends = {toml_value(pool.backends)}{'' if ready else hint}"]),
+        *([] if own else [f"backends = {toml_value(_written(pool.backends))}{'' if ready else hint}"]),
         *(
             ["hosts = [", *(f"  {_host(one, own)},{'' if ready or not own else hint}" for one in pool.hosts), "]"]
             if pool.hosts
             else []
         ),
     ]
+
+
+def _written(backends: tuple[str, ...]) -> tuple[str, ...]:
+    """A name that is looked up stands for the addresses that were found."""
+    return tuple(dict.fromkeys(one.partition("#")[0] for one in backends))
+
+
+def _reach(reach: Reach) -> list[str]:
+    usual = msgspec.structs.asdict(Reach())
+    return _given({key: value for key, value in msgspec.structs.asdict(reach).items() if value != usual[key]})
 
 
 def _apart(apart: PoolApart) -> list[str]:

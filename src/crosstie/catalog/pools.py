@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from crosstie.catalog.acceptance import parse_speculation
-from crosstie.catalog.addresses import base_urls
+from crosstie.catalog.addresses import BY_NAME, base_urls
 from crosstie.catalog.classes import look_up
 from crosstie.catalog.engine_knowledge import KNOWN_KEYS, read_known
 from crosstie.catalog.library import Catalog
@@ -86,7 +86,9 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
         name=name,
         parallelism=split,
         kv_format=kv,
-        replicas=_replicas(file, where, name, raw.get("replicas"), addresses),
+        replicas=_replicas(
+            file, where, name, raw.get("replicas"), addresses, named=_by_name(file, where, raw, backends)
+        ),
         backends=backends,
         reach=read_reach(
             file, where, raw, (*backends, *(at for one in hosting.get("hosts", ()) for at in one.backends))
@@ -232,13 +234,26 @@ def _unknown(
     }
 
 
-def _replicas(file: Path, where: str, name: str, raw: object, backends: int) -> int:
+def _by_name(file: Path, where: str, raw: dict[str, Any], backends: tuple[str, ...]) -> bool:
+    """Whether some of a pool's replicas are found by name, so that nobody knows yet how many there are."""
+    named = [index for index, one in enumerate(backends) if one.startswith(BY_NAME)]
+    if "discover_every_s" in raw and not named:
+        raise BadData(
+            file, f"{where}.discover_every_s", f"has no meaning: no backend of the pool begins with {BY_NAME}"
+        )
+    if named and "hosts" in raw:
+        reason = "models that share replicas need to know which is which: give addresses"
+        raise BadData(file, f"{where}.backends[{named[0]}]", reason)
+    return bool(named)
+
+
+def _replicas(file: Path, where: str, name: str, raw: object, backends: int, *, named: bool) -> int:
     if raw is None and backends:
         return backends
     if raw is None:
         raise BadData(file, f"{where}.replicas", "missing: give the number of replicas, or their backends")
     replicas = whole(file, f"{where}.replicas", raw, 1, 10**6)
-    if backends and backends != replicas:
+    if backends and backends != replicas and not named:
         reason = f"pool '{name}' has replicas = {replicas} and {backends} backends: one address a replica"
         raise BadData(file, f"{where}.backends", reason)
     return replicas

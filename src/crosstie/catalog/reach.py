@@ -1,4 +1,4 @@
-"""The keys of a [[pool]] that say how its backends are reached: files of certificates.
+"""The keys of a [[pool]] that say how its backends are reached.
 
 Files are named from where the fleet file lies; what is in them is the gateway's to read, when it begins to serve.
 """
@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from crosstie.catalog.addresses import BY_NAME
 from crosstie.catalog.reading import read_values
 from crosstie.core.errors import BadData
 from crosstie.core.fleet import Reach
@@ -25,6 +26,6 @@ def read_reach(file: Path, where: str, raw: dict[str, Any], backends: tuple[str,
     if "tls_key" in given and "tls_cert" not in given:
         raise BadData(file, f"{where}.tls_cert", "missing: tls_key is there, and is the key of a certificate")
     tls = next((key for key in given if key.startswith("tls_")), None)
-    if tls and backends and not any(one.startswith("https:") for one in backends):
+    if tls and backends and not any(one.removeprefix(BY_NAME).startswith("https:") for one in backends):
         raise BadData(file, f"{where}.{tls}", "has no meaning: no backend of the pool is https")
     return Reach(**given)

@@ -15,7 +15,7 @@ from crosstie.core.fleet import Fleet, Serving
 from crosstie.core.histogram import Family
 from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
-from crosstie.route.build import live_fleet
+from crosstie.route.build import Tables, live_fleet
 from crosstie.route.decision import Decision
 from crosstie.route.hosted_sizes import check_room
 from crosstie.route.live import LiveFleet
@@ -75,7 +75,10 @@ class Gateway:
         # By pool, how its backends are reached.
         self._ways: dict[str, Way] = {}
         self._ways = self._check(fleet)
-        router = Router(live_fleet(catalog, fleet, monotonic() * speed), make_policy(fleet.policy), speed)
+        # Kept, so that a fleet which only has other addresses takes no time to load.
+        self._tables = Tables()
+        live = live_fleet(catalog, fleet, monotonic() * speed, tables=self._tables)
+        router = Router(live, make_policy(fleet.policy), speed)
         self.context = context = Context(loop, router, fleet.serving, speed)
         context.on_backend_changed = self.backend_changed
         context.on_exhausted, context.on_panic = self.exhausted, self.panicked
@@ -118,7 +121,7 @@ class Gateway:
         """Serves this fleet from now on. Raises before anything has changed if it cannot be served."""
         ways = self._check(fleet)
         policy = make_policy(fleet.policy)
-        self.router.load(live_fleet(self.catalog, fleet, self.now(), self.live), policy)
+        self.router.load(live_fleet(self.catalog, fleet, self.now(), self.live, self._tables), policy)
         self._ways = ways
         self.context.serving, self._clients = fleet.serving, Clients(fleet.serving.trusted_proxies)
         self.waiting.most = fleet.serving.max_queued

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from crosstie.catalog.addresses import read_address
+from crosstie.catalog.addresses import BY_NAME, read_address
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.pools import read_pool
 from crosstie.catalog.reach import REACH_FILES
@@ -186,7 +186,10 @@ class Administration:
         if given[0] == "pool":
             pool, backend = pool_named(fleet, _text(body, "pool")), None
         else:
-            backend = read_address(_REQUEST, "backend", _text(body, "backend"))
+            backend = _text(body, "backend")
+            if not any(backend in one.backends for one in fleet.pools):
+                # In another form than the file's, perhaps.
+                backend = read_address(_REQUEST, "backend", backend)
             pool = pool_of(fleet, backend)
         removes: Action = "remove-backend" if backend else "remove-pool"
         return Change(action="drain" if action == "drain" else removes, pool=pool.name, backend=backend)
@@ -201,6 +204,7 @@ class Administration:
         if set(given) != {"pool", "backend"}:
             raise BadInput("give a pool's name and a backend's address, or a pool as a table of the fleet file")
         at = read_address(_REQUEST, "backend", _text(body, "backend"))
+        _check_named(at)
         return self._with(Change(action="add-backend", pool=_text(body, "pool"), backend=at))
 
     def _read_pool(self, raw: dict[str, Any]) -> Pool:
@@ -210,6 +214,8 @@ class Administration:
                     f"pool.{key}: only the fleet file may name a {'command' if key == 'load_hook' else 'file'}"
                 )
         made = read_pool(self.process.catalog, _REQUEST, "pool", raw)
+        for at in made.backends:
+            _check_named(at)
         named = {pool.api_key_env for pool in self.base.pools}
         if made.api_key_env is not None and made.api_key_env not in named:
             # Or any variable of this process could be sent to any address.
@@ -247,6 +253,11 @@ class Administration:
         """The fleet as it is served, as a file; what a file cannot say is said in its first lines."""
         said = [f"# Changed by an administrator: {change.words}" for change in self.changes]
         return "\n".join([*said, fleet_text(self.gateway.live.fleet)])
+
+
+def _check_named(address: str) -> None:
+    if address.startswith(BY_NAME):
+        raise BadInput(f"{address}: names that are looked up again and again are the fleet file's; give addresses")
 
 
 def _only(body: dict[str, Any], *keys: str) -> list[str]:

@@ -91,6 +91,8 @@ class GatewayProcess:
     ):  # fmt: skip
         self.components, self._started = components, list[Component]()
         self.catalog, self.fleet, self.file, self.speed, self.notify = catalog, fleet, file, speed, notify
+        # What the file said when it was last served, before anything was done to it.
+        self.read = fleet
         # What is done to a fleet that was read again, such as putting its emulated addresses in.
         self.prepared = prepared
         # What it shares with the other workers, which of them it is, and where they all accept; None: it is alone.
@@ -221,8 +223,10 @@ class GatewayProcess:
     def read_again(self, file: Path) -> None:
         """Raises CrosstieError, and the old fleet goes on."""
         self._seen = file_stamp(file)
-        fleet = self.prepared(read_fleet(self.catalog, file))
+        read = read_fleet(self.catalog, file)
+        fleet = self.prepared(read)
         self.load(fleet)
+        self.read = read
         pools, backends = len(fleet.pools), len(self.gateway.backends)
         sentence = f"fleet file read again: {pools} pools, {backends} backends"
         self.notify(Notice("fleet_reloaded", "info", sentence, pools=pools, backends=backends))

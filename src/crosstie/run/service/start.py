@@ -23,6 +23,7 @@ from crosstie.run.gateway.notices import Notice
 from crosstie.run.ledger.places import open_store
 from crosstie.run.service.admin_door import AdminDoor
 from crosstie.run.service.batches import BatchService
+from crosstie.run.service.discovery import Discovery
 from crosstie.run.service.door import OpsDoor
 from crosstie.run.service.hosting import Hosting
 from crosstie.run.service.ledger import Ledger
@@ -217,7 +218,7 @@ class _Start:
         return GatewayProcess(
             self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
             components=[
-                *before, ledger, TokenKeys(), Hosting(), ProviderSpending(), TokenizerFiles(),
+                Discovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(), TokenizerFiles(),
                 *observers.components(), *batches, *doors, *after,
             ],
             **shared,

@@ -17,6 +17,7 @@ _OF_ALL: dict[str, Callable[[float, float], float]] = {
     "crosstie_ledger_up": min,
     "crosstie_record_failed": max,
     "crosstie_telemetry_failed": max,
+    "crosstie_discovered_addresses": min,
 }
 # What each has learnt by itself.
 _EACH = ("crosstie_ttft_correction", "crosstie_tpot_correction")

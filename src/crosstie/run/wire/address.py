@@ -5,11 +5,14 @@ from urllib.parse import urlsplit
 
 from crosstie.core.errors import BadInput
 
+_BY_NAME = "dns+"
+
 
 class Address:
-    """`http://host:8000/v1` as what a connection and a request line need."""
+    """`http://host:8000/v1` as what a connection and a request line need. `dns+http://host:8000/v1#10.0.0.1` is one
+    of the addresses that a name stands for: the name is what requests and certificates are about."""
 
-    __slots__ = ("authority", "base", "host", "port", "root", "secure", "url")
+    __slots__ = ("authority", "base", "by_name", "dials", "host", "port", "root", "secure", "url")
 
     def __init__(self, url: str):
         parts = urlsplit(url)
@@ -17,11 +20,15 @@ class Address:
             port = parts.port
         except ValueError:
             raise BadInput(f"'{url}': the port is no number up to 65535") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        scheme = parts.scheme.removeprefix(_BY_NAME)
+        if scheme not in ("http", "https") or not parts.hostname:
             raise BadInput(f"'{url}' is no http or https address")
         self.url = url.rstrip("/")
-        self.secure = parts.scheme == "https"
+        self.secure = scheme == "https"
         self.host = parts.hostname
+        self.by_name = scheme != parts.scheme
+        # What is connected to.
+        self.dials = (self.by_name and parts.fragment) or self.host
         self.port = port or (443 if self.secure else 80)
         try:
             named = self.host.encode("ascii" if self.host.isascii() else "idna")

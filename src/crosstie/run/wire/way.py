@@ -37,7 +37,7 @@ class Way:
         tls = self._tls if at.secure else None
         name = (self._server_name or at.host) if tls is not None else None
         try:
-            _, made = await loop.create_connection(make, at.host, at.port, ssl=tls, server_hostname=name)
+            _, made = await loop.create_connection(make, at.dials, at.port, ssl=tls, server_hostname=name)
         except ConnectionResetError as error:
             # asyncio's own, without a word.
             raise (
