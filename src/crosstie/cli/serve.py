@@ -1,5 +1,6 @@
 """`crosstie serve`: one OpenAI-compatible endpoint over the pools of a fleet file."""
 
+import re
 from typing import Any, get_args
 
 import click
@@ -13,11 +14,19 @@ from crosstie.core.fleet import Policy, Pool
 from crosstie.run.service.start import Observers, Served, ServeOptions, run, would_serve
 
 
+def _mode(context: click.Context, option: click.Parameter, given: str | None) -> int | None:
+    """Rights of a file in octal digits."""
+    if given is not None and not re.fullmatch("0?[0-7]{3}", given):
+        raise click.BadParameter(f"'{given}' is no mode of three octal digits, such as 660")
+    return None if given is None else int(given, 8)
+
+
 @click.command(
     "serve",
     cls=GroupedCommand,
     groups={
         "Without GPUs": "--emulate --speed",
+        "Clients": "--unix --unix-mode --no-tcp --tls-cert --tls-key --tls-client-ca",
         "Batches": "--batches --batch-in-flight --batch-max-gib",
         "Administration": "--admin-port --admin-host --admin-anywhere --ops-port --ops-host",
         "Records, logs and traces": "--record --record-max-mib --record-keep --log-format --log-requests "
@@ -26,11 +35,20 @@ from crosstie.run.service.start import Observers, Served, ServeOptions, run, wou
 )
 @click.argument("file", required=False, metavar="[FLEET.toml]", type=FILE)
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, metavar="A", help="Where to listen; 0.0.0.0 for everyone."
-)
+    "--host", default="127.0.0.1", show_default=True, metavar="A",
+    help="Where to listen; 0.0.0.0 for everyone, :: also by IPv6.",
+)  # fmt: skip
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, metavar="N", help="0 takes a free one."
 )
+@click.option("--unix", type=FILE, metavar="PATH", help="Listen on this unix socket as well; it is always plain.")
+@click.option(
+    "--unix-mode", callback=_mode, metavar="660", help="Who may connect to it, as chmod has it; else as the umask says."
+)
+@click.option("--no-tcp", is_flag=True, help="With --unix: nowhere else.")
+@click.option("--tls-cert", type=FILE, metavar="PEM", help="Speak TLS at --port: the certificate, with those above it.")
+@click.option("--tls-key", type=FILE, metavar="PEM", help="Its key. Both are read again when they change.")
+@click.option("--tls-client-ca", type=FILE, metavar="PEM", help="Only clients with a certificate of one of these.")
 @click.option(
     "--policy",
     type=click.Choice(get_args(Policy)),
@@ -120,6 +138,8 @@ def _show(served: Served, as_json: bool) -> None:
             "url": url, "fleet": fleet.name, "policy": fleet.policy, "emulated": options.emulate,
             "workers": options.workers if url is not None else 1, "pools": pools,
         }  # fmt: skip
+        if options.unix is not None and url is not None:
+            said["unix"] = str(options.unix)
         if served.ops_url is not None:
             said["ops_url"] = served.ops_url
         if served.admin_url is not None:
@@ -146,7 +166,9 @@ def _show(served: Served, as_json: bool) -> None:
     columns = ["pool", "model", "replica", "engine", ">replicas", ">in flight", ">context", "~backends"]
     show_table(out, columns, rows)
     if url is not None:
-        say(out, f"serving at {url}" + (f", {options.workers} workers" if options.workers > 1 else ""))
+        places = [str(one) for one in (None if options.no_tcp else url, options.unix) if one is not None]
+        workers = f", {options.workers} workers" if options.workers > 1 else ""
+        say(out, f"serving at {' and '.join(places)}{workers}")
         if served.ops_url is not None:
             say(out, f"/health, /ready and /metrics at {served.ops_url}")
         say(out, f"try: crosstie explain --url {url.removesuffix('/v1')} --model {fleet.pools[0].model}")

@@ -87,7 +87,7 @@ class GatewayProcess:
         self, catalog: Catalog, fleet: Fleet, *, file: Path | None = None, speed: float = 1.0,
         notify: Notify = lambda line: None, prepared: Callable[[Fleet], Fleet] = lambda fleet: fleet,
         components: Sequence[Component] = (), board: Board | None = None, row: int = 0,
-        sockets: Sequence[socket.socket] = (),
+        sockets: Sequence[socket.socket] = (), opened: Callable[[], Sequence[socket.socket]] | None = None,
     ):  # fmt: skip
         self.components, self._started = components, list[Component]()
         self.catalog, self.fleet, self.file, self.speed, self.notify = catalog, fleet, file, speed, notify
@@ -97,6 +97,10 @@ class GatewayProcess:
         self.prepared = prepared
         # What it shares with the other workers, which of them it is, and where they all accept; None: it is alone.
         self.board, self.row, self._sockets = board, row, sockets
+        # Where it listens if alone, and not only at the address that it is told.
+        self._opened = opened
+        # What else is read again when the fleet file is.
+        self.before_reload: list[Callable[[], None]] = []
         # What other workers may ask of this one, and how it asks them; None: there are none.
         self.handlers: Handlers = {}
         self.link: WorkerLink | None = None
@@ -130,6 +134,8 @@ class GatewayProcess:
     async def _listen(self, host: str, port: int) -> int:
         board, row, connections = self.board, self.row, self.server.connections
         if board is None or not self._sockets:
+            if self._opened is not None:
+                return self.server.join(self._opened())
             return await self.server.listen(host, port)
         # From now on others leave clients to it.
         board.clients[row] = 0
@@ -208,6 +214,8 @@ class GatewayProcess:
 
     def reload(self) -> bool:
         """Serves what the file says now; a file that cannot be served changes nothing."""
+        for also in self.before_reload:
+            also()
         if self.file is None:
             return False
         try:

@@ -25,6 +25,7 @@ from crosstie.run.service.admin_door import AdminDoor
 from crosstie.run.service.batches import BatchService
 from crosstie.run.service.discovery import Discovery
 from crosstie.run.service.door import OpsDoor
+from crosstie.run.service.edge import Edge
 from crosstie.run.service.hosting import Hosting
 from crosstie.run.service.ledger import Ledger
 from crosstie.run.service.local import CONTEXT, LocalEngine, start_local
@@ -94,6 +95,14 @@ class ServeOptions:
     host: str = "127.0.0.1"
     # 0: any that is free.
     port: int = 8080
+    # A unix socket beside that address, or with `no_tcp` in its place; who may connect, as chmod has it.
+    unix: Path | None = None
+    unix_mode: int | None = None
+    no_tcp: bool = False
+    # The certificate and key that clients are shown, in PEM form; whose certificates they must show themselves.
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
     # Instead of the file's.
     policy: Policy | None = None
     # The replicas of every pool are emulated, so many times as fast as real time.
@@ -156,6 +165,11 @@ def _prepared(options: ServeOptions, observers: Observers, *, starts_engines: bo
         raise BadInput("--speed goes with --emulate: real engines run at their own")
     with contextlib.ExitStack() as stack:
         stack.callback(observers.log.close)
+        edge = Edge(
+            options.host, options.port, unix=options.unix, unix_mode=options.unix_mode, no_tcp=options.no_tcp,
+            tls_cert=options.tls_cert, tls_key=options.tls_key, tls_client_ca=options.tls_client_ca,
+        )  # fmt: skip
+        stack.callback(edge.close)
         door = None
         if options.admin_port is not None:
             door = AdminDoor(options.admin_host, options.admin_port, anywhere=options.admin_anywhere)
@@ -176,7 +190,7 @@ def _prepared(options: ServeOptions, observers: Observers, *, starts_engines: bo
             found = read if emulated is None else emulated.placed(read)
             return found if options.policy is None else msgspec.structs.replace(found, policy=options.policy)
 
-        yield _Start(options, catalog, prepare(fleet), prepare, observers, door, ops)
+        yield _Start(options, catalog, prepare(fleet), prepare, observers, edge, door, ops)
 
 
 def _local_fleet(engine: LocalEngine) -> Fleet:
@@ -201,16 +215,16 @@ class _Start:
 
     def __init__(
         self, options: ServeOptions, catalog: Catalog, fleet: Fleet, prepare: Callable[[Fleet], Fleet],
-        observers: Observers, door: AdminDoor | None, ops: OpsDoor | None,
+        observers: Observers, edge: Edge, door: AdminDoor | None, ops: OpsDoor | None,
     ):  # fmt: skip
         self.options, self.catalog, self.fleet, self.prepare = options, catalog, fleet, prepare
-        self.observers, self.door, self.ops = observers, door, ops
+        self.observers, self.edge, self.door, self.ops = observers, edge, door, ops
 
     def _process(
         self, observers: Observers, ledger: Ledger, before: Sequence[Component], after: Sequence[Component] = (),
         **shared: Any,
     ) -> GatewayProcess:  # fmt: skip
-        doors = [door for door in (self.door, self.ops) if door is not None]
+        doors: list[Component] = [door for door in (self.edge, self.door, self.ops) if door is not None]
         options, batches = self.options, list[Component]()
         if options.batches is not None:
             limits: dict[str, Any] = {"in_flight": options.batch_in_flight, "most_gib": options.batch_max_gib}
@@ -224,20 +238,20 @@ class _Start:
             **shared,
         )  # fmt: skip
 
-    def _served(self, port: int) -> Served:
-        host, door = self.options.host, self.door
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    def _served(self) -> Served:
+        door = self.door
         key_file = door.key.file if door is not None else None
         admin_url, ops_url = (one.url if one is not None else None for one in (door, self.ops))
-        return Served(self.fleet, url, self.options, admin_url, ops_url, key_file)
+        return Served(self.fleet, self.edge.url, self.options, admin_url, ops_url, key_file)
 
     async def alone(self, on_ready: Callable[[Served], None]) -> bool:
         systemd = Systemd()
         board = Board(1) if self.fleet.state.redis is not None else None
         shared: list[Component] = [SharedLoad(board, 0), PeerSharing(board)] if board is not None else []
         process = self._process(
-            self.observers, Ledger(), shared, [systemd], notify=self.observers.log.notice, board=board
-        )
+            self.observers, Ledger(), shared, [systemd], notify=self.observers.log.notice, board=board,
+            opened=self.edge.listen,
+        )  # fmt: skip
         allow_many_connections()
         await process.start(self.options.host, self.options.port)
         settle_memory()
@@ -245,7 +259,7 @@ class _Start:
         process.heed_signals()
         if self.options.with_parent:
             when_orphaned(asyncio.get_running_loop(), process.stopping.set)
-        on_ready(self._served(process.port))
+        on_ready(self._served())
         systemd.ready()
         return await process.until_stopped()
 
@@ -255,11 +269,11 @@ class _Start:
             open_store(self.fleet.state.store, create=True).close()
         supervisor = Supervisor(self.options.workers, self._run_worker, self.observers.log.notice)
         supervisor.file, supervisor.read = self.options.file, self._read
-        port = supervisor.listen(self.options.host, self.options.port)
+        supervisor.sockets = self.edge.listen()
         for door in (self.door, self.ops):
             if door is not None:
                 door.listen()
-        return supervisor.serve(lambda: on_ready(self._served(port)), with_parent=self.options.with_parent)
+        return supervisor.serve(lambda: on_ready(self._served()), with_parent=self.options.with_parent)
 
     def _run_worker(self, slot: WorkerSlot) -> int:
         """In a process of its own, with a log of its own, since a thread writes it."""

@@ -25,10 +25,9 @@ import msgspec
 
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.run.gateway.notices import Field, Level, Notice
-from crosstie.run.service.process import file_stamp, listening_on
+from crosstie.run.service.process import file_stamp
 from crosstie.run.service.systemd import say, watchdog_s
 from crosstie.run.share.board import Board
-from crosstie.run.wire.listener import listening
 
 # A worker that dies is replaced at once, one that dies soon after its start after a while that doubles.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _SOON_S = 0.1, 30.0, 10.0
@@ -129,18 +128,14 @@ class Supervisor:
         self.file: Path | None = None
         # Asked before workers are told to read the file again; raises CrosstieError. Called once they have.
         self.read: Callable[[], Callable[[], None]] = lambda: lambda: None
-        self.sockets: list[socket.socket] = []
+        # Where all of them accept.
+        self.sockets: Sequence[socket.socket] = ()
         self._pending: Callable[[], None] | None = None
         self._signals: list[int] = []
         self._stopping = 0
         self._failed: str | None = None
         self._announced = False
         self._repeated: dict[str, _Repeated] = {}
-
-    def listen(self, host: str, port: int) -> int:
-        with listening_on(host, port):
-            self.sockets = listening(host, port)
-        return int(self.sockets[0].getsockname()[1])
 
     def serve(self, announce: Callable[[], None], *, with_parent: bool = False) -> bool:
         """Until it is told to stop; whether every request was answered. Raises BadInput if no worker can start."""

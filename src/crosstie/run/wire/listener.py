@@ -12,13 +12,20 @@ go first.
 import asyncio
 import contextlib
 import ctypes
+import errno
+import fcntl
+import os
 import socket
+import stat
 import struct
 import sys
+import termios
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 from crosstie.run.wire.files import EXHAUSTED
+from crosstie.run.wire.tls import ServerTls
 
 # Connections that the kernel completes on its own before it turns clients away.
 BACKLOG = 4096
@@ -39,12 +46,17 @@ _EXHAUSTED_S = 0.5
 
 
 def listening(host: str, port: int) -> list[socket.socket]:
-    """One for each address of the host, all at one port; 0 takes a free one. Raises OSError."""
+    """One for each address of the host, all at one port; 0 takes a free one. `::` is every address of this machine, of
+    both families. Raises OSError."""
     found: list[socket.socket] = []
+    # Two sockets, so that clients by IPv4 have the addresses that they are known by.
+    hosts = ("::", "0.0.0.0") if host == "::" else (host or None,)
     try:
-        for family, kind, number, _, address in socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
+        for family, kind, number, _, address in [
+            one
+            for name in hosts
+            for one in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        ]:
             one = socket.socket(family, kind, number)
             found.append(one)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,16 +74,86 @@ def listening(host: str, port: int) -> list[socket.socket]:
     return found
 
 
+class UnixSocket(socket.socket):
+    """Listens at a path, which it takes away when nobody new is to come. Raises OSError."""
+
+    def __init__(self, path: Path, mode: int | None = None):
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.path = path
+        try:
+            _take_away_stale(path)
+            self.bind(str(path))
+            # Nobody can connect before it listens.
+            if mode is not None:
+                path.chmod(mode)
+            self._place = _place(path)
+            self.listen(BACKLOG)
+            self.setblocking(False)
+        except OSError:
+            self.close()
+            raise
+
+    def leave(self) -> None:
+        """Unless the path is another server's by now."""
+        with contextlib.suppress(OSError):
+            if _place(self.path) == self._place:
+                self.path.unlink()
+
+
+def _place(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def _take_away_stale(path: Path) -> None:
+    """The socket of a server that ended without a word. Raises OSError where it still lives, or is no socket."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise OSError(errno.EEXIST, "something else than a socket is there")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
+        knocking.setblocking(False)
+        found = knocking.connect_ex(str(path))
+    if found != errno.ECONNREFUSED:
+        lives = found in (0, errno.EAGAIN)
+        raise OSError(errno.EADDRINUSE, "another server listens there" if lives else os.strerror(found))
+    path.unlink()
+
+
+class Visitor(Protocol):
+    """A client whose connection is being secured: what serves it, and what secures it meanwhile."""
+
+    handshake: asyncio.Future[Any] | None
+
+
+class Hall(Protocol):
+    """Whom a listener lets in to."""
+
+    # What it secures connections with; None: nothing.
+    tls: ServerTls | None
+    # Told that nobody can be taken, with clients at the door.
+    on_exhausted: Callable[[], None]
+
+    def accept(self) -> Any:
+        """What a new connection is served by."""
+
+    def admit(self, address: str) -> Visitor | None:
+        """The same for a client that has yet to shake hands, and counts from now on; None: there is no room."""
+
+    def turn_out(self, visitor: Any) -> None:
+        """It never came to an understanding."""
+
+
 class Listener:
-    """`made` gives each connection its protocol; `goes_first` says whether this process may take the next client, None:
-    nobody else would. `exhausted` is told that it can take none, with clients at the door."""
+    """`goes_first` says whether this process may take the next client, None: nobody else would."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, made: Callable[[], Any], sockets: Sequence[socket.socket],
-        goes_first: Callable[[], bool] | None, exhausted: Callable[[], None],
+        self, loop: asyncio.AbstractEventLoop, hall: Hall, sockets: Sequence[socket.socket],
+        goes_first: Callable[[], bool] | None,
     ):  # fmt: skip
-        self.loop, self._made, self._sockets, self._goes_first = loop, made, list(sockets), goes_first
-        self._exhausted = exhausted
+        self.loop, self._hall, self._sockets, self._goes_first = loop, hall, list(sockets), goes_first
         self._accepting: set[asyncio.Task[Any]] = set()
         self._steps = 0
         self._stepped_at = 0.0
@@ -79,25 +161,52 @@ class Listener:
     def open(self) -> int:
         for one in self._sockets:
             self.loop.add_reader(one.fileno(), self._knocked, one)
-        return int(self._sockets[0].getsockname()[1])
+        first = self._sockets[0]
+        return 0 if first.family == socket.AF_UNIX else int(first.getsockname()[1])
 
     def _knocked(self, one: socket.socket) -> None:
         if self._steps_aside():
             self._pause(one, _STEP_ASIDE_S)
             return
         try:
-            accepted, _ = one.accept()
+            accepted, address = one.accept()
         except OSError as error:
             # Another was quicker, or its client has gone already; or this process can hold no more, and whoever knocks
             # waits in the kernel's queue until it can.
             if error.errno in EXHAUSTED:
                 self._pause(one, _EXHAUSTED_S)
-                self._exhausted()
+                self._hall.on_exhausted()
             return
         accepted.setblocking(False)
-        task = self.loop.create_task(self.loop.connect_accepted_socket(self._made, accepted))
+        self._take(accepted, address)
+
+    def _take(self, accepted: socket.socket, address: Any) -> None:
+        tls = self._hall.tls
+        if tls is not None and accepted.family != socket.AF_UNIX:
+            self._shake_hands(accepted, str(address[0]), tls)
+            return
+        task = self.loop.create_task(self.loop.connect_accepted_socket(self._hall.accept, accepted))
         self._accepting.add(task)
         task.add_done_callback(self._accepting.discard)
+
+    def _shake_hands(self, accepted: socket.socket, address: str, tls: ServerTls) -> None:
+        visitor = self._hall.admit(address)
+        if visitor is None:
+            accepted.close()
+            return
+        task = self.loop.create_task(
+            self.loop.connect_accepted_socket(
+                lambda: cast(asyncio.BaseProtocol, visitor), accepted, ssl=tls.context,
+                ssl_handshake_timeout=tls.handshake_s, ssl_shutdown_timeout=tls.goodbye_s,
+            )
+        )  # fmt: skip
+        visitor.handshake = task
+
+        def shaken(task: asyncio.Task[Any]) -> None:
+            if task.cancelled() or task.exception() is not None:
+                self._hall.turn_out(visitor)
+
+        task.add_done_callback(shaken)
 
     def _steps_aside(self) -> bool:
         if self._goes_first is None or self._goes_first():
@@ -127,8 +236,10 @@ class Listener:
         while self._sockets:
             one = self._sockets.pop()
             self.loop.remove_reader(one.fileno())
-            for accepted in _queued(one):
-                await self.loop.connect_accepted_socket(self._made, accepted)
+            for accepted, address in _queued(one):
+                self._take(accepted, address)
+        # Those who shake hands are in the hall already.
+        await asyncio.gather(*self._accepting, return_exceptions=True)
 
     def close(self) -> None:
         while self._sockets:
@@ -137,18 +248,18 @@ class Listener:
             one.close()
 
 
-def _queued(listening: socket.socket) -> list[socket.socket]:
+def _queued(listening: socket.socket) -> list[tuple[socket.socket, Any]]:
     """Those in its queue; it is closed right after the last of them, before another can join."""
-    found: list[socket.socket] = []
+    found: list[tuple[socket.socket, Any]] = []
     with listening:
         while True:
             try:
-                accepted, _ = listening.accept()
+                accepted, address = listening.accept()
             except OSError:
                 # The queue is empty, or its next client has gone already.
                 return found
             accepted.setblocking(False)
-            found.append(accepted)
+            found.append((accepted, address))
 
 
 def hear_no_more(listening: socket.socket) -> None:
@@ -156,7 +267,9 @@ def hear_no_more(listening: socket.socket) -> None:
 
     For all who share the socket. Linux alone can do it; elsewhere a client that comes in the very moment is reset.
     """
-    if sys.platform == "linux":
+    if isinstance(listening, UnixSocket):
+        listening.leave()
+    elif sys.platform == "linux":
         code = ctypes.create_string_buffer(_NO_SYN, len(_NO_SYN))
         with contextlib.suppress(OSError):
             program = struct.pack("HP", len(_NO_SYN) // 8, ctypes.addressof(code))
@@ -182,3 +295,15 @@ def was_reset(transport: asyncio.BaseTransport) -> bool:
     info = getattr(socket, "TCP_INFO", None)
     # The first byte is the connection's state.
     return info is not None and raw.getsockopt(socket.IPPROTO_TCP, info, 1)[0] == _TCP_CLOSE
+
+
+def untaken_bytes(transport: asyncio.BaseTransport) -> int | None:
+    """What the other side has not confirmed of all that the kernel was given for it; None: this system does not say."""
+    raw = transport.get_extra_info("socket")
+    if sys.platform != "linux" or raw is None:
+        return None
+    try:
+        return int.from_bytes(fcntl.ioctl(raw.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"), sys.byteorder)
+    except (OSError, ValueError):
+        # It is closed by now.
+        return 0

@@ -8,12 +8,13 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from crosstie.run.wire.client import no_delay
-from crosstie.run.wire.listener import Listener, listening, was_reset
+from crosstie.run.wire.listener import Listener, listening, untaken_bytes, was_reset
 from crosstie.run.wire.parser import RequestParser
 from crosstie.run.wire.request import BadRequest, Request, RequestLimits
+from crosstie.run.wire.tls import ServerTls
 
 # How long a client that was refused may go on sending.
 _LINGER_S = 2.0
@@ -23,6 +24,8 @@ _HANDSHAKE_S = 0.2
 _PROBE_S = 0.05
 # After a read of this size more is likely to lie there; libuv would go on with the same connection for up to 32 reads.
 _LARGE_READ = 65_536
+# How soon it is looked whether a client has all that was sent to it by TLS.
+_CLOSE_S = 0.005
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _REASONS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -146,6 +149,9 @@ class ServerConnection:
         self.server = server
         self.transport = cast(asyncio.Transport, None)
         self.address = ""
+        # What secures it, and whether that has yet to be done; None: it is plain.
+        self.handshake: asyncio.Future[Any] | None = None
+        self.shaking = False
         self.closed = self.slow = False
         self.keep_alive = self.http11 = True
         self.head_only = False
@@ -162,6 +168,8 @@ class ServerConnection:
         self._goes_on = False
         # Until when what it still sends is thrown away.
         self._lingers_until: float | None = None
+        # Whether it closes as soon as all has left.
+        self._closes = False
         # Bytes that it had not read, and those of its body that had arrived, when that was last looked at.
         self._unsent = self._arrived = 0
         # Whose the arriving body is, once its head was let in; 0: nobody's in particular.
@@ -173,7 +181,10 @@ class ServerConnection:
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         no_delay(transport)
-        if not self.server.lets_in(self):
+        if self.shaking:
+            # It was let in before.
+            self.shaking = False
+        elif not self.server.lets_in(self):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -204,6 +215,9 @@ class ServerConnection:
 
     def eof_received(self) -> bool:
         """It sends no more: it has gone, or waits for its answer and has shut down its side, which look the same."""
+        if self.handshake is not None:
+            # TLS says goodbye for both sides.
+            return False
         self._eof = True
         reply = self.current
         if reply is None:
@@ -385,24 +399,58 @@ class ServerConnection:
         """Closes. Whoever may still be sending is listened to for a moment: closing at once would reset the
         connection, and the answer with it."""
         sends_on = (self._refused or self._parser.begun) and not self._eof
-        if sends_on and self._lingers_until is None and self.transport.can_write_eof():
+        is_plain = self.handshake is None
+        if sends_on and self._lingers_until is None and not (is_plain and not self.transport.can_write_eof()):
             self._refused = True
             self._parser.drop()
             self._lingers_until = self.server.loop.time() + _LINGER_S
-            self.transport.write_eof()
+            # TLS has no half of a connection: by the length of its answer the client knows that this was all.
+            if is_plain:
+                self.transport.write_eof()
             self.transport.resume_reading()
         else:
+            self.close()
+
+    def close(self) -> None:
+        """Once all that was written has left."""
+        if self.handshake is None:
             self.transport.close()
+        elif self.shaking:
+            self.handshake.cancel()
+        elif not self._closes:
+            self._refused = self._closes = True
+            self._close_when_taken(_CLOSE_S)
+
+    def _close_when_taken(self, again_s: float) -> None:
+        """Once told to close, TLS waits for the client's goodbye, and after a while drops what has not left, which it
+        does not tell. So everything leaves before; and who has it all, but does not say goodbye, is not waited for."""
+        if self.closed:
+            return
+        transport = self.transport
+        left = transport.get_write_buffer_size() or untaken_bytes(transport)
+        if transport.is_closing():
+            if left == 0:
+                transport.abort()
+        elif not left:
+            transport.close()
+        self.server.loop.call_later(again_s, self._close_when_taken, min(2.0 * again_s, 1.0))
 
     def abort(self, after_written: bool = False) -> None:
-        if self.transport is not None:
-            (self.transport.close if after_written else self.transport.abort)()
+        if after_written:
+            self.close()
+        elif self.shaking and self.handshake is not None:
+            self.handshake.cancel()
+        elif self.transport is not None:
+            self.transport.abort()
 
     # The clock
 
     def check(self, now: float) -> None:
         """Ends a connection whose request arrives too slowly, or that has been idle for too long."""
         limits = self.server.limits
+        if self.shaking:
+            # Its handshake has a limit of its own.
+            return
         if self.arriving_since is not None:
             allowed = min(limits.head_s, limits.request_s)
             if not self._parser.in_head:
@@ -410,10 +458,12 @@ class ServerConnection:
             if now - self.arriving_since > allowed:
                 self._refuse(BadRequest(408, f"the request did not arrive within {allowed:.3g} s"))
         elif self._lingers_until is not None and now > self._lingers_until:
-            self.transport.close()
+            self.close()
         elif self._eof:
             self._abort_if_gone()
         unsent = self.transport.get_write_buffer_size()
+        if self._closes and not unsent:
+            unsent = untaken_bytes(self.transport) or 0
         if unsent and unsent != self._unsent:
             # It reads, be it slowly.
             self.idle_since = now
@@ -423,7 +473,7 @@ class ServerConnection:
             # A close would wait for what it does not read.
             self.abort(after_written=not unsent)
         elif self.idle and self.server.closing:
-            self.transport.close()
+            self.close()
 
     def _abort_if_gone(self) -> None:
         if not self.closed and was_reset(self.transport):
@@ -468,6 +518,8 @@ class Server:
         self.clock = loop.time()
         # Whether requests tell where they came from.
         self.tells_peers = False
+        # What connections are secured with that are accepted from now on; None: they are plain.
+        self.tls: ServerTls | None = None
         # Told that clients are at the door for whom there are no files left.
         self.on_exhausted: Callable[[], None] = lambda: None
         self._listener: Listener | None = None
@@ -479,7 +531,7 @@ class Server:
 
     def join(self, sockets: Sequence[socket.socket], goes_first: Callable[[], bool] | None = None) -> int:
         """Accepts from these; from those that other processes accept from as well, where it `goes_first`."""
-        self._listener = Listener(self.loop, self.accept, sockets, goes_first, lambda: self.on_exhausted())
+        self._listener = Listener(self.loop, self, sockets, goes_first)
         self._sweep = self.loop.call_later(1.0, self._check)
         return self._listener.open()
 
@@ -487,12 +539,29 @@ class Server:
         """What a new connection is served by."""
         return ServerConnection(self)
 
+    def admit(self, address: str) -> ServerConnection | None:
+        """What a client is served by once its connection is secured. It counts from now on: who never completes its
+        handshake is one of so many, too. None: there is no room for it."""
+        connection = self.accept()
+        connection.address, connection.shaking = address, True
+        if self.lets_in(connection):
+            return connection
+        self.lets_go(connection)
+        return None
+
+    def turn_out(self, connection: ServerConnection) -> None:
+        """Its handshake has failed, or took too long."""
+        if connection.shaking:
+            self.count("tls")
+            self.lets_go(connection)
+
     def lets_in(self, connection: ServerConnection) -> bool:
         self.connections.add(connection)
         limits = self.limits
         full = len(self.connections) > limits.connections
         if limits.connections_per_address:
-            connection.address = connection.peer()
+            connection.address = connection.address or connection.peer()
+        if limits.connections_per_address and connection.address:
             count = self._of_address.get(connection.address, 0) + 1
             self._of_address[connection.address] = count
             full = full or count > limits.connections_per_address
@@ -542,7 +611,7 @@ class Server:
             for connection in [c for c in self.connections if c.idle]:
                 # Who was let in last has yet to say what it wants.
                 if not (now < patience and connection.fresh):
-                    connection.transport.close()
+                    connection.close()
             await asyncio.sleep(0.02)
 
     def close(self) -> None:
