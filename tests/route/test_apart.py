@@ -1,12 +1,13 @@
 """Pools with prefill and decode apart in the router and in the fleet's simulator."""
 
+import msgspec
 import pytest
 from tests.route.fleets import CATALOG, ask, fleet, live, load, pool, served
 
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Pool, PoolApart, PoolSide
 from crosstie.perf.disaggregated import Sides, disaggregated_state
-from crosstie.route.apart import ApartSpeed
+from crosstie.route.apart import ApartSpeed, choose_prefill
 from crosstie.route.build import live_fleet, service_of
 from crosstie.route.live import LiveFleet
 from crosstie.route.policy import predict
@@ -74,3 +75,73 @@ def test_another_number_of_engines_is_another_deployment() -> None:
     first = live(apart())
     again = live_fleet(CATALOG, fleet(apart(prefill=3)), 1.0, first)
     assert again.pools[0] is not first.pools[0]
+
+
+def led(prefill: int = 2, decode: int = 2) -> Pool:
+    """Whose engines the gateway leads from prefill to decode."""
+    one = apart(prefill, decode)
+    assert one.apart is not None
+    at = {side: tuple(f"http://{side}{n}/v1" for n in range(count)) for side, count in (("p", prefill), ("d", decode))}
+    sides = msgspec.structs.replace(
+        one.apart,
+        prefill=msgspec.structs.replace(one.apart.prefill, backends=at["p"]),
+        decode=msgspec.structs.replace(one.apart.decode, backends=at["d"]),
+    )
+    return msgspec.structs.replace(one, apart=sides, backends=())
+
+
+def test_engines_that_decode_are_the_replicas_and_prompts_wait_at_the_others() -> None:
+    found = live_fleet(CATALOG, fleet(led()), 0.0)
+    (one,) = found.pools
+    assert one.prefill is not None
+    assert [replica.key for replica in one.replicas] == ["http://d0/v1", "http://d1/v1"]
+    assert {replica.key for replica in found.replicas()} == {f"http://{side}{n}/v1" for side in "pd" for n in (0, 1)}
+    before = predicted(found)
+    load(one.prefill.replicas[0], 6, decoding=False, input_tokens=8000.0)
+    # The other prefill replica has nothing to do.
+    one.replicas[0].touch()
+    assert predicted(found).raw_ttft_s == before.raw_ttft_s
+    load(one.prefill.replicas[1], 6, decoding=False, input_tokens=8000.0)
+    one.replicas[0].touch()
+    after = predicted(found)
+    assert after.raw_ttft_s > 2 * before.raw_ttft_s
+    assert after.raw_tpot_s == before.raw_tpot_s
+    # The price is that of a whole service, as behind a proxy.
+    assert one.usd_per_s == live(apart(2, 2)).pools[0].usd_per_s
+
+
+def test_a_prompt_goes_to_who_has_least_to_do_before_it_and_a_held_beginning_counts() -> None:
+    found = live_fleet(CATALOG, fleet(led()), 0.0)
+    side = found.pools[0].prefill
+    assert side is not None
+    first, second = side.replicas
+    wanted = ask(input_tokens=4000.0, prefix=(1, 2, 3))
+    chosen = choose_prefill(side, wanted, 0.0, 512.0)
+    assert chosen is not None
+    assert (chosen[0], chosen[1]) == (first, 0.0)
+    second.prefixes.add((1, 2, 3))
+    assert choose_prefill(side, wanted, 0.0, 512.0) == (second, 1536.0)
+    load(second, 1, decoding=False, input_tokens=8000.0)
+    chosen = choose_prefill(side, wanted, 0.0, 512.0)
+    assert chosen is not None
+    assert chosen[0] is first
+    assert choose_prefill(side, wanted, 0.0, 512.0, exclude=(first.key,)) == (second, 1536.0)
+    # Who says that he is full, and who is only suspected, come after the others; who is dead not at all.
+    first.full(0.0, 5.0)
+    chosen = choose_prefill(side, wanted, 0.0, 512.0)
+    assert chosen is not None
+    assert chosen[0] is second
+    second.went_down("broken", suspected=True)
+    chosen = choose_prefill(side, wanted, 0.0, 512.0)
+    assert chosen is not None
+    assert chosen[0] is first
+    first.went_down("dead")
+    second.went_down("dead")
+    assert choose_prefill(side, wanted, 0.0, 512.0) is None
+    assert side.why_out() == "dead"
+
+
+def test_the_rest_of_an_answer_costs_no_prompt() -> None:
+    (one,) = live(apart()).pools
+    rest, all_of_it = one.request_usd(0.0, 0.0, 100.0), one.request_usd(1000.0, 0.0, 100.0)
+    assert 0.0 < rest < all_of_it

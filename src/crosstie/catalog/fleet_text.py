@@ -93,6 +93,7 @@ def _pool(pool: Pool) -> list[str]:
     ready = all(one.backends for one in pool.by_model())
     # A vLLM server has one model, so that the addresses are each model's.
     own = pool.loading == "vllm-sleep" or any(one.backends for one in pool.hosts)
+    led = pool.apart is not None and pool.apart.is_led
     optional = {"served_as": pool.served_as, "api_key_env": pool.api_key_env, "weight": pool.weight}
     return [
         f"name = {toml_value(pool.name)}",
@@ -116,7 +117,7 @@ def _pool(pool: Pool) -> list[str]:
         *known_lines(pool),
         *([] if pool.modalities is None else [f"modalities = {toml_value(pool.modalities)}"]),
         *_given({"loading": pool.loading, "load_hook": pool.load_hook, "host_memory_gib": pool.host_memory_gib}),
-        *([] if own else [f"backends = {toml_value(_written(pool.backends))}{'' if ready else hint}"]),
+        *([] if own or led else [f"backends = {toml_value(_written(pool.backends))}{'' if ready else hint}"]),
         *(
             ["hosts = [", *(f"  {_host(one, own)},{'' if ready or not own else hint}" for one in pool.hosts), "]"]
             if pool.hosts
@@ -139,6 +140,12 @@ def _apart(apart: PoolApart) -> list[str]:
     def side(one: PoolSide) -> str:
         split = {part: getattr(one.parallelism, part) for part in SPLIT}
         given = [f"replicas = {one.replicas}", *(f"{part} = {n}" for part, n in split.items() if n > 1)]
+        if one.backends:
+            given.append(f"backends = {toml_value(one.backends)}")
+        if one.bootstrap_ports:
+            same = len(set(one.bootstrap_ports)) == 1
+            ports = one.bootstrap_ports[0] if same else [*one.bootstrap_ports]
+            given.append(f"bootstrap_port = {ports}")
         return f"{{ {', '.join(given)} }}"
 
     return [

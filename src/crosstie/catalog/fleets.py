@@ -109,6 +109,9 @@ def _check_addresses(file: Path, pools: Iterable[Pool]) -> None:
     for index, pool in enumerate(pools):
         lists = [(f"pool[{index}]", pool.backends)]
         lists += [(f"pool[{index}].hosts[{i}]", one.backends) for i, one in enumerate(pool.hosts)]
+        if pool.apart is not None:
+            sides = (("prefill", pool.apart.prefill), ("decode", pool.apart.decode))
+            lists += [(f"pool[{index}].{name}", side.backends) for name, side in sides]
         for owner, backends in lists:
             for position, backend in enumerate(backends):
                 where = f"{owner}.backends[{position}]"

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+import msgspec
+
 from crosstie.catalog.acceptance import parse_speculation
 from crosstie.catalog.addresses import BY_NAME, base_urls
 from crosstie.catalog.classes import look_up
@@ -17,11 +19,12 @@ from crosstie.catalog.workloads import release_text
 from crosstie.core.deployment import Parallelism, kv_bytes_per_element
 from crosstie.core.disaggregated import check_joined
 from crosstie.core.errors import BadData
-from crosstie.core.fleet import HostedModel, Loading, Pool, PoolApart, PoolSide, TokenPrice
+from crosstie.core.fleet import BOOTSTRAP_PORT, HANDING, HostedModel, Loading, Pool, PoolApart, PoolSide, TokenPrice
 from crosstie.core.speculation import DEEPEST
 
 SPLIT = ("tp", "pp", "ep", "dp")
-APART_KEYS = {"prefill", "decode", "connector"}
+_SIDES = ("prefill", "decode")
+APART_KEYS = {*_SIDES, "connector"}
 HOST_KEYS = {"hosts", "loading", "load_hook", "host_memory_gib"}
 TOKEN_KEYS = set(TokenPrice.__struct_fields__)
 # What a provider's machines have, and nobody here knows or pays.
@@ -61,6 +64,9 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
     if sides:
         split = sides[1].parallelism
     backends = base_urls(file, f"{where}.backends", raw.get("backends", []))
+    if sides and sides[0].backends and backends:
+        reason = "is the address of a service's own proxy, and prefill and decode have addresses already"
+        raise BadData(file, f"{where}.backends", reason)
     kv = text(file, f"{where}.kv", raw.get("kv", USUAL_KV))
     look_up(file, f"{where}.kv", lambda: kv_bytes_per_element(kv))
 
@@ -81,18 +87,23 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
     served_as = raw.get("served_as")
     longest = UNLIMITED_CONTEXT if hosting else context or UNLIMITED_CONTEXT
     apart = _apart(catalog, file, where, raw, of_pool, kv, sides) if sides else None
+    led = apart is not None and apart.is_led
+    owners = (*hosting.get("hosts", ()), *(sides or ()))
     plain = {"max_in_flight": 256, "max_context": longest, **raw}
     return Pool(
         name=name,
         parallelism=split,
         kv_format=kv,
         replicas=_replicas(
-            file, where, name, raw.get("replicas"), addresses, named=_by_name(file, where, raw, backends)
+            file,
+            where,
+            name,
+            _services(file, where, raw) if led else raw.get("replicas"),
+            addresses,
+            named=_by_name(file, where, raw, backends),
         ),
         backends=backends,
-        reach=read_reach(
-            file, where, raw, (*backends, *(at for one in hosting.get("hosts", ()) for at in one.backends))
-        ),
+        reach=read_reach(file, where, raw, (*backends, *(at for one in owners for at in one.backends))),
         served_as=None if served_as is None else model_name(file, f"{where}.served_as", served_as),
         api_key_env=_variable(file, f"{where}.api_key_env", raw.get("api_key_env")),
         modalities=_modalities(file, f"{where}.modalities", raw.get("modalities")),
@@ -160,13 +171,48 @@ def _sides(file: Path, where: str, raw: dict[str, Any]) -> tuple[PoolSide, PoolS
     if "accelerator" not in raw:
         reason = "missing: prefill and decode apart are known by what they run on; leave them out for a plain address"
         raise BadData(file, f"{where}.accelerator", reason)
-    found = []
-    for key in ("prefill", "decode"):
-        entry = table(file, f"{where}.{key}", raw[key])
-        only_keys(file, f"{where}.{key}", entry, {"replicas", *SPLIT})
-        replicas = whole(file, f"{where}.{key}.replicas", entry.get("replicas", 1), 1, 10**4)
-        found.append(PoolSide(replicas=replicas, parallelism=read_split(file, f"{where}.{key}", entry)))
+    found = [_side(file, f"{where}.{key}", key, table(file, f"{where}.{key}", raw[key]), raw) for key in _SIDES]
+    if bool(found[0].backends) != bool(found[1].backends):
+        lacking = _SIDES[bool(found[0].backends)]
+        raise BadData(file, f"{where}.{lacking}.backends", "missing: the other side has addresses of its own")
     return found[0], found[1]
+
+
+def _side(file: Path, where: str, key: str, entry: dict[str, Any], raw: dict[str, Any]) -> PoolSide:
+    ports = {"bootstrap_port"} if key == "prefill" else set()
+    only_keys(file, where, entry, {"replicas", "backends", *ports, *SPLIT})
+    backends = base_urls(file, f"{where}.backends", entry.get("backends", []))
+    for index, one in enumerate(backends):
+        if one.startswith(BY_NAME):
+            raise BadData(file, f"{where}.backends[{index}]", "engines of a side are not found by name: give addresses")
+    services = _services(file, where.rpartition(".")[0], raw) if backends else 1
+    replicas = whole(file, f"{where}.replicas", entry.get("replicas", len(backends) // services or 1), 1, 10**4)
+    if backends and len(backends) != replicas * services:
+        each = f"replicas = {replicas}" if services == 1 else f"replicas = {replicas} in each of {services} services"
+        raise BadData(file, f"{where}.backends", f"{len(backends)} addresses for {each}: one an engine")
+    given = entry.get("bootstrap_port")
+    return PoolSide(
+        replicas=replicas,
+        parallelism=read_split(file, where, entry),
+        backends=backends,
+        bootstrap_ports=() if given is None else _ports(file, f"{where}.bootstrap_port", given, len(backends)),
+    )
+
+
+def _services(file: Path, where: str, raw: dict[str, Any]) -> int:
+    """How many times the sides make up a replica of a pool whose engines have addresses of their own."""
+    return whole(file, f"{where}.replicas", raw.get("replicas", 1), 1, 10**6)
+
+
+def _ports(file: Path, where: str, raw: object, backends: int) -> tuple[int, ...]:
+    """One for all, or one for each."""
+    if not backends:
+        raise BadData(file, where, "has no meaning without backends")
+    if not isinstance(raw, list):
+        return (whole(file, where, raw, 1, 65535),) * backends
+    if len(raw) != backends:
+        raise BadData(file, where, f"{len(raw)} ports for {backends} backends: one for each, or one number for all")
+    return tuple(whole(file, f"{where}[{i}]", one, 1, 65535) for i, one in enumerate(raw))
 
 
 def _apart(
@@ -186,8 +232,21 @@ def _apart(
         check_joined(found, both[0], both[1])
         return found.id
 
-    connector = look_up(file, f"{where}.connector" if "connector" in raw else where, joined)
-    return PoolApart(prefill=sides[0], decode=sides[1], connector=connector)
+    at = f"{where}.connector"
+    connector = look_up(file, at if "connector" in raw else where, joined)
+    prefill, ports = sides[0], sides[0].bootstrap_ports
+    if prefill.backends and connector not in HANDING:
+        known = ", ".join(HANDING)
+        reason = f"the gateway leads no engines over {connector}, only over {known}; give the address of their proxy"
+        raise BadData(file, at, reason)
+    takes_ports = HANDING.get(connector) == "bootstrap"
+    if ports and not takes_ports:
+        raise BadData(file, f"{where}.prefill.bootstrap_port", f"is SGLang's, and {connector} has none")
+    if prefill.backends and takes_ports and not ports:
+        ports = (BOOTSTRAP_PORT,) * len(prefill.backends)
+    return PoolApart(
+        prefill=msgspec.structs.replace(prefill, bootstrap_ports=ports), decode=sides[1], connector=connector
+    )
 
 
 def _deployed(

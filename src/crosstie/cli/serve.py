@@ -175,7 +175,7 @@ def _show(served: Served, as_json: bool) -> None:
 
 
 def _addresses(pool: Pool) -> list[str]:
-    return list(pool.backends) or [address for one in pool.hosts for address in one.backends]
+    return [*pool.backends, *pool.led_backends] or [address for one in pool.hosts for address in one.backends]
 
 
 def _shown(addresses: list[str]) -> str:

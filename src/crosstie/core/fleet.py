@@ -47,11 +47,28 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ()
 
 
+# How a gateway has one engine compute a prompt and another decode it, by the connector between them: vLLM's
+# `kv_transfer_params`, one after the other, or SGLang's bootstrap, both at once.
+Handing = Literal["nixl", "bootstrap"]
+HANDING: dict[str, Handing] = {
+    "vllm-nixl": "nixl",
+    "sglang-mooncake": "bootstrap",
+    "sglang-nixl": "bootstrap",
+    "sglang-mori": "bootstrap",
+}
+# SGLang's own (`--disaggregation-bootstrap-port`).
+BOOTSTRAP_PORT = 8998
+
+
 class PoolSide(msgspec.Struct, frozen=True, kw_only=True):
     """Engines of one kind in a replica with prefill and decode apart."""
 
     replicas: Annotated[int, msgspec.Meta(ge=1, le=10**4)]
     parallelism: Parallelism
+    # Where each engine answers, of all replicas of the pool together; empty: they have a proxy, which is asked.
+    backends: tuple[str, ...] = ()
+    # Of SGLang's prefill engines: where each meets those that decode.
+    bootstrap_ports: tuple[int, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -59,11 +76,23 @@ class PoolSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolApart(msgspec.Struct, frozen=True, kw_only=True):
-    """Each replica of the pool is a service of both kinds behind the engine's own proxy, which has its address."""
+    """Each replica of the pool is a service of both kinds: behind the engine's own proxy, which has its address, or of
+    engines with addresses of their own, which the gateway leads from one to the other."""
 
     prefill: PoolSide
     decode: PoolSide
     connector: str
+
+    @property
+    def is_led(self) -> bool:
+        """Whether the gateway asks the engines themselves."""
+        return bool(self.prefill.backends)
+
+    @property
+    def arrangement(self) -> "PoolApart":
+        """Without addresses."""
+        bare = [msgspec.structs.replace(side, backends=(), bootstrap_ports=()) for side in (self.prefill, self.decode)]
+        return msgspec.structs.replace(self, prefill=bare[0], decode=bare[1])
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +190,11 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         return self.replicas * self.replica_gpus
 
     @property
+    def led_backends(self) -> tuple[str, ...]:
+        """Of the engines that compute prompts and of those that decode, where the gateway leads them."""
+        return self.apart.prefill.backends + self.apart.decode.backends if self.apart else ()
+
+    @property
     def layout(self) -> str:
         """A replica's: TP8, or prefill and decode of one that has them apart, 1xTP4:2xTP8."""
         if self.apart is None:
@@ -171,8 +205,13 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     def by_model(self) -> "tuple[Pool, ...]":
         """Itself; of one that hosts several models, a pool of the same name for each, on the same replicas.
 
-        Where models share an address, they are told apart by a fragment, which is never sent.
+        Where models share an address, they are told apart by a fragment, which is never sent. Of one whose prefill and
+        decode engines the gateway leads, those that decode, each with its part of what a service may have in flight.
         """
+        if self.apart is not None and self.apart.is_led:
+            decode = self.apart.decode
+            each = -(-self.max_in_flight // decode.replicas)
+            return (msgspec.structs.replace(self, backends=decode.backends, max_in_flight=each),)
         if not self.hosts:
             return (self,)
         return tuple(

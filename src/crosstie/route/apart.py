@@ -1,21 +1,54 @@
 """How fast a pool is whose replicas have prefill and decode apart: prompts by the one side, tokens by the other."""
 
+from collections.abc import Collection, Sequence
+from math import inf
+
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.fleet import Pool
 from crosstie.perf.disaggregated import Sides, transfer
+from crosstie.route.ask import Ask
+from crosstie.route.live import LivePool, Replica
 from crosstie.route.load import ReplicaLoad
 from crosstie.route.modelled import ModelledSpeed
 from crosstie.route.speed import Speed, View
 
 
+def choose_prefill(
+    side: LivePool, ask: Ask, now: float, block_tokens: float, exclude: Collection[str] = ()
+) -> tuple[Replica, float] | None:
+    """The prefill replica that would have computed the prompt first, by the tokens that wait there and those of its own
+    that are not held; with how many are. Those in service first, then those full by their word, then the suspected."""
+    found: tuple[Replica, float] | None = None
+    least = (inf, inf, inf)
+    for replica in side.replicas:
+        if replica.draining or replica.key in exclude or not (replica.up or replica.suspected):
+            continue
+        replica.advance(now)
+        waiting = replica.waiting_tokens + replica.elsewhere.waiting_tokens
+        if now < replica.external_until:
+            waiting += replica.external_waiting * side.speed.typical_input
+        cached = min(replica.prefixes.match(ask.prefix) * block_tokens, max(ask.input_tokens - 1.0, 0.0))
+        trust = 2.0 if not replica.up else 1.0 if replica.busy_until > now else 0.0
+        rank = (trust, waiting + ask.input_tokens - cached, replica.prompt_rate_at(now))
+        if rank < least:
+            found, least = (replica, cached), rank
+    return found
+
+
 class ApartSpeed(Speed):
-    """A replica is a whole service, asked through its own proxy; which of its engines a request meets is its affair."""
+    """A replica is a whole service, asked through its own proxy, and which of its engines a request meets is its
+    affair; or, where the gateway leads the engines, it is one of those that decode, and all have the same prefill side.
+    """
 
     def __init__(self, service: Disaggregated, pool: Pool, context: float, prompt: float):
         super().__init__()
         self.prefill = ModelledSpeed(service.prefill, pool, prompt, prompt)
         self.decode = ModelledSpeed(service.decode, pool, context, prompt)
         self.prefillers, self.decoders = float(service.prefill_replicas), float(service.decode_replicas)
+        if pool.apart is not None and pool.apart.is_led:
+            self.prefillers = self.decoders = 1.0
+        # The prefill engines that the gateway leads to; none: the service has its own, behind its proxy.
+        self.beside: Sequence[ReplicaLoad] = ()
         self.chunk = self.prefill.chunk
         self.per_attended = self.prefill.per_attended
         self.per_cached = self.decode.per_cached / self.decoders
@@ -40,6 +73,9 @@ class ApartSpeed(Speed):
             in_flight += load.external_running + load.external_waiting
             held += load.external_held + load.external_waiting * self.typical_input
             queued += load.external_waiting * self.typical_input
+        if self.beside:
+            # Prompts wait there, whoever decodes them, and the next goes where the fewest do.
+            queued = min(one.waiting_tokens + one.elsewhere.waiting_tokens for one in self.beside)
         prefill, decode = self.prefill, self.decode
         view.none_s = none_s = prefill.few[0]
         view.eighth_s = eighth_s = prefill.eighth[0]
@@ -66,7 +102,9 @@ class ApartSpeed(Speed):
         self, new_tokens: float, cached_tokens: float, output_tokens: float, tpot_s: float = float("inf")
     ) -> float:
         """Of the whole service, by the GPUs of each side that it keeps busy."""
-        prefill_s = self.prefill.replica_s(new_tokens, cached_tokens, 0.0)
+        # Of an answer that somebody else began only the rest is charged.
+        prompt = new_tokens + cached_tokens > 0.0
+        prefill_s = self.prefill.replica_s(new_tokens, cached_tokens, 0.0) if prompt else 0.0
         decode_s = self.decode.replica_s(0.0, new_tokens + cached_tokens, output_tokens, tpot_s)
         return prefill_s * self.prefill_share + decode_s * self.decode_share
 

@@ -37,8 +37,8 @@ class Tables:
         self._times: dict[tuple[object, ...], StepTimes] = {}
 
     def speed(self, catalog: Catalog, pool: Pool, inputs: float, outputs: float, memory_gib: float | None) -> Speed:
-        if pool.accelerator is None:
-            # What a pool is learnt to be is its own.
+        if pool.accelerator is None or (pool.apart is not None and pool.apart.is_led):
+            # What a pool is learnt to be is its own, and so are the engines beside it.
             return speed_of(catalog, pool, inputs, outputs, memory_gib)
         key = _alike(pool), inputs, outputs, memory_gib
         if key not in self._speeds:
@@ -85,7 +85,9 @@ def live_fleet(
         live = _kept_or_new(pool, speed, lengths, before.get((pool.name, pool.model)))
         live.adopt(pool, live.speed if isinstance(speed, LearntSpeed) else speed, lengths, *mostly)
         live.price(_watts(catalog, pool), fleet.serving.usd_per_kwh)
-        _staff(live, fleet, lengths, float("-inf") if previous is None else now)
+        since = float("-inf") if previous is None else now
+        _staff(live, fleet, lengths, since)
+        _pair(live, fleet, lengths, since)
         pools.append(live)
     _introduce(pools)
     found = LiveFleet(fleet, pools, lengths)
@@ -104,7 +106,7 @@ def live_fleet(
 
 def _served(pool: Pool) -> "list[tuple[Pool, HostedModel | None]]":
     """The pool, or one for each model that it hosts."""
-    return [(pool, None)] if not pool.hosts else list(zip(pool.by_model(), pool.hosts, strict=True))
+    return [(pool.by_model()[0], None)] if not pool.hosts else list(zip(pool.by_model(), pool.hosts, strict=True))
 
 
 def _introduce(pools: list[LivePool]) -> None:
@@ -164,10 +166,25 @@ def _staff(live: LivePool, fleet: Fleet, lengths: Lengths, since: float) -> None
         replica.touch()
 
 
+def _pair(live: LivePool, fleet: Fleet, lengths: Lengths, since: float) -> None:
+    """The prefill side of a pool whose engines the gateway leads."""
+    apart, speed = live.pool.apart, live.speed
+    if apart is None or not apart.is_led or not isinstance(speed, ApartSpeed):
+        live.prefill, live.side = None, ""
+        return
+    pool = msgspec.structs.replace(live.pool, backends=apart.prefill.backends)
+    if live.prefill is None:
+        live.prefill = LivePool(pool, speed.prefill, lengths)
+    live.prefill.adopt(pool, speed.prefill, lengths, speed.typical_input, speed.typical_output)
+    live.side, live.prefill.side = "decode", "prefill"
+    _staff(live.prefill, fleet, lengths, since)
+    speed.beside = live.prefill.replicas
+
+
 def _same_deployment(before: Pool, after: Pool) -> bool:
     def deployed(pool: Pool) -> tuple[object, ...]:
-        split, drafts = (pool.parallelism, pool.apart), (pool.speculation, pool.text, pool.acceptance)
-        bought = pool.token_price is not None
+        split = pool.parallelism, pool.apart and pool.apart.arrangement
+        drafts, bought = (pool.speculation, pool.text, pool.acceptance), pool.token_price is not None
         return pool.model, pool.accelerator, split, pool.precision, pool.kv_format, pool.stack, drafts, bought
 
     return deployed(before) == deployed(after)

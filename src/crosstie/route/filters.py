@@ -141,4 +141,6 @@ def without_room(pools: list[LivePool], now: float, exclude: Collection[str]) ->
         return Decision("wait", f"{pools[0].pool.model} has to be loaded first: {said}", refusal="cold")
     tried = sum(one.key in exclude for one in everybody)
     down = len(everybody) - tried
-    return Decision("refuse", f"no replica is up: {down} down or draining, {tried} tried", refusal="unavailable")
+    sides = "".join(f"; {pool.name}: {pool.why_out()}" for pool in pools if pool.prefill is not None and down)
+    said = f"no replica is up: {down} down or draining, {tried} tried{sides}"
+    return Decision("refuse", said, refusal="unavailable")

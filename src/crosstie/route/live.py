@@ -36,6 +36,10 @@ _FIRST_SHARE = 0.1
 class LivePool:
     def __init__(self, pool: Pool, speed: Speed, lengths: Lengths):
         self.replicas: list[Replica] = []
+        # Of one whose replicas only decode: those that compute the prompts, as a pool that no request is decided for.
+        self.prefill: LivePool | None = None
+        # Which side of such a pool this is: "prefill", "decode" or neither.
+        self.side = ""
         self.draining = False
         self.ttft = OnlineCorrection(_POOL_MEMORY_S)
         self.tpot = OnlineCorrection(_POOL_MEMORY_S)
@@ -120,6 +124,13 @@ class LivePool:
         output = ask.output_tokens if ask.most_output is None else float(ask.most_output)
         return self.request_usd(ask.input_tokens, 0.0, ask.copies * output, ask.tpot_s)
 
+    def why_out(self) -> str:
+        """Why none of its replicas may be sent anything, in words; empty: one may."""
+        if any(one.up and not one.draining for one in self.replicas):
+            return ""
+        whys = sorted({one.why_down or "draining" for one in self.replicas})
+        return whys[0] if len(whys) == 1 else "; ".join(whys)
+
     def remember(self, session: str, replica: "Replica") -> None:
         self.sessions.pop(session, None)
         self.sessions[session] = replica
@@ -155,6 +166,11 @@ class LiveFleet:
         # Pools that the plan sends a class to.
         self.planned = {one.name: frozenset(route.pool for route in one.routes) for one in fleet.classes}
         self._guides = {one.name: _guides(one) for one in fleet.classes}
+        # By model, the pools whose engines the gateway leads from prefill to decode.
+        self.led: dict[str, list[LivePool]] = {}
+        for pool in pools:
+            if pool.prefill is not None:
+                self.led.setdefault(pool.pool.model, []).append(pool)
         # Those that a reload has left without a place, until their last request ends.
         self.leaving: list[Replica] = []
 
@@ -166,7 +182,9 @@ class LiveFleet:
         return _NO_POOLS
 
     def replicas(self) -> "list[Replica]":
-        return [replica for pool in self.pools for replica in pool.replicas]
+        """Of both sides, where prefill and decode are apart."""
+        found = [replica for pool in self.pools for replica in pool.replicas]
+        return found + [one for pool in self.pools if pool.prefill is not None for one in pool.prefill.replicas]
 
     def full_for_s(self, model: str, now: float) -> float:
         """Until the first replica that is up takes requests again, by the word of its engine; 0: one does."""

@@ -53,8 +53,12 @@ def test_a_prefill_replica_gives_a_handle_and_a_decode_replica_takes_it_once() -
             second = json.loads((await decode.post(CHAT, given)).body)
             assert second["usage"]["completion_tokens"] == 20
             assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == first["usage"]["prompt_tokens"] - 1
-            # The blocks have been fetched: another prompt with the same handle is computed.
-            other = chat(long[::-1], max_tokens=5, ignore_eos=True, kv_transfer_params=handle)
+            # The blocks have been fetched, and by vLLM's default nobody computes them again.
+            again = await decode.post(CHAT, given)
+            assert again.status == 500
+            assert "KV load failed" in json.loads(again.body)["error"]["message"]
+            # Without a handle it is a replica like any other.
+            other = chat(long[::-1], max_tokens=5, ignore_eos=True)
             third = json.loads((await decode.post(CHAT, other)).body)
             assert third["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
             for one in (prefill, decode):

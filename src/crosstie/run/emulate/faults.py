@@ -52,12 +52,14 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @dataclass(frozen=True, slots=True)
 class ScriptedFault:
-    """A fault that comes by itself; `replica` None: to every one of the pool."""
+    """A fault that comes by itself; `replica` None: to every one of the pool, or of one of its sides."""
 
     pool: str
     replica: int | None
     start_s: float
     fault: Fault
+    # "prefill" or "decode" of a pool that has engines of both.
+    role: str = ""
 
 
 def read_fault(body: bytes) -> Fault:
@@ -69,7 +71,7 @@ def read_fault(body: bytes) -> Fault:
 
 
 def read_script(line: str) -> ScriptedFault:
-    """POOL[/INDEX]:KIND[@START_S][+FOR_S][,key=value]..."""
+    """POOL[/SIDE][/INDEX]:KIND[@START_S][+FOR_S][,key=value]..."""
     try:
         return _script(line)
     except BadInput as error:
@@ -79,8 +81,11 @@ def read_script(line: str) -> ScriptedFault:
 def _script(line: str) -> ScriptedFault:
     where, colon, what = line.partition(":")
     if not colon or not where or not what:
-        raise BadInput("write POOL[/INDEX]:KIND[@START_S][+FOR_S][,key=value]")
+        raise BadInput("write POOL[/SIDE][/INDEX]:KIND[@START_S][+FOR_S][,key=value]")
     pool, slash, index = where.partition("/")
+    role = ""
+    if index.partition("/")[0] in ("prefill", "decode"):
+        role, slash, index = index.partition("/")
     if slash and not (index.isascii() and index.isdigit()):
         raise BadInput(f"'{index}' is no index of a replica; the first is 0")
     head, *pairs = what.split(",")
@@ -106,7 +111,7 @@ def _script(line: str) -> ScriptedFault:
         fault = _checked(msgspec.convert(values, type=Fault))
     except msgspec.ValidationError as error:
         raise BadInput(str(error)) from None
-    return ScriptedFault(pool, int(index) if slash else None, start_s, fault)
+    return ScriptedFault(pool, int(index) if slash else None, start_s, fault, role)
 
 
 def _seconds(what: str, text: str) -> float:

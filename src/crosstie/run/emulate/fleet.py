@@ -11,6 +11,7 @@ import msgspec
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Deployment
+from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Pool, Reach
 from crosstie.perf.memory import memory_plan
@@ -86,18 +87,25 @@ async def start(
     try:
         for pool, what in zip(fleet.pools, emulated, strict=True):
             machines: list[list[EmulatedServer]] = []
+            made_of: dict[str, Any] = {"speed": speed, "chunk_every_s": chunk_every_s, "max_waiting": max_waiting}
+            if pool.apart is not None and pool.apart.is_led:
+                engines = _led(loop, pool, what[0], seed, made_of)
+                for one in engines:
+                    side = pool.apart.prefill if one.role == "prefill" else pool.apart.decode
+                    await open_door(one, _kept(msgspec.structs.replace(pool, backends=side.backends), one.index))
+                pools.append(placed_sides(pool, *(_urls(engines, role) for role in ("prefill", "decode"))))
+                continue
             for index in range(pool.replicas):
-                made_of: dict[str, Any] = {"speed": speed, "chunk_every_s": chunk_every_s, "max_waiting": max_waiting}
                 if pool.hosts:
                     doors = _hosted(catalog, loop, pool, what, index, seed, made_of)
                 else:
                     doors = [EmulatedServer(EmulatedReplica(loop, what[0], **made_of), index, seed=seed)]
                 behind = [pool] if pool.loading == "llamacpp-router" else pool.by_model()
-                for door, one in zip(doors, behind, strict=True):
-                    await open_door(door, _kept(one, index))
+                for door, at in zip(doors, behind, strict=True):
+                    await open_door(door, _kept(at, index))
                 machines.append(doors)
-                for side in _sides(loop, what[0], index, seed, made_of) if pool.apart else ():
-                    await open_door(side, None)
+                for engine in _sides(loop, what[0], index, seed, made_of) if pool.apart else ():
+                    await open_door(engine, None)
             pools.append(placed(pool, list(zip(*([door.url for door in doors] for doors in machines), strict=True))))
     except BaseException:
         for server in servers:
@@ -107,7 +115,9 @@ async def start(
         loop.call_later(one.start_s / speed, server.inject, one.fault)
         for one in faults
         for server in servers
-        if server.replica.emulated.pool == one.pool and one.replica in (None, server.index)
+        if server.replica.emulated.pool == one.pool
+        and one.replica in (None, server.index)
+        and one.role in ("", server.role)
     ]
     return EmulatedFleet(msgspec.structs.replace(fleet, pools=tuple(pools)), servers, timers)
 
@@ -119,11 +129,41 @@ def _sides(
     service = what.service
     if service is None or service.connector.stacks != ("vllm",):
         return []
+    counts = service.prefill_replicas, service.decode_replicas
+    return sides(loop, what, _kinds(what, service), f"{what.pool}/{index}", counts, index, seed, made_of)
 
+
+def _led(
+    loop: asyncio.AbstractEventLoop, pool: Pool, what: Emulated, seed: int, made_of: dict[str, Any]
+) -> list[EmulatedServer]:
+    """All engines of a pool that a gateway leads from prefill to decode."""
+    service, apart = what.service, pool.apart
+    assert service is not None
+    assert apart is not None
+    counts = len(apart.prefill.backends), len(apart.decode.backends)
+    return sides(loop, what, _kinds(what, service), what.pool, counts, None, seed, made_of)
+
+
+def _kinds(what: Emulated, service: Disaggregated) -> tuple[Emulated, Emulated]:
     def kind(deployment: Deployment) -> Emulated:
         return replace(what, deployment=deployment, times=StepTimes(deployment, what.context), service=None)
 
-    return sides(loop, what, (kind(service.prefill), kind(service.decode)), index, seed, made_of)
+    return kind(service.prefill), kind(service.decode)
+
+
+def _urls(engines: list[EmulatedServer], role: str) -> tuple[str, ...]:
+    return tuple(one.url for one in engines if one.role == role)
+
+
+def placed_sides(pool: Pool, prefill: tuple[str, ...], decode: tuple[str, ...]) -> Pool:
+    """A pool with the addresses of its emulated prefill and decode engines."""
+    apart = pool.apart
+    assert apart is not None
+    sides = {
+        "prefill": msgspec.structs.replace(apart.prefill, backends=prefill),
+        "decode": msgspec.structs.replace(apart.decode, backends=decode),
+    }
+    return msgspec.structs.replace(pool, apart=msgspec.structs.replace(apart, **sides))
 
 
 def _hosted(
@@ -167,7 +207,7 @@ def _emulated(catalog: Catalog, fleet: Fleet, pool: Pool) -> Emulated:
             f"pool '{pool.name}' cannot be emulated: {deployment.model.id} does not fit on {deployment.label}; "
             "`crosstie fit` says on how many it does"
         )
-    if len(pool.backends) > pool.replicas:
+    if len(pool.backends) > pool.replicas and not pool.led_backends:
         raise BadInput(f"pool '{pool.name}' has {len(pool.backends)} backends for {pool.replicas} replicas")
     inputs, outputs = _usual_lengths(fleet, pool)
     context = min(inputs + 0.5 * outputs, float(pool.max_context))
@@ -221,12 +261,21 @@ async def _listen(server: EmulatedServer, host: str, port: int) -> None:
 
 
 def _check_faults(fleet: Fleet, faults: Sequence[ScriptedFault]) -> None:
-    replicas = {pool.name: pool.replicas for pool in fleet.pools}
+    pools = {pool.name: pool for pool in fleet.pools}
     for one in faults:
-        if one.pool not in replicas:
-            raise BadInput(f"--fault {one.pool}: no such pool; there are {', '.join(replicas)}")
-        if one.replica is not None and one.replica >= replicas[one.pool]:
-            raise BadInput(f"--fault {one.pool}/{one.replica}: the pool has {replicas[one.pool]} replicas, from 0")
+        if one.pool not in pools:
+            raise BadInput(f"--fault {one.pool}: no such pool; there are {', '.join(pools)}")
+        pool = pools[one.pool]
+        count, what = pool.replicas, "replicas"
+        if one.role:
+            if not pool.led_backends or pool.apart is None:
+                raise BadInput(f"--fault {one.pool}/{one.role}: the pool has no prefill and decode backends")
+            count = len((pool.apart.prefill if one.role == "prefill" else pool.apart.decode).backends)
+            what = f"{one.role} backends"
+        elif pool.led_backends and one.replica is not None:
+            raise BadInput(f"--fault {one.pool}/{one.replica}: which side? write {one.pool}/prefill/{one.replica}")
+        if one.replica is not None and one.replica >= count:
+            raise BadInput(f"--fault {one.pool}/{one.replica}: the pool has {count} {what}, from 0")
 
 
 # In a process of their own, so that their arithmetic takes no time from whoever asks for them
@@ -245,6 +294,12 @@ class EmulatedChild(Child):
         return msgspec.structs.replace(fleet, pools=tuple(map(self._placed, fleet.pools)))
 
     def _placed(self, pool: Pool) -> Pool:
+        if pool.apart is not None and pool.apart.is_led:
+            there = [self.backends.get((pool.name, f"/{role}"), ()) for role in ("prefill", "decode")]
+            wanted = [len(side.backends) for side in (pool.apart.prefill, pool.apart.decode)]
+            if [len(one) for one in there] != wanted:
+                raise BadInput(f"pool {pool.name}: its engines are not all being emulated; start again for that")
+            return placed_sides(pool, there[0], there[1])
         own = pool.hosts and pool.loading != "llamacpp-router"
         addresses = [self.backends.get((pool.name, one.model if own else None), ()) for one in pool.by_model()]
         if any(len(one) != pool.replicas for one in addresses):
@@ -258,9 +313,7 @@ def start_emulated(file: Path, *, speed: float = 1.0, options: tuple[str, ...] =
     process, said = start_crosstie(arguments, "the fleet cannot be emulated")
     backends: dict[tuple[str, str | None], tuple[str, ...]] = {}
     for one in said["replicas"]:
-        if one["role"]:
-            # Behind the proxy of a service, which is asked in their place.
-            continue
-        key = one["pool"], one["hosted"]
+        # Those behind the proxy of a service are not asked for: it is asked in their place.
+        key = one["pool"], f"/{one['role']}" if one["role"] else one["hosted"]
         backends[key] = (*backends.get(key, ()), one["url"])
     return EmulatedChild(process, backends)

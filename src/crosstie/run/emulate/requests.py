@@ -63,6 +63,9 @@ class _Body(msgspec.Struct):
     tools: msgspec.Raw = msgspec.Raw()
     # How prefill and decode replicas are told of each other.
     kv_transfer_params: dict[str, Any] | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -120,6 +123,8 @@ class GenerationRequest:
     written: int = 0
     # Of prefill and decode apart: what the request says of the cache that is handed over.
     handover: dict[str, Any] | None = None
+    # The same of SGLang: host, port and room.
+    meeting: tuple[str | None, int | None, int] | None = None
 
 
 def decode(body: bytes, type: Any) -> Any:
@@ -295,4 +300,7 @@ def generation_of(body: _Body, text: PromptText, max_context: int, mean_output: 
         begun=there,
         written=max(min(wanted, most), 0),
         handover=body.kv_transfer_params,
+        meeting=None
+        if body.bootstrap_room is None
+        else (body.bootstrap_host, body.bootstrap_port, body.bootstrap_room),
     )

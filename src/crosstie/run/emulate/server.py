@@ -61,25 +61,35 @@ class Generating(Sequence):
 
     def __init__(
         self, server: "EmulatedServer", reply: Reply, shape: AnswerShape, wanted: GenerationRequest,
-        handed_over_after_s: float | None = None,
+        waits: bool = False,
     ):  # fmt: skip
-        """`handed_over_after_s`: the prompt's cache comes from another replica, and is here by then."""
+        """`waits`: the prompt's cache comes from another replica, which `arrive` tells of."""
         super().__init__(wanted)
         self.server, self.replica, self.reply, self.shape = server, server.replica, reply, shape
         self.sent = 0
         self.cut: Fault | None = server.faults.hits("cut") if wanted.streams else None
         reply.watcher = self
-        if wanted.streams:
-            reply.start(200, _STREAM + server.headers, None)
-            # Long before the first token, as engines do.
-            reply.flush()
-        if handed_over_after_s is None:
+        if not waits:
+            self._start()
             self.replica.submit(self)
-        else:
-            server.loop.call_later(handed_over_after_s, self._submit)
+
+    def _start(self) -> None:
+        if self.wanted.streams:
+            self.reply.start(200, _STREAM + self.server.headers, None)
+            # Long before the first token, as engines do.
+            self.reply.flush()
+
+    def arrive(self, after_s: float) -> None:
+        self.server.loop.call_later(after_s / self.replica.speed, self._submit)
+
+    def fail(self, error: EngineError) -> None:
+        """Its cache will not come."""
+        if not self.reply.gone:
+            self.reply.send(error.status, failure(error.status, error.kind, str(error)), self.server.headers)
 
     def _submit(self) -> None:
         if not self.reply.gone:
+            self._start()
             self.replica.submit(self, handed_over=True)
 
     @property

@@ -76,6 +76,7 @@ class Attempt:
         # Whether something of the answer was sent on.
         self.begun = False
         self.sent_at = self.last_at = context.clock
+        self.asked_at = self.flight.started
 
     def start(self) -> None:
         connection = self.backend.origin.take()
@@ -107,14 +108,22 @@ class Attempt:
         connection.send(self._request(), self)
 
     def _request(self) -> bytes:
+        return self._message(self.backend, self._body())
+
+    def _body(self) -> bytes:
         exchange, backend = self.exchange, self.backend
-        request, parsed, body, path = exchange.request, exchange.parsed, exchange.body, exchange.path
+        parsed, body, path = exchange.parsed, exchange.body, exchange.path
         if parsed.model != backend.model:
             body = with_field(body, "model", backend.model) if parsed.is_form else with_model(body, backend.model)
         if parsed.stream and path.endswith("/completions"):
             self.counting = backend.engine in _COUNTING and not parsed.wants_continuous
             if self.counting or not parsed.wants_usage:
                 body = with_usage_requested(body, parsed.options_absent, self.counting)
+        return body
+
+    def _message(self, backend: Backend, body: bytes) -> bytes:
+        exchange = self.exchange
+        request, path = exchange.request, exchange.path
         # What an engine has beside the API lies beside its /v1.
         base, rest = (backend.base, path[3:]) if path.startswith("/v1/") else (backend.root, path)
         target = rest if not request.query else f"{rest}?{request.query}"
@@ -299,8 +308,7 @@ class Attempt:
 
     def on_lost(self, error: Exception | None) -> None:
         connection, self.connection = self.connection, None
-        soon = self.context.now() - self.flight.started < _STALE_S * self.context.speed
-        if connection is not None and connection.uses > 1 and not connection.answered and soon:
+        if connection is not None and connection.uses > 1 and not connection.answered and self.just_asked:
             # A kept connection that its server had closed in the meantime: nobody's fault.
             self._connect()
             return
@@ -308,7 +316,23 @@ class Attempt:
         untrusted = isinstance(error, TlsRefused)
         self.exchange.on_attempt_failed(f"{self.who} cut the connection{said}", 502, refused=untrusted)
 
+    @property
+    def just_asked(self) -> bool:
+        return self.context.now() - self.asked_at < _STALE_S * self.context.speed
+
     # What its exchange asks of it
+
+    @property
+    def speaker(self) -> Backend:
+        """Whose the answer or the failure is."""
+        return self.backend
+
+    def given_up(self) -> None:
+        """It has failed."""
+
+    def stuck(self, now: float) -> str:
+        """Why it is not worth waiting for, long before it is overdue; in words, empty: it is."""
+        return ""
 
     @property
     def who(self) -> str:

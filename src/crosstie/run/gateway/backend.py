@@ -119,6 +119,11 @@ class Backend:
         self.base, self.root = (at.base or "/v1").encode(), at.root.encode()
         self.name = pool.name.encode()
 
+    @property
+    def is_well(self) -> bool:
+        """By itself, whatever is wrong beside it."""
+        return self.healthy is not False and self.breaker.state != "open"
+
     def judge(self, now: float) -> None:
         """Tells `route` whether it may be chosen."""
         # Where the breaker lets it back it is on trial, and brought up slowly: the first fault shuts it again.
@@ -128,6 +133,9 @@ class Backend:
         elif self.breaker.state == "open":
             why = f": {self.wrong}" if self.wrong else ""
             self.replica.went_down(f"its circuit breaker is open{why}", suspected=not self.wrong)
+        elif self.replica.pool.prefill is not None and (why := self.replica.pool.prefill.why_out()):
+            suspected = any(one.suspected for one in self.replica.pool.prefill.replicas)
+            self.replica.went_down(f"its pool's prefill side is out: {why}", suspected=suspected)
         elif not self.replica.up:
             self.replica.came_up(now)
 

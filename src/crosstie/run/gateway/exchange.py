@@ -10,6 +10,7 @@ from crosstie.route.admission import Ticket
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight
+from crosstie.run.gateway.apart import LedAttempt
 from crosstie.run.gateway.attempt import Attempt
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import RequestBody
@@ -84,7 +85,8 @@ class Exchange(ExchangeState):
             self.record.waited_s = (context.now() - self.arrived) / context.speed
         self.attempts += 1
         self.tried += (replica.key,)
-        self.attempt = Attempt(self, decision, replica, prediction)
+        made = Attempt if replica.pool.prefill is None else LedAttempt
+        self.attempt = made(self, decision, replica, prediction)
         if self.record.trace is not None:
             self.trace_headers = self.record.trace.attempt(self.attempt.backend.pool.name, replica.key)
         self.attempt.start()
@@ -93,7 +95,7 @@ class Exchange(ExchangeState):
         """Another model than the one that was asked for, of which nothing has come."""
         said = " ".join(f"{self.ask.model}: {why}".split()).encode("ascii", "replace")
         self.fallback = b"x-crosstie-fallback: %b\r\n" % said
-        self.ask, self.parsed, self.tried = ask, parsed, ()
+        self.ask, self.parsed, self.tried = ask, parsed, ask.tried
         self.request.body = self.body = body
 
     # What an attempt tells
@@ -130,7 +132,7 @@ class Exchange(ExchangeState):
     def on_attempt_served(self) -> None:
         attempt = self._present()
         self.status = attempt.status
-        attempt.backend.succeeded()
+        attempt.speaker.succeeded()
         if self._suspects:
             self._blame()
         if self.path == PATH and attempt.status < 300:
@@ -162,6 +164,8 @@ class Exchange(ExchangeState):
         pool, relay, now = attempt.backend.pool.name, attempt.relay, context.now()
         if refused:
             attempt.flight.billed_usd = 0.0
+        blamed = attempt.speaker
+        attempt.given_up()
         self._release(completed=False)
         if self.record.trace is not None:
             self.record.trace.failed(why, attempt.status or status)
@@ -169,9 +173,9 @@ class Exchange(ExchangeState):
         passed_on, wrong = passed_on and not wrong, wrong or status == 404
         if fault:
             if not refused and not self.reply.started:
-                self._suspects.append((attempt.backend, why, wrong))
+                self._suspects.append((blamed, why, wrong))
             else:
-                self._failed(attempt.backend, why, refused=refused)
+                self._failed(blamed, why, refused=refused)
             context.metrics.faults[pool] += status != 404
             if context.hosted is not None and attempt.flight.replica.presence is not None:
                 context.hosted.doubted(attempt.flight.replica)
@@ -296,6 +300,8 @@ class Exchange(ExchangeState):
             allowed = patience.first_byte_timeout_s + self._generation_s(attempt)
             if now - attempt.sent_at > allowed:
                 self._overdue(attempt, f"no answer from {attempt.who} within {allowed:.3g} s")
+            elif why := attempt.stuck(now):
+                self._overdue(attempt, why)
         elif now - attempt.last_at > patience.idle_timeout_s:
             self._overdue(attempt, f"{attempt.who} fell silent for {patience.idle_timeout_s:g} s")
         elif (

@@ -61,6 +61,21 @@ class UsageFields(msgspec.Struct):
     output_tokens: int | None = None
 
 
+class CachedFields(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class PromptUsageFields(msgspec.Struct):
+    prompt_tokens_details: CachedFields | None = None
+
+
+class PrefilledFields(msgspec.Struct):
+    """What a prefill engine answers: whom to fetch the prompt's cache from, and how much of it was there before."""
+
+    kv_transfer_params: msgspec.Raw = msgspec.Raw()
+    usage: PromptUsageFields | None = None
+
+
 class ResponseFields(msgspec.Struct):
     usage: UsageFields | None = None
 
@@ -136,6 +151,7 @@ class ModelsFields(msgspec.Struct):
 decode = msgspec.json.Decoder(Fields).decode
 decode_name = msgspec.json.Decoder(str | None).decode
 decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+decode_prefilled = msgspec.json.Decoder(PrefilledFields).decode
 decode_answer = msgspec.json.Decoder(AnswerFields).decode
 decode_chunk = msgspec.json.Decoder(ChunkFields).decode
 decode_named = msgspec.json.Decoder(NamedFields).decode

@@ -18,9 +18,10 @@ from crosstie.route.ask import Ask
 from crosstie.route.build import Tables, live_fleet
 from crosstie.route.decision import Decision
 from crosstie.route.hosted_sizes import check_room
-from crosstie.route.live import LiveFleet
+from crosstie.route.live import LiveFleet, LivePool
 from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
+from crosstie.run.gateway.apart import check_led
 from crosstie.run.gateway.asks import ask_of
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import RequestBody, read_body, read_form_body, with_model
@@ -134,7 +135,8 @@ class Gateway:
                 raise BadInput(f"pool {pool.name} has no backends: add their addresses, or use --emulate")
             if pool.api_key_env and not os.environ.get(pool.api_key_env):
                 raise BadInput(f"pool {pool.name}: api_key_env names {pool.api_key_env}, which is not set")
-            addresses = [Address(url) for one in pool.by_model() for url in one.backends]
+            urls = [url for one in pool.by_model() for url in one.backends]
+            addresses = [Address(url) for url in (*urls, *pool.led_backends)]
             ways[pool.name] = way_of(pool, addresses, self._ways.get(pool.name))
             if pool.hosts:
                 check_room(self.catalog, pool)
@@ -183,7 +185,20 @@ class Gateway:
             )
         if self.context.workers is not None:
             self.context.workers.changed(backend)
+        if backend.replica.pool.side == "prefill":
+            self._judge_decode(backend.replica.pool)
         self._admit()
+
+    def _judge_decode(self, prefill: LivePool) -> None:
+        """Who decodes is out without whom to get the prompts from."""
+        now = self.now()
+        for pool in self.live.pools:
+            if pool.prefill is prefill:
+                for replica in pool.replicas:
+                    was = replica.up
+                    self.backends[replica.key].judge(now)
+                    if replica.up != was:
+                        self.backend_changed(self.backends[replica.key])
 
     def exhausted(self) -> None:
         """This process could open no more files: said now and then, however often it happens."""
@@ -213,7 +228,7 @@ class Gateway:
     def ready(self) -> bool:
         if self.draining:
             return False
-        replicas = [backend.replica for backend in self.backends.values()]
+        replicas = [replica for pool in self.live.pools for replica in pool.replicas]
         return any(one.up for one in replicas) or any(
             one.suspected and self.live.panics(one.pool.pool.model) for one in replicas
         )
@@ -315,6 +330,8 @@ class Gateway:
         except BadInput as error:
             raise RequestRejected(400, str(error), "bad_request") from None
         ask.patience_s, ask.tenant = self.serving.queue_s * self.speed, tenant
+        if live.led:
+            check_led(live, request, parsed, ask)
         if parsed.previous is not None and request.path == PATH:
             self._send_home(ask, parsed.previous)
         return parsed, ask
@@ -392,10 +409,11 @@ class Gateway:
             parsed = read_body(request.body)
             try:
                 ask = ask_of(self.live, names, request, parsed, exchange.ask.tenant)
-            except BadInput:
+                check_led(self.live, request, parsed, ask)
+            except (BadInput, RequestRejected):
                 continue
             ask.patience_s, ask.tenant, ask.priority = 0.0, exchange.ask.tenant, exchange.ask.priority
-            decision = self.router.decide(ask, now)
+            decision = self.router.decide(ask, now, exclude=ask.tried)
             if decision.outcome == "send":
                 exchange.take_model(ask, parsed, request.body, why)
                 exchange.send(decision)
@@ -508,7 +526,7 @@ class Gateway:
 
     def _gauges(self) -> list[Family]:
         now = self.now()
-        backends = [({"pool": one.pool.name, "backend": key}, one) for key, one in self.backends.items()]
+        backends = [(_labels(key, one), one) for key, one in self.backends.items()]
         reported = [(at, one.replica.reported) for at, one in backends if one.replica.reported is not None]
         promised = [
             ({"class": one.name, "target": name}, target.percentile)
@@ -568,6 +586,11 @@ class Gateway:
             task.cancel()
         for backend in self.backends.values():
             backend.origin.close()
+
+
+def _labels(key: str, backend: Backend) -> dict[str, str]:
+    side = backend.replica.pool.side
+    return {"pool": backend.pool.name, "backend": key} | ({"side": side} if side else {})
 
 
 def _check_encoding(request: Request) -> None:

@@ -6,6 +6,7 @@ from urllib.parse import unquote
 import msgspec
 
 from crosstie.core.errors import BadInput
+from crosstie.route.apart import choose_prefill
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Considered
 from crosstie.route.live import Replica
@@ -133,12 +134,19 @@ def _health(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
 
 
 def _ready(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
-    pools = {
-        name: {"up": sum(one.up for one in replicas), "of": len(replicas)}
-        for name, replicas in _by_pool(gateway).items()
-    }
+    pools: dict[str, dict[str, object]] = {name: _up(replicas) for name, replicas in _by_pool(gateway).items()}
+    for pool in gateway.live.pools:
+        if pool.prefill is not None:
+            # Of a side, those that are well; a pool has none up while either side has none.
+            well = [gateway.backends[one.key].is_well for one in pool.replicas]
+            sides = {"prefill": _up(pool.prefill.replicas), "decode": {"up": sum(well), "of": len(well)}}
+            pools[pool.name] |= sides
     said = "draining" if gateway.draining else "ready" if gateway.ready else "no backend is up"
     return 200 if gateway.ready else 503, _encode({"status": said, "pools": pools}), _JSON
+
+
+def _up(replicas: list[Replica]) -> dict[str, object]:
+    return {"up": sum([one.up for one in replicas]), "of": len(replicas)}
 
 
 def _by_pool(gateway: Gateway) -> dict[str, list[Replica]]:
@@ -197,6 +205,7 @@ def _explain(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -
         "reason": decision.reason,
         "pool": replica.pool.pool.name if replica else None,
         "replica": names[replica.key] if replica else None,
+        **_prompt_goes_to(gateway, replica, ask),
         "meets_target": decision.meets,
         "request": {
             "model": ask.model,
@@ -215,6 +224,18 @@ def _explain(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -
         ],
     }
     return 200, _encode(said), _JSON
+
+
+def _prompt_goes_to(gateway: Gateway, replica: Replica | None, ask: Ask) -> dict[str, object]:
+    """Where prefill and decode are apart, who would compute the prompt, and how much of it he is believed to hold."""
+    if replica is None or replica.pool.prefill is None:
+        return {}
+    tokens = gateway.live.lengths.block_tokens(ask.model)
+    found = choose_prefill(replica.pool.prefill, ask, gateway.now(), tokens, ask.tried)
+    if found is None:
+        return {"prefill": None}
+    place = replica.pool.prefill.replicas.index(found[0]) + 1
+    return {"prefill": {"replica": f"{replica.pool.name}/prefill/{place}", "cached_tokens": found[1]}}
 
 
 def _charge(gateway: Gateway, key_id: int, request: Request, ask: Ask) -> None:

@@ -44,6 +44,8 @@ class BackendView(msgspec.Struct, kw_only=True):
     reported: ReportedView | None
     # Of all workers: up, down, draining or drained.
     state: str = ""
+    # Where prefill and decode are apart, which of the two it does.
+    side: str = ""
 
 
 class PoolView(msgspec.Struct, kw_only=True):
@@ -82,7 +84,7 @@ class FleetView(msgspec.Struct, kw_only=True):
 def fleet_view(gateway: Gateway, file: Fleet) -> FleetView:
     """Of this worker. `file`: the fleet as its file has it, which tells what was added."""
     live = gateway.live
-    of_file = {pool.name: set(pool.backends) for pool in file.pools}
+    of_file = {pool.name: {*pool.backends, *pool.led_backends} for pool in file.pools}
     return FleetView(
         fleet=live.fleet.name,
         policy=live.fleet.policy,
@@ -105,7 +107,7 @@ def _pool_view(gateway: Gateway, live: LivePool, of_file: set[str] | None) -> Po
         usd_per_gpu_hour=pool.usd_per_gpu_hour,
         draining=live.draining,
         backends=[_backend_view(gateway, one, "file" if one.key in (of_file or ()) else "admin")
-                  for one in live.replicas],
+                  for one in live.replicas + (live.prefill.replicas if live.prefill is not None else [])],
     )  # fmt: skip
 
 
@@ -127,6 +129,7 @@ def _backend_view(gateway: Gateway, replica: Replica, source: Source) -> Backend
         and ReportedView(
             reported.running, reported.waiting, reported.kv_used_fraction, (now - reported.at) / gateway.speed
         ),
+        side=replica.pool.side,
     )
 
 

@@ -120,11 +120,13 @@ def _add_pool(fleet: Fleet, change: Change) -> Fleet:
 
 def _add_backend(fleet: Fleet, change: Change) -> Fleet:
     pool = pool_named(fleet, change.pool or "")
+    _check_not_led(pool)
     return _with_backends(fleet, pool, (*pool.backends, change.backend or ""))
 
 
 def _remove_backend(fleet: Fleet, change: Change) -> Fleet:
     pool = pool_of(fleet, change.backend or "")
+    _check_not_led(pool)
     if len(pool.backends) == 1:
         raise BadInput(f"{change.backend} is the only backend of pool {pool.name}: remove the pool, or drain it")
     return _with_backends(fleet, pool, tuple(one for one in pool.backends if one != change.backend))
@@ -172,10 +174,15 @@ def pool_named(fleet: Fleet, name: str) -> Pool:
 
 
 def pool_of(fleet: Fleet, backend: str) -> Pool:
-    found = next((pool for pool in fleet.pools if backend in pool.backends), None)
+    found = next((pool for pool in fleet.pools if backend in (*pool.backends, *pool.led_backends)), None)
     if found is None:
         raise BadInput(f"no pool has the backend {backend}")
     return found
+
+
+def _check_not_led(pool: Pool) -> None:
+    if pool.led_backends:
+        raise BadInput(f"pool {pool.name} has prefill and decode engines: change them in the fleet file, and reload it")
 
 
 def _with_backends(fleet: Fleet, changed: Pool, backends: tuple[str, ...]) -> Fleet:
