@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.run.emulate.running import fleet as fleet_with, pool as pool_with
-from tests.run.gateway.fakes import CALM, CATALOG, MODEL, Running, pool_of, running, until
+from tests.run.gateway.fakes import CALM, CATALOG, Running, pool_of, running, until
 
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Pool, PoolApart, PoolSide, Serving
@@ -290,14 +290,17 @@ def test_blocks_that_are_gone_are_computed_again() -> None:
     async def body() -> None:
         async with serving(led("vllm")) as one:
             handover: Any = one.engines["prefill/0"]
-            take, lost = handover.handover.take, []
+            take = handover.handover.take
+            lost: list[Any] = []
 
             def expire_once(*given: Any) -> bool:
-                return bool(take(*given)) and bool(lost or lost.append(given))
+                first = not lost
+                lost.append(given)
+                return bool(take(*given)) and not first
 
             handover.handover.take = expire_once
             assert_served(await one.ask())
-            assert len(lost) == 1
+            assert len(lost) == 2
             assert (len(one.of("prefill")), len(one.of("decode"))) == (2, 2)
 
     run_on_loop(body())
@@ -334,8 +337,7 @@ def test_prompts_go_to_who_holds_their_beginning_and_others_to_who_has_less_to_d
             assert places[0] != places[1]
             assert places == [places[0], places[1], places[0], places[1], places[1], places[0]]
             gateway = one.at.gateway
-            said = {"model": MODEL, "messages": [{"role": "user", "content": first}]}
-            explained = await one.at.ask("/crosstie/explain", **said)
+            explained = await one.at.ask("/crosstie/explain", messages=[{"role": "user", "content": first}])
             told = json.loads(explained.body)["prefill"]
             assert told["replica"] == f"one/prefill/{int(places[0][-1]) + 1}"
             assert told["cached_tokens"] > 1000
