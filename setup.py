@@ -21,8 +21,8 @@ COMPILED = {
         "client", "parser", "request", "server", "sse", "unpack",
     ],
     "run/gateway": [
-        "asks", "attempt", "backend", "body", "context", "errors", "exchange", "exchange_state", "gateway", "guard",
-        "identity", "limits", "messages_reply", "metrics", "passed", "record", "relay", "transcript",
+        "apart", "asks", "attempt", "backend", "body", "context", "errors", "exchange", "exchange_state", "gateway",
+        "guard", "identity", "limits", "messages_reply", "metrics", "passed", "record", "relay", "transcript",
     ],
 }  # fmt: skip
 
