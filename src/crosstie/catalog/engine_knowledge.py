@@ -16,6 +16,8 @@ def read_known(file: Path, where: str, raw: dict[str, Any], replicas: int) -> di
     for key in sorted(KNOWN_KEYS & raw.keys()):
         if "hosts" in raw:
             raise BadData(file, f"{where}.{key}", "is about one model, and this pool hosts several")
+        if "prefill" in raw and key.startswith("kv_"):
+            raise BadData(file, f"{where}.{key}", "is about one engine's cache, and replicas of this pool have several")
         needed = "tokenizer" if key in ("chat_template", "kv_events") else "kv_events"
         if key != "tokenizer" and needed not in raw:
             raise BadData(file, f"{where}.{key}", f"is of no use without {needed}")

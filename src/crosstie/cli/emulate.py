@@ -117,6 +117,8 @@ def _document(running: EmulatedFleet, speed: float) -> dict[str, Any]:
                 "model": one.model,
                 "hosted": one.hosted,
                 "role": one.role or None,
+                "kv_events": one.replica.publisher.events if one.replica.publisher else None,
+                "kv_replay": one.replica.publisher.replay if one.replica.publisher else None,
                 "emulates": one.replica.emulated.label,
             }
             for one in running.replicas

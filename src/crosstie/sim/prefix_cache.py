@@ -21,9 +21,14 @@ class PrefixCache:
         self.queries = self.hits = 0
         self.held_tokens = 0
         self._blocks: OrderedDict[Hashable, int] = OrderedDict()
+        # Keys of those that went, for who wants to be told; None: nobody does.
+        self.dropped: list[Hashable] | None = None
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._blocks
 
     def look_up(self, keys: Sequence[Hashable], tokens: int) -> int:
         """How many of a prompt's tokens need not be computed; the last always is."""
@@ -57,4 +62,7 @@ class PrefixCache:
     def _trim(self) -> None:
         blocks = self._blocks
         while self.held_tokens > self.capacity_tokens and blocks:
-            self.held_tokens -= blocks.popitem(last=False)[1]
+            key, held = blocks.popitem(last=False)
+            self.held_tokens -= held
+            if self.dropped is not None:
+                self.dropped.append(key)

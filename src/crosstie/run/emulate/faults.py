@@ -14,7 +14,7 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 
-Kind = Literal["crash", "hang", "slow", "cut", "error", "refuse", "reject"]
+Kind = Literal["crash", "hang", "slow", "cut", "error", "refuse", "reject", "empty-cache", "lose-events"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # What may be said of each kind besides how long it lasts.
 _KEYS: dict[Kind, tuple[str, ...]] = {
@@ -25,6 +25,8 @@ _KEYS: dict[Kind, tuple[str, ...]] = {
     "error": ("share", "health", "status"),
     "refuse": ("share",),
     "reject": ("share", "health"),
+    "empty-cache": (),
+    "lose-events": (),
 }
 
 
@@ -32,7 +34,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """crash: every connection is dropped and the port refuses; then it is back, empty. hang: connections are taken
     and nothing is answered until it ends. slow: steps take `factor` times as long. cut: streams end after
     `after_tokens`, in the middle of an event or between two. error: requests get `status`. refuse: connections are
-    closed as soon as they are made. reject: as with a full queue."""
+    closed as soon as they are made. reject: as with a full queue. empty-cache: no beginning of a prompt is known any
+    more. lose-events: what it tells of its cache does not arrive."""
 
     kind: Kind
     # None: until it is cleared; nothing but the end of the process clears a crash.

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadInput
@@ -21,6 +22,7 @@ from crosstie.route.hosted_sizes import sizes
 from crosstie.run.emulate.apart import sides
 from crosstie.run.emulate.faults import ScriptedFault
 from crosstie.run.emulate.hosted import EmulatedRouter, HostedEngine, Machine, SharedReplica, SleepingServer
+from crosstie.run.emulate.kv_events import KvPublisher
 from crosstie.run.emulate.replica import Emulated, EmulatedReplica
 from crosstie.run.emulate.server import EmulatedServer
 from crosstie.run.wire.address import Address, is_loopback
@@ -99,14 +101,18 @@ async def start(
                 if pool.hosts:
                     doors = _hosted(catalog, loop, pool, what, index, seed, made_of)
                 else:
-                    doors = [EmulatedServer(EmulatedReplica(loop, what[0], **made_of), index, seed=seed)]
+                    tells = KvPublisher(loop, host, pool.kv_topic) if pool.kv_events and not pool.apart else None
+                    replica = EmulatedReplica(loop, what[0], **made_of, publisher=tells)
+                    doors = [EmulatedServer(replica, index, seed=seed)]
                 behind = [pool] if pool.loading == "llamacpp-router" else pool.by_model()
                 for door, at in zip(doors, behind, strict=True):
                     await open_door(door, _kept(at, index))
                 machines.append(doors)
                 for engine in _sides(loop, what[0], index, seed, made_of) if pool.apart else ():
                     await open_door(engine, None)
-            pools.append(placed(pool, list(zip(*([door.url for door in doors] for doors in machines), strict=True))))
+            told = [one for doors in machines for one in [doors[0].replica.publisher] if one is not None]
+            addresses = list(zip(*([door.url for door in doors] for doors in machines), strict=True))
+            pools.append(placed(telling(pool, [(one.events, one.replay) for one in told]), addresses))
     except BaseException:
         for server in servers:
             server.close()
@@ -183,6 +189,12 @@ def _hosted(
     return [EmulatedRouter(engines, index)] if routed else [*engines]
 
 
+def telling(pool: Pool, places: Sequence[tuple[str, str]]) -> Pool:
+    """A pool with where its emulated replicas tell of their caches, and tell it again if the file asks for that."""
+    replay = tuple(replay for _, replay in places) if pool.kv_replay else ()
+    return msgspec.structs.replace(pool, kv_events=tuple(events for events, _ in places), kv_replay=replay)
+
+
 def placed(pool: Pool, addresses: Sequence[tuple[str, ...]]) -> Pool:
     """A pool with the addresses of its emulated replicas; several where each model has servers of its own, which sleep
     and wake whatever the file would have done."""
@@ -218,8 +230,15 @@ def _emulated(catalog: Catalog, fleet: Fleet, pool: Pool) -> Emulated:
             f"pool '{pool.name}' cannot be emulated: {deployment.model.id} does not fit on {service.prefill.label}"
         )
     return Emulated(
-        pool.name, pool.served_as or pool.model, deployment, context, times, pool.max_context, outputs, service, inputs
-    )
+        pool.name, pool.served_as or pool.model, deployment, context, times, pool.max_context, outputs, service, inputs,
+        _tokenizer(pool),
+    )  # fmt: skip
+
+
+def _tokenizer(pool: Pool) -> Tokenizer | None:
+    if pool.tokenizer is None:
+        return None
+    return Tokenizer(Path(pool.tokenizer), Path(pool.chat_template) if pool.chat_template else None)
 
 
 def _usual_lengths(fleet: Fleet, pool: Pool) -> tuple[float, float]:
@@ -284,10 +303,14 @@ def _check_faults(fleet: Fleet, faults: Sequence[ScriptedFault]) -> None:
 class EmulatedChild(Child):
     """`crosstie emulate` as a child, with the addresses of its replicas by pool."""
 
-    def __init__(self, process: subprocess.Popen[bytes], backends: dict[tuple[str, str | None], tuple[str, ...]]):
-        """`backends`: by pool and, where the models of one have addresses of their own, by model."""
+    def __init__(
+        self, process: subprocess.Popen[bytes], backends: dict[tuple[str, str | None], tuple[str, ...]],
+        told: dict[str, list[tuple[str, str]]],
+    ):  # fmt: skip
+        """`backends`: by pool and, where the models of one have addresses of their own, by model. `told`: by pool,
+        where its replicas tell of their caches."""
         super().__init__(process)
-        self.backends = backends
+        self.backends, self._told = backends, told
 
     def placed(self, fleet: Fleet) -> Fleet:
         """The fleet with the addresses of its emulated replicas."""
@@ -304,7 +327,9 @@ class EmulatedChild(Child):
         addresses = [self.backends.get((pool.name, one.model if own else None), ()) for one in pool.by_model()]
         if any(len(one) != pool.replicas for one in addresses):
             raise BadInput(f"pool {pool.name}: {pool.replicas} replicas are not being emulated; start again for that")
-        return placed(pool, addresses)
+        if pool.kv_events and not pool.apart and len(self._told.get(pool.name, ())) != pool.replicas:
+            raise BadInput(f"pool {pool.name}: kv_events are not being emulated; start again for that")
+        return placed(telling(pool, self._told.get(pool.name, ()) if pool.kv_events else ()), addresses)
 
 
 def start_emulated(file: Path, *, speed: float = 1.0, options: tuple[str, ...] = ()) -> EmulatedChild:
@@ -312,8 +337,11 @@ def start_emulated(file: Path, *, speed: float = 1.0, options: tuple[str, ...] =
     arguments = ["emulate", str(file), "--speed", str(speed), *options]
     process, said = start_crosstie(arguments, "the fleet cannot be emulated")
     backends: dict[tuple[str, str | None], tuple[str, ...]] = {}
+    told: dict[str, list[tuple[str, str]]] = {}
     for one in said["replicas"]:
         # Those behind the proxy of a service are not asked for: it is asked in their place.
         key = one["pool"], f"/{one['role']}" if one["role"] else one["hosted"]
         backends[key] = (*backends.get(key, ()), one["url"])
-    return EmulatedChild(process, backends)
+        if one["kv_events"] is not None:
+            told.setdefault(one["pool"], []).append((one["kv_events"], one["kv_replay"]))
+    return EmulatedChild(process, backends, told)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 
 from crosstie.core.histogram import Family, Histogram, exposition, histogram_samples
-from crosstie.run.emulate.prefix_cache import BLOCK_TOKENS
 from crosstie.sim.disaggregated import DisaggregatedEngine
 from crosstie.sim.engine import Engine
 from crosstie.sim.prefix_cache import PrefixCache
@@ -68,10 +67,10 @@ def page(
     add("gauge", "num_requests_waiting", engine.waiting)
     add("gauge", "engine_sleep_state", 1, sleep_state=["awake"])
     add("gauge", "kv_cache_usage_perc", engine.kv_used_fraction)
-    tokens = int(cache_tokens)
+    tokens, block = int(cache_tokens), prefixes.block_tokens
     add(
         "gauge", "cache_config_info", 1,
-        block_size=[BLOCK_TOKENS], kv_cache_size_tokens=[tokens], num_gpu_blocks=[tokens // BLOCK_TOKENS],
+        block_size=[block], kv_cache_size_tokens=[tokens], num_gpu_blocks=[tokens // block],
     )  # fmt: skip
     add("counter", "prefix_cache_queries_total", prefixes.queries)
     add("counter", "prefix_cache_hits_total", prefixes.hits)

@@ -7,19 +7,21 @@ stream for the next moment at which to pass on what has been made since, several
 import asyncio
 import math
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.perf.tabulated import StepTimes
+from crosstie.run.emulate.kv_events import KvPublisher
 from crosstie.run.emulate.metrics import ReplicaCounts, page
-from crosstie.run.emulate.prefix_cache import BLOCK_BYTES, BLOCK_TOKENS, block_keys
+from crosstie.run.emulate.prefix_cache import BLOCK_BYTES, ID_BLOCK_BYTES, TellingCache, block_keys
 from crosstie.run.emulate.requests import GenerationRequest
 from crosstie.run.emulate.tokens import filler
 from crosstie.sim.disaggregated import DisaggregatedEngine
 from crosstie.sim.engine import Engine, Token
-from crosstie.sim.prefix_cache import ENGINE_BLOCK, PrefixCache
 
 # Real seconds between two pieces of a stream when time runs faster than the clock; at its pace, every step is told.
 CHUNK_EVERY_S = 0.02
@@ -36,8 +38,8 @@ class Sequence:
     def __init__(self, wanted: GenerationRequest):
         self.wanted = wanted
         # For the prefix cache: whole blocks of the prompt, and what is left of it.
-        self.keys = block_keys(wanted.prompt)
-        self.tail = wanted.prompt[len(self.keys) * BLOCK_BYTES :]
+        self.keys = block_keys(wanted.prompt, size=wanted.block_bytes)
+        self.tail = wanted.prompt[len(self.keys) * wanted.block_bytes :]
         self.cached_tokens = self.passed_on = 0
         self.arrived = self.first = math.nan
 
@@ -67,6 +69,12 @@ class Emulated:
     # Prefill and decode apart, with all engines of both; `deployment` is then the decode side's.
     service: Disaggregated | None = None
     mean_input_tokens: float = 1.0
+    # With which prompts are counted and cut into blocks; None: four bytes are a token.
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        return BLOCK_BYTES if self.tokenizer is None else ID_BLOCK_BYTES
 
     @property
     def label(self) -> str:
@@ -86,7 +94,10 @@ class EmulatedReplica:
         chunk_every_s: float | None = None,
         max_waiting: int = 1024,
         clock: Callable[[], float] = time.monotonic,
+        publisher: KvPublisher | None = None,
     ):
+        # Who tells others of its cache; None: nobody.
+        self.publisher = publisher
         self.loop, self.emulated, self.speed, self.max_waiting = loop, emulated, speed, max_waiting
         every = (CHUNK_EVERY_S if speed > 1.0 else 0.0) if chunk_every_s is None else chunk_every_s
         self._every = every * speed
@@ -111,10 +122,13 @@ class EmulatedReplica:
         else:
             self.engine = Engine(one.deployment, one.context, slower, times=one.times, began=self._began)
             self.cache_tokens = self.engine.cache_tokens * one.deployment.parallelism.dp
-        self.prefixes = PrefixCache(self.cache_tokens, BLOCK_TOKENS, ENGINE_BLOCK)
+        self.empty_cache()
         self.metrics = ReplicaCounts()
         self._active: dict[Sequence, None] = {}
         self._streams: dict[Sequence, None] = {}
+
+    def empty_cache(self) -> None:
+        self.cache = TellingCache(self.cache_tokens, self.emulated.block_bytes, self.publisher)
 
     def now(self) -> float:
         return (self._clock() - self._origin) * self.speed
@@ -142,7 +156,7 @@ class EmulatedReplica:
     def submit(self, one: Sequence, *, handed_over: bool = False) -> None:
         """`handed_over`: another replica has computed the prompt, and its cache is here."""
         one.arrived = self.now()
-        found = self.prefixes.look_up(one.keys, one.wanted.prompt_tokens)
+        found = self.cache.blocks.look_up(one.keys, one.wanted.prompt_tokens)
         one.cached_tokens = one.wanted.prompt_tokens - 1 if handed_over else found
         self._active[one] = None
         self.engine.add(one, one.wanted.prompt_tokens, one.wanted.output_tokens, one.arrived, one.cached_tokens)
@@ -177,13 +191,16 @@ class EmulatedReplica:
     def close(self) -> None:
         self._disarm()
         self._held = True
+        if self.publisher is not None:
+            self.publisher.close()
+            self.publisher = None
 
     def exposition(self, what: str) -> bytes:
         self._catch_up()
         what = f"{what}; seconds are emulated, {self.speed:g} to each second of the clock"
         under_way = sum(map(self.engine.made, self._active))
         return page(
-            self.emulated.served_as, what, self.engine, self.cache_tokens, self.prefixes, self.metrics, under_way
+            self.emulated.served_as, what, self.engine, self.cache_tokens, self.cache.blocks, self.metrics, under_way
         )
 
     # Time
@@ -236,7 +253,7 @@ class EmulatedReplica:
             self.metrics.prompt_tokens += one.wanted.prompt_tokens
             self.metrics.first_token_s.add(token.at - one.arrived)
             self.metrics.queue_s.add(max(self._began.pop(one, one.arrived) - one.arrived, 0.0))
-            self.prefixes.keep(one.keys, len(one.keys) * BLOCK_TOKENS)
+            self.cache.keep(one.keys, one.wanted.prompt)
             if one.wanted.streams and not token.finished:
                 if not self._streams:
                     self._last_tick = token.at
@@ -245,13 +262,18 @@ class EmulatedReplica:
             per_step = self.engine.tokens_per_step
             self.metrics.finished(one.wanted.ending, one.arrived, one.first, token.at, token.tokens, per_step)
             # The next turn of a conversation begins with this answer.
-            answer = one.tail + filler(0, token.tokens).encode()
-            keys = [*one.keys, *block_keys(answer, one.keys[-1] if one.keys else 0)]
-            self.prefixes.keep(keys, len(keys) * BLOCK_TOKENS)
+            answer = one.tail + self._answer(token.tokens)
+            keys = [*one.keys, *block_keys(answer, one.keys[-1] if one.keys else 0, self.cache.block_bytes)]
+            self.cache.keep(keys, one.wanted.prompt + answer[len(one.tail) :])
             self._forget(one)
         if token.finished or one.wanted.streams:
             one.passed_on = token.tokens
             one.on_tokens(token.tokens, token.finished)
+
+    def _answer(self, tokens: int) -> bytes:
+        """As it will be read when it comes back in a prompt."""
+        text, tokenizer = filler(0, tokens), self.emulated.tokenizer
+        return text.encode() if tokenizer is None else array("I", tokenizer.encode(text)).tobytes()
 
     def _pass_on(self) -> None:
         made = self.engine.made

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from crosstie.core.images import ImageRule, size_of_data_url
+from crosstie.run.emulate.prefix_cache import BLOCK_BYTES
 from crosstie.run.emulate.tokens import AUDIO_TOKENS, BYTES_PER_TOKEN, IMAGE_TOKENS, begun, count, drawn_length
 
 
@@ -125,6 +126,8 @@ class GenerationRequest:
     handover: dict[str, Any] | None = None
     # The same of SGLang: host, port and room.
     meeting: tuple[str | None, int | None, int] | None = None
+    # Of the blocks that the prompt is cut into for the cache.
+    block_bytes: int = BLOCK_BYTES
 
 
 def decode(body: bytes, type: Any) -> Any:

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import time
+from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -216,6 +218,13 @@ class EmulatedServer:
 
     def inject(self, fault: Fault) -> None:
         """In force from now on, for as long as it says; replaces one of the same kind."""
+        publisher = self.replica.publisher
+        if fault.kind == "empty-cache":
+            # Over as soon as it has happened.
+            self.replica.empty_cache()
+            if publisher is not None:
+                publisher.cleared()
+            return
         self.clear(fault.kind)
         self.faults.set(fault)
         if fault.for_s is not None:
@@ -226,9 +235,13 @@ class EmulatedServer:
             self.replica.pace(slower=fault.factor or 1.0)
         elif fault.kind == "hang" and fault.share is None:
             self.replica.hold()
+        elif fault.kind == "lose-events" and publisher is not None:
+            publisher.losing = True
         elif fault.kind == "crash":
             self._drop()
             self.replica.restart()
+            if publisher is not None:
+                publisher.restart()
 
     def clear(self, kind: Kind | None = None) -> None:
         """Ends a fault, or all of them."""
@@ -244,6 +257,8 @@ class EmulatedServer:
                 self.replica.release()
                 hung, self._hung = self._hung, []
                 self._handle_again(hung)
+            elif one == "lose-events" and self.replica.publisher is not None:
+                self.replica.publisher.losing = False
             elif one == "crash":
                 self._reopening = self.loop.create_task(self._reopen())
 
@@ -305,7 +320,14 @@ class EmulatedServer:
         body = self._decoded(request, type)
         emulated = self.replica.emulated
         text = text_of(body, image_rule(emulated.deployment.model.id))
+        tokenizer, ids = emulated.tokenizer, None
+        if tokenizer is not None:
+            read = tokenizer.read(request.body, request.path)
+            if read is not None and read[0]:
+                text.tokens, ids = len(read[0]), array("I", read[0]).tobytes()
         wanted = requests.generation_of(body, text, emulated.max_context, emulated.mean_output_tokens, self.seed)
+        if tokenizer is not None:
+            wanted = replace(wanted, prompt=wanted.prompt if ids is None else ids, block_bytes=emulated.block_bytes)
         self._answered += 1
         id = f"emulated-{emulated.pool}-{self.index}-{self._answered}"
         shape = shape_of(id, int(time.time()), self.model, wanted.ending, wanted.include_usage)

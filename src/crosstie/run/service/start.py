@@ -27,6 +27,7 @@ from crosstie.run.service.discovery import Discovery
 from crosstie.run.service.door import OpsDoor
 from crosstie.run.service.edge import Edge
 from crosstie.run.service.hosting import Hosting
+from crosstie.run.service.kv_events import KvEvents
 from crosstie.run.service.ledger import Ledger
 from crosstie.run.service.local import CONTEXT, LocalEngine, start_local
 from crosstie.run.service.logs import Log, Style
@@ -232,7 +233,7 @@ class _Start:
         return GatewayProcess(
             self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
             components=[
-                Discovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(), TokenizerFiles(),
+                Discovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(), TokenizerFiles(), KvEvents(),
                 *observers.components(), *batches, *doors, *after,
             ],
             **shared,
