@@ -54,9 +54,11 @@ class HeldBlocks:
         self.block_tokens = 0
         # Whether all has been told since the engine held nothing: what is not known here is then not there.
         self.complete = False
-        # By the engine's name of a block: its key here, and how many copies of it there are.
-        self._names: dict[Hashable, tuple[int, int]] = {}
+        # By the engine's name of a block its key here, and by that how many names there are for it.
+        self._names: dict[Hashable, int] = {}
         self._held: dict[int, int] = {}
+        # Whether its blocks may be of another size than before.
+        self._unsized = True
         # Of requests that are there and may not have been told of yet.
         self._coming: dict[int, int] = {}
         # What tenants have sent there.
@@ -68,48 +70,42 @@ class HeldBlocks:
     def forget(self, *, complete: bool) -> None:
         """`complete`: the engine holds nothing now."""
         self._names, self._held = {}, {}
-        self.complete = complete
+        self.complete, self._unsized = complete, True
 
     def store(self, names: Sequence[Hashable], after: Hashable | None, ids: Sequence[int], block_tokens: int) -> None:
         """Blocks in a row; `after`: the one before them, None at the beginning of a prompt."""
-        if block_tokens != self.block_tokens:
-            # Another engine than before: keys of other blocks mean nothing.
+        if block_tokens > self.block_tokens or (self._unsized and block_tokens != self.block_tokens):
             self._names, self._held, self._coming = {}, {}, {}
             self.block_tokens = block_tokens
+        elif block_tokens < self.block_tokens:
+            # A part of one, which some engines tell as well.
+            return
+        self._unsized = False
         before = 0
         if after is not None:
             known = self._names.get(after)
             if known is None:
                 # What came before was never told, so that nobody knows what this is the end of.
                 return
-            before = known[0]
-        keys = block_keys(array("I", ids).tobytes(), block_tokens, before)
+            before = known
         all_names, held = self._names, self._held
-        for name, key in zip(names, keys, strict=False):
-            was = all_names.get(name)
-            if was is not None and was[0] == key:
-                # Engines keep copies, and drop them one by one.
-                all_names[name] = (key, was[1] + 1)
-            elif was is None and len(all_names) < self.most:
-                all_names[name] = (key, 1)
+        for name, key in zip(names, block_keys(array("I", ids).tobytes(), block_tokens, before), strict=False):
+            # Engines tell blocks again that they use again, and those of which they have a copy. One that drops the
+            # first of two copies is believed to have none until it tells of the other: rather that than the reverse.
+            if name not in all_names and len(all_names) < self.most:
+                all_names[name] = key
                 held[key] = held.get(key, 0) + 1
 
     def drop(self, names: Sequence[Hashable]) -> None:
         all_names, held = self._names, self._held
         for name in names:
-            was = all_names.get(name)
-            if was is None:
-                continue
-            key, copies = was
-            if copies > 1:
-                all_names[name] = (key, copies - 1)
-                continue
-            del all_names[name]
-            left = held.get(key, 0) - 1
-            if left > 0:
-                held[key] = left
-            else:
-                held.pop(key, None)
+            key = all_names.pop(name, None)
+            if key is not None:
+                left = held.get(key, 0) - 1
+                if left > 0:
+                    held[key] = left
+                else:
+                    held.pop(key, None)
 
     def expect(self, tokens: PromptTokens, tenant: int) -> None:
         """A request with this prompt was sent there; until `settle`, its blocks count as held."""

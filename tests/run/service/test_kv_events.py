@@ -81,10 +81,17 @@ def test_every_shape_that_engines_publish_is_read(shape: str) -> None:
     assert match(held, PROMPT) == 8
 
 
-def test_copies_are_dropped_one_by_one() -> None:
-    held = told(batch(stored([1], PROMPT[:4]), stored([1], PROMPT[:4]), removed(1)))
+def test_what_is_told_again_is_dropped_once() -> None:
+    held = told(batch(stored([1, 2], PROMPT[:8]), stored([1, 2], PROMPT[:8]), removed(2)))
     assert match(held, PROMPT) == 4
-    take(held, batch(removed(1), removed(1)))
+    take(held, batch(stored([1, 2], PROMPT[:8])))
+    assert match(held, PROMPT) == 8
+
+
+def test_layers_that_tell_of_the_same_tokens_hold_them_until_the_last_has_dropped_them() -> None:
+    held = told(batch(stored([1], PROMPT[:4]), stored([1], PROMPT[:4], group_idx=1), removed(1)))
+    assert match(held, PROMPT) == 4
+    take(held, batch(removed(1, group_idx=1)))
     assert match(held, PROMPT) == 0
 
 
@@ -113,9 +120,13 @@ def test_a_block_behind_one_that_was_never_told_is_not_known() -> None:
     assert match(told(batch(stored([2], PROMPT[4:8], after=1))), PROMPT) == 0
 
 
-def test_another_size_of_blocks_is_another_cache() -> None:
-    held = told(batch(stored([1, 2, 3], PROMPT), stored([9], PROMPT[:6], size=6)))
+def test_another_size_of_blocks_is_another_cache_and_a_part_of_a_block_is_none() -> None:
+    held = told(batch(stored([1, 2, 3], PROMPT), stored([9], PROMPT[:2], size=2)))
+    assert match(held, PROMPT) == 12
+    take(held, batch(stored([9], PROMPT[:6], size=6)))
     assert match(held, PROMPT) == 6
+    take(held, batch({"type": "AllBlocksCleared"}, stored([9, 10], PROMPT[:4], size=2)))
+    assert match(held, PROMPT) == 4
 
 
 @pytest.mark.parametrize(
