@@ -359,7 +359,7 @@ def _places(gateway: Gateway) -> list[tuple[Replica, Place]]:
     for live in gateway.live.pools:
         pool = live.pool
         for index, replica in enumerate(live.replicas):
-            host = Address(replica.key).host
+            host = Address(replica.key).dials
             events = endpoint(pool.kv_events, index, host)
             if events is not None:
                 found.append((replica, Place(events, endpoint(pool.kv_replay, index, host), pool.kv_topic)))
