@@ -13,8 +13,9 @@ COMPILED = {
     "core": ["histogram"],
     "perf": ["tabulated"],
     "route": [
-        "admission", "apart", "ask", "cheapest", "corrections", "decision", "filters", "held", "learnt", "lengths",
-        "live", "load", "modelled", "overflow", "plain", "policy", "prefix", "router", "speed", "spending",
+        "adapters", "admission", "apart", "ask", "cheapest", "corrections", "decision", "filters", "held", "learnt",
+        "lengths", "live", "load", "modelled", "overflow", "plain", "policy", "prefix", "router", "slots", "speed",
+        "spending",
     ],
     "sim": ["engine", "prefix_cache"],
     "run/wire": [

@@ -20,7 +20,7 @@ from crosstie.catalog.describe import overview
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.pictures import Images
 from crosstie.cli.main import crosstie as cli
-from crosstie.core.fleet import HostedModel, JwtIdentity, Route, Serving, TokenPrice
+from crosstie.core.fleet import Adapter, HostedModel, JwtIdentity, Route, Serving, TokenPrice
 from crosstie.core.workload import Constraints, Lora, PrefixReuse
 
 ROOT = Path(__file__).parents[1]
@@ -235,6 +235,7 @@ RENDERED: dict[str, Callable[[], str]] = {
         ("[jwt]", JwtIdentity),
         ("routes of a [[class]]", Route),
         ("hosts of a [[pool]]", HostedModel),
+        ("adapters of a [[pool]]", Adapter),
         ("a [[pool]] that is paid by the token", TokenPrice),
     ),
 }

@@ -15,7 +15,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.pools import MODALITIES
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadData
-from crosstie.core.fleet import Fleet, Pool, Route, ServedClass, Serving, TokenPrice
+from crosstie.core.fleet import Adapter, Fleet, Pool, Route, ServedClass, Serving, TokenPrice
 from crosstie.core.workload import Target
 
 SERVE_RANGES: dict[str, tuple[Any, Any]] = {
@@ -86,7 +86,17 @@ api_key_env = "PROVIDER_KEY"
 backends = ["https://api.example.com/v1"]
 """
 TOKEN_KEYS = {*re.findall(r"^(\w+) =", BOUGHT, re.MULTILINE)}
-POOL_KEYS = {*re.findall(r"^(\w+) =", POOL + ANY, re.MULTILINE), "pp", "ep", "dp", *DRAFTS, *TOKEN_KEYS, "paid_anyway"}
+POOL_KEYS = {
+    *re.findall(r"^(\w+) =", POOL + ANY, re.MULTILINE),
+    "pp",
+    "ep",
+    "dp",
+    *DRAFTS,
+    *TOKEN_KEYS,
+    "paid_anyway",
+    "adapters",
+    "max_adapters",
+}
 CLASS_KEYS = {*re.findall(r"^(\w+) =", CLASS, re.MULTILINE), "tpot_ms"}
 ROUTE_KEYS = {"pool", "share", "up_to_input", "why"}
 BACKENDS = '["http://a:8000/v1", "http://b:8000/v1"]'
@@ -165,6 +175,50 @@ def test_faults_of_a_price_by_the_token_are_named(
     with pytest.raises(BadData, match=re.escape(f"pool[2].{key}: ")) as told:
         read_fleet(catalog, fleet_file(tmp_path, text))
     assert reason in str(told.value)
+
+
+SQL = '{ name = "sql", path = "/adapters/sql" }'
+
+
+def adapters(text: str) -> tuple[str, str]:
+    return "max_in_flight = 100", f"max_in_flight = 100\n{text}"
+
+
+def test_a_pool_may_have_adapters(catalog: Catalog, tmp_path: Path) -> None:
+    text = changed(adapters(f"max_adapters = 4\nadapters = [{SQL}]"))
+    got = read_fleet(catalog, fleet_file(tmp_path, text))
+    assert (got.pools[0].adapters, got.pools[0].max_adapters) == ((Adapter(name="sql", path="/adapters/sql"),), 4)
+    assert read_fleet(catalog, fleet_file(tmp_path, fleet_text(got))) == got
+
+
+@pytest.mark.parametrize(
+    ("said", "key", "reason"),
+    [
+        ("max_adapters = 4", "pool[0].max_adapters", "goes with adapters"),
+        ("adapters = []", "pool[0].adapters", "is no list such as"),
+        ('adapters = [{ name = "sql" }]', "pool[0].adapters[0].path", "missing"),
+        ('adapters = [{ name = "sql", path = "a", size = 3 }]', "pool[0].adapters[0].size", "unknown key"),
+        (f"adapters = [{SQL}, {SQL}]", "pool[0].adapters[1].name", "is there twice"),
+        (
+            'adapters = [{ name = "my/model", path = "a" }]',
+            "pool[0].adapters[0].name",
+            "is the name of a model by pool[1]",
+        ),
+        (f"max_adapters = 0\nadapters = [{SQL}]", "pool[0].max_adapters", "0"),
+    ],
+)
+def test_faults_of_adapters_are_named(catalog: Catalog, tmp_path: Path, said: str, key: str, reason: str) -> None:
+    with pytest.raises(BadData, match=re.escape(f"{key}: ")) as told:
+        read_fleet(catalog, fleet_file(tmp_path, changed(adapters(said))))
+    assert reason in str(told.value)
+
+
+def test_an_adapter_is_one_model_s(catalog: Catalog, tmp_path: Path) -> None:
+    both = changed(
+        adapters(f"adapters = [{SQL}]"), ('served_as = "my/model"', f'served_as = "my/model"\nadapters = [{SQL}]')
+    )
+    with pytest.raises(BadData, match=r"'sql' is an adapter of llama-3\.1-8b already"):
+        read_fleet(catalog, fleet_file(tmp_path, both))
 
 
 def test_weights_are_of_the_fleet_s_own_pools(catalog: Catalog, tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def _pool(pool: Pool) -> list[str]:
         *([f"settings = {toml_value(pool.settings)}"] if pool.settings else []),
         f"replicas = {pool.replicas}",
         *([f"usd_per_gpu_hour = {_number(pool.usd_per_gpu_hour)}"] if known or pool.usd_per_gpu_hour else []),
+        *_adapters(pool),
         *([] if pool.paid_anyway else ["paid_anyway = false"]),
         *(_given(msgspec.structs.asdict(pool.token_price)) if pool.token_price else []),
         f"max_in_flight = {pool.max_in_flight}",
@@ -134,6 +135,13 @@ def _written(backends: tuple[str, ...]) -> tuple[str, ...]:
 def _reach(reach: Reach) -> list[str]:
     usual = msgspec.structs.asdict(Reach())
     return _given({key: value for key, value in msgspec.structs.asdict(reach).items() if value != usual[key]})
+
+
+def _adapters(pool: Pool) -> list[str]:
+    if not pool.adapters:
+        return []
+    listed = [f"  {{ name = {toml_value(one.name)}, path = {toml_value(one.path)} }}," for one in pool.adapters]
+    return [*_given({"max_adapters": pool.max_adapters}), "adapters = [", *listed, "]"]
 
 
 def _apart(apart: PoolApart) -> list[str]:

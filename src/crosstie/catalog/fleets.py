@@ -133,7 +133,20 @@ def _models_by_name(file: Path, pools: Iterable[Pool]) -> dict[str, str]:
                 model, first = owners.setdefault(name, (one.model, where))
                 if model != one.model:
                     raise BadData(file, where, f"'{name}' would name {one.model} here and {model} by {first}")
+    _check_adapters(file, pools, owners)
     return {name: model for name, (model, _) in owners.items()}
+
+
+def _check_adapters(file: Path, pools: Iterable[Pool], owners: dict[str, tuple[str, str]]) -> None:
+    """A name is a model's or an adapter's, and an adapter is one model's."""
+    of: dict[str, str] = {}
+    for index, pool in enumerate(pools):
+        for position, one in enumerate(pool.adapters):
+            where = f"pool[{index}].adapters[{position}].name"
+            if one.name in owners:
+                raise BadData(file, where, f"'{one.name}' is the name of a model by {owners[one.name][1]}")
+            if of.setdefault(one.name, pool.model) != pool.model:
+                raise BadData(file, where, f"'{one.name}' is an adapter of {of[one.name]} already")
 
 
 def _check_weights(file: Path, pools: Iterable[Pool]) -> None:

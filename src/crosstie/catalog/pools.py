@@ -19,7 +19,17 @@ from crosstie.catalog.workloads import release_text
 from crosstie.core.deployment import Parallelism, kv_bytes_per_element
 from crosstie.core.disaggregated import check_joined
 from crosstie.core.errors import BadData
-from crosstie.core.fleet import BOOTSTRAP_PORT, HANDING, HostedModel, Loading, Pool, PoolApart, PoolSide, TokenPrice
+from crosstie.core.fleet import (
+    BOOTSTRAP_PORT,
+    HANDING,
+    Adapter,
+    HostedModel,
+    Loading,
+    Pool,
+    PoolApart,
+    PoolSide,
+    TokenPrice,
+)
 from crosstie.core.speculation import DEEPEST
 
 SPLIT = ("tp", "pp", "ep", "dp")
@@ -28,7 +38,15 @@ APART_KEYS = {*_SIDES, "connector"}
 HOST_KEYS = {"hosts", "loading", "load_hook", "host_memory_gib"}
 TOKEN_KEYS = set(TokenPrice.__struct_fields__)
 # What a provider's machines have, and nobody here knows or pays.
-_OF_MACHINES = ("accelerator", "usd_per_gpu_hour", "paid_anyway", "weight", *SPLIT, *sorted(APART_KEYS | HOST_KEYS))
+_OF_MACHINES = (
+    "accelerator",
+    "usd_per_gpu_hour",
+    "paid_anyway",
+    "adapters",
+    "weight",
+    *SPLIT,
+    *sorted(APART_KEYS | HOST_KEYS),
+)
 # What belongs to one model, and so into its entry of `hosts`.
 _OF_A_MODEL = ("model", "served_as")
 MODALITIES = ("text", "image", "audio", "video")
@@ -39,7 +57,7 @@ _KEYS = {
     "name", "model", "accelerator", *SPLIT, "precision", "kv", "stack", "replicas", "usd_per_gpu_hour",
     "max_in_flight", "max_context", "backends", "served_as", "api_key_env", "weight", "modalities", "release",
     "settings", "speculation", "text", "acceptance",
-    "paid_anyway", *HOST_KEYS, *APART_KEYS, *REACH_KEYS, *TOKEN_KEYS, *KNOWN_KEYS,
+    "paid_anyway", "adapters", "max_adapters", *HOST_KEYS, *APART_KEYS, *REACH_KEYS, *TOKEN_KEYS, *KNOWN_KEYS,
 }  # fmt: skip
 _NAME = re.compile(r"^[^\W_][\w.-]{0,99}$")
 # A GPU-hour of a known accelerator costs something, or routing by cost would take it for any work.
@@ -109,9 +127,12 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
         modalities=_modalities(file, f"{where}.modalities", raw.get("modalities")),
         release=release_text(file, f"{where}.release", raw["release"]) if "release" in raw else None,
         settings=tuple(texts(file, f"{where}.settings", raw.get("settings", []))),
-        **read_values(file, where, plain, Pool, ("max_in_flight", "max_context", "weight", "paid_anyway")),
+        **read_values(
+            file, where, plain, Pool, ("max_in_flight", "max_context", "weight", "paid_anyway", "max_adapters")
+        ),
         apart=apart,
         token_price=token_price,
+        adapters=_adapters(file, where, raw),
         **(read_known(file, where, raw, addresses) if raw.keys() & KNOWN_KEYS else {}),
         **of_pool,
         **hosting,
@@ -119,9 +140,33 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
     )
 
 
+def _adapters(file: Path, where: str, raw: dict[str, Any]) -> tuple[Adapter, ...]:
+    if "adapters" not in raw:
+        if "max_adapters" in raw:
+            raise BadData(file, f"{where}.max_adapters", "goes with adapters, which are missing")
+        return ()
+    for key in sorted(HOST_KEYS | APART_KEYS):
+        if key in raw:
+            raise BadData(
+                file, f"{where}.adapters", f"has no meaning beside {key}: adapters are of one model's engines"
+            )
+    entries = raw["adapters"]
+    if not isinstance(entries, list) or not entries:
+        raise BadData(file, f"{where}.adapters", 'is no list such as [{ name = "sql", path = "/adapters/sql" }]')
+    found: list[Adapter] = []
+    for index, entry in enumerate(entries):
+        at = f"{where}.adapters[{index}]"
+        one = read_record(file, at, table(file, at, entry), Adapter)
+        model_name(file, f"{at}.name", one.name)
+        if any(other.name == one.name for other in found):
+            raise BadData(file, f"{at}.name", f"'{one.name}' is there twice")
+        found.append(one)
+    return tuple(found)
+
+
 def _token_price(file: Path, where: str, raw: dict[str, Any]) -> TokenPrice:
     """Of a pool that is paid by the token."""
-    for key in _OF_MACHINES:
+    for key in (*_OF_MACHINES, *sorted(APART_KEYS | HOST_KEYS)):
         if key in raw:
             raise BadData(file, f"{where}.{key}", "has no meaning for a pool that is paid by the token")
     if "api_key_env" not in raw:

@@ -109,6 +109,13 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     discover_every_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
 
 
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter of a pool's model: what clients call it, and where its engines find it."""
+
+    name: str
+    path: str
+
+
 class TokenPrice(msgspec.Struct, frozen=True, kw_only=True):
     """What a provider asks for, and how much of it may be bought."""
 
@@ -176,6 +183,9 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     host_memory_gib: _Gib | None = None
     # Prefill and decode apart; `parallelism` is then that of a decode engine.
     apart: PoolApart | None = None
+    # LoRA adapters that its engines load when they are asked for, and how many a replica may have at once (None: all).
+    adapters: tuple[Adapter, ...] = ()
+    max_adapters: Annotated[int, msgspec.Meta(ge=1, le=10**4)] | None = None
     # Somebody else's, paid by the token: what the fleet has no room for goes there, see `route.overflow`.
     token_price: TokenPrice | None = None
     # Whether its GPUs cost the same while they idle; if not, they are paid by use.
@@ -259,6 +269,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     total_timeout_s: Annotated[float, msgspec.Meta(ge=0.01, le=604_800)] = 3600.0
     # Further backends that are tried while the client has not been sent anything.
     retries: Annotated[int, msgspec.Meta(ge=0, le=100)] = 2
+    # How long an engine may take to load a LoRA adapter.
+    adapter_load_s: _Timeout = 60.0
     # Whether a stream that a backend breaks off goes on at another, where the request allows it.
     resume: bool = True
     # How long a request may wait for room where no target says so, and how many may.

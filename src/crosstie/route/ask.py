@@ -72,3 +72,5 @@ class Ask:
         self.apart = 0
         # Its model was loaded nowhere when it came.
         self.cold = False
+        # The LoRA adapter of its model that it asks for.
+        self.adapter: str | None = None

@@ -21,6 +21,7 @@ from crosstie.route.live import LiveFleet, LivePool, Replica
 from crosstie.route.load import Presence
 from crosstie.route.modelled import ModelledSpeed
 from crosstie.route.overflow import PricedPool
+from crosstie.route.slots import AdapterSlots
 from crosstie.route.speed import Speed
 
 # Requests of a pool that no class is about.
@@ -162,6 +163,12 @@ def _staff(live: LivePool, fleet: Fleet, lengths: Lengths, since: float) -> None
     live.replicas = [known.get(key) or Replica(key, live, since, slow_s, block) for key in live.pool.backends]
     for replica in live.replicas:
         replica.slow_start_s = slow_s
+        if not live.pool.adapters:
+            replica.adapters = None
+        elif replica.adapters is None:
+            replica.adapters = AdapterSlots(live.pool.max_adapters or len(live.pool.adapters))
+        else:
+            replica.adapters.most = live.pool.max_adapters or len(live.pool.adapters)
         replica.draining = False
         replica.touch()
 

@@ -47,6 +47,8 @@ class Decision:
         self.considered: list[Considered] = []
         # Its replica was taken out of service; too few were left.
         self.panic = False
+        # What is to be said besides.
+        self.note = ""
         # What names come into was made up by people; the rest is numbers.
         self._why = _for_a_header(why) if isinstance(why, str) else why
 
@@ -55,7 +57,8 @@ class Decision:
         """Short, ASCII and on one line, so that it fits a header: what goes into it is put so where it is made."""
         if not isinstance(self._why, str):
             self._why = self._why()
-        return f"{self._why}; out of service, but too few are in it" if self.panic else self._why
+        why = f"{self._why}; {_for_a_header(self.note)}" if self.note else self._why
+        return f"{why}; out of service, but too few are in it" if self.panic else why
 
     def __repr__(self) -> str:
         where = f" {self.replica.key}" if self.replica else ""

@@ -16,6 +16,7 @@ from crosstie.route.held import HeldBlocks
 from crosstie.route.lengths import Classes, Lengths
 from crosstie.route.load import RATE_S, ReplicaLoad, Reported
 from crosstie.route.prefix import Prefixes
+from crosstie.route.slots import AdapterSlots
 from crosstie.route.speed import Prediction, Speed, View
 from crosstie.route.spending import Spending
 
@@ -161,6 +162,14 @@ class LiveFleet:
         served = [pool.pool for pool in pools]
         self.names = {name: pool.model for pool in served for name in (pool.model, pool.served_as) if name}
         self.names |= {name: model for name, model in fleet.aliases.items() if model in self.by_model}
+        # Whether a pool is paid by the token.
+        self.buys = any(pool.spending is not None for pool in pools)
+        # LoRA adapters by name, and the pools that have each; clients ask for them as for a model.
+        self.adapters: dict[str, frozenset[str]] = {}
+        for one in served:
+            for adapter in one.adapters:
+                self.adapters[adapter.name] = self.adapters.get(adapter.name, _NO_POOLS) | {one.name}
+                self.names[adapter.name] = one.model
         # Standard deviations that a class's targets must hold for: TTFT and TPOT.
         self.deviations: dict[str | None, tuple[float, float]] = {}
         # Pools that the plan sends a class to.
@@ -223,6 +232,8 @@ class Replica(ReplicaLoad):
         self.since = since
         self.slow_start_s = slow_start_s
         self.queue: dict[Flight, None] = {}
+        # None: its pool has no adapters.
+        self.adapters: AdapterSlots | None = None
         # Those whose first token nobody will see, with the moment at which it is assumed.
         self.silent: deque[tuple[float, Flight]] = deque()
         self.reported: Reported | None = None
@@ -248,6 +259,8 @@ class Replica(ReplicaLoad):
 
     def went_down(self, why: str, *, suspected: bool = False) -> None:
         self.up, self.why_down, self.suspected = False, why, suspected
+        if self.adapters is not None:
+            self.adapters.clear()
         # What it held is likely to be gone when it comes back.
         self.prefixes = Prefixes(self.prefixes.most)
         self.touch()
@@ -290,6 +303,9 @@ class Replica(ReplicaLoad):
             self.pool.remember(ask.session, self)
         if not ask.streams:
             self.silent.append((now + prediction.ttft_s, flight))
+        if ask.adapter is not None and self.adapters is not None:
+            flight.slots = self.adapters
+            self.adapters.begin(ask.adapter)
         if self.pool.spending is not None:
             flight.reserve(self.pool.spending, now)
         self.touch()
@@ -381,6 +397,8 @@ class Flight:
         # Whether the first token was seen, not assumed.
         self.seen = False
         self.released = False
+        # Where it uses an adapter.
+        self.slots: AdapterSlots | None = None
         # At a provider: what it may come to, and what the bill will have of it as far as that is known.
         self.spending: Spending | None = None
         self.reserved_usd = self.billed_usd = 0.0
@@ -482,6 +500,8 @@ class Flight:
         else:
             replica.decoding_tokens = max(replica.decoding_tokens - self.context, 0.0)
         replica.in_flight -= 1
+        if self.slots is not None and self.ask.adapter is not None:
+            self.slots.end(self.ask.adapter)
         # Sums of many floats drift; an empty replica holds nothing.
         replica.held_tokens = max(replica.held_tokens - self.context, 0.0) if replica.in_flight else 0.0
         if replica.in_flight == replica.waiting:

@@ -55,7 +55,7 @@ class PricedPool(LivePool):
 
 def with_overflow(fleet: LiveFleet, policy: RoutingPolicy) -> RoutingPolicy:
     """The policy itself, where nothing is bought by the token."""
-    return Overflow(policy) if any(pool.spending is not None for pool in fleet.pools) else policy
+    return Overflow(policy) if fleet.buys else policy
 
 
 class Overflow(RoutingPolicy):

@@ -8,12 +8,13 @@ that decide at once.
 
 from collections.abc import Collection
 
+from crosstie.route.adapters import with_adapters
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.filters import fitting
 from crosstie.route.live import LiveFleet, Replica
 from crosstie.route.load import Cell
-from crosstie.route.overflow import Overflow, with_overflow
+from crosstie.route.overflow import with_overflow
 from crosstie.route.policy import RoutingPolicy
 
 # How old what is known of other workers and peers may be when nothing depends on it.
@@ -25,7 +26,7 @@ _TRIES = 8
 class Router:
     def __init__(self, fleet: LiveFleet, policy: RoutingPolicy, speed: float = 1.0):
         """`speed`: seconds of the router's clock in a second."""
-        self.fleet, self.policy = fleet, with_overflow(fleet, policy)
+        self.fleet, self.policy = fleet, with_adapters(fleet, with_overflow(fleet, policy))
         self._read_every_s = READ_S * speed
         self._read_at = float("-inf")
         # Those that others use as well.
@@ -33,7 +34,7 @@ class Router:
 
     def load(self, fleet: LiveFleet, policy: RoutingPolicy) -> None:
         """Decides over this fleet from now on; what is shared has to be said anew."""
-        self.fleet, self.policy = fleet, with_overflow(fleet, policy)
+        self.fleet, self.policy = fleet, with_adapters(fleet, with_overflow(fleet, policy))
         self._shared = []
 
     def share(self, cells: dict[str, Cell]) -> None:
@@ -75,7 +76,7 @@ class Router:
 
     def bought(self, ask: Ask, now: float) -> Decision | None:
         """For one that would be turned away: to a provider who is paid by the token, if there is one for it."""
-        if not isinstance(self.policy, Overflow):
+        if not self.fleet.buys:
             return None
         ask.waited_s = ask.patience_s
         decision = self.decide(ask, now, exclude=ask.tried)

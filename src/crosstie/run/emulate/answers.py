@@ -4,6 +4,7 @@ import base64
 import json
 import zlib
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 FINGERPRINT = "crosstie-emulated"
@@ -190,9 +191,11 @@ def failure(status: int, kind: str, message: str, param: str | None = None) -> b
     return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": status}}).encode()
 
 
-def models(model: str, root: str, created: int, max_context: int) -> bytes:
+def models(model: str, root: str, created: int, max_context: int, adapters: Mapping[str, str]) -> bytes:
+    """`adapters`: by name, where each was loaded from."""
     one = {
         "id": model, "object": "model", "created": created, "owned_by": FINGERPRINT, "root": root, "parent": None,
         "max_model_len": max_context,
     }  # fmt: skip
-    return json.dumps({"object": "list", "data": [one]}).encode()
+    loaded = [{**one, "id": name, "root": path, "parent": model} for name, path in adapters.items()]
+    return json.dumps({"object": "list", "data": [one, *loaded]}).encode()

@@ -14,6 +14,7 @@ import msgspec
 from crosstie.catalog.vision import image_rule
 from crosstie.core.errors import BadInput
 from crosstie.run.emulate import requests
+from crosstie.run.emulate.adapters import LOAD, UNLOAD, EmulatedAdapters
 from crosstie.run.emulate.answers import (
     EMBEDDING_DIMENSIONS,
     FINGERPRINT,
@@ -49,6 +50,7 @@ _GENERATE: dict[str, tuple[Any, Callable[..., PromptText], Callable[..., AnswerS
     "/v1/completions": (CompletionBody, requests.completion_text, Completion),
     "/v1/responses": (ResponseBody, requests.response_text, Response),
 }
+_LOADS = b"# TYPE crosstie_emulated_lora_loads_total counter\ncrosstie_emulated_lora_loads_total %d\n"
 Handler = Callable[[Request, Reply], None]
 # How often a port that could not be taken again after a crash is tried.
 _AGAIN_S = 0.05
@@ -179,6 +181,12 @@ class EmulatedServer:
             **{path: partial(self._generate, *how) for path, how in _GENERATE.items()},
             "/v1/embeddings": self._embed,
         }
+        speed = replica.speed
+        self.adapters = adapters = EmulatedAdapters(lambda after_s, do: self.loop.call_later(after_s / speed, do))
+        for path, how in ((LOAD, adapters.load), (UNLOAD, adapters.unload)):
+            # vLLM's, and SGLang's.
+            self._generating[f"/v1{path}"] = how
+            self._generating[path] = partial(how, as_json=True)
         self._telling: dict[str, Callable[[Reply], None]] = {
             "/health": lambda reply: reply.send(200, b"", self.headers),
             "/metrics": self._metrics,
@@ -239,6 +247,7 @@ class EmulatedServer:
             publisher.losing = True
         elif fault.kind == "crash":
             self._drop()
+            self.adapters.loaded.clear()
             self.replica.restart()
             if publisher is not None:
                 publisher.restart()
@@ -330,7 +339,7 @@ class EmulatedServer:
             wanted = replace(wanted, prompt=wanted.prompt if ids is None else ids, block_bytes=emulated.block_bytes)
         self._answered += 1
         id = f"emulated-{emulated.pool}-{self.index}-{self._answered}"
-        shape = shape_of(id, int(time.time()), self.model, wanted.ending, wanted.include_usage)
+        shape = shape_of(id, int(time.time()), body.model or self.model, wanted.ending, wanted.include_usage)
         self._begin(reply, shape, wanted)
 
     def _embed(self, request: Request, reply: Reply) -> None:
@@ -359,18 +368,20 @@ class EmulatedServer:
 
     def _decoded(self, request: Request, type: Any) -> Any:
         body = requests.decode(request.body, type)
-        if body.model is not None and body.model != self.model:
+        if body.model not in (None, self.model) and self.adapters.named(body.model, self.model) is None:
             raise EngineError(404, "NotFoundError", f"The model `{body.model}` does not exist.", "model")
         return body
 
     def _models(self, reply: Reply) -> None:
         emulated = self.replica.emulated
-        said = models(self.model, emulated.deployment.model.id, self._created, emulated.max_context)
+        root, adapters = emulated.deployment.model.id, self.adapters.loaded
+        said = models(self.model, root, self._created, emulated.max_context, adapters)
         reply.send(200, said, self.headers)
 
     def _metrics(self, reply: Reply) -> None:
         what = f"{self.name}, {self.replica.emulated.label}"
-        reply.send(200, self.replica.exposition(what), self.headers, b"text/plain; version=0.0.4; charset=utf-8")
+        page = self.replica.exposition(what) + _LOADS % self.adapters.loads
+        reply.send(200, page, self.headers, b"text/plain; version=0.0.4; charset=utf-8")
 
     def _fault(self, request: Request, reply: Reply) -> None:
         """GET tells, POST sets, DELETE clears them."""

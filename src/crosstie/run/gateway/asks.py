@@ -3,6 +3,8 @@
 Hints come in headers: x-crosstie-class, -ttft-ms, -tpot-ms, -priority (low, normal, high), -pool and -session.
 """
 
+from zlib import crc32
+
 from crosstie.core.errors import BadInput, UnknownModel
 from crosstie.route.ask import Ask
 from crosstie.route.lengths import TOKENS_PER_ATTACHMENT, Lengths
@@ -18,6 +20,8 @@ HINTS = frozenset(
 )
 # Below that there is nothing to keep, and everybody's latency is divided by it.
 _LEAST_MS = 1e-3
+# Above all numbers of keys and subjects.
+_ADAPTER_AT = 52
 PRIORITIES = {"low": 0, "normal": 1, "high": 2}
 
 
@@ -43,6 +47,9 @@ def ask_of(
     model = names.get(asked.model)
     if model is None:
         raise UnknownModel(f"no pool serves '{asked.model}'; there are {', '.join(sorted(names))}")
+    adapter = asked.model if live.adapters and asked.model in live.adapters else None
+    # What an adapter has computed is of no use to another.
+    salt = tenant if adapter is None else crc32(adapter.encode()) << _ADAPTER_AT | tenant
     headers = request.headers
     hinted = not headers.keys().isdisjoint(HINTS)
     lengths = live.lengths
@@ -70,7 +77,7 @@ def ask_of(
         ttft_s=served.ttft.seconds if served and served.ttft else None,
         tpot_s=served.tpot.seconds if served and served.tpot else None,
         modalities=asked.attached.kinds,
-        prefix=prefix_hashes(request.body, asked.prompt_at, tenant),
+        prefix=prefix_hashes(request.body, asked.prompt_at, salt),
         session=asked.session,
         prompt_bytes=text_bytes if asked.all_read and asked.token_ids is None else 0,
         streams=asked.stream,
@@ -79,7 +86,8 @@ def ask_of(
     )
     ask.apart = tenant
     if prompt is not None:
-        ask.counted, ask.tokens = True, prompt.tokens if prompt.is_plain else None
+        ask.counted, ask.tokens = True, prompt.tokens if prompt.is_plain and adapter is None else None
+    ask.adapter = adapter
     if hinted:
         _take_hints(live, headers, ask)
     if tenant and ask.session is not None:

@@ -4,10 +4,12 @@ It ends exactly once, by `on_attempt_served` or `on_attempt_failed` of its excha
 """
 
 import asyncio
+from math import inf
 
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, Replica
 from crosstie.route.speed import Prediction
+from crosstie.run.gateway.adapters import Waiting
 from crosstie.run.gateway.answers import lacks_model, oddity
 from crosstie.run.gateway.asks import HINTS
 from crosstie.run.gateway.backend import Backend
@@ -77,13 +79,55 @@ class Attempt:
         self.begun = False
         self.sent_at = self.last_at = context.clock
         self.asked_at = self.flight.started
+        # For a LoRA adapter, which is given to its engine again once if that has lost it.
+        self.loading: Waiting | None = None
+        self.loaded_again = False
 
     def start(self) -> None:
+        adapter = self.exchange.ask.adapter
+        if adapter is not None and self._loads(adapter):
+            return
         connection = self.backend.origin.take()
         if connection is not None:
             self._go(connection)
         else:
             self._connect()
+
+    def _loads(self, adapter: str) -> bool:
+        """Whether the adapter that it needs has to be loaded first, and is now."""
+        slots, loader = self.backend.replica.adapters, self.context.adapters
+        if slots is None or loader is None or slots.has(adapter):
+            return False
+        # Nobody is waited for yet.
+        self.sent_at = inf
+        patience_s = self.context.serving.adapter_load_s
+        self.loading = loader.load(self.backend, adapter, patience_s, self._adapter_loaded)
+        return True
+
+    def _adapter_loaded(self, why: str | None) -> None:
+        self.loading = None
+        self.sent_at = self.last_at = self.context.clock
+        if why is not None:
+            said = f"{self.who} could not load the adapter {self.exchange.ask.adapter}"
+            self.exchange.on_attempt_failed(said, 503, fault=False, code="adapter_not_loaded", retry_after_s=_FULL_S)
+            return
+        # The load says nothing of how fast it answers.
+        self.flight.started = self.asked_at = self.context.now()
+        self.start()
+
+    def _load_again(self, relay: WholeRelay) -> bool:
+        """Whether its engine has lost the adapter, as by a restart, and is given it once more."""
+        adapter, slots = self.exchange.ask.adapter, self.backend.replica.adapters
+        if adapter is None or slots is None or self.loaded_again or relay.reply.started:
+            return False
+        if not (self.status == 404 and lacks_model(self.exchange.path, relay.content)) and not (
+            self.status == 400 and b"LoRA adapter" in relay.content
+        ):
+            return False
+        slots.went(adapter)
+        self.loaded_again, self.relay, self.status = True, None, 0
+        self.start()
+        return True
 
     def _connect(self) -> None:
         patience = self.context.serving.connect_timeout_s
@@ -113,8 +157,11 @@ class Attempt:
     def _body(self) -> bytes:
         exchange, backend = self.exchange, self.backend
         parsed, body, path = exchange.parsed, exchange.body, exchange.path
-        if parsed.model != backend.model:
-            body = with_field(body, "model", backend.model) if parsed.is_form else with_model(body, backend.model)
+        model, adapter = backend.model, exchange.ask.adapter
+        if adapter is not None:
+            model = f"{model}:{adapter}" if backend.engine == "sglang" else adapter
+        if parsed.model != model:
+            body = with_field(body, "model", model) if parsed.is_form else with_model(body, model)
         if parsed.stream and path.endswith("/completions"):
             self.counting = backend.engine in _COUNTING and not parsed.wants_continuous
             if self.counting or not parsed.wants_usage:
@@ -232,6 +279,8 @@ class Attempt:
             self.exchange.on_attempt_failed(f"{self.who} answered {why}", 502, wrong=True)
         elif isinstance(relay, WholeRelay) and status < 300 and self._cut_a_choice(relay):
             self.exchange.on_attempt_failed(f"{self.who} left a choice unfinished", 502, passed_on=False)
+        elif isinstance(relay, WholeRelay) and status in (400, 404) and self._load_again(relay):
+            return
         elif isinstance(relay, WholeRelay) and status == 404:
             self._not_there(relay)
         elif isinstance(relay, StreamRelay) and relay.client_error_status:
@@ -355,6 +404,9 @@ class Attempt:
 
     def drop(self) -> None:
         """Ends it upstream too: the engine sees its client go, and stops."""
+        if self.loading is not None:
+            self.loading.cancel()
+            self.loading = None
         if self.connecting is not None:
             self.connecting.cancel()
             self.connecting = None

@@ -11,6 +11,7 @@ from crosstie.core.fleet import Serving
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.router import Router
+from crosstie.run.gateway.adapters import AdapterLoader
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.guard import Guard
 from crosstie.run.gateway.interfaces import Batches, HostedModels, OtherWorkers, Tokenizing, Tracing
@@ -35,6 +36,8 @@ class Context:
         self.tracing: Tracing | None = None
         # Who loads the models of shared pools; None: there are no such pools.
         self.hosted: HostedModels | None = None
+        # Who loads LoRA adapters; None: there are none.
+        self.adapters: AdapterLoader | None = None
         # Other workers of this gateway, who find out what this one does; None: there are none.
         self.workers: OtherWorkers | None = None
         # Who reads prompts as their engines do; None: they are estimated.

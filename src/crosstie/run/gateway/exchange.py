@@ -433,6 +433,6 @@ class Exchange(ExchangeState):
         record, ask, context = self.record, self.ask, self.context
         record.how, record.status = how, self.status
         record.code = "" if how == "served" else self.code
-        record.model, record.class_name = ask.model, ask.class_name or ""
+        record.model, record.class_name = ask.adapter or ask.model, ask.class_name or ""
         record.streamed, record.attempts = self.parsed.stream, self.attempts
         record.seconds = (context.now() - self.arrived) / context.speed

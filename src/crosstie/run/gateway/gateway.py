@@ -21,6 +21,7 @@ from crosstie.route.hosted_sizes import check_room
 from crosstie.route.live import LiveFleet, LivePool
 from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
+from crosstie.run.gateway.adapters import AdapterLoader
 from crosstie.run.gateway.apart import check_led
 from crosstie.run.gateway.asks import ask_of
 from crosstie.run.gateway.backend import Backend
@@ -142,8 +143,14 @@ class Gateway:
                 check_room(self.catalog, pool)
         return ways
 
+    def _load_adapters(self) -> None:
+        if self.live.adapters and self.context.adapters is None:
+            self.context.adapters = loader = AdapterLoader(self.loop, self.now, self.speed, self.notify)
+            self.metrics.sources.append(loader.families)
+
     def _connect(self) -> None:
         """A backend for each replica, those that were there before as they are."""
+        self._load_adapters()
         now, kept = self.now(), set()
         for replica in self.live.replicas():
             backend, way = self.backends.get(replica.key), self._ways[replica.pool.name]
@@ -582,6 +589,8 @@ class Gateway:
 
     def close(self) -> None:
         self._ticking.cancel()
+        if self.context.adapters is not None:
+            self.context.adapters.close()
         for task in self._watches.values():
             task.cancel()
         for backend in self.backends.values():

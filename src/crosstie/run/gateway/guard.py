@@ -285,8 +285,14 @@ class Guard:
         if holder is None or not holder.models:
             return names
         if holder.names_of is not names:
-            models = {names.get(name, name) for name in holder.models}
-            holder.names = {name: model for name, model in names.items() if model in models}
+            adapters = self.router.fleet.adapters
+            models = {names.get(name, name) for name in holder.models if name not in adapters}
+            # An adapter is nobody's who was not given it by its name, and gives nobody its model.
+            holder.names = {
+                name: model
+                for name, model in names.items()
+                if (name in holder.models if name in adapters else model in models)
+            }
             holder.names_of = names
         return holder.names
 

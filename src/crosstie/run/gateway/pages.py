@@ -174,19 +174,26 @@ def _model(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
 
 
 def _listed(gateway: Gateway, key_id: int) -> list[dict[str, object]]:
-    pools = gateway.live.pools
-    names = gateway.live.names if gateway.context.guard is None else gateway.context.guard.names(key_id)
-    return [
-        {
-            "id": name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "crosstie",
-            "max_model_len": max(pool.pool.max_context for pool in pools if pool.pool.model == model),
-            "pools": [pool.pool.name for pool in pools if pool.pool.model == model],
-        }
-        for name, model in names.items()
-    ]
+    live = gateway.live
+    names = live.names if gateway.context.guard is None else gateway.context.guard.names(key_id)
+    found = []
+    for name, model in names.items():
+        having, adapter = [pool.pool for pool in live.pools if pool.pool.model == model], live.adapters.get(name)
+        if adapter is not None:
+            having = [pool for pool in having if pool.name in adapter]
+        found.append(
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "crosstie",
+                "max_model_len": max(pool.max_context for pool in having),
+                "pools": [pool.name for pool in having],
+                # As vLLM says whose adapter it is.
+                **({"parent": model} if adapter is not None else {}),
+            }
+        )
+    return found
 
 
 def _explain(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -> tuple[int, bytes, bytes]:

@@ -1,0 +1,78 @@
+"""LoRA adapters: which replica has which, and where a request goes that needs one.
+
+An adapter shares the engine, the memory and the batch of its model, so a request for it is routed as one for the model:
+among the replicas that have the adapter first, and to another, which loads it, where those have no room or would miss
+the target. Loading itself is the gateway's; here is what is known of it.
+"""
+
+from collections.abc import Collection
+from typing import ClassVar
+
+from crosstie.core.fleet import Policy
+from crosstie.route.ask import Ask
+from crosstie.route.decision import Decision
+from crosstie.route.live import LiveFleet, Replica
+from crosstie.route.policy import Query, RoutingPolicy
+from crosstie.route.speed import Prediction
+
+
+def with_adapters(fleet: LiveFleet, policy: RoutingPolicy) -> RoutingPolicy:
+    """The policy itself, where there are no adapters."""
+    return AdapterAffinity(policy) if fleet.adapters else policy
+
+
+class AdapterAffinity(RoutingPolicy):
+    """`own`: who decides among the replicas that are left."""
+
+    name: ClassVar[Policy] = "cheapest-meeting-target"
+
+    def __init__(self, own: RoutingPolicy, seed: int = 0):
+        super().__init__(seed)
+        self.own = own
+
+    def choose(
+        self, fleet: LiveFleet, ask: Ask, now: float, *, exclude: Collection[str] = (), explain: bool = False,
+        panic: bool = False,
+    ) -> Decision:  # fmt: skip
+        own, adapter = self.own, ask.adapter
+        if adapter is None:
+            return own.choose(fleet, ask, now, exclude=exclude, explain=explain, panic=panic)
+        without, unable, busy = _sorted(fleet, ask, adapter, now)
+        targets = ask.ttft_s is not None or ask.tpot_s is not None
+        decision = own.choose(fleet, ask, now, exclude=(*exclude, *without), explain=explain, panic=panic)
+        if decision.outcome == "send" and (decision.meets or not targets):
+            decision.note = f"adapter {adapter} is loaded there"
+            return decision
+        other = own.choose(fleet, ask, now, exclude=(*exclude, *unable), explain=explain, panic=panic)
+        if other.outcome == "send" and other.replica is not None:
+            there = other.replica.key not in without
+            other.note = f"adapter {adapter} is loaded there" if there else f"adapter {adapter} has to be loaded there"
+            return other
+        if decision.outcome == "refuse" and other.outcome == "refuse" and busy:
+            return Decision("wait", f"no replica has a place for adapter {adapter}: those there are in use")
+        return decision if decision.outcome == "wait" else other
+
+    def pick(self, query: Query) -> Decision:
+        return self.own.pick(query)
+
+    def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
+        return self.own.score(replica, predicted, ask)
+
+
+def _sorted(fleet: LiveFleet, ask: Ask, adapter: str, now: float) -> tuple[list[str], list[str], bool]:
+    """Replicas of its model that do not have the adapter; of these, those that cannot load it now; and whether one
+    cannot only because all its places are in use."""
+    without, unable, busy = [], [], False
+    for pool in fleet.by_model.get(ask.model, ()):
+        listed = pool.name in fleet.adapters[adapter]
+        for replica in pool.replicas:
+            slots = replica.adapters
+            if slots is None or not listed:
+                without.append(replica.key)
+                unable.append(replica.key)
+            elif not slots.has(adapter):
+                without.append(replica.key)
+                if not slots.may_take(adapter, now):
+                    unable.append(replica.key)
+                    busy = busy or (replica.up and not slots.refuses(adapter, now))
+    return without, unable, busy
