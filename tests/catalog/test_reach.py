@@ -48,6 +48,18 @@ def test_a_name_may_stand_for_any_number_of_replicas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "proxy", ["http://proxy:3128", "http://me:${PASSWORD}@proxy:3128", "http://${USER_AND_PASSWORD}@proxy:3128",
+              "${PROXY}", "environment", "http://[fd00::1]:3128"],
+)  # fmt: skip
+def test_proxies_are_written_as_they_were_read(proxy: str, tmp_path: Path) -> None:
+    fleet = read(tmp_path, f'proxy = "{proxy}"')
+    assert fleet.pools[0].reach.proxy == proxy
+    copy = tmp_path / "copy.toml"
+    copy.write_text(fleet_text(fleet))
+    assert read_fleet(CATALOG, copy).pools == fleet.pools
+
+
+@pytest.mark.parametrize(
     ("lines", "backends", "said"),
     [
         (['tls_key = "a.key"'], '["https://a/v1"]', r"pool\[0\].tls_cert: missing: tls_key is there"),
@@ -56,6 +68,18 @@ def test_a_name_may_stand_for_any_number_of_replicas(tmp_path: Path) -> None:
         (["discover_every_s = 0"], '["dns+http://a/v1"]', r"pool\[0\].discover_every_s: 0 must be a number from 1 to"),
         ([], '["dns+http://10.0.0.1/v1"]', r"pool\[0\].backends\[0\]: .* is an address already"),
         ([], '["dns+ftp://a/v1"]', r"pool\[0\].backends\[0\]: 'ftp://a/v1' is no http or https address"),
+        (
+            ['proxy = "http://me:secret@proxy:3128"'],
+            '["http://a/v1"]',
+            r"pool\[0\].proxy: has a password in it: (?!.*secret)",
+        ),
+        (
+            ['proxy = "socks5://proxy:1080"'],
+            '["http://a/v1"]',
+            r"pool\[0\].proxy: is no proxy such as http://proxy:3128",
+        ),
+        (['proxy = "http://proxy"'], '["http://a/v1"]', r"pool\[0\].proxy: is no proxy such as http://proxy:3128"),
+        (['proxy = "http://proxy:3128"'], '["dns+http://a/v1"]', r"pool\[0\].proxy: does not go with dns\+"),
         (["tls_ca = 3"], '["https://a/v1"]', r"pool\[0\].tls_ca: must be a non-empty string"),
         (['tls_cafile = "a.pem"'], '["https://a/v1"]', r"pool\[0\].tls_cafile: unknown key"),
     ],

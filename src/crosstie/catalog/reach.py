@@ -3,6 +3,7 @@
 Files are named from where the fleet file lies; what is in them is the gateway's to read, when it begins to serve.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from crosstie.core.fleet import Reach
 REACH_KEYS = frozenset(field.encode_name for field in msgspec.structs.fields(Reach))
 # Of the machine that the gateway runs on: only who may write the fleet file may name them.
 REACH_FILES = ("tls_ca", "tls_cert", "tls_key")
+# The user of a proxy, and a variable that holds the password or both.
+_USER = re.compile(r"[^:@/]*(:\$\{\w+\})?")
+_PROXY = re.compile(r"http://([^@/]*@)?([a-z0-9_.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}/?", re.IGNORECASE)
 
 
 def read_reach(file: Path, where: str, raw: dict[str, Any], backends: tuple[str, ...]) -> Reach:
@@ -28,4 +32,18 @@ def read_reach(file: Path, where: str, raw: dict[str, Any], backends: tuple[str,
     tls = next((key for key in given if key.startswith("tls_")), None)
     if tls and backends and not any(one.removeprefix(BY_NAME).startswith("https:") for one in backends):
         raise BadData(file, f"{where}.{tls}", "has no meaning: no backend of the pool is https")
+    if "proxy" in given:
+        _check_proxy(file, f"{where}.proxy", given["proxy"], backends)
     return Reach(**given)
+
+
+def _check_proxy(file: Path, where: str, proxy: str, backends: tuple[str, ...]) -> None:
+    """What is in a variable is looked at when it is read."""
+    user, at, _ = proxy.removeprefix("http://").rpartition("@")
+    if at and not _USER.fullmatch(user):
+        # Not repeated: it would be in logs.
+        raise BadData(file, where, "has a password in it: put it into a variable, as http://${PROXY_USER}@proxy:3128")
+    if proxy != "environment" and not proxy.startswith("${") and not _PROXY.fullmatch(proxy):
+        raise BadData(file, where, "is no proxy such as http://proxy:3128, nor ${VARIABLE}, nor 'environment'")
+    if any(one.startswith(BY_NAME) for one in backends):
+        raise BadData(file, where, f"does not go with {BY_NAME}: a proxy looks names up itself")

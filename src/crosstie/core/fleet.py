@@ -105,6 +105,8 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str | None = None
     # The name in their certificates, where it is another than that of their addresses.
     tls_server_name: str | None = None
+    # http://proxy:3128, with ${VARIABLE} for what is secret, or "environment"; None: they are reached directly.
+    proxy: str | None = None
     # How often names that stand for all of their addresses are looked up.
     discover_every_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
 

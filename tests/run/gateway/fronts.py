@@ -1,34 +1,44 @@
-"""What may stand between a gateway and its backends: TLS, with certificates of the test's own."""
+"""What may stand between a gateway and its backends: TLS, with certificates of the test's own, and proxies."""
 
 import asyncio
+import base64
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import trustme
 
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], object]
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
 
 
 @asynccontextmanager
 async def listening(serve: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """Its port. What is open when it is left is cut."""
-    writers: list[asyncio.StreamWriter] = []
+    under_way: set[asyncio.Task[None]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writers.append(writer)
-        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            await serve(reader, writer)  # type: ignore[misc]
-        writer.close()
+        try:
+            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                await serve(reader, writer)
+                await writer.drain()
+        finally:
+            writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
+    def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(handle(reader, writer))
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+
+    server = await asyncio.start_server(accepted, "127.0.0.1", 0, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        for writer in writers:
-            writer.transport.abort()
+        for task in list(under_way):
+            task.cancel()
+        await asyncio.gather(*under_way)
 
 
 async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int, first: bytes = b"") -> None:
@@ -48,7 +58,7 @@ async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port:
         for way in ways:
             way.cancel()
         await asyncio.gather(*ways, return_exceptions=True)
-        on.close()
+        on.transport.abort()
 
 
 class Certificates:
@@ -82,3 +92,46 @@ async def tls_before(port: int, tls: ssl.SSLContext, host: str = "localhost") ->
     """The https address of a server that speaks http on that port."""
     async with listening(lambda reader, writer: pipe(reader, writer, port), tls) as front:
         yield f"https://{host}:{front}/v1"
+
+
+class Proxy:
+    """A small one that passes on what it is asked to, with a password if it has one. `mode`: how it takes the next."""
+
+    def __init__(self, password: str | None = None):
+        self.password, self.mode = password, "ok"
+        # What it was sent before anything was passed on.
+        self.heads: list[bytes] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.heads.append(head)
+        if self.mode == "hang":
+            await reader.read()
+            return
+        said = b"proxy-authorization: basic " + base64.b64encode((self.password or "").encode()).lower()
+        if self.password is not None and said not in head.lower():
+            writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\ncontent-length: 0\r\n\r\n")
+            await writer.drain()
+            return
+        if self.mode != "ok":
+            writer.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\n\r\n" % self.mode.encode())
+            await writer.drain()
+            return
+        method, target, _ = head.split(b"\r\n")[0].split(b" ")
+        if method == b"CONNECT":
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            await pipe(reader, writer, int(target.rpartition(b":")[2]))
+        else:
+            parts = urlsplit(target.decode())
+            lines = [line for line in head.split(b"\r\n")[1:-2] if not line.lower().startswith(b"proxy-")]
+            first = b"%b %b HTTP/1.1\r\n%b\r\nconnection: close\r\n\r\n" % (
+                method, parts.path.encode(), b"\r\n".join(lines),
+            )  # fmt: skip
+            await pipe(reader, writer, parts.port or 80, first)
+
+
+@asynccontextmanager
+async def proxying(password: str | None = None) -> AsyncIterator[tuple[Proxy, int]]:
+    proxy = Proxy(password)
+    async with listening(proxy.serve) as port:
+        yield proxy, port

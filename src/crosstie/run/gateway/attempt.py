@@ -51,6 +51,8 @@ _STALE_S = 0.1
 _NOT_LOADED = b'"message":"model is not loaded"'
 # 402: a provider whose account is empty.
 _ABOUT_KEYS = (401, 402, 403)
+# Of a proxy, whose credentials are the gateway's to have.
+_PROXY_KEY = 407
 # How long a backend that said it was full is left alone: as long as it asked for, from this to that.
 _FULL_S = 1.0
 _MOST_FULL_S = 60.0
@@ -172,7 +174,7 @@ class Attempt:
         exchange = self.exchange
         request, path = exchange.request, exchange.path
         # What an engine has beside the API lies beside its /v1.
-        base, rest = (backend.base, path[3:]) if path.startswith("/v1/") else (backend.root, path)
+        base, rest = (backend.api, path[3:]) if path.startswith("/v1/") else (backend.beside, path)
         target = rest if not request.query else f"{rest}?{request.query}"
         lines = [b"POST %b%b HTTP/1.1\r\n" % (base, target.encode("latin-1")), backend.host_line]
         for name, value in request.headers.items():
@@ -273,7 +275,9 @@ class Attempt:
             self.exchange.on_attempt_failed(f"{self.who} would send the client elsewhere ({status})", 502)
         elif self._is_operators(status):
             # A key that this backend does not know, or another name for its model: nothing that a client can mend.
-            why = f"{self.who} does not take what the gateway sends ({status}): see its key, its address and served_as"
+            why = (
+                f"{self.who} does not take what the gateway sends ({status}): see its key, proxy, address and served_as"
+            )
             self.exchange.on_attempt_failed(why, 502, wrong=True)
         elif isinstance(relay, WholeRelay) and (why := self._oddity(relay)):
             self.exchange.on_attempt_failed(f"{self.who} answered {why}", 502, wrong=True)
@@ -317,7 +321,7 @@ class Attempt:
         """Whether a refusal is about what the gateway adds to a request: its own key where it has one, or where clients
         have keys of the gateway's, which go no further."""
         ours = self.backend.authorization is not None or self.context.guard is not None
-        return status in _ABOUT_KEYS and ours
+        return (status in _ABOUT_KEYS and ours) or status == _PROXY_KEY
 
     def _not_there(self, relay: WholeRelay) -> None:
         """Its model is not there, or it is not where it was looked for: the operator's to mend. What an engine does not

@@ -114,9 +114,11 @@ class Backend:
         # Keys that were read from files often have a line end, which would end the header and begin another.
         key = os.environ.get(pool.api_key_env, "").strip() if pool.api_key_env else ""
         self.authorization = b"Bearer " + key.encode() if key else None
-        at = self.origin.address
-        self.host_line = b"host: " + at.authority + b"\r\n"
-        self.base, self.root = (at.base or "/v1").encode(), at.root.encode()
+        origin, at = self.origin, self.origin.address
+        self.host_line = b"host: " + at.authority + b"\r\n" + origin.lines
+        self.base = (at.base or "/v1").encode()
+        # Of requests: where the API begins, and what lies beside it.
+        self.api, self.beside = origin.prefix + self.base, origin.prefix + at.root.encode()
         self.name = pool.name.encode()
 
     @property

@@ -38,7 +38,9 @@ class RequestRejected(Exception):
         self.headers = headers
 
 
-_ADDRESS = re.compile(r" ?\('[^']*', \d+[^)]*\)|'[^']*' (?=is no host)|(?<=not valid) for '[^']*'")
+_ADDRESS = re.compile(
+    r" ?\('[^']*', \d+[^)]*\)|'[^']*' (?=is no host)|(?<=not valid) for '[^']*'|(?<=the proxy) '[^']*'"
+)
 _encode = msgspec.json.Encoder().encode
 
 

@@ -182,14 +182,12 @@ class Gateway:
 
     def backend_changed(self, backend: Backend) -> None:
         """A backend came up or went down."""
-        at = backend.origin.address.url
-        pool, why = backend.pool.name, backend.replica.why_down
+        at, pool, why = backend.origin.address.url, backend.pool.name, backend.replica.why_down
         if backend.replica.up:
             self.notify(Notice("backend_up", "info", f"pool {pool}: {at} is up", pool=pool, backend=at))
         else:
-            self.notify(
-                Notice("backend_down", "warning", f"pool {pool}: {at} is down: {why}", pool=pool, backend=at, why=why)
-            )
+            said = f"pool {pool}: {backend.origin.way.where(backend.origin.address)} is down: {why}"
+            self.notify(Notice("backend_down", "warning", said, pool=pool, backend=at, why=why))
         if self.context.workers is not None:
             self.context.workers.changed(backend)
         if backend.replica.pool.side == "prefill":

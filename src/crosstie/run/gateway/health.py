@@ -51,6 +51,8 @@ async def probe(context: Context, backend: Backend) -> None:
             answer = await _get(context, backend, f"{backend.base.decode()}/models")
         if answer is not None and answer.status >= 500:
             fault, answered = f"its health check answered {answer.status}", True
+        elif answer is not None and answer.status == 407:
+            fault, answered = "its proxy wants other credentials (407)", True
     except ConnectionRefusedError:
         fault, refused = REFUSES, True
     except TlsRefused as error:

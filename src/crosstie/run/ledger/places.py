@@ -1,27 +1,13 @@
 """Where a store is, as people write it: a SQLite file, postgresql://..., with ${VARIABLE} for what is secret."""
 
-import os
-import re
 from pathlib import Path
 
 from crosstie.core.errors import BadInput
 from crosstie.run.ledger.sqlite import SqliteStore
 from crosstie.run.ledger.store import Store
+from crosstie.run.wire.variables import filled
 
-_VARIABLE = re.compile(r"\$\{(\w+)\}")
 _POSTGRES = ("postgresql://", "postgres://")
-
-
-def filled(place: str) -> str:
-    """With the environment's values in the place of its variables."""
-
-    def value(found: re.Match[str]) -> str:
-        said = os.environ.get(found[1], "").strip()
-        if not said:
-            raise BadInput(f"${{{found[1]}}}: no such variable is set")
-        return said
-
-    return _VARIABLE.sub(value, place)
 
 
 def open_store(place: str, *, create: bool = False) -> Store:

@@ -26,8 +26,9 @@ from crosstie.run.service.worker_link import Changes, ChangesRequest, Done, Fail
 
 # What a reader's complaint calls the request that it was reading.
 _REQUEST = Path("request")
-# A command would run as the gateway's user, and a file is read as that: only who may write the fleet file may name one.
-_FILE_ONLY = ("load_hook", *REACH_FILES)
+# A command would run as the gateway's user, a file is read as that, and a proxy would be sent any variable of its
+# environment: only who may write the fleet file may name one.
+_FILE_ONLY = {"load_hook": "command", **dict.fromkeys(REACH_FILES, "file"), "proxy": "proxy"}
 _MOST_SAID = 400
 # Larger ones may be no float at all.
 _MOST_WHOLE = 2**53
@@ -208,11 +209,9 @@ class Administration:
         return self._with(Change(action="add-backend", pool=_text(body, "pool"), backend=at))
 
     def _read_pool(self, raw: dict[str, Any]) -> Pool:
-        for key in _FILE_ONLY:
+        for key, what in _FILE_ONLY.items():
             if key in raw:
-                raise BadInput(
-                    f"pool.{key}: only the fleet file may name a {'command' if key == 'load_hook' else 'file'}"
-                )
+                raise BadInput(f"pool.{key}: only the fleet file may name a {what}")
         made = read_pool(self.process.catalog, _REQUEST, "pool", raw)
         for at in made.backends:
             _check_named(at)

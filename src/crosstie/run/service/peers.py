@@ -8,11 +8,11 @@ from time import monotonic
 from crosstie.core.fleet import Fleet
 from crosstie.core.histogram import Family
 from crosstie.run.gateway.notices import Notice
-from crosstie.run.ledger.places import filled
 from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.share.board import Board
 from crosstie.run.share.peers import Peers, store_name
 from crosstie.run.share.redis_share import RedisShare, connected
+from crosstie.run.wire.variables import filled
 
 
 class PeerSharing(Component):

@@ -226,6 +226,8 @@ class Origin:
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, way: Way | None = None):
         self.loop, self.address = loop, address
         self.way = way or way_to(address)
+        # Before the path of a request, and after its host: for a proxy.
+        self.prefix, self.lines = self.way.form(address)
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -282,6 +284,7 @@ class Origin:
         """From the next connection on; what is under way ends as it began."""
         if way is not self.way:
             self.way = way
+            self.prefix, self.lines = way.form(self.address)
             for connection in list(self._idle):
                 connection.abort()
 

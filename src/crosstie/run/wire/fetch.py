@@ -49,7 +49,8 @@ class _Collector:
 def request_bytes(
     origin: Origin, method: str, path: str, headers: Headers | None = None, body: bytes | None = None
 ) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1\r\nhost: ".encode(), origin.address.authority, b"\r\n"]
+    target = origin.prefix + path.encode()
+    lines = [method.encode(), b" ", target, b" HTTP/1.1\r\nhost: ", origin.address.authority, b"\r\n", origin.lines]
     for name, value in headers or []:
         lines += [name, b": ", value, b"\r\n"]
     if body is not None:

@@ -1,4 +1,5 @@
-"""How connections to the servers of a pool are made: with which certificates. One for all of them, and not for each."""
+"""How connections to the servers of a pool are made: with which certificates, through which proxy. One for all of them,
+and not for each."""
 
 import asyncio
 import ssl
@@ -10,6 +11,7 @@ from typing import Any
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Pool, Reach
 from crosstie.run.wire.address import Address
+from crosstie.run.wire.proxy import Proxy, proxies_for
 
 
 class TlsRefused(ConnectionError):
@@ -27,8 +29,11 @@ def tls_refusal(error: ssl.SSLError) -> TlsRefused:
 
 
 class Way:
-    def __init__(self, tls: ssl.SSLContext | None, server_name: str | None = None, made_of: bytes = b""):
-        self._tls, self._server_name = tls, server_name
+    def __init__(
+        self, tls: ssl.SSLContext | None, server_name: str | None = None, proxies: dict[str, Proxy] | None = None,
+        made_of: bytes = b"",
+    ):  # fmt: skip
+        self._tls, self._server_name, self._proxies = tls, server_name, proxies or {}
         # The same for two that would do the same.
         self.made_of = made_of
 
@@ -36,7 +41,13 @@ class Way:
         """The protocol that `make` makes, connected. Raises OSError, of which SSLError is one."""
         tls = self._tls if at.secure else None
         name = (self._server_name or at.host) if tls is not None else None
+        proxy = self._proxies.get(at.url)
+        if proxy is not None and tls is None:
+            _, made = await proxy.reach(loop, make)
+            return made
         try:
+            if proxy is not None and tls is not None:
+                return await _through(loop, await proxy.tunnel(loop, at), make(), tls, name)
             _, made = await loop.create_connection(make, at.dials, at.port, ssl=tls, server_hostname=name)
         except ConnectionResetError as error:
             # asyncio's own, without a word.
@@ -44,6 +55,33 @@ class Way:
                 error if str(error) else ConnectionResetError("it ended the connection before TLS was agreed")
             ) from None
         return made
+
+    def form(self, at: Address) -> tuple[bytes, bytes]:
+        """What stands before the path in a request to this server, and further lines of its head: for the eyes of a
+        proxy that passes requests on."""
+        proxy = self._proxies.get(at.url)
+        if proxy is None or at.secure:
+            return b"", b""
+        return b"http://" + at.authority, proxy.authorization
+
+    def where(self, at: Address) -> str:
+        """For logs."""
+        proxy = self._proxies.get(at.url)
+        return at.url if proxy is None else f"{at.url} (through the proxy {proxy.name})"
+
+
+async def _through(
+    loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, made: Any, tls: ssl.SSLContext, name: str | None
+) -> Any:
+    try:
+        secured = await loop.start_tls(transport, made, tls, server_hostname=name)
+    except BaseException:
+        transport.abort()
+        raise
+    if secured is None:
+        raise ConnectionResetError("")
+    made.connection_made(secured)
+    return made
 
 
 def way_to(at: Address) -> Way:
@@ -58,13 +96,18 @@ def way_of(pool: Pool, addresses: Sequence[Address], previous: Way | None) -> Wa
     secure = any(at.secure for at in addresses)
     seen.update(repr((secure, reach)).encode())
     read = {key: _content(pool, key, getattr(reach, key)) for key in ("tls_ca", "tls_cert", "tls_key")}
+    try:
+        proxies = proxies_for(reach.proxy, addresses)
+    except BadInput as error:
+        raise BadInput(f"pool {pool.name}: proxy: {error}") from None
+    seen.update(repr(sorted((url, one.name, one.authorization) for url, one in proxies.items())).encode())
     for content in read.values():
         # Each with its length, so that no two sets of files look the same.
         seen.update(b"%d:%b" % (len(content), content))
     if previous is not None and previous.made_of == seen.digest():
         return previous
     tls = _context(pool, reach, read["tls_ca"]) if secure else None
-    return Way(tls, reach.tls_server_name, seen.digest())
+    return Way(tls, reach.tls_server_name, proxies, seen.digest())
 
 
 def _content(pool: Pool, key: str, file: str | None) -> bytes:
