@@ -242,7 +242,7 @@ class LedAttempt(Attempt):
         if apart is not None:
             ports = dict(zip(apart.prefill.backends, apart.prefill.bootstrap_ports, strict=True))
             port = ports.get(prefill.replica.key)
-        host = prefill.origin.address.host
+        host = prefill.origin.address.dials
         # As it stands in a URL.
         host = f"[{host}]" if ":" in host else host
         room = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": randbits(_ROOM_BITS)}

@@ -116,9 +116,9 @@ class Backend:
         self.authorization = b"Bearer " + key.encode() if key else None
         origin, at = self.origin, self.origin.address
         self.host_line = b"host: " + at.authority + b"\r\n" + origin.lines
-        self.base = (at.base or "/v1").encode()
-        # Of requests: where the API begins, and what lies beside it.
-        self.api, self.beside = origin.prefix + self.base, origin.prefix + at.root.encode()
+        self.base, self.root = (at.base or "/v1").encode(), at.root.encode()
+        # The same as a request names them, which a proxy may have to read.
+        self.api, self.beside = origin.prefix + self.base, origin.prefix + self.root
         self.name = pool.name.encode()
 
     @property
