@@ -98,6 +98,9 @@ def show(said: dict[str, Any]) -> None:
         f"{asked['model']}, class {asked['class'] or 'none'}: {asked['input_tokens']:,.0f} tokens in, "
         f"{asked['expected_output_tokens']:,.0f} expected out; {_targets(asked)}",
     )
+    prefill = said.get("prefill")
+    if prefill:
+        say(out, f"its prompt by {prefill['replica']}, which holds {number(prefill['cached_tokens'])} tokens of it")
     written = {"ttft_s": seconds, "tpot_s": seconds, "usd": dollars, "cached_tokens": number, "joules": number}
     rows = []
     for one in said["considered"]:

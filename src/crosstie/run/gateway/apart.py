@@ -25,6 +25,7 @@ from crosstie.run.gateway.errors import RequestRejected, asked_to_wait_s, withou
 from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.fields import decode_parts, decode_prefilled
 from crosstie.run.gateway.relay import WholeRelay
+from crosstie.run.gateway.roads import SERVED
 from crosstie.run.wire.client import Connection, Headers
 from crosstie.run.wire.files import is_exhausted
 from crosstie.run.wire.request import Request
@@ -74,7 +75,8 @@ def check_led(live: LiveFleet, request: Request, parsed: RequestBody, ask: Ask) 
     if not strict:
         return
     name: str | None = None
-    if not request.path.endswith("/completions"):
+    # Pages that only tell of a request have paths of their own.
+    if request.path in SERVED and not request.path.endswith("/completions"):
         why = f"takes no {request.path}"
     elif parsed.copies > parsed.prompts:
         why, name = "gives one answer to a prompt", "n"
@@ -306,6 +308,7 @@ class LedAttempt(Attempt):
                 return
             self.told = {_NIXL: answer.kv_transfer_params}
         leg.backend.succeeded()
+        self.exchange.record.prefill = leg.backend.replica.key
         self.leg = None
         details = answer.usage.prompt_tokens_details if answer.usage is not None else None
         if details is not None and details.cached_tokens is not None:

@@ -25,6 +25,8 @@ class RequestRecord:
         # The address that it came from, where that is logged.
         self.client = ""
         self.model = self.class_name = self.pool = self.backend = ""
+        # Who computed its prompt, where that was another than its backend.
+        self.prefill = ""
         self.streamed = False
         # As the engine counted them, or, where it could not say so any more, as far as they were seen to pass.
         self.input_tokens = self.output_tokens = 0

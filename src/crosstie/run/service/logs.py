@@ -174,6 +174,7 @@ def request_fields(record: RequestRecord) -> dict[str, str | int | float | bool 
         "class": record.class_name or None,
         "pool": record.pool or None,
         "backend": record.backend or None,
+        **({"prefill": record.prefill} if record.prefill else {}),
         "status": record.status,
         "outcome": record.how,
         "code": record.code or None,
