@@ -136,9 +136,10 @@ class HeldBlocks:
         if not self.block_tokens:
             return 0
         keys, held, coming = tokens.keys(self.block_tokens), self._held, self._coming
-        low, high = 0, len(keys)
+        # Its last token is computed in any case, and with it the rest of its block.
+        low, high = 0, (tokens.count - 1) // self.block_tokens
         if tenant:
-            high = self._sent.match(tokens.keys(self.block_tokens, tenant))
+            high = min(high, self._sent.match(tokens.keys(self.block_tokens, tenant)))
         while low < high:
             middle = (low + high + 1) // 2
             key = keys[middle - 1]

@@ -8,8 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.engines.streams import post
 from tests.run.emulate.running import CATALOG, CHAT, SMALL, fleet, pool
 from tests.run.gateway.fakes import Running, in_folder, running, until
+from tests.run.service.processes import comes_true, serving
 from tests.tokens import written
 from tests.waiting import LIMIT_S
 
@@ -51,7 +53,8 @@ def told(*payloads: bytes) -> HeldBlocks:
 
 
 def match(held: HeldBlocks, ids: list[int], tenant: int = 0) -> int:
-    return held.match(PromptTokens(ids), tenant)
+    """Of a prompt that has a token more: the last one is always computed."""
+    return held.match(PromptTokens([*ids, 0]), tenant)
 
 
 # Batches
@@ -61,7 +64,7 @@ def test_blocks_are_known_by_the_tokens_up_to_them() -> None:
     held = told(batch(stored([1, 2], PROMPT[:8])), batch(stored([b"\x03"], PROMPT[8:], after=2)))
     assert match(held, PROMPT) == 12
     assert match(held, [*PROMPT, 7, 7, 7]) == 12
-    assert match(held, PROMPT[:11]) == 8
+    assert match(held, PROMPT[:11]) == held.match(PromptTokens(PROMPT), 0) == 8
     assert match(held, [*PROMPT[:4], *PROMPT[:4]]) == 4
     assert match(held, PROMPT[4:]) == 0
     take(held, batch(removed(b"\x03")))
@@ -153,6 +156,7 @@ def test_another_size_of_blocks_is_another_cache_and_a_part_of_a_block_is_none()
         batch(stored([1], PROMPT, after=[1])),
         batch(removed([1])),
         b"\x91" * 5000,
+        pytest.param(batch(stored([1], [10**6] * 600_000)), id="too long"),
     ],
 )
 def test_garbage_is_refused(payload: bytes) -> None:
@@ -298,6 +302,20 @@ def test_a_replay_that_has_not_everything_any_more_leaves_it_in_part() -> None:
     assert (match(one.held, PROMPT), one.held.complete, one.wants_replay) == (0, False, None)
     one.came(10, ONE)
     assert match(one.held, PROMPT) == 4
+
+
+def test_where_nobody_answers_replays_what_comes_is_taken_all_the_same() -> None:
+    one = following(can_replay=True)
+    one.replay_asked()
+    one.replay_failed()
+    one.came(5, ONE)
+    one.came(6, TWO)
+    assert (match(one.held, PROMPT), one.held.complete, one.wants_replay) == (8, False, None)
+    # A gap is asked for again, and a new connection from the beginning.
+    one.came(8, THREE)
+    assert one.wants_replay == 7
+    one.connected()
+    assert one.wants_replay == 0
 
 
 def test_a_lost_connection_is_forgotten_at_once() -> None:
@@ -543,3 +561,47 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crosstie.run.service.kv_events.import_module", missing)
     with pytest.raises(BadInput, match=r"crosstie\[kv-events\]"):
         KvEvents().check(telling(Path("/tmp")))
+
+
+FILE = """
+format = 1
+policy = "prefix"
+[serve]
+lame_duck_s = 0
+[[pool]]
+name = "one"
+model = "llama-3.1-8b"
+accelerator = "mi300x"
+precision = "fp8"
+stack = "vllm"
+usd_per_gpu_hour = 1.3
+replicas = 2
+tokenizer = "tokenizer.json"
+kv_events = "tcp://{host}:5557"
+kv_replay = "tcp://{host}:5558"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_every_worker_of_a_served_fleet_knows_what_engines_hold(tmp_path: Path, workers: str) -> None:
+    written(tmp_path)
+    (tmp_path / "fleet.toml").write_text(FILE)
+    asked = {"model": SMALL, "messages": [{"role": "user", "content": SYSTEMS[5]}], "max_tokens": 4}
+    with serving(tmp_path, tmp_path / "fleet.toml", "--emulate", "--speed", "20", "--workers", workers) as at:
+        first = msgspec.json.decode(post(at.url, CHAT, asked).text)
+        prompt = first["usage"]["prompt_tokens"]
+
+        def counted_on() -> float:
+            said = msgspec.json.decode(post(at.url, "/crosstie/explain", asked).text)
+            assert said["request"]["input_tokens"] == prompt
+            found: float = said["considered"][0]["predicted"]["cached_tokens"]
+            return found
+
+        # Connections are spread over the workers; each comes to know it, though one alone has sent it.
+        held = (prompt - 1) // 16 * 16
+        comes_true(lambda: all(counted_on() == held for _ in range(8)))
+        again = msgspec.json.decode(post(at.url, CHAT, asked).text)
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == held
+        assert at.ends() == 0
+        assert "Traceback" not in at.errors

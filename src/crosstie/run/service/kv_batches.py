@@ -5,6 +5,7 @@ maps. Read in vllm-project/vllm@0181ea3, `vllm/distributed/kv_events.py`, and sg
 `python/sglang/srt/disaggregation/kv_events.py`.
 """
 
+from time import sleep
 from typing import Any
 
 import msgspec
@@ -22,7 +23,22 @@ _HERE = (None, "GPU")
 _MOST_TOKENS = 4096
 # Blocks that are taken over in one go; in between, others have their turn.
 _AT_ONCE = 256
+# An event of half a million tokens; what is longer would keep others waiting while it is decoded.
+_MOST_EVENT_BYTES = 2 * 2**20
+
+
+class _ArrayBatch(msgspec.Struct, array_like=True):
+    ts: msgspec.Raw
+    events: list[msgspec.Raw]
+
+
+class _MapBatch(msgspec.Struct):
+    events: list[msgspec.Raw]
+
+
 _decode = msgspec.msgpack.Decoder().decode
+_decode_array = msgspec.msgpack.Decoder(_ArrayBatch).decode
+_decode_map = msgspec.msgpack.Decoder(_MapBatch).decode
 
 
 class BadBatch(Exception):
@@ -32,17 +48,16 @@ class BadBatch(Exception):
 def take(held: HeldBlocks, payload: bytes) -> None:
     """Raises BadBatch."""
     try:
-        for event in _events(_decode(payload)):
-            _take(held, event)
+        # Arrays by their first byte, of msgpack's.
+        is_array = 0x90 <= payload[0] <= 0x9F or payload[0] in (0xDC, 0xDD)
+        for event in (_decode_array(payload) if is_array else _decode_map(payload)).events:
+            if len(event) > _MOST_EVENT_BYTES:
+                raise ValueError("an event that is too long")
+            _take(held, _decode(event))
+            # One at a time: in between, others have their turn.
+            sleep(0)
     except Exception as error:  # noqa: BLE001 (whatever somebody publishes: it must not end who reads it)
         raise BadBatch(str(error)) from None
-
-
-def _events(batch: Any) -> list[Any]:
-    found = batch.get("events") if isinstance(batch, dict) else batch[1] if isinstance(batch, list) else None
-    if not isinstance(found, list):
-        raise TypeError("a batch without a list of events")
-    return found
 
 
 def _named(event: Any) -> tuple[str, dict[str, Any]]:

@@ -23,13 +23,13 @@ from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.wire.address import Address
 
 # No step of an engine has more to tell; and messages that may wait to be read, from each of them.
-_MOST_BYTES, _MOST_WAITING = 2 * 2**20, 64
+_MOST_BYTES, _MOST_WAITING = 8 * 2**20, 16
 # How long the answer to a replay may take to begin or go on, how much it may be, and how long until the next is asked.
 _REPLAY_S, _MOST_REPLAYED, _AGAIN_S = 5.0, 100_000, 1.0
 # How often the thread looks whether it is to follow others.
 _LOOK_S = 0.1
 # It works at most this share of the time, so that whoever publishes without end takes no more than that.
-_SHARE = 0.5
+_SHARE = 0.25
 _LONGEST_REST_S = 0.5
 # Messages of one replica before the next has its turn.
 _TURN = 16
@@ -58,6 +58,8 @@ class Following:
         self._last: int | None = None
         self.wants_replay: int | None = None
         self._asked_for = 0
+        # Whether its beginning was asked for in vain: it is gone on with from wherever it is.
+        self._joins = not can_replay
         self.refused = 0
 
     def connected(self) -> None:
@@ -65,7 +67,7 @@ class Following:
         self._next = self._last = None
         self.held.forget(complete=False)
         if self._can_replay:
-            self.wants_replay = 0
+            self.wants_replay, self._joins = 0, False
 
     def lost(self) -> None:
         """The engine has gone, or the way to it: what it will hold when it is back is not known."""
@@ -78,7 +80,7 @@ class Following:
         if last is not None and number <= last:
             self._begun_anew(number)
         elif self._next is None:
-            if number and self._can_replay:
+            if number and not self._joins:
                 self.wants_replay = 0
                 return
             self.held.forget(complete=number == 0)
@@ -125,7 +127,7 @@ class Following:
 
     def replay_failed(self) -> None:
         """Goes on with what comes next, whichever number it has."""
-        self.wants_replay = None
+        self.wants_replay, self._joins = None, True
         self.held.forget(complete=False)
         self._next = None if self._last is None else self._last + 1
 

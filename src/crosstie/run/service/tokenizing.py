@@ -25,7 +25,7 @@ from crosstie.run.wire.server import Reply
 # Bodies up to here are read on the loop: a millisecond or two.
 _AT_ONCE_BYTES = 2048
 # Beyond here a body is long, and beyond there nobody reads it before its engine does.
-_LONG_BYTES, _MOST_BYTES = 64 * 2**10, 4 * 2**20
+_LONG_BYTES, _MOST_BYTES = 64 * 2**10, 2 * 2**20
 # Bytes that may wait for a thread, and how long one request may.
 _WAITING_BYTES = 16 * 2**20
 _PATIENCE_S = 1.0
