@@ -13,6 +13,10 @@ _PATH = re.compile(r"^[A-Za-z0-9._~!$&'()*+,;=:%/-]*$")
 _USUAL_PORTS = {"http": 80, "https": 443}
 # Of a name that stands for all of its addresses, a replica each.
 BY_NAME = "dns+"
+# Of a socket of this machine: its file follows.
+ON_SOCKET = "unix:"
+# Of the name of such a file, in bytes: what the system has room for, less its end.
+_LONGEST_NAME = 107
 _ENDPOINTS = ("/completions", "/embeddings", "/responses")
 
 
@@ -30,6 +34,8 @@ def read_address(file: Path, where: str, given: str) -> str:
         return BY_NAME + found
     if not given.isprintable() or " " in given:
         raise BadData(file, where, "has spaces, control characters or line breaks")
+    if given.lower().startswith(ON_SOCKET):
+        return ON_SOCKET + _socket(file, where, given[len(ON_SOCKET) :])
     # These two first, and not repeated: passwords and keys would be in logs.
     if "@" in given:
         raise BadData(file, where, "has a user or a password before '@'; name the key's variable with api_key_env")
@@ -51,6 +57,16 @@ def read_address(file: Path, where: str, given: str) -> str:
         raise BadData(file, where, f"'{given}' is an endpoint: give the base URL before it, which usually ends in /v1")
     usual = port is None or port == _USUAL_PORTS[parts.scheme]
     return f"{parts.scheme}://{_host(file, where, parts.hostname)}{'' if usual else f':{port}'}{path}"
+
+
+def _socket(file: Path, where: str, given: str) -> str:
+    """`unix:/run/vllm.sock` and `unix:///run/vllm.sock` mean the same."""
+    name = given[2:] if given.startswith("//") else given
+    if not name.startswith("/") or name.endswith("/") or not _PATH.match(name) or "%" in name:
+        raise BadData(file, where, f"'{given}' is no whole path of a socket, such as unix:/run/vllm.sock")
+    if len(name) > _LONGEST_NAME:
+        raise BadData(file, where, f"the path of a socket has at most {_LONGEST_NAME} bytes, and this has {len(name)}")
+    return name
 
 
 def _host(file: Path, where: str, host: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from crosstie.catalog.addresses import BY_NAME
+from crosstie.catalog.addresses import BY_NAME, ON_SOCKET
 from crosstie.catalog.reading import read_values
 from crosstie.core.errors import BadData
 from crosstie.core.fleet import Reach
@@ -45,5 +45,7 @@ def _check_proxy(file: Path, where: str, proxy: str, backends: tuple[str, ...]) 
         raise BadData(file, where, "has a password in it: put it into a variable, as http://${PROXY_USER}@proxy:3128")
     if proxy != "environment" and not proxy.startswith("${") and not _PROXY.fullmatch(proxy):
         raise BadData(file, where, "is no proxy such as http://proxy:3128, nor ${VARIABLE}, nor 'environment'")
+    if any(one.startswith(ON_SOCKET) for one in backends):
+        raise BadData(file, where, f"does not go with {ON_SOCKET}, which is on this machine")
     if any(one.startswith(BY_NAME) for one in backends):
         raise BadData(file, where, f"does not go with {BY_NAME}: a proxy looks names up itself")

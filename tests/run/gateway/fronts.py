@@ -14,8 +14,8 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None,
 
 
 @asynccontextmanager
-async def listening(serve: Handler, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """Its port. What is open when it is left is cut."""
+async def listening(serve: Handler, tls: ssl.SSLContext | None = None, file: Path | None = None) -> AsyncIterator[int]:
+    """Its port; `file`: of a socket, in the place of one. What is open when it is left is cut."""
     under_way: set[asyncio.Task[None]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -31,9 +31,12 @@ async def listening(serve: Handler, tls: ssl.SSLContext | None = None) -> AsyncI
         under_way.add(task)
         task.add_done_callback(under_way.discard)
 
-    server = await asyncio.start_server(accepted, "127.0.0.1", 0, ssl=tls)
+    if file is None:
+        server = await asyncio.start_server(accepted, "127.0.0.1", 0, ssl=tls)
+    else:
+        server = await asyncio.start_unix_server(accepted, file)
     try:
-        yield server.sockets[0].getsockname()[1]
+        yield server.sockets[0].getsockname()[1] if file is None else 0
     finally:
         server.close()
         for task in list(under_way):
@@ -135,3 +138,10 @@ async def proxying(password: str | None = None) -> AsyncIterator[tuple[Proxy, in
     proxy = Proxy(password)
     async with listening(proxy.serve) as port:
         yield proxy, port
+
+
+@asynccontextmanager
+async def on_socket(port: int, file: Path) -> AsyncIterator[str]:
+    """The address of a socket that leads to a port of this machine."""
+    async with listening(lambda reader, writer: pipe(reader, writer, port), file=file):
+        yield f"unix:{file}"

@@ -256,7 +256,7 @@ def _kept(pool: Pool, index: int) -> Address | None:
     if index >= len(pool.backends):
         return None
     address = Address(pool.backends[index])
-    if address.by_name or not is_loopback(address.host):
+    if address.by_name or address.socket or not is_loopback(address.host):
         return None
     if address.secure:
         raise BadInput(f"pool '{pool.name}': {address.url}: emulated replicas speak http, not https")

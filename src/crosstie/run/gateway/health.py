@@ -53,7 +53,8 @@ async def probe(context: Context, backend: Backend) -> None:
             fault, answered = f"its health check answered {answer.status}", True
         elif answer is not None and answer.status == 407:
             fault, answered = "its proxy wants other credentials (407)", True
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, FileNotFoundError):
+        # The file of a socket is there while somebody listens.
         fault, refused = REFUSES, True
     except TlsRefused as error:
         # No second look at it will do: somebody has to mend it.

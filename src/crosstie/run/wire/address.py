@@ -10,12 +10,20 @@ _BY_NAME = "dns+"
 
 class Address:
     """`http://host:8000/v1` as what a connection and a request line need. `dns+http://host:8000/v1#10.0.0.1` is one
-    of the addresses that a name stands for: the name is what requests and certificates are about."""
+    of the addresses that a name stands for: the name is what requests and certificates are about. `unix:/run/x.sock`
+    is a socket of this machine, with the API below /v1."""
 
-    __slots__ = ("authority", "base", "by_name", "dials", "host", "port", "root", "secure", "url")
+    __slots__ = ("authority", "base", "by_name", "dials", "host", "port", "root", "secure", "socket", "url")
 
     def __init__(self, url: str):
         parts = urlsplit(url)
+        # The file of a socket; "": it has a host and a port.
+        self.socket = parts.path if parts.scheme == "unix" else ""
+        if self.socket:
+            self.url, self.secure, self.by_name = url, False, False
+            self.host = self.dials = "localhost"
+            self.port, self.authority, self.base, self.root = 0, b"localhost", "/v1", ""
+            return
         try:
             port = parts.port
         except ValueError:

@@ -39,6 +39,9 @@ class Way:
 
     async def connect(self, loop: asyncio.AbstractEventLoop, at: Address, make: Callable[[], Any]) -> Any:
         """The protocol that `make` makes, connected. Raises OSError, of which SSLError is one."""
+        if at.socket:
+            _, made = await loop.create_unix_connection(make, at.socket)
+            return made
         tls = self._tls if at.secure else None
         name = (self._server_name or at.host) if tls is not None else None
         proxy = self._proxies.get(at.url)
