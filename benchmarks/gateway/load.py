@@ -10,6 +10,7 @@ import gc
 import json
 import math
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter  # uvloop's own clock counts in milliseconds
@@ -68,7 +69,18 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, math.ceil(share * len(values)) - 1)]
 
 
-def chat(model: str, prompt: str = "Say something short.", *, tokens: int = 16, stream: bool = False) -> bytes:
+@dataclass(frozen=True)
+class Door:
+    """Where a server is met: its port, by TLS or plainly, and the key that it asks for."""
+
+    port: int
+    tls: ssl.SSLContext | None = None
+    key: str = "none"
+
+
+def chat(
+    model: str, prompt: str = "Say something short.", *, tokens: int = 16, stream: bool = False, key: str = "none"
+) -> bytes:
     """A whole HTTP request, ready to be written any number of times."""
     body: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": tokens}
     if stream:
@@ -76,7 +88,7 @@ def chat(model: str, prompt: str = "Say something short.", *, tokens: int = 16, 
     payload = json.dumps(body).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: {HOST}\r\ncontent-type: application/json\r\n"
-        f"accept: */*\r\nauthorization: Bearer none\r\ncontent-length: {len(payload)}\r\n\r\n"
+        f"accept: */*\r\nauthorization: Bearer {key}\r\ncontent-length: {len(payload)}\r\n\r\n"
     )
     return head.encode() + payload
 
@@ -199,24 +211,24 @@ async def _gather(clients: Sequence[Client], outcome: Outcome, limit_s: float) -
     await asyncio.sleep(0)
 
 
-async def _connect(port: int, make: Callable[[], _C], outcome: Outcome) -> _C | None:
+async def _connect(door: Door, make: Callable[[], _C], outcome: Outcome) -> _C | None:
     try:
         async with asyncio.timeout(10):
-            _, client = await asyncio.get_running_loop().create_connection(make, HOST, port)
-    except (OSError, TimeoutError) as fault:
+            _, client = await asyncio.get_running_loop().create_connection(make, HOST, door.port, ssl=door.tls)
+    except (OSError, TimeoutError) as fault:  # ssl.SSLError is an OSError
         outcome.failed(f"no connection: {type(fault).__name__}")
         return None
     return client
 
 
 async def closed_loop(
-    port: int, request: bytes, connections: int, seconds: float, count: int = MAX_REQUESTS, cpu: Clock | None = None
+    door: Door, request: bytes, connections: int, seconds: float, count: int = MAX_REQUESTS, cpu: Clock | None = None
 ) -> Outcome:
     """Connections that ask anew as soon as they are answered: small requests, one connection, long prompts."""
     outcome = Outcome()
     until = perf_counter() + seconds
     share = max(1, count // connections)
-    found = [await _connect(port, lambda: Client(outcome, request, until, share), outcome) for _ in range(connections)]
+    found = [await _connect(door, lambda: Client(outcome, request, until, share), outcome) for _ in range(connections)]
     clients = [client for client in found if client is not None]
     gc.disable()
     try:
@@ -233,14 +245,14 @@ async def closed_loop(
 
 
 async def paced_streams(
-    port: int, model: str, streams: int, interval_s: float, seconds: float, cpu: Clock, settle_s: float = 0.5
+    door: Door, model: str, streams: int, interval_s: float, seconds: float, cpu: Clock, settle_s: float = 0.5
 ) -> Outcome:
     """Streams that all run throughout a window; CPU and chunks are counted inside it alone."""
     outcome = Outcome()
     chunks = math.ceil((seconds + 2 * settle_s) / interval_s)
-    request = chat(model, tokens=chunks, stream=True)
+    request = chat(model, tokens=chunks, stream=True, key=door.key)
     found = [
-        await _connect(port, lambda: StreamClient(outcome, request, 0.0, 1, chunks), outcome) for _ in range(streams)
+        await _connect(door, lambda: StreamClient(outcome, request, 0.0, 1, chunks), outcome) for _ in range(streams)
     ]
     clients = [client for client in found if client is not None]
     gc.disable()
@@ -261,11 +273,11 @@ async def paced_streams(
 
 
 async def soak(
-    port: int, model: str, streams: int, interval_s: float, chunks: int, seconds: float, cpu: Clock
+    door: Door, model: str, streams: int, interval_s: float, chunks: int, seconds: float, cpu: Clock
 ) -> Outcome:
     """So many streams at once, each followed by the next, and the faults among them."""
     outcome = Outcome()
-    request = chat(model, tokens=chunks, stream=True)
+    request = chat(model, tokens=chunks, stream=True, key=door.key)
     ramp_s = min(5.0, seconds / 4)
     until = perf_counter() + ramp_s + seconds
     clients: list[StreamClient] = []
@@ -275,7 +287,7 @@ async def soak(
         for index in range(streams):
             # By the clock, not by sleeps: a slow answer must not stretch the ramp.
             await asyncio.sleep(max(0.0, began + ramp_s * index / streams - perf_counter()))
-            client = await _connect(port, lambda: StreamClient(outcome, request, until, MAX_REQUESTS, chunks), outcome)
+            client = await _connect(door, lambda: StreamClient(outcome, request, until, MAX_REQUESTS, chunks), outcome)
             if client is not None:
                 clients.append(client)
                 client.ask()

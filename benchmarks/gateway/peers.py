@@ -7,6 +7,7 @@ import shlex
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fake_backend import MODEL
-from load import HOST, chat
+from load import HOST, Door, chat
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -42,10 +43,13 @@ def url(port: int) -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """A gateway that a run can start: its name, and its command for a port, its backends and a folder."""
+    """A gateway that a run can start: its name, and its command for a port, its backends and a folder; whether it
+    speaks TLS, by `certificate`, and the key that it asks for, made in that folder before it starts."""
 
     name: str
     command: Command
+    tls: bool = False
+    key: Callable[[Path], str] = lambda folder: "none"
 
 
 # --- CPU time -----------------------------------------------------------------------------------------------------
@@ -118,6 +122,12 @@ class Running:
     port: int
     process: "subprocess.Popen[bytes]"
     log: Path
+    tls: ssl.SSLContext | None = None
+    key: str = "none"
+
+    @property
+    def door(self) -> Door:
+        return Door(self.port, self.tls, self.key)
 
     def cpu(self) -> float:
         return cpu_seconds(self.process.pid)
@@ -159,10 +169,16 @@ def _launch(name: str, port: int, command: list[str], folder: Path, cores: set[i
     return Running(name, port, process, log)
 
 
-def _answers(port: int, method: str, path: str, body: bytes = b"") -> bool:
-    connection = http.client.HTTPConnection(HOST, port, timeout=5)
+def _answers(door: Door, method: str, path: str, body: bytes = b"") -> bool:
+    tls = door.tls
+    connection = (
+        http.client.HTTPSConnection(HOST, door.port, timeout=5, context=tls)
+        if tls
+        else http.client.HTTPConnection(HOST, door.port, timeout=5)
+    )
+    headers = {"content-type": "application/json", "authorization": f"Bearer {door.key}"} if body else {}
     try:
-        connection.request(method, path, body or None, {"content-type": "application/json"} if body else {})
+        connection.request(method, path, body or None, headers)
         reply = connection.getresponse()
         reply.read()
         return reply.status == 200
@@ -196,7 +212,7 @@ def backends(
     command += ["--interval-ms", str(interval_ms), *(["--in-step"] if in_step else [])]
     server = _launch("fake backend", ports[0], command, folder, cores)
     try:
-        _wait(server, lambda: all(_answers(port, "GET", "/health") for port in ports))
+        _wait(server, lambda: all(_answers(Door(port), "GET", "/health") for port in ports))
         yield server, ports
     finally:
         server.stop()
@@ -204,13 +220,17 @@ def backends(
 
 def start(target: Target, behind: Sequence[int], folder: Path, cores: set[int] | None = None) -> Running:
     """A gateway that has answered its health check, then whole and streamed requests, one after the other."""
-    port = free_port()
+    port, key = free_port(), target.key(folder)
     server = _launch(target.name, port, target.command(port, behind, folder), folder, cores)
+    server.key = key
+    if target.tls:
+        server.tls = ssl.create_default_context(cafile=str(certificate(folder)[0]))
+    door = server.door
     whole, streamed = (chat(MODEL, tokens=2, stream=stream).partition(b"\r\n\r\n")[2] for stream in (False, True))
     try:
-        _wait(server, lambda: _answers(port, "GET", "/health") or _answers(port, "GET", "/ready"))
+        _wait(server, lambda: _answers(door, "GET", "/health") or _answers(door, "GET", "/ready"))
         for body in (whole, streamed, whole, streamed):
-            _wait(server, lambda body=body: _answers(port, "POST", "/v1/chat/completions", body))  # type: ignore[misc]
+            _wait(server, lambda body=body: _answers(door, "POST", "/v1/chat/completions", body))  # type: ignore[misc]
     except BaseException:
         server.stop()
         raise
@@ -218,6 +238,21 @@ def start(target: Target, behind: Sequence[int], folder: Path, cores: set[int] |
 
 
 # --- the gateways -------------------------------------------------------------------------------------------------
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Of this host and its key, signed by itself; the same for all who speak TLS."""
+    made, key = folder / "certificate.pem", folder / "key.pem"
+    if not made.exists():
+        asked = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        asked += ["-days", "2", "-subj", f"/CN={HOST}", "-addext", f"subjectAltName=IP:{HOST}"]
+        try:
+            done = subprocess.run([*asked, "-keyout", str(key), "-out", str(made)], capture_output=True, text=True)
+        except OSError as fault:
+            raise CannotStart(f"openssl: {fault.strerror}") from None
+        if done.returncode:
+            raise CannotStart(f"openssl: {done.stderr.strip()[-200:]}")
+    return made, key
 
 
 def fleet(behind: Sequence[int]) -> str:
@@ -269,6 +304,110 @@ def crosstie(binary: str, more: Sequence[str] = ()) -> Target:
         return [binary, "serve", str(file), "--host", HOST, "--port", str(port), *more]
 
     return Target("crosstie", command)
+
+
+def crosstie_with_keys(binary: str) -> Target:
+    """Every request is let in by its key, counted and charged to it."""
+
+    def key(folder: Path) -> str:
+        asked = [binary, "keys", "create", "benchmark", "--store", str(folder / "keys.db")]
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+    def command(port: int, behind: Sequence[int], folder: Path) -> list[str]:
+        file = folder / "fleet-with-keys.toml"
+        file.write_text(fleet(behind) + '\n[state]\nkeys = "required"\nstore = "keys.db"\n')
+        return [binary, "serve", str(file), "--host", HOST, "--port", str(port)]
+
+    return Target("crosstie, keys", command, key=key)
+
+
+def crosstie_with_tls(binary: str) -> Target:
+    plain = crosstie(binary)
+
+    def command(port: int, behind: Sequence[int], folder: Path) -> list[str]:
+        made, key = certificate(folder)
+        return [*plain.command(port, behind, folder), "--tls-cert", str(made), "--tls-key", str(key)]
+
+    return Target("crosstie, TLS", command, tls=True)
+
+
+_NGINX = """daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log stderr warn;
+events {{ worker_connections 8192; }}
+http {{
+  access_log off; client_max_body_size 64m; keepalive_requests 10000000;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+  upstream engines {{ {servers} keepalive 512; keepalive_requests 10000000; }}
+  server {{
+    listen {host}:{port}{tls};
+    location / {{ proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection "";
+                 proxy_buffering off; proxy_request_buffering off; }}
+  }}
+}}
+"""
+
+
+def nginx(binary: str, *, tls: bool = False) -> Target:
+    """A reverse proxy that knows nothing of models: one worker, answers passed on as they come."""
+
+    def command(port: int, behind: Sequence[int], folder: Path) -> list[str]:
+        own = folder / f"nginx-{port}"
+        own.mkdir()
+        made, key = certificate(folder) if tls else (None, None)
+        secure = f" ssl; ssl_certificate {made}; ssl_certificate_key {key}" if tls else ""
+        servers = " ".join(f"server {HOST}:{one};" for one in behind)
+        file = own / "nginx.conf"
+        file.write_text(_NGINX.format(folder=own, servers=servers, host=HOST, port=port, tls=secure))
+        return [binary, "-p", str(own), "-e", str(own / "error.log"), "-c", str(file)]
+
+    return Target("nginx, TLS" if tls else "nginx", command, tls=tls)
+
+
+def envoy(binary: str, *, tls: bool = False) -> Target:
+    """As nginx, with one worker thread; its cluster has the backends in turn."""
+
+    def command(port: int, behind: Sequence[int], folder: Path) -> list[str]:
+        def at(one: int) -> dict[str, object]:
+            return {"socket_address": {"address": HOST, "port_value": one}}
+
+        kinds = "type.googleapis.com/envoy.extensions"
+        forward = {
+            "name": "router",
+            "typed_config": {"@type": f"{kinds}.filters.http.router.v3.Router"},
+        }
+        route = {"match": {"prefix": "/"}, "route": {"cluster": "engines", "timeout": "0s"}}
+        manager = {
+            "@type": f"{kinds}.filters.network.http_connection_manager.v3.HttpConnectionManager",
+            "stat_prefix": "engines",
+            "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+            "http_filters": [forward],
+        }
+        chain: dict[str, object] = {
+            "filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]
+        }
+        if tls:
+            made, key = certificate(folder)
+            pair = {"certificate_chain": {"filename": str(made)}, "private_key": {"filename": str(key)}}
+            secure = {
+                "@type": f"{kinds}.transport_sockets.tls.v3.DownstreamTlsContext",
+                "common_tls_context": {"tls_certificates": [pair]},
+            }
+            chain["transport_socket"] = {"name": "envoy.transport_sockets.tls", "typed_config": secure}
+        cluster = {
+            "name": "engines", "type": "STATIC", "connect_timeout": "5s", "lb_policy": "ROUND_ROBIN",
+            "load_assignment": {
+                "cluster_name": "engines",
+                "endpoints": [{"lb_endpoints": [{"endpoint": {"address": at(one)}} for one in behind]}],
+            },
+            "circuit_breakers": {"thresholds": [{"max_connections": 8192, "max_pending_requests": 8192,
+                                                 "max_requests": 8192}]},
+        }  # fmt: skip
+        listener = {"name": "all", "address": at(port), "filter_chains": [chain]}
+        file = folder / f"envoy-{port}.json"
+        file.write_text(json.dumps({"static_resources": {"listeners": [listener], "clusters": [cluster]}}))
+        return [binary, "-c", str(file), "--concurrency", "1", "-l", "warning", "--use-dynamic-base-id"]
+
+    return Target("Envoy, TLS" if tls else "Envoy", command, tls=tls)
 
 
 def _router(name: str, program: list[str], warning: str) -> Target:

@@ -32,6 +32,10 @@ from peers import (
     Target,
     backends,
     crosstie,
+    crosstie_with_keys,
+    crosstie_with_tls,
+    envoy,
+    nginx,
     other,
     sglang_router,
     start,
@@ -42,7 +46,6 @@ from peers import (
 DIRECT = "direct"
 CONNECTIONS, STREAMS, INTERVAL_MS = 64, 32, 20
 LONG_PROMPT = "lorem ipsum dolor sit amet " * (256 * 1024 // 27)
-SMALL, LONG = chat(MODEL), chat(MODEL, LONG_PROMPT)
 SOAK_STREAMS, SOAK_INTERVAL_MS, SOAK_CHUNKS = 2000, 100, 64
 # As many replicas as so many streams would take: the gateway turns away what its fleet could not carry.
 SOAK_BACKENDS = 16
@@ -84,24 +87,32 @@ class Results:
 # --- one round ----------------------------------------------------------------------------------------------------
 
 
+def brief(server: Running) -> bytes:
+    return chat(MODEL, key=server.key)
+
+
+def lengthy(server: Running) -> bytes:
+    return chat(MODEL, LONG_PROMPT, key=server.key)
+
+
 def small(server: Running, seconds: float) -> tuple[Figures, Outcome]:
-    outcome = uvloop.run(closed_loop(server.port, SMALL, CONNECTIONS, seconds, cpu=server.cpu))
+    outcome = uvloop.run(closed_loop(server.door, brief(server), CONNECTIONS, seconds, cpu=server.cpu))
     return {"request_cpu_s": outcome.cpu_us_per_unit / 1e6, "requests_per_s": outcome.units_per_s}, outcome
 
 
 def streams(server: Running, seconds: float) -> tuple[Figures, Outcome]:
-    outcome = uvloop.run(paced_streams(server.port, MODEL, STREAMS, INTERVAL_MS / 1e3, seconds, server.cpu))
+    outcome = uvloop.run(paced_streams(server.door, MODEL, STREAMS, INTERVAL_MS / 1e3, seconds, server.cpu))
     return {"chunk_cpu_s": outcome.cpu_us_per_unit / 1e6, "chunks_per_s": outcome.units_per_s}, outcome
 
 
 def one(server: Running, seconds: float) -> tuple[Figures, Outcome]:
-    outcome = uvloop.run(closed_loop(server.port, SMALL, 1, seconds / 2))
+    outcome = uvloop.run(closed_loop(server.door, brief(server), 1, seconds / 2))
     times = outcome.latencies_s
     return {"one_p50_s": percentile(times, 0.5), "one_p99_s": percentile(times, 0.99)}, outcome
 
 
 def long(server: Running, seconds: float) -> tuple[Figures, Outcome]:
-    outcome = uvloop.run(closed_loop(server.port, LONG, 1, seconds / 2, count=500))
+    outcome = uvloop.run(closed_loop(server.door, lengthy(server), 1, seconds / 2, count=500))
     return {"long_p50_s": percentile(outcome.latencies_s, 0.5)}, outcome
 
 
@@ -128,8 +139,8 @@ def speed_round(servers: Sequence[Running], seconds: float, turn: int, results: 
 
 def warm_up(servers: Iterable[Running]) -> None:
     for server in servers:
-        uvloop.run(closed_loop(server.port, SMALL, CONNECTIONS, 0.5))
-        uvloop.run(closed_loop(server.port, LONG, 1, 0.2, count=20))
+        uvloop.run(closed_loop(server.door, brief(server), CONNECTIONS, 0.5))
+        uvloop.run(closed_loop(server.door, lengthy(server), 1, 0.2, count=20))
 
 
 def measure_speed(targets: Sequence[Target], given: argparse.Namespace, folder: Path, results: Results) -> None:
@@ -176,7 +187,7 @@ def measure_soak(targets: Sequence[Target], given: argparse.Namespace, folder: P
                     neighbours = Neighbours([backend, server])
                     outcome = uvloop.run(
                         soak(
-                            server.port,
+                            server.door,
                             MODEL,
                             given.soak_streams,
                             interval_s,
@@ -288,6 +299,9 @@ def arguments() -> argparse.ArgumentParser:
         usual = str(ROOT / f".venvs/{name}/bin/python")
         parser.add_argument(f"--{name}", default=usual, metavar="PYTHON", help="of the environment that holds it")
     parser.add_argument("--other", action="append", default=[], metavar="NAME=COMMAND", help="with {port} and {urls}")
+    for name in ("nginx", "envoy"):
+        parser.add_argument(f"--{name}", metavar="PROGRAM", help="a plain proxy beside; with --edge by TLS too")
+    parser.add_argument("--edge", action="store_true", help="Crosstie with keys, and with TLS, as rows of their own")
     names = (DIRECT, "crosstie", "vllm-router", "sglang-router")
     parser.add_argument("--only", action="append", default=[], choices=names, help="these alone; others by --other")
     parser.add_argument("--rounds", type=int, default=5, help="0 leaves the speed out (default 5)")
@@ -318,6 +332,11 @@ def chosen(given: argparse.Namespace, results: Results) -> list[Target]:
             continue
         results.versions[name] = version(place, name)
         targets.append(makers[name](place))
+    if given.edge:
+        targets += [crosstie_with_keys(given.crosstie), crosstie_with_tls(given.crosstie)]
+    for program, made in ((given.nginx, nginx), (given.envoy, envoy)):
+        if program is not None:
+            targets += [made(program), *([made(program, tls=True)] if given.edge else [])]
     return targets + [other(text) for text in given.other]
 
 
