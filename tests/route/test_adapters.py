@@ -5,6 +5,7 @@ from typing import Any
 from tests.route.fleets import MODEL, ask, live, load, pool
 
 from crosstie.core.fleet import Adapter
+from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.live import LiveFleet
@@ -63,6 +64,28 @@ def test_with_every_place_in_use_it_is_waited_for() -> None:
     assert (found.outcome, found.reason) == ("wait", "no replica has a place for adapter sql: those there are in use")
     flight.end(1.0, output_tokens=None, input_tokens=None, completed=False)
     assert decided(fleet, wanting("sql")).outcome == "send"
+
+
+def test_who_waits_for_an_adapter_keeps_nobody_else_waiting() -> None:
+    room = WaitingRoom(10)
+    stuck, _ = room.add(wanting(), 0.0, 10.0)
+    plain, _ = room.add(ask(ttft_s=None, tpot_s=None), 0.0, 10.0)
+
+    def decide(asked: Ask, now: float) -> Decision:
+        return Decision("wait" if asked.adapter else "send", "")
+
+    taken = room.take(decide, 0.0)
+    assert taken is not None
+    assert taken[0] is plain
+    assert stuck.there
+
+
+def test_an_explanation_looks_at_every_pool() -> None:
+    fleet = live(pool("plain"), pool("adapted", adapters=ADAPTERS))
+    found = Router(fleet, make_policy("cheapest-meeting-target")).decide(wanting(), 0.0, explain=True)
+    assert [(one.pool, one.dropped) for one in found.considered] == [
+        ("plain", "adapter: does not have sql"), ("adapted", None),
+    ]  # fmt: skip
 
 
 def test_where_it_could_not_be_loaded_it_is_not_tried_for_a_while() -> None:

@@ -38,19 +38,27 @@ class AdapterAffinity(RoutingPolicy):
         if adapter is None:
             return own.choose(fleet, ask, now, exclude=exclude, explain=explain, panic=panic)
         without, unable, busy = _sorted(fleet, ask, adapter, now)
+        considered = own.choose(fleet, ask, now, exclude=exclude, explain=True).considered if explain else []
+        having = own.choose(fleet, ask, now, exclude=(*exclude, *without), panic=panic)
         targets = ask.ttft_s is not None or ask.tpot_s is not None
-        decision = own.choose(fleet, ask, now, exclude=(*exclude, *without), explain=explain, panic=panic)
-        if decision.outcome == "send" and (decision.meets or not targets):
-            decision.note = f"adapter {adapter} is loaded there"
-            return decision
-        other = own.choose(fleet, ask, now, exclude=(*exclude, *unable), explain=explain, panic=panic)
-        if other.outcome == "send" and other.replica is not None:
-            there = other.replica.key not in without
-            other.note = f"adapter {adapter} is loaded there" if there else f"adapter {adapter} has to be loaded there"
-            return other
-        if decision.outcome == "refuse" and other.outcome == "refuse" and busy:
-            return Decision("wait", f"no replica has a place for adapter {adapter}: those there are in use")
-        return decision if decision.outcome == "wait" else other
+        if having.outcome == "send" and (having.meets or not targets):
+            found = having
+        else:
+            found = own.choose(fleet, ask, now, exclude=(*exclude, *unable), panic=panic)
+            if found.outcome != "send" and having.outcome == "refuse" and busy:
+                found = Decision("wait", f"no replica has a place for adapter {adapter}: those there are in use")
+            elif found.outcome == "refuse":
+                found = having
+        if found.replica is not None:
+            there = found.replica.key not in without
+            found.note = f"adapter {adapter} {'is' if there else 'has to be'} loaded there"
+        # As if every replica of the pools that have it had it loaded.
+        missing = f"adapter: does not have {adapter}"
+        found.considered = [
+            one if one.pool in fleet.adapters[adapter] or one.prediction is None else one._replace(dropped=missing)
+            for one in considered
+        ]
+        return found
 
     def pick(self, query: Query) -> Decision:
         return self.own.pick(query)

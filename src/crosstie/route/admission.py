@@ -34,7 +34,7 @@ class Ticket:
         self.deadline = deadline
         self.number = number
         # Those of one kind would all take the same place.
-        self.kind = (ask.model, ask.pin, ask.class_name, ask.modalities, ask.tried)
+        self.kind = (ask.model, ask.adapter, ask.pin, ask.class_name, ask.modalities, ask.tried)
         self.tenant = ask.tenant
         # Where it waits; None: it has left.
         self.lane: Lane | None = None

@@ -401,7 +401,7 @@ class Flight:
         self.slots: AdapterSlots | None = None
         # At a provider: what it may come to, and what the bill will have of it as far as that is known.
         self.spending: Spending | None = None
-        self.reserved_usd = self.billed_usd = 0.0
+        self.reserved_usd = self.billed_usd = self.told_cached = 0.0
 
     def reserve(self, spending: Spending, now: float) -> None:
         """Whatever comes of it, a prompt that was sent is paid for, unless the provider refuses it."""
@@ -462,7 +462,9 @@ class Flight:
         """Its part of the price of its replica, at the lengths that it came to: nothing, where nothing came of it."""
         if input_tokens <= 0.0 and output_tokens <= 0.0:
             return 0.0
-        cached = max(min(self.prediction.cached_tokens, input_tokens - 1.0), 0.0)
+        # A provider's bill goes by what it says itself.
+        cached = self.prediction.cached_tokens if self.spending is None else self.told_cached
+        cached = max(min(cached, input_tokens - 1.0), 0.0)
         usd = self.replica.pool.request_usd(input_tokens - cached, cached, output_tokens, self.ask.tpot_s)
         if input_tokens > 0.0:
             self.billed_usd = usd

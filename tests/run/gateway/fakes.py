@@ -48,6 +48,7 @@ class Fake:
         self.held: list[Reply] = []
         self.streams = True
         self.full_headers = b""
+        self.details: dict[str, Any] = {}
         self.script: list[tuple[int, str | None]] = []
         self.ending: tuple[str, ...] = ()
         self.flooded, self.slow, self.scrapes, self.pings = 0, False, 0, 0
@@ -96,8 +97,9 @@ class Fake:
             self.loop.call_later(self.pause_s, reply.send, 200, json.dumps(said).encode())
 
     @property
-    def usage(self) -> dict[str, int]:
-        return {"prompt_tokens": 7, "completion_tokens": self.tokens, "total_tokens": 7 + self.tokens}
+    def usage(self) -> dict[str, Any]:
+        said = {"prompt_tokens": 7, "completion_tokens": self.tokens, "total_tokens": 7 + self.tokens}
+        return {**said, **self.details}
 
     def _stream(
         self, body: dict[str, Any], reply: Reply, until: int, *, at: int = 0, then: Sequence[Callable[[], None]] = ()

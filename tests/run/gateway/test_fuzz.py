@@ -155,7 +155,7 @@ def test_a_stream_is_relayed_byte_for_byte_but_for_the_usage_however_it_is_cut(
     relay.end()
     wanted = [event for index, event in enumerate(events) if not (hide and index == at)]
     assert written.data == b"".join(wanted)
-    assert relay.usage == (3, 4)
+    assert relay.usage == (3, 4, 0)
 
 
 @given(streams(), st.data())

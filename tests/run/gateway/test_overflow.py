@@ -73,6 +73,18 @@ async def test_the_fleet_has_what_it_has_room_for_and_the_provider_the_rest_at_i
 
 
 @on_loop
+async def test_what_the_provider_had_in_its_cache_is_charged_as_it_says() -> None:
+    price = msgspec.structs.replace(PRICE, usd_per_million_cached_input=100.0)
+    async with with_provider(price) as (at, own, provider), full(at, own):
+        provider.details = {"prompt_tokens_details": {"cached_tokens": 4}}
+        for stream in (False, True):
+            await at.ask(stream=stream)
+        # 3 tokens in, 4 cached and 5 out, twice.
+        spent = await at.metric("crosstie_provider_spent_usd", pool="bought", **{"in": "day"})
+        assert spent == pytest.approx(2 * (0.003 + 0.0004 + 0.05))
+
+
+@on_loop
 async def test_whoever_is_patient_waits_for_the_fleet_first() -> None:
     patient = msgspec.structs.replace(CALM, queue_s=0.3)
     async with with_provider(serving=patient) as (at, own, provider):

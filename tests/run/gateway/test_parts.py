@@ -181,16 +181,26 @@ def test_an_empty_object_can_be_wished_for_too() -> None:
 @pytest.mark.parametrize(
     ("answer", "usage"),
     [
-        (b'{"usage": {"prompt_tokens": 3, "completion_tokens": 4}}', (3, 4)),
-        (b'{"usage": {"input_tokens": 3, "output_tokens": 4}}', (3, 4)),
-        (b'{"type": "response.completed", "response": {"usage": {"input_tokens": 3, "output_tokens": 4}}}', (3, 4)),
-        (b'{"usage": {"prompt_tokens": 3, "total_tokens": 3}}', (3, 0)),
+        (b'{"usage": {"prompt_tokens": 3, "completion_tokens": 4}}', (3, 4, 0)),
+        (b'{"usage": {"input_tokens": 3, "output_tokens": 4}}', (3, 4, 0)),
+        (b'{"type": "response.completed", "response": {"usage": {"input_tokens": 3, "output_tokens": 4}}}', (3, 4, 0)),
+        (b'{"usage": {"prompt_tokens": 3, "total_tokens": 3}}', (3, 0, 0)),
+        (
+            b'{"usage": {"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 2}}}',
+            (3, 4, 2),
+        ),
+        (
+            b'{"usage": {"input_tokens": 3, "output_tokens": 4, "input_tokens_details": {"cached_tokens": 9}}}',
+            (3, 4, 3),
+        ),
+        (b'{"usage": {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": "two"}}}', (3, 0, 0)),
+        (b'{"usage": {"prompt_tokens": 3, "prompt_tokens_details": 7}}', (3, 0, 0)),
         (b'{"usage": null}', None),
         (b'{"usage": {"prompt_tokens": "three"}}', None),
         (b"not json", None),
     ],
 )
-def test_usage_as_engines_write_it(answer: bytes, usage: tuple[int, int] | None) -> None:
+def test_usage_as_engines_write_it(answer: bytes, usage: tuple[int, int, int] | None) -> None:
     assert usage_of(answer) == usage
 
 

@@ -25,6 +25,8 @@ from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import JwtIdentity, SharedState
+from crosstie.run.gateway.errors import RequestRejected
+from crosstie.run.gateway.guard import Guard
 from crosstie.run.gateway.tokens import TokenRefused, TokenVerifier, subject_id
 from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.store import Store
@@ -228,6 +230,26 @@ async def test_a_budget_that_is_spent_is_spent_for_the_next_subject(tmp_path: Pa
         at.at.gateway.context.guard.teams[0].today_usd = 1.0  # type: ignore[union-attr]
         answer = await at.ask(at.issuer.token("bob"), max_tokens=1)
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (429, "insufficient_quota")
+
+
+@in_folder
+async def test_other_processes_hear_of_a_subject_and_may_go_on_with_what_it_began(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as at:
+        assert (await at.ask(at.issuer.token("alice"))).status == 200
+        await at.used("key")
+        alice = subject_id(at.issuer.url, "alice")
+        elsewhere = Guard(at.at.gateway.router)
+        with pytest.raises(RequestRejected) as refused:
+            elsewhere.check_key(alice)
+        assert refused.value.status == 503
+        news = at.store.news(-1, 0.0)
+        elsewhere.know(news.keys or [], news.teams, news.subjects)
+        elsewhere.check_key(alice)
+        assert [account.whose for account in elsewhere._by_id[alice].accounts] == ["this key", f"team {TEAM}"]
+        version = news.version
+        assert (await at.ask(at.issuer.token("alice"))).status == 200
+        await at.used("key")
+        assert at.store.news(-1, 0.0).version == version
 
 
 @in_folder

@@ -262,6 +262,8 @@ def with_usage_requested(body: bytes, options_absent: bool, continuous: bool = F
 class Usage(NamedTuple):
     input_tokens: int
     output_tokens: int
+    # Of the prompt, what was not computed anew, as far as that was told.
+    cached_tokens: int = 0
 
 
 def usage_of(answer: bytes) -> Usage | None:
@@ -280,7 +282,9 @@ def usage_of_fields(usage: UsageFields) -> Usage | None:
     made = made or 0
     if given is None or not (0 <= given <= _MOST_TOKENS and 0 <= made <= _MOST_TOKENS):
         return None
-    return Usage(given, made)
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return Usage(given, made, min(max(cached, 0), given) if type(cached) is int else 0)
 
 
 def owner_of_models(answer: bytes) -> str:

@@ -400,7 +400,8 @@ class Exchange(ExchangeState):
         )  # fmt: skip
         usage = passed.usage()
         record.counted = usage is not None
-        given, made = usage or passed.estimate(self.given)
+        given, made, cached = usage or passed.estimate(self.given)
+        attempt.flight.told_cached = float(cached)
         part = max(made - record.output_tokens, 0)
         self.legs.append((attempt.flight, part))
         if part:

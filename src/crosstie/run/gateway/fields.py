@@ -3,6 +3,8 @@
 Compiled modules lose the annotations that msgspec reads, so this one stays as it is.
 """
 
+from typing import Any
+
 import msgspec
 
 
@@ -59,6 +61,9 @@ class UsageFields(msgspec.Struct):
     completion_tokens: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    # What is wrong in them makes no count wrong.
+    prompt_tokens_details: Any = None
+    input_tokens_details: Any = None
 
 
 class CachedFields(msgspec.Struct):

@@ -60,8 +60,11 @@ class Guard:
 
     # What the ledger tells
 
-    def know(self, keys: Iterable[Key], given_teams: Iterable[Team] = ()) -> None:
-        """These keys and teams and no others, from now on."""
+    def know(
+        self, keys: Iterable[Key], given_teams: Iterable[Team] = (),
+        subjects: Iterable[tuple[int, str, int | None]] = (),
+    ) -> None:  # fmt: skip
+        """These keys and teams and no others, from now on; and subjects of tokens that came here or elsewhere."""
         teams: dict[int, TeamAccount] = {}
         for team in given_teams:
             account = self._teams.get(team.id)
@@ -81,6 +84,11 @@ class Guard:
                 holder.set(key)
             holder.join(None if key.team_id is None else teams.get(key.team_id))
             by_public[key.public_id.encode()] = by_id[key.id] = holder
+        for number, name, team_id in subjects:
+            # Of those that came here, their tokens know better.
+            if number not in self._subjects and len(self._subjects) < _MOST_SUBJECTS:
+                holder = self._subjects[number] = _subject(number, name)
+                holder.join(None if team_id is None else teams.get(team_id))
         by_id.update(self._subjects)
         self._by_public, self._by_id = by_public, by_id
         self._budgeted = [one for one in (*by_id.values(), *teams.values()) if one.budgeted]
@@ -173,6 +181,8 @@ class Guard:
     def check_key(self, key_id: int) -> None:
         """Whether a key that was let in once still would be. Raises RequestRejected."""
         holder = self._by_id.get(key_id)
+        if holder is None and key_id >= SUBJECTS_FROM:
+            raise self._refuse(503, "whose this is has not been heard of here yet", "subject_unknown", _IN_FLIGHT_S)
         if holder is None:
             raise self._refuse(401, "this key is no more", "invalid_api_key")
         self._check_valid(holder)
@@ -233,7 +243,7 @@ class Guard:
     def _new_subject(self, found: Verified) -> Holder:
         if len(self._subjects) >= _MOST_SUBJECTS:
             self._forget_subject()
-        holder = Holder(Key(id=found.id, public_id="", name=found.subject, digest="00" * 32))
+        holder = _subject(found.id, found.subject)
         self._subjects[found.id] = self._by_id[found.id] = holder
         return holder
 
@@ -447,6 +457,11 @@ class Guard:
     ) -> RequestRejected:
         self.refused[code] += 1
         return RequestRejected(status, why, code, retry_after_s, _CHALLENGE if status == 401 else headers)
+
+
+def _subject(number: int, name: str) -> Holder:
+    """Of tokens; nobody has a secret for it."""
+    return Holder(Key(id=number, public_id="", name=name, digest="00" * 32))
 
 
 def _seconds(target: Target | None) -> float | None:

@@ -139,7 +139,7 @@ def ending(first: ChunkFields | None, chat: bool, finish: str, usage: Usage | No
         choice = {**said, "logprobs": None, "finish_reason": finish}
         events = event(_encode({**about, "choices": [choice]}))
     if usage is not None:
-        given, made = usage
+        given, made, _ = usage
         counted = {"prompt_tokens": given, "completion_tokens": made, "total_tokens": given + made}
         events += event(_encode({**about, "choices": [], "usage": counted}))
     return events + _DONE

@@ -55,6 +55,8 @@ class News:
     # By key, and by `Team.account_id`.
     spent: dict[int, tuple[float, float]]
     teams: list[Team] = field(default_factory=list)
+    # Of tokens: their numbers, names and teams' numbers.
+    subjects: list[tuple[int, str, int | None]] = field(default_factory=list)
 
 
 class Store:
@@ -117,7 +119,9 @@ class Store:
         with self.session(writes=False) as session:
             now = self._check_same(session)["keys"]
             spent = _spent(session, at, with_budget=True)
-            return News(now, _keys(session), spent, _teams(session)) if now != version else News(now, None, spent)
+            if now == version:
+                return News(now, None, spent)
+            return News(now, _keys(session), spent, _teams(session), _subjects(session))
 
     def add_key(self, key: Key) -> Key:
         check(key)
@@ -179,7 +183,12 @@ class Store:
         """What usage calls them, and their teams; those that are known already may have changed."""
         with self.session(writes=True) as session:
             self._check_same(session)
-            session.each(_NAME_SUBJECT, sorted(subjects))
+            known = set(_subjects(session))
+            new = sorted(one for one in subjects if one not in known)
+            if new:
+                session.each(_NAME_SUBJECT, new)
+                # Other processes may be asked to go on with what they began here.
+                _bump(session)
 
     # Usage
 
@@ -276,6 +285,11 @@ def _said(by: By, value: Any, names: dict[int, str], teams: dict[int, str]) -> s
 
 def _keys(session: Session) -> list[Key]:
     return [_key(row) for row in session.rows(f"SELECT {', '.join(_COLUMNS)} FROM crosstie_keys ORDER BY id")]
+
+
+def _subjects(session: Session) -> list[tuple[int, str, int | None]]:
+    rows = session.rows("SELECT id, name, team_id FROM crosstie_subjects")
+    return [(int(number), name, team_id) for number, name, team_id in rows]
 
 
 def _teams(session: Session) -> list[Team]:

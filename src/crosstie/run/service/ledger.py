@@ -149,7 +149,7 @@ class Ledger(Component):
         """What a turn of the thread has come to."""
         self._running, news = None, done.news
         if news is not None and news.keys is not None:
-            self._guard.know(news.keys, news.teams)
+            self._guard.know(news.keys, news.teams, news.subjects)
             self._version = news.version
         if done.written:
             for subject, told in done.subjects.items():
