@@ -19,7 +19,7 @@ COMPILED = {
     ],
     "sim": ["engine", "prefix_cache"],
     "run/wire": [
-        "client", "parser", "request", "server", "sse", "unpack",
+        "client", "http2", "parser", "request", "server", "sse", "unpack",
     ],
     "run/gateway": [
         "apart", "asks", "attempt", "backend", "body", "context", "errors", "exchange", "exchange_state", "gateway",

@@ -26,7 +26,7 @@ def _mode(context: click.Context, option: click.Parameter, given: str | None) ->
     cls=GroupedCommand,
     groups={
         "Without GPUs": "--emulate --speed",
-        "Clients": "--unix --unix-mode --no-tcp --tls-cert --tls-key --tls-client-ca",
+        "Clients": "--unix --unix-mode --no-tcp --tls-cert --tls-key --tls-client-ca --http2",
         "Batches": "--batches --batch-in-flight --batch-max-gib",
         "Administration": "--admin-port --admin-host --admin-anywhere --ops-port --ops-host",
         "Records, logs and traces": "--record --record-max-mib --record-keep --log-format --log-requests "
@@ -49,6 +49,10 @@ def _mode(context: click.Context, option: click.Parameter, given: str | None) ->
 @click.option("--tls-cert", type=FILE, metavar="PEM", help="Speak TLS at --port: the certificate, with those above it.")
 @click.option("--tls-key", type=FILE, metavar="PEM", help="Its key. Both are read again when they change.")
 @click.option("--tls-client-ca", type=FILE, metavar="PEM", help="Only clients with a certificate of one of these.")
+@click.option(
+    "--http2/--no-http2", default=None,
+    help="HTTP/2 also without TLS, for clients that begin with it; or never. By TLS it is agreed on.",
+)  # fmt: skip
 @click.option(
     "--policy",
     type=click.Choice(get_args(Policy)),

@@ -78,6 +78,11 @@ class RequestParser:
         return len(self._data) - self._at
 
     @property
+    def read(self) -> bytes:
+        """What it was fed last, with what was left before."""
+        return self._data
+
+    @property
     def in_head(self) -> bool:
         return self._state == _HEAD
 
@@ -144,12 +149,13 @@ class RequestParser:
         self.keep_alive = keeps_alive(fields, line.http11)
         path, _, query = line.target.decode("ascii").partition("?")
         self._request = Request(line.method.decode("ascii"), path, query, fields, b"")
+        has_body = self._left != 0
         if self._left >= 0:
             self._state = _BODY
         else:
             self._state, self._left, self._framing = _SIZE, 0, 0
         # Who has begun to send its body waits for nothing.
-        if b"expect" in fields and self._left and self._at == len(data) and line.http11:
+        if b"expect" in fields and has_body and self._at == len(data) and line.http11:
             self.wants_continue = fields[b"expect"].lower() == b"100-continue"
         return True
 

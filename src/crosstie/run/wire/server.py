@@ -17,15 +17,17 @@ from crosstie.run.wire.request import BadRequest, Request, RequestLimits
 from crosstie.run.wire.tls import ServerTls
 
 # How long a client that was refused may go on sending.
-_LINGER_S = 2.0
+LINGER_S = 2.0
 # How long a client whose connection was being made when the server closed may take to complete it.
 _HANDSHAKE_S = 0.2
 # How soon a client that has gone shows it, once something is sent to it.
 _PROBE_S = 0.05
 # After a read of this size more is likely to lie there; libuv would go on with the same connection for up to 32 reads.
-_LARGE_READ = 65_536
+LARGE_READ = 65_536
 # How soon it is looked whether a client has all that was sent to it by TLS.
 _CLOSE_S = 0.005
+# What a client begins with that knows beforehand that HTTP/2 is spoken.
+_PREFACE = b"PRI * HTTP/2.0\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _REASONS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -49,8 +51,6 @@ class Reply:
 
     def __init__(self, connection: "ServerConnection"):
         self.connection = connection
-        self._head = b""
-        self._chunked = False
         # Of the head, whatever the answer.
         self.lines = b""
         # Whether a byte of it may have left, and whether all of it has.
@@ -75,51 +75,28 @@ class Reply:
         """A whole answer; `headers` are lines with their ends."""
         if self.done:
             return
-        connection = self.connection
         self.started = True
-        connection.write(
-            b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n"
-            % (_reason(status), content_type, len(body), headers + self.lines, connection.closing_line()),
-            b"" if connection.head_only else body,
-        )
+        self.connection.send_whole(status, content_type, headers + self.lines, body)
         self.end_message()
 
     def start(self, status: int, headers: bytes, length: int | None) -> None:
         """The head of an answer whose body follows in pieces; it leaves with the first of them."""
-        connection = self.connection
         self.started = True
-        if length is None:
-            self._chunked = connection.http11
-            framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
-            if not self._chunked:
-                connection.keep_alive = False
-        else:
-            framing = b"content-length: %d\r\n" % length
-        self._head = b"%b%b%b%b%b\r\n" % (_reason(status), headers, self.lines, framing, connection.closing_line())
+        self.connection.send_head(status, headers + self.lines, length)
 
     def write(self, data: bytes) -> None:
-        if not data or self.done:
-            return
-        if self._chunked:
-            size = len(data)
-            data = (_SIZES[size] if size < _MOST_SIZES else b"%x\r\n" % size) + data + b"\r\n"
-        if self._head:
-            data, self._head = self._head + data, b""
-        self.connection.write(data)
+        if data and not self.done:
+            self.connection.send_piece(data)
 
     def flush(self) -> None:
         """Sends the head before there is anything to follow it, as engines do whose first token takes a while."""
-        if self._head and not self.done:
-            head, self._head = self._head, b""
-            self.connection.write(head)
+        if not self.done:
+            self.connection.send_now()
 
     def end(self) -> None:
         if self.done:
             return
-        last = self._head + (b"0\r\n\r\n" if self._chunked else b"")
-        if last:
-            self._head = b""
-            self.connection.write(last)
+        self.connection.send_end()
         self.end_message()
 
     def cut(self, *, after_written: bool = False) -> None:
@@ -161,6 +138,11 @@ class ServerConnection:
         self.arriving_since: float | None = None
         self.idle_since = server.clock
         self.current: Reply | None = None
+        # Of the answer: its head while that has not left, and whether its body goes in chunks.
+        self._head = b""
+        self._chunked = False
+        # Whether anything was asked on it.
+        self._asked = False
         self._parser = RequestParser(server.limits)
         # Whether it is refused, has sent its last byte, or more than is read before its turn.
         self._refused = self._eof = self._held_back = False
@@ -184,6 +166,9 @@ class ServerConnection:
         if self.shaking:
             # It was let in before.
             self.shaking = False
+            secured = transport.get_extra_info("ssl_object")
+            if secured is not None and secured.selected_alpn_protocol() == "h2":
+                self.server.speak_http2(self, b"")
         elif not self.server.lets_in(self):
             self.transport.close()
 
@@ -194,7 +179,7 @@ class ServerConnection:
         parser.feed(data)
         if self.current is None and not self._goes_on:
             self._go_on()
-            if len(data) >= _LARGE_READ and self._still_arrives():
+            if len(data) >= LARGE_READ and self._still_arrives():
                 self._let_others_go_first()
         elif parser.pending > self.server.limits.pipelined_bytes:
             self._hold_back()
@@ -265,7 +250,10 @@ class ServerConnection:
         try:
             request = parser.next()
         except BadRequest as refused:
-            self._refuse(refused)
+            if self.server.http2 and not self._asked and parser.read.startswith(_PREFACE):
+                self.server.speak_http2(self, parser.read)
+            else:
+                self.refuse(refused)
             return
         if self._held_back and (request is None or parser.pending <= self.server.limits.pipelined_bytes):
             self._held_back = False
@@ -315,7 +303,7 @@ class ServerConnection:
             try:
                 self._account = self.server.opens(parser.request) if self.server.opens is not None else 0
             except BadRequest as refused:
-                self._refuse(refused)
+                self.refuse(refused)
                 return
             self._let_in = True
         if parser.wants_continue:
@@ -323,10 +311,10 @@ class ServerConnection:
             self.transport.write(_CONTINUE)
         self._hold(parser.held)
         if self.server.arriving > limits.arriving_bytes:
-            self._refuse(BadRequest(503, "more is arriving than there is room for; try again later"))
+            self.refuse(BadRequest(503, "more is arriving than there is room for; try again later"))
         elif self.server.arriving_of.get(self._account, 0) > limits.arriving_bytes_of_one:
             why = f"more than {limits.arriving_bytes_of_one} bytes of this account are arriving; try again later"
-            self._refuse(BadRequest(503, why))
+            self.refuse(BadRequest(503, why))
 
     def _hold(self, held: int) -> None:
         more, of = held - self._arrived, self.server.arriving_of
@@ -341,6 +329,7 @@ class ServerConnection:
 
     def _answer(self, request: Request) -> None:
         parser = self._parser
+        self._asked = True
         self.http11, self.keep_alive = parser.http11, parser.keep_alive
         self.head_only = request.method == "HEAD"
         self.current = reply = Reply(self)
@@ -365,11 +354,52 @@ class ServerConnection:
             return b"" if self.http11 else b"connection: keep-alive\r\n"
         return b"connection: close\r\n"
 
-    def write(self, data: bytes, more: bytes = b"") -> None:
+    def send_whole(self, status: int, content_type: bytes, lines: bytes, body: bytes) -> None:
+        self._head = b""
+        head = b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n" % (
+            _reason(status), content_type, len(body), lines, self.closing_line(),
+        )  # fmt: skip
+        if self.closed:
+            return
+        if self.head_only:
+            self.transport.write(head)
+        elif len(body) < 65536:
+            self.transport.write(head + body)
+        else:
+            self.transport.write(head)
+            self.transport.write(body)
+
+    def send_head(self, status: int, lines: bytes, length: int | None) -> None:
+        self._chunked = False
+        if length is None:
+            self._chunked = self.http11
+            framing = b"transfer-encoding: chunked\r\n" if self._chunked else b""
+            if not self._chunked:
+                self.keep_alive = False
+        else:
+            framing = b"content-length: %d\r\n" % length
+        self._head = b"%b%b%b%b\r\n" % (_reason(status), lines, framing, self.closing_line())
+
+    def send_piece(self, data: bytes) -> None:
+        if self._chunked:
+            size = len(data)
+            data = (_SIZES[size] if size < _MOST_SIZES else b"%x\r\n" % size) + data + b"\r\n"
+        if self._head:
+            data, self._head = self._head + data, b""
         if not self.closed:
-            self.transport.write(data + more if len(more) < 65536 else data)
-            if len(more) >= 65536:
-                self.transport.write(more)
+            self.transport.write(data)
+
+    def send_now(self) -> None:
+        """The head, if it has not left."""
+        head, self._head = self._head, b""
+        if head and not self.closed:
+            self.transport.write(head)
+
+    def send_end(self) -> None:
+        last = self._head + (b"0\r\n\r\n" if self._chunked else b"")
+        self._head = b""
+        if last and not self.closed:
+            self.transport.write(last)
 
     def next_request(self) -> None:
         self.current = None
@@ -381,7 +411,7 @@ class ServerConnection:
         elif self._parser.begun or self._eof:
             self._go_on_soon()
 
-    def _refuse(self, refused: BadRequest) -> None:
+    def refuse(self, refused: BadRequest) -> None:
         """Answers what cannot be read, and closes: what follows on this connection cannot be told apart."""
         status = refused.status
         self._refused = True
@@ -403,7 +433,7 @@ class ServerConnection:
         if sends_on and self._lingers_until is None and not (is_plain and not self.transport.can_write_eof()):
             self._refused = True
             self._parser.drop()
-            self._lingers_until = self.server.loop.time() + _LINGER_S
+            self._lingers_until = self.server.loop.time() + LINGER_S
             # TLS has no half of a connection: by the length of its answer the client knows that this was all.
             if is_plain:
                 self.transport.write_eof()
@@ -452,11 +482,7 @@ class ServerConnection:
             # Its handshake has a limit of its own.
             return
         if self.arriving_since is not None:
-            allowed = min(limits.head_s, limits.request_s)
-            if not self._parser.in_head:
-                allowed = limits.request_s + self._parser.held / limits.body_bytes_per_s
-            if now - self.arriving_since > allowed:
-                self._refuse(BadRequest(408, f"the request did not arrive within {allowed:.3g} s"))
+            self.check_arrival(now)
         elif self._lingers_until is not None and now > self._lingers_until:
             self.close()
         elif self._eof:
@@ -474,6 +500,23 @@ class ServerConnection:
             self.abort(after_written=not unsent)
         elif self.idle and self.server.closing:
             self.close()
+
+    def check_arrival(self, now: float) -> None:
+        limits = self.server.limits
+        if self.arriving_since is None:
+            return
+        allowed = min(limits.head_s, limits.request_s)
+        if not self._parser.in_head:
+            allowed = limits.request_s + self._parser.held / limits.body_bytes_per_s
+        if now - self.arriving_since > allowed:
+            self.refuse(BadRequest(408, f"the request did not arrive within {allowed:.3g} s"))
+
+    def leave(self) -> None:
+        """No more should be asked on it. (By HTTP/1.1 the next answer says so.)"""
+
+    def busy(self) -> int:
+        """Requests that are being answered."""
+        return 1 if self.current is not None else 0
 
     def _abort_if_gone(self) -> None:
         if not self.closed and was_reset(self.transport):
@@ -520,6 +563,8 @@ class Server:
         self.tells_peers = False
         # What connections are secured with that are accepted from now on; None: they are plain.
         self.tls: ServerTls | None = None
+        # Whether a client may begin with HTTP/2 where nothing is secured. (Where it is, that is agreed on.)
+        self.http2 = False
         # Told that clients are at the door for whom there are no files left.
         self.on_exhausted: Callable[[], None] = lambda: None
         self._listener: Listener | None = None
@@ -569,6 +614,15 @@ class Server:
             self.count("connections")
         return not full and not (self.turns_away is not None and self.turns_away())
 
+    def speak_http2(self, connection: ServerConnection, data: bytes) -> None:
+        """With a client that does so; `data` is what it has sent."""
+        from crosstie.run.wire.http2 import Http2Connection
+
+        other = Http2Connection(self)
+        self.connections.discard(connection)
+        self.connections.add(other)
+        other.begin(connection, data)
+
     def count(self, refused: str) -> None:
         self.refused[refused] = self.refused.get(refused, 0) + 1
 
@@ -592,6 +646,8 @@ class Server:
         `give_up` is called when it was not: the last chance to say so to those who wait.
         """
         self.closing = True
+        for connection in list(self.connections):
+            connection.leave()
         # Requests that raced with the signal: connections in the backlog, bytes under way.
         await asyncio.sleep(grace := min(grace_s, within_s))
         if self._listener is not None:
@@ -599,7 +655,7 @@ class Server:
         patience = self.loop.time() + grace
         await self._all_gone(self.loop.time() + within_s, patience)
         if self.connections:
-            self.cut_off += sum(connection.current is not None for connection in self.connections)
+            self.cut_off += sum(connection.busy() for connection in self.connections)
             give_up()
             await self._all_gone(self.loop.time() + grace_s, patience)
         self.close()
@@ -621,5 +677,5 @@ class Server:
         if self._sweep is not None:
             self._sweep.cancel()
         for connection in list(self.connections):
-            self.cut_off += connection.current is not None
+            self.cut_off += connection.busy()
             connection.abort()
