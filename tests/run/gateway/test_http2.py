@@ -12,6 +12,7 @@ import openai
 import pytest
 from tests.run.gateway.fakes import MODEL, Fake, Running, fakes, fleet_of, in_folder, pool_of, running
 from tests.run.wire.certificates import client_tls, pair
+from tests.run.wire.http2_client import connected
 from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S, until
 
@@ -70,15 +71,18 @@ async def test_many_streams_go_on_at_once_on_one_connection() -> None:
 
 @on_loop
 async def test_who_gives_up_in_the_middle_stops_its_engine_and_nobody_elses() -> None:
-    async with gateway() as (fake, at, client):
+    async with gateway() as (fake, at, _):
         fake.tokens, fake.pause_s = 10_000, 0.01
-        async with client.stream("POST", CHAT, json=ask(stream=True)) as first:
-            async with client.stream("POST", CHAT, json=ask(stream=True)) as second:
-                await anext(second.aiter_bytes())
-                await until(lambda: len(at.gateway.exchanges) == 2)
+        body = json.dumps(ask(stream=True)).encode()
+        async with connected(at.port) as client:
+            first, second = (client.ask(CHAT, body, method="POST") for _ in range(2))
+            await until(lambda: client.bodies[first] and client.bodies[second])
+            client.h2.reset_stream(second)
+            client.flush()
             await until(lambda: fake.gone == 1)
             assert len(at.gateway.exchanges) == 1
-            await anext(first.aiter_bytes())
+            so_far = len(client.bodies[first])
+            await until(lambda: len(client.bodies[first]) > so_far)
         await until(lambda: fake.gone == 2)
 
 
