@@ -97,10 +97,12 @@ def test_a_unix_socket_may_be_all_there_is(file: Path, tmp_path: Path) -> None:
     with UnixSocket(path):
         # Closed without a word, it leaves its path behind.
         pass
-    with serving(tmp_path, file, "--unix", path, "--no-tcp") as running:
+    with serving(tmp_path, file, "--unix", path, "--no-tcp", "--http2") as running:
         assert running.url == "http://localhost/v1"
         with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path))) as client:
             assert client.get(f"{running.url}/models").status_code == 200
+        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path), http1=False, http2=True)) as client:
+            assert client.get(f"{running.url}/models").http_version == "HTTP/2"
         refused = run("serve", file, "--unix", path, "--no-tcp", folder=tmp_path)
         assert refused.returncode == 2
         assert f"{path}: cannot listen there: another server listens there" in refused.stderr

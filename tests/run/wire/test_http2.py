@@ -1,10 +1,12 @@
 """HTTP/2: streams are served as connections are, and what costs a client little costs the server no more."""
 
 import asyncio
+import random
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 import h2.settings
 import pytest
@@ -552,6 +554,48 @@ async def test_what_is_no_http_2_ends_the_connection() -> None:
         got = await said(port, b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n" + b"\0" * 100)
         assert b"HTTP/1.1" not in got
         assert server.refused == {"http2": 1}
+
+
+@on_loop
+async def test_damaged_connections_end_and_nobody_else_is_harmed() -> None:
+    broke: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: broke.append(context))
+    chance = random.Random(0)
+    async with serving() as (server, port):
+        for _ in range(150):
+            sent = Client(asyncio.StreamReader(), cast(asyncio.StreamWriter, Written()))
+            sent.begin()
+            for i in range(3):
+                sent.ask(f"/{i}", b"x" * chance.randrange(2000), method="POST", end=chance.random() < 0.7)
+            data = bytearray(sent.writer.data)  # type: ignore[attr-defined]
+            for _ in range(chance.randrange(1, 6)):
+                at = chance.randrange(24, len(data))
+                if chance.random() < 0.6:
+                    data[at] = chance.randrange(256)
+                else:
+                    del data[at : at + chance.randrange(1, 30)]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            cut = chance.randrange(len(data))
+            # It may be closed by any of them.
+            with suppress(OSError, RuntimeError):
+                writer.write(bytes(data[:cut]))
+                await asyncio.sleep(0)
+                writer.write(bytes(data[cut:]))
+                writer.write_eof()
+                await reader.read(-1)
+            writer.close()
+        await until(lambda: not server.connections)
+        assert not broke
+        async with connected(port) as client:
+            assert (await client.answered(client.ask()))[0] == b"200"
+
+
+class Written:
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
 
 
 @on_loop
