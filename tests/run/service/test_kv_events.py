@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.engines.streams import post
+from tests.route.fleets import MODEL, live, pool as route_pool
 from tests.run.emulate.running import CATALOG, CHAT, SMALL, fleet, pool
 from tests.run.gateway.fakes import Running, in_folder, running, until
 from tests.run.service.processes import comes_true, serving
@@ -20,6 +21,7 @@ from crosstie.core.fleet import Fleet, Serving
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.held import HeldBlocks, PromptTokens
+from crosstie.route.policy import predict
 from crosstie.run.emulate.faults import Fault
 from crosstie.run.emulate.fleet import EmulatedFleet, start
 from crosstie.run.service.kv_batches import BadBatch, take
@@ -338,6 +340,34 @@ def test_garbage_costs_what_was_known_and_nothing_else() -> None:
     assert match(one.held, PROMPT) == 4
 
 
+def test_routing_and_prices_are_the_same_for_what_another_has_sent_and_for_what_nobody_has() -> None:
+    fleet_, tokens = live(route_pool()), PromptTokens(list(range(3200)))
+    holder, other = fleet_.replicas()
+    for replica in (holder, other):
+        replica.held = HeldBlocks()
+        replica.held.forget(complete=True)
+    take(holder.held, batch(stored(list(range(200)), list(range(3200)), size=16)))  # type: ignore[arg-type]
+    take(other.held, batch(stored([9], [7] * 16, size=16)))  # type: ignore[arg-type]
+
+    def asks(tenant: int, tokens: PromptTokens) -> Ask:
+        made = Ask(model=MODEL, class_name=None, input_tokens=float(tokens.count), output_tokens=10.0)
+        made.tokens, made.apart, made.counted = tokens, tenant, True
+        return made
+
+    fleet_.advance(1.0, MODEL)
+    unknown = PromptTokens(list(range(7000, 10200)))
+    seen = [predict(fleet_, holder, one) for one in (asks(7, tokens), asks(7, unknown), asks(0, tokens))]
+    for name in ("cached_tokens", "ttft_s", "tpot_s", "predicted_usd"):
+        assert getattr(seen[0], name) == getattr(seen[1], name)
+    assert seen[0].cached_tokens == 0
+    assert seen[2].cached_tokens == 3184
+    # What a tenant has sent there itself it may know of.
+    holder.start(asks(7, tokens), seen[0], 1.0).end(2.0, output_tokens=1, input_tokens=3200, completed=True)
+    fleet_.advance(3.0, MODEL)
+    assert predict(fleet_, holder, asks(7, tokens)).cached_tokens == 3184
+    assert predict(fleet_, holder, asks(8, tokens)).cached_tokens == 0
+
+
 # From emulated engines to decisions
 
 CACHE_TOKENS = 3000
@@ -511,6 +541,8 @@ async def test_a_reload_follows_whom_the_file_names_and_keeps_what_is_known(fold
             await watched.ask(SYSTEMS[0], "What")
             await watched.in_step()
             known = [r.held for r in at.gateway.live.replicas()]
+            assert await at.metric("crosstie_kv_known") == 2
+            assert await at.metric("crosstie_kv_blocks") == sum(len(held) for held in known if held is not None) > 0
             at.process.load(engines.fleet)
             assert [r.held for r in at.gateway.live.replicas()] == known
             (served,) = engines.fleet.pools
@@ -544,6 +576,10 @@ async def test_whoever_publishes_garbage_is_told_of_once_and_served_as_before(fo
                 publisher.send_multipart([b"", number.to_bytes(8, "big"), b"\xc1garbage"])
                 publisher.send_multipart([b"one frame"])
             await until(lambda: any("are no KV events" in one for one in at.notices))
+            # Of each number its batch, and as many messages that were not even numbered.
+            await until(lambda: at.gateway.metrics_page().count("crosstie_kv_refused_total{") == 2)
+            assert await at.metric("crosstie_kv_refused_total", backend=engines.replicas[0].url) > 0
+            assert await at.metric("crosstie_kv_known", backend=engines.replicas[0].url) == 0
             watched = Watched(at, engines)
             for _ in range(4):
                 await watched.ask(SYSTEMS[0], "What")

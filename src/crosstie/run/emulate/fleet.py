@@ -101,7 +101,7 @@ async def start(
                 if pool.hosts:
                     doors = _hosted(catalog, loop, pool, what, index, seed, made_of)
                 else:
-                    tells = KvPublisher(loop, host, pool.kv_topic) if pool.kv_events and not pool.apart else None
+                    tells = _publisher(loop, host, pool) if pool.kv_events and not pool.apart else None
                     replica = EmulatedReplica(loop, what[0], **made_of, publisher=tells)
                     doors = [EmulatedServer(replica, index, seed=seed)]
                 behind = [pool] if pool.loading == "llamacpp-router" else pool.by_model()
@@ -187,6 +187,10 @@ def _hosted(
         for one, size in zip(what, takes, strict=True)
     ]
     return [EmulatedRouter(engines, index)] if routed else [*engines]
+
+
+def _publisher(loop: asyncio.AbstractEventLoop, host: str, pool: Pool) -> KvPublisher:
+    return KvPublisher(loop, _reached_at(host).strip("[]"), pool.kv_topic)
 
 
 def telling(pool: Pool, places: Sequence[tuple[str, str]]) -> Pool:

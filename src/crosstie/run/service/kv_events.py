@@ -14,6 +14,7 @@ from crosstie.catalog.engine_knowledge import endpoint
 from crosstie.catalog.tokenizer import EXTRA
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
+from crosstie.core.histogram import Family
 from crosstie.route.held import HeldBlocks
 from crosstie.route.live import Replica
 from crosstie.run.gateway.gateway import Gateway
@@ -309,6 +310,7 @@ class KvEvents(Component):
     async def start(self, process: GatewayProcess) -> None:
         self._gateway = process.gateway
         self.check(process.fleet)
+        process.gateway.metrics.sources.append(self._families)
         self.reloaded(process.fleet)
 
     def check(self, fleet: Fleet) -> None:
@@ -329,6 +331,26 @@ class KvEvents(Component):
             self._look()
         if self._subscriber is not None:
             self._subscriber.follow(known)
+
+    def _families(self) -> list[Family]:
+        if not self._known:
+            return []
+        held = [({"backend": key}, one) for key, (_, one) in self._known.items()]
+        refused = self._subscriber.refused if self._subscriber is not None else {}
+        return [
+            (
+                "crosstie_kv_blocks", "gauge", "Blocks that an engine says it holds.",
+                [(at, len(one)) for at, one in held],
+            ),
+            (
+                "crosstie_kv_known", "gauge", "1 where an engine has told of everything that it holds.",
+                [(at, int(one.complete)) for at, one in held],
+            ),
+            (
+                "crosstie_kv_refused_total", "counter", "Messages in the place of KV events that were none.",
+                [({"backend": key}, count) for key, count in refused.items()],
+            ),
+        ]  # fmt: skip
 
     def _look(self) -> None:
         """Says once of each who publishes something else than events."""

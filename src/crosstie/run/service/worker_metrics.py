@@ -18,6 +18,8 @@ _OF_ALL: dict[str, Callable[[float, float], float]] = {
     "crosstie_record_failed": max,
     "crosstie_telemetry_failed": max,
     "crosstie_discovered_addresses": min,
+    "crosstie_kv_blocks": min,
+    "crosstie_kv_known": min,
 }
 # What each has learnt by itself.
 _EACH = ("crosstie_ttft_correction", "crosstie_tpot_correction")
