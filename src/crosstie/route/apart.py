@@ -27,7 +27,7 @@ def choose_prefill(
         waiting = replica.waiting_tokens + replica.elsewhere.waiting_tokens
         if now < replica.external_until:
             waiting += replica.external_waiting * side.speed.typical_input
-        cached = min(replica.prefixes.match(ask.prefix) * block_tokens, max(ask.input_tokens - 1.0, 0.0))
+        cached = replica.cached_tokens(ask, block_tokens)
         trust = 2.0 if not replica.up else 1.0 if replica.busy_until > now else 0.0
         rank = (trust, waiting + ask.input_tokens - cached, replica.prompt_rate_at(now))
         if rank < least:
