@@ -381,16 +381,15 @@ class LedAttempt(Attempt):
         leg, exchange = self.leg, self.exchange
         if leg is None:
             return
-        failed = self._prompts
+        by_prefill, tried = self._prompts, (*exchange.tried, leg.backend.replica.key)
         leg.drop()
-        if not failed:
-            return
-        tried = (*exchange.tried, leg.backend.replica.key)
         side, now = self.pool.prefill, self.context.now()
         if side is not None and choose_prefill(side, exchange.ask, now, 1.0, tried) is not None:
-            # Who was to decode has not failed at anything.
-            exchange.tried = tuple(key for key in tried if key != self.backend.replica.key)
-        else:
+            # Who was to decode has not failed at anything; or it has, perhaps for want of a prompt that was still to
+            # come, and the next try has neither of them.
+            own = self.backend.replica.key
+            exchange.tried = tuple(key for key in tried if key != own) if by_prefill else tried
+        elif by_prefill:
             exchange.tried = (*tried, *(replica.key for replica in self.pool.replicas))
 
     def stuck(self, now: float) -> str:

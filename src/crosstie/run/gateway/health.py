@@ -29,7 +29,8 @@ async def watch(context: Context, backend: Backend) -> None:
             if workers is None or workers.takes_probe(backend):
                 await probe(context, backend)
             due = now + (max(serving.health_every_s, _PROVIDER_EVERY_S) if bought else serving.health_every_s)
-        if backend.healthy and not bought:
+        # Who has just not answered is first of all asked once more whether it is well.
+        if backend.healthy and not backend.fails and not bought:
             if workers is None or workers.takes_load(backend):
                 await _read_load(context, backend)
             # Each by itself: nobody tells the others which engine it is.
