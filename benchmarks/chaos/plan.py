@@ -4,14 +4,15 @@ import json
 import random
 from typing import Literal, NamedTuple
 
+from crosstie.run.emulate.faults import POISON
 from crosstie.run.emulate.tokens import count, filler
 
 EMULATED, LOCAL = "llama-3.1-8b", "smollm2-135m"
-Manner = Literal["plain", "leaves-while-sending", "leaves", "stalls", "sends-slowly", "together", "wrong"]
+Manner = Literal["plain", "leaves-while-sending", "leaves", "stalls", "sends-slowly", "together", "poison", "wrong"]
 # How often each is drawn; `together` takes two more requests with it, sent in one breath on one connection.
 _MANNERS: dict[Manner, float] = {
-    "plain": 0.86, "leaves-while-sending": 0.01, "leaves": 0.06, "stalls": 0.005, "sends-slowly": 0.01,
-    "together": 0.025, "wrong": 0.03,
+    "plain": 0.855, "leaves-while-sending": 0.01, "leaves": 0.06, "stalls": 0.005, "sends-slowly": 0.01,
+    "together": 0.025, "poison": 0.005, "wrong": 0.03,
 }  # fmt: skip
 # The first two may do as they like; the others have a limit of requests, and a budget of fractions of a cent.
 KEYS = ("plain-a", "plain-b", "limited", "poor")
@@ -20,6 +21,7 @@ _FILLING = "lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmo
 # Questions to the real engines, whose answers are taken down before anything goes wrong.
 QUESTIONS = ("The capital of France is", "One, two, three,", "Water is made of", "The opposite of hot is")
 LOCAL_TOKENS = 5
+_TOO_LONG_S = 15.0
 WRONG = ("no-json", "no-model", "unknown-model", "too-long", "wrong-key", "no-key")
 
 
@@ -88,6 +90,8 @@ def planned(seed: int, number: int, local_share: float) -> Plan:
     size = draw.choice((8, 60, 60, 400, 3000))
     prompt = f"request {number} {draw.random()} {_FILLING * (size // 76 + 1)}"[: size + 24]
     tokens = draw.choice((1, 2, 5, 10, 20, 40, 80))
+    if manner == "poison":
+        prompt = f"request {number} {POISON}"
     if manner == "stalls":
         # More than sockets hold for who does not read.
         tokens = 3000
@@ -102,6 +106,7 @@ def planned(seed: int, number: int, local_share: float) -> Plan:
         tokens=LOCAL_TOKENS if local else tokens,
         prompt=QUESTIONS[draw.randrange(len(QUESTIONS))] if local else prompt,
         after_bytes=draw.choice((0, 0, 1, 200, 600, 2000)),
-        for_s=draw.uniform(0.1, 3.0),
+        # Some who do not read do so for longer than the gateway bears.
+        for_s=draw.uniform(0.1, 3.0) if manner != "stalls" or draw.random() < 0.7 else _TOO_LONG_S,
         wrong=draw.choice(WRONG) if manner == "wrong" else "",
     )

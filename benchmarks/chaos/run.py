@@ -132,6 +132,8 @@ async def chaos(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         verdict.problems.append(f"the gateway's log: {line}")
     verdict.problems += [f"the harness: {failure}" for failure in trouble.failures]
     verdict.each_ended_once([*seen, *calm], told, killed=options.kill_gateway)
+    if not options.kill_gateway:
+        verdict.innocent_are_served(seen)
     store = folder / "usage.db"
     usage = (
         verdict.store_within_bounds(store, [*seen, *calm], trouble.downs)

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
+import os
 import random
+import resource
 import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -19,6 +21,8 @@ from crosstie.run.wire.fetch import Answer, fetch
 _WELL = 0.5
 # After a fault has ended, what the gateway needs to see that; requests of that time are not called undisturbed.
 _AFTERMATH_S = 1.0
+# By then the gateway has followed the last change of its configuration.
+_SETTLED_S = 3.0
 _KILL = "kill -9 of the gateway"
 
 
@@ -40,7 +44,8 @@ class Trouble:
         self._kinds: list[tuple[str, float, Callable[[], Awaitable[None]]]] = [
             ("fault", 8, self._fault), ("kill", 3, self._kill), ("freeze", 3, self._freeze),
             ("drain pool", 1, self._drain_pool), ("drain backend", 2, self._drain_backend), ("add", 1, self._add),
-            ("reload", 2, self._reload), ("broken file", 1, self._broken_file),
+            ("reload", 2, self._reload), ("broken file", 1, self._broken_file), ("poison", 1, self._poison),
+            ("no files left", 1, self._exhaust),
         ]  # fmt: skip
 
     def gateway_killed(self, start: float, end: float) -> bool:
@@ -112,7 +117,8 @@ class Trouble:
             {"kind": "slow", "factor": draw.uniform(2, 8)}, {"kind": "refuse", "share": 0.5},
             {"kind": "cut", "share": draw.choice((0.2, 0.5, 1.0)), "after_tokens": draw.randrange(40)},
             {"kind": "cut", "share": 0.5, "after_tokens": draw.randrange(40), "mid_event": True},
-            {"kind": "error", "share": 0.5, "status": draw.choice((500, 502))}, {"kind": "reject", "share": 0.5},
+            {"kind": "error", "share": 0.5, "status": draw.choice((401, 403, 404, 500, 502))},
+            {"kind": "reject", "share": 0.5}, {"kind": "login", "share": draw.choice((0.3, 1.0))}, {"kind": "ping"},
         ))  # fmt: skip
         async with self._disturbing(engine, f"emulated {fault['kind']}"):
             asked = {**fault, "for_s": for_s * self.speed}
@@ -120,6 +126,35 @@ class Trouble:
             if answer.status != 200:
                 raise ValueError(f"the emulator answered {answer.status}: {answer.body[:200]!r}")
             await asyncio.sleep(for_s)
+
+    async def _poison(self) -> None:
+        """Every emulated engine fails over some prompts from now on; who is started again has to be told so again."""
+        self.counts["poison for every engine"] += 1
+        for engine in self.ground.main:
+            if engine.emulated and engine.url not in self._disturbed:
+                with contextlib.suppress(OSError, TimeoutError):
+                    await _post(f"http://127.0.0.1:{engine.port}/emulate/fault", {"kind": "poison"})
+
+    async def _exhaust(self) -> None:
+        """The gateway's processes may open no file more for a while, nor take a connection."""
+        # (A fleet that changes meanwhile would be given as few connections as there are files.)
+        if self._admin_busy or self._gateway_down:
+            return
+        self._admin_busy |= {"file", "add", "drain"}
+        await asyncio.sleep(_SETTLED_S)
+        self.counts["no files left for the gateway"] += 1
+        before = {pid: resource.prlimit(pid, resource.RLIMIT_NOFILE) for pid in self.ground.gateway.pids}
+        try:
+            for pid, (_, hard) in before.items():
+                with contextlib.suppress(OSError):
+                    open_now = len(os.listdir(f"/proc/{pid}/fd"))
+                    resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_now + 2, hard))
+            await asyncio.sleep(self.draw.uniform(0.2, 1.5))
+        finally:
+            for pid, limits in before.items():
+                with contextlib.suppress(OSError):
+                    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+            self._admin_busy.clear()
 
     async def _kill(self) -> None:
         engine = self._victim()

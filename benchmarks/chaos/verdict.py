@@ -20,6 +20,8 @@ _AGREES = {
     "left": {"client gone", "served", "refused", "failed", "cut", "client error"},
     "stalled": {"client stalled", "client gone", "served", "cut"},
 }
+# Of plain requests, how many may end with a status of 500 or more while engines and gateway are disturbed.
+_FAILED = 0.02
 # Usage is written twice a second; what had ended longer before a kill than this must be in the store.
 _SAFE_S = 1.5
 
@@ -95,6 +97,13 @@ class Verdict:
             )
         if one.how == "error":
             self.check(line["output_tokens"] == 0, f"{name}: an error, and {line['output_tokens']} tokens counted")
+
+    def innocent_are_served(self, seen: Iterable[Seen]) -> None:
+        """What others send, and what goes wrong with some engines, turns few away who did nothing."""
+        plain = [one for one in seen if one.plan.manner == "plain" and not one.plan.local]
+        failed = Counter(f"{one.status} {one.code}" for one in plain if one.how == "error" and one.status >= 500)
+        count = sum(failed.values())
+        self.check(count <= _FAILED * len(plain), f"{count} of {len(plain)} plain requests failed: {dict(failed)}")
 
     def store_equals_log(self, store: Path, told: Told) -> dict[str, Any]:
         """Requests and tokens by key, as the store has them and as the ends that were told add up."""

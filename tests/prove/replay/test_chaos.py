@@ -201,6 +201,20 @@ def test_what_does_not_add_up_is_a_problem(
     assert any(said in problem for problem in found), found
 
 
+def test_many_failures_of_those_who_did_nothing_are_a_problem(harness: Any) -> None:
+    def found(failed: int, **changes: Any) -> list[str]:
+        plans = [plain(harness, number, **changes) for number in range(100)]
+        seen = [seen_of(harness, one) for one in plans[failed:]]
+        seen += [seen_of(harness, one, "error", status=503, code="unavailable") for one in plans[:failed]]
+        verdict = harness["verdict"].Verdict()
+        verdict.innocent_are_served(seen)
+        return list(verdict.problems)
+
+    assert found(2) == []
+    assert found(3) == ["3 of 100 plain requests failed: {'503 unavailable': 3}"]
+    assert found(50, manner="poison") == []
+
+
 def test_after_a_kill_usage_keeps_within_what_was_served(harness: Any, tmp_path: Path) -> None:
     plan = plain(harness)
     for stored, good in ((10, True), (9, False), (21, False)):

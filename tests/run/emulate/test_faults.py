@@ -8,7 +8,7 @@ from tests.run.emulate.running import CHAT, Client, chat, emulating, fleet, pool
 from tests.waiting import LIMIT_S, until
 
 from crosstie.core.errors import BadInput
-from crosstie.run.emulate.faults import Fault, Faults, ScriptedFault, read_fault, read_script
+from crosstie.run.emulate.faults import POISON, Fault, Faults, ScriptedFault, read_fault, read_script
 from crosstie.run.wire.loops import run_on_loop
 
 LONG = chat(max_tokens=400, ignore_eos=True)
@@ -155,6 +155,46 @@ def test_a_replica_that_refuses_closes_connections_at_once() -> None:
                 assert await reader.read() == b""
             writer.close()
             await comes_back(client)
+
+    run_on_loop(body())
+
+
+def test_somebody_before_it_asks_to_sign_in() -> None:
+    async def body() -> None:
+        async with emulating(speed=50.0) as (_, client):
+            await client.fault(kind="login", share=0.5)
+            one, two = [await client.post(CHAT, chat(max_tokens=2)) for _ in range(2)]
+            assert (one.status, two.status) == (200, 200)
+            assert b"choices" in one.body
+            assert b"Sign in" in two.body
+            assert (await client.get("/health")).body == b""
+
+    run_on_loop(body())
+
+
+def test_keep_alives_come_and_no_token_until_it_is_cut() -> None:
+    async def body() -> None:
+        async with emulating(speed=50.0) as (_, client):
+            await client.fault(kind="ping")
+            connection, reader = await client.begin(CHAT, LONG)
+            await until(lambda: len(reader.pieces) > 2)
+            assert set(b"".join(piece for _, piece in reader.pieces).split(b"\n\n")) == {b": ping", b""}
+            await client.get("/emulate/fault", "DELETE")
+            async with asyncio.timeout(LIMIT_S):
+                assert not await reader.done, "the stream was cut, not ended"
+            connection.abort()
+
+    run_on_loop(body())
+
+
+def test_poison_is_for_those_prompts_alone() -> None:
+    async def body() -> None:
+        async with emulating(speed=50.0) as (_, client):
+            poison = chat(max_tokens=2, messages=[{"role": "user", "content": f"say: {POISON}"}])
+            assert (await client.post(CHAT, poison)).status == 200
+            await client.fault(kind="poison")
+            assert (await client.post(CHAT, poison)).status == 500
+            assert (await client.post(CHAT, chat(max_tokens=2))).status == 200
 
     run_on_loop(body())
 

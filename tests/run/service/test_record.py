@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from errno import EMFILE
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,30 @@ async def test_a_folder_that_goes_stops_the_recording_and_nothing_else(tmp_path:
         assert await at.metric("crosstie_record_dropped_total") == recorder.dropped >= 3
         await recorder.stop()
     assert len(lines_of(folder / "trace.jsonl")) == recorder.recorded - 1
+
+
+@in_folder
+async def test_what_no_file_is_left_for_waits_and_is_recorded(tmp_path: Path) -> None:
+    recorder, exhausted, append = Recorder(tmp_path / "trace.jsonl"), [True], TraceFile.append
+
+    def as_the_system_has_it(file: TraceFile, lines: bytes) -> None:
+        if exhausted[0] and lines:
+            exhausted.append(True)
+            raise OSError(EMFILE, "Too many open files")
+        append(file, lines)
+
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setattr(TraceFile, "append", as_the_system_has_it)
+        async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), components=[recorder]) as at:
+            for _ in range(3):
+                assert (await at.ask()).status == 200
+            await until(lambda: len(exhausted) > 2)
+            exhausted[0] = False
+            await until(lambda: recorder.recorded == 3)
+            assert recorder.dropped == 0
+            assert not recorder.why
+            await recorder.stop()
+    assert len(lines_of(tmp_path / "trace.jsonl")) == 3
 
 
 @in_folder

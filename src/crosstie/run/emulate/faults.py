@@ -14,7 +14,9 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 
-Kind = Literal["crash", "hang", "slow", "cut", "error", "refuse", "reject", "empty-cache", "lose-events"]
+Kind = Literal[
+    "crash", "hang", "slow", "cut", "error", "refuse", "reject", "login", "ping", "poison", "empty-cache", "lose-events"
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # What may be said of each kind besides how long it lasts.
 _KEYS: dict[Kind, tuple[str, ...]] = {
@@ -25,16 +27,23 @@ _KEYS: dict[Kind, tuple[str, ...]] = {
     "error": ("share", "health", "status"),
     "refuse": ("share",),
     "reject": ("share", "health"),
+    "login": ("share",),
+    "ping": ("share",),
+    "poison": (),
     "empty-cache": (),
     "lose-events": (),
 }
+# A prompt that holds this is more than a replica with the fault of that name can bear.
+POISON = "emulate: more than an engine can bear"
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """crash: every connection is dropped and the port refuses; then it is back, empty. hang: connections are taken
     and nothing is answered until it ends. slow: steps take `factor` times as long. cut: streams end after
     `after_tokens`, in the middle of an event or between two. error: requests get `status`. refuse: connections are
-    closed as soon as they are made. reject: as with a full queue. empty-cache: no beginning of a prompt is known any
+    closed as soon as they are made. reject: as with a full queue. login: requests get the page of somebody who asks
+    them to sign in, with status 200. ping: streams begin, and nothing comes but keep-alives. poison: prompts that hold
+    `POISON` get status 500, and no others. empty-cache: no beginning of a prompt is known any
     more. lose-events: what it tells of its cache does not arrive."""
 
     kind: Kind

@@ -27,7 +27,7 @@ from crosstie.run.emulate.answers import (
     failure,
     models,
 )
-from crosstie.run.emulate.faults import KINDS, Fault, Faults, Kind, read_fault
+from crosstie.run.emulate.faults import KINDS, POISON, Fault, Faults, Kind, read_fault
 from crosstie.run.emulate.replica import EmulatedReplica, Sequence
 from crosstie.run.emulate.requests import (
     ChatBody,
@@ -54,6 +54,10 @@ _LOADS = b"# TYPE crosstie_emulated_lora_loads_total counter\ncrosstie_emulated_
 Handler = Callable[[Request, Reply], None]
 # How often a port that could not be taken again after a crash is tried.
 _AGAIN_S = 0.05
+# Between two keep-alives of a stream in which nothing else comes.
+_PING_S = 0.05
+_LOGIN = b"<!doctype html><title>Sign in</title><form><input name=user><input type=password></form>"
+_POISON = POISON.encode()
 # How long the answer to whoever asked for a crash has to leave.
 _ANSWER_S = 0.005
 
@@ -317,10 +321,24 @@ class EmulatedServer:
             raise EngineError(404, "NotFoundError", "Not Found")
         if request.method != ("POST" if generates else "GET") and not (tells and request.method == "HEAD"):
             raise EngineError(405, "MethodNotAllowedError", "Method Not Allowed")
-        if generates:
+        if generates and "poison" in self.faults and _POISON in request.body:
+            raise EngineError(500, "InternalServerError", "EngineCore encountered an issue (emulated fault).")
+        if generates and self.faults.hits("login"):
+            reply.send(200, _LOGIN, self.headers, b"text/html")
+        elif generates and b'"stream"' in request.body and self.faults.hits("ping"):
+            reply.start(200, _STREAM + self.headers, None)
+            self._ping(reply)
+        elif generates:
             generates(request, reply)
         elif tells:
             tells(reply)
+
+    def _ping(self, reply: Reply) -> None:
+        if "ping" not in self.faults:
+            reply.cut()
+        elif not reply.gone:
+            reply.write(b": ping\n\n")
+            self.loop.call_later(_PING_S, self._ping, reply)
 
     def _generate(
         self, type: Any, text_of: Callable[..., PromptText], shape_of: Callable[..., AnswerShape], request: Request,

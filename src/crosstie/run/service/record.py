@@ -25,6 +25,7 @@ from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.background import BackgroundThread
 from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.service.trace_file import TraceFile
+from crosstie.run.wire.files import EXHAUSTED
 
 _WRITE_EVERY_S = 0.25
 _TRY_AGAIN_S = 5.0
@@ -54,9 +55,7 @@ class Recorder(Component):
         self._given = self._taken = 0
         self._missed_before = 0
         # What cannot be written is reported now, not when the first request has been lost.
-        self._thread = BackgroundThread(
-            "recorder", self._write, _WRITE_EVERY_S, first=lambda: self._try(b""), last=self._close
-        )
+        self._thread = BackgroundThread("recorder", self._write, _WRITE_EVERY_S, first=self._find_out, last=self._close)
 
     @property
     def dropped(self) -> int:
@@ -105,23 +104,28 @@ class Recorder(Component):
             self._drop()
             return
         while self._records:
+            taken: list[tuple[RequestRecord, bytes]] = []
             batch: list[tuple[int, bytes]] = []
-            size = popped = 0
+            size = 0
             try:
                 self.file.ready()
                 while self._records and size < _MOST_BATCH:
-                    record, body = self._records.popleft()
+                    taken.append(self._records.popleft())
+                    record, body = taken[-1]
                     self._taken += len(body)
-                    popped += 1
                     batch.append(self._line(record, body))
                     size += len(batch[-1][1])
                 batch.sort(key=lambda one: one[0])
-                lines = b"".join(line for _, line in batch)
+                self.file.append(b"".join(line for _, line in batch))
             except OSError as error:
-                self._failed(error, popped)
+                if error.errno in EXHAUSTED and not self._thread.stopping:
+                    # That no file is left for now says nothing about this one: all of them wait.
+                    self._taken -= sum(len(body) for _, body in taken)
+                    self._records.extendleft(reversed(taken))
+                else:
+                    self._failed(error, len(taken))
                 return
-            if not self._try(lines, len(batch)):
-                return
+            self._wrote(len(batch))
 
     def _line(self, record: RequestRecord, body: bytes) -> tuple[int, bytes]:
         """Raises OSError."""
@@ -142,20 +146,20 @@ class Recorder(Component):
             line["class"] = record.class_name
         return arrival_ms, _encode(line) + b"\n"
 
-    def _try(self, lines: bytes, requests: int = 0) -> bool:
-        """Whether they were written. Without lines it is found out whether any could be."""
+    def _find_out(self) -> None:
+        """Whether anything could be written."""
         try:
-            self.file.append(lines)
+            self.file.append(b"")
         except OSError as error:
-            self._failed(error, requests)
-            return False
+            self._failed(error, 0)
+
+    def _wrote(self, requests: int) -> None:
         self.recorded += requests
-        if self.why and lines:
+        if self.why:
             self.why = ""
             missed = self.dropped - self._missed_before
             sentence = f"recording to {self.file.path} again; {missed} requests are missing from it"
             self._process.notify_from_thread(Notice("record_resumed", "info", sentence, missed=missed))
-        return True
 
     def _failed(self, error: OSError, requests: int) -> None:
         self._again_at = monotonic() + self.try_again_s
