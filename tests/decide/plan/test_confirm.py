@@ -179,6 +179,31 @@ def test_the_other_vendor_is_simulated_as_the_answer_is(catalog: Catalog) -> Non
     assert not any(one.confirmed for one in quick.single_vendor.values() if one)
 
 
+def test_a_vendor_alone_that_turns_out_cheaper_is_the_answer(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = workload(replace_rate(CHAT, 20.0), accelerators=("mi300x", "h200"), whole_nodes=False)
+
+    def went_wrong(*arguments: Any) -> confirm.Confirmed | None:
+        """The search among all of them has found a fleet of four times the price."""
+        found = confirm.confirmed(*arguments)
+        assert found is not None
+        if arguments[2].vendor is not None:
+            return found
+        return replace(found, answer=replace(found.answer, usd_per_hour=4.0 * found.answer.usd_per_hour))
+
+    monkeypatch.setattr("crosstie.decide.plan.plan.confirmed", went_wrong)
+    got = make_plan(catalog, asked, confirm=True)
+    assert got.fleet is not None
+    (own,) = {pool.deployment.accelerator.vendor for pool in got.fleet.pools}
+    (other,) = {"AMD", "NVIDIA"} - {own}
+    ours, theirs = got.single_vendor[own], got.single_vendor[other]
+    assert ours is not None
+    assert theirs is not None
+    assert (ours.gpus, ours.dearer) == (got.fleet.gpus, 0.0)
+    assert theirs.dearer > 0.0
+    assert theirs.confirmed
+    assert theirs.usd_per_hour == pytest.approx(got.fleet.usd_per_hour * (1.0 + theirs.dearer))
+
+
 @pytest.mark.parametrize(("usd", "said"), [(1e9, True), (1.0, False)], ids=["saves", "saves nothing"])
 def test_what_unmeasured_stacks_would_save_is_said(usd: float, said: bool) -> None:
     """On B300 only TensorRT-LLM was measured with Llama-3.1-405B; vLLM, with other models, is passed over."""

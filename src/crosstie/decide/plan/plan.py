@@ -38,6 +38,7 @@ from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, 
 from crosstie.decide.plan.simulated import SimulatedClass as SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import (
+    Column,
     Offers,
     Scaling,
     Survey,
@@ -359,7 +360,8 @@ def _confirmed(
     catalog: Catalog, workload: Workload, surveyed: list[Survey], asked: Choice, each: float, on_progress: OnProgress,
     with_rivals: bool,
 ) -> tuple[Confirmed, dict[str, Alternative]] | None:  # fmt: skip
-    """The fleet that simulation confirms; and, confirmed as well, the best that each vendor alone has beside it.
+    """The fleet that simulation confirms; and, confirmed as well, the best that each vendor alone has beside it. One of
+    those that turns out to be cheaper is the answer: the search is a short one, and may have gone the wrong way.
 
     Where one is proposed that rests on more estimates than the closed form's did and is less sure for it, the search
     goes on among others: of all accelerators with each estimate surer, or of one accelerator and stack alone,
@@ -396,18 +398,35 @@ def _confirmed(
     seen = confirmed(catalog, workload, put(each), reconsider, on_progress)
     if seen is None:
         return None
-    paid, rivals = seen.answer.usd_per_hour, {}
-    used = {asked.market.items[asked.market.index(name)].vendor for name in seen.asked.gpus(seen.answer)}
+    rivals: dict[str, Alternative] = {}
+    used = _vendors(seen)
     for vendor in asked.market.vendors if with_rivals else ():
         question = put(each, None, vendor) if used != {vendor} else None
         closed = solve(question.asked.problem, quickly=True) if question and question.everything.columns else None
-        if question is None or closed is None or closed.usd_per_hour > MOST_TIMES * paid:
+        if question is None or closed is None or closed.usd_per_hour > MOST_TIMES * seen.answer.usd_per_hour:
             continue
         on_progress(0, 0, f"{vendor} alone")
         found = confirmed_rival(catalog, workload, question, reconsider, seen.learnt)
-        if found is not None:
-            rivals[vendor] = Alternative(*found, found[1] / paid - 1.0, confirmed=True)
-    return _beside_others(seen, surveyed) if seen.question.family else seen, rivals
+        if found is None:
+            continue
+        gpus, usd = found
+        rivals[vendor] = Alternative(gpus, usd, 0.0, confirmed=True)
+        if usd < seen.answer.usd_per_hour and not asked.problem.vendor_share.any():
+            other = confirmed(catalog, workload, question, reconsider, on_progress)
+            if other is not None and other.answer.usd_per_hour < seen.answer.usd_per_hour:
+                del rivals[vendor]
+                if len(used) == 1:
+                    before = Alternative(seen.asked.gpus(seen.answer), seen.answer.usd_per_hour, 0.0, confirmed=True)
+                    rivals[used.pop()] = before
+                seen, used = other, {vendor}
+    paid = seen.answer.usd_per_hour
+    rivals = {name: replace(one, dearer=one.usd_per_hour / paid - 1.0) for name, one in rivals.items()}
+    return _beside_others(seen, surveyed) if seen.question.family or seen.question.vendor else seen, rivals
+
+
+def _vendors(seen: Confirmed) -> set[str]:
+    market = seen.asked.market
+    return {market.items[market.index(name)].vendor for name in seen.asked.gpus(seen.answer)}
 
 
 def _freed(asked: Choice, vendor: str | None) -> Choice:
@@ -418,9 +437,9 @@ def _freed(asked: Choice, vendor: str | None) -> Choice:
 
 def _beside_others(seen: Confirmed, surveyed: list[Survey]) -> Confirmed:
     """The same fleet in the question with the other accelerators in it again, for what stands beside it."""
-    family = seen.question.family
+    family, vendor = seen.question.family, seen.question.vendor
     offered = offers(surveyed, seen.question.scaling, peak=seen.asked.peak).corrected(seen.asked.correction)
-    strange = [i for i, column in enumerate(offered.columns) if family_of(column.deployment.decode) != family]
+    strange = [i for i, column in enumerate(offered.columns) if not _is_of(column, family, vendor)]
     others, mine, answer = undominated(offered.only(np.array(strange, np.int64))), seen.asked.offers, seen.answer
     none = np.zeros((len(others.columns), answer.share.shape[1]))
     wider = replace(
@@ -435,13 +454,13 @@ def _only(offered: Offers, family: tuple[str, str] | None, vendor: str | None) -
     """Those of one accelerator and stack, or of one vendor, or all."""
     if family is None and vendor is None:
         return offered
-    made = [column.deployment.decode for column in offered.columns]
-    mine = [
-        i
-        for i, one in enumerate(made)
-        if (family is None or family_of(one) == family) and (vendor is None or one.accelerator.vendor == vendor)
-    ]
+    mine = [i for i, column in enumerate(offered.columns) if _is_of(column, family, vendor)]
     return offered.only(np.array(mine, np.int64))
+
+
+def _is_of(column: Column, family: tuple[str, str] | None, vendor: str | None) -> bool:
+    made = column.deployment.decode
+    return (family is None or family_of(made) == family) and (vendor is None or made.accelerator.vendor == vendor)
 
 
 def _as_sure(
