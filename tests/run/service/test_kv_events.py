@@ -532,6 +532,24 @@ def _ask_of(at: Running, text: str) -> Ask:
 
 
 @in_folder
+async def test_replays_are_understood_in_both_forms(folder: Path) -> None:
+    engines = await start(CATALOG, telling(folder), speed=200.0)
+    publishers = [one.replica.publisher for one in engines.replicas]
+    try:
+        for frames in ((), (b"",)):
+            for one in publishers:
+                assert one is not None
+                one.replays_with = frames
+            async with over(engines.fleet) as at:
+                await whole(at)
+                watched = Watched(at, engines)
+                await watched.ask(SYSTEMS[0], "What")
+                await watched.in_step()
+    finally:
+        await engines.close()
+
+
+@in_folder
 async def test_a_reload_follows_whom_the_file_names_and_keeps_what_is_known(folder: Path) -> None:
     engines = await start(CATALOG, telling(folder), speed=200.0)
     try:

@@ -32,6 +32,8 @@ class KvPublisher:
         self._loop, self._topic = loop, topic.encode()
         self._context = self._zmq.Context()
         self._place = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
+        # Before the number of a batch that is sent again: its topic, as newer vLLM has it; with older ones, nothing.
+        self.replays_with: tuple[bytes, ...] = (self._topic,)
         # Whether batches get lost on their way; they are kept all the same.
         self.losing = False
         self.events = self.replay = f"{self._place}:*"
@@ -109,5 +111,8 @@ class KvPublisher:
     def _send_again(self, to: bytes, first: int) -> None:
         for number, payload in self._kept:
             if number >= first:
-                self._again.send_multipart((to, b"", number.to_bytes(8, "big"), payload), self._zmq.NOBLOCK)
-        self._again.send_multipart((to, b"", _END, b""), self._zmq.NOBLOCK)
+                self._send((to, b"", *self.replays_with, number.to_bytes(8, "big"), payload))
+        self._send((to, b"", *self.replays_with, _END, b""))
+
+    def _send(self, frames: tuple[bytes, ...]) -> None:
+        self._again.send_multipart(frames, self._zmq.NOBLOCK)

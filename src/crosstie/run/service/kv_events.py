@@ -212,9 +212,10 @@ class _Stream:
                     return
                 break
             self.patient_until, self._replayed = now + _REPLAY_S, self._replayed + 1
-            if len(frames) != 3 or len(frames[1]) != 8 or self._replayed > _MOST_REPLAYED:
+            # Newer vLLM (0.32 does) has the topic before the number, as where it publishes.
+            if len(frames) not in (3, 4) or len(frames[-2]) != 8 or self._replayed > _MOST_REPLAYED:
                 break
-            if self.following.replayed(int.from_bytes(frames[1], "big", signed=True), frames[2]):
+            if self.following.replayed(int.from_bytes(frames[-2], "big", signed=True), frames[-1]):
                 self.end_replay()
                 return
         else:
