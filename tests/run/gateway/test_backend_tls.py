@@ -16,7 +16,9 @@ from tests.run.gateway.fronts import Certificates, tls_before
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Reach
+from crosstie.run.gateway.health import REFUSES
 from crosstie.run.service.process import GatewayProcess
+from crosstie.run.service.worker import _FAULTS, _health
 from crosstie.run.wire.loops import run_on_loop
 
 
@@ -162,6 +164,18 @@ def test_files_that_cannot_be_used_are_refused(changes: dict[str, str], said: st
 
     with pytest.raises(BadInput, match=said):
         run_on_loop(start())
+
+
+def test_other_workers_are_told_what_kind_of_fault_it_is() -> None:
+    refusal = "its certificate does not verify: certificate has expired"
+    faults = [
+        _FAULTS.get(_health(fault, refused=sure))
+        for fault, sure in ((None, False), ("slow", False), (REFUSES, True), (refusal, True))
+    ]
+    assert faults[0] is None
+    assert "health check failed" in (faults[1] or "")
+    assert faults[2] == REFUSES
+    assert "no TLS with it" in (faults[3] or "")
 
 
 def _locked(key: bytes) -> bytes:

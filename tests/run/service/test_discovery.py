@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ from tests.run.gateway.fakes import Fake, Running, fleet_of, in_folder, pool_of,
 from tests.run.gateway.fronts import Certificates, tls_before
 
 from crosstie.catalog.fleet_text import fleet_text
+from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Reach
 from crosstie.run.service.admin import Administration
 from crosstie.run.service.discovery import Discovery, addresses_of
@@ -204,8 +206,16 @@ def test_an_administrator_drains_one_that_was_found() -> None:
             await at.answers(("127.0.0.1", "127.0.0.2", "127.0.0.3"))
             await until(lambda: len(at.backends) == 3)
             assert {await at.served_by() for _ in range(6)} == {"fake-1", "fake-2"}
-            with pytest.raises(Exception, match=r"are the fleet file's; give addresses"):
-                await door.administration.act("k", "add", {"pool": "a", "backend": f"dns+http://other.test:{port}/v1"})
+            # What is of this machine, or is told its secrets, is the file's to name.
+            made = {"name": "b", "model": "m", "backends": ["https://10.0.0.1/v1"]}
+            for asked, said in (
+                ({"pool": "a", "backend": f"dns+http://other.test:{port}/v1"}, "are the fleet file's; give addresses"),
+                ({"pool": "a", "backend": "unix:/run/docker.sock"}, "only the fleet file may name a socket"),
+                ({"pool": {**made, "tls_ca": "/etc/shadow"}}, "pool.tls_ca: only the fleet file may name a file"),
+                ({"pool": {**made, "proxy": "${SECRET}"}}, "pool.proxy: only the fleet file may name a proxy"),
+            ):
+                with pytest.raises(BadInput, match=re.escape(said)):
+                    await door.administration.act("k", "add", asked)
 
     run_on_loop(scenario())
 
