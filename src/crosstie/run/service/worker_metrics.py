@@ -13,6 +13,7 @@ _OF_ALL: dict[str, Callable[[float, float], float]] = {
     "crosstie_engine_waiting": max,
     "crosstie_target_promised": max,
     "crosstie_provider_max_usd": max,
+    "crosstie_jwks_keys": min,
     "crosstie_share_up": max,
     "crosstie_ledger_up": min,
     "crosstie_record_failed": max,
