@@ -23,7 +23,7 @@ def show_pools(said: dict[str, Any]) -> None:
             load = row["reported"] or {}
             rows.append([
                 row["backend"] + (" (added)" if row["from"] == "admin" else ""),
-                pool["pool"] + (f"/{row['side']}" if row["side"] else ""), row["state"],
+                pool["pool"] + (f"/{side}" if (side := row.get("side")) else ""), row["state"],
                 str(row["in_flight"]), number(load.get("running")), number(load.get("waiting")), row["breaker"],
                 f"{row['ttft_correction']:.2f}", f"{row['tpot_correction']:.2f}", number(pool["weight"]), pool["model"],
                 row["why_down"],
