@@ -19,7 +19,8 @@ BANDS: list[dict[str, list[list[str]]]] = [
             ["run.service"],
             ["run.batch"],
             ["run.gateway", "run.emulate"],
-            ["run.wire", "run.ledger", "run.share"],
+            ["run.ledger", "run.share"],
+            ["run.wire"],
         ],
     },
     {
