@@ -175,13 +175,7 @@ def _check_leaks(
     for name in ("exchanges", "in_flight", "queued"):
         left = gauges.get(f"crosstie_{name}", 0.0)
         verdict.check(left == 0.0, f"crosstie_{name} is {left:g} after the last request")
-    for name in (
-        "log_dropped_total",
-        "record_dropped_total",
-        "record_failed",
-        "ledger_pending",
-        "ledger_failures_total",
-    ):
+    for name in _NONE_OF:
         value = gauges.get(f"crosstie_{name}", 0.0)
         verdict.check(value == 0.0, f"crosstie_{name} is {value:g}")
     more = _FILES_MORE * options.workers

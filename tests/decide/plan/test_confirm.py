@@ -15,7 +15,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.progress import no_progress
 from crosstie.core.workload import RequestClass, Slice, Target
 from crosstie.decide.plan import confirm
-from crosstie.decide.plan.answer import PoolPlan, fleet_plan
+from crosstie.decide.plan.answer import Alternative, PoolPlan, fleet_plan
 from crosstie.decide.plan.bench import HOLDS, Bench, level, seen
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.confirm import bearable
@@ -155,17 +155,24 @@ def test_the_same_file_gives_the_same_answer(catalog: Catalog, small: Plan) -> N
     assert again.simulated == small.simulated
 
 
+def both_vendors(got: Plan) -> tuple[Alternative, Alternative]:
+    """The fleets of each vendor alone: that of the answer, which is of one, and the other's."""
+    assert got.fleet is not None
+    (own,) = {pool.deployment.accelerator.vendor for pool in got.fleet.pools}
+    (other,) = {"AMD", "NVIDIA"} - {own}
+    ours, theirs = got.single_vendor[own], got.single_vendor[other]
+    assert ours is not None
+    assert theirs is not None
+    return ours, theirs
+
+
 def test_the_other_vendor_is_simulated_as_the_answer_is(catalog: Catalog) -> None:
     """And the answer is never beaten by what no simulation has seen of its own vendor."""
     asked = workload(replace_rate(CHAT, 20.0), accelerators=("mi300x", "h200"), whole_nodes=False)
     got = make_plan(catalog, asked, confirm=True)
     assert got.fleet is not None
     assert got.confirmed is not None
-    (own,) = {pool.deployment.accelerator.vendor for pool in got.fleet.pools}
-    (other,) = {"AMD", "NVIDIA"} - {own}
-    ours, theirs = got.single_vendor[own], got.single_vendor[other]
-    assert ours is not None
-    assert theirs is not None
+    ours, theirs = both_vendors(got)
     assert (ours.gpus, ours.dearer, ours.confirmed) == (got.fleet.gpus, 0.0, True)
     assert theirs.confirmed
     assert theirs.usd_per_hour == pytest.approx(got.fleet.usd_per_hour * (1.0 + theirs.dearer))
@@ -193,11 +200,7 @@ def test_a_vendor_alone_that_turns_out_cheaper_is_the_answer(catalog: Catalog, m
     monkeypatch.setattr("crosstie.decide.plan.plan.confirmed", went_wrong)
     got = make_plan(catalog, asked, confirm=True)
     assert got.fleet is not None
-    (own,) = {pool.deployment.accelerator.vendor for pool in got.fleet.pools}
-    (other,) = {"AMD", "NVIDIA"} - {own}
-    ours, theirs = got.single_vendor[own], got.single_vendor[other]
-    assert ours is not None
-    assert theirs is not None
+    ours, theirs = both_vendors(got)
     assert (ours.gpus, ours.dearer) == (got.fleet.gpus, 0.0)
     assert theirs.dearer > 0.0
     assert theirs.confirmed
