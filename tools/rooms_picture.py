@@ -12,7 +12,14 @@ WIDTH, ROW, GAP, TOP = 820, 34, 8, 46
 # From the top of the house to its ground: bands, each of wings side by side, each of rows of rooms.
 BANDS: list[dict[str, list[list[str]]]] = [
     {"": [["cli"], ["web"]]},
-    {"prove": [["prove.claims"], ["prove.replay", "prove.calibration"], ["prove.probe"]]},
+    {
+        "prove": [
+            ["prove.claims", "prove.review"],
+            ["prove.bench", "prove.parity", "prove.profile"],
+            ["prove.replay", "prove.calibration"],
+            ["prove.probe"],
+        ],
+    },
     {
         "decide": [["decide.plan"], ["decide.cost"], ["decide.compare"]],
         "run": [
@@ -25,7 +32,8 @@ BANDS: list[dict[str, list[list[str]]]] = [
     },
     {
         "port": [
-            ["port.preflight", "port.split"],
+            ["port.recipe", "port.doctor"],
+            ["port.preflight", "port.split", "port.divergence"],
             ["port.checkpoint", "port.capture"],
             ["port.kernels", "port.source"],
         ],

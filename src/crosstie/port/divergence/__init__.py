@@ -1,0 +1,1 @@
+"""The first module whose outputs differ between two machines."""

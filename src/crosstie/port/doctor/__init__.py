@@ -1,0 +1,1 @@
+"""What of a machine an engine would trip over."""

@@ -1,0 +1,1 @@
+"""How the engines of a pool are started."""

@@ -1,0 +1,1 @@
+"""Load for an endpoint, and what it stood."""

@@ -1,0 +1,1 @@
+"""Whether two endpoints give the same model."""

@@ -1,0 +1,1 @@
+"""Where a step's time goes, read from a profiler's trace."""

@@ -1,0 +1,1 @@
+"""A plan beside what production made of it."""
