@@ -21,6 +21,7 @@ SECTIONS = {
     "Port": {
         "preflight": "what breaks on ROCm before anyone rents the GPU: FP8, kernels, graph capture, CUDA source",
         "convert": "an FP8 checkpoint from one dialect to the other, exactly",
+        "diff": "the first module whose numbers differ between two machines, and the likely cause",
     },
     "Run": {
         "serve": "one OpenAI endpoint over the fleet, each request to the cheapest pool that is fast enough",

@@ -1,0 +1,237 @@
+"""Faults that ports have, injected one by one: the module is named, and the cause."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from tests.port.divergence import small
+
+from crosstie.port.divergence.comparison import Comparison, compare
+from crosstie.port.divergence.recording import record
+from crosstie.port.divergence.records import Recording, read
+
+Fault = Callable[[small.Small], object]
+
+
+def recorded(path: Path, fault: Fault | None = None, dtype: torch.dtype = torch.float32, **options: object) -> Path:
+    made = small.model(dtype)
+    with torch.inference_mode():
+        if fault is not None:
+            fault(made)
+        with record(made, path, head=small.WIDTH, **options):  # type: ignore[arg-type]
+            made(small.tokens())
+    return path
+
+
+@cache
+def sound(dtype: torch.dtype) -> Recording:
+    with TemporaryDirectory() as folder:
+        return read(recorded(Path(folder) / "sound.npz", dtype=dtype))
+
+
+def found(tmp_path: Path, fault: Fault | None, dtype: torch.dtype = torch.float32) -> Comparison:
+    return compare(sound(dtype), recorded(tmp_path / "b.npz", fault, dtype))
+
+
+def wrapped(module: torch.nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """The module's own forward, then something else."""
+    forward = module.forward
+    module.forward = lambda *args: change(forward(*args))
+
+
+def scaled(factor: float) -> Fault:
+    return lambda made: made.layers[2].mlp.down_proj.weight.mul_(factor)
+
+
+def by_channel(made: small.Small) -> object:
+    return made.layers[1].mlp.up_proj.weight.mul_(torch.linspace(0.2, 3.0, small.INNER)[:, None])
+
+
+def heads_permuted(made: small.Small) -> None:
+    weight = made.layers[1].self_attn.q_proj.weight
+    weight.copy_(weight.view(small.HEADS, small.WIDTH, -1)[[1, 0, 2, 3, 4, 5, 7, 6]].reshape_as(weight))
+
+
+def rotary_layout(made: small.Small) -> None:
+    weight = made.layers[0].self_attn.k_proj.weight
+    pairs = weight.view(small.KV_HEADS, small.WIDTH // 2, 2, -1).transpose(1, 2)
+    weight.copy_(pairs.reshape_as(weight).clone())
+
+
+def halves(made: small.Small) -> None:
+    wrapped(made.layers[3].mlp.up_proj, lambda y: torch.cat(y.chunk(2, -1)[::-1], -1))
+
+
+def viewed(made: small.Small) -> None:
+    """Heads before tokens, in memory that is read as tokens before heads."""
+
+    def change(y: torch.Tensor) -> torch.Tensor:
+        return y.view(1, small.TOKENS, small.KV_HEADS, small.WIDTH).transpose(1, 2).reshape(y.shape)
+
+    wrapped(made.layers[2].self_attn.v_proj, change)
+
+
+def transposed(made: small.Small) -> None:
+    wrapped(made.layers[1].mlp.down_proj, lambda y: y[0].t().reshape(y.shape))
+
+
+def shard_missing(made: small.Small) -> object:
+    return made.layers[1].self_attn.q_proj.weight[3 * small.WIDTH : 5 * small.WIDTH].zero_()
+
+
+def not_a_number(made: small.Small) -> object:
+    return made.layers[2].mlp.gate_proj.weight[7, 3].fill_(torch.nan)
+
+
+def overflowed(made: small.Small) -> None:
+    wrapped(made.layers[2].mlp.gate_proj, lambda y: torch.where(y > 2.5, torch.inf, y))
+
+
+def uncapped(made: small.Small) -> None:
+    setattr(made.cap, "forward", lambda logits: logits)  # noqa: B010
+
+
+def no_rope_scaling(made: small.Small) -> None:
+    made.rotary.scaling = 1.0
+
+
+def no_normalisation(made: small.Small) -> None:
+    norm = made.layers[2].post_norm
+    norm.forward = lambda x: x * norm.weight
+
+
+def one_head(made: small.Small) -> object:
+    return made.layers[0].self_attn.v_proj.weight[: small.WIDTH].mul_(1.3)
+
+
+def tokens_reordered(made: small.Small) -> None:
+    wrapped(made.layers[1].self_attn.o_proj, lambda y: y.roll(1, 1))
+
+
+def coarse(made: small.Small) -> None:
+    product = made.layers[2].self_attn.q_proj
+    product.forward = lambda x: (x.bfloat16() @ product.weight.bfloat16().t()).to(x.dtype)
+
+
+def zeroed(made: small.Small) -> object:
+    return made.layers[0].mlp.down_proj.weight.zero_()
+
+
+def no_bias(made: small.Small) -> object:
+    return made.layers[1].self_attn.v_proj.bias.zero_()
+
+
+def weight_transposed(made: small.Small) -> object:
+    weight = made.layers[1].self_attn.o_proj.weight
+    return weight.copy_(weight.t().clone())
+
+
+FAULTS: dict[str, tuple[Fault, str, str]] = {
+    "half": (scaled(0.5), "layers.2.mlp.down_proj", "factor-2"),
+    "twice": (scaled(2.0), "layers.2.mlp.down_proj", "factor-2"),
+    "a scale of 1": (scaled(1 / 0.0231), "layers.2.mlp.down_proj", "scale"),
+    "sign": (scaled(-1.0), "layers.2.mlp.down_proj", "sign"),
+    "scales by channel": (by_channel, "layers.1.mlp.up_proj", "scale-by-channel"),
+    "zeros": (zeroed, "layers.0.mlp.down_proj", "zeros"),
+    "a shard": (shard_missing, "layers.1.self_attn.q_proj", "zeros"),
+    "nan": (not_a_number, "layers.2.mlp.gate_proj", "nan"),
+    "overflow": (overflowed, "layers.2.mlp.gate_proj", "infinite"),
+    "heads": (heads_permuted, "layers.1.self_attn.q_proj", "permuted-heads"),
+    "tokens": (tokens_reordered, "layers.1.self_attn.o_proj", "permuted-rows"),
+    "rotary layout": (rotary_layout, "layers.0.self_attn.k_proj", "halves-of-a-head-for-pairs"),
+    "gate and up": (halves, "layers.3.mlp.up_proj", "halves-swapped"),
+    "a view": (viewed, "layers.2.self_attn.v_proj", "heads-before-tokens"),
+    "transposed": (transposed, "layers.1.mlp.down_proj", "transposed"),
+    "uncapped": (uncapped, "cap", "softcap"),
+    "rope scaling": (no_rope_scaling, "rotary", "positions"),
+    "no normalisation": (no_normalisation, "layers.2.post_norm", "scale-by-token"),
+    "no bias": (no_bias, "layers.1.self_attn.v_proj", "bias"),
+    "one head": (one_head, "layers.0.self_attn.v_proj", "part"),
+    "a weight transposed": (weight_transposed, "layers.1.self_attn.o_proj", "unknown"),
+    "bf16 product": (coarse, "layers.2.self_attn.q_proj", "precision"),
+}  # fmt: skip
+# In the type that models are served in. The others follow the same paths.
+COARSE = ("half", "zeros", "nan", "heads", "a view", "uncapped", "rope scaling", "no bias", "one head")
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
+    is_named(name, torch.float32, tmp_path)
+
+
+@pytest.mark.parametrize("name", COARSE)
+def test_a_fault_is_named_in_bfloat16(name: str, tmp_path: Path) -> None:
+    is_named(name, torch.bfloat16, tmp_path)
+
+
+def is_named(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    fault, module, signature = FAULTS[name]
+    got = found(tmp_path, fault, dtype)
+    assert got.verdict == "diverges"
+    assert got.first is not None
+    assert got.first.step.module == module
+    assert got.first.causes[0].signature == signature
+
+
+def test_what_is_as_small_as_rounding_is_not_told(tmp_path: Path) -> None:
+    """A product in bfloat16, of a model in bfloat16."""
+    assert found(tmp_path, coarse, torch.bfloat16).verdict == "same"
+
+
+def test_without_a_fault_it_is_the_same(tmp_path: Path) -> None:
+    got = found(tmp_path, None)
+    assert (got.verdict, got.largest_error, got.not_compared) == ("same", 0.0, [])
+
+
+def test_another_type_is_no_fault(tmp_path: Path) -> None:
+    """bfloat16 against float32: every error is explained by rounding and its growth."""
+    got = compare(recorded(tmp_path / "a.npz"), recorded(tmp_path / "b.npz", dtype=torch.bfloat16))
+    assert got.verdict == "same"
+    assert 0.0 < got.largest_error < got.explained
+
+
+def test_a_fault_between_modules_is_found_there(tmp_path: Path) -> None:
+    def other_scale(made: small.Small) -> None:
+        made.layers[1].self_attn.scale *= 4.0
+
+    got = found(tmp_path, other_scale)
+    assert got.first is not None
+    assert got.first.step.what == "input 0"
+    assert got.first.where == (
+        "in the code of layers.1.self_attn, after layers.1.self_attn.v_proj and before layers.1.self_attn.o_proj"
+    )
+    assert got.first.causes[0].signature == "positions"
+
+
+def test_a_residual_that_is_left_out_is_found_in_its_layer(tmp_path: Path) -> None:
+    def no_residual(made: small.Small) -> None:
+        layer = made.layers[1]
+        layer.forward = lambda x, cos, sin: layer.mlp(
+            layer.post_norm(x + layer.self_attn(layer.input_norm(x), cos, sin))
+        )
+
+    got = found(tmp_path, no_residual)
+    assert got.first is not None
+    assert got.first.step.module == "layers.1"
+    assert got.first.where == "in layers.1's own code, after the modules inside it"
+
+
+def test_what_grows_everywhere_and_jumps_nowhere_drifts(tmp_path: Path) -> None:
+    """Each module adds no more than rounding may, always to the same side."""
+
+    def chain(path: Path, factor: float) -> Path:
+        torch.manual_seed(0)
+        made = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(60)))
+        for one in made:
+            torch.nn.init.orthogonal_(one.weight)
+            wrapped(one, lambda y: y * factor)
+        with torch.inference_mode(), record(made, path):
+            made(torch.ones(8, 64))
+        return path
+
+    got = compare(chain(tmp_path / "a.npz", 1.0), chain(tmp_path / "b.npz", 1.0 + 1.5e-6))
+    assert (got.verdict, got.first) == ("drifts", None)
+    assert got.largest_error > got.explained
