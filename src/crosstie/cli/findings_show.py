@@ -1,4 +1,4 @@
-"""Findings for people, programs and code-scanning pages: what every `crosstie preflight` command prints."""
+"""Findings for people, programs and code-scanning pages: what `crosstie preflight` and `crosstie doctor` print."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,10 +35,10 @@ report_options = together(
 def report(
     title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], *,
     as_json: bool, sarif_file: str | None, fail_on: str, verbose: bool = False,
-    more: Mapping[str, object] | None = None, last: Sequence[str] = (),
+    more: Mapping[str, object] | None = None, last: Sequence[str] = (), caveat: str = _NO_AMD,
 ) -> int:  # fmt: skip
     """Prints or writes all, gravest first, and gives the exit status. Verdicts are by accelerator or callable; the
-    `last` lines stand under the findings."""
+    `last` lines and the `caveat` stand under the findings."""
     ordered = sorted(findings, key=lambda finding: (-rank(finding.severity), finding.target, finding.check))
     if sarif_file:
         write_text(Path(sarif_file), json_text(sarif(ordered)) + "\n")
@@ -46,12 +46,13 @@ def report(
         documents = [{**msgspec.to_builtins(one), "rests_on": GROUNDS[one.grounds]} for one in ordered]
         print_json({"verdicts": dict(verdicts), "findings": documents, **(more or {})})
     else:
-        _show(title, ordered, verdicts, verbose, last)
+        _show(title, ordered, verdicts, verbose, last, caveat)
     return 1 if any(rank(finding.severity) >= rank(fail_on) for finding in findings) else 0
 
 
 def _show(
-    title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], verbose: bool, last: Sequence[str]
+    title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], verbose: bool, last: Sequence[str],
+    caveat: str,
 ) -> None:  # fmt: skip
     """The verdicts first: whoever reads no further has the answer."""
     out = console()
@@ -81,7 +82,7 @@ def _show(
     _count_rest(out, [finding for finding, _ in paragraphs[len(shown) :]])
     for line in last:
         say(out, line)
-    say(out, _NO_AMD, "dim")
+    say(out, caveat, "dim")
     if not verbose and any(finding.severity == "note" for finding in findings):
         closing(out, "where, evidence and remedy of notes")
 

@@ -11,6 +11,7 @@ from crosstie.catalog.library import Catalog, names_in
 from crosstie.cli.options import json_option, model_argument, on_option, verbose_option
 from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, stack_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
+from crosstie.cli.this_machine import ON_THIS, accelerators_on
 from crosstie.core.deployment import Deployment
 from crosstie.core.figures import gigabytes, kibibytes, parameters, significant
 from crosstie.core.model import Model
@@ -22,7 +23,7 @@ _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
 
 @click.command("fit")
 @model_argument
-@on_option("Accelerators. [default: all of the catalog]")
+@on_option(f"Accelerators; {ON_THIS}. [default: all of the catalog]")
 @click.option("--precision", "precisions", metavar="P,...", default="native", show_default=True, help=PRECISION_HELP)
 @click.option("--context", type=int, metavar="N", help="Tokens a sequence. [default: 8192, or the model's limit]")
 @layout_options
@@ -42,6 +43,7 @@ def command(
     crosstie fit deepseek-v3 --on mi355x,b200 --kv fp8
     crosstie fit llama-3.1-8b --precision q4_k_m --on rx-7900-xtx
     crosstie fit ./my-model --on mi300x --tp 4
+    crosstie fit qwen3-8b --on this
 
     Without --tp, --pp, --ep or --dp the layout with the fewest GPUs is shown, with -v every sensible one.
     Exit status 1 when the model fits on none of the accelerators.
@@ -49,15 +51,17 @@ def command(
     catalog = Catalog()
     found = catalog.model(model)
     layout = layout_from(tp, pp, ep, dp)
+    chosen, at_most = accelerators_on(catalog, accelerators, stack)
     result = fit(
         catalog,
         found,
-        catalog.accelerators_named(accelerators, stack),
+        chosen,
         context=context,
         precisions=names_in(precisions),
         kv_format=kv,
         stack=stack,
         layouts=[layout] if layout else None,
+        at_most=at_most,
     )
     print_json(to_json(result)) if as_json else show(result, verbose)
     return 0 if any(p.fits for p in result.placements) else 1

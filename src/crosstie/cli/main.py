@@ -19,6 +19,7 @@ SECTIONS = {
         "catalog": "accelerators, models, stacks and prices, each number with its source",
     },
     "Port": {
+        "doctor": "this machine: GPUs, drivers, limits and software, and what an engine would trip over",
         "preflight": "what breaks on ROCm before anyone rents the GPU: FP8, kernels, graph capture, CUDA source",
         "convert": "an FP8 checkpoint from one dialect to the other, exactly",
         "diff": "the first module whose numbers differ between two machines, and the likely cause",

@@ -15,11 +15,12 @@ from crosstie.cli.options import FILE, json_option, on_option, verbose_option
 from crosstie.cli.plan_show import DETAILS, show_plan
 from crosstie.cli.progress import progress
 from crosstie.cli.show import json_text, print_json
+from crosstie.cli.this_machine import ON_THIS, stock_on
 from crosstie.cli.watch_show import show_watched, watched_json
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.workload import EVIDENCE, Workload
 from crosstie.decide.plan.fleet import fleet_of
-from crosstie.decide.plan.market import PLANNED_BY, adjusted, checked_discount, checked_gpu_hour
+from crosstie.decide.plan.market import BUY, PLANNED_BY, adjusted, checked_discount, checked_gpu_hour, held
 from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.report import document, mark_of
 from crosstie.decide.plan.simulate import simulate_pools
@@ -43,7 +44,7 @@ from crosstie.web.plan_chart import draw_plan
     "[default: on-demand]",
 )
 @click.option("--reserved", multiple=True, metavar="A=USD", help="Your price under contract, for the base of a day.")
-@on_option("Only these accelerators.")
+@on_option(f"Only these accelerators; {ON_THIS}.")
 @click.option("--single-gpus", is_flag=True, help="GPUs one by one, not in whole nodes.")
 @click.option("--sure", type=click.FloatRange(50, 99), metavar="PERCENT", help="How sure it should be. [default: 80]")
 @click.option("--sizing", type=click.Choice(["safe", "likely"]), help="The same by name: 80 or 50.")
@@ -68,6 +69,7 @@ def command(
     crosstie plan --example > workload.toml
     crosstie plan workload.toml --fleet fleet.toml --save plan.json
     crosstie plan workload.toml --price mi300x=1.99 --discount NVIDIA=10%
+    crosstie plan workload.toml --on this    # the GPUs of this machine, which are there already
     crosstie plan --watch plan.json
 
     WORKLOAD is a TOML file of models, classes of requests with their lengths, rates and latency targets, and
@@ -166,6 +168,10 @@ def _overridden(
     def accelerator_or_vendor(name: str) -> str:
         return vendors.get(name.casefold()) or accelerator(name)
 
+    here = {one.accelerator.id: one.count for one in stock_on(catalog, accelerators)}
+    if here:
+        workload, accelerators, single_gpus = held(workload, here), None, True
+        kinds = kinds or ",".join(dict.fromkeys((*workload.prices.kinds, BUY)))
     chosen = None if accelerators is None else [_found("--on", name, accelerator) for name in names_in(accelerators)]
     if chosen == []:
         raise BadInput("--on names no accelerator")

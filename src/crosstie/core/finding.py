@@ -11,13 +11,14 @@ Severity = Literal["note", "setting", "slow", "unknown", "error"]
 SEVERITIES: tuple[str, ...] = get_args(Severity)
 
 # What a finding rests on. None of these is a run on an AMD GPU.
-Grounds = Literal["computed", "compiled", "emulated", "read", "measured"]
+Grounds = Literal["computed", "compiled", "emulated", "read", "measured", "seen"]
 GROUNDS: dict[str, str] = {
     "computed": "computed from the files",
     "compiled": "compiled for the target, not run on it",
     "emulated": "run on a stand-in for the device, on the CPU",
     "read": "read in the source",
     "measured": "measured on an NVIDIA GPU",
+    "seen": "told by the machine",
 }
 
 VERDICTS: dict[str, str] = {

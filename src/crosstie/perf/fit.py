@@ -1,6 +1,6 @@
 """How a model sits on accelerators: which layouts hold it, and what is left for the cache."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -131,10 +131,12 @@ def fit(
     kv_format: str = "bf16",
     stack: str | None = None,
     layouts: Sequence[Parallelism] | None = None,
+    at_most: Mapping[str, int] | None = None,
 ) -> Fit:
     """Every layout that holds the model within a domain, or the given layouts only.
 
     `context`: tokens a sequence; 8,192 by default, or the model's limit. Names of one precision count once.
+    `at_most`: GPUs that there are, by accelerator; without an entry, as many as a layout takes.
     """
     if not precisions:
         raise BadInput("no precision is named")
@@ -162,7 +164,7 @@ def fit(
         )
         for accelerator in accelerators:
             try:
-                splits = layouts or candidate_layouts(model, accelerator)
+                splits = _within(layouts or candidate_layouts(model, accelerator), accelerator, at_most or {})
                 first = catalog.deployment(model, accelerator, splits[0], precision, kv_format, stack)
                 tried = place_each(catalog, first, splits, context)
             except BadInput as error:
@@ -174,6 +176,16 @@ def fit(
     if accelerators and not placements:
         raise BadInput(next(iter(problems.values())))
     return Fit(model=model, context=context, sizes=sizes, placements=placements, problems=problems)
+
+
+def _within(
+    splits: Sequence[Parallelism], accelerator: Accelerator, at_most: Mapping[str, int]
+) -> list[Parallelism]:  # fmt: skip
+    limit = at_most.get(accelerator.id)
+    found = [split for split in splits if limit is None or split.gpus <= limit]
+    if not found:
+        raise BadInput(f"{splits[0]} takes {splits[0].gpus} GPUs, and there are {limit} of {accelerator.id}")
+    return found
 
 
 def place_each(catalog: Deployments, first: Deployment, splits: Sequence[Parallelism], context: int) -> list[Placement]:

@@ -113,6 +113,14 @@ def adjusted(
     return msgspec.structs.replace(workload, prices=prices, constraints=limits, **how_sure)
 
 
+def held(workload: Workload, gpus: Mapping[str, int]) -> Workload:
+    """The workload on GPUs that are there, and on no others."""
+    limits = msgspec.structs.replace(
+        workload.constraints, accelerators=tuple(gpus), vendors=(), inventory=dict(gpus), at_most=dict(gpus)
+    )
+    return msgspec.structs.replace(workload, constraints=limits)
+
+
 def checked_gpu_hour(usd: float) -> float:
     if not 0.001 <= usd <= 1000:
         raise BadInput("a GPU-hour costs from 0.001 to 1,000 USD")

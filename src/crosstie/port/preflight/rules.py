@@ -111,14 +111,14 @@ class EngineRule(msgspec.Struct, frozen=True, kw_only=True):
 
     def may_hold(self, facts: Facts) -> bool:
         """Whether this row speaks of that operation; settings may still decide it."""
-        return all(_met(key, wanted, facts) for key, wanted in self.when.items() if not is_setting(key)) and not any(
-            _met(key, wanted, facts) for key, wanted in self.unless.items() if not is_setting(key)
+        return all(met(key, wanted, facts) for key, wanted in self.when.items() if not is_setting(key)) and not any(
+            met(key, wanted, facts) for key, wanted in self.unless.items() if not is_setting(key)
         )
 
     def holds_with(self, settings: Facts) -> bool:
         """Whether these settings leave a row standing that may hold."""
-        return all(_met(key, wanted, settings) for key, wanted in self.when.items() if is_setting(key)) and not any(
-            _met(key, wanted, settings) for key, wanted in self.unless.items() if is_setting(key)
+        return all(met(key, wanted, settings) for key, wanted in self.when.items() if is_setting(key)) and not any(
+            met(key, wanted, settings) for key, wanted in self.unless.items() if is_setting(key)
         )
 
     @property
@@ -130,7 +130,7 @@ def is_setting(key: str) -> bool:
     return key.startswith(SETTINGS)
 
 
-def _met(key: str, wanted: tuple[Value, ...], facts: Facts) -> bool:
+def met(key: str, wanted: tuple[Value, ...], facts: Facts) -> bool:
     return key in facts and _meets(facts[key], wanted)
 
 
@@ -211,9 +211,9 @@ def _rule(file: Path, where: str, entry: dict[str, Any], engine: str, sources: S
     operation = one_of(file, f"{name}.operation", entry.get("operation"), OPERATIONS)
     rule = read_record(
         file, name, entry, EngineRule,
-        engine=engine, operation=operation, on=_targets(file, f"{name}.on", entry.get("on")),
-        when=_conditions(file, f"{name}.when", entry.get("when") or {}, FACTS[operation]),
-        unless=_conditions(file, f"{name}.unless", entry.get("unless") or {}, FACTS[operation]),
+        engine=engine, operation=operation, on=targets(file, f"{name}.on", entry.get("on")),
+        when=conditions(file, f"{name}.when", entry.get("when") or {}, FACTS[operation]),
+        unless=conditions(file, f"{name}.unless", entry.get("unless") or {}, FACTS[operation]),
         implementation=one_of(file, f"{name}.implementation", entry.get("implementation"), IMPLEMENTATIONS),
         source=f"{reference} {at}", at=at, date=day,
     )  # fmt: skip
@@ -254,7 +254,7 @@ def false_citations(found: Iterable[EngineRule], tree: Path) -> list[str]:
     return false
 
 
-def _targets(file: Path, where: str, value: object) -> tuple[str, ...]:
+def targets(file: Path, where: str, value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not value:
         raise BadData(file, where, "must be a list of instruction sets, or of any, rocm, cuda")
     for one in value:
@@ -263,7 +263,7 @@ def _targets(file: Path, where: str, value: object) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _conditions(file: Path, where: str, value: object, known: set[str]) -> dict[str, tuple[Value, ...]]:
+def conditions(file: Path, where: str, value: object, known: set[str]) -> dict[str, tuple[Value, ...]]:
     found: dict[str, tuple[Value, ...]] = {}
     for key, wanted in table(file, where, value).items():
         of_model = key.startswith(OF_MODEL) and key.removeprefix(OF_MODEL) in MODEL_FACTS

@@ -1,0 +1,101 @@
+"""Rows of checks.toml against a machine: each that holds is a finding with its remedy and its source."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from crosstie.catalog.reading import cited_tables, read_record, sourced_file
+from crosstie.core.errors import BadData
+from crosstie.core.finding import Finding, Location, Severity
+from crosstie.port.doctor.facts import PLACES, UNSET, gpu_facts, known_facts, machine_facts
+from crosstie.port.doctor.machine import Machine
+from crosstie.port.preflight.rules import Value, conditions, covers, met, targets
+
+FILE = Path(__file__).parent / "data" / "checks.toml"
+_NAMED = re.compile(r"\{([\w.]+)\}")
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    on: tuple[str, ...]
+    when: dict[str, tuple[Value, ...]]
+    unless: dict[str, tuple[Value, ...]] = {}
+    severity: Severity
+    # Facts in braces are filled in, here and in the remedy.
+    what: str
+    remedy: str = ""
+    needs: str
+    source: str
+    date: str
+
+    def holds(self, facts: Mapping[str, Value]) -> bool:
+        return all(met(key, wanted, facts) for key, wanted in self.when.items()) and not any(
+            met(key, wanted, facts) for key, wanted in self.unless.items()
+        )
+
+    @property
+    def of_gpu(self) -> bool:
+        return any(key.startswith("gpu.") for key in self.when)
+
+
+@cache
+def checks(file: Path = FILE) -> tuple[Check, ...]:
+    found: list[Check] = []
+    with sourced_file(file, {"check"}) as (raw, sources):
+        for where, entry, reference, day in cited_tables(file, raw, "check", sources):
+            known = known_facts(key[4:] for key in {**entry.get("when", {}), **entry.get("unless", {})} if _env(key))
+            check = read_record(
+                file, where, {**entry, "date": day}, Check, source=reference, date=day,
+                on=targets(file, f"{where}.on", entry.get("on")),
+                when=conditions(file, f"{where}.when", entry.get("when") or {}, known),
+                unless=conditions(file, f"{where}.unless", entry.get("unless") or {}, known),
+            )  # fmt: skip
+            for name in _NAMED.findall(check.what + check.remedy + check.needs):
+                if name not in known:
+                    raise BadData(file, f"{check.id}.what", f"{{{name}}} is no fact")
+            if check.severity != "note" and not check.remedy:
+                raise BadData(file, f"{check.id}.remedy", "missing: only a note may do without")
+            if any(check.id == other.id for other in found):
+                raise BadData(file, check.id, "this id stands here twice")
+            found.append(check)
+    return tuple(found)
+
+
+def _env(key: str) -> bool:
+    return key.startswith("env.")
+
+
+def check_findings(machine: Machine) -> list[Finding]:
+    common = machine_facts(machine)
+    found: dict[Finding, None] = {}
+    for check in checks():
+        variables = {key: machine.environment.get(key[4:], UNSET) for key in check.when if _env(key)}
+        for gpu in machine.gpus:
+            facts = {**common, **variables, **gpu_facts(gpu)}
+            isa = gpu.isa or ("gfx" if gpu.vendor == "AMD" else "sm_")
+            if any(covers(target, isa) for target in check.on) and check.holds(facts):
+                # A GPU inside the processor is the machine's fault, and no kind that a verdict is given of.
+                found[_finding(check, facts, gpu.label if check.of_gpu and not gpu.integrated else "")] = None
+    return list(found)
+
+
+def _finding(check: Check, facts: Mapping[str, Value], target: str) -> Finding:
+    asked = [key for key in check.when if key in facts]
+    seen = ", ".join(f"{key} = {facts[key]}" for key in asked)
+    first = asked[0] if asked else ""
+    return Finding(
+        check=check.id, severity=check.severity, what=_filled(check.what, facts), grounds="seen", target=target,
+        where=Location(file=_place(first), name=first), remedy=_filled(check.remedy, facts),
+        evidence=f"{seen}; {_filled(check.needs, facts)} ({check.source}, {check.date})",
+    )  # fmt: skip
+
+
+def _place(fact: str) -> str:
+    return "environment" if _env(fact) else "GPUs" if fact.startswith("gpu.") else PLACES.get(fact, "machine")
+
+
+def _filled(text: str, facts: Mapping[str, Value]) -> str:
+    return _NAMED.sub(lambda name: str(facts.get(name[1], "not told")), text)

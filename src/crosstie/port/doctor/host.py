@@ -1,0 +1,206 @@
+"""A record in, a `Machine` out: the GPUs of both vendors, and what the kernel tells of the rest."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+
+from crosstie.core.errors import BadData
+from crosstie.port.doctor.amd import VENDOR as AMD, amd_gpus, amd_links, amdgpu_release, rocm_release
+from crosstie.port.doctor.identify import identified
+from crosstie.port.doctor.machine import Device, Gpu, Link, Machine, Nic
+from crosstie.port.doctor.nvidia import VENDOR as NVIDIA, nvidia_gpus, nvidia_links, nvidia_releases
+from crosstie.port.doctor.record import FACTS
+
+_PCI = "files/sys/bus/pci/devices/"
+_VENDORS = {f"0x{AMD}": "AMD", f"0x{NVIDIA}": "NVIDIA"}
+# What cgroups of the first version write for no limit.
+_NO_LIMIT = 1 << 60
+
+
+class _Facts(msgspec.Struct, kw_only=True):
+    """What Python told of the machine; a record that was made by hand may have less."""
+
+    taken: str = ""
+    system: str = ""
+    cpus: int = 0
+    uid: int = 0
+    groups: tuple[int, ...] = ()
+    shm_bytes: int | None = None
+    limits: dict[str, int] = {}
+    devices: dict[str, Device] = {}
+    container: list[str] = []
+    environment: dict[str, str] = {}
+    python: str = ""
+    packages: dict[str, str] = {}
+    torch_build: dict[str, str] = {}
+
+
+def machine_of(record: Mapping[str, str], name: str = "this machine") -> Machine:
+    try:
+        facts = msgspec.json.decode(record[FACTS], type=_Facts)
+    except msgspec.DecodeError as error:
+        raise BadData(f"{name}/{FACTS}", "", f"not what `crosstie doctor --record` writes: {error}") from None
+    gpus, links = _gpus(record)
+    driver, cuda = nvidia_releases(record)
+    return Machine(
+        taken=facts.taken, system=facts.system, gpus=gpus, links=links, driverless=_driverless(record),
+        nics=_nics(record), amdgpu=amdgpu_release(record), rocm=rocm_release(record), nvidia=driver, cuda=cuda,
+        cuda_toolkit=_toolkit(record), packages=facts.packages, torch_build=facts.torch_build,
+        llama_cpp=_first(r"version: (\d+)", record.get("commands/llama-server.txt", "")),
+        environment=facts.environment, devices=facts.devices, uid=facts.uid, groups=facts.groups, cpus=facts.cpus,
+        cpu_limit=_cpu_limit(record), memory_bytes=_meminfo(record, "MemTotal") << 10,
+        memory_limit_bytes=_limit(record, "memory.max", "memory/memory.limit_in_bytes"),
+        pids_limit=_limit(record, "pids.max", "pids/pids.max"), shm_bytes=facts.shm_bytes, limits=facts.limits,
+        container=bool(facts.container) or "KUBERNETES_SERVICE_HOST" in facts.environment,
+        seccomp=_first(r"^Seccomp:\s*(\d)", _file(record, "proc/self/status")) == "2",
+        modules=tuple(line.split()[0] for line in _file(record, "proc/modules").splitlines() if line.strip()),
+        boot=tuple(_file(record, "proc/cmdline").split()), iommus=tuple(_file(record, "sys/class/iommu").split()),
+        numa_nodes=_span(_file(record, "sys/devices/system/node/online")),
+        numa_balancing=_int(_file(record, "proc/sys/kernel/numa_balancing")),
+        transparent_hugepages=_first(r"\[(\w+)\]", _file(record, "sys/kernel/mm/transparent_hugepage/enabled")),
+        hugepages_bytes=_meminfo(record, "HugePages_Total") * _meminfo(record, "Hugepagesize") << 10,
+        failed={_tool(key): text.strip() for key, text in record.items() if key.endswith(".error")},
+        read=tuple(sorted({_tool(key) for key in record if not key.endswith(".error")})),
+    )  # fmt: skip
+
+
+def _tool(key: str) -> str:
+    """What a text of the record was had from: a tool, the kernel's topology, /proc, /sys."""
+    part, _, rest = key.partition("/")
+    if part == "commands":
+        return re.sub(r"(-(static|topology|version|isa|topo))?\.(json|txt|xml|csv)(\.error)?$", "", rest)
+    if part == "files":
+        return "kfd" if rest.startswith("sys/class/kfd/") else f"/{rest.partition('/')[0]}"
+    return "python"
+
+
+def _gpus(record: Mapping[str, str]) -> tuple[tuple[Gpu, ...], tuple[Link, ...]]:
+    amd, nvidia = amd_gpus(record), nvidia_gpus(record)
+    links = amd_links(record, amd)
+    more = nvidia_links(record, len(nvidia))
+    shifted = [Link(one=link.one + len(amd), other=link.other + len(amd), kind=link.kind) for link in more]
+    known = [_with_bus(gpu, record) for gpu in (*amd, *nvidia)]
+    # Where no tool answers, the bus still tells which GPUs there are.
+    for vendor, seen in (("AMD", amd), ("NVIDIA", nvidia)):
+        known += [] if seen else [_with_bus(gpu, record) for gpu in _on_bus(record, vendor)]
+    return tuple(map(identified, known)), (*links, *shifted)
+
+
+def _with_bus(gpu: Gpu, record: Mapping[str, str]) -> Gpu:
+    """What the kernel's files of a PCI device add."""
+
+    def said(name: str) -> str:
+        # Partitions have no files of their own.
+        found = record.get(f"{_PCI}{gpu.board}.0/{name}", "").strip()
+        return "" if found in ("N/A", "0", "") else found
+
+    more: dict[str, Any] = {
+        "revision": gpu.revision or said("revision").removeprefix("0x"),
+        "compute_partition": gpu.compute_partition or said("current_compute_partition"),
+        "memory_partition": gpu.memory_partition or said("current_memory_partition"),
+        "link_width": gpu.link_width or _int(said("current_link_width")),
+        "link_width_max": gpu.link_width_max or _int(said("max_link_width")),
+    }
+    if not more["compute_partition"] or more["compute_partition"] == "SPX":
+        more["memory_bytes"] = gpu.memory_bytes or _int(said("mem_info_vram_total"))
+        more["used_bytes"] = gpu.used_bytes or _int(said("mem_info_vram_used"))
+    return msgspec.structs.replace(gpu, **more)
+
+
+def _on_bus(record: Mapping[str, str], vendor: str) -> list[Gpu]:
+    found = []
+    for name, bus in _pci(record).items():
+        driver = bus.get("driver", "").strip()
+        if driver in ("amdgpu", "nvidia") and _VENDORS.get(bus["vendor"].strip()) == vendor:
+            pci = f"{bus['vendor'].strip()[2:]}:{bus.get('device', '').strip()[2:]}"
+            found.append(Gpu(vendor=vendor, bus=name, pci=pci, seen_by=("/sys",)))
+    return found
+
+
+def _driverless(record: Mapping[str, str]) -> tuple[str, ...]:
+    """Boards that an engine could use, with no driver or one for guests (vfio-pci)."""
+    return tuple(
+        f"{bus['vendor'].strip()[2:]}:{bus.get('device', '').strip()[2:]} at {name}"
+        + (f" ({driver})" if (driver := bus.get("driver", "").strip()) else "")
+        for name, bus in _pci(record).items()
+        if bus["vendor"].strip() in _VENDORS and bus.get("driver", "").strip() not in ("amdgpu", "nvidia")
+    )
+
+
+def _pci(record: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for key, text in record.items():
+        if key.startswith(_PCI):
+            name, _, leaf = key.removeprefix(_PCI).partition("/")
+            found.setdefault(name, {})[leaf] = text
+    return {name: leaves for name, leaves in found.items() if "vendor" in leaves}
+
+
+def _nics(record: Mapping[str, str]) -> tuple[Nic, ...]:
+    start = "files/sys/class/infiniband/"
+    ports = sorted({str(PurePosixPath(key).parent) for key in record if key.startswith(start)})
+    found = []
+    for port in ports:
+        rate = _first(r"^([\d.]+) Gb", record.get(f"{port}/rate", ""))
+        found.append(
+            Nic(
+                name=port.removeprefix(start).partition("/")[0], layer=record.get(f"{port}/link_layer", "").strip(),
+                up="ACTIVE" in record.get(f"{port}/state", ""), gbit_per_s=float(rate) if rate else None,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _toolkit(record: Mapping[str, str]) -> str:
+    try:
+        raw = json.loads(_file(record, "usr/local/cuda/version.json") or "{}")
+        return str(raw["cuda"]["version"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _file(record: Mapping[str, str], name: str) -> str:
+    return record.get(f"files/{name}", "")
+
+
+def _first(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _int(text: str) -> int | None:
+    return int(text) if text.strip().lstrip("-").isdigit() else None
+
+
+def _meminfo(record: Mapping[str, str], key: str) -> int:
+    return int(_first(rf"^{key}:\s+(\d+)", _file(record, "proc/meminfo")) or 0)
+
+
+def _span(text: str) -> int:
+    """How many: "0", "0-1", "0,2"."""
+    ends = [part.split("-") for part in text.strip().split(",") if part]
+    return max(sum(int(end[-1]) - int(end[0]) + 1 for end in ends), 1)
+
+
+def _groups(record: Mapping[str, str], name: str) -> list[str]:
+    """A limit of the container and of every group that stands above the process."""
+    return [
+        text.strip() for key, text in record.items() if re.fullmatch(rf"files/sys/fs/cgroup/(\d+/)?{name}", key)
+    ]  # fmt: skip
+
+
+def _limit(record: Mapping[str, str], name: str, before: str) -> int | None:
+    said = [*_groups(record, name), _file(record, f"sys/fs/cgroup/{before}").strip()]
+    found = [int(text) for text in said if text.isdigit() and int(text) < _NO_LIMIT]
+    return min(found, default=None)
+
+
+def _cpu_limit(record: Mapping[str, str]) -> float | None:
+    quotas = [text.split() for text in _groups(record, "cpu.max")]
+    quotas.append([_file(record, f"sys/fs/cgroup/cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period")])
+    found = [int(q[0]) / int(q[1]) for q in quotas if len(q) == 2 and all(one.isdigit() for one in q)]
+    return min(found, default=None)

@@ -1,0 +1,141 @@
+"""A machine as engines will find it: GPUs and what joins them, drivers, software, limits, variables."""
+
+from typing import Any
+
+import msgspec
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One device that a program can open: a whole GPU, or a partition of one."""
+
+    vendor: str
+    name: str = ""
+    # As in 0000:83:00.0; partitions of a GPU differ in the last figure, or not at all.
+    bus: str = ""
+    # gfx942, sm_90; "" where no source tells.
+    isa: str = ""
+    # vendor:device, and the revision that tells cards of one chip apart.
+    pci: str = ""
+    revision: str = ""
+    compute_units: int | None = None
+    memory_bytes: int | None = None
+    used_bytes: int | None = None
+    compute_partition: str = ""
+    memory_partition: str = ""
+    mig: str = ""
+    persistence: str = ""
+    compute_mode: str = ""
+    fabric: str = ""
+    link_width: int | None = None
+    link_width_max: int | None = None
+    # Whether it is part of the processor and takes its memory.
+    integrated: bool = False
+    # The catalog's name for the whole GPU; "" where it has none.
+    accelerator: str = ""
+    # Which of the sources told of it.
+    seen_by: tuple[str, ...] = ()
+
+    @property
+    def is_partition(self) -> bool:
+        return self.compute_partition not in ("", "SPX", "N/A") or self.mig == "Enabled"
+
+    @property
+    def board(self) -> str:
+        return self.bus.rpartition(".")[0]
+
+    @property
+    def label(self) -> str:
+        return self.accelerator or self.isa or self.name or self.pci
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """What joins two GPUs, by their places in the list: XGMI, NV18, PCIE, PIX, SYS."""
+
+    one: int
+    other: int
+    kind: str
+
+    @property
+    def is_fast(self) -> bool:
+        return self.kind == "XGMI" or self.kind.startswith("NV")
+
+
+class Nic(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    # InfiniBand, Ethernet; RDMA adapters only.
+    layer: str
+    up: bool
+    gbit_per_s: float | None = None
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A file under /dev, and whether who asks may open it."""
+
+    mode: str
+    gid: int
+    group: str
+    open: bool
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    taken: str
+    system: str
+    gpus: tuple[Gpu, ...] = ()
+    # GPUs on the PCI bus that no driver has taken, as vendor:device at bus.
+    driverless: tuple[str, ...] = ()
+    links: tuple[Link, ...] = ()
+    nics: tuple[Nic, ...] = ()
+    amdgpu: str = ""
+    rocm: str = ""
+    nvidia: str = ""
+    # The newest CUDA that the driver speaks, and the toolkit that is installed.
+    cuda: str = ""
+    cuda_toolkit: str = ""
+    packages: dict[str, str] = {}
+    # What PyTorch was built for: cuda or hip, with the release.
+    torch_build: dict[str, str] = {}
+    llama_cpp: str = ""
+    environment: dict[str, str] = {}
+    devices: dict[str, Device] = {}
+    uid: int = 0
+    groups: tuple[int, ...] = ()
+    cpus: int = 0
+    # What the container or the job may use, where it is limited.
+    cpu_limit: float | None = None
+    memory_bytes: int = 0
+    memory_limit_bytes: int | None = None
+    pids_limit: int | None = None
+    shm_bytes: int | None = None
+    # Soft limits; -1 is none.
+    limits: dict[str, int] = {}
+    container: bool = False
+    seccomp: bool = False
+    modules: tuple[str, ...] = ()
+    boot: tuple[str, ...] = ()
+    # Names of the IOMMUs that are switched on.
+    iommus: tuple[str, ...] = ()
+    numa_nodes: int = 1
+    numa_balancing: int | None = None
+    transparent_hugepages: str = ""
+    hugepages_bytes: int = 0
+    # Tools that are there and failed, with what they said.
+    failed: dict[str, str] = {}
+    # Sources that told something.
+    read: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> tuple[Gpu, ...]:
+        """Without those inside the processor, which engines should not take for one."""
+        return tuple(gpu for gpu in self.gpus if not gpu.integrated)
+
+    @property
+    def cpus_allowed(self) -> float:
+        return min(self.cpus, self.cpu_limit or self.cpus)
+
+    @property
+    def memory_allowed(self) -> int:
+        return min(self.memory_bytes, self.memory_limit_bytes or self.memory_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found

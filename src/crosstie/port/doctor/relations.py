@@ -1,0 +1,235 @@
+"""What no single fact shows: drivers against builds, releases against each other, variables against the GPUs."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from packaging.version import InvalidVersion, Version
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.figures import gigabytes, plural
+from crosstie.core.finding import Finding, Location, Severity
+from crosstie.port.doctor.machine import Gpu, Machine
+from crosstie.port.preflight.engine import EngineRelease
+from crosstie.port.preflight.matrix import EngineBuild, builds
+
+_TOOLS = {"rocminfo": "AMD", "amd-smi": "AMD", "nvidia-smi": "NVIDIA"}
+_VISIBLE = {
+    "AMD": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    "NVIDIA": ("CUDA_VISIBLE_DEVICES",),
+}
+_LINKS = {"mesh": "xGMI", "switch": "NVLink"}
+_COMPATIBILITY = "NVIDIA, CUDA Compatibility, minor version compatibility, 2026-09-09"
+_PROCESSES = "vLLM documentation, configuration/optimization: CPU resources for GPU deployments, as of 0.20, 2026-05-14"
+
+
+def relation_findings(machine: Machine, catalog: Catalog, engines: Sequence[EngineRelease]) -> list[Finding]:
+    return [
+        *_found(machine), *_tools(machine), *_visible(machine), *_mixed(machine), *_links(machine, catalog),
+        *_driver(machine), *_rocm(machine), *(one for engine in engines for one in _release(machine, engine)),
+        *_processors(machine), *_host_memory(machine),
+    ]  # fmt: skip
+
+
+def _finding(
+    check: str, severity: Severity, what: str, file: str, evidence: str, remedy: str = "", target: str = ""
+) -> Finding:
+    return Finding(
+        check=check, severity=severity, what=what, where=Location(file=file), evidence=evidence, remedy=remedy,
+        grounds="seen", target=target,
+    )  # fmt: skip
+
+
+def _found(machine: Machine) -> Iterable[Finding]:
+    for board in machine.driverless:
+        yield _finding(
+            "driver", "error", f"GPU {board}: on the PCI bus, and neither amdgpu nor nvidia has it",
+            "/sys/bus/pci/devices", "no driver of its vendor is bound to it",
+            "Install and load the vendor's driver; a GPU that is bound to vfio-pci belongs to a virtual machine.",
+        )  # fmt: skip
+    if not machine.usable and not machine.driverless:
+        yield _finding(
+            "no-gpu", "error", "no GPU that an engine could use is seen", "GPUs",
+            f"sources that told something: {', '.join(machine.read)}",
+            "In a container: --device /dev/kfd --device /dev/dri (AMD), --gpus all (NVIDIA). On the host: lspci shows "
+            "whether there is one.",
+        )  # fmt: skip
+
+
+def _tools(machine: Machine) -> Iterable[Finding]:
+    """An image may carry the tool of a vendor whose GPUs are not there; then it may fail."""
+    vendors = {gpu.vendor for gpu in machine.gpus}
+    for tool, said in machine.failed.items():
+        vendor = _TOOLS.get(tool)
+        if vendor is None:
+            continue
+        meant = vendor in vendors or not vendors
+        yield _finding(
+            "tool-failed", "error" if meant else "note", f"{tool} fails: {said}", tool, said,
+            "What it says; mostly the driver is not loaded, or is of another release than the tool." if meant else "",
+        )  # fmt: skip
+
+
+def _visible(machine: Machine) -> Iterable[Finding]:
+    for vendor, names in _VISIBLE.items():
+        total = sum(gpu.vendor == vendor for gpu in machine.gpus)
+        for name in names if total else ():
+            said = machine.environment.get(name)
+            # vLLM takes an empty one for unset on ROCm; CUDA hides every GPU.
+            if said is None or (said == "" and vendor == "AMD"):
+                continue
+            shown, wrong = _counted(said, total)
+            evidence = f"{name}={said}; {plural(total, 'GPU')} of {vendor}"
+            if not shown:
+                what = f"{name}={said} hides every GPU"
+            elif wrong:
+                what = f"{name}={said}: there is no GPU {wrong}, and what comes after it is hidden"
+            else:
+                if shown < total:
+                    yield _finding("visible", "note", f"{name} shows {shown} of {total} GPUs", "environment", evidence)
+                continue
+            yield _finding(
+                "visible", "error", what, "environment", evidence, f"unset {name}, or numbers from 0 to {total - 1}"
+            )
+
+
+def _counted(said: str, total: int) -> tuple[int, str]:
+    """How many of them are shown, and the first number that names none. UUIDs are taken at their word."""
+    shown = 0
+    for one in (part.strip() for part in said.split(",")):
+        if one.lstrip("-").isdigit() and not 0 <= int(one) < total:
+            return shown, one
+        if not one:
+            return shown, ""
+        shown += 1
+    return shown, ""
+
+
+def _mixed(machine: Machine) -> Iterable[Finding]:
+    kinds = Counter(gpu.label for gpu in machine.usable)
+    if len(kinds) > 1:
+        told = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+        yield _finding(
+            "mixed", "note", f"GPUs of several kinds ({told}): an engine splits a model over one kind", "GPUs", told
+        )
+
+
+def _links(machine: Machine, catalog: Catalog) -> Iterable[Finding]:
+    """Boards that are sold joined, and are not."""
+    whole = [(place, gpu) for place, gpu in enumerate(machine.gpus) if gpu.accelerator and not gpu.is_partition]
+    for name in dict.fromkeys(gpu.accelerator for _, gpu in whole):
+        technology = _LINKS.get(catalog.accelerator(name).scale_up.topology.value)
+        places = [place for place, gpu in whole if gpu.accelerator == name]
+        told = [link for link in machine.links if link.one in places and link.other in places]
+        slow = [link for link in told if not link.is_fast]
+        if technology and slow:
+            pairs = ", ".join(f"{link.one}-{link.other} ({link.kind})" for link in slow[:6])
+            yield _finding(
+                "links", "slow", f"{len(slow)} of {plural(len(told), 'pair')} of GPUs have no {technology} between "
+                f"them: {pairs}{', ...' if len(slow) > 6 else ''}", "links",
+                f"the catalog's {name} is joined by {technology}", "amd-smi xgmi or nvidia-smi nvlink -s shows which "
+                "links are down; a reset of the GPUs, fabric manager, or the vendor. Or split over those that are "
+                "joined (HIP_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES).", name,
+            )  # fmt: skip
+
+
+def _version(text: str) -> Version | None:
+    try:
+        # 7.0.51831-a3e329ad8 names a build behind the release.
+        return Version(text.partition("-")[0])
+    except InvalidVersion:
+        return None
+
+
+def _driver(machine: Machine) -> Iterable[Finding]:
+    built, spoken = _version(machine.torch_build.get("cuda", "")), _version(machine.cuda)
+    if built is None or spoken is None or built.release[:2] <= spoken.release[:2]:
+        return
+    over = built.major > spoken.major
+    told = f"PyTorch is built for CUDA {built}, driver {machine.nvidia} speaks up to {spoken}"
+    yield _finding(
+        "cuda-driver", "error" if over else "note",
+        f"{told}: it will not start" if over else f"{told}: runs, without what is new in {built}", "nvidia-smi",
+        f"{told} ({_COMPATIBILITY})",
+        f"A driver that speaks CUDA {built}, its cuda-compat package (data-centre GPUs), or PyTorch for CUDA "
+        f"{spoken.major}." if over else "",
+    )  # fmt: skip
+
+
+def _rocm(machine: Machine) -> Iterable[Finding]:
+    built, installed = _version(machine.torch_build.get("hip", "")), _version(machine.rocm)
+    if built and installed and built.major != installed.major:
+        told = f"PyTorch is built for ROCm {built.major}.{built.minor}, ROCm {installed} is installed"
+        yield _finding(
+            "rocm-release",
+            "unknown",
+            f"{told}: libraries of both may be loaded into one process",
+            "/opt/rocm",
+            told,
+            f"PyTorch for ROCm {installed.major}, or a ROCm {built.major} beside it; the engine's image has one.",
+        )
+
+
+def _release(machine: Machine, engine: EngineRelease) -> Iterable[Finding]:
+    """An engine against what its project builds that release on, and against what preflight has read."""
+    if engine.version > engine.newest:
+        yield _finding(
+            "engine-unread", "unknown", f"{engine} is newer than what preflight's rules were read in "
+            f"({engine.newest})", "packages", f"installed: {engine}", f"{engine.name}=={engine.newest}, or try it on "
+            "one GPU first; `crosstie catalog update` may have newer rules.",
+        )  # fmt: skip
+    build = _build(engine)
+    for vendor, key, wanted in (("AMD", "hip", build.rocm), ("NVIDIA", "cuda", build.cuda)) if build else ():
+        assert build
+        has, asked = _version(machine.torch_build.get(key, "")), _version(wanted)
+        if not any(gpu.vendor == vendor for gpu in machine.gpus) or has is None or asked is None:
+            continue
+        # CUDA keeps what is built for one of its majors running; ROCm promises that for none.
+        same = has.major == asked.major if key == "cuda" else has.release[:2] == asked.release[:2]
+        if not same:
+            name, image = ("ROCm", build.rocm_image) if key == "hip" else ("CUDA", build.cuda_image)
+            yield _finding(
+                "engine-build", "unknown", f"{engine.name} {build.version} is built on {name} {wanted}, PyTorch here "
+                f"on {has.major}.{has.minor}: nobody has read or tried that pair", "packages",
+                f"{build.source}, of {build.released}",
+                f"The image {image}." if image else f"PyTorch for {name} {wanted}.",
+            )  # fmt: skip
+
+
+def _build(engine: EngineRelease) -> EngineBuild | None:
+    """Of its own release, or of the newest before it whose build files were read."""
+    found = [one for one in builds() if one.engine == engine.name and Version(one.version) <= engine.version]
+    return next((one for one in found if one.rocm or one.cuda), None)
+
+
+def _processors(machine: Machine) -> Iterable[Finding]:
+    gpus = len(machine.usable)
+    needed, has = gpus + 2, machine.cpus_allowed
+    if gpus and 0 < has < needed:
+        limit = f", limited from {machine.cpus}" if machine.cpu_limit and machine.cpu_limit < machine.cpus else ""
+        yield _finding(
+            "processors", "slow", f"{has:g} CPUs for {plural(gpus, 'GPU')}: a vLLM over all of them has {needed} busy "
+            "processes, and a scheduler that waits for a core leaves GPUs idle", "/sys/fs/cgroup",
+            f"{has:g} CPUs may be used{limit} ({_PROCESSES})",
+            f"At least {needed} physical cores: --cpus (Docker), resources.limits.cpu (Kubernetes), --cpus-per-task "
+            "(Slurm).",
+        )  # fmt: skip
+
+
+def _host_memory(machine: Machine) -> Iterable[Finding]:
+    largest = max((gpu.memory_bytes or 0 for gpu in machine.usable), default=0)
+    if machine.memory_limit_bytes and machine.memory_allowed < largest:
+        yield _finding(
+            "host-memory", "setting", f"the container may use {gigabytes(machine.memory_allowed)} of host memory, less "
+            f"than one GPU has ({gigabytes(largest)}): loading a model that fills it may be killed", "/sys/fs/cgroup",
+            f"memory limit {machine.memory_limit_bytes:,} bytes, of {machine.memory_bytes:,}",
+            "A higher --memory (Docker) or resources.limits.memory (Kubernetes); page cache counts, and pinned "
+            "buffers and offloaded caches come on top.",
+        )  # fmt: skip
+
+
+def kinds(machine: Machine) -> dict[str, list[Gpu]]:
+    """GPUs that are alike, by what they are called."""
+    found: dict[str, list[Gpu]] = {}
+    for gpu in machine.usable:
+        found.setdefault(gpu.label, []).append(gpu)
+    return found

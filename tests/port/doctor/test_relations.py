@@ -1,0 +1,108 @@
+"""What two facts show together, on machines with the fault and without."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from tests.port.doctor.machines import healthy
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.finding import Finding
+from crosstie.port.doctor.doctor import diagnose, installed
+from crosstie.port.doctor.machine import Link, Machine
+from crosstie.port.doctor.relations import relation_findings
+from crosstie.port.doctor.variables import variable_findings
+from crosstie.port.preflight.engine import engine_from
+
+CATALOG = Catalog([])
+
+
+def found(machine: Machine, *engines: str) -> dict[str, Finding]:
+    releases = [engine_from(said) for said in engines]
+    return {finding.check: finding for finding in relation_findings(machine, CATALOG, releases)}
+
+
+@pytest.mark.parametrize("vendor", ["AMD", "NVIDIA"])
+def test_a_machine_that_is_well_has_no_findings(vendor: str) -> None:
+    assert found(healthy(vendor), "vllm==0.26.0") == {}
+
+
+@pytest.mark.parametrize(
+    ("check", "severity", "vendor", "fault"),
+    [
+        ("no-gpu", "error", "AMD", {"gpus": ()}),
+        ("driver", "error", "NVIDIA", {"driverless": ("10de:2335 at 0000:01:00.0 (vfio-pci)",)}),
+        ("tool-failed", "error", "AMD", {"failed": {"rocminfo": "exit status 1: Unable to open /dev/kfd"}}),
+        ("tool-failed", "note", "AMD", {"failed": {"nvidia-smi": "exit status 9: no driver"}}),
+        ("visible", "error", "NVIDIA", {"environment": {"CUDA_VISIBLE_DEVICES": ""}}),
+        ("visible", "error", "AMD", {"environment": {"HIP_VISIBLE_DEVICES": "-1"}}),
+        ("visible", "error", "AMD", {"environment": {"ROCR_VISIBLE_DEVICES": "0,7"}}),
+        ("visible", "note", "AMD", {"environment": {"HIP_VISIBLE_DEVICES": "1"}}),
+        ("links", "slow", "AMD", {"links": (Link(one=0, other=1, kind="PCIE"),)}),
+        ("cuda-driver", "error", "NVIDIA", {"cuda": "12.8"}),
+        ("cuda-driver", "note", "NVIDIA", {"torch_build": {"cuda": "13.1"}}),
+        ("rocm-release", "unknown", "AMD", {"rocm": "6.4.1"}),
+        ("engine-build", "unknown", "AMD", {"torch_build": {"hip": "6.4.43484"}, "rocm": ""}),
+        ("engine-build", "unknown", "NVIDIA", {"torch_build": {"cuda": "12.8"}}),
+        ("processors", "slow", "AMD", {"cpu_limit": 2.0}),
+        ("host-memory", "setting", "NVIDIA", {"memory_limit_bytes": 32 << 30}),
+    ],
+)
+def test_a_fault_is_found(check: str, severity: str, vendor: str, fault: dict[str, Any]) -> None:
+    finding = found(healthy(vendor, **fault), "vllm==0.26.0")[check]
+    assert finding.severity == severity
+    assert finding.remedy or severity == "note"
+
+
+def test_uuids_are_taken_at_their_word() -> None:
+    uuid = {"CUDA_VISIBLE_DEVICES": "GPU-4b2c1a9f,GPU-0a1b2c3d"}
+    assert found(healthy("NVIDIA", environment=uuid)) == {}
+
+
+def test_an_empty_list_of_visible_gpus_is_as_good_as_none_on_rocm() -> None:
+    assert found(healthy("AMD", environment={"HIP_VISIBLE_DEVICES": ""})) == {}
+
+
+def test_gpus_of_two_kinds_are_told() -> None:
+    machine = healthy("AMD")
+    other = msgspec.structs.replace(machine.gpus[1], accelerator="mi325x")
+    assert "1 x mi325x" in found(msgspec.structs.replace(machine, gpus=(machine.gpus[0], other)))["mixed"].what
+
+
+def test_a_release_that_nobody_read_is_unknown() -> None:
+    assert "newer than what" in found(healthy("AMD"), "vllm==9.0")["engine-unread"].what
+
+
+def test_engines_are_those_that_are_installed() -> None:
+    packages = {"vllm": "0.26.0+rocm720", "sglang": "0.5.18"}
+    assert [str(one) for one in installed(healthy("AMD", packages=packages, llama_cpp="10586"))] == [
+        "vllm 0.26.0", "sglang 0.5.18", "llama.cpp 10586",
+    ]  # fmt: skip
+    assert installed(healthy("AMD", packages={"vllm": "mine"})) == []
+
+
+def test_variables_of_preflight_s_rules_are_told_as_they_are_set() -> None:
+    vllm = [engine_from("vllm==0.26.0")]
+    unset = variable_findings(healthy("AMD"), vllm)
+    assert any("VLLM_ROCM_USE_AITER is not set" in one.what for one in unset)
+    assert {one.severity for one in unset} == {"note"}
+    on = variable_findings(healthy("AMD", environment={"VLLM_ROCM_USE_AITER": "1"}), vllm)
+    assert any(one.what.startswith("VLLM_ROCM_USE_AITER=1: ") for one in on)
+    assert variable_findings(healthy("NVIDIA"), vllm) != unset
+
+
+def test_a_rule_that_a_variable_makes_hold_is_told_with_its_remedy() -> None:
+    on = {"VLLM_ROCM_USE_AITER": "1"}
+    told = variable_findings(healthy("AMD", environment=on, gpu_isa="gfx1201"), [engine_from("vllm==0.26.0")])
+    told += variable_findings(healthy("AMD", environment=on), [engine_from("vllm==0.26.0")])
+    settings = [one for one in told if one.severity == "setting"]
+    assert settings
+    assert all(one.remedy and "rule " in one.evidence for one in settings)
+
+
+def test_verdicts_are_by_kind_of_gpu() -> None:
+    machine = healthy("AMD", gpu_compute_partition="CPX")
+    other = msgspec.structs.replace(machine.gpus[0], accelerator="mi325x", compute_partition="SPX")
+    machine = msgspec.structs.replace(machine, gpus=(machine.gpus[0], other), links=(), packages={}, torch_build={})
+    assert diagnose(machine, catalog=CATALOG).verdicts == {"mi300x": "ready with settings", "mi325x": "ready"}
+    assert diagnose(healthy("AMD", gpus=()), catalog=CATALOG).verdicts == {"this machine": "will not run"}
