@@ -69,7 +69,7 @@ def command(
     crosstie plan --example > workload.toml
     crosstie plan workload.toml --fleet fleet.toml --save plan.json
     crosstie plan workload.toml --price mi300x=1.99 --discount NVIDIA=10%
-    crosstie plan workload.toml --on this    # the GPUs of this machine, which are there already
+    crosstie plan workload.toml --on this
     crosstie plan --watch plan.json
 
     WORKLOAD is a TOML file of models, classes of requests with their lengths, rates and latency targets, and
