@@ -44,6 +44,17 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
+class Answers:
+    """How the gateway that recorded requests answered them, in their order; NaN and None where it does not say."""
+
+    pools: tuple[str | None, ...]
+    ttft_s: Floats
+    tpot_s: Floats
+    # Of the prompts, in the engines' caches; of all NaN where no engine said so of any.
+    cached_tokens: Floats
+
+
+@dataclass(frozen=True, eq=False)
 class Trace:
     file: str
     # From 0 on, in order; None where the file has no times.
@@ -56,6 +67,9 @@ class Trace:
     blocks: tuple[tuple[int, ...], ...] | None = None
     # The class of each request, where recordings of a gateway say it.
     classes: tuple[str | None, ...] | None = None
+    answers: Answers | None = None
+    # Of the first arrival, by the recording's own clock: its files, which are several, have it in common.
+    began_s: float = 0.0
 
     def __len__(self) -> int:
         return len(self.input_tokens)
@@ -81,6 +95,10 @@ class _Request(msgspec.Struct):
     # The gateway's recordings have both; what others may call so is not looked into.
     class_name: object = msgspec.field(default=None, name="class")
     model: object = None
+    pool: object = None
+    ttft_ms: object = None
+    tpot_ms: object = None
+    cached_length: object = None
 
 
 @dataclass
@@ -95,6 +113,7 @@ class _Columns:
     lines: Callable[[], list[int]]
     blocks: Sequence[tuple[int, ...] | str] | None = None
     classes: Sequence[str | None] | None = None
+    answers: Answers | None = None
     # Whether rows must be in order of time, a little disorder excepted.
     ordered: bool = True
 
@@ -137,8 +156,10 @@ def read_trace(path: str | Path, *, times: bool = True) -> Trace:
     # They only matter to whoever sends the requests, at their times.
     blocks = None if table.blocks is None or not times else _numbered(table, table.blocks)
     classes = None if table.classes is None else tuple(table.classes)
+    answers, began_s = table.answers, 0.0
     if arrivals is not None:
         order = np.argsort(arrivals, kind="stable")
+        began_s, answers = float(arrivals[order[0]]), _in_order(answers, order)
         inputs, outputs, arrivals = inputs[order], outputs[order], arrivals[order] - arrivals[order[0]]
         arrivals.flags.writeable = False
         blocks = None if blocks is None else tuple(blocks[row] for row in order)
@@ -146,7 +167,14 @@ def read_trace(path: str | Path, *, times: bool = True) -> Trace:
     empty = int(np.count_nonzero(outputs == 0))
     outputs = np.maximum(outputs, 1)
     inputs.flags.writeable = outputs.flags.writeable = False
-    return Trace(str(file), arrivals, inputs, outputs, empty, blocks, classes)
+    return Trace(str(file), arrivals, inputs, outputs, empty, blocks, classes, answers, began_s)
+
+
+def _in_order(answers: Answers | None, order: Ints) -> Answers | None:
+    if answers is None:
+        return None
+    pools = tuple(answers.pools[row] for row in order)
+    return Answers(pools, answers.ttft_s[order], answers.tpot_s[order], answers.cached_tokens[order])
 
 
 def _from_csv(file: Path, text: str) -> _Columns:
@@ -216,8 +244,25 @@ def _from_json_lines(file: Path, text: str) -> _Columns:
         lines=lambda: [number for number, line in enumerate(text.splitlines(), start=1) if line.strip()],
         blocks=[request.hash_ids for request in requests] if any(request.hash_ids for request in requests) else None,
         classes=classes if any(classes) else None,
+        answers=_answers(requests),
         # A gateway's recording that is still being written is in the order in which requests ended.
         ordered=not all(isinstance(request.model, str) for request in requests),
+    )
+
+
+def _answers(requests: Sequence[_Request]) -> Answers | None:
+    pools = tuple(one.pool if isinstance(one.pool, str) else None for one in requests)
+    if not any(pools):
+        return None
+
+    def column(values: Sequence[object], scale: float) -> Floats:
+        return np.array([v * scale if isinstance(v, int | float) and v >= 0 else np.nan for v in values], np.float64)
+
+    cached = column([one.cached_length for one in requests], 1.0)
+    if not np.isnan(cached).all():
+        cached = np.nan_to_num(cached)
+    return Answers(
+        pools, column([one.ttft_ms for one in requests], 1e-3), column([one.tpot_ms for one in requests], 1e-3), cached
     )
 
 

@@ -1,13 +1,27 @@
 """What is counted, in buckets or not, and the page on which Prometheus reads it."""
 
+import re
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 # A metric: its name, its kind, what it says (or nothing), and its values by their labels. Samples that have a
 # name of their own, as those of a histogram do, have it as the label __name__.
 Samples = list[tuple[dict[str, str], float]]
 Family = tuple[str, str, str, Samples]
+
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{([^}]*)\})? (\S+)", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def samples_of(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """What a page says: names, labels and values; what is no number is left out."""
+    for name, labels, text in _SAMPLE.findall(page):
+        try:
+            yield name, dict(_LABEL.findall(labels)), float(text)
+        except ValueError:
+            continue
 
 
 class Histogram:

@@ -85,7 +85,10 @@ async def test_each_served_request_is_a_line_of_mooncake_s_format(tmp_path: Path
         await recorder.stop()
     fake.crash()
     first, second = lines_of(tmp_path / "trace.jsonl")
-    assert list(first) == ["timestamp", "input_length", "output_length", "hash_ids", "model", "class"]
+    assert list(first) == ["timestamp", "input_length", "output_length", "hash_ids", "model", "class", "pool"]
+    # When a first token comes is only seen of a stream.
+    assert list(second)[-3:] == ["pool", "ttft_ms", "tpot_ms"]
+    assert second["ttft_ms"] > 0 <= second["tpot_ms"]
     assert (first["model"], first["class"], first["output_length"]) == (MODEL, "chat", 5)
     assert first["input_length"] == len(json.dumps(chat(words(1, 9000)))) // 4
     assert (second["input_length"], second["output_length"]) == (8, 5)

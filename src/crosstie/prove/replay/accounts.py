@@ -2,11 +2,11 @@
 
 import asyncio
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crosstie.core.fleet import Fleet
+from crosstie.core.histogram import samples_of
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.prove.replay.outcomes import ReplayResult
 from crosstie.prove.replay.replay import Replay, RequestOutcome
@@ -17,8 +17,6 @@ from crosstie.run.wire.files import allow_many_connections
 from crosstie.run.wire.loops import run_on_loop
 
 _MILLION, _SECONDS_PER_HOUR = 1e6, 3600.0
-_SAMPLE = re.compile(r"^(crosstie_\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True)
@@ -33,11 +31,11 @@ class Spent:
         """From its /metrics."""
         usd: dict[str, float] = {}
         tokens: dict[str, float] = {}
-        for name, labels, value in _SAMPLE.findall(page):
+        for name, labels, value in samples_of(page):
             counts = {"crosstie_usd_total": usd, "crosstie_tokens_total": tokens}.get(name)
             if counts is not None:
-                pool = dict(_LABEL.findall(labels)).get("pool", "")
-                counts[pool] = counts.get(pool, 0.0) + float(value)
+                pool = labels.get("pool", "")
+                counts[pool] = counts.get(pool, 0.0) + value
         return cls(usd, tokens)
 
     def since(self, before: "Spent") -> "Spent":

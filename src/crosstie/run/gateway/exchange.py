@@ -407,7 +407,7 @@ class Exchange(ExchangeState):
         if part:
             # Who was to go on and did not has no part in it.
             record.pool, record.backend = attempt.backend.pool.name, attempt.backend.replica.key
-        record.input_tokens, record.output_tokens = given, made
+        record.input_tokens, record.output_tokens, record.cached_tokens = given, made, cached
         record.charged_usd = 0.0
         for index, (flight, tokens) in enumerate(self.legs):
             record.charged_usd += flight.charge_usd(0.0 if index else float(given), float(tokens))

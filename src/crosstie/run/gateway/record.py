@@ -30,6 +30,8 @@ class RequestRecord:
         self.streamed = False
         # As the engine counted them, or, where it could not say so any more, as far as they were seen to pass.
         self.input_tokens = self.output_tokens = 0
+        # Of the prompt, what the engine said that it had in its cache; 0 also where it says nothing.
+        self.cached_tokens = 0
         self.counted = False
         self.charged_usd = 0.0
         # From its arrival to its end, to its first token (None: not seen), and until it was first sent anywhere.

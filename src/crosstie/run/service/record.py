@@ -144,6 +144,7 @@ class Recorder(Component):
         }
         if record.class_name:
             line["class"] = record.class_name
+        line.update(_answered(record, self._gateway.speed))
         return arrival_ms, _encode(line) + b"\n"
 
     def _find_out(self) -> None:
@@ -182,6 +183,20 @@ class Recorder(Component):
             _, body = self._records.popleft()
             self._taken += len(body)
             self._lost += 1
+
+
+def _answered(record: RequestRecord, speed: float) -> dict[str, Any]:
+    """Who answered and how fast, on the clock of the fleet; what was not seen is left out."""
+    found: dict[str, Any] = {"pool": record.pool}
+    if record.cached_tokens:
+        found["cached_length"] = record.cached_tokens
+    # Of an answer in one piece nobody saw when its first token was there.
+    if record.streamed and record.ttft_s is not None:
+        found["ttft_ms"] = round(record.ttft_s * speed * 1e3, 3)
+        if record.output_tokens > 1:
+            rest_s = max(record.seconds - record.ttft_s, 0.0)
+            found["tpot_ms"] = round(rest_s * speed / (record.output_tokens - 1) * 1e3, 3)
+    return found
 
 
 # Prompts
