@@ -39,6 +39,7 @@ SECTIONS = {
         "validate": "predictions against measured results: coverage, error, rank, intervals",
         "calibrate": "fit the constants to measured results, with cross-validated errors",
         "tax": "what software leaves of each accelerator's roofline, release by release",
+        "review": "a saved plan against what production recorded, and what to demand in a contract",
         "claims": "what public articles assert about AMD and NVIDIA, checked one by one",
     },
     "Shell": {

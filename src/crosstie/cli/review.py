@@ -1,0 +1,117 @@
+"""`crosstie review`: a saved plan against what its gateway recorded, and what to demand in a contract."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from crosstie.catalog.library import Catalog
+from crosstie.cli.assignments import assigned, fraction
+from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.progress import progress
+from crosstie.cli.review_show import DETAILS, checklist_markdown, review_markdown, show_checklist, show_review
+from crosstie.cli.show import console, print_json
+from crosstie.cli.store import moment, opened
+from crosstie.core.errors import BadInput
+from crosstie.prove.review.again import again
+from crosstie.prove.review.checklist import checklist
+from crosstie.prove.review.document import checklist_document, review_document
+from crosstie.prove.review.figures import changed, thresholds
+from crosstie.prove.review.planned import read_planned
+from crosstie.prove.review.production import Usage, read_metrics, read_recordings
+from crosstie.prove.review.review import review
+from crosstie.run.ledger.usage import hour_of
+
+
+@click.command("review")
+@click.argument("plan", type=FILE, metavar="PLAN")
+@click.argument("recordings", nargs=-1, type=FILE, metavar="[RECORDING...]")
+@click.option("--metrics", multiple=True, metavar="FILE|URL", help="The gateway's metrics, or an engine's; repeatable.")
+@click.option("--store", metavar="FILE|URL", help="The gateway's store, whose usage the cost is taken from.")
+@click.option("--since", metavar="WHEN", help="Usage from this day or hour on (UTC).")
+@click.option("--fleet", type=FILE, metavar="FLEET.toml", help="What runs, where it is not the plan's own fleet.")
+@click.option("--class", "class_name", metavar="NAME", help="The class of all requests, where they do not say it.")
+@click.option(
+    "--within", multiple=True, metavar="NAME=SHARE",
+    help=f"How far a figure may be off: throughput=8%. Of {', '.join(thresholds())}.",
+)  # fmt: skip
+@click.option("--today", metavar="DAY", help="Review it as of this day. [default: today]")
+@click.option("--no-plan", is_flag=True, help="Do not plan again with what was learnt.")
+@click.option("--quick", is_flag=True, help="Plan again by closed forms alone.")
+@click.option("--checklist", "as_checklist", is_flag=True, help="What to demand in a contract, in its numbers.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print the answer as Markdown.")
+@verbose_option(DETAILS)
+@json_option
+def command(
+    plan: Path, recordings: tuple[Path, ...], metrics: tuple[str, ...], store: str | None, since: str | None,
+    fleet: Path | None, class_name: str | None, within: tuple[str, ...], today: str | None, no_plan: bool,
+    quick: bool, as_checklist: bool, as_markdown: bool, verbose: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """A saved PLAN against production: each figure predicted and seen, how sure that is, and what it would cost
+    planned again with what was learnt.
+
+    \b
+    crosstie plan workload.toml --fleet fleet.toml --save plan.json
+    crosstie serve fleet.toml --record trace.jsonl
+    crosstie review plan.json trace.jsonl --metrics http://localhost:8080
+    crosstie review plan.json trace.jsonl trace.jsonl.1 --store crosstie.db
+    crosstie review plan.json --checklist --markdown > contract.md
+
+    RECORDING is what `serve --record` wrote, all its files together. What the fleet should have made of these
+    requests is simulated, so that traffic that changed and a fleet that is slow are told apart. Exit status 1 where a
+    figure is beyond its limit with all of its 95% interval; 0 where none is, unsure ones included.
+    """
+    if as_json and as_markdown:
+        raise BadInput("--json and --markdown: give one of them")
+    catalog = Catalog()
+    limits = changed(assigned("--within", within, fraction))
+    planned = read_planned(catalog, plan, fleet)
+    if as_checklist:
+        if recordings:
+            raise BadInput("--checklist is of the plan alone: leave the recordings out")
+        items = checklist(catalog, planned, limits)
+        if as_json:
+            print_json(checklist_document(planned, items))
+        elif as_markdown:
+            click.echo(checklist_markdown(planned, items), nl=False)
+        else:
+            show_checklist(console(), planned, items)
+        return 0
+    if not recordings:
+        raise BadInput("name the recordings: `crosstie serve FLEET --record trace.jsonl` writes them")
+    if since is not None and store is None:
+        raise BadInput("--since is of the usage in --store")
+    day = _day(today)
+    production = read_recordings(recordings, tuple(planned.classes), class_name)
+    pages = read_metrics(metrics) if metrics else None
+    usage = _usage(store, since)
+    with progress("reviewing") as on_progress:
+        found = review(catalog, planned, production, limits, day, metrics=pages, usage=usage, on_progress=on_progress)
+        learnt = None if no_plan else again(catalog, found, quick=quick, on_progress=on_progress)
+    if as_json:
+        print_json(review_document(found, learnt))
+    elif as_markdown:
+        click.echo(review_markdown(found, learnt), nl=False)
+    else:
+        show_review(console(), found, learnt, verbose)
+    return 0 if found.holds else 1
+
+
+def _day(text: str | None) -> str:
+    if text is None:
+        return datetime.now(UTC).strftime("%Y-%m-%d")
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").strftime("%Y-%m-%d")
+    except ValueError:
+        raise BadInput(f"--today: '{text}' is no day such as 2026-11-30") from None
+
+
+def _usage(store: str | None, since: str | None) -> Usage | None:
+    if store is None:
+        return None
+    begins = None if since is None else hour_of(moment("--since", since))
+    with opened(store, None) as at:
+        hours = at.used(["hour"], since=begins)
+    if not hours:
+        raise BadInput(f"--store {store}: nothing was used{f' since {since}' if since else ''}")
+    return Usage(hours)

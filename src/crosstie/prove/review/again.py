@@ -1,0 +1,195 @@
+"""What the same plan would cost with what was learnt: the traffic, lengths and hits that were seen, and the speed."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from crosstie.catalog.calibration import Calibration, subject_of
+from crosstie.catalog.lengths import cut
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.prefixes import with_prefixes
+from crosstie.catalog.traces import Ints
+from crosstie.core.errors import CrosstieError
+from crosstie.core.estimate import SERVING
+from crosstie.core.fleet import Pool
+from crosstie.core.progress import OnProgress, no_progress
+from crosstie.core.workload import PrefixReuse, RequestClass, Workload
+from crosstie.decide.plan.plan import Plan, plan
+from crosstie.prove.review.figures import FEW, Figure
+from crosstie.prove.review.review import Review
+from crosstie.route.build import deployment_of
+
+# Constants that are rates: a slower replica has less of them, and more of the others, which are times. The rate of
+# experts is over that of plain products, and the time of routing over that of a kernel.
+_RATES = ("compute", "weights", "attention", "cache", "link")
+_RELATIVE = ("experts", "routing")
+# What says that requests of a class have become others.
+_SIZES = (
+    "prompt tokens, mean", "prompt tokens, p95", "answer tokens, mean", "answer tokens, p95", "prompts cached",
+)  # fmt: skip
+# Speeds that are nearer than this are the same.
+_SAME = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A plan with some of what was learnt, and what that was."""
+
+    what: str
+    gpus: dict[str, int]
+    # None: no fleet will do, and why.
+    usd_per_hour: float | None
+    usd_per_million: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    # As it was saved; with today's catalog; and with what was seen.
+    steps: list[Step]
+    # What was learnt, and what was not, in words.
+    learnt: list[str]
+
+
+def again(catalog: Catalog, found: Review, *, quick: bool = False, on_progress: OnProgress = no_progress) -> Again:
+    """Each plan is confirmed by simulation where the saved one was, unless `quick`."""
+    planned = found.planned
+    saved = planned.saved
+    confirm = saved.confirmed is not None and not quick
+    first = Step(
+        "as saved", saved.gpus, saved.usd_per_hour, planned.plan.usd_per_million_tokens.usd_per_million
+    )  # fmt: skip
+    steps, learnt = [first], list[str]()
+
+    def planned_again(what: str, catalog: Catalog, workload: Workload) -> None:
+        on_progress(0, 0, f"planning {what}")
+        try:
+            steps.append(_step(what, plan(catalog, workload, confirm=confirm, on_progress=on_progress)))
+        except CrosstieError as error:
+            steps.append(Step(what, {}, None, None, str(error)))
+
+    planned_again("with today's prices and catalog", catalog, saved.workload)
+    workload = _workload(catalog, found, learnt)
+    changed = workload != saved.workload
+    if changed:
+        planned_again("with the traffic seen", catalog, workload)
+    slower = _calibrated(catalog, found, learnt)
+    if slower is not None:
+        what = "with the traffic and the speed seen" if changed else "with the speed seen"
+        planned_again(what, catalog.calibrated_by(slower), workload)
+    if len(steps) == 2:
+        learnt.append("nothing was seen that is surely other than planned: traffic and speed are as they were")
+    if confirm != (saved.confirmed is not None):
+        learnt.append("planned again by closed forms alone; the saved plan was confirmed by simulation")
+    return Again(steps, learnt)
+
+
+def _step(what: str, made: Plan) -> Step:
+    if made.fleet is None:
+        why = made.obstacles[0].why if made.obstacles else "no fleet will do"
+        return Step(what, {}, None, None, why)
+    return Step(what, made.fleet.gpus, made.fleet.usd_per_hour, made.fleet.cost.usd_per_million)
+
+
+def _workload(catalog: Catalog, found: Review, learnt: list[str]) -> Workload:
+    """The plan's, with each class as it was seen, where enough was."""
+    before = found.planned.workload
+    classes = tuple(_class(catalog, found, one, learnt) for one in before.classes)
+    mean = next((one.seen.value for one in found.figures if one.what == "mean over busiest hour"), None)
+    if mean is not None:
+        learnt.append(f"traffic has a mean of {mean:.0%} of its peak, not {before.mean_over_peak:.0%}")
+    return msgspec.structs.replace(
+        before, classes=classes, mean_over_peak=before.mean_over_peak if mean is None else min(max(mean, 0.001), 1.0)
+    )
+
+
+def _class(catalog: Catalog, found: Review, one: RequestClass, learnt: list[str]) -> RequestClass:
+    production = found.production
+    rows = production.rows(one.name)
+    rate = next(figure for figure in found.of("traffic") if figure.of == one.name)
+    if len(rows) < FEW:
+        learnt.append(f"{one.name}: as planned, since {len(rows)} requests are too few to plan by")
+        return one
+    if not any(_differs(figure) for figure in found.figures if figure.of == one.name and figure.what in _SIZES):
+        changed = one
+    else:
+        changed = _recut(catalog, found, one, rows)
+        learnt.append(f"{one.name}: {changed.input_tokens:,.0f} tokens in and {changed.output_tokens:,.0f} out")
+    if _differs(rate):
+        changed = msgspec.structs.replace(changed, requests_per_s=max(rate.seen.value, 1e-3))
+        learnt.append(f"{one.name}: {rate.seen.value:.3g} requests/s at the peak, not {one.requests_per_s:.3g}")
+    return changed
+
+
+def _recut(catalog: Catalog, found: Review, one: RequestClass, rows: Ints) -> RequestClass:
+    """A class with the lengths and hits that were seen."""
+    trace = found.production.trace
+    inputs, outputs = (tokens[rows].astype(np.float64) for tokens in (trace.input_tokens, trace.output_tokens))
+    context = catalog.model(one.model).max_context or 10**8
+    exempt = one.ttft.longest_exempt if one.ttft else 0.0
+    slices = cut(inputs, outputs, paired=True, exempt=exempt, context=context, halved=len(one.slices) > 1)
+    hits, pictures = _hit_rate(found, one), one.slices[0].pictures
+    if hits:
+        prefix, file = PrefixReuse(hit_rate=hits), Path(found.planned.file)
+        slices = with_prefixes(file, one.name, prefix, slices, inputs, one.requests_per_s, None)
+    if pictures is not None:
+        slices = tuple(msgspec.structs.replace(piece, pictures=pictures) for piece in slices)
+    return msgspec.structs.replace(one, slices=slices)
+
+
+def _differs(figure: Figure) -> bool:
+    """Whether it is surely another than planned: what may be chance is nothing learnt."""
+    low, high = figure.seen.low, figure.seen.high
+    if figure.predicted is None or low is None or high is None:
+        return False
+    return not low - 1e-9 <= figure.predicted <= high + 1e-9
+
+
+def _hit_rate(found: Review, one: RequestClass) -> float:
+    """As seen, or where nobody says, as planned."""
+    seen = [figure for figure in found.of("hit-rate") if figure.of in (one.name, "")]
+    return min(seen[0].seen.value, 0.999) if seen else found.planned.hit_rate(one.name)
+
+
+def _calibrated(catalog: Catalog, found: Review, learnt: list[str]) -> Calibration | None:
+    """The calibration under which the pools are as fast as they were seen to be; None where nothing says otherwise."""
+    made, scopes = catalog.calibration, dict(catalog.calibration.scopes)
+    for figure, pool in _off(found):
+        deployment = deployment_of(catalog, pool)
+        if deployment is None or figure.predicted is None:
+            continue
+        ratio = figure.seen.value / figure.predicted
+        subject = subject_of(deployment)
+        scope = " / ".join((subject.stack, subject.model, subject.bits, subject.accelerator))
+        before = scopes.get(scope, (0.0,) * len(made.constants))
+        scopes[scope] = tuple(
+            part + _moved(name, math.log(ratio)) for name, part in zip(made.constants, before, strict=True)
+        )
+        learnt.append(
+            f"{pool.model} on {pool.accelerator} with {pool.stack}: {abs(ratio - 1.0):.0%} "
+            f"{'slower' if ratio < 1.0 else 'faster'} than estimated"
+        )
+    return msgspec.structs.replace(made, scopes=scopes) if scopes != made.scopes else None
+
+
+def _off(found: Review) -> Iterator[tuple[Figure, Pool]]:
+    """Pools whose speed is surely not that of the model, the one with most requests for each deployment."""
+    pools = {pool.name: pool for pool in found.planned.fleet.pools}
+    known = set()
+    for figure in sorted(found.of("throughput"), key=lambda one: -one.seen.requests):
+        pool = pools[figure.of]
+        if not _differs(figure) or abs(figure.difference or 0.0) < _SAME:
+            continue
+        if (pool.model, pool.accelerator, pool.stack) not in known:
+            known.add((pool.model, pool.accelerator, pool.stack))
+            yield figure, pool
+
+
+def _moved(constant: str, by: float) -> float:
+    if constant not in SERVING or constant in _RELATIVE:
+        return 0.0
+    return by if constant in _RATES else -by

@@ -1,0 +1,216 @@
+"""What the fleet should have made of the requests that came, by the plan's own model: simulated behind the gateway's
+policy, request by request, and held against the answers that were recorded.
+
+So what traffic changed and what the fleet does not deliver are told apart: a plan is of the traffic that was expected,
+this is of the traffic that came.
+
+How much slower a fleet is than its model is asked as follows. If every step took 1/s of its time, a fleet at a load
+would do as its model does at 1/s of that load, on a clock that is slower by s. So s is where the seen time of a
+request, times s, is the simulated time at 1/s of the load. At the same number of requests in flight s is then also the
+throughput seen over the throughput projected.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.traces import Answers, Floats, Ints, Trace
+from crosstie.core.errors import CrosstieError
+from crosstie.core.fleet import Fleet
+from crosstie.core.progress import OnProgress, no_progress
+from crosstie.decide.plan.traffic import recorded
+from crosstie.prove.review.figures import Seen, mean_seen
+from crosstie.prove.review.production import Recorded
+from crosstie.sim.fleet import FleetSimulator
+
+# Requests that are simulated: those that came in the busiest stretch. Before it the fleet was not empty, and what came
+# after it held up its last ones, longer than this share of requests takes.
+_MOST = 3000
+_WARM_UP, _LAST = 0.1, 0.9
+# Simulations at another load, until the speed moves by less than this.
+_ROUNDS, _SETTLED = 3, 0.01
+_FEWEST = 10
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The same requests, as they were answered: seen, or simulated. NaN: turned away, or not seen."""
+
+    ttft_s: Floats
+    tpot_s: Floats
+    request_s: Floats
+    pools: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of a pool: how much it does of what its model does at as many requests in flight."""
+
+    pool: str
+    ratio: Seen
+    # Of one replica, over the stretch: requests in flight, and output tokens a second.
+    in_flight: float
+    output_tokens_per_s: float
+
+    @property
+    def projected_tokens_per_s(self) -> float:
+        return self.output_tokens_per_s / self.ratio.value
+
+
+@dataclass(frozen=True)
+class Expected:
+    # Which requests of the recording were simulated, and which of these count.
+    rows: Ints
+    counted: Ints
+    classes: tuple[str, ...]
+    seen: Pass
+    simulated: Pass
+    hit_rate: float | None
+    speeds: list[Speed]
+    # What was left out, in words.
+    notes: list[str]
+
+
+def expected(
+    catalog: Catalog, fleet: Fleet, production: Recorded, on_progress: OnProgress = no_progress
+) -> Expected | str:
+    """Or why there is nothing to expect."""
+    answers = production.trace.answers
+    known = {one.name for one in fleet.classes}
+    longest = max(pool.max_context for pool in fleet.pools)
+    lengths = production.trace.input_tokens + production.trace.output_tokens
+    fits = np.array([name in known for name in production.classes]) & (lengths <= longest)
+    rows = _stretch(production, np.flatnonzero(fits))
+    if len(rows) < _FEWEST:
+        return f"{len(rows)} recorded requests are of this fleet: too few to simulate"
+    trace = _part(production, rows)
+    on_progress(0, 0, f"simulating {len(rows):,} recorded requests")
+    try:
+        simulated, hit_rate = _simulated(catalog, fleet, trace, 1.0)
+    except CrosstieError as error:
+        return str(error)
+    begun = int(len(rows) * _WARM_UP) if rows[0] > 0 else 0
+    classes = tuple(production.classes[row] for row in rows)
+    nothing = np.full(len(rows), np.nan)
+    seen = Pass(nothing, nothing, nothing, (None,) * len(rows))
+    speeds: list[Speed] = []
+    notes = [f"{int((~fits).sum()):,} recorded requests are of no class of the fleet, or too long for it"] * bool(
+        (~fits).any()
+    )
+    counted = np.arange(begun, len(rows))
+    if answers is not None:
+        ttft, tpot = answers.ttft_s[rows], answers.tpot_s[rows]
+        rest = np.nan_to_num(tpot) * (trace.output_tokens - 1)
+        seen = Pass(ttft, tpot, ttft + rest, tuple(answers.pools[row] for row in rows))
+        counted = _undisturbed(trace, seen, counted)
+        speeds = _speeds(catalog, fleet, trace, seen, simulated, counted, on_progress)
+    return Expected(rows, counted, classes, seen, simulated, hit_rate, speeds, notes)
+
+
+def _undisturbed(trace: Trace, seen: Pass, counted: Ints) -> Ints:
+    known = seen.request_s[~np.isnan(seen.request_s)]
+    if not len(known) or trace.arrival_s is None:
+        return counted
+    until = float(trace.arrival_s[-1] - np.quantile(known, _LAST))
+    found: Ints = counted[trace.arrival_s[counted] <= until]
+    return found
+
+
+def _stretch(production: Recorded, rows: Ints) -> Ints:
+    """The busiest of so many requests that follow one another."""
+    if len(rows) <= _MOST:
+        return rows
+    at = production.arrivals[rows]
+    took = at[_MOST - 1 :] - at[: len(at) - _MOST + 1]
+    first = int(np.argmin(took))
+    return rows[first : first + _MOST]
+
+
+def _part(production: Recorded, rows: Ints) -> Trace:
+    trace = production.trace
+    at = production.arrivals[rows]
+    return replace(
+        trace,
+        arrival_s=at - at[0],
+        input_tokens=trace.input_tokens[rows],
+        output_tokens=trace.output_tokens[rows],
+        blocks=None if trace.blocks is None else tuple(trace.blocks[row] for row in rows),
+        classes=tuple(production.classes[row] for row in rows),
+        answers=_of_rows(trace.answers, rows),
+    )
+
+
+def _of_rows(answers: Answers | None, rows: Ints) -> Answers | None:
+    if answers is None:
+        return None
+    pools = tuple(answers.pools[row] for row in rows)
+    return Answers(pools, answers.ttft_s[rows], answers.tpot_s[rows], answers.cached_tokens[rows])
+
+
+def _simulated(catalog: Catalog, fleet: Fleet, trace: Trace, load: float) -> tuple[Pass, float | None]:
+    traffic = recorded(trace, fleet, class_name=None, requests_per_s=None, load=load, count=None, seed=0)
+    simulator = FleetSimulator(catalog, fleet, prefixes=traffic.prefixes is not None)
+    requests = list(traffic.requests())
+    place = {id(request): number for number, request in enumerate(requests)}
+    ttft, tpot, took = (np.full(len(requests), np.nan) for _ in range(3))
+    pools: list[str | None] = [None] * len(requests)
+    for answer in simulator.run(requests):
+        row = place[id(answer.request)]
+        if answer.pool is not None:
+            ttft[row], took[row], pools[row] = answer.ttft_s, answer.finished_s, answer.pool
+            tpot[row] = answer.tpot_s if answer.request.output_tokens > 1 else np.nan
+    return Pass(ttft, tpot, took, tuple(pools)), simulator.hit_rate if traffic.prefixes is not None else None
+
+
+def _speeds(
+    catalog: Catalog, fleet: Fleet, trace: Trace, seen: Pass, simulated: Pass, counted: Ints, on_progress: OnProgress
+) -> list[Speed]:
+    both = counted[~np.isnan(seen.request_s[counted]) & ~np.isnan(simulated.request_s[counted])]
+    if len(both) < _FEWEST:
+        return []
+
+    def logarithm(of: Pass, rows: Ints) -> float:
+        return math.log(max(float(of.request_s[rows].sum()), 1e-9))
+
+    slower, gain = logarithm(seen, both) - logarithm(simulated, both), 0.0
+    at, best = 0.0, slower
+    for number in range(_ROUNDS):
+        if abs(best - at) < _SETTLED:
+            break
+        on_progress(number + 1, _ROUNDS + 1, f"simulating them at {math.exp(best):.0%} of the load")
+        other, _ = _simulated(catalog, fleet, trace, math.exp(best))
+        kept = both[~np.isnan(other.request_s[both])]
+        gain = (logarithm(other, kept) - logarithm(simulated, kept)) / best
+        at, best = best, slower / max(1.0 + gain, 0.5)
+    factor = 1.0 / max(1.0 + gain, 0.5)
+    assert trace.arrival_s is not None
+    span = float(trace.arrival_s[counted[-1]] - trace.arrival_s[counted[0]])
+    found = [_speed(pool.name, pool.replicas, trace, seen, simulated, both, factor, span) for pool in fleet.pools]
+    return [one for one in found if one is not None]
+
+
+def _speed(
+    name: str, replicas: int, trace: Trace, seen: Pass, simulated: Pass, both: Ints, factor: float, span_s: float
+) -> Speed | None:
+    mine = both[[seen.pools[row] == name for row in both]]
+    if len(mine) < _FEWEST or span_s <= 0.0:
+        return None
+    # Requests are paired: what they are and when they came is the same on both sides.
+    ratio = mean_seen(simulated.request_s[mine] / seen.request_s[mine], seen.request_s[mine])
+    assert ratio is not None
+    served: Sequence[float] = seen.request_s[mine].tolist()
+    busy_s = span_s * replicas
+    return Speed(
+        pool=name,
+        ratio=Seen(
+            ratio.value**factor,
+            None if ratio.low is None else max(ratio.low, 1e-3) ** factor,
+            None if ratio.high is None else max(ratio.high, 1e-3) ** factor,
+            len(mine),
+        ),
+        in_flight=math.fsum(served) / busy_s,
+        output_tokens_per_s=float(trace.output_tokens[mine].sum()) / busy_s,
+    )

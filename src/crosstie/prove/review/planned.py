@@ -1,0 +1,157 @@
+"""A saved plan as its review needs it: classes, pools with what they carry, money, power, and what would change it."""
+
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.traces import Floats
+from crosstie.core.deployment import Parallelism
+from crosstie.core.errors import BadData
+from crosstie.core.fleet import Fleet
+from crosstie.core.workload import RequestClass, Workload
+from crosstie.decide.plan.report import Saved, read_saved
+from crosstie.decide.plan.subject import read_subject
+
+_DAYS_PER_YEAR = 365.25
+
+
+class SavedCarried(msgspec.Struct, frozen=True):
+    class_name: str = msgspec.field(name="class")
+    up_to_input: int
+    requests_per_s: float
+    hit_rate: float = 0.0
+
+
+class SavedPool(msgspec.Struct, frozen=True):
+    name: str
+    model: str
+    accelerator: str
+    vendor: str
+    parallelism: Parallelism
+    precision: str
+    stack: str
+    release: str
+    replicas: int
+    gpus: int
+    usd_per_gpu_hour: float
+    usd_per_hour: float
+    utilisation: float
+    in_flight_a_replica: float
+    estimate: dict[str, Any]
+    carries: list[SavedCarried]
+
+
+class SavedCost(msgspec.Struct, frozen=True):
+    usd_per_million: float
+
+
+class SavedPower(msgspec.Struct, frozen=True):
+    rated: float
+    at_peak: float
+    mean: float
+    mean_80: tuple[float, float]
+    kwh_per_million_output_tokens: float
+
+
+class SavedSimulated(msgspec.Struct, frozen=True):
+    class_name: str = msgspec.field(name="class")
+    ttft_s: float | None
+    tpot_s: float | None
+    within_ttft: float | None = None
+    within_tpot: float | None = None
+
+
+class SavedFlip(msgspec.Struct, frozen=True):
+    kind: str
+    accelerator: str
+    usd_per_gpu_hour: float
+    at_usd_per_gpu_hour: float | None
+    software_efficiency_change: float | None
+
+
+class _SavedFleet(msgspec.Struct, frozen=True):
+    usd_per_hour: float
+    gpus: dict[str, int]
+    usd_per_million_tokens: SavedCost
+    pools: list[SavedPool]
+    power: SavedPower | None = None
+
+
+class _SavedPlan(msgspec.Struct, frozen=True):
+    fleet: _SavedFleet | None
+    simulated: list[SavedSimulated] = []
+    flips: list[SavedFlip] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    file: str
+    saved: Saved
+    plan: _SavedFleet
+    simulated: dict[str, SavedSimulated]
+    flips: list[SavedFlip]
+    # What runs: the plan's own, with addresses, or the fleet file that was given.
+    fleet: Fleet
+
+    @property
+    def workload(self) -> Workload:
+        return self.saved.workload
+
+    @property
+    def classes(self) -> dict[str, RequestClass]:
+        return {one.name: one for one in self.workload.classes}
+
+    def age_days(self, today: str) -> int:
+        made = self.saved.made if len(self.saved.made) > 7 else f"{self.saved.made}-01"
+        return max((date.fromisoformat(today) - date.fromisoformat(made)).days, 0)
+
+    def growth(self, today: str) -> float:
+        """What the plan expects of traffic by now, over what it was."""
+        return float((1.0 + self.workload.growth_per_year) ** (self.age_days(today) / _DAYS_PER_YEAR))
+
+    def hit_rate(self, name: str) -> float:
+        """Of a class's prompt tokens, over the pools that carry it."""
+        lengths = {one.longest_input: one.input_tokens for one in self.classes[name].slices}
+        rows = [
+            (one.requests_per_s * lengths.get(one.up_to_input, 0.0), one.hit_rate)
+            for pool in self.plan.pools
+            for one in pool.carries
+            if one.class_name == name
+        ]
+        tokens = sum(weight for weight, _ in rows)
+        return sum(weight * rate for weight, rate in rows) / tokens if tokens else 0.0
+
+
+def read_planned(catalog: Catalog, file: Path, fleet: Path | None = None) -> Planned:
+    saved = read_saved(file)
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=_SavedPlan)
+    except msgspec.MsgspecError as error:
+        raise BadData(file, "", f"is no saved plan: {error}") from None
+    if found.fleet is None:
+        raise BadData(file, "fleet", "there is none: nothing was promised that production could keep")
+    runs = read_subject(catalog, fleet or file).fleet
+    simulated = {one.class_name: one for one in found.simulated}
+    return Planned(str(file), saved, found.fleet, simulated, found.flips, runs)
+
+
+def lengths_of(one: RequestClass) -> tuple[Floats, Floats, Floats]:
+    """Prompts, answers and weights: each slice by its sample."""
+    rows = [
+        (float(inputs), float(outputs), piece.share / len(piece.sample))
+        for piece in one.slices
+        for inputs, outputs in piece.sample
+    ]
+    inputs, outputs, weights = np.array(rows).T
+    return inputs, outputs, weights
+
+
+def weighted_quantile(values: Floats, weights: Floats, share: float) -> float:
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][min(int(np.searchsorted(reached, share - 1e-9)), len(values) - 1)])

@@ -1,0 +1,244 @@
+"""What production says of itself: recordings of the gateway, its metrics and those of its engines, and its usage."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from crosstie.catalog.reading import text_of
+from crosstie.catalog.traces import Answers, Floats, Ints, Trace, read_trace
+from crosstie.core.errors import BadData, BadInput
+from crosstie.core.histogram import samples_of
+from crosstie.run.ledger.usage import HOUR_S, Used, total
+from crosstie.run.wire.address import Address
+from crosstie.run.wire.fetch import fetch_once
+from crosstie.run.wire.loops import run_on_loop
+
+T = TypeVar("T")
+
+# A busiest hour is looked for in recordings that are longer, and a day's mean is known of those that have one.
+_HOUR_S, DAY_S = 3600.0, 86_400.0
+_STEP_S = 300.0
+# How requests end that nobody wanted to end so; who leaves is not a failure.
+_FAILED = ("refused", "failed", "cut")
+# What engines call the prompt tokens that they looked for in their caches, and those that they found.
+_QUERIES = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_queries", "sglang:prompt_tokens_total")
+_HITS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "sglang:cached_tokens_total")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Requests in the order of arrival, each with its class."""
+
+    trace: Trace
+    classes: tuple[str, ...]
+    # Where its busiest hour is; all of it, where it is no longer.
+    busy: slice
+
+    @property
+    def arrivals(self) -> Floats:
+        assert self.trace.arrival_s is not None
+        return self.trace.arrival_s
+
+    @property
+    def span_s(self) -> float:
+        return self.trace.span_s or 0.0
+
+    @property
+    def whole_day(self) -> bool:
+        return self.span_s >= 0.95 * DAY_S
+
+    @property
+    def busy_span_s(self) -> float:
+        """Of a recording that is no longer, with the gap after its last request: as many gaps as requests."""
+        count = len(self.classes)
+        return _HOUR_S if self.span_s > _HOUR_S else self.span_s * count / (count - 1)
+
+    def rows(self, name: str, busy: bool = False) -> Ints:
+        """Which requests are of a class."""
+        found = np.flatnonzero([one == name for one in self.classes])
+        return found[(found >= self.busy.start) & (found < self.busy.stop)] if busy else found
+
+    @property
+    def has_latencies(self) -> bool:
+        answers = self.trace.answers
+        return answers is not None and not bool(np.isnan(answers.ttft_s).all())
+
+
+def read_recordings(files: Sequence[Path], known: Sequence[str], class_name: str | None = None) -> Recorded:
+    """The files of one recording; `known` are the plan's classes, `class_name` that of all requests."""
+    trace = _together([read_trace(file) for file in files])
+    file = Path(trace.file)
+    if trace.arrival_s is None:
+        raise BadData(file, "", "has no times, so nothing tells how many requests came when")
+    if len(trace) < 2 or not trace.span_s:
+        raise BadData(file, "", f"has {len(trace)} request{'s' * (len(trace) != 1)} at one moment: no rate can be told")
+    if class_name is not None and class_name not in known:
+        raise BadInput(f"--class {class_name}: the plan has {', '.join(known)}")
+    said = trace.classes or (None,) * len(trace)
+    bare = sum(one is None for one in said)
+    only = class_name or (known[0] if len(known) == 1 else None)
+    if bare and only is None:
+        raise BadData(
+            file, "class",
+            f"{bare:,} of {len(trace):,} requests say none, and the plan has {', '.join(known)}; --class NAME does",
+        )  # fmt: skip
+    classes = tuple(class_name or one or str(only) for one in said)
+    if not set(classes) & set(known):
+        theirs = ", ".join(sorted(set(classes)))
+        raise BadData(file, "class", f"has {theirs}, the plan {', '.join(known)}: it is of another fleet")
+    return Recorded(trace, classes, _busiest(trace.arrival_s))
+
+
+def _together(traces: list[Trace]) -> Trace:
+    if len(traces) == 1:
+        return traces[0]
+    answers = [one.answers for one in traces]
+    if any(one.arrival_s is None for one in traces):
+        raise BadInput(f"{traces[0].file}: several recordings, and not all have times")
+    at = np.concatenate([one.arrival_s + one.began_s for one in traces if one.arrival_s is not None])
+    order = np.argsort(at, kind="stable")
+    blocks = [one.blocks or ((),) * len(one) for one in traces]
+    classes = [one.classes or (None,) * len(one) for one in traces]
+    told = [one for one in answers if one is not None]
+    return Trace(
+        traces[0].file,
+        at[order] - at[order[0]],
+        np.concatenate([one.input_tokens for one in traces])[order],
+        np.concatenate([one.output_tokens for one in traces])[order],
+        sum(one.empty_outputs for one in traces),
+        _sorted(blocks, order) if any(one.blocks for one in traces) else None,
+        _sorted(classes, order) if any(one.classes for one in traces) else None,
+        Answers(
+            _sorted([one.pools for one in told], order),
+            *(
+                np.concatenate([getattr(one, name) for one in told])[order]
+                for name in ("ttft_s", "tpot_s", "cached_tokens")
+            ),
+        )
+        if len(told) == len(traces)
+        else None,
+        float(at[order[0]]),
+    )
+
+
+def _sorted(parts: Iterable[Iterable[T]], order: Ints) -> tuple[T, ...]:
+    flat = [one for part in parts for one in part]
+    return tuple(flat[row] for row in order)
+
+
+def _busiest(arrivals: Floats) -> slice:
+    """The hour with most requests, by steps of five minutes."""
+    if arrivals[-1] <= _HOUR_S:
+        return slice(0, len(arrivals))
+    starts = np.arange(0.0, arrivals[-1] - _HOUR_S + _STEP_S, _STEP_S)
+    first = np.searchsorted(arrivals, starts)
+    last = np.searchsorted(arrivals, starts + _HOUR_S)
+    at = int(np.argmax(last - first))
+    return slice(int(first[at]), int(last[at]))
+
+
+@dataclass
+class Buckets:
+    """A pool's histogram: by upper end how many are not above it, and the sum of all."""
+
+    bounds: list[tuple[float, float]] = field(default_factory=list)
+    total: float = 0.0
+    count: float = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+
+@dataclass
+class Metrics:
+    """Since the gateway's start, of all pages together."""
+
+    # By class and target: kept, and all.
+    targets: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
+    # All requests, and those that were refused, failed or cut.
+    requests: float = 0.0
+    failed: float = 0.0
+    ttft: dict[str, Buckets] = field(default_factory=lambda: defaultdict(Buckets))
+    tpot: dict[str, Buckets] = field(default_factory=lambda: defaultdict(Buckets))
+    # Prompt tokens that engines looked for and found.
+    queried: float = 0.0
+    found: float = 0.0
+
+    def add(self, page: str) -> None:
+        for name, labels, value in samples_of(page):
+            if name == "crosstie_targets_total":
+                counted = self.targets[labels.get("class", ""), labels.get("target", "")]
+                counted[0] += value * (labels.get("kept") == "yes")
+                counted[1] += value
+            elif name == "crosstie_requests_total":
+                self.requests += value
+                self.failed += value * (labels.get("outcome") in _FAILED)
+            elif name in _QUERIES:
+                self.queried += value
+            elif name in _HITS:
+                self.found += value
+            else:
+                self._histogram(name, labels, value)
+
+    def _histogram(self, name: str, labels: dict[str, str], value: float) -> None:
+        for stem, kept in (("crosstie_ttft_seconds_", self.ttft), ("crosstie_tpot_seconds_", self.tpot)):
+            if name.startswith(stem):
+                buckets, part = kept[labels.get("pool", "")], name.removeprefix(stem)
+                if part == "bucket":
+                    buckets.bounds.append((float(labels.get("le", "inf")), value))
+                elif part == "sum":
+                    buckets.total += value
+                else:
+                    buckets.count += value
+
+
+def read_metrics(places: Sequence[str]) -> Metrics:
+    """Pages in Prometheus' text form: files, or addresses to ask."""
+    found = Metrics()
+    for place in places:
+        page = _page(place)
+        if not any(True for _ in samples_of(page)):
+            raise BadInput(f"--metrics {place}: has no metric; a page in Prometheus' text form is read")
+        found.add(page)
+    return found
+
+
+def _page(place: str) -> str:
+    if not place.startswith(("http://", "https://")):
+        return text_of(Path(place))
+    at = Address(place)
+
+    async def asked() -> tuple[int, bytes]:
+        answer = await fetch_once(at, "GET", f"{at.root.removesuffix('/metrics')}/metrics")
+        return answer.status, answer.body
+
+    try:
+        status, body = run_on_loop(asked())
+    except OSError as error:
+        raise BadInput(f"--metrics {place}: cannot be asked: {error}") from None
+    if status != 200:
+        raise BadInput(f"--metrics {place}: answers with status {status}")
+    return body.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """From the gateway's store, by the hour."""
+
+    hours: list[Used]
+
+    @property
+    def sums(self) -> Used:
+        return total(self.hours)
+
+    @property
+    def span_s(self) -> float:
+        """From the first hour with a request to the end of the last."""
+        at = [datetime.strptime(one.of[0], "%Y-%m-%dT%H").timestamp() for one in self.hours]
+        return max(at) - min(at) + HOUR_S

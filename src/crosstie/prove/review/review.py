@@ -1,0 +1,315 @@
+"""A plan against production: traffic, lengths, hit rates, throughput, latencies and money, each predicted and seen."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.reuse import reuse
+from crosstie.core.progress import OnProgress, no_progress
+from crosstie.core.workload import Target
+from crosstie.prove.review.expected import Expected, expected
+from crosstie.prove.review.figures import (
+    FEW,
+    Figure,
+    Seen,
+    Threshold,
+    at_quantile,
+    bucket_quantile,
+    mean_seen,
+    quantile_seen,
+    rate_seen,
+    share_seen,
+)
+from crosstie.prove.review.planned import Planned, lengths_of, weighted_quantile
+from crosstie.prove.review.production import DAY_S, Metrics, Recorded, Usage
+
+_MILLION, _HOUR_S = 1e6, 3600.0
+_USUAL = 0.9
+_TOLD = (0.5, 0.9, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class Review:
+    planned: Planned
+    today: str
+    production: Recorded
+    figures: list[Figure]
+    expected: Expected | None
+    # What has to be known to read it.
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def beyond(self) -> list[Figure]:
+        return [one for one in self.figures if one.verdict == "beyond"]
+
+    @property
+    def unsure(self) -> list[Figure]:
+        return [one for one in self.figures if one.verdict == "unsure"]
+
+    @property
+    def holds(self) -> bool:
+        return not self.beyond
+
+    def of(self, check: str) -> list[Figure]:
+        return [one for one in self.figures if one.check == check]
+
+
+def review(
+    catalog: Catalog, planned: Planned, production: Recorded, limits: Mapping[str, Threshold], today: str, *,
+    metrics: Metrics | None = None, usage: Usage | None = None, on_progress: OnProgress = no_progress,
+) -> Review:  # fmt: skip
+    notes = list(_about(planned, production))
+    found = expected(catalog, planned.fleet, production, on_progress)
+    simulated = found if isinstance(found, Expected) else None
+    notes += [f"nothing is expected of the fleet: {found}"] if isinstance(found, str) else found.notes
+    figures = [
+        *_traffic(planned, production, today),
+        *_lengths(planned, production),
+        *_hits(planned, production, metrics, notes),
+        *_throughput(simulated),
+        *_latencies(planned, production, simulated, metrics),
+        *_kept(planned, production, metrics),
+        *_money(planned, production, usage, today, notes),
+        *_failures(metrics, usage),
+    ]
+    if not production.has_latencies:
+        has = "its histograms by pool stand in" if metrics and metrics.ttft else "--metrics URL tells them by pool"
+        notes.append(f"the recording has no latencies of streamed answers; {has}, and no throughput is told")
+    elif simulated is not None and not simulated.speeds:
+        notes.append("no throughput is told: the recording is hardly longer than its requests take")
+    held = [replace(one, limit=limits[one.check]) if one.check else one for one in figures]
+    return Review(planned, today, production, held, simulated, notes)
+
+
+def _about(planned: Planned, production: Recorded) -> Iterator[str]:
+    count, span = len(production.classes), production.span_s
+    if count < FEW:
+        yield f"{count} requests are few: intervals are wide, and what is not beyond a limit is not known to hold"
+    for name in planned.classes:
+        few = len(production.rows(name))
+        if few < FEW <= count:
+            yield f"{name}: {few} requests, which are few"
+    others = sum(name not in planned.classes for name in production.classes)
+    if others:
+        named = ", ".join(sorted(set(production.classes) - set(planned.classes)))
+        yield f"{others:,} of {count:,} requests are of classes that the plan has not: {named}"
+    if not production.whole_day:
+        yield (
+            f"the recording covers {_span(span)}, not a day: its traffic and cost are held against the plan's peak, "
+            "not its mean"
+        )
+
+
+def _span(seconds: float) -> str:
+    for unit, size in (("days", DAY_S), ("hours", _HOUR_S), ("minutes", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.0f} s"
+
+
+def _traffic(planned: Planned, production: Recorded, today: str) -> Iterator[Figure]:
+    """In the busiest hour, against the peak that the plan expects by now."""
+    grown, begin = planned.growth(today), float(production.arrivals[production.busy.start])
+    rates = {name: one.requests_per_s * grown for name, one in planned.classes.items()}
+    seen: dict[str, Seen] = {}
+    names = [*rates, *sorted(set(production.classes) - set(rates))]
+    what = "requests/s" if production.span_s <= _HOUR_S else "requests/s, busiest hour"
+    for name in names:
+        at = production.arrivals[production.rows(name, busy=True)] - begin
+        seen[name] = rate_seen(at, production.busy_span_s) or Seen(0.0, None, None, 0)
+        yield Figure("traffic", name, what, "1/s", rates.get(name, 0.0), seen[name])
+    total = sum(one.requests for one in seen.values())
+    if len(names) > 1:
+        for name in names:
+            part = share_seen(seen[name].requests, total)
+            if part is not None:
+                yield Figure(
+                    "mix", name, "share of requests", "share", rates.get(name, 0.0) / sum(rates.values()), part
+                )
+    if production.whole_day:
+        mean = (len(production.classes) - 1) / production.span_s
+        peak = sum(one.value for one in seen.values())
+        ratio = Seen(mean / peak, None, None, len(production.classes))
+        yield Figure("", "", "mean over busiest hour", "share", planned.workload.mean_over_peak, ratio)
+
+
+def _lengths(planned: Planned, production: Recorded) -> Iterator[Figure]:
+    trace = production.trace
+    for name, one in planned.classes.items():
+        rows = production.rows(name)
+        if not len(rows):
+            continue
+        inputs, outputs, weights = lengths_of(one)
+        for what, plan, mean, seen in (
+            ("prompt", inputs, one.input_tokens, trace.input_tokens),
+            ("answer", outputs, one.output_tokens, trace.output_tokens),
+        ):  # fmt: skip
+            values = seen[rows].astype(np.float64)
+            found = mean_seen(values)
+            assert found is not None
+            yield Figure("lengths", name, f"{what} tokens, mean", "tokens", mean, found)
+            for share in (0.5, 0.95):
+                at = quantile_seen(values, share)
+                assert at is not None
+                yield Figure("", name, f"{what} tokens, p{share * 100:g}", "tokens",
+                             weighted_quantile(plan, weights, share), at)  # fmt: skip
+
+
+def _hits(planned: Planned, production: Recorded, metrics: Metrics | None, notes: list[str]) -> Iterator[Figure]:
+    trace = production.trace
+    cached = trace.answers.cached_tokens if trace.answers is not None else np.full(len(trace), np.nan)
+    told = not bool(np.isnan(cached).all())
+    wanted = {name: planned.hit_rate(name) for name in planned.classes}
+    if told:
+        for name, predicted in wanted.items():
+            rows = production.rows(name)
+            tokens = trace.input_tokens[rows].astype(np.float64)
+            seen = mean_seen(np.minimum(cached[rows], tokens) / np.maximum(tokens, 1.0), tokens)
+            if seen is not None:
+                yield Figure("hit-rate", name, "prompts cached", "share", predicted, _within_one(seen))
+    elif metrics is not None and metrics.queried:
+        total = sum(one.requests_per_s * one.input_tokens for one in planned.classes.values())
+        predicted = sum(wanted[name] * one.requests_per_s * one.input_tokens for name, one in planned.classes.items())
+        seen = Seen(metrics.found / metrics.queried, None, None, len(production.classes))
+        yield Figure("hit-rate", "", "prompts cached", "share", predicted / max(total, 1e-9), seen)
+    elif any(wanted.values()):
+        notes.append(
+            "no engine says how many prompt tokens it had in its cache: vLLM does with "
+            "--enable-prompt-tokens-details, or in its own metrics (--metrics)"
+        )
+    if trace.blocks is not None:
+        spared = np.bincount((found := reuse(trace)).request, found.tokens, len(trace))
+        endless = float(spared.sum() / trace.input_tokens.sum())
+        seen = Seen(endless, None, None, len(trace))
+        yield Figure("", "", "cached with endless memory", "share", None, seen)
+
+
+def _within_one(seen: Seen) -> Seen:
+    return replace(seen, low=None if seen.low is None else max(seen.low, 0.0),
+                   high=None if seen.high is None else min(seen.high, 1.0))  # fmt: skip
+
+
+def _throughput(found: Expected | None) -> Iterator[Figure]:
+    for one in found.speeds if found else ():
+        projected, ratio = one.projected_tokens_per_s, one.ratio
+        seen = Seen(
+            one.output_tokens_per_s, None if ratio.low is None else ratio.low * projected,
+            None if ratio.high is None else ratio.high * projected, ratio.requests,
+        )  # fmt: skip
+        yield Figure(
+            "throughput", one.pool, "output tokens/s a replica", "tokens/s", projected, seen,
+            note=f"{one.in_flight:.3g} in flight",
+        )  # fmt: skip
+
+
+def _latencies(
+    planned: Planned, production: Recorded, found: Expected | None, metrics: Metrics | None
+) -> Iterator[Figure]:
+    if found is not None and production.has_latencies:
+        for name, one in planned.classes.items():
+            mine = found.counted[[found.classes[row] == name for row in found.counted]]
+            before = planned.simulated.get(name)
+            was = (before.ttft_s, before.tpot_s) if before else (None, None)
+            for word, target, plan, seen, simulated in (
+                ("TTFT", one.ttft, was[0], found.seen.ttft_s, found.simulated.ttft_s),
+                ("TPOT", one.tpot, was[1], found.seen.tpot_s, found.simulated.tpot_s),
+            ):
+                should = np.sort(simulated[mine][~np.isnan(simulated[mine])])
+                share = target.percentile if target else _USUAL
+                at = quantile_seen(seen[mine], share)
+                if at is None or not len(should):
+                    continue
+                yield Figure("latency", name, f"{word} p{share * 100:g}", "s", at_quantile(should, share), at,
+                             planned=plan, note=_promise(target))  # fmt: skip
+                for other in _TOLD:
+                    told = quantile_seen(seen[mine], other)
+                    if other != share and told is not None:
+                        yield Figure("", name, f"{word} p{other * 100:g}", "s", at_quantile(should, other), told)
+    elif metrics is not None:
+        for word, by_pool in (("TTFT", metrics.ttft), ("TPOT", metrics.tpot)):
+            for pool, buckets in by_pool.items():
+                at = bucket_quantile(buckets.bounds, _USUAL)
+                model = _of_pool(found, word, pool)
+                if at is not None:
+                    yield Figure("latency" if model else "", pool, f"{word} p90", "s", model, at,
+                                 note="between bounds of a histogram")  # fmt: skip
+
+
+def _of_pool(found: Expected | None, word: str, pool: str) -> float | None:
+    if found is None:
+        return None
+    values = found.simulated.ttft_s if word == "TTFT" else found.simulated.tpot_s
+    mine = np.array([one == pool for one in found.simulated.pools]) & ~np.isnan(values)
+    return at_quantile(np.sort(values[mine]), _USUAL) if mine.any() else None
+
+
+def _promise(target: Target | None) -> str:
+    return f"target {target.seconds * 1e3:,.4g} ms" if target else "no target"
+
+
+def _kept(planned: Planned, production: Recorded, metrics: Metrics | None) -> Iterator[Figure]:
+    answers = production.trace.answers
+    for name, one in planned.classes.items():
+        for word, target in (("ttft", one.ttft), ("tpot", one.tpot)):
+            if target is None:
+                continue
+            seen = None
+            if answers is not None:
+                values = (answers.ttft_s if word == "ttft" else answers.tpot_s)[production.rows(name)]
+                values = values[~np.isnan(values)]
+                seen = share_seen(float((values <= target.seconds).sum()), float(len(values)))
+            if seen is None and metrics is not None and (name, word) in metrics.targets:
+                seen = share_seen(*metrics.targets[name, word])
+            if seen is not None:
+                what = f"{word.upper()} within {target.seconds * 1e3:,.4g} ms"
+                yield Figure("targets", name, what, "share", target.percentile, seen)
+
+
+def _money(
+    planned: Planned, production: Recorded, usage: Usage | None, today: str, notes: list[str]
+) -> Iterator[Figure]:
+    """The fleet's bill over its tokens: of usage where that is a day and more, else of the recording."""
+    bill = sum(pool.usd_per_gpu_hour * pool.replica_gpus * pool.replicas for pool in planned.fleet.pools)
+    if abs(bill / planned.plan.usd_per_hour - 1.0) < 0.01:
+        # Of whole nodes, what stands idle is on the bill as well.
+        bill = planned.plan.usd_per_hour
+    mean = planned.plan.usd_per_million_tokens.usd_per_million / planned.growth(today)
+    trace = production.trace
+    if usage is not None and usage.hours:
+        whole, counts = usage.span_s >= 0.95 * DAY_S, usage.sums
+        tokens = np.array([float(one.input_tokens + one.output_tokens) for one in usage.hours])
+        span_s, requests = usage.span_s, counts.requests
+        if not whole:
+            notes.append(f"usage covers {_span(span_s)}, not a day: its cost is held against the plan's peak")
+        if counts.usd and tokens.sum():
+            told = Seen(counts.usd / float(tokens.sum()) * _MILLION, None, None, requests)
+            yield Figure("", "", "$/M tokens, charged", "usd", None, told)
+    else:
+        whole, span_s, requests = production.whole_day, production.span_s, len(production.classes)
+        parts = min(20, len(trace) // 2)
+        both = trace.input_tokens + trace.output_tokens
+        tokens = np.histogram(production.arrivals, parts, (0.0, span_s), weights=both)[0].astype(np.float64)
+    predicted = mean if whole else mean * planned.workload.mean_over_peak
+    per_s = mean_seen(tokens)
+    if per_s is None or not tokens.sum():
+        return
+    value = bill * span_s / _HOUR_S / float(tokens.sum()) * _MILLION
+    # How many tokens come is what is not sure; prices are known.
+    spread = [None if end is None or end <= 0.0 else value * per_s.value / end for end in (per_s.high, per_s.low)]
+    what = "$/M tokens, mean" if whole else "$/M tokens, as busy"
+    yield Figure("cost", "", what, "usd", predicted, Seen(value, spread[0], spread[1], requests))
+
+
+def _failures(metrics: Metrics | None, usage: Usage | None) -> Iterator[Figure]:
+    if metrics is not None and metrics.requests:
+        failed, of = metrics.failed, metrics.requests
+    elif usage is not None and usage.hours:
+        counts = usage.sums
+        failed, of = counts.refused + counts.failed, counts.requests + counts.refused
+    else:
+        return
+    seen = share_seen(failed, of)
+    if seen is not None:
+        yield Figure("failures", "", "turned away or failed", "share", 0.0, seen)
