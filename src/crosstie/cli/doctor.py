@@ -16,7 +16,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.figures import gigabytes, plural, with_unit
 from crosstie.port.doctor.doctor import diagnose
 from crosstie.port.doctor.host import machine_of
-from crosstie.port.doctor.machine import Machine
+from crosstie.port.doctor.machine import Machine, Nic
 from crosstie.port.doctor.record import capture, read_record, write_record
 from crosstie.port.doctor.relations import kinds
 
@@ -93,11 +93,16 @@ def _lines(machine: Machine) -> Iterable[tuple[str, str]]:
         yield "driver", ", ".join(said)
     yield "software", ", ".join(_software(machine)) or "no PyTorch, no engine"
     yield "host", ", ".join(_host(machine))
+    rates = Counter(_rate(nic) for nic in machine.nics if nic.up)
     if machine.nics:
-        rates = Counter(f"{nic.gbit_per_s:g} Gbit/s {nic.layer}" for nic in machine.nics if nic.up and nic.gbit_per_s)
-        yield "network", ", ".join(f"{count} x {rate}" for rate, count in rates.items()) or "RDMA adapters, all down"
+        yield "network", ", ".join(f"{count} x {rate}" for rate, count in rates.items()) or "adapters, all down"
     if machine.environment:
         yield "variables", ", ".join(f"{name}={value}" for name, value in machine.environment.items())
+
+
+def _rate(nic: Nic) -> str:
+    speed = f" {nic.gbit_per_s:g} Gbit/s" if nic.gbit_per_s else ""
+    return f"{nic.layer}{speed}{' with RDMA' if nic.rdma else ''}"
 
 
 def _software(machine: Machine) -> Iterable[str]:

@@ -12,7 +12,7 @@ from crosstie.core.finding import Finding
 from crosstie.port.doctor.checks import check_findings, checks
 from crosstie.port.doctor.machine import Machine, Nic
 
-RDMA = (Nic(name="mlx5_0", layer="InfiniBand", up=True, gbit_per_s=400.0),)
+RDMA = (Nic(name="mlx5_0", layer="InfiniBand", up=True, rdma=True, gbit_per_s=400.0),)
 PCIE: tuple[Any, ...] = ()
 # The row, whose GPUs, and what is wrong with a machine that is well otherwise.
 FAULTS: list[tuple[str, str, dict[str, Any]]] = [
@@ -40,6 +40,8 @@ FAULTS: list[tuple[str, str, dict[str, Any]]] = [
     ("iommu", "AMD", {"boot": ()}),
     ("iommu-cuda", "NVIDIA", {"boot": (), "links": PCIE}),
     ("peer-memory", "NVIDIA", {"nics": RDMA, "modules": ()}),
+    ("pids", "AMD", {"pids_limit": 512}),
+    ("rdma-down", "AMD", {"nics": (Nic(name="mlx5_1", layer="InfiniBand", up=False, rdma=True),)}),
     ("seccomp", "AMD", {"container": True, "seccomp": True}),
     ("torch-cpu", "AMD", {"torch_build": {}}),
     ("torch-cuda-on-amd", "AMD", {"torch_build": {"cuda": "12.8"}}),

@@ -10,7 +10,8 @@ from crosstie.cli.main import crosstie
 from crosstie.core.errors import BadInput
 
 DATA = Path(__file__).parent / "data"
-CARD = str(DATA / "rx-9070-xt")
+MACHINES = Path(__file__).parents[3] / "examples" / "machines"
+CARD = str(MACHINES / "rx-9070-xt")
 CPX = "kfd-mi300x-cpx.json"
 
 
@@ -34,6 +35,14 @@ def test_a_recorded_machine_is_told_with_its_findings() -> None:
     assert "rx-9070-xt  ready with settings" in done.output
     assert "remedy   Switch it off in the BIOS" in done.output
     assert "none of them on an AMD GPU" in " ".join(done.output.split())
+
+
+def test_a_real_h200_is_ready() -> None:
+    document = json.loads(run("doctor", "--from", str(MACHINES / "h200"), "--engine", "vllm==0.27.1", "--json").output)
+    assert document["verdicts"] == {"h200": "ready"}
+    assert {finding["check"] for finding in document["findings"]} == {"nofile", "host-memory"}
+    document = json.loads(run("fit", "qwen3-32b", "--on", f"this:{MACHINES / 'h200'}", "--json").output)
+    assert {(placed["gpus"], placed["fits"]) for placed in document["placements"]} == {(1, True)}
 
 
 @pytest.mark.parametrize(("fail_on", "status"), [("error", 0), ("setting", 1), ("note", 1)])

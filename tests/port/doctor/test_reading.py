@@ -13,6 +13,7 @@ from crosstie.port.doctor.machine import Machine
 from crosstie.port.doctor.record import Record, read_record
 
 DATA = Path(__file__).parent / "data"
+MACHINES = Path(__file__).parents[3] / "examples" / "machines"
 FACTS = {"facts.json": "{}"}
 
 # Made by the format in ROCm/amdsmi@0ceca28f amdsmi_cli/amdsmi_commands.py (a list), with values of MI300X that public
@@ -145,7 +146,7 @@ def test_links_are_those_of_amd_smi_where_the_driver_s_files_are_not_seen() -> N
 
 
 def test_rocminfo_tells_cards_and_the_processor_s_own_gpu() -> None:
-    machine = machine_of(read_record(DATA / "rx-9070-xt"))
+    machine = machine_of(read_record(MACHINES / "rx-9070-xt"))
     card, own = machine.gpus
     assert (card.name, card.isa, card.accelerator) == ("AMD Radeon RX 9070 XT", "gfx1201", "rx-9070-xt")
     assert (card.bus, card.compute_units, card.memory_bytes) == ("0000:03:00.0", 64, 16695296 << 10)
@@ -262,17 +263,31 @@ def test_adapters_iommus_and_nodes() -> None:
     port = "files/sys/class/infiniband/mlx5_0/ports/1"
     machine = read({
         f"{port}/state": "4: ACTIVE\n", f"{port}/rate": "400 Gb/sec (4X NDR)\n", f"{port}/link_layer": "InfiniBand\n",
-        "files/sys/class/iommu": "ivhd0\nivhd1", "files/sys/devices/system/node/online": "0-1\n",
+        "files/sys/class/net/eth0/operstate": "up\n", "files/sys/class/net/eth0/speed": "25000\n",
+            "files/sys/class/iommu": "ivhd0\nivhd1", "files/sys/devices/system/node/online": "0-1\n",
         "files/sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
         "files/proc/self/status": "Seccomp:\t2\n", "files/proc/modules": "nvidia_peermem 16384 0 - Live\n",
         "commands/llama-server.txt": "version: 10586 (b21e4de7)\nbuilt with cc for x86_64-linux-gnu\n",
         "commands/rocminfo.txt.error": "exit status 1: Unable to open /dev/kfd",
     })  # fmt: skip
-    (nic,) = machine.nics
-    assert (nic.name, nic.up, nic.gbit_per_s, nic.layer) == ("mlx5_0", True, 400.0, "InfiniBand")
+    nic, plain = machine.nics
+    assert (nic.name, nic.up, nic.gbit_per_s, nic.layer, nic.rdma) == ("mlx5_0", True, 400.0, "InfiniBand", True)
+    assert (plain.name, plain.up, plain.gbit_per_s, plain.rdma) == ("eth0", True, 25.0, False)
     assert (machine.iommus, machine.numa_nodes, machine.transparent_hugepages) == (("ivhd0", "ivhd1"), 2, "madvise")
     assert (machine.seccomp, machine.modules, machine.llama_cpp) == (True, ("nvidia_peermem",), "10586")
     assert machine.failed == {"rocminfo": "exit status 1: Unable to open /dev/kfd"}
+
+
+def test_a_real_h200_is_read() -> None:
+    machine = machine_of(read_record(MACHINES / "h200"))
+    (gpu,) = machine.gpus
+    assert (gpu.name, gpu.isa, gpu.accelerator, gpu.bus) == ("NVIDIA H200", "sm_90", "h200", "0000:00:06.0")
+    assert (gpu.memory_bytes, gpu.mig, gpu.compute_mode) == (143771 << 20, "Disabled", "Default")
+    assert (machine.nvidia, machine.cuda, machine.torch_build) == ("580.159.04", "13.0", {"cuda": "13.0"})
+    assert (machine.packages["torch"], machine.packages["triton"]) == ("2.11.0", "3.6.0")
+    assert (machine.cpus, machine.container, machine.memory_limit_bytes) == (16, True, 128 << 30)
+    assert (machine.links, machine.driverless, machine.failed) == ((), (), {})
+    assert machine.modules == ("nvidia_uvm", "nvidia")
 
 
 def test_every_device_that_is_listed_is_in_the_catalog() -> None:

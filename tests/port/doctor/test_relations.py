@@ -46,6 +46,7 @@ def test_a_machine_that_is_well_has_no_findings(vendor: str) -> None:
         ("engine-build", "unknown", "NVIDIA", {"torch_build": {"cuda": "12.8"}}),
         ("processors", "slow", "AMD", {"cpu_limit": 2.0}),
         ("host-memory", "setting", "NVIDIA", {"memory_limit_bytes": 32 << 30}),
+        ("host-memory", "note", "NVIDIA", {"memory_bytes": 32 << 30, "memory_limit_bytes": 64 << 30}),
     ],
 )
 def test_a_fault_is_found(check: str, severity: str, vendor: str, fault: dict[str, Any]) -> None:

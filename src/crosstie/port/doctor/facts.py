@@ -13,6 +13,7 @@ PLACES = {
     "kfd": "/dev/kfd", "render": "/dev/dri", "nvidia_nodes": "/dev/nvidiactl", "uvm": "/dev/nvidia-uvm",
     "shm_mib": "/dev/shm", "memlock_mib": "ulimit -l", "nofile": "ulimit -n", "gpus": "GPUs", "gpus.rocm": "GPUs",
     "gpus.cuda": "GPUs", "discrete": "GPUs", "linked": "links", "rdma": "/sys/class/infiniband",
+    "rdma_down": "/sys/class/infiniband", "pids_limit": "/sys/fs/cgroup",
     "peermem": "/proc/modules", "iommu": "/proc/cmdline", "virtual": "/proc/cmdline",
     "numa_balancing": "/proc/sys/kernel/numa_balancing", "numa_nodes": "/sys/devices/system/node",
     "transparent_hugepages": "/sys/kernel/mm/transparent_hugepage/enabled", "hugepages_percent": "/proc/meminfo",
@@ -54,7 +55,9 @@ def machine_facts(machine: Machine) -> dict[str, Value]:
         "gpus.cuda": nvidia,
         "discrete": bool(machine.usable),
         "linked": any(link.is_fast for link in machine.links),
-        "rdma": any(nic.up for nic in machine.nics),
+        "rdma": any(nic.up and nic.rdma for nic in machine.nics),
+        "rdma_down": sum(nic.rdma and not nic.up for nic in machine.nics),
+        "pids_limit": machine.pids_limit,
         "peermem": any(name in ("nvidia_peermem", "nv_peer_mem") for name in machine.modules),
         "iommu": _iommu(machine),
         # Guests see what the hypervisor shows them of it.

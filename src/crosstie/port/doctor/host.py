@@ -141,18 +141,25 @@ def _pci(record: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def _nics(record: Mapping[str, str]) -> tuple[Nic, ...]:
-    start = "files/sys/class/infiniband/"
-    ports = sorted({str(PurePosixPath(key).parent) for key in record if key.startswith(start)})
     found = []
-    for port in ports:
+    for name, port in _folders(record, "infiniband"):
         rate = _first(r"^([\d.]+) Gb", record.get(f"{port}/rate", ""))
-        found.append(
-            Nic(
-                name=port.removeprefix(start).partition("/")[0], layer=record.get(f"{port}/link_layer", "").strip(),
-                up="ACTIVE" in record.get(f"{port}/state", ""), gbit_per_s=float(rate) if rate else None,
-            )
-        )  # fmt: skip
+        layer, up = record.get(f"{port}/link_layer", "").strip(), "ACTIVE" in record.get(f"{port}/state", "")
+        found.append(Nic(name=name, layer=layer, up=up, rdma=True, gbit_per_s=float(rate) if rate else None))
+    for name, port in _folders(record, "net"):
+        # -1 where the adapter does not say.
+        speed = _int(record.get(f"{port}/speed", "")) or 0
+        up = record.get(f"{port}/operstate", "").strip() == "up"
+        gbit_per_s = speed / 1000 if speed > 0 else None
+        found.append(Nic(name=name, layer="Ethernet", up=up, rdma=False, gbit_per_s=gbit_per_s))
     return tuple(found)
+
+
+def _folders(record: Mapping[str, str], kind: str) -> list[tuple[str, str]]:
+    """Adapters of a class, or their ports, by name."""
+    start = f"files/sys/class/{kind}/"
+    found = sorted({str(PurePosixPath(key).parent) for key in record if key.startswith(start)})
+    return [(folder.removeprefix(start).partition("/")[0], folder) for folder in found]
 
 
 def _toolkit(record: Mapping[str, str]) -> str:

@@ -62,9 +62,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 class Nic(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    # InfiniBand, Ethernet; RDMA adapters only.
+    # InfiniBand, Ethernet.
     layer: str
     up: bool
+    rdma: bool
     gbit_per_s: float | None = None
 
 

@@ -65,12 +65,14 @@ _OF_GPU = (
 _DEVICES = ("/dev/kfd", "/dev/dri/renderD*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia[0-9]*",
             "/dev/infiniband/uverbs*")  # fmt: skip
 _LIMITS = {"memlock": resource.RLIMIT_MEMLOCK, "nofile": resource.RLIMIT_NOFILE, "stack": resource.RLIMIT_STACK}
+# What images say of themselves is no setting.
 _VARIABLES = re.compile(
-    r"(HIP|HSA|ROCR|ROCM|ROC|AMD|GPU|CUDA|NVIDIA|NCCL|RCCL|UCX|VLLM|SGLANG|AITER|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|"
+    r"(?!NVIDIA_(REQUIRE|PRODUCT)|(CUDA|NCCL|ROCM)_VERSION)(HIP|HSA|ROCR|ROCM|ROC|AMD|GPU|CUDA|NVIDIA|NCCL|RCCL|UCX|VLLM|SGLANG|AITER|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|"
     r"MIOPEN|GGML|LLAMA|OMP|RAY)_\w+|KUBERNETES_SERVICE_HOST"
 )
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL|KUBERNETES|_HOST|_ADDR|_IP$|URL|ENDPOINT")
 _HIDDEN = "hidden"
+_COLON = "%3A"
 _BOOT = re.compile(r"^(\w*iommu|pci|amdgpu|nvidia|\w*hugepage|numa_balancing|isolcpus|module_blacklist)")
 # What tells one machine from another, in each format.
 _IDENTITY: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -114,7 +116,12 @@ def _of_status(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if line.startswith(("Seccomp", "Cap")))
 
 
-_LESS = {"proc/cmdline": _boot_words, "proc/self/status": _of_status}
+def _module_names(text: str) -> str:
+    """Without the addresses that the kernel has them at."""
+    return "\n".join(line.split()[0] for line in text.splitlines() if line.strip())
+
+
+_LESS = {"proc/cmdline": _boot_words, "proc/self/status": _of_status, "proc/modules": _module_names}
 
 
 def write_record(record: Mapping[str, str], folder: Path) -> None:
@@ -122,7 +129,8 @@ def write_record(record: Mapping[str, str], folder: Path) -> None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise BadInput(f"{folder}: is there already; a record goes into a new folder")
         for name, text in record.items():
-            file = folder / name
+            # A colon, as in the name of a PCI device, is no part of a name everywhere.
+            file = folder / name.replace(":", _COLON)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
     except OSError as error:
@@ -137,7 +145,7 @@ def read_record(folder: Path) -> Record:
         start = folder / part
         for file in [start] if start.is_file() else sorted(path for path in start.rglob("*") if path.is_file()):
             try:
-                found[file.relative_to(folder).as_posix()] = file.read_text(encoding="utf-8")
+                found[file.relative_to(folder).as_posix().replace(_COLON, ":")] = file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise BadData(file, "", f"cannot be read: {error}") from None
     return found

@@ -217,14 +217,19 @@ def _processors(machine: Machine) -> Iterable[Finding]:
 
 def _host_memory(machine: Machine) -> Iterable[Finding]:
     largest = max((gpu.memory_bytes or 0 for gpu in machine.usable), default=0)
-    if machine.memory_limit_bytes and machine.memory_allowed < largest:
-        yield _finding(
-            "host-memory", "setting", f"the container may use {gigabytes(machine.memory_allowed)} of host memory, less "
-            f"than one GPU has ({gigabytes(largest)}): loading a model that fills it may be killed", "/sys/fs/cgroup",
-            f"memory limit {machine.memory_limit_bytes:,} bytes, of {machine.memory_bytes:,}",
-            "A higher --memory (Docker) or resources.limits.memory (Kubernetes); page cache counts, and pinned "
-            "buffers and offloaded caches come on top.",
-        )  # fmt: skip
+    if not 0 < machine.memory_allowed < largest:
+        return
+    limited = machine.memory_allowed < machine.memory_bytes
+    whose = "the container may use" if limited else "the host has"
+    yield _finding(
+        "host-memory", "setting" if limited else "note", f"{whose} {gigabytes(machine.memory_allowed)} of memory, less "
+        f"than one GPU has ({gigabytes(largest)})" + (": loading a model that fills it may be killed" if limited else
+        ": a model that fills it does not stay in the page cache, and loads slowly each time"),
+        "/sys/fs/cgroup" if limited else "/proc/meminfo",
+        f"limit {machine.memory_limit_bytes or 'none'}, memory {machine.memory_bytes} bytes",
+        "A higher --memory (Docker) or resources.limits.memory (Kubernetes); page cache counts, and pinned buffers and "
+        "offloaded caches come on top." if limited else "",
+    )  # fmt: skip
 
 
 def kinds(machine: Machine) -> dict[str, list[Gpu]]:
