@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import Command
-from tests.port.checkpoint.test_gguf import entry, tensor, text
+from tests.port.checkpoint.test_gguf import Told, entry, file_of, text
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadData, BadInput
 from crosstie.core.finding import Finding
 from crosstie.port.preflight.stored import read_stored
 from crosstie.port.preflight.whole import whole_findings
@@ -18,8 +18,8 @@ NUMBERS = {
     "embedding_length": 512, "block_count": 2, "feed_forward_length": 1024, "context_length": 4096,
     "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 128,
 }  # fmt: skip
-EMBEDDING = tensor("token_embd.weight", (512, 100), 8)
-MATRIX = tensor("blk.0.ffn_up.weight", (512, 1024), 12)
+EMBEDDING = Told("token_embd.weight", (512, 100), 8)
+MATRIX = Told("blk.0.ffn_up.weight", (512, 1024), 12)
 # As llama.cpp writes them: the fastest dimension first.
 LAYER = {
     "attn_norm": (512,), "ffn_norm": (512,), "attn_q": (512, 512), "attn_k": (512, 256), "attn_v": (512, 256),
@@ -31,18 +31,17 @@ SHAPES = {
 }  # fmt: skip
 
 
-def tensors(shapes: Mapping[str, tuple[int, ...]]) -> list[bytes]:
-    return [tensor(name, shape, 12 if len(shape) > 1 else 0) for name, shape in shapes.items()]
+def tensors(shapes: Mapping[str, tuple[int, ...]]) -> list[Told]:
+    return [Told(name, shape, 12 if len(shape) > 1 else 0) for name, shape in shapes.items()]
 
 
-def write(file: Path, *tensors: bytes, architecture: str = "llama") -> Path:
+def write(file: Path, *tensors: Told, architecture: str = "llama") -> Path:
     entries = [
         entry("general.architecture", 8, text(architecture)),
         *(entry(f"{architecture}.{key}", 4, struct.pack("<I", value)) for key, value in NUMBERS.items()),
     ]
     file.parent.mkdir(parents=True, exist_ok=True)
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries))
-    file.write_bytes(head + b"".join(entries) + b"".join(tensors))
+    file.write_bytes(file_of(entries, tensors))
     return file
 
 
@@ -60,6 +59,11 @@ def test_parts_are_one_model(catalog: Catalog, tmp_path: Path) -> None:
     write(tmp_path / "m-00002-of-00002.gguf", MATRIX)
     write(tmp_path / "mmproj-f16.gguf", EMBEDDING)
     assert read_stored(catalog, str(tmp_path)).linear[0].scheme == "q4_k"
+    assert read_stored(catalog, str(tmp_path / "m-00002-of-00002.gguf")).gguf is not None, "by any of its parts"
+    (tmp_path / "m-00001-of-00002.gguf").unlink()
+    for asked in (tmp_path, tmp_path / "m-00002-of-00002.gguf"):
+        with pytest.raises(BadData, match=r"m-00001-of-00002\.gguf: a part of 2 that is not there"):
+            read_stored(catalog, str(asked))
 
 
 def test_one_of_several_models_is_not_picked(catalog: Catalog, tmp_path: Path) -> None:
@@ -89,7 +93,7 @@ def test_a_whole_file_has_no_finding(catalog: Catalog, tmp_path: Path) -> None:
     assert found(catalog, tmp_path / "m.gguf", SHAPES, "qwen2") != []
     assert found(catalog, tmp_path / "m.gguf", SHAPES, "qwen3") != []
     # A tensor that is not known: nothing is said of any.
-    assert found(catalog, tmp_path / "m.gguf", {"blk.0.new.weight": (3, 3), "token_embd.weight": (512, 100)}) == []
+    assert found(catalog, tmp_path / "m.gguf", {"blk.0.new.weight": (256, 3), "token_embd.weight": (512, 100)}) == []
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The header of a GGUF file: its metadata and the type of each tensor, without the tensors.
 
 The format (ggml-org/ggml docs/gguf.md): a magic word, a version, two counts, then keys with typed values, then for
-each tensor its name, shape, type and offset. Strings and lists carry their lengths, none of which is believed
-before it is known to lie inside the file.
+each tensor its name, shape, type and offset, then the data. Strings and lists carry their lengths, none of which is
+believed before it is known to lie inside the file; nor is a tensor's place.
 """
 
 import math
@@ -28,6 +28,17 @@ TYPES = {
     20: "iq4_nl", 21: "iq3_s", 22: "iq2_s", 23: "iq4_xs", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64",
     29: "iq1_m", 30: "bf16", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4", 41: "q1_0", 42: "q2_0",
 }  # fmt: skip
+# Values and bytes of a block (gguf-py/gguf/constants.py at llama.cpp b21e4de7; q8_1 by ggml-common.h).
+_BLOCKS = {
+    "f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "f64": (1, 8), "i8": (1, 1), "i16": (1, 2), "i32": (1, 4),
+    "i64": (1, 8), "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24), "q8_0": (32, 34),
+    "q8_1": (32, 36), "q2_k": (256, 84), "q3_k": (256, 110), "q4_k": (256, 144), "q5_k": (256, 176),
+    "q6_k": (256, 210), "q8_k": (256, 292), "iq2_xxs": (256, 66), "iq2_xs": (256, 74), "iq3_xxs": (256, 98),
+    "iq1_s": (256, 50), "iq4_nl": (32, 18), "iq3_s": (256, 110), "iq2_s": (256, 82), "iq4_xs": (256, 136),
+    "iq1_m": (256, 56), "tq1_0": (256, 54), "tq2_0": (256, 66), "mxfp4": (32, 17), "nvfp4": (64, 36),
+    "q1_0": (128, 18), "q2_0": (64, 18),
+}  # fmt: skip
+_ALIGNMENT = 32
 _MOST_ENTRIES = 10_000_000
 # Token lists are long and nothing here asks for them.
 _KEPT_LIST = 4096
@@ -157,13 +168,40 @@ def _read(reader: _Reader) -> Gguf:
         key = reader.text()
         metadata[key] = reader.value(reader.number("<I"))
     tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+    offsets: dict[str, int] = {}
     for _ in range(tensor_count):
         name = reader.text()
+        if name in tensors:
+            raise BadData(file, name, "this tensor stands in the header twice")
         dimensions = reader.number("<I")
         if dimensions > 8:
             raise BadData(file, name, f"{dimensions} dimensions are a slip")
         shape = tuple(reader.number("<Q") for _ in range(dimensions))
         kind = reader.number("<I")
         tensors[name] = (TYPES.get(kind, f"type {kind}"), shape)
-        reader.number("<Q")
+        offsets[name] = reader.number("<Q")
+    _check_places(reader, metadata.get("general.alignment", _ALIGNMENT), tensors, offsets)
     return Gguf(file=file, metadata=metadata, tensors=tensors, size=reader.size)
+
+
+def _check_places(
+    reader: _Reader, alignment: object, tensors: dict[str, tuple[str, tuple[int, ...]]], offsets: dict[str, int]
+) -> None:
+    """Each tensor's bytes lie inside of the file, where the alignment says, and in no other's."""
+    if not isinstance(alignment, int) or alignment < 1:
+        raise BadData(reader.file, "general.alignment", f"{alignment!r} is no alignment")
+    start = -(-reader.opened.tell() // alignment) * alignment
+    free, before = 0, ""
+    for name in sorted(offsets, key=lambda one: offsets[one]):
+        kind, shape = tensors[name]
+        values, size = _BLOCKS.get(kind, (1, 0))
+        if shape and shape[0] % values:
+            raise BadData(reader.file, name, f"{kind} goes by {values} values, and its rows have {shape[0]:,}")
+        offset, size = offsets[name], math.prod(shape) // values * size
+        if offset % alignment:
+            raise BadData(reader.file, name, f"its offset {offset:,} is no multiple of {alignment}")
+        if size and offset < free:
+            raise BadData(reader.file, name, f"its bytes begin inside of those of {before}")
+        if (end := start + offset + size) > reader.size:
+            raise BadData(reader.file, name, f"its data end at byte {end:,} of {reader.size:,}: cut short")
+        free, before = max(free, offset + size), name

@@ -222,7 +222,7 @@ def read_stored(catalog: Catalog, asked: str) -> Stored:
         local = asked if asked.startswith((".", "/", "~")) else f"./{asked}"
         return _from_config(catalog, local, unseen=f"no safetensors or GGUF file in {asked}")
     if path.suffix == ".gguf":
-        return _from_gguf(asked, path)
+        return _from_gguf(asked, *(_parts(path) if path.exists() else [path]))
     if path.suffix == ".safetensors":
         raise BadInput(f"{asked}: give the model's folder, not one of its files")
     if not path.exists() and (named := repository(asked)) and (named.by_address or not _is_known(catalog, asked)):
@@ -308,7 +308,22 @@ def _gguf_files(asked: str, folder: Path) -> list[Path]:
         raise BadInput(
             f"{asked}: {len(models)} models in GGUF; give one of the files ({', '.join(sorted(models)[:4])})"
         )
-    return files
+    return _parts(files[0])
+
+
+def _parts(file: Path) -> list[Path]:
+    """All files of a model that was split, by the name of any: name-00001-of-00003.gguf."""
+    split = _SPLIT.search(file.name)
+    if split is None:
+        return [file]
+    count = int(split[0][-5:])
+    parts = [file.with_name(_SPLIT.sub(f"-{number:05}-of-{count:05}", file.name)) for number in range(1, count + 1)]
+    for part in parts:
+        if not part.exists():
+            raise BadData(file.parent, part.name, f"a part of {count} that is not there")
+    if not parts:
+        raise BadData(file, "", "is a part of none by its name")
+    return parts
 
 
 def _from_gguf(asked: str, file: Path, *parts: Path) -> Stored:

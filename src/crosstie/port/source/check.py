@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding, Location, Severity, worst
 from crosstie.core.progress import OnProgress, no_progress
+from crosstie.port.source.builds import files_left_out, may_hipify
 from crosstie.port.source.clang import Opinion, find_compiler, second_opinion
 from crosstie.port.source.code import streams
 from crosstie.port.source.cpp import hazards_in
@@ -63,7 +64,8 @@ def preflight_source(
         hazards += files.hazards
         compiler = find_compiler(clang, targets) if use_clang and hipify else None
         on_progress(0, len(files.cpp), "reading preprocessor lines")
-        project, names = Project(files.cpp), CudaNames()
+        left_out, names = files_left_out(files), CudaNames()
+        project = Project(files.cpp, by_hipify=may_hipify(files), left_out=left_out)
         hazards += _read(files, project, names, on_progress)
         if hipify and files.cpp:
             on_progress(0, len(files.cpp), "loading HIPIFY")
@@ -76,7 +78,7 @@ def preflight_source(
                     if compiler is not None:
                         jobs = jobs or os.cpu_count() or 1
                         opinion = second_opinion(compiler, result, files.cpp, jobs, on_progress)
-        hazards = _beside_amd(hazards, project, files)
+        hazards = _beside_amd(hazards, project, files, left_out)
         if opinion is not None:
             hazards = [*_merged(hazards, opinion), _second(root, opinion, targets)]
     findings = findings_of(hazards, targets) + [_nothing(root, one) for one in targets if not one.is_amd]
@@ -106,20 +108,32 @@ def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgr
         yield from build_hazards(path, text, for_hip)
 
 
-def _beside_amd(hazards: list[SourceHazard], project: Project, files: Files) -> list[SourceHazard]:
-    """Where the tree has a side for AMD: notes for files and switches that are NVIDIA's by name, which its build leaves
-    out; and what Python does is not known where a caller in another file may ask first."""
+def _beside_amd(
+    hazards: list[SourceHazard], project: Project, files: Files, left_out: Mapping[str, str]
+) -> list[SourceHazard]:
+    """Where the tree has a side for AMD: notes for files and switches that are NVIDIA's by name or by the lists of its
+    builds, which leave them out; and what Python does is not known where a caller in another file may ask first."""
     asks_for_hip = files.asks_for_hip
     if not (project.is_ported or hip_builds(files.build) or asks_for_hip):
         return hazards
     by_name = "; the file is NVIDIA's by its name, and the tree has a side for AMD"
     by_switch = "; a switch that asks for NVIDIA is in front of it, and the tree has a side for AMD"
     by_caller = "; Python of this tree asks for ROCm, so a caller may leave this out"
-    folders = files.folders
+    by_hand = "; the tree is built for HIP without PyTorch's HIPIFY, so it may have its own way to convert this"
+    by_libhipcxx = "; a build file asks for libhipcxx, which has these headers and names"
+    asks_for_libhipcxx = any("hipcxx" in text.lower() for text in files.build.values())
+    folders, stems, own_way = files.folders, files.stems, not may_hipify(files)
 
     def judged(one: SourceHazard) -> SourceHazard:
-        if one.severity != "note" and is_nvidia(one.file, folders):
+        if one.severity != "note" and one.file in left_out:
+            what = f"{one.what}; {left_out[one.file]} leaves this file out on ROCm"
+            return msgspec.structs.replace(one, severity="note", what=what)
+        if one.severity != "note" and is_nvidia(one.file, folders, stems):
             return msgspec.structs.replace(one, severity="note", what=one.what + by_name)
+        if one.severity == "error" and one.check == "libcudacxx" and asks_for_libhipcxx:
+            return msgspec.structs.replace(one, severity="note", what=one.what + by_libhipcxx)
+        if one.severity == "error" and own_way and one.check in ("hipify-leftover", "hipify-header"):
+            return msgspec.structs.replace(one, severity="unknown", what=one.what + by_hand)
         asked = project.asks_for_nvidia(one.file, one.line) if one.severity == "error" else ""
         if asked:
             # Whether a build for ROCm sets the project's own switch as well stands in no source.

@@ -1,10 +1,10 @@
 """One C++ file as rules look at it: the tokens that a build for ROCm compiles, its functions and declarations."""
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import msgspec
 
@@ -41,7 +41,8 @@ _MOST_LINES = 12
 
 class Function(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    # Indices of the opening and closing brace.
+    # Index of its name, and of the opening and closing brace.
+    head: int
     start: int
     end: int
     returns: tuple[str, ...]
@@ -65,14 +66,14 @@ def bits_of(words: Collection[str]) -> int | None:
     return 64 if not WIDE.isdisjoint(words) else 32 if not NARROW.isdisjoint(words) else None
 
 
-def _ignores(macro: Directive, position: int) -> bool:
-    """Whether the body of a macro does not use what is given at that place."""
+def _uses(macro: Directive, position: int) -> list[tuple[CppToken, CppToken]] | None:
+    """Where the body of a macro uses what is given at that place, with the token before it; None: no parameters."""
     if not macro.function_like:
-        return False
+        return None
     end = closing(macro.tokens, 1)
     given = [one.text for one in macro.tokens[2:end] if one.kind == "name"]
     asked = given[position] if position < len(given) else "__VA_ARGS__"
-    return not any(token.text == asked for token in macro.tokens[end + 1 :])
+    return [(before, token) for before, token in pairwise(macro.tokens[end:]) if token.text == asked]
 
 
 class Code:
@@ -86,6 +87,7 @@ class Code:
         self.parameters = macro
         self.functions = list(_functions(tokens))
         self._starts = [function.start for function in self.functions]
+        self._heads = [function.head for function in self.functions]
         self.declarations = _declarations(tokens, _aliases(tokens))
         self.names: dict[str, list[int]] = {}
         for index, token in enumerate(tokens):
@@ -100,9 +102,17 @@ class Code:
         return found if found.end > at else None
 
     def declared(self, name: str, at: int) -> Declaration | None:
-        """The last declaration of a name before a place."""
-        before = [one for one in self.declarations.get(name, ()) if one.at < at]
-        return before[-1] if before else None
+        """The last declaration of a name before a place, in the same function or outside of all."""
+        for one in reversed(self.declarations.get(name, ())):
+            if one.at < at and ((around := self._around(one.at)) is None or around.end > at):
+                return one
+        return None
+
+    def _around(self, at: int) -> Function | None:
+        """The function in whose body or parameters a place is."""
+        position = bisect_right(self._heads, at) - 1
+        found = self.functions[position] if position >= 0 else None
+        return found if found is not None and found.end > at else None
 
     def is_own(self, name: str, at: int) -> bool:
         """Whether a name is a variable or parameter that the function around a place declares, or is declared there."""
@@ -161,17 +171,27 @@ class Code:
 
     def is_dropped(self, at: int) -> bool:
         """Whether a name is an argument that a macro of the project, as a build for ROCm sees it, does not use."""
+        made = self._given_to(at)
+        return bool(made) and all(found == [] for found in made)
+
+    def is_declared_by_macro(self, at: int) -> bool:
+        """Whether a macro of the project declares what it is given there: `#define F(name) void name(int* x)`."""
+        made = self._given_to(at)
+        return any(before.text in _TYPE_WORDS | {"void"} for found in made for before, _ in found or ())
+
+    def _given_to(self, at: int) -> list[list[tuple[CppToken, CppToken]] | None]:
+        """For each definition of the macro that a name is an argument of, where it uses that."""
         depth = commas = 0
         for index in range(at - 1, max(0, at - 60), -1):
             text = self.tokens[index].text
             if text in (";", "{", "}"):
-                return False
+                return []
             depth += {")": 1, "]": 1, "(": -1, "[": -1}.get(text, 0)
             commas += text == "," and depth == 0
             if depth < 0:
                 made = self.project.definitions(self.tokens[index - 1].text, self.path)
-                return bool(made) and all(_ignores(one.directive, commas) for one in made)
-        return False
+                return [_uses(one.directive, commas) for one in made]
+        return []
 
     def line_text(self, line: int) -> str:
         return shorten(self._source[line - 1]) if 0 < line <= len(self._source) else ""
@@ -322,7 +342,8 @@ def streams(path: str, project: Project) -> list[Code]:
     live = [token for token in lexed.tokens if not unit.is_dead(token.line)]
     found = [Code(path, live, project, source, frozenset())]
     for directive in lexed.directives:
-        if directive.word == "define" and len(directive.tokens) > 1 and not unit.is_dead(directive.line):
+        is_live = not unit.is_dead(directive.line) and not project.expands_for_nvidia(directive.name)
+        if directive.word == "define" and len(directive.tokens) > 1 and is_live:
             start, parameters = 1, frozenset[str]()
             if directive.function_like:
                 end = closing(directive.tokens, 1)
@@ -355,7 +376,8 @@ def _functions(tokens: Sequence[CppToken]) -> Iterator[Function]:
             end = _end(tokens, index)
             name_at, returns = head
             template = template_of(tokens, name_at)
-            yield Function(name=tokens[name_at].text, start=index, end=end, returns=returns, template=template)
+            name = tokens[name_at].text
+            yield Function(name=name, head=name_at, start=index, end=end, returns=returns, template=template)
 
 
 def _end(tokens: Sequence[CppToken], brace: int) -> int:
@@ -363,7 +385,8 @@ def _end(tokens: Sequence[CppToken], brace: int) -> int:
     end = closing(tokens, brace)
     for index in range(brace + 1, end):
         text = tokens[index].text
-        if text == "__global__" or (text == "template" and tokens[index - 1].text in (";", "}")):
+        begins = text in ("template", "__device__", "__host__") and tokens[index - 1].text in (";", "}")
+        if begins or text == "__global__" or (text == "extern" and tokens[index + 1].kind == "string"):
             return index - 1
     return end
 

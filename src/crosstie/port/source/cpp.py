@@ -253,7 +253,9 @@ def _judge(code: Code, side: Branch, name: str, source: list[str]) -> tuple[Seve
     if name == "__CUDA_ARCH__" and not compares and (never or all(on_nvidia)):
         # `#ifndef __CUDA_ARCH__` is the host's side, and HIP's device code takes it too: often the same in plain C++.
         return (
-            "unknown" if side.has_else and not _REFUSAL.search(rest) and not _PTX.search(rest) else "error",
+            "unknown"
+            if (side.has_else and not _REFUSAL.search(rest) and not _PTX.search(rest)) or code.project.is_ported
+            else "error",
             "HIP never defines __CUDA_ARCH__, so device code gets the host's side of this",
             "ask for __HIP_DEVICE_COMPILE__ too: #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)",
         )

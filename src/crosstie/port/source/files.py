@@ -42,20 +42,32 @@ MOST_BYTES = 8_000_000
 _SNIFFED = 8192
 
 
-def is_nvidia(path: str, folders: Collection[str]) -> bool:
-    """Whether a file is for NVIDIA's GPUs by its name or that of a folder. `folders`: all that the tree has."""
+def is_nvidia(path: str, folders: Collection[str], stems: Collection[str] = ()) -> bool:
+    """Whether a file is for NVIDIA's GPUs by its name or that of a folder.
+
+    `folders`: all that the tree has; `stems`: its files without their endings.
+    """
     *parts, name = path.split("/")
     if any(_NVIDIA_NAME.search(part) for part in (*parts, *name.split(".")[:-1])):
         return True
-    return any(
-        part.lower() == "cuda"
-        and any(
-            _AMD_NAME.match(other.rpartition("/")[2])
-            for other in folders
-            if other.rpartition("/")[0] == "/".join(parts[:index])
-        )
-        for index, part in enumerate(parts)
-    )
+    for index, part in enumerate((*parts, name.partition(".")[0])):
+        inside, known = "/".join(parts[:index]), folders if index < len(parts) else stems
+        if any("/".join((*parts[:index], twin)) in known for twin in _twins(part)):
+            return True
+        beside = (other.rpartition("/") for other in folders) if part.lower() == "cuda" and known is folders else ()
+        if any(folder == inside and _AMD_NAME.match(other) for folder, _, other in beside):
+            return True
+    return False
+
+
+def _twins(name: str) -> Iterator[str]:
+    """What AMD's side would be called beside NVIDIA's: attention and attention_rocm, blas_cuda and blas_hip."""
+    if _AMD_NAME.match(name):
+        return
+    yield from (f"{name}_{other}" for other in ("rocm", "hip", "amd", "ck"))
+    for word, others in (("cuda", ("hip", "rocm", "amd")), ("CUDA", ("HIP", "ROCM", "AMD")), ("Cuda", ("Hip", "Rocm"))):
+        if re.search(rf"(?:^|_){word}(?:_|$)" if word != "Cuda" else "Cuda", name):
+            yield from (name.replace(word, other) for other in others)
 
 
 def hip_builds(builds: Mapping[str, str]) -> list[str]:
@@ -114,6 +126,12 @@ class Files(msgspec.Struct, kw_only=True):
         )
 
     @property
+    def stems(self) -> frozenset[str]:
+        """Of C++ files, by their paths up to the first dot of the name."""
+        parts = (path.rpartition("/") for path in self.cpp)
+        return frozenset(f"{folder}{slash}{name.partition('.')[0]}" for folder, slash, name in parts)
+
+    @property
     def count(self) -> int:
         return len(self.cpp) + len(self.python) + len(self.build)
 
@@ -124,7 +142,10 @@ def read_files(root: Path) -> Files:
     found = Files()
     texts = {"cpp": found.cpp, "python": found.python, "build": found.build}
     base = root if root.is_dir() else root.parent
+    own_map: dict[str, str] = {}
     for path in _walk(root):
+        if path.suffix == ".json" and "hipify" in path.name.lower():
+            own_map |= _own_map(path)
         kind = _kind(path, chosen=path == root)
         name = path.relative_to(base).as_posix()
         if kind == "binary":
@@ -139,9 +160,28 @@ def read_files(root: Path) -> Files:
                 why = getattr(error, "strerror", None) or str(error)
                 remedy = "check it by hand, or give it as text of less than 8 MB"
                 found.hazards.append(SourceHazard("unread", "unknown", "this file was not read", name, why, remedy))
+    if own_map:
+        found.cpp = {name: _mapped(text, own_map) for name, text in found.cpp.items()}
     if not found.count and not found.hazards:
         raise BadInput(f"nothing to read in {root}: no C++, CUDA or Python source and no build file")
     return found
+
+
+def _own_map(path: Path) -> dict[str, str]:
+    """A project's own replacements, which HIPIFY takes beside its maps: {"custom_map": {"<cuda_fp8.h>": ...}}."""
+    try:
+        given = msgspec.json.decode(path.read_bytes(), type=dict[str, object]).get("custom_map")
+        return msgspec.convert(given or {}, dict[str, str])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+
+
+def _mapped(text: str, own_map: Mapping[str, str]) -> str:
+    """HIPIFY's way: whole words, and headers with what is around them."""
+    for old, new in own_map.items():
+        if old in text:
+            text = re.sub(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _, new=new: new, text)  # type: ignore[misc]
+    return text
 
 
 def _walk(root: Path) -> Iterator[Path]:

@@ -141,6 +141,8 @@ def collect(path: str, codes: Sequence[Code], names: CudaNames) -> None:
                 continue
             for at in places:
                 role = "other" if code.is_dropped(at) else _role(code, at)
+                if role == "used" and code.is_declared_by_macro(at):
+                    role = "declared"
                 if role == "declared":
                     names.declared.add(name)
                 elif role == "used" and not code.provided(name):
@@ -161,7 +163,9 @@ def _role(code: Code, at: int) -> str:
         return "other"
     if before == "::":
         return "other" if code.text(at - 2) in _TORCH else "used"
-    if before in _INTRODUCE or (before in ("*", "&", ">") and after in ("=", ";", "[", "{")):
+    if before in _INTRODUCE or (before in ("*", "&", ">", ">>") and after in ("=", ";", "[", "{")):
+        return "declared"
+    if before in (">", ">>", "*", "&") and after == "(" and code.function(at) is None:
         return "declared"
     if (before == "}" and after == ";") or (before in ("{", ",") and after == "=" and _is_enumerator(code, at)):
         return "declared"

@@ -6,7 +6,7 @@ open. Only what is certainly false is left out; both sides of an open one are re
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import PurePosixPath
@@ -26,8 +26,11 @@ _ABSENT_OTHERS = {"__CUDA_ARCH_LIST__", "_WIN32", "_MSC_VER", "__APPLE__", "__MU
 _ABSENT = NVIDIA_ONLY | _ABSENT_OTHERS | {"USE_MUSA"}
 _PRESENT = {"__clang__": 1, "__linux__": 1, "__GNUC__": 4, "__HIPCC__": 1, "__HIP__": 1, "USE_ROCM": 1}
 _COMPILERS = {"__clang__", "__linux__", "__GNUC__"}
-# HIPIFY makes TORCH_HIP_VERSION of it, which is 702 for ROCm 7.2: less than any release of CUDA that is asked for.
-_VALUES = {"CUDA_VERSION": 702}
+# Of ROCm 7.2. HIPIFY makes TORCH_HIP_VERSION of CUDA_VERSION, which is less than any release of CUDA that is asked for.
+_VALUES = {
+    "CUDA_VERSION": 702, "TORCH_HIP_VERSION": 702, "HIP_VERSION": 70_200_000, "HIP_VERSION_MAJOR": 7,
+    "HIP_VERSION_MINOR": 2, "ROCM_VERSION": 70_200, "ROCM_VERSION_MAJOR": 7, "ROCM_VERSION_MINOR": 2,
+}  # fmt: skip
 # Present in one pass of the compiler or on one chip only: open.
 _OPEN = re.compile(r"(?i)^(__gfx.*|__hip_device_compile__|__amdgcn.*|__amdgpu.*)$")
 # What projects call their own switch: VLLM_USE_ROCM, PADDLE_WITH_HIP, TORCH_HIP_VERSION, __HIP_PLATFORM_AMD__. A name
@@ -42,7 +45,12 @@ _VERSION = re.compile(r"(?i)(?:^|_)(?:version|major|minor|build)(?:_|$)")
 _REFUSES = re.compile(r"(?i)(?:^|_)(?:no|not|disable|disabled|without|skip)(?:_|$)")
 
 # A project's own switch for NVIDIA, if it stands beside one for AMD: `defined(GOOGLE_CUDA) || defined(X_USE_ROCM)`.
-_CUDA_SWITCH = re.compile(r"(?i)(?:^|_)(?:cuda|nvidia|nvcc)(?:_|$)")
+_CUDA_SWITCH = re.compile(
+    r"(?i)^_*(?:[a-z0-9]+_+)*?(?:cuda|nvidia|nvcc|cudacc)"
+    r"(?:_+(?:platform|enabled|enable|support|supported|available|gpu|backend|compiler|device|target))*_*$"
+)
+# HIPIFY makes AMD's names of these, so a build that uses it sets them.
+_CONVERTED = frozenset({"USE_CUDA", "__CUDACC__"})
 # Parts of a name that only NVIDIA's side has: USE_NVIDIA_CUVS, NVJPEG_FOUND, PADDLE_WITH_CUDNN; and those of libraries
 # that HIP has under another name, so that a build for ROCm may set the switch all the same: CUSOLVER_AVAILABLE.
 _OF_NVIDIA = re.compile(
@@ -66,6 +74,7 @@ _KNOWS_WAVEFRONTS = re.compile(
     r"|ds_bpermute|mbcnt)|\bck_tile\b|physical_warp_size|\b(?i:warp|wave|wavefront)_?(?i:size)\w*\s*(?:=|==|,|\)|\s)\s*64\b"
 )
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_]\w*")
 # Sources that a template engine makes (FBGEMM, PyTorch) have sides of their own: {% if is_rocm %}.
 _JINJA = re.compile(r"^[ \t]*\{%-?\s*(if|elif|else|endif)\b(.*?)-?%\}[ \t]*$", re.MULTILINE)
 _SPACE = re.compile(r"^[ \t]*namespace[ \t]+([A-Za-z_]\w*)[\w: \t]*\{", re.MULTILINE)
@@ -202,9 +211,49 @@ def _with_else(sides: list[Branch]) -> list[Branch]:
     ]
 
 
+def _is_amd_switch(name: str) -> bool:
+    return name == "__HIPCC__" or (bool(_SWITCH.search(name)) and rocm_defines(name) is True)
+
+
+def _choices(directives: Sequence[Directive]) -> Iterator[list[frozenset[str]]]:
+    """Names of what is chosen between: the parts of `a || b`, and the sides of #if ... #elif."""
+    chains: list[list[frozenset[str]]] = []
+    for one in directives:
+        names = frozenset(token.text for token in one.tokens if token.kind == "name") - {"defined"}
+        if one.word in ("if", "elif"):
+            yield _alternatives(one.tokens)
+        refuses = one.word == "ifndef" or any(token.text == "!" for token in one.tokens)
+        if one.word in ("if", "ifdef", "ifndef"):
+            chains.append([frozenset() if refuses else names])
+        elif one.word in ("elif", "elifdef") and chains:
+            chains[-1].append(frozenset() if refuses else names)
+        elif one.word == "endif" and chains:
+            yield chains.pop()
+
+
+def _alternatives(tokens: Sequence[CppToken]) -> list[frozenset[str]]:
+    """Names in the parts of a condition that `||` joins outside of all parentheses."""
+    parts: list[set[str]] = [set()]
+    depth = 0
+    for token in tokens:
+        depth += {"(": 1, ")": -1}.get(token.text, 0)
+        if token.text == "||" and depth == 0:
+            parts.append(set())
+        elif token.text == "!":
+            return []
+        elif token.kind == "name" and token.text != "defined":
+            parts[-1].add(token.text)
+    return [frozenset(part) for part in parts]
+
+
 def holds_under(directive: Directive, macros: Macros) -> bool | None:
     """Whether the condition of an #if, #ifdef, #ifndef or #elif is met."""
     word, tokens = directive.word, directive.tokens
+    names = {token.text for token in tokens}
+    if "__CUDACC__" in names and any(map(_is_amd_switch, names)) and macros.defined("__CUDACC__") is None:
+        # Asked for together with AMD, it is what HIPIFY makes __HIPCC__ of.
+        given = macros.defined
+        macros = Macros(lambda name: True if name == "__CUDACC__" else given(name), macros.value)
     if word in ("ifdef", "elifdef", "ifndef", "elifndef"):
         asked = macros.defined(directive.name) if tokens else None
         return negated(asked) if word in ("ifndef", "elifndef") else asked
@@ -275,6 +324,10 @@ class SourceFile(msgspec.Struct, kw_only=True, dict=True):
         return self.taken[line] is False
 
 
+def _blank(found: re.Match[str]) -> str:
+    return "\n" * found[0].count("\n")
+
+
 def without_jinja(text: str) -> str:
     """Conditions of a template as the preprocessor's: what is_rocm decides is decided, the rest is open."""
     return _JINJA.sub(_as_directive, text) if "{%" in text else text
@@ -313,7 +366,10 @@ def _line(newlines: Sequence[int], offset: int) -> int:
 
 
 class Project:
-    def __init__(self, texts: Mapping[str, str]):
+    def __init__(self, texts: Mapping[str, str], by_hipify: bool = True, left_out: Collection[str] = ()):
+        """`by_hipify`: whether the tree, where it is built for ROCm, may be built from HIPIFY's output; `left_out`:
+        files that such a build does not compile, by its lists of sources."""
+        self._by_hipify, self._left_out = by_hipify, frozenset(left_out)
         self.units = {path: read_unit(path, without_jinja(text)) for path, text in texts.items()}
         self._definitions: dict[str, list[Definition]] = {}
         for unit in self.units.values():
@@ -354,8 +410,18 @@ class Project:
     def _bury_unreached(self) -> None:
         """Headers that only the side for NVIDIA includes are not compiled for ROCm."""
         included = [(unit, line, found) for unit in self.units.values() for line, found in self._includes[unit.path]]
-        reached = {found for unit, line, found in included if found != unit.path and not unit.is_dead(line)}
-        for path in {found for unit, _, found in included if found != unit.path} - reached:
+        left_out = set(self._left_out)
+        while True:
+            reached = {
+                found
+                for unit, line, found in included
+                if found != unit.path and unit.path not in left_out and not unit.is_dead(line)
+            }
+            unreached = {found for unit, _, found in included if found != unit.path and found.endswith(_HEADERS)}
+            if unreached - reached <= left_out:
+                break
+            left_out |= unreached - reached
+        for path in left_out - self._left_out:
             if path.endswith(_HEADERS):
                 self.units[path].taken = taken_lines([], self.units[path].line_count, outside=False)
         self._numbers.clear()
@@ -400,14 +466,24 @@ class Project:
 
     @cached_property
     def _nvidia_switches(self) -> frozenset[str]:
-        """Switches that a condition names as the other choice beside one for AMD, and that no file sets."""
+        """Switches that are the other choice beside one for AMD, and that no file sets.
+
+        `#if defined(X_CUDA) ... #elif defined(X_HIP)` and `defined(X_CUDA) || defined(X_HIP)`: with X_CUDA set, nobody
+        would ever ask for X_HIP.
+        """
         found: set[str] = set()
-        for one in (one for unit in self.units.values() for one in unit.directives if one.word in ("if", "elif")):
-            names = {token.text for token in one.tokens if token.kind == "name"}
-            either = any(token.text == "||" for token in one.tokens)
-            if either and any(_SWITCH.search(name) and rocm_defines(name) for name in names):
-                found |= {name for name in names if _CUDA_SWITCH.search(name)}
-        return frozenset(found - self._definitions.keys())
+        for unit in self.units.values():
+            for choices in _choices(unit.directives):
+                if any(_is_amd_switch(name) for names in choices for name in names):
+                    found |= {
+                        name
+                        for names in choices
+                        if not any(map(_is_amd_switch, names))
+                        for name in names
+                        if _CUDA_SWITCH.search(name) and not _VERSION.search(name)
+                    }
+        converted = _CONVERTED if self._by_hipify else frozenset[str]()
+        return frozenset(found - self._definitions.keys() - NVIDIA_ONLY - converted)
 
     def asks_for_nvidia(self, path: str, line: int | None) -> str:
         """What a condition around a line asks of NVIDIA: a "library" that ROCm lacks, another "switch", or nothing."""
@@ -423,8 +499,27 @@ class Project:
         ]
         if any(_needs(one, _OF_NVIDIA.search) for one in around):
             return "library"
-        others = (self._nvidia_switches.__contains__, _LIKE_HIPS.search)
-        return "switch" if any(_needs(one, wanted) for one in around for wanted in others) else ""
+        return "switch" if any(_needs(one, _LIKE_HIPS.search) for one in around) else ""
+
+    def expands_for_nvidia(self, macro: str) -> bool:
+        """Whether all places that use a macro are left out on ROCm, so that its body is compiled nowhere."""
+        return self.is_ported and self._expanded.get(macro) is False
+
+    @cached_property
+    def _expanded(self) -> dict[str, bool]:
+        """Of each macro with parameters that is used, whether a build for ROCm compiles any of the places."""
+        names = {name for name, found in self._definitions.items() if any(one.directive.function_like for one in found)}
+        places = {(one.file, one.directive.line) for name in names for one in self._definitions[name]}
+        found: dict[str, bool] = {}
+        for unit in self.units.values():
+            for number, line in enumerate(_COMMENT.sub(_blank, unit.text).split("\n"), 1):
+                if (unit.path, number) in places:
+                    # Its own name; what its body uses counts.
+                    line = line.partition("(")[2]
+                for name in names.intersection(_NAME.findall(line)):
+                    live = unit.path not in self._left_out and not unit.is_dead(number)
+                    found[name] = found.get(name, False) or live
+        return found
 
     @cached_property
     def is_ported(self) -> bool:
@@ -461,7 +556,7 @@ class Project:
         def defined(name: str) -> bool | None:
             found = self._definitions.get(name)
             if not found:
-                return rocm_defines(name)
+                return False if name in self._nvidia_switches else rocm_defines(name)
             if all(self._taken(one) is False for one in found):
                 # Only the side for NVIDIA ever sets it.
                 return False
@@ -490,7 +585,7 @@ class Project:
     def _work_out(self, name: str, path: str) -> Value:
         candidates = self._candidates(name, path)
         if not candidates:
-            return rocm_value(name)
+            return 0 if name in self._nvidia_switches else rocm_value(name)
         # Its own definition before that of a header, a header's before that of whoever includes it.
         nearest = min(self._distance(path, file) for file, _, _ in candidates)
         values = {

@@ -141,10 +141,15 @@ def _partials(code: Code) -> Iterator[SourceHazard]:
 
 
 def _is_guarded(tokens: Sequence[CppToken], at: int, start: int, lane: str) -> bool:
-    """Behind `if (lane < ...)` of the same statement or the block around it."""
+    """Behind `if (lane < ...)` or `if (threadIdx.x < blockDim.x / ...)` of the same statement or the block around."""
     begin = max(start, at - 30)
     near = [one.text for one in tokens[begin:at]]
-    return any(near[i] == "if" and lane in near[i : i + 6] and "<" in near[i : i + 8] for i in range(len(near)))
+    return any(
+        near[i] == "if"
+        and "<" in near[i : i + 8]
+        and (lane in near[i : i + 6] or ("threadIdx" in near[i : i + 4] and "blockDim" in near[i + 6 : i + 12]))
+        for i in range(len(near))
+    )
 
 
 WIDTH_RULES = (_constants, _on_host, _partials)
