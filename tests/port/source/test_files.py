@@ -8,7 +8,7 @@ import pytest
 from crosstie.core.errors import BadInput
 from crosstie.port.source import files
 from crosstie.port.source.check import preflight_source
-from crosstie.port.source.files import build_hazards, decoded, hip_builds, is_nvidia, read_files
+from crosstie.port.source.files import Files, build_hazards, decoded, hip_builds, is_nvidia, read_files
 
 ASM = 'void f() { asm volatile("bar.sync 0;"); }\n'
 
@@ -169,3 +169,25 @@ def test_python_of_a_tree_that_asks_for_rocm_may_be_left_out_by_a_caller(tmp_pat
 )
 def test_a_file_is_nvidias_by_any_part_of_its_name(path: str, expected: bool) -> None:
     assert is_nvidia(path, ()) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("attention/a.cu", True), ("attention_rocm/a.cu", False), ("blas_cuda/a.cpp", True), ("blas_hip/a.cpp", False),
+        ("src/sort.cu", True), ("src/sort_hip.cpp", False), ("src/other.cu", False), ("CudaStream.h", True),
+        ("fmha/cuda/x.cu", True), ("fmha/hip_fmha/x.cpp", False), ("plain/x.cu", False),
+    ],
+)  # fmt: skip
+def test_a_twin_for_amd_shows_that_a_name_is_nvidias(path: str, expected: bool) -> None:
+    paths = [
+        "attention/a.cu",
+        "attention_rocm/a.cu",
+        "blas_cuda/a.cpp",
+        "blas_hip/a.cpp",
+        "src/sort.cu",
+        "src/sort_hip.cpp",
+    ]
+    paths += ["src/other.cu", "CudaStream.h", "HipStream.h", "fmha/cuda/x.cu", "fmha/hip_fmha/x.cpp", "plain/x.cu"]
+    files = Files(cpp=dict.fromkeys(paths, ""))
+    assert is_nvidia(path, files.folders, files.stems) == expected

@@ -100,6 +100,7 @@ def test_the_side_for_newer_cuda_is_left_out() -> None:
 
 
 PORTED = "#ifdef USE_ROCM\nint lanes();\n#endif\n"
+CHAIN = "#if defined(JAX_GPU_CUDA)\nint nvidia();\n#elif defined(JAX_GPU_HIP)\nint amd();\n#endif\n"
 EITHER = "#if defined(GOOGLE_CUDA) || defined(TENSORFLOW_USE_ROCM)\nint any();\n#endif\n"
 
 
@@ -119,6 +120,25 @@ EITHER = "#if defined(GOOGLE_CUDA) || defined(TENSORFLOW_USE_ROCM)\nint any();\n
         # The project's own switch, and what stands beside it where either will do.
         (EITHER, "#ifdef GOOGLE_CUDA", None),
         (EITHER, "#ifdef GOOGLE_TPU", "error"),
+        (CHAIN, "#ifdef JAX_GPU_CUDA", None),
+        (CHAIN, "#if JAX_GPU_CUDA", None),
+        (CHAIN, "#ifndef JAX_GPU_CUDA", "error"),
+        (CHAIN, "#ifdef JAX_GPU_CUDA_GRAPHS", "error"),
+        (CHAIN.replace("JAX_GPU_CUDA", "JAX_CUDA_GRAPHS"), "#ifdef JAX_CUDA_GRAPHS", "error"),
+        (CHAIN.replace("defined(JAX_GPU_CUDA)", "!defined(ON_CUDA)"), "#ifdef ON_CUDA", "error"),
+        # HIPIFY makes AMD's names of these.
+        (CHAIN.replace("JAX_GPU_CUDA", "USE_CUDA"), "#ifdef USE_CUDA", "error"),
+        (CHAIN.replace("JAX_GPU_CUDA", "__CUDACC__"), "#ifdef __CUDACC__", "error"),
+        # Two that differ in one word, each asked for by itself.
+        ("#ifdef UCL_HIP\n#endif\n", "#ifdef UCL_CUDADR", None),
+        ("#ifdef UCL_HIP\n#endif\n", "#ifdef XYZ_CUDADR", "error"),
+        (PORTED, "#ifdef HAS_GEMM_SM80", "note"),
+        (PORTED, "#ifdef HAS_GEMM_80", "error"),
+        # Of ROCm 7.2.
+        (PORTED, "#if HIP_VERSION_MAJOR < 7", None),
+        (PORTED, "#if ROCM_VERSION >= 70000", "error"),
+        (PORTED, "#if defined(__CUDACC__) && defined(__HIP_PLATFORM_AMD__)\n#else", None),
+        (PORTED, "#if defined(__CUDACC__)\n#else", "error"),
         # A tree without a side for AMD has all of it before it.
         ("", "#if NVJPEG_FOUND", "error"),
     ],
@@ -141,3 +161,22 @@ EITHER_OF = "#ifdef USE_ROCM\n#define EITHER(amd, nvidia) amd\n#else\n#define EI
 )
 def test_an_argument_that_a_macro_drops_for_amd(line: str, found: bool) -> None:
     assert ("mask-32-bit" in names(EITHER_OF + kernel(line))) == found
+
+
+def test_a_tree_that_hipcc_compiles_as_it_is(tmp_path: Path) -> None:
+    """There __CUDACC__ is NVIDIA's, where another side asks for __HIPCC__."""
+    both = "#if defined(__CUDACC__)\nint nvidia();\n#elif defined(__HIPCC__)\nint amd();\n#endif\n"
+    (tmp_path / "a.cu").write_text(both + kernel(f"#ifdef __CUDACC__\n{HAZARD}\n#endif"))
+    for build, found in (("", True), ("enable_language(HIP)", False)):
+        (tmp_path / "CMakeLists.txt").write_text(build)
+        report = preflight_source(tmp_path, on="mi300x", hipify=False)
+        assert any(one.check == "inline-ptx" for one in report.findings) == found
+
+
+def test_a_macro_that_only_nvidias_side_uses() -> None:
+    macro = f"#define CHECK_IT(x) do {{ {HAZARD} }} while (0)\n#ifdef USE_ROCM\nint lanes();\n#endif\n"
+    used = kernel("CHECK_IT(n);")
+    assert "inline-ptx" in names(macro), "whoever includes it may use it"
+    assert "inline-ptx" in names(macro + used)
+    assert "inline-ptx" not in names(macro + f"#ifndef USE_ROCM\n{used}#endif\n// CHECK_IT(n)\n")
+    assert "inline-ptx" in names(macro + f"#ifndef USE_ROCM\n{used}#endif\n#define ALSO(x) CHECK_IT(x)\n")

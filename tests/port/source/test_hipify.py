@@ -146,6 +146,9 @@ def test_progress_names_each_file(tmp_path: Path) -> None:
     [
         "typedef enum {} cutensorPlan_t;\ncutensorPlan_t plan;\n",
         "typedef enum { CUFFT_CB_LD_REAL = 2, CUFFT_CB_ST_REAL = 6 } kind;\nint f() { return CUFFT_CB_LD_REAL; }\n",
+        "template <typename T>\nstd::unique_ptr<Op<T>> cudaHostReduce(int a);\nvoid f() { cudaHostReduce(1); }\n",
+        "struct S { std::vector<Ptr<int>> cudaPtrs; void f() { cudaPtrs.push_back(1); } };\n",
+        "#define DECLARE(name) void name(int* x)\nDECLARE(cudaSum);\nvoid f() { cudaSum(0); }\n",
         'const char* cublasGetStatusName(int s) { return "x"; }\nvoid f() { cublasGetStatusName(1); }\n',
     ],
 )

@@ -67,6 +67,14 @@ def test_a_mask_of_64_bits_for_32_lanes() -> None:
     assert "mask-32-lanes" not in names(text, on="rx-7900-xtx")
 
 
+def test_a_mask_of_another_function_is_another_one() -> None:
+    other = "__device__ int any(unsigned mask, int x) { return x; }\n"
+    call = "__device__ int f(lanes_t mask, int x) { return __ballot_sync(mask, x); }\n"
+    assert "mask-32-bit" not in names(other + call)
+    assert "mask-32-bit" in names(other + call.replace("lanes_t", "unsigned"))
+    assert "mask-32-bit" in names("const unsigned mask = 7;\n" + other + call.replace("lanes_t mask, ", ""))
+
+
 def test_a_mask_whose_width_is_not_seen_is_not_known() -> None:
     found = findings(kernel("__any_sync(helper(), 1);"))
     assert [(one.check, one.severity) for one in found] == [("mask-unknown", "unknown")]

@@ -77,3 +77,9 @@ def test_one_value_a_warp_is_not_one_a_lane() -> None:
     assert "warp-partials" not in names(bare, on="rx-7900-xtx")
     assert "warp-partials" not in names(kernel(before + "sum = lane_id < n ? sums[lane_id] : 0.f;"))
     assert "warp-partials" not in names(kernel(before + "if (lane_id < n) sum = sums[lane_id];"))
+
+
+def test_threads_that_are_as_many_as_warps_may_read_one_each() -> None:
+    body = "if (lane == 0) part[wid] = v; __syncthreads(); if ({}) {{ v = part[lane]; }}"
+    assert "warp-partials" in names(kernel(body.format("threadIdx.x < 32")))
+    assert "warp-partials" not in names(kernel(body.format("threadIdx.x < (blockDim.x >> BITS)")))

@@ -22,8 +22,8 @@ _NVIDIA_NAME = re.compile(
     r"(?i)^(?:nvidia|nv_\w+|hopper|blackwell|ampere|trtllm\w*|tensorrt\w*|cutlass\w*|cute_dsl|cudnn)$"
     r"|(?:^|_)(?:sm_?(?:[789]\d|1[0-2]\d)a?|hopper|blackwell|ampere|cutlass)(?:_|$)"
 )
-_AMD_NAME = re.compile(r"(?i)^(?:hip|rocm|amd|amdgpu|ck|ck_\w+|aiter|\w+_(?:hip|rocm|amd))$")
-_ASKS_FOR_HIP = re.compile(r"\bversion\.hip\b|(?i:\bis_(?:hip|rocm)\b)|\b(?:HIP|ROCM)_(?:HOME|PATH)\b")
+_AMD_NAME = re.compile(r"(?i)^(?:hip|rocm|amd|amdgpu|ck|(?:ck|hip|rocm)_\w+|aiter|\w+_(?:hip|rocm|amd))$")
+_ASKS_FOR_HIP = re.compile(r"\bversion\.hip\b|(?i:\bis_(?:hip|rocm)\b)|(?:\b|_)(?:HIP|ROCM)_(?:HOME|PATH)\b")
 _KNOWS_ROCM = re.compile(r"(?<![A-Za-z])(?:HIP|ROCM|hipcc|rocm|hip)(?![a-z])")
 _CPP = (
     ".cu", ".cuh", ".h", ".hpp", ".hh", ".hxx", ".h++", ".cpp", ".cc", ".cxx", ".c", ".c++", ".inl", ".inc", ".ipp",

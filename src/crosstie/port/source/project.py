@@ -49,13 +49,15 @@ _CUDA_SWITCH = re.compile(
     r"(?i)^_*(?:[a-z0-9]+_+)*?(?:cuda|nvidia|nvcc|cudacc)"
     r"(?:_+(?:platform|enabled|enable|support|supported|available|gpu|backend|compiler|device|target))*_*$"
 )
+_CUDA_WORD = re.compile(r"(?<=[A-Z]_)CUDA(?:DR|RT)?$")
+_AMD_WORD = re.compile(r"(?<=[A-Z]_)(?:HIP|ROCM)$")
 # HIPIFY makes AMD's names of these, so a build that uses it sets them.
 _CONVERTED = frozenset({"USE_CUDA", "__CUDACC__"})
 # Parts of a name that only NVIDIA's side has: USE_NVIDIA_CUVS, NVJPEG_FOUND, PADDLE_WITH_CUDNN; and those of libraries
 # that HIP has under another name, so that a build for ROCm may set the switch all the same: CUSOLVER_AVAILABLE.
 _OF_NVIDIA = re.compile(
     r"(?i)(?:^|_)(?:nvidia|nv(?:jpeg|cc|rtc|tx|shmem|comp|link|ml|cuvid|enc|dec)|cu(?:vs|dss|file|sparselt|tlass|tensor|pti)"
-    r"|cudnn|tensorrt|trt)\w*"
+    r"|cudnn|tensorrt|trt)\w*|(?:^|_)sm_?(?:[789]\d|1[0-2]\d)a?(?:_|$)"
 )
 _LIKE_HIPS = re.compile(r"(?i)(?:^|_)(?:cu(?:blas|sparse|solver|fft|rand)|nccl)\w*")
 
@@ -469,7 +471,7 @@ class Project:
         """Switches that are the other choice beside one for AMD, and that no file sets.
 
         `#if defined(X_CUDA) ... #elif defined(X_HIP)` and `defined(X_CUDA) || defined(X_HIP)`: with X_CUDA set, nobody
-        would ever ask for X_HIP.
+        would ever ask for X_HIP. The same where two names differ in that word alone.
         """
         found: set[str] = set()
         for unit in self.units.values():
@@ -482,6 +484,17 @@ class Project:
                         for name in names
                         if _CUDA_SWITCH.search(name) and not _VERSION.search(name)
                     }
+        asked = {
+            token.text
+            for unit in self.units.values()
+            for one in unit.directives
+            if one.word in ("if", "ifdef", "elif")
+            for token in one.tokens
+            if token.kind == "name"
+        }
+        # Each asked for by itself, and named alike: X_WITH_CUDA and X_WITH_HIP.
+        pairs = {_AMD_WORD.sub("", name) for name in asked if _is_amd_switch(name)}
+        found |= {name for name in asked if _CUDA_WORD.search(name) and _CUDA_WORD.sub("", name) in pairs}
         converted = _CONVERTED if self._by_hipify else frozenset[str]()
         return frozenset(found - self._definitions.keys() - NVIDIA_ONLY - converted)
 

@@ -1,0 +1,119 @@
+"""Files that a build for ROCm leaves out by its lists of sources, and how it comes to HIP."""
+
+from pathlib import Path
+
+import pytest
+from tests.port.source.snippets import kernel
+
+from crosstie.port.source.builds import files_left_out, may_hipify
+from crosstie.port.source.check import preflight_source
+from crosstie.port.source.files import Files
+
+HAZARD = kernel('asm volatile("bar.sync 1, 64;");')
+CPP = dict.fromkeys(("src/a.cu", "src/b.cu", "src/b_amd.cpp", "src/cuda_c.cc", "src/cuda/d.cu"), "")
+
+
+def left_out(cmake: str = "", python: str = "") -> set[str]:
+    builds = {"src/CMakeLists.txt": cmake} if cmake else {}
+    return set(files_left_out(Files(cpp=CPP, build=builds, python={"setup.py": python} if python else {})))
+
+
+@pytest.mark.parametrize(
+    ("cmake", "expected"),
+    [
+        ("if(USE_ROCM)\nset(S b_amd.cpp)\nelse()\nset(S a.cu b.cu)\nendif()", {"src/a.cu", "src/b.cu"}),
+        ("if(NOT USE_ROCM)\nlist(APPEND S a.cu)\nendif()\nset(S b.cu)", {"src/a.cu"}),
+        ("if(USE_CUDA)\nset(S a.cu)\nelseif(USE_HIP)\nset(S b.cu)\nendif()", {"src/a.cu"}),
+        # Both lists have it; no list at all; nothing asks for AMD.
+        ("if(USE_CUDA)\nset(S a.cu)\nendif()\nif(USE_ROCM)\nset(S a.cu)\nendif()", set()),
+        ("if(SOMETHING)\nset(S a.cu)\nendif()\nif(USE_ROCM)\nendif()", set()),
+        ("if(USE_CUDA)\nset(S a.cu)\nendif()", set()),
+        # Set on ROCm too: AMD is asked for inside of it.
+        ("if(USE_CUDA)\nif(USE_ROCM)\nendif()\nset(S a.cu)\nendif()", set()),
+        ('if(LANG STREQUAL "CUDA")\nset(S a.cu)\nendif()\nif(LANG STREQUAL "HIP")\nendif()', {"src/a.cu"}),
+        ("if(USE_CUDA AND X)\nset(S a.cu)\nendif()\nif(USE_ROCM)\nendif()", {"src/a.cu"}),
+        ("if(USE_CUDA OR USE_ROCM)\nset(S a.cu)\nendif()", set()),
+        ("if((USE_CUDA))\nset(S a.cu)\nendif()\nif(USE_ROCM)\nendif()", set()),
+        ("if(USE_ROCM)\nelse()\nfile(GLOB S ${DIR}/cuda/*.cu) # a.cu\nendif()", {"src/cuda/d.cu"}),
+        # What HIPIFY made of it is compiled.
+        ("if(USE_CUDA)\nset(S cuda_c.cc)\nendif()\nif(USE_ROCM)\nset(S ${OUT}/hip_c.cc)\nendif()", set()),
+        ("if(USE_CUDA)\nset(S a.cu)\nendif()\nif(USE_ROCM)\nset(S hip/a.hip)\nendif()", set()),
+        ("if(USE_ROCM)\nset(S", set()),
+    ],
+)
+def test_lists_of_cmake(cmake: str, expected: set[str]) -> None:
+    assert left_out(cmake) == expected
+
+
+@pytest.mark.parametrize(
+    ("python", "expected"),
+    [
+        ("s = ['src/a.cu']\nif not torch.version.hip:\n    s += ['src/b.cu']", {"src/b.cu"}),
+        ("s = ['src/a.cu', 'src/b.cu']\nif not torch.version.hip:\n    s += ['src/b.cu']", set()),
+        ("def f():\n    if is_rocm():\n        return\n    s = [d / 'src' / 'a.cu']", {"src/a.cu"}),
+        ("if torch.version.hip:\n    s = ['x']\nelse:\n    s = ['src/a.cu']", {"src/a.cu"}),
+        ("if rocm or x:\n    s = ['src/a.cu']", set()),
+        ("if not rocm:\n    s = ['nowhere.cu', 'words about a.cu']", set()),
+        ("if not rocm\n    s = ['a.cu']", set()),
+    ],
+)
+def test_lists_of_python(python: str, expected: set[str]) -> None:
+    assert left_out(python=python) == expected
+
+
+def test_what_is_left_out_is_a_note_and_its_headers_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text("if(USE_ROCM)\nset(S b.cu)\nelse()\nset(S a.cu)\nendif()\n")
+    (tmp_path / "a.cu").write_text('#include "a.h"\n#ifdef USE_ROCM\n#endif\n' + HAZARD)
+    (tmp_path / "a.h").write_text(HAZARD)
+    (tmp_path / "b.cu").write_text(HAZARD)
+    found = [one for one in preflight_source(tmp_path, on="mi300x", hipify=False).findings if one.check == "inline-ptx"]
+    assert {one.where.file: one.severity for one in found} == {"a.cu": "note", "b.cu": "error"}
+    assert "CMakeLists.txt:4 leaves this file out" in next(one.what for one in found if one.severity == "note")
+
+
+@pytest.mark.parametrize(
+    ("build", "python", "expected"),
+    [
+        ("", "", True),
+        ("enable_language(HIP)", "", False),
+        ("enable_language(HIP)", "from torch.utils.cpp_extension import CUDAExtension", True),
+        ("project(x LANGUAGES CXX HIP)\nhipify_torch()", "", True),
+    ],
+)
+def test_whether_hipify_is_the_way_to_hip(build: str, python: str, expected: bool) -> None:
+    files = Files(build={"CMakeLists.txt": build}, python={"setup.py": python})
+    assert may_hipify(files) == expected
+
+
+def test_a_map_of_the_project_is_applied_first(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("#include <cuda_fp8.h>\n" + kernel("CUfunc_cache x; CUfunc_caches y;"))
+    assert "fp8-types" in {one.check for one in preflight_source(tmp_path, on="mi300x", hipify=False).findings}
+    own = tmp_path / "hipify_map.json"
+    own.write_text('{"custom_map": {"<cuda_fp8.h>": "\\"own_fp8.h\\""}}')
+    assert preflight_source(tmp_path, on="mi300x", hipify=False).findings == []
+    for broken in ("{", "[]", '{"custom_map": [1]}', "{}"):
+        own.write_text(broken)
+        assert preflight_source(tmp_path, on="mi300x", hipify=False).findings != []
+
+
+def test_names_that_hipify_leaves_where_the_tree_has_its_own_way(tmp_path: Path) -> None:
+    text = "#ifdef USE_ROCM\nint lanes();\n#endif\nvoid f() { cusolverSpCreate(0); }\n"
+    (tmp_path / "a.cu").write_text(text)
+    (tmp_path / "CMakeLists.txt").write_text("")
+
+    def severity() -> str:
+        found = preflight_source(tmp_path, on="mi300x", use_clang=False).findings
+        return next(one.severity for one in found if one.check == "hipify-leftover")
+
+    assert severity() == "error"
+    (tmp_path / "CMakeLists.txt").write_text("enable_language(HIP)\n")
+    assert severity() == "unknown"
+
+
+def test_libcudacxx_where_the_build_asks_for_its_counterpart(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("#ifdef USE_ROCM\nint lanes();\n#endif\n#include <cuda/std/atomic>\n")
+    builds = tmp_path / "CMakeLists.txt"
+    for text, severity in (("enable_language(HIP)\n", "error"), ("find_package(libhipcxx REQUIRED)\n", "note")):
+        builds.write_text(text)
+        found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
+        assert [one.severity for one in found if one.check == "libcudacxx"] == [severity]
