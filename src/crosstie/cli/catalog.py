@@ -19,6 +19,7 @@ from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput, UnknownName, near_names
 from crosstie.core.figures import number
+from crosstie.port.doctor.checks import checks
 from crosstie.port.preflight.engine import architectures, engines, unsupported
 from crosstie.port.preflight.matrix import builds
 from crosstie.port.preflight.rules import rules
@@ -230,6 +231,7 @@ def _check_whole() -> dict[str, int]:
         "calibrated scopes": len(Catalog().calibration.scopes),
         "measured points": len(read_results(shipped_results()).points),
         "rules": sum(len(rules(engine)) for engine in engines()),
+        "checks of machines": len(checks()),
         "architectures": sum(len(architectures(engine)) for engine in engines()),
         "engine releases": len(builds()),
         "pairs that recipes call unsupported": sum(len(row.on) for row in unsupported()),

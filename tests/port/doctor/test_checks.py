@@ -95,6 +95,10 @@ def test_what_no_source_tells_is_no_fault() -> None:
     assert found(bare) == {}
 
 
+def test_windows_has_one_device_for_all() -> None:
+    assert found(healthy("NVIDIA", devices={"/dev/dxg": OPEN})) == {}
+
+
 def test_one_gpu_needs_no_iommu_setting() -> None:
     machine = healthy("AMD", boot=())
     assert found(msgspec.structs.replace(machine, gpus=machine.gpus[:1], links=())) == {}

@@ -7,6 +7,7 @@ import pytest
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData
+from crosstie.port.doctor.facts import machine_facts
 from crosstie.port.doctor.host import machine_of
 from crosstie.port.doctor.identify import known_devices
 from crosstie.port.doctor.machine import Machine
@@ -75,6 +76,12 @@ NVIDIA = """<?xml version="1.0" ?>
         <product_name>NVIDIA A100-SXM4-80GB</product_name>
         <persistence_mode>Disabled</persistence_mode>
         <mig_mode><current_mig>Enabled</current_mig><pending_mig>Enabled</pending_mig></mig_mode>
+        <mig_devices>
+            <mig_device>
+                <device_attributes><shared><multiprocessor_count>14</multiprocessor_count></shared></device_attributes>
+                <fb_memory_usage><total>19968 MiB</total><used>12 MiB</used></fb_memory_usage>
+            </mig_device>
+        </mig_devices>
         <pci>
             <pci_device_id>20B210DE</pci_device_id>
             <pci_gpu_link_info><link_widths>
@@ -190,7 +197,7 @@ def test_nvidia_smi_lists_gpus() -> None:
     machine = read({"commands/nvidia-smi.xml": NVIDIA, "commands/nvidia-smi-isa.csv": isas})
     a100, rtx = machine.gpus
     assert (a100.accelerator, a100.isa, a100.mig, a100.is_partition) == ("a100-80gb", "sm_80", "Enabled", True)
-    assert (a100.memory_bytes, a100.used_bytes) == (81920 << 20, 50 << 20)
+    assert (a100.memory_bytes, a100.used_bytes, a100.compute_units) == (19968 << 20, 12 << 20, 14)
     assert (a100.link_width, a100.link_width_max, a100.fabric) == (8, 16, "")
     assert (rtx.accelerator, rtx.isa, rtx.mig, rtx.bus) == ("rtx-3090", "sm_86", "", "0000:09:00.0")
     assert (machine.nvidia, machine.cuda) == ("535.54.03", "12.2")
@@ -202,7 +209,9 @@ def test_what_nvidia_smi_should_not_print_is_no_crash(text: str) -> None:
 
 
 def test_the_table_of_links_is_read_whatever_stands_beside_it() -> None:
-    three = NVIDIA.replace("</nvidia_smi_log>", '<gpu id="00000000:0A:00.0"></gpu></nvidia_smi_log>')
+    three = NVIDIA.replace("Enabled</current_mig>", "Disabled</current_mig>").replace(
+        "</nvidia_smi_log>", '<gpu id="00000000:0A:00.0"></gpu></nvidia_smi_log>'
+    )
     machine = read({"commands/nvidia-smi.xml": three, "commands/nvidia-smi-topo.txt": TOPO})
     assert [(link.one, link.other, link.kind) for link in machine.links] == [
         (0, 1, "NV18"), (0, 2, "NV18"), (1, 2, "SYS"),
@@ -220,6 +229,13 @@ def test_the_bus_tells_gpus_where_no_tool_does() -> None:
         bus("0000:03:00.0", "0x1002", "0x744c", "amdgpu", revision="0xcc", mem_info_vram_total="21458059264")
     ).gpus
     assert (gpu.accelerator, gpu.memory_bytes, gpu.seen_by) == ("rx-7900-xt", 21458059264, ("/sys",))
+
+
+def test_the_kernel_s_word_on_the_iommu_goes_before_the_boot_line() -> None:
+    for kind, told in (("identity", "passing"), ("DMA-FQ", "translating")):
+        group = {"iommu_group/type": kind}
+        record = bus("0000:03:00.0", "0x1002", "0x74a1", "amdgpu", **group)
+        assert machine_facts(read({**record, "files/sys/class/iommu": "ivhd0"}))["iommu"] == told
 
 
 def test_a_board_without_its_driver_is_told_and_is_no_gpu() -> None:
@@ -257,6 +273,16 @@ def test_the_tightest_limit_of_the_groups_above_counts() -> None:
     })  # fmt: skip
     assert (machine.memory_limit_bytes, machine.cpu_limit, machine.pids_limit) == (4096, 1.5, None)
     assert (machine.memory_bytes, machine.hugepages_bytes) == (1000 << 10, 20480 << 10)
+
+
+@pytest.mark.parametrize("said", ["\u00b2", "0.", "-", "max max", "0-", "9" * 40, ""])
+def test_numbers_that_are_none_tell_nothing(said: str) -> None:
+    machine = read({
+        "files/sys/fs/cgroup/memory.max": said, "files/sys/fs/cgroup/cpu.max": said,
+        "files/sys/devices/system/node/online": said, "files/proc/sys/kernel/numa_balancing": said,
+        "files/sys/class/net/eth0/speed": said,
+    })  # fmt: skip
+    assert (machine.memory_limit_bytes, machine.cpu_limit, machine.numa_balancing) == (None, None, None)
 
 
 def test_adapters_iommus_and_nodes() -> None:

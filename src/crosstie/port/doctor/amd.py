@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from crosstie.port.doctor.machine import Gpu, Link
+from crosstie.port.doctor.machine import Gpu, Link, whole
 
 VENDOR = "1002"
 _NODES = "files/sys/class/kfd/kfd/topology/nodes/"
@@ -74,16 +74,15 @@ def _kfd(record: Mapping[str, str]) -> list[Gpu]:
 def _gpu_nodes(record: Mapping[str, str]) -> list[tuple[str, dict[str, int]]]:
     """Nodes that compute, in the order of their numbers; those of processors have no SIMDs."""
     names = {name.removeprefix(_NODES).partition("/")[0] for name in record if name.startswith(_NODES)}
-    nodes = [(name, _properties(record.get(f"{_NODES}{name}/properties", ""))) for name in sorted(names, key=_number)]
+    nodes = [
+        (name, _properties(record.get(f"{_NODES}{name}/properties", "")))
+        for name in sorted(names, key=lambda name: whole(name) or 0)
+    ]
     return [(name, node) for name, node in nodes if node.get("simd_count") and node.get("gfx_target_version")]
 
 
 def _properties(text: str) -> dict[str, int]:
     return {key: int(value) for key, value in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)}
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdigit() else 0
 
 
 def _bank_bytes(record: Mapping[str, str], node: str) -> int:
@@ -138,7 +137,7 @@ def _amd_smi(record: Mapping[str, str]) -> list[Gpu]:
                 vendor="AMD", name=name, bus=_bus_text(bus.get("bdf")), isa=_said(asic, "target_graphics_version"),
                 pci=f"{VENDOR}:{_said(asic, 'device_id').lower().removeprefix('0x')}",
                 revision=_said(asic, "rev_id").lower().removeprefix("0x"),
-                compute_units=_whole(asic.get("num_compute_units")),
+                compute_units=whole(asic.get("num_compute_units")),
                 memory_bytes=_vram_bytes(_table(entry, "vram")),
                 compute_partition=_said(split, "accelerator_partition") or _said(split, "compute_partition"),
                 memory_partition=_said(split, "memory_partition"),
@@ -170,14 +169,10 @@ def _said(entry: Mapping[str, Any], key: str) -> str:
     return "" if found in _UNSAID else found
 
 
-def _whole(value: object) -> int | None:
-    return int(str(value)) if str(value).isdigit() else None
-
-
 def _vram_bytes(vram: Mapping[str, Any]) -> int | None:
     """`size` has a value and a unit; before ROCm 6.2 it was vram_size_mb. MB are MiB there."""
     size = vram.get("size", vram.get("vram_size_mb"))
-    number = _whole(size.get("value") if isinstance(size, dict) else str(size).removesuffix(" MB"))
+    number = whole(size.get("value") if isinstance(size, dict) else str(size).removesuffix(" MB"))
     return None if number is None else number << 20
 
 
@@ -195,9 +190,9 @@ def _rocminfo(record: Mapping[str, str]) -> list[Gpu]:
         pool = re.search(r"FLAGS: COARSE GRAINED\s*\n\s*Size:\s+(\d+)", text)
         found.append(
             Gpu(
-                vendor="AMD", name=said.get("Marketing Name", ""), bus=_bus_of(int(said.get("BDFID", "0"))),
+                vendor="AMD", name=said.get("Marketing Name", ""), bus=_bus_of(whole(said.get("BDFID")) or 0),
                 isa=said.get("Name", ""), pci=f"{VENDOR}:{chip[1]:0>4}" if chip else "",
-                compute_units=_whole(said.get("Compute Unit")),
+                compute_units=whole(said.get("Compute Unit")),
                 memory_bytes=int(pool[1]) << 10 if pool else None,
                 integrated="APU" in said.get("Memory Properties", ""),
             )

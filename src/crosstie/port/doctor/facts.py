@@ -90,7 +90,9 @@ def gpu_facts(gpu: Gpu) -> dict[str, Value]:
 
 
 def _node(machine: Machine, start: str) -> str:
-    """One that may be opened is enough: a container is given its own GPUs alone."""
+    """One that may be opened is enough: a container is given its own GPUs alone. Windows has one for all of them."""
+    if (windows := machine.devices.get("/dev/dxg")) and windows.open:
+        return "ok"
     found = [device for path, device in machine.devices.items() if path.startswith(start)]
     return "absent" if not found else "ok" if any(device.open for device in found) else "denied"
 
@@ -100,8 +102,11 @@ def _limit(value: int | None, shift: int) -> int | None:
 
 
 def _iommu(machine: Machine) -> str:
+    """By the kernel's word on the GPUs themselves, else by the boot line."""
     if not machine.iommus:
         return "off"
+    if kinds := {gpu.iommu for gpu in machine.usable if gpu.iommu}:
+        return "passing" if kinds == {"identity"} else "translating"
     passing = {"iommu=pt", "iommu.passthrough=1", "amd_iommu=off", "intel_iommu=off", "iommu=off"}
     return "passing" if passing & set(machine.boot) else "translating"
 

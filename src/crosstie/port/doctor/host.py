@@ -11,7 +11,7 @@ import msgspec
 from crosstie.core.errors import BadData
 from crosstie.port.doctor.amd import VENDOR as AMD, amd_gpus, amd_links, amdgpu_release, rocm_release
 from crosstie.port.doctor.identify import identified
-from crosstie.port.doctor.machine import Device, Gpu, Link, Machine, Nic
+from crosstie.port.doctor.machine import Device, Gpu, Link, Machine, Nic, whole
 from crosstie.port.doctor.nvidia import VENDOR as NVIDIA, nvidia_gpus, nvidia_links, nvidia_releases
 from crosstie.port.doctor.record import FACTS
 
@@ -60,7 +60,7 @@ def machine_of(record: Mapping[str, str], name: str = "this machine") -> Machine
         modules=tuple(line.split()[0] for line in _file(record, "proc/modules").splitlines() if line.strip()),
         boot=tuple(_file(record, "proc/cmdline").split()), iommus=tuple(_file(record, "sys/class/iommu").split()),
         numa_nodes=_span(_file(record, "sys/devices/system/node/online")),
-        numa_balancing=_int(_file(record, "proc/sys/kernel/numa_balancing")),
+        numa_balancing=whole(_file(record, "proc/sys/kernel/numa_balancing")),
         transparent_hugepages=_first(r"\[(\w+)\]", _file(record, "sys/kernel/mm/transparent_hugepage/enabled")),
         hugepages_bytes=_meminfo(record, "HugePages_Total") * _meminfo(record, "Hugepagesize") << 10,
         failed={_tool(key): text.strip() for key, text in record.items() if key.endswith(".error")},
@@ -81,7 +81,8 @@ def _tool(key: str) -> str:
 def _gpus(record: Mapping[str, str]) -> tuple[tuple[Gpu, ...], tuple[Link, ...]]:
     amd, nvidia = amd_gpus(record), nvidia_gpus(record)
     links = amd_links(record, amd)
-    more = nvidia_links(record, len(nvidia))
+    # Instances of a GPU are joined by nothing.
+    more = nvidia_links(record, len(nvidia)) if not any(gpu.is_partition for gpu in nvidia) else []
     shifted = [Link(one=link.one + len(amd), other=link.other + len(amd), kind=link.kind) for link in more]
     known = [_with_bus(gpu, record) for gpu in (*amd, *nvidia)]
     # Where no tool answers, the bus still tells which GPUs there are.
@@ -102,12 +103,13 @@ def _with_bus(gpu: Gpu, record: Mapping[str, str]) -> Gpu:
         "revision": gpu.revision or said("revision").removeprefix("0x"),
         "compute_partition": gpu.compute_partition or said("current_compute_partition"),
         "memory_partition": gpu.memory_partition or said("current_memory_partition"),
-        "link_width": gpu.link_width or _int(said("current_link_width")),
-        "link_width_max": gpu.link_width_max or _int(said("max_link_width")),
+        "iommu": said("iommu_group/type"),
+        "link_width": gpu.link_width or whole(said("current_link_width")),
+        "link_width_max": gpu.link_width_max or whole(said("max_link_width")),
     }
     if not more["compute_partition"] or more["compute_partition"] == "SPX":
-        more["memory_bytes"] = gpu.memory_bytes or _int(said("mem_info_vram_total"))
-        more["used_bytes"] = gpu.used_bytes or _int(said("mem_info_vram_used"))
+        more["memory_bytes"] = gpu.memory_bytes or whole(said("mem_info_vram_total"))
+        more["used_bytes"] = gpu.used_bytes or whole(said("mem_info_vram_used"))
     return msgspec.structs.replace(gpu, **more)
 
 
@@ -148,7 +150,7 @@ def _nics(record: Mapping[str, str]) -> tuple[Nic, ...]:
         found.append(Nic(name=name, layer=layer, up=up, rdma=True, gbit_per_s=float(rate) if rate else None))
     for name, port in _folders(record, "net"):
         # -1 where the adapter does not say.
-        speed = _int(record.get(f"{port}/speed", "")) or 0
+        speed = whole(record.get(f"{port}/speed", "")) or 0
         up = record.get(f"{port}/operstate", "").strip() == "up"
         gbit_per_s = speed / 1000 if speed > 0 else None
         found.append(Nic(name=name, layer="Ethernet", up=up, rdma=False, gbit_per_s=gbit_per_s))
@@ -179,18 +181,14 @@ def _first(pattern: str, text: str) -> str:
     return found[1] if found else ""
 
 
-def _int(text: str) -> int | None:
-    return int(text) if text.strip().lstrip("-").isdigit() else None
-
-
 def _meminfo(record: Mapping[str, str], key: str) -> int:
     return int(_first(rf"^{key}:\s+(\d+)", _file(record, "proc/meminfo")) or 0)
 
 
 def _span(text: str) -> int:
     """How many: "0", "0-1", "0,2"."""
-    ends = [part.split("-") for part in text.strip().split(",") if part]
-    return max(sum(int(end[-1]) - int(end[0]) + 1 for end in ends), 1)
+    ends = re.findall(r"([0-9]+)(?:-([0-9]+))?", text)
+    return max(sum(int(last or first) - int(first) + 1 for first, last in ends), 1)
 
 
 def _groups(record: Mapping[str, str], name: str) -> list[str]:
@@ -202,12 +200,12 @@ def _groups(record: Mapping[str, str], name: str) -> list[str]:
 
 def _limit(record: Mapping[str, str], name: str, before: str) -> int | None:
     said = [*_groups(record, name), _file(record, f"sys/fs/cgroup/{before}").strip()]
-    found = [int(text) for text in said if text.isdigit() and int(text) < _NO_LIMIT]
+    found = [number for text in said if (number := whole(text)) is not None and 0 <= number < _NO_LIMIT]
     return min(found, default=None)
 
 
 def _cpu_limit(record: Mapping[str, str]) -> float | None:
-    quotas = [text.split() for text in _groups(record, "cpu.max")]
-    quotas.append([_file(record, f"sys/fs/cgroup/cpu/cpu.cfs_{name}_us").strip() for name in ("quota", "period")])
-    found = [int(q[0]) / int(q[1]) for q in quotas if len(q) == 2 and all(one.isdigit() for one in q)]
-    return min(found, default=None)
+    said = [text.split() for text in _groups(record, "cpu.max")]
+    said.append([_file(record, f"sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period")])
+    quotas = [[whole(text) or 0 for text in pair] for pair in said]
+    return min((pair[0] / pair[1] for pair in quotas if len(pair) == 2 and min(pair) > 0), default=None)

@@ -1,8 +1,15 @@
 """A machine as engines will find it: GPUs and what joins them, drivers, software, limits, variables."""
 
+import re
 from typing import Any
 
 import msgspec
+
+
+def whole(said: object) -> int | None:
+    """The whole number that a tool or a file gives, if it is one."""
+    text = str(said).strip()
+    return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else None
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +33,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     persistence: str = ""
     compute_mode: str = ""
     fabric: str = ""
+    # How the kernel maps what it sends: identity, DMA, DMA-FQ; "" where that is not told.
+    iommu: str = ""
     link_width: int | None = None
     link_width_max: int | None = None
     # Whether it is part of the processor and takes its memory.

@@ -4,7 +4,9 @@ import re
 from collections.abc import Mapping
 from xml.etree import ElementTree
 
-from crosstie.port.doctor.machine import Gpu, Link
+import msgspec
+
+from crosstie.port.doctor.machine import Gpu, Link, whole
 
 VENDOR = "10de"
 _UNSAID = ("N/A", "[N/A]", "None", "Requested functionality has been deprecated")
@@ -16,7 +18,19 @@ def nvidia_gpus(record: Mapping[str, str]) -> list[Gpu]:
     if root is None:
         return []
     isas = dict(_isas(record.get("commands/nvidia-smi-isa.csv", "")))
-    return [_gpu(gpu, isas) for gpu in root.findall("gpu")]
+    return [found for gpu in root.findall("gpu") for found in _instances(gpu, _gpu(gpu, isas))]
+
+
+def _instances(gpu: ElementTree.Element, card: Gpu) -> list[Gpu]:
+    """What programs can open: the GPU, or with MIG on what it is split into."""
+    return [
+        msgspec.structs.replace(
+            card, memory_bytes=_mib(one.findtext("fb_memory_usage/total") or ""),
+            used_bytes=_mib(one.findtext("fb_memory_usage/used") or ""),
+            compute_units=whole(one.findtext("device_attributes/shared/multiprocessor_count")),
+        )
+        for one in gpu.findall("mig_devices/mig_device")
+    ] or [card]  # fmt: skip
 
 
 def _xml(record: Mapping[str, str]) -> ElementTree.Element | None:

@@ -61,8 +61,9 @@ _GPU_CLASSES = ("0x03", "0x12")
 _OF_GPU = (
     "vendor", "device", "revision", "class", "numa_node", "current_link_width", "max_link_width",
     "current_compute_partition", "current_memory_partition", "mem_info_vram_total", "mem_info_vram_used",
+    "iommu_group/type",
 )  # fmt: skip
-_DEVICES = ("/dev/kfd", "/dev/dri/renderD*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia[0-9]*",
+_DEVICES = ("/dev/dxg", "/dev/kfd", "/dev/dri/renderD*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia[0-9]*",
             "/dev/infiniband/uverbs*")  # fmt: skip
 _LIMITS = {"memlock": resource.RLIMIT_MEMLOCK, "nofile": resource.RLIMIT_NOFILE, "stack": resource.RLIMIT_STACK}
 # What images say of themselves is no setting.

@@ -8,7 +8,7 @@ from packaging.version import InvalidVersion, Version
 from crosstie.catalog.library import Catalog
 from crosstie.core.figures import gigabytes, plural
 from crosstie.core.finding import Finding, Location, Severity
-from crosstie.port.doctor.machine import Gpu, Machine
+from crosstie.port.doctor.machine import Gpu, Machine, whole
 from crosstie.port.preflight.engine import EngineRelease
 from crosstie.port.preflight.matrix import EngineBuild, builds
 
@@ -96,7 +96,7 @@ def _counted(said: str, total: int) -> tuple[int, str]:
     """How many of them are shown, and the first number that names none. UUIDs are taken at their word."""
     shown = 0
     for one in (part.strip() for part in said.split(",")):
-        if one.lstrip("-").isdigit() and not 0 <= int(one) < total:
+        if (number := whole(one)) is not None and not 0 <= number < total:
             return shown, one
         if not one:
             return shown, ""
