@@ -33,6 +33,7 @@ SECTIONS = {
         "emulate": "a fleet's replicas without its accelerators, in the time they would take, with faults",
     },
     "Prove": {
+        "bench": "load on endpoints: closed, open or a trace's, up to what their targets allow, side by side",
         "replay": "recorded requests sent to an endpoint at their times: latencies against targets",
         "demo": "a mixed fleet planned, emulated and served on this machine, with recorded requests",
         "probe": "what the GPU of this machine reaches, measured through PyTorch",

@@ -47,15 +47,25 @@ def verbose_option(what: str) -> Decorator:
 
 
 # What result files of benchmark tools do not say; a command gets them with its other keywords.
-tool_options = together(*(
-    click.option(flag, name, metavar=metavar, default="", help=what)
-    for flag, name, metavar, what in (
-        ("--accelerator", "accelerator", "NAME", "The accelerator that a tool's file was measured on."),
-        ("--model", "model", "NAME", "The model, where a tool's file has none or a path."),
-        ("--precision", "precision", "NAME", "Weights of it. [default: native]"),
-        ("--engine", "engine", "NAME", "The engine that served."),
-        ("--tp", "tp", "N", "GPUs that a replica was split over."),
-        ("--gpus", "num_accelerators", "N", "All GPUs. [default: those of one replica]"),
-        ("--layout", "parallelism", "TEXT", "The split where it is more than --tp: TP8EP8, DEP8, TP4PP2."),
-    )
-))  # fmt: skip
+_OF_TOOLS = {
+    "model": ("--model", "NAME", "The model, where a tool's file has none or a path."),
+    "accelerator": ("--accelerator", "NAME", "The accelerator that a tool's file was measured on."),
+    "precision": ("--precision", "NAME", "Weights of it. [default: native]"),
+    "engine": ("--engine", "NAME", "The engine that served."),
+    "tp": ("--tp", "N", "GPUs that a replica was split over."),
+    "num_accelerators": ("--gpus", "N", "All GPUs. [default: those of one replica]"),
+    "parallelism": ("--layout", "TEXT", "The split where it is more than --tp: TP8EP8, DEP8, TP4PP2."),
+}
+
+
+def _given(name: str, what: str = "") -> Decorator:
+    flag, metavar, usual = _OF_TOOLS[name]
+    return click.option(flag, name, metavar=metavar, default="", help=what or usual)
+
+
+tool_options = together(*map(_given, _OF_TOOLS))
+# The same for whoever measures: what an endpoint does not say of itself, written beside its results.
+endpoint_options = together(
+    _given("accelerator", "The accelerator behind it. [default: the endpoint's NAME, where it is one]"),
+    *map(_given, ("precision", "engine", "tp", "num_accelerators", "parallelism")),
+)

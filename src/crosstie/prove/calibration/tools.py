@@ -311,6 +311,36 @@ def _replay_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tu
     yield cells, metrics
 
 
+def _bench_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+    """`crosstie bench`: every load on every endpoint that was measured to its end."""
+    if document["crosstie_bench"] != 1:
+        raise BadData(file, "crosstie_bench", f"is {document['crosstie_bench']}; this version reads 1")
+    for endpoint in document["endpoints"]:
+        known = {name: str(value) for name, value in endpoint["conditions"].items()}
+        known |= {"date": str(document["date"]), "precision": known.get("precision", "")}
+        for point in endpoint["points"]:
+            if not point["complete"] or not point["metrics"]:
+                continue
+            cells = known | {name: str(value) for name, value in point["columns"].items()}
+            metrics = []
+            for (ours, unit), theirs in _BENCH_METRICS.items():
+                value = _number(point["metrics"].get(theirs) or {}, "value")
+                if value is not None:
+                    metrics.append((ours, unit, value))
+            yield cells, metrics
+
+
+_BENCH_METRICS = {
+    (f"{name}_ms_{statistic}", "s"): f"{name}_s_{statistic}"
+    for name in ("ttft", "tpot", "e2e")
+    for statistic in _STATISTICS.values()
+} | {
+    ("output_tokens_per_s_total", "tok/s"): "output_tokens_per_s",
+    ("gpu_power_w_avg", "W"): "power_w_per_gpu",
+    ("joules_per_output_token", "J/tok"): "joules_per_output_token",
+}
+
+
 _LINE = re.compile(r"^\s*(.+?)\s*:\s*(.*?)\s*$", re.MULTILINE)
 
 
@@ -336,6 +366,7 @@ def _mlperf_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tu
 
 _MLPERF = Tool("MLPerf's mlperf_log_summary.txt", lambda document: False, _mlperf_runs)
 _TOOLS = (
+    Tool("crosstie bench", lambda d: "crosstie_bench" in d and isinstance(d.get("endpoints"), list), _bench_runs),
     Tool("guidellm", lambda d: isinstance(d.get("benchmarks"), list) and bool(d["benchmarks"]), _guidellm_runs),
     Tool("InferenceX", lambda d: "tput_per_gpu" in d and "hw" in d, _inferencex_runs),
     Tool("AIPerf", lambda d: "aiperf_version" in d or "time_to_first_token" in d, _aiperf_runs),

@@ -1,4 +1,6 @@
-"""Open-loop replay: requests go out at their times, whether or not the earlier ones have been answered.
+"""Requests sent at their times, whether or not the earlier ones have been answered: an open loop, as a replay is.
+
+With `clients` the loop is closed: so many at a time, the next one when one has ended; times are then not looked at.
 
 Latencies count from the moment at which a request was due, not from when it left: a server that stalls, or a client
 that falls behind, cannot hide the requests that waited for it (no coordinated omission). Where the server is emulated
@@ -12,7 +14,7 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import msgspec
@@ -32,6 +34,9 @@ _CONNECT_S = 10.0
 _MOST_ERROR = 300
 _TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|text)": ?"(?!")')
 _USAGE = re.compile(rb'"usage": ?\{')
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+# The error of requests that were under way when a run was ended.
+NOT_AWAITED = "not waited for"
 _PREDICTED = re.compile(rb"TTFT ([0-9.]+)(?: of [0-9.]+)? ms, TPOT ([0-9.]+)")
 
 
@@ -40,11 +45,27 @@ class _Usage(msgspec.Struct):
     completion_tokens: int = 0
 
 
+class _Piece(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Piece | None = None
+    text: str | None = None
+
+
 class _Chunk(msgspec.Struct):
     usage: _Usage | None = None
 
 
+class _TextChunk(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_decode_text = msgspec.json.Decoder(_TextChunk).decode
 
 
 def _usage_in(events: bytes) -> _Usage | None:
@@ -54,6 +75,17 @@ def _usage_in(events: bytes) -> _Usage | None:
             if usage := _decode_chunk(payload).usage:
                 return usage
     return None
+
+
+def _text_in(events: bytes) -> str:
+    """What a stream says, as one text."""
+    found: list[str] = []
+    for payload in payloads(events):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            for choice in _decode_text(payload).choices:
+                piece = choice.delta or _Piece()
+                found += filter(None, (piece.reasoning_content or piece.reasoning, piece.content, choice.text))
+    return "".join(found)
 
 
 class RequestOutcome(msgspec.Struct):
@@ -74,6 +106,10 @@ class RequestOutcome(msgspec.Struct):
     output_tokens: int = 0
     # How long after its time it left.
     late_s: float = 0.0
+    # When it was due, from the start of the run; from then to its last token; the longest that a token let wait.
+    due_s: float = math.nan
+    e2e_s: float = math.nan
+    longest_gap_s: float = math.nan
 
     @property
     def served(self) -> bool:
@@ -84,8 +120,8 @@ class _Call:
     """One request under way. It ends exactly once, in `_end`."""
 
     __slots__ = (
-        "_connecting", "_connection", "_data", "_done", "_error", "_events", "_replay", "_usage", "due", "first_at",
-        "heard_at", "last_at", "outcome",
+        "_connecting", "_connection", "_data", "_done", "_error", "_events", "_gap", "_kept", "_replay", "_usage",
+        "due", "first_at", "heard_at", "last_at", "outcome",
     )  # fmt: skip
 
     def __init__(self, replay: "Replay", outcome: RequestOutcome, due: float, data: bytes):
@@ -96,7 +132,9 @@ class _Call:
         self.heard_at = perf_counter()
         self._events = Events()
         self._usage = self._error = b""
-        self._done = False
+        self._done, self._gap = False, 0.0
+        # The whole stream, where nobody else counts its tokens.
+        self._kept: list[bytes] = []
 
     def start(self) -> None:
         connection = self._replay.origin.take()
@@ -139,9 +177,13 @@ class _Call:
             return
         data = self._events.whole(data)
         if _TEXT.search(data):
-            self.last_at = now
             if self.first_at != self.first_at:
                 self.first_at = now
+            elif now - self.last_at > self._gap:
+                self._gap = now - self.last_at
+            self.last_at = now
+            if self._replay.count is not None:
+                self._kept.append(data)
         elif b'"error"' in data:
             self._error = data[:_MOST_ERROR]
         if _USAGE.search(data):
@@ -174,8 +216,12 @@ class _Call:
     def _measured(self) -> str:
         outcome, speed = self.outcome, self._replay.speed
         usage = _usage_in(self._usage)
+        if usage is None and self._replay.count is not None:
+            usage = _Usage(outcome.request.input_tokens, self._replay.count(_text_in(b"".join(self._kept))))
         if usage is None:
             return "the server did not say how many tokens it used"
+        outcome.e2e_s = (self.last_at - self.due) * speed
+        outcome.longest_gap_s = self._gap * speed
         outcome.input_tokens, outcome.output_tokens = usage.prompt_tokens, usage.completion_tokens
         outcome.ttft_s = (self.first_at - self.due) * speed
         if usage.completion_tokens > 1:
@@ -207,14 +253,27 @@ class Replay:
         most_in_flight: int = 10_000,
         silence_s: float = 120.0,
         api_key: str | None = None,
+        clients: int | None = None,
+        until_s: float = math.inf,
+        path: str = CHAT,
+        body: Callable[[TimedRequest, int], bytes] | None = None,
+        count: Callable[[str], int] | None = None,
+        goes_on: Callable[[Sequence[RequestOutcome]], bool] | None = None,
         on_progress: OnProgress = no_progress,
     ):
-        """`silence_s`: real seconds without a byte after which a request is given up."""
+        """`silence_s`: real seconds without a byte after which a request is given up. `until_s`: clients of a closed
+        loop send nothing after that. `body`: that of each request and its number; by default a chat with filler.
+        `count`: tokens of an answer whose server does not say. `goes_on`: asked now and then with what was sent so
+        far; once it says no, the run ends and what is under way is given up."""
         if not (speed > 0 and most_in_flight >= 1 and silence_s > 0):
             raise BadInput("speed, requests in flight and patience must be above zero")
         self.loop, self.speed, self.on_progress = loop, speed, on_progress
         self.most_in_flight, self.silence_s = most_in_flight, silence_s
+        self.clients, self.until_s, self.count = clients, until_s, count
+        # How late the loop itself came to what it had to do at a time: whatever it sees, it may see so late.
+        self.lags_s: list[float] = []
         self.origin = Origin(loop, Address(url))
+        self._path, self._body, self._goes_on = path, body or self._filler, goes_on
         self._model = msgspec.json.encode(model)
         self._api_key = api_key
         self._heads: dict[str | None, bytes] = {}
@@ -228,10 +287,13 @@ class Replay:
         self._heads = {name: self._head(name) for name in {one.class_name for one in requests}}
         self._requests, self._outcomes = requests, []
         self._ended = self._failed = 0
+        self._stopped = False
         self._finished = self.loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         # A little later than now, so that the first request is no later than the others.
         self._began = perf_counter() + 0.01
+        # Since when each client that is free has been.
+        self._free = [self._began] * (self.clients or 0)
         watching = self.loop.create_task(self._watch())
         try:
             self._send_due()
@@ -247,36 +309,50 @@ class Replay:
 
     def _send_due(self) -> None:
         self._timer = None
-        while len(self._outcomes) < len(self._requests):
+        while len(self._outcomes) < len(self._requests) and not self._stopped:
             number = len(self._outcomes)
             request = self._requests[number]
-            due = self._began + request.arrival_s / self.speed
             now = perf_counter()
-            if due - now > 0.5 * _TIMER_S:
+            if self.clients is None:
+                due = self._began + request.arrival_s / self.speed
+            elif (now - self._began) * self.speed > self.until_s:
+                self._requests = self._requests[:number]
+                if not self._calls:
+                    self._finish()
+                return
+            elif self._free:
+                due = self._free.pop()
+            else:
+                return
+            if due - now > 0.5 * _TIMER_S and self.clients is None:
                 ticks = max(round((due - now) / _TIMER_S), 1)
                 self._timer = self.loop.call_later(ticks * _TIMER_S, self._send_due)
                 return
             if len(self._calls) >= self.most_in_flight:
                 # Whoever ends next lets it go, late; its latency counts from its time all the same.
                 return
-            outcome = RequestOutcome(request, late_s=max(now - due, 0.0) * self.speed)
+            late_s, due_s = max(now - due, 0.0) * self.speed, (due - self._began) * self.speed
+            outcome = RequestOutcome(request, late_s=late_s, due_s=due_s)
             self._outcomes.append(outcome)
-            call = _Call(self, outcome, due, self._request(request, number))
+            call = _Call(self, outcome, min(due, now), self._request(request, number))
             self._calls.add(call)
             call.start()
 
     def _request(self, request: TimedRequest, number: int) -> bytes:
-        body = b"".join((
+        body = self._body(request, number)
+        return b"%bcontent-length: %d\r\n\r\n%b" % (self._heads[request.class_name], len(body), body)
+
+    def _filler(self, request: TimedRequest, number: int) -> bytes:
+        return b"".join((
             b'{"model":%b,"stream":true,"stream_options":{"include_usage":true},"max_tokens":%d,"ignore_eos":true,'
             b'"messages":[{"role":"user","content":"' % (self._model, request.output_tokens),
             prompt(request, number),
             b'"}]}',
         ))  # fmt: skip
-        return b"%bcontent-length: %d\r\n\r\n%b" % (self._heads[request.class_name], len(body), body)
 
     def _head(self, class_name: str | None) -> bytes:
         at = self.origin.address
-        lines = [f"POST {at.root}/v1/chat/completions HTTP/1.1", f"host: {at.authority.decode()}"]
+        lines = [f"POST {at.root}{self._path} HTTP/1.1", f"host: {at.authority.decode()}"]
         lines.append("content-type: application/json")
         if class_name is not None:
             lines.append(f"x-crosstie-class: {class_name}")
@@ -290,12 +366,24 @@ class Replay:
         self._calls.discard(call)
         self._ended += 1
         self._failed += not call.outcome.served
-        if self._ended == len(self._requests):
-            if not self._finished.done():
-                self._finished.set_result(None)
+        if self.clients is not None:
+            self._free.append(perf_counter())
+        if not self._calls and (self._stopped or self._ended == len(self._requests)):
+            self._finish()
         elif self._timer is None:
             # The next one waited for room.
             self.loop.call_soon(self._send_due)
+
+    def stop(self) -> None:
+        """No further request is sent, and what is under way ends with NOT_AWAITED."""
+        self._stopped = True
+        for call in list(self._calls):
+            call.give_up(NOT_AWAITED)
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self._finished.done():
+            self._finished.set_result(None)
 
     def _report(self) -> None:
         failed = f", {self._failed:,} failed" if self._failed else ""
@@ -307,4 +395,8 @@ class Replay:
             silent_since = perf_counter() - self.silence_s
             for call in [one for one in self._calls if one.heard_at < silent_since]:
                 call.give_up(f"silent for {self.silence_s:g} s")
+            if self._goes_on is not None and not self._goes_on(self._outcomes):
+                self.stop()
+            asleep = perf_counter()
             await asyncio.sleep(_WATCH_S)
+            self.lags_s.append(max(perf_counter() - asleep - _WATCH_S, 0.0))

@@ -1,0 +1,306 @@
+"""`crosstie bench`: load on one endpoint or several, and one file of results."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.tokenizer import Tokenizer
+from crosstie.catalog.traces import find_trace, read_trace
+from crosstie.catalog.writing import write_text
+from crosstie.cli.bench_show import DETAILS, show_bench
+from crosstie.cli.lazy import GroupedCommand
+from crosstie.cli.options import FILE, endpoint_options, json_option, verbose_option
+from crosstie.cli.progress import progress
+from crosstie.cli.show import console, json_text, print_json
+from crosstie.core.errors import BadInput, UnknownName
+from crosstie.core.workload import Target
+from crosstie.prove.bench.bench import Bench, Settings, bench
+from crosstie.prove.bench.document import document
+from crosstie.prove.bench.endpoint import Endpoint, described, named
+from crosstie.prove.bench.gpus import check, local_tool
+from crosstie.prove.bench.loads import Lengths, Load
+from crosstie.prove.bench.prompts import Sizing, corpus
+from crosstie.prove.replay.outcomes import Targets
+from crosstie.run.wire.address import Address, is_loopback
+
+_KEY = "OPENAI_API_KEY"
+_CLIENTS = "1,4,16,64"
+_TARGET = re.compile(r"(?:p(\d{1,2}(?:\.\d+)?)=)?(\d+(?:\.\d+)?)")
+_USUAL_PERCENTILE = 0.95
+_INTERRUPTED = 130
+
+
+@click.command(
+    "bench", cls=GroupedCommand,
+    groups={
+        "Load": "--concurrency --rate --trace --poisson --find-limit --ttft-ms --tpot-ms",
+        "Requests": "--input --output --shortest --requests --for --start --model --completions --let-stop --field "
+                    "--tokenizer",
+        "Measuring": "--warmup --repeat --workers --gpu-metrics --speed --seed",
+        "What it runs on, for validate and calibrate":
+            "--accelerator --precision --engine --tp --gpus --layout",
+    },
+)  # fmt: skip
+@click.argument("urls", nargs=-1, required=True, metavar="[NAME=]URL...")
+@click.option(
+    "--concurrency", metavar="N,N,...", help=f"Closed loop: so many clients, each load in turn. [default: {_CLIENTS}]"
+)
+@click.option("--rate", metavar="X,X,...", help="Open loop: requests a second, arriving by chance (Poisson).")
+@click.option(
+    "--trace", metavar="TRACE", help="Lengths and shared prefixes of a trace, and its times unless --concurrency."
+)
+@click.option(
+    "--poisson", is_flag=True, help="With --trace and --rate: arrivals by chance, not the trace's own stretched."
+)
+@click.option("--find-limit", is_flag=True, help="The highest rate that keeps the targets, from --rate on where given.")
+@click.option(
+    "--ttft-ms", metavar="[pNN=]MS", help="Target, such as p95=1000; a bare number is of the 95th percentile."
+)
+@click.option("--tpot-ms", metavar="[pNN=]MS", help="Target, such as p90=50.")
+@click.option(
+    "--input",
+    "input_tokens",
+    type=click.IntRange(1, 10**7),
+    default=1024,
+    show_default=True,
+    metavar="N",
+    help="Tokens of a prompt.",
+)
+@click.option(
+    "--output",
+    "output_tokens",
+    type=click.IntRange(1, 10**6),
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="Tokens of an answer.",
+)
+@click.option(
+    "--shortest",
+    type=click.FloatRange(0.01, 1.0),
+    default=1.0,
+    metavar="X",
+    help="Lengths drawn evenly from X times to the whole. [default: all alike]",
+)
+@click.option(
+    "--requests",
+    "most",
+    type=click.IntRange(1, 10**7),
+    metavar="N",
+    help="Of each run. [default: 10 a client, or --for]",
+)
+@click.option(
+    "--for",
+    "for_s",
+    type=click.FloatRange(0.01, 1e7),
+    metavar="S",
+    help="Seconds of each run. [default: 60 of an open loop]",
+)
+@click.option(
+    "--start", type=click.IntRange(0, 10**9), default=0, metavar="N", help="Leave out the trace's first N requests."
+)
+@click.option("--model", metavar="M", help="The model to ask for. [default: the only one that is served]")
+@click.option("--completions", is_flag=True, help="Ask /v1/completions, not chat.")
+@click.option("--let-stop", is_flag=True, help="Answers may end by themselves: no ignore_eos is sent.")
+@click.option(
+    "--field", "fields", multiple=True, metavar="KEY=JSON", help="A field of every request, such as temperature=0."
+)
+@click.option(
+    "--tokenizer", type=FILE, metavar="FILE", help="The model's tokenizer.json: counts where the engine does not."
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(0, 10**6),
+    metavar="N",
+    help="Requests before each load, not counted. [default: one a client]",
+)
+@click.option(
+    "--repeat",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Runs of each load; intervals are over them.",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 512),
+    metavar="N",
+    help="Processes that send. [default: as many as the load needs]",
+)
+@click.option(
+    "--gpu-metrics",
+    "gpu_metrics",
+    multiple=True,
+    metavar="SOURCE",
+    help="nvidia-smi, amd-smi, an exporter's URL, or none. [default: what is here, for a local endpoint]",
+)
+@click.option(
+    "--speed",
+    type=click.FloatRange(0.01, 1000),
+    default=1.0,
+    metavar="X",
+    help="Of a server that is emulated X times as fast: all seconds are then its own.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, metavar="N", help="For lengths and arrivals."
+)
+@click.option(
+    "-o", "--output-file", "target", type=FILE, metavar="FILE", help="Where results go. [default: bench.json]"
+)
+@endpoint_options
+@verbose_option(DETAILS)
+@json_option
+def command(
+    urls: tuple[str, ...], concurrency: str | None, rate: str | None, trace: str | None, poisson: bool,
+    find_limit: bool, ttft_ms: str | None, tpot_ms: str | None, input_tokens: int, output_tokens: int, shortest: float,
+    most: int | None, for_s: float | None, start: int, model: str | None, completions: bool, let_stop: bool,
+    fields: tuple[str, ...], tokenizer: Path | None, warmup: int | None, repeat: int, workers: int | None,
+    gpu_metrics: tuple[str, ...], speed: float, seed: int, target: Path | None, verbose: bool, as_json: bool,
+    **given: str,
+) -> int:  # fmt: skip
+    """Loads endpoints and measures what they stand: TTFT, TPOT and throughput with intervals, and what GPUs drew.
+
+    \b
+    crosstie bench http://server:8000 --concurrency 1,8,64 --repeat 3
+    crosstie bench http://server:8000 --rate 2,4,8 --for 120
+    crosstie bench http://server:8000 --trace mooncake-conversation --rate 2
+    crosstie bench http://server:8000 --find-limit --ttft-ms p95=1000 --tpot-ms p90=50
+    crosstie bench mi300x=http://a:8000 h200=http://b:8000 --tp 1 --repeat 5
+
+    Any OpenAI-compatible server will do. Prompts are English words, cut to their lengths by what the engine counts of
+    a few of them first (or by --tokenizer), alike only where a trace has hash_ids. Several endpoints take turns under
+    each load. $OPENAI_API_KEY is sent where set. Ctrl-C keeps what was measured.
+
+    The result file is for `crosstie validate` and `crosstie calibrate` as it is, if it says what was measured:
+    --accelerator and --tp, and what the endpoint does not say of itself. Closed loops are learnt from; arrivals by the
+    clock are validated.
+
+    Exit status 1 if a request failed, or no rate keeps the targets.
+    """
+    loads = _loads(concurrency, rate, trace is not None, poisson, find_limit)
+    settings = Settings(
+        lengths=_lengths(trace, input_tokens, output_tokens, shortest, start), requests=most, seconds=for_s,
+        repeats=repeat, warm_up=warmup, targets=Targets(_target("--ttft-ms", ttft_ms), _target("--tpot-ms", tpot_ms)),
+        speed=speed, seed=seed, senders=workers, api_key=os.environ.get(_KEY) or None,
+        tokenizer=str(tokenizer) if tokenizer else None, chat=not completions, ignore_eos=not let_stop,
+        more=dict(map(_field, fields)),
+    )  # fmt: skip
+    file = target or Path("bench.json")
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise BadInput(f"{file}: is no file that can be written")
+    sizing = None if tokenizer is None else _sizing(tokenizer)
+    sources = _sources(gpu_metrics, urls)
+    with progress("asking") as on_progress:
+        endpoints = [_endpoint(url, model, settings, given) for url in urls]
+        if not gpu_metrics and all(one.emulated for one in endpoints):
+            sources = ()
+
+        def kept(found: Bench) -> None:
+            write_text(file, json_text(document(found)) + "\n")
+
+        found = bench(
+            endpoints, loads, settings, limit=find_limit, sizing=sizing, gpus=sources, on_progress=on_progress,
+            on_point=kept,
+        )  # fmt: skip
+        kept(found)
+    if as_json:
+        print_json(document(found))
+    else:
+        show_bench(console(), found, verbose)
+        click.echo(f"written to {file}", err=True)
+    if found.interrupted:
+        return _INTERRUPTED
+    failed = any(point.failed for one in found.measured for point in one.points if not find_limit)
+    return int(failed or any(one.limit and one.limit.requests_per_s is None for one in found.measured))
+
+
+def _loads(concurrency: str | None, rate: str | None, traced: bool, poisson: bool, limit: bool) -> list[Load]:
+    if concurrency and rate:
+        raise BadInput("--concurrency is a closed loop and --rate an open one: give one of them")
+    if poisson and not (traced and rate):
+        raise BadInput("--poisson is for --trace with --rate: a rate without a trace arrives by chance already")
+    if limit and concurrency:
+        raise BadInput("--find-limit looks for a rate: give --rate X to begin at, or nothing")
+    if rate:
+        return [Load(requests_per_s=x, by_trace=traced and not poisson) for x in _numbers("--rate", rate)]
+    if limit:
+        return [Load(by_trace=traced)]
+    if traced and not concurrency:
+        return [Load(by_trace=True)]
+    found = _numbers("--concurrency", concurrency or _CLIENTS)
+    if any(one != int(one) or not 1 <= one <= 100_000 for one in found):
+        raise BadInput(f"--concurrency {concurrency}: must be whole numbers from 1 to 100,000")
+    return [Load(clients=int(one)) for one in found]
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    try:
+        found = [float(one) for one in text.split(",")]
+    except ValueError:
+        raise BadInput(f"{option} {text}: must be numbers with commas between them") from None
+    if not all(1e-4 <= one <= 1e6 for one in found):
+        raise BadInput(f"{option} {text}: must be from 0.0001 to 1,000,000")
+    return found
+
+
+def _lengths(trace: str | None, inputs: int, outputs: int, shortest: float, start: int) -> Lengths:
+    if trace is None:
+        return Lengths(inputs, outputs, shortest)
+    return Lengths(trace=read_trace(find_trace(trace, Path())), start=start)
+
+
+def _target(option: str, text: str | None) -> Target | None:
+    if text is None:
+        return None
+    found = _TARGET.fullmatch(text)
+    if not found or not float(found[2]) > 0 or (found[1] and not 0 < float(found[1]) < 100):
+        raise BadInput(f"{option} {text}: must be milliseconds, or a percentile and milliseconds as p95=1000")
+    percentile = float(found[1]) / 100 if found[1] else _USUAL_PERCENTILE
+    return Target(seconds=float(found[2]) / 1e3, percentile=percentile)
+
+
+def _field(text: str) -> tuple[str, object]:
+    key, sign, value = text.partition("=")
+    try:
+        return key, json.loads(value) if sign and key else _no_field(text)
+    except ValueError:
+        return _no_field(text)
+
+
+def _no_field(text: str) -> tuple[str, object]:
+    raise BadInput(f"--field {text}: must be a name and JSON, such as temperature=0 or user='\"me\"'")
+
+
+def _sizing(file: Path) -> Sizing:
+    """Bytes a token of our text, by the model's own tokenizer."""
+    sample = corpus()[:100_000].decode("ascii")
+    return Sizing(len(sample) / len(Tokenizer(file).encode(sample)))
+
+
+def _sources(gpu_metrics: Sequence[str], urls: Sequence[str]) -> tuple[str, ...]:
+    if gpu_metrics == ("none",):
+        return ()
+    for one in gpu_metrics:
+        check(one)
+    if gpu_metrics:
+        return tuple(gpu_metrics)
+    tool = local_tool()
+    local = all(is_loopback(Address(named(url)[1]).host) for url in urls)
+    return (tool,) if tool and local else ()
+
+
+def _endpoint(url: str, model: str | None, settings: Settings, given: dict[str, str]) -> Endpoint:
+    """With the catalog's names where what is served, or what the endpoint is called, has one."""
+    catalog = Catalog()
+    name, _ = named(url)
+    try:
+        known = {"accelerator": catalog.accelerator(name).id}
+    except UnknownName:
+        known = {}
+    return described(url, model, settings.api_key, settings.chat, known | {k: v for k, v in given.items() if v})

@@ -1,0 +1,193 @@
+"""How a benchmark looks on a terminal: loads and what they came to, endpoints side by side, the limit of each."""
+
+import math
+from collections.abc import Callable
+
+from crosstie.cli.show import Output, closing, say, show_table
+from crosstie.core.figures import gigabytes, percent, seconds, share, significant
+from crosstie.prove.bench.bench import Bench, Measured
+from crosstie.prove.bench.summary import Interval, PointResult, ratio
+
+_LATENCIES = {"TTFT": "ttft_s", "TPOT": "tpot_s", "whole": "e2e_s", "longest gap": "longest_gap_s"}
+DETAILS = "every percentile with its interval, the client's own account, and each GPU"
+_STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+
+
+def show_bench(out: Output, found: Bench, verbose: bool) -> None:
+    for one in found.measured:
+        _endpoint(out, one, found, verbose)
+    if len(found.measured) > 1:
+        _side_by_side(out, found)
+    _client(out, found)
+    if found.interrupted:
+        say(out, "interrupted: what was measured until then is above and in the file")
+    if not verbose:
+        closing(out, DETAILS)
+
+
+def _endpoint(out: Output, one: Measured, found: Bench, verbose: bool) -> None:
+    of = one.endpoint
+    emulated = "  EMULATED: the performance model's own time, no GPU ran" if of.emulated else ""
+    say(out, f"{of.name}: {of.model} at {of.url}{emulated}")
+    template = f" and a template of {significant(one.sizing.overhead)}" if one.sizing.overhead >= 0.5 else ""
+    served = next((point for point in one.points if not math.isnan(point.input_tokens)), None)
+    lengths = f"{served.input_tokens:,.0f} tokens in and {served.output_tokens:,.0f} out on average; " if served else ""
+    say(out, f"  {lengths}{significant(one.sizing.bytes_per_token)} bytes of text a token{template}", "dim")
+    if one.points:
+        wants = one.points[0].kept is not None
+        columns = ["load", ">kept" if wants else ">requests", ">tok/s", ">TTFT p50", ">p95", ">TPOT p50", ">p95"]
+        show_table(out, columns, [_row(point, wants) for point in one.points])
+    for point in one.points:
+        for why, times in point.faults:
+            say(out, f"- {point.load.name}: {times:,} failed: {why}")
+    watched = [point for point in one.points if point.gpus]
+    if watched:
+        show_table(
+            out, ["load", ">GPUs", ">W", ">W at most", ">memory at most", ">busy", ">J a token"],
+            [_power(point) for point in watched],
+        )  # fmt: skip
+    if one.limit is not None:
+        _limit(out, one, found)
+    if verbose:
+        _details(out, one)
+
+
+def _row(point: PointResult, wants: bool) -> list[str]:
+    metrics = point.metrics
+    cells = [point.load.name if point.complete else f"{point.load.name}, cut short"]
+    cells.append(percent(point.kept) if wants and point.kept is not None else f"{point.requests:,}")
+    cells.append(_number(metrics.get("output_tokens_per_s")))
+    return cells + [_seconds(metrics.get(name)) for name in ("ttft_s_p50", "ttft_s_p95", "tpot_s_p50", "tpot_s_p95")]
+
+
+def _number(one: Interval | None) -> str:
+    """With half of its interval's width beside it."""
+    if one is None or math.isnan(one.value):
+        return "-"
+    if math.isnan(one.low):
+        return f"{one.value:,.0f}"
+    return f"{one.value:,.0f} ±{share((one.high - one.low) / 2 / one.value)}"
+
+
+def _seconds(one: Interval | None) -> str:
+    return "-" if one is None or math.isnan(one.value) else seconds(one.value)
+
+
+def _between(one: Interval) -> str:
+    known = not math.isnan(one.low)
+    return seconds(one.value) + (f" ({seconds(max(one.low, 0.0))} to {seconds(one.high)})" if known else "")
+
+
+def _power(point: PointResult) -> list[str]:
+    watts = sum(one.power_w for one in point.gpus)
+    joules = point.metrics.get("joules_per_output_token")
+    busy = [one.busy for one in point.gpus if not math.isnan(one.busy)]
+    return [
+        point.load.name, str(len(point.gpus)), _known(watts, _whole),
+        _known(sum(one.most_power_w for one in point.gpus), _whole),
+        _known(sum(one.most_memory_bytes for one in point.gpus), gigabytes),
+        share(sum(busy) / len(busy)) if busy else "-", significant(joules.value) if joules else "-",
+    ]  # fmt: skip
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _known(value: float, form: Callable[[float], str]) -> str:
+    return "-" if math.isnan(value) else form(value)
+
+
+def _limit(out: Output, one: Measured, found: Bench) -> None:
+    limit, targets = one.limit, found.settings.targets
+    assert limit is not None
+    words = [
+        f"{name} p{round(target.percentile * 100)} {seconds(target.seconds)}"
+        for name, target in (("TTFT", targets.ttft), ("TPOT", targets.tpot))
+        if target is not None
+    ]
+    within = f"within {' and '.join(words)}"
+    if limit.requests_per_s is None:
+        say(out, f"no rate that was tried keeps {' and '.join(words)}: {len(limit.trials)} trials")
+        return
+    sure = "confirmed with fresh arrivals" if limit.confirmed else "not confirmed"
+    missed = f"; {significant(limit.missed)} misses" if limit.missed is not None else ""
+    goodput = significant(limit.goodput_requests_per_s or 0.0)
+    say(
+        out,
+        f"limit: {significant(limit.requests_per_s)} requests a second {within}, {goodput} of them good "
+        f"({len(limit.trials)} trials, {sure}{missed})",
+    )
+
+
+def _side_by_side(out: Output, found: Bench) -> None:
+    first, *others = found.measured
+    if any(one.limit is not None for one in found.measured):
+        limits = [one.limit.requests_per_s if one.limit else None for one in found.measured]
+        for one, limit in zip(others, limits[1:], strict=True):
+            if limit and limits[0]:
+                times = significant(limit / limits[0])
+                say(out, f"{one.endpoint.name} stands {times} times the rate of {first.endpoint.name}")
+        return
+    rows = []
+    for one in others:
+        for point, base in zip(one.points, first.points, strict=False):
+            cells = [_times(ratio(point, base, name)) for name in ("output_tokens_per_s", "ttft_s_p50", "tpot_s_p50")]
+            rows.append([f"{one.endpoint.name}, {point.load.name}", *cells])
+    if rows:
+        show_table(out, [f"over {first.endpoint.name}", ">tok/s", ">TTFT p50", ">TPOT p50"], rows)
+        if found.settings.repeats == 1:
+            say(out, "one run each: --repeat 3 tells whether a difference is more than chance", "dim")
+
+
+def _times(one: Interval) -> str:
+    if math.isnan(one.value):
+        return "-"
+    said = f"{one.value:.2f}x"
+    return said if math.isnan(one.low) else f"{said} ({one.low:.2f} to {one.high:.2f})"
+
+
+def _client(out: Output, found: Bench) -> None:
+    points = [point for one in found.measured for point in one.points]
+    if not points:
+        return
+    late = max(point.client.late_p99_s for point in points)
+    lag = max(point.client.lag_p99_s for point in points)
+    busy = max(point.client.busy for point in points)
+    cpu = max(point.client.cpu_s_per_request for point in points)
+    say(
+        out,
+        f"latencies count from when a request was due; at worst the client sent {seconds(late)} late and looked "
+        f"{seconds(lag)} late (p99), {share(busy)} of a processor busy, {seconds(cpu)} of it a request",
+        "dim",
+    )
+    bent = sum(point.bent for point in points)
+    if bent:
+        of = "" if len(points) == 1 else f" in {bent} of {len(points)} loads"
+        say(out, f"that is enough to bend TTFT{of}: use a quieter machine, or more --workers")
+
+
+def _details(out: Output, one: Measured) -> None:
+    for point in one.points:
+        rows = [
+            [name, *(_between(point.metrics[key]) if (key := f"{metric}_{at}") in point.metrics else "-"
+                     for at in _STATISTICS)]
+            for name, metric in _LATENCIES.items()
+        ]  # fmt: skip
+        how = "over repeats" if point.intervals == "student" else "by stretches of one run"
+        show_table(out, [point.load.name, *(f">{at}" for at in _STATISTICS)], rows)
+        account = point.client
+        say(
+            out,
+            f"  95% intervals {how}; client: {account.senders} sender{'s' * (account.senders > 1)}, late "
+            f"{seconds(account.late_p99_s)} at p99 and {seconds(account.latest_s)} at most, loop late "
+            f"{seconds(account.lag_p99_s)}, {seconds(account.cpu_s_per_request)} of processor a request",
+            "dim",
+        )
+        for gpu in point.gpus:
+            say(
+                out,
+                f"  GPU {gpu.gpu}: {_known(gpu.power_w, _whole)} W, {_known(gpu.most_memory_bytes, gigabytes)}, "
+                f"{gpu.readings} readings",
+                "dim",
+            )

@@ -1,0 +1,278 @@
+"""A benchmark: several loads on several endpoints in turn, repeated, each after a warm-up; and the limit of each."""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from crosstie.core.errors import BadInput
+from crosstie.core.progress import OnProgress, no_progress
+from crosstie.prove.bench.endpoint import Endpoint
+from crosstie.prove.bench.gpus import GpuUse, GpuWatch
+from crosstie.prove.bench.limit import Limit, find_limit
+from crosstie.prove.bench.loads import Lengths, Load, made
+from crosstie.prove.bench.measure import Giving, Interrupt, Job, Run, Senders, senders_for
+from crosstie.prove.bench.prompts import Sizing, Wording, text
+from crosstie.prove.bench.summary import PointResult, of_runs
+from crosstie.prove.replay.outcomes import Targets
+from crosstie.prove.replay.traffic import TimedRequest
+
+# Requests of each client, and seconds of arrivals, where nobody says.
+_ROUNDS, _SECONDS = 10, 60.0
+_FEWEST = 20
+# A request takes at least so long: bounds what a closed loop may send in a time.
+_SHORTEST_S = 0.02
+# Prompts from which bytes a token are learnt: by share of the usual length, with answers of a few tokens.
+_SIZED = (0.25, 0.5, 0.75, 1.0)
+_SIZED_TOKENS = 4
+# Warm-up that nobody asked for otherwise: a request of each client, or these seconds of arrivals, up to so many.
+_WARM_S, _MOST_WARM = 5.0, 64
+# Requests that a percentile must have beyond it to be told.
+_BEYOND = 10
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How loads are made and what answers are held against; None is "nobody said"."""
+
+    lengths: Lengths = field(default_factory=Lengths)
+    requests: int | None = None
+    seconds: float | None = None
+    repeats: int = 1
+    warm_up: int | None = None
+    targets: Targets = field(default_factory=Targets)
+    speed: float = 1.0
+    seed: int = 0
+    senders: int | None = None
+    api_key: str | None = None
+    # Counts answers of servers that do not, and bytes a token.
+    tokenizer: str | None = None
+    chat: bool = True
+    ignore_eos: bool = True
+    more: Mapping[str, object] = field(default_factory=dict)
+
+    def count(self, load: Load) -> int | None:
+        """Requests of one run; None where the clock decides."""
+        if self.requests is not None:
+            return self.requests
+        if load.clients is None:
+            return None
+        if self.seconds is None:
+            return max(_ROUNDS * load.clients, _FEWEST)
+        return max(round(load.clients * self.seconds / _SHORTEST_S), _FEWEST)
+
+    def run_seconds(self, load: Load) -> float | None:
+        if load.clients is not None or self.requests is not None:
+            return None
+        return self.seconds or (None if load.requests_per_s is None else _SECONDS)
+
+
+@dataclass
+class Measured:
+    """What one endpoint showed."""
+
+    endpoint: Endpoint
+    sizing: Sizing
+    points: list[PointResult] = field(default_factory=list)
+    limit: Limit | None = None
+
+
+@dataclass
+class Bench:
+    settings: Settings
+    measured: list[Measured]
+    interrupted: bool = False
+    # By whom the GPUs of each endpoint were watched; empty where by nobody.
+    gpus: tuple[str, ...] = ()
+
+
+class _Session:
+    """What runs share: senders, GPUs, and numbers of runs, so that no two have the same text."""
+
+    def __init__(
+        self, settings: Settings, senders: Senders, interrupt: Interrupt, watches: Mapping[str, GpuWatch],
+        on_progress: OnProgress,
+    ):  # fmt: skip
+        """`watches`: by URL of the endpoint whose GPUs they watch."""
+        self.settings, self.senders, self.interrupt, self.watches = settings, senders, interrupt, watches
+        self.on_progress = on_progress
+        # Of this process and this moment of it: a server's cache may still hold what another benchmark sent.
+        self._salt = int.from_bytes(os.urandom(4))
+        self._runs = 0
+
+    def sized(self, endpoint: Endpoint, sizing: Sizing) -> Sizing:
+        """Learnt from a few prompts of several lengths: what the engine counted of them."""
+        usual = made(Load(clients=1), self.settings.lengths, _FEWEST, None, self.settings.seed)
+        tokens = max(round(sum(one.input_tokens for one in usual) / len(usual)), 8)
+        asked = [TimedRequest(0.0, max(round(tokens * share), 8), _SIZED_TOKENS) for share in _SIZED]
+        run = self._sent(endpoint, sizing, Load(clients=1), asked, f"{endpoint.name}: how long prompts are")
+        wording = self._wording(endpoint, sizing)
+        served = [(number, one) for number, one in enumerate(run.outcomes) if one.served]
+        if not served and not run.interrupted:
+            raise BadInput(f"{endpoint.url}: {run.outcomes[0].error if run.outcomes else 'no answer'}")
+        sizes = [len(text(one.request, number, wording.salt, sizing)) for number, one in served]
+        return sizing.learnt(sizes, [one.input_tokens for _, one in served])
+
+    def warm(self, endpoint: Endpoint, sizing: Sizing, load: Load) -> None:
+        count = self.settings.warm_up
+        if count is None:
+            usual = load.clients or round((load.requests_per_s or 1.0) * _WARM_S)
+            count = min(max(usual, 1), _MOST_WARM)
+        if count and not self.interrupt.asked:
+            clients = min(load.clients or count, count)
+            asked = made(Load(clients=clients), self.settings.lengths, count, None, self.settings.seed + 1_000_003)
+            self._sent(endpoint, sizing, Load(clients=clients), asked, f"{endpoint.name}: warm-up")
+
+    def measured(
+        self, endpoint: Endpoint, sizing: Sizing, load: Load, repeat: int, *, count: int | None = None,
+        giving: bool = False, told: str = "",
+    ) -> tuple[Run, list[GpuUse], int]:  # fmt: skip
+        """One run, what GPUs did meanwhile, and how many senders there were."""
+        settings = self.settings
+        count = settings.count(load) if count is None else count
+        asked = made(load, settings.lengths, count, settings.run_seconds(load), settings.seed + repeat)
+        senders = settings.senders or senders_for(load, asked, settings.speed, self.senders.most + 1)
+        until = settings.seconds if load.clients is not None and settings.requests is None else None
+        run = self._sent(
+            endpoint, sizing, load, asked, f"{endpoint.name}, {load.name}{told}", senders=senders,
+            until_s=until or math.inf, giving=Giving(settings.targets, len(asked)) if giving else None,
+        )  # fmt: skip
+        watch = self.watches.get(endpoint.url)
+        return run, _serving(endpoint, watch.over(run.began, run.ended)) if watch else [], senders
+
+    def _sent(
+        self, endpoint: Endpoint, sizing: Sizing, load: Load, asked: Sequence[TimedRequest], told: str, *,
+        senders: int = 1, until_s: float = math.inf, giving: Giving | None = None,
+    ) -> Run:  # fmt: skip
+        self._runs += 1
+        job = Job(
+            endpoint.url, self._wording(endpoint, sizing), load, list(enumerate(asked)), speed=self.settings.speed,
+            api_key=self.settings.api_key, tokenizer=self.settings.tokenizer, until_s=until_s, giving=giving,
+        )  # fmt: skip
+
+        def on_progress(done: int, total: int, _what: str) -> None:
+            # How many a closed loop will send in its time, nobody knows.
+            self.on_progress(done, total if math.isinf(until_s) else 0, told)
+
+        return self.senders.run(job, senders, on_progress)
+
+    def _wording(self, endpoint: Endpoint, sizing: Sizing) -> Wording:
+        settings = self.settings
+        return Wording(
+            endpoint.model, sizing, (self._salt + self._runs) & 0xFFFFFFFF, settings.chat, settings.ignore_eos,
+            tuple(settings.more.items()),
+        )  # fmt: skip
+
+
+def _serving(endpoint: Endpoint, uses: list[GpuUse]) -> list[GpuUse]:
+    """Of all GPUs of a machine, those that drew most: as many as the endpoint has, where that is known."""
+    said = endpoint.conditions.get("num_accelerators") or endpoint.conditions.get("tp") or ""
+    count = int(said) if said.isdigit() else len(uses)
+    return sorted(uses, key=lambda one: -one.power_w)[:count]
+
+
+def bench(
+    endpoints: Sequence[Endpoint],
+    loads: Sequence[Load],
+    settings: Settings,
+    *,
+    limit: bool = False,
+    sizing: Sizing | None = None,
+    gpus: Sequence[str] = (),
+    on_progress: OnProgress = no_progress,
+    on_point: Callable[[Bench], None] = lambda found: None,
+) -> Bench:
+    """`limit`: look for the highest rate within targets instead, from the first load's rate on. `sizing`: where a
+    tokenizer has said already how long tokens are. `gpus`: as GpuWatch, one for all endpoints or one for each.
+    `on_point`: told after every load."""
+    if len(gpus) not in (0, 1, len(endpoints)):
+        raise BadInput(f"{len(gpus)} sources of GPU metrics for {len(endpoints)} endpoints: give one, or one for each")
+    wants = settings.targets.ttft is not None or settings.targets.tpot is not None
+    if limit and not wants:
+        raise BadInput("a limit needs a target to be within: --ttft-ms p95=1000 or --tpot-ms p90=50")
+    with ExitStack() as held:
+        interrupt = held.enter_context(Interrupt())
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        senders = held.enter_context(Senders(interrupt, settings.senders or max(processors - 1, 1)))
+        opened = {source: held.enter_context(GpuWatch(source)) for source in dict.fromkeys(gpus)}
+        of_each = list(gpus) * (len(endpoints) if len(gpus) == 1 else 1)
+        watches = {one.url: opened[source] for one, source in zip(endpoints, of_each, strict=False)}
+        session = _Session(settings, senders, interrupt, watches, on_progress)
+        found = Bench(settings, [], gpus=tuple(gpus))
+        longest = [one.longest for one in endpoints if one.longest is not None]
+        if settings.lengths.trace is not None and longest:
+            # What one of them would refuse, none is asked.
+            settings = replace(settings, lengths=replace(settings.lengths, longest=min(longest)))
+            session.settings = found.settings = settings
+        for endpoint in endpoints:
+            learnt = session.sized(endpoint, sizing or Sizing())
+            found.measured.append(Measured(endpoint, learnt))
+        if limit:
+            for one in found.measured:
+                one.limit = _limit(session, one, loads[0] if loads else None)
+                on_point(found)
+        else:
+            for load in loads:
+                if not interrupt.asked:
+                    _points(session, found.measured, load)
+                    on_point(found)
+        found.interrupted = interrupt.asked
+    return found
+
+
+def _points(session: _Session, measured: Sequence[Measured], load: Load) -> None:
+    """Endpoints take turns within each repeat, every other time the other way round: what drifts, drifts for all."""
+    runs: dict[int, list[tuple[Run, list[GpuUse], int]]] = {index: [] for index in range(len(measured))}
+    settings = session.settings
+    for one in measured:
+        session.warm(one.endpoint, one.sizing, load)
+    for repeat in range(settings.repeats):
+        order = list(range(len(measured)))
+        for index in order if repeat % 2 == 0 else order[::-1]:
+            if session.interrupt.asked:
+                continue
+            one = measured[index]
+            told = f", {repeat + 1} of {settings.repeats}" if settings.repeats > 1 else ""
+            runs[index].append(session.measured(one.endpoint, one.sizing, load, repeat, told=told))
+    for index, one in enumerate(measured):
+        # A run that was cut short is kept where there is no whole one.
+        whole = [each for each in runs[index] if not each[0].interrupted] or runs[index][:1]
+        if any(each[0].outcomes for each in whole):
+            one.points.append(_result(session, load, whole))
+
+
+def _result(session: _Session, load: Load, runs: Sequence[tuple[Run, list[GpuUse], int]]) -> PointResult:
+    settings = session.settings
+    return of_runs(
+        load, [run for run, _, _ in runs], settings.targets, [use for _, use, _ in runs], speed=settings.speed,
+        senders=max(senders for _, _, senders in runs), seed=settings.seed,
+    )  # fmt: skip
+
+
+def _limit(session: _Session, one: Measured, first: Load | None) -> Limit:
+    settings = session.settings
+    percentiles = [target.percentile for target in (settings.targets.ttft, settings.targets.tpot) if target]
+    fewest = round(_BEYOND / (1.0 - max(percentiles)))
+    start = first.requests_per_s if first and first.requests_per_s else None
+    by_trace = bool(first and first.by_trace)
+    if start is None:
+        alone, _, _ = session.measured(one.endpoint, one.sizing, Load(clients=1), 0, count=4, told=", alone")
+        served = [each.e2e_s for each in alone.outcomes if each.served]
+        if not served:
+            return Limit()
+        start = len(served) / sum(served)
+
+    def trial(rate: float, number: int) -> PointResult | None:
+        load = Load(requests_per_s=rate, by_trace=by_trace)
+        seconds = settings.seconds or _SECONDS
+        count = max(settings.requests or round(rate * seconds), fewest)
+        found = session.measured(one.endpoint, one.sizing, load, number + 1, count=count, giving=True)
+        if session.interrupt.asked:
+            return None
+        result = _result(session, load, [found])
+        one.points.append(result)
+        return result
+
+    session.warm(one.endpoint, one.sizing, Load(requests_per_s=start))
+    return find_limit(start, trial, lambda result: result.holds)

@@ -1,0 +1,94 @@
+"""The result file of a benchmark: JSON that `validate` and `calibrate` read as it is."""
+
+import platform
+from datetime import date
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from crosstie.prove.bench.bench import Bench, Measured
+from crosstie.prove.bench.loads import Lengths, spread_note
+from crosstie.prove.bench.summary import PointResult, ratio
+
+FORMAT = 1
+
+
+def document(found: Bench) -> dict[str, Any]:
+    settings, lengths = found.settings, found.settings.lengths
+    return {
+        "crosstie_bench": FORMAT,
+        "by": f"crosstie {version('crosstie')} bench",
+        "date": date.today().isoformat(),
+        "client": platform.node(),
+        "latencies": "seconds of the server's clock, from when a request was due; intervals are of 95%",
+        "speed": settings.speed,
+        "lengths": {
+            "input_tokens": None if lengths.trace else lengths.input_tokens,
+            "output_tokens": None if lengths.trace else lengths.output_tokens,
+            "shortest": lengths.shortest,
+            "trace": lengths.trace.file if lengths.trace else None,
+        },
+        "targets": _plain(settings.targets),
+        "gpus_watched_by": list(found.gpus),
+        "complete": not found.interrupted,
+        "endpoints": [_endpoint(one, found.measured[0], lengths) for one in found.measured],
+    }
+
+
+def _endpoint(one: Measured, first: Measured, lengths: Lengths) -> dict[str, Any]:
+    limit = None if one.limit is None else _plain(one.limit)
+    return {
+        "name": one.endpoint.name,
+        "url": one.endpoint.url,
+        "model": one.endpoint.model,
+        "emulated": one.endpoint.emulated,
+        "conditions": dict(one.endpoint.conditions),
+        "bytes_per_token": round(one.sizing.bytes_per_token, 4),
+        "template_tokens": round(one.sizing.overhead, 2),
+        "limit": limit,
+        "points": [
+            _point(point, one, lengths, _over(point, first.points[index]) if one is not first and
+                   index < len(first.points) and limit is None else None)
+            for index, point in enumerate(one.points)
+        ],
+    }  # fmt: skip
+
+
+def _over(point: PointResult, first: PointResult) -> dict[str, Any]:
+    return {name: _plain(ratio(point, first, name)) for name in ("output_tokens_per_s", "ttft_s_p50", "tpot_s_p50")}
+
+
+def _point(point: PointResult, one: Measured, lengths: Lengths, over_first: dict[str, Any] | None) -> dict[str, Any]:
+    made: dict[str, Any] = _plain(point)
+    watched = len(point.gpus)
+    if watched and "power_w" in point.metrics:
+        made["metrics"]["power_w_per_gpu"] = {"value": point.metrics["power_w"].value / watched}
+    return {"name": point.load.name, "columns": columns(point, lengths), **made, "over_first": over_first}
+
+
+def columns(point: PointResult, lengths: Lengths) -> dict[str, str]:
+    """As results have them: what was counted, where lengths were fixed or a trace's, and its most where they vary."""
+    if not point.metrics:
+        return {}
+    load = point.load
+    rate = load.requests_per_s
+    if load.clients is None and rate is None:
+        rate = point.metrics["requests_per_s"].value
+    inputs, outputs = point.input_tokens, point.output_tokens
+    note = spread_note(lengths)
+    if note:
+        mean = (1.0 + lengths.shortest) / 2.0
+        inputs, outputs = inputs / mean, outputs / mean
+    return {
+        "concurrency": str(load.clients) if load.clients is not None else f"rate {rate:g} req/s",
+        "num_prompts": str(max(round(point.requests / point.repeats), 1)),
+        "input_len": str(max(round(inputs), 1)),
+        "output_len": str(max(round(outputs), 1)),
+        **({"notes": note} if note else {}),
+    }
+
+
+def _plain(value: Any) -> Any:
+    # JSON has no NaN and no infinity: msgspec writes null for them.
+    return msgspec.json.decode(msgspec.json.encode(value))

@@ -1,0 +1,119 @@
+"""What an endpoint says of itself before it is loaded: its model, its engine and release, whether it is emulated."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from crosstie.core.errors import BadInput
+from crosstie.run.emulate.answers import FINGERPRINT
+from crosstie.run.wire.address import Address
+from crosstie.run.wire.client import Headers, Origin
+from crosstie.run.wire.fetch import Answer, fetch
+from crosstie.run.wire.loops import run_on_loop
+
+# By what `owned_by` says in /v1/models.
+_ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}
+_FIRST_S = 120.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One side of a benchmark. `name` is what tables call it; `conditions` are columns of results that are known."""
+
+    name: str
+    url: str
+    # As requests name it.
+    model: str
+    emulated: bool = False
+    # The longest that it takes, in tokens; None where it does not say.
+    longest: int | None = None
+    conditions: Mapping[str, str] = field(default_factory=dict)
+
+
+def named(text: str) -> tuple[str, str]:
+    """NAME=URL, or a URL that is its own name."""
+    name, sign, url = text.partition("=")
+    if not sign or "/" in name or ":" in name:
+        name, url = "", text
+    return name or Address(url).authority.decode(), url
+
+
+def described(text: str, model: str | None, api_key: str | None, chat: bool, given: Mapping[str, str]) -> Endpoint:
+    """Raises BadInput where it does not answer, or has no such model. What is given wins over what it says."""
+    name, url = named(text)
+    return run_on_loop(_described(name, url, model, api_key, chat, given))
+
+
+async def _described(
+    name: str, url: str, model: str | None, api_key: str | None, chat: bool, given: Mapping[str, str]
+) -> Endpoint:
+    address = Address(url)
+    origin = Origin(asyncio.get_running_loop(), address)
+    headers: Headers = [(b"authorization", f"Bearer {api_key}".encode())] if api_key else []
+
+    async def ask(path: str, body: dict[str, Any] | None = None, timeout_s: float = 5.0) -> Answer | None:
+        more: Headers = [*headers, (b"content-type", b"application/json")] if body is not None else headers
+        data = None if body is None else json.dumps(body).encode()
+        method = "GET" if body is None else "POST"
+        try:
+            return await fetch(origin, method, address.root + path, headers=more, body=data, timeout_s=timeout_s)
+        except OSError as error:
+            if path == "/v1/models":
+                raise BadInput(f"{url}: {error}") from None
+            return None
+
+    try:
+        listed = _object(await ask("/v1/models")).get("data")
+        models = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        model = model or _only(url, models)
+        own: dict[str, Any] = next((one for one in models if one.get("id") == model), {})
+        # An engine that has just started may take long over its first request.
+        first = await ask(*_tried(model, chat), timeout_s=_FIRST_S)
+        if first is None or first.status != 200:
+            said = (
+                "no answer" if first is None else f"status {first.status}: {first.body[:200].decode(errors='replace')}"
+            )
+            raise BadInput(f"{url}: a first request for {model} failed: {said}")
+        server = _object(await ask("/get_server_info"))
+        version = _object(await ask("/version"))
+    finally:
+        origin.close()
+    conditions: dict[str, str] = {"model": str(own.get("root") or model)}
+    engine = _ENGINES.get(str(own.get("owned_by", "")))
+    if engine:
+        conditions["engine"] = engine
+    release = server.get("version") or version.get("version")
+    if isinstance(release, str) and release != FINGERPRINT:
+        conditions["engine_version"] = release
+    if isinstance(server.get("tp_size"), int):
+        conditions["tp"] = str(server["tp_size"])
+    conditions |= {key: value for key, value in given.items() if value}
+    emulated = FINGERPRINT.encode() in first.body or own.get("owned_by") == FINGERPRINT
+    longest = own.get("max_model_len")
+    return Endpoint(name, url, model, emulated, longest if isinstance(longest, int) else None, conditions)
+
+
+def _tried(model: str, chat: bool) -> tuple[str, dict[str, Any]]:
+    if chat:
+        message = {"role": "user", "content": "Good morning."}
+        return "/v1/chat/completions", {"model": model, "max_tokens": 1, "messages": [message]}
+    return "/v1/completions", {"model": model, "max_tokens": 1, "prompt": "Good morning."}
+
+
+def _only(url: str, models: list[dict[str, Any]]) -> str:
+    names = [str(one.get("id")) for one in models]
+    if len(names) != 1:
+        raise BadInput(f"{url}: serves {', '.join(names[:8]) or 'no model that it names'}; say which with --model")
+    return names[0]
+
+
+def _object(answer: Answer | None) -> dict[str, Any]:
+    if answer is None or answer.status != 200:
+        return {}
+    try:
+        found = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

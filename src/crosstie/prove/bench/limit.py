@@ -1,0 +1,68 @@
+"""The highest rate within targets: doubled until they are missed, narrowed down, confirmed with fresh arrivals.
+
+A load that only just holds holds by luck half of the time, so the answer is tried again with other arrivals, and one
+that fails then is taken for too much.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from crosstie.prove.bench.summary import PointResult
+
+# The answer is within so much of the first rate that missed.
+_PRECISION = 1.05
+_MOST_TRIALS = 24
+_TOO_LITTLE = 1e-3
+
+
+@dataclass
+class Limit:
+    """None where not even the lowest rate held; `missed`: the lowest rate that did not, None where all held."""
+
+    requests_per_s: float | None = None
+    missed: float | None = None
+    # Within targets, at that rate: of the run that confirmed it.
+    goodput_requests_per_s: float | None = None
+    confirmed: bool = False
+    trials: list[tuple[float, bool]] = field(default_factory=list)
+
+
+def find_limit(
+    start: float, trial: Callable[[float, int], PointResult | None], holds: Callable[[PointResult], bool],
+    precision: float = _PRECISION,
+) -> Limit:  # fmt: skip
+    """`trial`: a run at a rate, with arrivals of that number; None once somebody has asked for an end."""
+    found = Limit()
+    rate = start
+    while len(found.trials) < _MOST_TRIALS and rate >= _TOO_LITTLE:
+        result = trial(rate, len(found.trials))
+        if result is None:
+            return found
+        held = holds(result)
+        found.trials.append((rate, held))
+        again = rate == found.requests_per_s
+        if held:
+            found.requests_per_s = rate
+            found.goodput_requests_per_s = rate * (1.0 if result.kept is None else result.kept)
+            found.confirmed = again
+        else:
+            found.missed = rate if found.missed is None else min(rate, found.missed)
+            if again:
+                # It held once by luck: back to what held before that, if anything did.
+                found.confirmed = False
+                below = [one for one, well in found.trials if well and one < rate]
+                found.requests_per_s = max(below, default=None)
+        if found.confirmed:
+            return found
+        rate = _next(found, precision)
+    return found
+
+
+def _next(found: Limit, precision: float) -> float:
+    low, high = found.requests_per_s, found.missed
+    if low is None:
+        return (high or 1.0) / 2.0
+    if high is None:
+        return low * 2.0
+    # Near enough: the same once more, which confirms it or not.
+    return low if high / low <= precision else (low * high) ** 0.5

@@ -1,0 +1,103 @@
+"""What is sent: clients that wait for their answers, arrivals by chance or a trace's clock, and lengths of both."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from crosstie.catalog.traces import Trace
+from crosstie.core.errors import BadInput
+from crosstie.core.figures import significant
+from crosstie.prove.replay.traffic import TimedRequest, from_trace
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Fixed ones, or evenly between `shortest` times these and these; a trace's where there is one."""
+
+    input_tokens: int = 1024
+    output_tokens: int = 128
+    shortest: float = 1.0
+    trace: Trace | None = None
+    start: int = 0
+    longest: int | None = None
+
+
+@dataclass(frozen=True)
+class Load:
+    """Closed: so many clients. Open: so many requests a second, by chance, or at the times of the lengths' trace,
+    stretched to that rate; a trace's own pace where there is neither."""
+
+    clients: int | None = None
+    requests_per_s: float | None = None
+    by_trace: bool = False
+
+    @property
+    def name(self) -> str:
+        if self.clients is not None:
+            return f"{self.clients} client{'s' * (self.clients > 1)}"
+        if self.requests_per_s is None:
+            return "the trace's times"
+        return f"{significant(self.requests_per_s)} req/s{', as the trace' * self.by_trace}"
+
+    def part(self, index: int, of: int) -> "Load":
+        """What one of several processes sends of it; requests are dealt out apart."""
+        if self.clients is None:
+            return self
+        return replace(self, clients=self.clients // of + (index < self.clients % of))
+
+
+def made(load: Load, lengths: Lengths, count: int | None, seconds: float | None, seed: int) -> list[TimedRequest]:
+    """So many requests, or for so many seconds; of a closed loop, as many as it could take in that time at most."""
+    if load.clients is not None and count is None:
+        raise BadInput("a closed loop needs a number of requests")
+    if lengths.trace is not None:
+        return _of_trace(load, lengths, count, seconds)
+    rate = load.requests_per_s
+    if count is None:
+        assert rate is not None
+        count = max(round(rate * (seconds or 0.0)), 1)
+    draw = np.random.default_rng(seed)
+    inputs, outputs = (
+        np.maximum(np.rint(draw.uniform(lengths.shortest, 1.0, count) * most), 1).astype(int).tolist()
+        for most in (lengths.input_tokens, lengths.output_tokens)
+    )
+    arrivals = [0.0] * count if rate is None else poisson(rate, count, draw)
+    return [TimedRequest(*one) for one in zip(arrivals, inputs, outputs, strict=True)]
+
+
+def poisson(rate: float, count: int, draw: np.random.Generator) -> list[float]:
+    """Arrivals by chance, stretched a little so that just so many come in the time that they should take on average:
+    or the rate itself would differ from run to run."""
+    gaps = draw.exponential(1.0, count)
+    times = np.cumsum(gaps) - gaps[0]
+    return list((times * (count / rate) / gaps.sum()).tolist())
+
+
+def _of_trace(load: Load, lengths: Lengths, count: int | None, seconds: float | None) -> list[TimedRequest]:
+    assert lengths.trace is not None
+    trace = lengths.trace
+    if load.clients is not None:
+        # Times do not matter, and lengths may go round.
+        rows = from_trace(trace, requests=count, start=lengths.start, longest=lengths.longest, requests_per_s=1.0)
+        return [rows[i % len(rows)] for i in range(count or 0)]
+    found = from_trace(
+        trace, requests=count, seconds=seconds, start=lengths.start, longest=lengths.longest,
+        requests_per_s=load.requests_per_s, own_times=load.by_trace or load.requests_per_s is None,
+    )  # fmt: skip
+    if not found:
+        raise BadInput(f"{trace.file}: has no request in its first {seconds:g} s")
+    return found
+
+
+def shares(requests: Sequence[TimedRequest], of: int) -> list[list[tuple[int, TimedRequest]]]:
+    """Requests dealt out to several senders, each with its number."""
+    return [list(enumerate(requests))[index::of] for index in range(of)]
+
+
+def spread_note(lengths: Lengths) -> str:
+    """As results have it where lengths vary evenly."""
+    if lengths.trace is not None or lengths.shortest >= 1.0:
+        return ""
+    return f"random lengths {max(math.floor(100 * lengths.shortest + 0.5), 1)}-100%"

@@ -1,0 +1,255 @@
+"""One run of a load against one endpoint: requests in, their outcomes and the client's own account out.
+
+A sender is one event loop. Where one processor could not keep up with the stream, several processes share the requests,
+begin together, and each sends its own at their times.
+"""
+
+import asyncio
+import math
+import multiprocessing
+import signal
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, process_time
+from types import FrameType, TracebackType
+from typing import Any
+
+import msgspec
+
+from crosstie.catalog.tokenizer import Tokenizer
+from crosstie.core.progress import OnProgress, no_progress
+from crosstie.prove.bench.loads import Load, shares
+from crosstie.prove.bench.prompts import Wording, corpus
+from crosstie.prove.replay.outcomes import Targets, kept_targets
+from crosstie.prove.replay.replay import CHAT, COMPLETIONS, NOT_AWAITED, Replay, RequestOutcome
+from crosstie.prove.replay.traffic import TimedRequest
+from crosstie.run.wire.files import allow_many_connections
+from crosstie.run.wire.loops import run_on_loop
+
+# Pieces of answers a second that one sender takes with half a processor of a few years ago.
+_PIECES_PER_SENDER = 15_000.0
+# That a quick stream has of them a second.
+_PIECES_PER_CLIENT = 100.0
+_BARRIER_S = 120.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Giving:
+    """Up, once so many have missed a target that the percentile cannot be kept any more."""
+
+    targets: Targets
+    requests: int
+
+    def up(self, outcomes: Sequence[RequestOutcome]) -> bool:
+        ended = [one for one in outcomes if one.error or not math.isnan(one.e2e_s)]
+        kept = [kept_targets(one, self.targets) for one in ended]
+        pairs = ((self.targets.ttft, 0), (self.targets.tpot, 1))
+        return any(
+            sum(not one[index] for one in kept) > (1.0 - target.percentile) * self.requests + 1e-9
+            for target, index in pairs
+            if target is not None
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a sender is told."""
+
+    url: str
+    wording: Wording
+    load: Load
+    requests: Sequence[tuple[int, TimedRequest]]
+    speed: float = 1.0
+    api_key: str | None = None
+    # A file that counts answers whose server does not.
+    tokenizer: str | None = None
+    silence_s: float = 120.0
+    until_s: float = math.inf
+    giving: Giving | None = None
+
+
+class Sent(msgspec.Struct):
+    """By one sender: numbers of requests, how they ended, processor time, and how late its loop was, both real."""
+
+    numbers: list[int]
+    outcomes: list[RequestOutcome]
+    cpu_s: float
+    lags_s: list[float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Requests in the order of their numbers, and what the client was up to meanwhile."""
+
+    outcomes: list[RequestOutcome]
+    # On this machine's monotonic clock.
+    began: float
+    ended: float
+    client_cpu_s: float
+    lags_s: list[float]
+    # Ended before its time: by whoever asked for it, or because its targets were lost.
+    interrupted: bool
+    gave_up: bool
+
+
+class Interrupt:
+    """Ctrl-C asks for an end, and what was measured is kept; a second one is meant."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> "Interrupt":
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def senders_for(load: Load, requests: Sequence[TimedRequest], speed: float, processors: int) -> int:
+    """As many as the pieces that will come keep half busy, with one processor left for the rest of the machine."""
+    if not requests:
+        return 1
+    if load.clients is not None:
+        pieces = load.clients * _PIECES_PER_CLIENT * speed
+    else:
+        span = requests[-1].arrival_s - requests[0].arrival_s
+        pieces = sum(one.output_tokens + 2.0 for one in requests) / max(span, 1.0) * speed
+    return max(min(math.ceil(pieces / _PIECES_PER_SENDER), processors - 1), 1)
+
+
+async def _send(job: Job, ends: Any, on_progress: OnProgress) -> Sent:
+    numbers = [number for number, _ in job.requests]
+    count = None
+    if job.tokenizer:
+        reader = Tokenizer(Path(job.tokenizer))
+        count = lambda text: len(reader.encode(text))  # noqa: E731 (a tokenizer per sender, made once)
+
+    def goes_on(outcomes: Sequence[RequestOutcome]) -> bool:
+        if job.giving is not None and job.giving.up(outcomes):
+            ends.set()
+        return not ends.is_set()
+
+    sender = Replay(
+        asyncio.get_running_loop(), job.url, job.wording.model, speed=job.speed, silence_s=job.silence_s,
+        api_key=job.api_key, clients=job.load.clients, until_s=job.until_s, count=count, goes_on=goes_on,
+        path=CHAT if job.wording.chat else COMPLETIONS, on_progress=on_progress,
+        body=lambda request, index: job.wording.body(request, numbers[index]),
+    )  # fmt: skip
+    cpu = process_time()
+    outcomes = await sender.run([request for _, request in job.requests])
+    return Sent(numbers[: len(outcomes)], outcomes, process_time() - cpu, sender.lags_s)
+
+
+_shared: dict[str, Any] = {}
+
+
+def _share(barrier: Any, ends: Any, done: Any) -> None:
+    """In a process of its own, before its first job."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    allow_many_connections()
+    corpus()
+    _shared.update(barrier=barrier, ends=ends, done=done)
+
+
+def _sent_apart(index: int, job: Job) -> Sent:
+    def on_progress(done: int, _total: int, _what: str) -> None:
+        _shared["done"][index] = done
+
+    _shared["barrier"].wait(_BARRIER_S)
+    return run_on_loop(_send(job, _shared["ends"], on_progress))
+
+
+class _Asked:
+    """The end of a run in this process: an interrupt's, or its own."""
+
+    def __init__(self, interrupt: Interrupt):
+        self._interrupt, self._set = interrupt, False
+
+    def set(self) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set or self._interrupt.asked
+
+
+class Senders:
+    """One in this process, or several in processes of their own, which are kept from run to run."""
+
+    def __init__(self, interrupt: Interrupt, most: int = 1):
+        self._interrupt, self._most = interrupt, most
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "Senders":
+        allow_many_connections()
+        corpus()
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: object, _trace: TracebackType | None) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    @property
+    def most(self) -> int:
+        return self._most
+
+    def run(self, job: Job, senders: int = 1, on_progress: OnProgress = no_progress) -> Run:
+        began = monotonic()
+        senders = max(min(senders, self._most, len(job.requests), job.load.clients or senders), 1)
+        if senders == 1:
+            ends = _Asked(self._interrupt)
+            parts = [run_on_loop(_send(job, ends, on_progress))]
+        else:
+            parts = self._apart(job, senders, on_progress)
+        found = sorted(
+            (pair for part in parts for pair in zip(part.numbers, part.outcomes, strict=True)), key=lambda one: one[0]
+        )
+        cut = any(one.error == NOT_AWAITED for _, one in found) or len(found) < len(job.requests)
+        return Run(
+            outcomes=[one for _, one in found if one.error != NOT_AWAITED],
+            began=began,
+            ended=monotonic(),
+            client_cpu_s=sum(part.cpu_s for part in parts),
+            lags_s=[lag for part in parts for lag in part.lags_s],
+            interrupted=self._interrupt.asked,
+            gave_up=cut and not self._interrupt.asked and math.isinf(job.until_s),
+        )
+
+    def _apart(self, job: Job, senders: int, on_progress: OnProgress) -> list[Sent]:
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._ends, self._done = context.Event(), context.Array("q", self._most)
+            # All of them take part in every run, those without requests too.
+            barrier = context.Barrier(self._most)
+            self._pool = ProcessPoolExecutor(self._most, context, _share, (barrier, self._ends, self._done))
+        self._ends.clear()
+        dealt = shares([request for _, request in job.requests], senders)
+        futures: list[Future[Sent]] = []
+        for index in range(self._most):
+            mine = dealt[index] if index < senders else []
+            own = Job(**{**vars(job), "requests": mine, "load": job.load.part(index, senders),
+                         "giving": _share_of(job.giving, len(mine))})  # fmt: skip
+            futures.append(self._pool.submit(_sent_apart, index, own))
+        waiting: set[Future[Sent]] = set(futures)
+        while waiting:
+            _, waiting = wait(waiting, _POLL_S)
+            on_progress(sum(self._done[:]), len(job.requests), f"{senders} senders")
+            if self._interrupt.asked:
+                self._ends.set()
+        return [future.result() for future in futures]
+
+
+def _share_of(giving: Giving | None, requests: int) -> Giving | None:
+    return None if giving is None else Giving(giving.targets, requests)

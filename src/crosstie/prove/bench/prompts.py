@@ -1,0 +1,126 @@
+"""Prompts of words: English sentences of our own making, cut to a length in tokens, alike where a trace says so.
+
+No two runs share a text, or the second would be served from a cache; within one, blocks that a trace numbers alike are
+alike. How many bytes a token has is the tokenizer's own business, so it is learnt: from a tokenizer's file, or from
+what the engine counted of the first prompts.
+"""
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from crosstie.catalog.traces import BLOCK_TOKENS
+from crosstie.prove.replay.traffic import TimedRequest
+
+_WHO = """the engineer;a nurse;our neighbour;the night shift;every visitor;the old captain;a student;the committee;
+my colleague;the gardener;one customer;the editor;a careful reader;the driver;the whole team;an auditor"""
+_DOES = """describes;has measured;would rather compare;never forgot;explains again;is looking for;had repaired;counts;
+wrote down;cannot find;will present;has questioned;sold;remembers;keeps a list of;was asked about"""
+_WHAT = """the second pump;three ways to cross the river;a table of monthly costs;the letters from last winter;
+an engine that starts in the cold;bread for eleven people;the shortest proof;four hundred small parts;
+a map without names;the weather of the coming week;what the contract leaves open;a bridge of timber and rope;
+the temperature of the water;a song in two languages;everything on the upper shelf;the price of copper"""
+_WHERE = """near the harbour;before breakfast;in the minutes of the meeting;with some doubt;on page twelve;
+although nobody asked;after the second attempt;between two stations;as carefully as possible;for the third time;
+under a green lamp;without opening the door;by the end of September;in plain words;at the foot of the hill"""
+_THEN = """and that was enough;but the figures differ;so we began again;which surprised no one;
+because the first answer was wrong;while the others waited outside;and asked for a second opinion"""
+_SENTENCES = 16_000
+# Text has four to five bytes a token; emulated replicas count four.
+USUAL_BYTES = 4.0
+
+
+@cache
+def corpus() -> bytes:
+    """About 1.3 MB of plain ASCII that JSON need not escape; the same everywhere."""
+    draw = random.Random(20261116)
+    parts = [some.replace("\n", "").split(";") for some in (_WHO, _DOES, _WHAT, _WHERE, _THEN)]
+    sentences = []
+    for _ in range(_SENTENCES):
+        who, does, what, where, then = (draw.choice(some) for some in parts)
+        words = [who, does, what, where] if draw.random() < 0.5 else [who, does, what, where + ",", then]
+        sentences.append(" ".join(words).capitalize() + ". ")
+    return "".join(sentences).encode("ascii")
+
+
+class Sizing(NamedTuple):
+    """Tokens of a prompt are `overhead` (its template's) and one for each so many bytes of its text."""
+
+    bytes_per_token: float = USUAL_BYTES
+    overhead: float = 0.0
+
+    def size(self, tokens: int) -> int:
+        return max(round((tokens - self.overhead) * self.bytes_per_token), 1)
+
+    @property
+    def block_bytes(self) -> int:
+        return round(BLOCK_TOKENS * self.bytes_per_token)
+
+    def learnt(self, sizes: Sequence[int], tokens: Sequence[int]) -> "Sizing":
+        """By what was counted of texts of these sizes; as it was where they say nothing."""
+        if len(set(sizes)) < 2:
+            return self
+        slope, overhead = (float(one) for one in np.polyfit(sizes, tokens, 1))
+        if not 1 / 16 <= slope <= 2.0:
+            return self
+        if overhead < 0.0:
+            # A template takes tokens and gives none.
+            slope, overhead = sum(tokens) / sum(sizes), 0.0
+        return Sizing(1.0 / slope, overhead)
+
+
+class Wording(NamedTuple):
+    """What all requests of a run have in common."""
+
+    model: str
+    sizing: Sizing = Sizing()
+    # Of the run: its texts are like no other's.
+    salt: int = 0
+    chat: bool = True
+    # Answers of just the length asked for: no end of text ends them.
+    ignore_eos: bool = True
+    # Fields of every request besides, as JSON has them.
+    more: tuple[tuple[str, object], ...] = ()
+
+    def body(self, request: TimedRequest, number: int) -> bytes:
+        return b"".join(
+            (*self._before(request.output_tokens), text(request, number, self.salt, self.sizing), self._end)
+        )
+
+    def _before(self, output_tokens: int) -> tuple[bytes, ...]:
+        fields: dict[str, object] = {
+            "model": self.model, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": output_tokens,
+        }  # fmt: skip
+        if self.ignore_eos:
+            fields["ignore_eos"] = True
+        start = msgspec.json.encode(fields | dict(self.more))[:-1]
+        return start, b',"messages":[{"role":"user","content":"' if self.chat else b',"prompt":"'
+
+    @property
+    def _end(self) -> bytes:
+        return b'"}]}' if self.chat else b'"}'
+
+
+def text(request: TimedRequest, number: int, salt: int, sizing: Sizing) -> bytes:
+    """Of the request's length: its blocks, where it has any, then words of its own."""
+    size = sizing.size(request.input_tokens)
+    pieces = [_words(b"Chapter %x-%x. " % (block, salt), block, sizing.block_bytes) for block in request.blocks]
+    whole = b"".join(pieces)
+    if len(whole) < size:
+        whole += _words(b"Request %x-%x. " % (number, salt), number, size - len(whole))
+    return whole[:size]
+
+
+def _words(name: bytes, number: int, size: int) -> bytes:
+    """A name, which is like no other, and whole words from somewhere in the text."""
+    all_of_it = corpus()
+    # Odd steps through the text: neighbours begin far apart.
+    begin = all_of_it.index(b" ", number * 7_368_787 % (len(all_of_it) - 100)) + 1
+    found = name + all_of_it[begin : begin + size - len(name)]
+    while len(found) < size:
+        found += all_of_it[: size - len(found)]
+    return found[:size]

@@ -1,0 +1,260 @@
+"""What runs of one load come to: each number with a 95% interval, the client's own share of it, and what GPUs used.
+
+Repeats differ by more than chance within a run, so with two or more of them intervals are Student's t over repeats.
+Of a single run they are a bootstrap over stretches of neighbouring requests, which says less, and nothing of what
+another run would show.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crosstie.prove.bench.gpus import GpuUse
+from crosstie.prove.bench.loads import Load
+from crosstie.prove.bench.measure import Run
+from crosstie.prove.replay.outcomes import Targets, kept_targets
+from crosstie.prove.replay.replay import RequestOutcome
+
+Floats = NDArray[np.float64]
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "longest_gap_s")
+_MOST_FAULTS = 5
+_RESAMPLES = 200
+# Two-sided 95%, by degrees of freedom from 1 on.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+_NORMAL = 1.95996
+# The client is a part of what it saw where it came later than this share of what it measured.
+_BENT = 0.1
+
+
+@dataclass(frozen=True)
+class Interval:
+    value: float
+    # Not a number where nothing tells.
+    low: float = math.nan
+    high: float = math.nan
+
+
+@dataclass(frozen=True)
+class ClientAccount:
+    """How much of what was seen may be the client's own doing."""
+
+    # On the server's clock: how late requests left.
+    late_p99_s: float
+    latest_s: float
+    # Real seconds: how late the loop itself came to what it had to do.
+    lag_p99_s: float
+    cpu_s_per_request: float
+    # Of one processor, on average over all senders.
+    busy: float
+    senders: int
+
+
+@dataclass(frozen=True)
+class PointResult:
+    """One load on one endpoint."""
+
+    load: Load
+    repeats: int
+    # Of all repeats together.
+    requests: int
+    failed: int
+    faults: list[tuple[str, int]]
+    # Means, as counted by the engine.
+    input_tokens: float
+    output_tokens: float
+    # What was asked for, on average.
+    asked_input_tokens: float
+    metrics: dict[str, Interval]
+    # Shares of all requests: within both targets, and whether each was kept at its percentile. None without any.
+    kept: float | None
+    holds: bool
+    client: ClientAccount
+    gpus: list[GpuUse]
+    # Neither interrupted nor given up.
+    complete: bool
+    # "student": over repeats; "bootstrap": over stretches of the one run.
+    intervals: str
+    # The metrics of each repeat.
+    each: list[dict[str, float]]
+    # Whether the client was slow enough to show in what it saw of the server.
+    bent: bool
+
+
+def of_runs(
+    load: Load, runs: Sequence[Run], targets: Targets, uses: Sequence[Sequence[GpuUse]], *, speed: float = 1.0,
+    senders: int = 1, seed: int = 0,
+) -> PointResult:  # fmt: skip
+    """`uses`: by run, what each GPU did meanwhile."""
+    outcomes = [one for run in runs for one in run.outcomes]
+    served = [one for one in outcomes if one.served]
+    each = [statistics_of(run.outcomes, targets) | _power(run, use) for run, use in zip(runs, uses, strict=True)]
+    if len(runs) > 1:
+        metrics = {name: student([one[name] for one in each if name in one]) for name in each[0]}
+    else:
+        metrics = bootstrap(runs[0].outcomes, each[0], load, seed)
+    complete = not any(run.interrupted or run.gave_up for run in runs)
+    wall = sum(run.ended - run.began for run in runs)
+    cpu = sum(run.client_cpu_s for run in runs)
+    late = np.array([one.late_s for one in outcomes] or [0.0])
+    lags = [lag for run in runs for lag in run.lags_s] or [0.0]
+    late_p99, lag_p99 = float(np.quantile(late, 0.99)), float(np.quantile(lags, 0.99))
+    ttft = metrics.get("ttft_s_p50", Interval(math.inf)).value
+    wants = targets.ttft is not None or targets.tpot is not None
+    return PointResult(
+        load=load,
+        repeats=len(runs),
+        requests=len(outcomes),
+        failed=len(outcomes) - len(served),
+        faults=Counter(one.error for one in outcomes if one.error).most_common(_MOST_FAULTS),
+        input_tokens=_mean([one.input_tokens for one in served]),
+        output_tokens=_mean([one.output_tokens for one in served]),
+        asked_input_tokens=_mean([one.request.input_tokens for one in served]),
+        metrics=metrics,
+        kept=_mean([all(kept_targets(one, targets)) for one in outcomes]) if wants else None,
+        holds=complete and _kept_at_percentiles(outcomes, targets),
+        client=ClientAccount(
+            late_p99_s=late_p99,
+            latest_s=float(late.max()),
+            lag_p99_s=lag_p99,
+            cpu_s_per_request=cpu / max(len(outcomes), 1),
+            busy=cpu / max(wall * senders, 1e-9),
+            senders=senders,
+        ),
+        gpus=_together(uses),
+        complete=complete,
+        intervals="student" if len(runs) > 1 else "bootstrap",
+        each=each,
+        bent=max(late_p99, lag_p99 * speed) > _BENT * ttft,
+    )
+
+
+def _kept_at_percentiles(outcomes: Sequence[RequestOutcome], targets: Targets) -> bool:
+    """One that failed has kept nothing."""
+    kept = [kept_targets(one, targets) for one in outcomes]
+    pairs = ((targets.ttft, 0), (targets.tpot, 1))
+    return all(_mean([one[at] for one in kept]) >= target.percentile for target, at in pairs if target is not None)
+
+
+def ratio(of: PointResult, to: PointResult, metric: str) -> Interval:
+    """Between two endpoints under one load: by repeats, which were run in turn, where there are several."""
+    pairs = [(a[metric], b[metric]) for a, b in zip(of.each, to.each, strict=False) if metric in a and metric in b]
+    if not pairs or not all(a > 0 and b > 0 for a, b in pairs):
+        return Interval(math.nan)
+    found = student([math.log(a / b) for a, b in pairs])
+    return Interval(math.exp(found.value), math.exp(found.low), math.exp(found.high))
+
+
+def statistics_of(outcomes: Sequence[RequestOutcome], targets: Targets) -> dict[str, float]:
+    """Of one run; goodput is what kept its targets, over the time of all."""
+    served = [one for one in outcomes if one.served]
+    if not served:
+        return {}
+    seconds = max(one.due_s + one.e2e_s for one in served) - min(one.due_s for one in outcomes)
+    output = sum(one.output_tokens for one in served)
+    good = [one for one in served if all(kept_targets(one, targets))]
+    found = {
+        "output_tokens_per_s": output / seconds,
+        "total_tokens_per_s": (output + sum(one.input_tokens for one in served)) / seconds,
+        "requests_per_s": len(served) / seconds,
+        "goodput_requests_per_s": len(good) / seconds,
+        "seconds": seconds,
+    }
+    for name in LATENCIES:
+        values = np.array([value for one in served if not math.isnan(value := getattr(one, name))])
+        if len(values):
+            found[f"{name}_mean"] = float(values.mean())
+            found |= {f"{name}_{at}": float(np.quantile(values, share)) for at, share in PERCENTILES.items()}
+    return found
+
+
+def _power(run: Run, use: Sequence[GpuUse]) -> dict[str, float]:
+    """Watts of all GPUs that tell, on average, and joules of them for each token that came."""
+    watts = sum(one.power_w for one in use if not math.isnan(one.power_w))
+    tokens = sum(one.output_tokens for one in run.outcomes if one.served)
+    if not watts or not tokens:
+        return {}
+    return {"power_w": watts, "joules_per_output_token": watts * (run.ended - run.began) / tokens}
+
+
+def _together(uses: Sequence[Sequence[GpuUse]]) -> list[GpuUse]:
+    """Over all repeats, each GPU once."""
+    by_gpu: dict[str, list[GpuUse]] = {}
+    for use in uses:
+        for one in use:
+            by_gpu.setdefault(one.gpu, []).append(one)
+    return [
+        GpuUse(
+            gpu, sum(one.readings for one in own), _mean([one.power_w for one in own]),
+            max(one.most_power_w for one in own), max(one.most_memory_bytes for one in own),
+            _mean([one.busy for one in own]),
+        )
+        for gpu, own in sorted(by_gpu.items())
+    ]  # fmt: skip
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def student(values: Sequence[float]) -> Interval:
+    """The mean of repeats, and between what it lies at 95% if repeats scatter as a normal distribution does."""
+    mean, freedom = _mean(values), len(values) - 1
+    if freedom < 1:
+        return Interval(mean)
+    wide = _quantile(freedom) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Interval(mean, mean - wide, mean + wide)
+
+
+def _quantile(freedom: int) -> float:
+    if freedom <= len(_STUDENT):
+        return _STUDENT[freedom - 1]
+    z = _NORMAL
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def bootstrap(
+    outcomes: Sequence[RequestOutcome], values: Mapping[str, float], load: Load, seed: int
+) -> dict[str, Interval]:
+    """Stretches of neighbours are drawn whole, since neighbours wait for the same things.
+
+    Throughput of a closed loop is tokens over the time that its clients spent on them. That of an open one is what was
+    offered, as long as it keeps up: drawing again would say nothing of it.
+    """
+    served = sorted((one for one in outcomes if one.served), key=lambda one: one.due_s)
+    found = {name: Interval(value) for name, value in values.items()}
+    if len(served) < 4:
+        return found
+    draw = np.random.default_rng(seed)
+    size = max(min(round(len(served) ** (1 / 3)), len(served) // 2), 1)
+    blocks = math.ceil(len(served) / size)
+    columns = {name: np.array([getattr(one, name) for one in served]) for name in LATENCIES}
+    tokens = np.array([float(one.output_tokens) for one in served])
+    drawn: dict[str, list[float]] = {}
+    for _ in range(_RESAMPLES):
+        starts = draw.integers(0, len(served) - size + 1, blocks)
+        rows = (starts[:, None] + np.arange(size)).ravel()[: len(served)]
+        for name, column in columns.items():
+            own = column[rows]
+            own = own[~np.isnan(own)]
+            if len(own):
+                drawn.setdefault(f"{name}_mean", []).append(float(own.mean()))
+                quantiles = np.quantile(own, list(PERCENTILES.values()))
+                for at, value in zip(PERCENTILES, quantiles, strict=True):
+                    drawn.setdefault(f"{name}_{at}", []).append(float(value))
+        if load.clients is not None:
+            drawn.setdefault("pace", []).append(float(tokens[rows].sum() / columns["e2e_s"][rows].sum()))
+    for name, some in drawn.items():
+        if name in found:
+            low, high = np.quantile(some, [0.025, 0.975])
+            found[name] = Interval(found[name].value, float(low), float(high))
+    if "pace" in drawn:
+        low, high = np.quantile(drawn["pace"], [0.025, 0.975]) / np.median(drawn["pace"])
+        for name in ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s"):
+            value = found[name].value
+            found[name] = Interval(value, value * float(low), value * float(high))
+    return found
