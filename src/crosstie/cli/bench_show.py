@@ -108,7 +108,8 @@ def _limit(out: Output, one: Measured, found: Bench) -> None:
     ]
     within = f"within {' and '.join(words)}"
     if limit.requests_per_s is None:
-        say(out, f"no rate that was tried keeps {' and '.join(words)}: {len(limit.trials)} trials")
+        alone = "" if limit.trials else ": requests one by one miss them already"
+        say(out, f"no rate keeps {' and '.join(words)}{alone}")
         return
     sure = "confirmed with fresh arrivals" if limit.confirmed else "not confirmed"
     missed = f"; {significant(limit.missed)} misses" if limit.missed is not None else ""
@@ -144,7 +145,7 @@ def _times(one: Interval) -> str:
     if math.isnan(one.value):
         return "-"
     said = f"{one.value:.2f}x"
-    return said if math.isnan(one.low) else f"{said} ({one.low:.2f} to {one.high:.2f})"
+    return said if math.isnan(one.low) else f"{said} ±{share((one.high - one.low) / 2 / one.value)}"
 
 
 def _client(out: Output, found: Bench) -> None:

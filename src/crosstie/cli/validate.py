@@ -41,12 +41,12 @@ def command(files: tuple[Path, ...], target: Path | None, verbose: bool, as_json
     crosstie validate results.csv.gz --predictions predicted.csv
     crosstie validate bench.json --accelerator mi300x --tp 8
 
-    RESULTS are files of AIPerf, guidellm, `vllm bench serve`, `sglang.bench_serving`, InferenceX and `crosstie
-    replay`, or an mlperf_log_summary.txt, as they are; or CSV files, gzipped or not, with one metric a row and at
-    least the columns accelerator, model, precision, engine, input_len, output_len, concurrency, metric, unit and value
-    (docs/validate.md has all of them, and the metrics). Every row is predicted the way it was measured: a closed loop
-    with its start burst, one batch, the most that memory or latency limits allow, or one step's GPU work. A row that
-    cannot be predicted is counted with its reason.
+    RESULTS are files of AIPerf, guidellm, `vllm bench serve`, `sglang.bench_serving`, InferenceX, `crosstie bench` and
+    `crosstie replay`, or an mlperf_log_summary.txt, as they are; or CSV files, gzipped or not, with one metric a row
+    and at least the columns accelerator, model, precision, engine, input_len, output_len, concurrency, metric, unit and
+    value (docs/validate.md has all of them, and the metrics). Every row is predicted the way it was measured: a closed
+    loop with its start burst, one batch, the most that memory or latency limits allow, or one step's GPU work. A row
+    that cannot be predicted is counted with its reason.
 
     Errors are absolute percentage errors; the bias is the median of the signed error, negative where the
     prediction is too low. Exit status 1 when no row could be predicted.

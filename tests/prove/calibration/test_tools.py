@@ -153,6 +153,8 @@ def test_a_replay(tmp_path: Path) -> None:
         (VLLM | {"completed": 0}, "completed: is missing or no positive number"),
         (MLPERF.replace("VALID", "INVALID"), "INVALID by MLPerf's own rules"),
         (MLPERF.replace("Performance", "Accuracy"), "a performance run is read"),
+        ({"crosstie_bench": 2}, "crosstie_bench: is 2; this version reads 1"),
+        ({"crosstie_bench": 1, "endpoints": [{"points": [{}]}]}, "are not as crosstie bench writes them"),
         (REPLAY | {"pools": REPLAY["pools"] * 2}, "a replay against one pool can be compared"),
     ],
 )

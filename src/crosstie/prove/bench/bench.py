@@ -28,6 +28,8 @@ _SIZED = (0.25, 0.5, 0.75, 1.0)
 _SIZED_TOKENS = 4
 # Warm-up that nobody asked for otherwise: a request of each client, or these seconds of arrivals, up to so many.
 _WARM_S, _MOST_WARM = 5.0, 64
+# Requests one by one before a limit is looked for, and the share of their rate below which requests hardly ever meet.
+_ALONE, _RARELY = 6, 0.05
 # Requests that a percentile must have beyond it to be told.
 _BEYOND = 10
 
@@ -256,12 +258,13 @@ def _limit(session: _Session, one: Measured, first: Load | None) -> Limit:
     fewest = round(_BEYOND / (1.0 - max(percentiles)))
     start = first.requests_per_s if first and first.requests_per_s else None
     by_trace = bool(first and first.by_trace)
-    if start is None:
-        alone, _, _ = session.measured(one.endpoint, one.sizing, Load(clients=1), 0, count=4, told=", alone")
-        served = [each.e2e_s for each in alone.outcomes if each.served]
-        if not served:
-            return Limit()
-        start = len(served) / sum(served)
+    found = session.measured(one.endpoint, one.sizing, Load(clients=1), 0, count=_ALONE, told=", alone")
+    served = [each.e2e_s for each in found[0].outcomes if each.served]
+    if not served or not _result(session, Load(clients=1), [found]).holds:
+        # Who misses with nobody beside it keeps the targets at no rate.
+        return Limit()
+    alone = len(served) / sum(served)
+    start = start or alone
 
     def trial(rate: float, number: int) -> PointResult | None:
         load = Load(requests_per_s=rate, by_trace=by_trace)
@@ -275,4 +278,4 @@ def _limit(session: _Session, one: Measured, first: Load | None) -> Limit:
         return result
 
     session.warm(one.endpoint, one.sizing, Load(requests_per_s=start))
-    return find_limit(start, trial, lambda result: result.holds)
+    return find_limit(start, trial, lambda result: result.holds, lowest=min(_RARELY * alone, start))

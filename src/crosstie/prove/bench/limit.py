@@ -12,7 +12,6 @@ from crosstie.prove.bench.summary import PointResult
 # The answer is within so much of the first rate that missed.
 _PRECISION = 1.05
 _MOST_TRIALS = 24
-_TOO_LITTLE = 1e-3
 
 
 @dataclass
@@ -29,12 +28,13 @@ class Limit:
 
 def find_limit(
     start: float, trial: Callable[[float, int], PointResult | None], holds: Callable[[PointResult], bool],
-    precision: float = _PRECISION,
+    lowest: float = 0.0, precision: float = _PRECISION,
 ) -> Limit:  # fmt: skip
-    """`trial`: a run at a rate, with arrivals of that number; None once somebody has asked for an end."""
+    """`trial`: a run at a rate, with arrivals of that number; None once somebody has asked for an end. `lowest`: below
+    it requests hardly ever meet, so that a lower rate changes nothing."""
     found = Limit()
     rate = start
-    while len(found.trials) < _MOST_TRIALS and rate >= _TOO_LITTLE:
+    while len(found.trials) < _MOST_TRIALS and rate >= lowest:
         result = trial(rate, len(found.trials))
         if result is None:
             return found

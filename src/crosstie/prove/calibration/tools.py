@@ -315,19 +315,19 @@ def _bench_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tup
     """`crosstie bench`: every load on every endpoint that was measured to its end."""
     if document["crosstie_bench"] != 1:
         raise BadData(file, "crosstie_bench", f"is {document['crosstie_bench']}; this version reads 1")
-    for endpoint in document["endpoints"]:
-        known = {name: str(value) for name, value in endpoint["conditions"].items()}
-        known |= {"date": str(document["date"]), "precision": known.get("precision", "")}
-        for point in endpoint["points"]:
-            if not point["complete"] or not point["metrics"]:
-                continue
-            cells = known | {name: str(value) for name, value in point["columns"].items()}
-            metrics = []
-            for (ours, unit), theirs in _BENCH_METRICS.items():
-                value = _number(point["metrics"].get(theirs) or {}, "value")
-                if value is not None:
-                    metrics.append((ours, unit, value))
-            yield cells, metrics
+    try:
+        found = [
+            (endpoint["conditions"], point["columns"], point["metrics"])
+            for endpoint in document["endpoints"]
+            for point in endpoint["points"]
+            if point["complete"] and point["metrics"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise BadData(file, "endpoints", f"are not as crosstie bench writes them: {error}") from None
+    for conditions, columns, measured in found:
+        cells = {"precision": "", "date": str(document.get("date", ""))} | {**conditions, **columns}
+        numbers = {named: _number(measured.get(theirs) or {}, "value") for named, theirs in _BENCH_METRICS.items()}
+        yield cells, [(name, unit, value) for (name, unit), value in numbers.items() if value is not None]
 
 
 _BENCH_METRICS = {
@@ -366,11 +366,11 @@ def _mlperf_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tu
 
 _MLPERF = Tool("MLPerf's mlperf_log_summary.txt", lambda document: False, _mlperf_runs)
 _TOOLS = (
-    Tool("crosstie bench", lambda d: "crosstie_bench" in d and isinstance(d.get("endpoints"), list), _bench_runs),
     Tool("guidellm", lambda d: isinstance(d.get("benchmarks"), list) and bool(d["benchmarks"]), _guidellm_runs),
     Tool("InferenceX", lambda d: "tput_per_gpu" in d and "hw" in d, _inferencex_runs),
     Tool("AIPerf", lambda d: "aiperf_version" in d or "time_to_first_token" in d, _aiperf_runs),
     Tool("crosstie replay", lambda d: isinstance(d.get("pools"), list) and "late_s" in d, _replay_runs),
+    Tool("crosstie bench", lambda d: "crosstie_bench" in d, _bench_runs),
     Tool("sglang.bench_serving", lambda d: "output_throughput" in d and "dataset_name" in d, _flat_runs),
     Tool("vllm bench serve", lambda d: "output_throughput" in d and "model_id" in d, _flat_runs),
 )

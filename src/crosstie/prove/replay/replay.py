@@ -290,8 +290,8 @@ class Replay:
         self._stopped = False
         self._finished = self.loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
-        # A little later than now, so that the first request is no later than the others.
-        self._began = perf_counter() + 0.01
+        # Of an open loop a little later than now, so that the first request is no later than the others.
+        self._began = perf_counter() + (0.01 if self.clients is None else 0.0)
         # Since when each client that is free has been.
         self._free = [self._began] * (self.clients or 0)
         watching = self.loop.create_task(self._watch())
@@ -334,7 +334,7 @@ class Replay:
             late_s, due_s = max(now - due, 0.0) * self.speed, (due - self._began) * self.speed
             outcome = RequestOutcome(request, late_s=late_s, due_s=due_s)
             self._outcomes.append(outcome)
-            call = _Call(self, outcome, min(due, now), self._request(request, number))
+            call = _Call(self, outcome, due, self._request(request, number))
             self._calls.add(call)
             call.start()
 
