@@ -137,7 +137,12 @@ def test_an_interrupt_keeps_what_was_measured(running: EmulatedFleet, monkeypatc
     """Asked for an end once the second load has begun."""
     asked: list[Interrupt] = []
     begin = Interrupt.__enter__
-    monkeypatch.setattr(Interrupt, "__enter__", lambda self: (asked.append(self), begin(self))[1])
+
+    def entered(self: Interrupt) -> Interrupt:
+        asked.append(self)
+        return begin(self)
+
+    monkeypatch.setattr(Interrupt, "__enter__", entered)
 
     def on_progress(done: int, total: int, what: str) -> None:
         if "3 clients" in what and done >= 1:

@@ -30,8 +30,12 @@ amd_gpu_average_package_power{gpu_id="1"} 300
 """
 
 
+def about(gpu: str, *numbers: float) -> tuple[object, ...]:
+    return (gpu, *map(pytest.approx, numbers))
+
+
 def test_nvidia_smi() -> None:
-    assert nvidia_reading("0, 71.93, 4, 3") == Reading("0", 71.93, 4.0 * MIB, pytest.approx(0.03))
+    assert nvidia_reading("0, 71.93, 4, 3") == about("0", 71.93, 4.0 * MIB, 0.03)
     told = nvidia_reading("1, [N/A], 2048, [N/A]")
     assert told is not None
     assert math.isnan(told.power_w)
@@ -41,7 +45,7 @@ def test_nvidia_smi() -> None:
 
 def test_amd_smi() -> None:
     first, second = amd_readings(AMD_LIST)
-    assert first == Reading("0", 542.0, 121344.0 * MIB, pytest.approx(0.87))
+    assert first == about("0", 542.0, 121344.0 * MIB, 0.87)
     assert second.power_w == 90.0
     assert math.isnan(second.busy)
     wrapped = f'{{"gpu_data": {AMD_LIST.partition(chr(10))[2]}}}'
@@ -51,10 +55,10 @@ def test_amd_smi() -> None:
 
 def test_exporters() -> None:
     first, second = page_readings(DCGM)
-    assert first == Reading("0", 321.5, 1024.0 * MIB, pytest.approx(0.77))
+    assert first == about("0", 321.5, 1024.0 * MIB, 0.77)
     assert second.power_w == 100.0
     third, fourth = page_readings(AMD_PAGE)
-    assert third == Reading("0", 612.0, 2048.0 * MIB, 0.5)
+    assert third == about("0", 612.0, 2048.0 * MIB, 0.5)
     assert fourth.power_w == 300.0
 
 
