@@ -31,6 +31,7 @@ from crosstie.catalog.precision import resolve as resolve_precision
 from crosstie.catalog.prices import ApiPrice, Price, read_api_prices, read_prices
 from crosstie.catalog.reading import read_toml, text_of
 from crosstie.catalog.releases import in_force
+from crosstie.catalog.signals import Signal, read_signals
 from crosstie.catalog.stacks import merge_efficiency, read_efficiency, read_formats, read_stack, resolve_efficiency
 from crosstie.core.deployment import Accelerator, Deployment, Efficiency, Parallelism, Stack
 from crosstie.core.disaggregated import Connector
@@ -126,6 +127,11 @@ class Catalog:
     def libraries(self) -> dict[str, Counterpart]:
         """CUDA's libraries and tools by name, each with what stands for it on ROCm."""
         return self._merged("libraries.toml", read_counterparts)
+
+    @cached_property
+    def signals(self) -> dict[str, Signal]:
+        """What to watch; a user's rows of the same id take the place of the shipped ones."""
+        return self._merged("signals.toml", read_signals)
 
     @cached_property
     def prices(self) -> tuple[Price, ...]:
@@ -382,7 +388,7 @@ def check_everything(catalog: Catalog) -> dict[str, int]:
     _ = catalog.power
     kinds = (
         "accelerators", "models", "stacks", "connectors", "formats", "prices", "api_prices", "costs",
-        "acceptance_curves", "libraries",
+        "acceptance_curves", "libraries", "signals",
     )  # fmt: skip
     return {kind: len(getattr(catalog, kind)) for kind in kinds}
 
@@ -409,6 +415,7 @@ _TOLD_BY: dict[str, tuple[str, Callable[[Path], object]]] = {
     "config": ("models", read_model_file),
     "engine": ("stacks", read_stack),
     **dict.fromkeys(("chip", "memory", "dense"), ("accelerators", read_accelerator)),
+    "signal": ("signals", read_signals),
     "costs": ("costs", lambda file: read_costs(file, whole=False)),
     **dict.fromkeys(("compute", "weights", "kernel", "link"), ("efficiency", read_efficiency)),
 }
@@ -436,7 +443,10 @@ def _read_any(file: Path) -> tuple[str, Accelerator | Model | Stack | None]:
         if key in raw:
             found = read(file)
             return kind, found if isinstance(found, Accelerator | Model | Stack) else None
-    kinds = "model ([config]), accelerator ([chip]), stack ([engine]), costs ([costs]), format or efficiency file"
+    kinds = (
+        "model ([config]), accelerator ([chip]), stack ([engine]), costs ([costs]), signals ([[signal]]), format or "
+        "efficiency file"
+    )
     raise BadData(file, "", f"is no {kinds}")
 
 

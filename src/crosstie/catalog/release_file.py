@@ -32,7 +32,7 @@ _SHIPPED_KEY = Path(__file__).parent / "data" / "release_key.pem"
 NO_KEY = "no release key ships with this version: only files signed with a key that --key names are taken"
 _MANIFEST = "release.json"
 NAMES = re.compile(
-    r"release\.json|(api_)?prices\.csv|acceptance\.csv|(connectors|costs|formats|libraries|power)\.toml|calibration\.json"
+    r"release\.json|(api_)?prices\.csv|acceptance\.csv|(connectors|costs|formats|libraries|power|signals)\.toml|calibration\.json"
     r"|measured/(results(-[a-z0-9-]+)?\.csv\.gz|[a-z0-9-]+-kernels\.csv\.gz|[a-z0-9-]+-probe\.json)"
     r"|(accelerators|models|stacks|efficiency|preflight/rules)/[a-z0-9][a-z0-9_.+-]*\.toml"
     r"|preflight/(effort|engines|recipes)\.toml|preflight/releases\.csv|preflight/architectures/[a-z0-9][a-z0-9_.+-]*\.csv"

@@ -3,10 +3,11 @@
 from dataclasses import asdict
 from typing import Any
 
+from msgspec import to_builtins
 from rich.text import Text
 
 from crosstie.cli.show import console, say
-from crosstie.core.figures import dollars
+from crosstie.core.figures import dollars, plural
 from crosstie.decide.plan.watch import PriceMove, Watched
 
 
@@ -27,6 +28,13 @@ def show_watched(found: list[Watched]) -> None:
         for names, what in ((one.appeared, "priced now and not then"), (one.gone, "priced then and not now")):
             if names:
                 say(out, f"  {what}: {', '.join(names)}")
+        for sign in one.signs:
+            # Prices that moved stand above.
+            if sign.state == "changed" and sign.signal.kind != "price":
+                say(out, f"  signal {sign.signal.id}: {sign.now}; it changes {sign.signal.changes}")
+        quiet, by_hand = (sum(sign.state == state for sign in one.signs) for state in ("quiet", "by hand"))
+        if quiet or by_hand:
+            say(out, f"  watched and unchanged: {plural(quiet, 'signal')}; by hand: {by_hand} (--json has them)", "dim")
 
 
 def _fleet(gpus: dict[str, int], usd_per_hour: float | None) -> str:
@@ -53,4 +61,5 @@ def watched_json(one: Watched) -> dict[str, Any]:
         "appeared": one.appeared,
         "gone": one.gone,
         "recalibrated": one.recalibrated,
+        "signals": [{**to_builtins(sign.signal), "state": sign.state, "now": sign.now} for sign in one.signs],
     }

@@ -292,10 +292,18 @@ class SavedPrice(msgspec.Struct, frozen=True):
     usd: Annotated[float, msgspec.Meta(gt=0)]
 
 
+class SavedEngine(msgspec.Struct, frozen=True):
+    """Of a pool; those that models share say neither."""
+
+    stack: str = ""
+    release: str = ""
+
+
 class SavedFleet(msgspec.Struct, frozen=True):
     gpus: dict[str, int]
     # None where no accelerator can be shared.
     usd_per_hour: float | None
+    pools: list[SavedEngine] = []
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -315,6 +323,10 @@ class Saved(msgspec.Struct, frozen=True):
     @property
     def gpus(self) -> dict[str, int]:
         return dict(sum((Counter(one.gpus) for one in (self.fleet, self.shared) if one), Counter[str]()))
+
+    @property
+    def pools(self) -> list[SavedEngine]:
+        return self.fleet.pools if self.fleet else []
 
     @property
     def usd_per_hour(self) -> float | None:

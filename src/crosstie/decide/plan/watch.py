@@ -11,6 +11,7 @@ from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.plan import Plan, plan
 from crosstie.decide.plan.report import DIGEST, Saved, SavedPrice, mark_of, read_saved
+from crosstie.decide.plan.signals import Sign, signs
 
 # A price that moved less is the same.
 _SAME = 1e-3
@@ -41,6 +42,8 @@ class Watched:
     appeared: list[str]
     gone: list[str]
     recalibrated: bool
+    # What else would change it, of the catalog's signals.
+    signs: list[Sign]
     # "prices", "the catalog or its calibration", "prices and the catalog"; empty where nothing flipped.
     because: str
 
@@ -92,6 +95,7 @@ def _watched(catalog: Catalog, file: Path, today: str) -> Watched:
         appeared=sorted(set(prices) - set(saved.prices)),
         gone=sorted(set(saved.prices) - set(prices)),
         recalibrated=saved.calibration.get(DIGEST) != mark_of(catalog.calibration)[DIGEST],
+        signs=signs(catalog, saved, now.market),
         because="",
     )
     return replace(found, because=_because(catalog, found)) if found.flipped else found
