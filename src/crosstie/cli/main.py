@@ -21,6 +21,7 @@ SECTIONS = {
     "Port": {
         "doctor": "this machine: GPUs, drivers, limits and software, and what an engine would trip over",
         "preflight": "what breaks on ROCm before anyone rents the GPU: FP8, kernels, graph capture, CUDA source",
+        "recipe": "how to start a model's engines, or a fleet's: flags, images and devices, each with its reason",
         "convert": "an FP8 checkpoint from one dialect to the other, exactly",
         "diff": "the first module whose numbers differ between two machines, and the likely cause",
     },

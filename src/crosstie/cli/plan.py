@@ -19,7 +19,7 @@ from crosstie.cli.this_machine import ON_THIS, stock_on
 from crosstie.cli.watch_show import show_watched, watched_json
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.workload import EVIDENCE, Workload
-from crosstie.decide.plan.fleet import fleet_of
+from crosstie.decide.plan.fleet import fleet_of, with_names
 from crosstie.decide.plan.market import BUY, PLANNED_BY, adjusted, checked_discount, checked_gpu_hour, held
 from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.report import document, mark_of
@@ -117,7 +117,7 @@ def command(
         write_text(save, json_text(content) + "\n")
         click.echo(f"plan written to {save}", err=True)
     if made.answered and fleet:
-        write_text(fleet, fleet_text(fleet_of(made)))
+        write_text(fleet, fleet_text(with_names(fleet_of(made))))
         click.echo(f"fleet written to {fleet}", err=True)
     if made.fleet and plot:
         draw_plan(made, plot)

@@ -1,5 +1,6 @@
 """How a model sits on accelerators: which layouts hold it, and what is left for the cache."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -202,6 +203,17 @@ def place(deployment: Deployment, context: int) -> Placement:
         sequences=sequences_that_fit(deployment, context),
         fewest=False,
     )
+
+
+def longest_context(*deployments: Deployment) -> int:
+    """The longest single request whose cache each of these holds, as far as the model reaches."""
+    most = deployments[0].model.max_context or 10**7
+
+    def too_long(tokens: int) -> bool:
+        return not all(sequences_that_fit(one, tokens) for one in deployments)
+
+    # The first length that does not fit, less one.
+    return bisect_left(range(most + 1), True, lo=2, key=too_long) - 1
 
 
 def candidate_layouts(model: Model, accelerator: Accelerator) -> list[Parallelism]:

@@ -1,14 +1,14 @@
 """Pools and classes of a plan as the gateway's fleet file has them."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 
+from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.fleet import Pool, PoolApart, PoolSide, Route, ServedClass
 from crosstie.core.workload import RequestClass
 from crosstie.decide.plan.answer import PoolPlan
-from crosstie.perf.memory import sequences_that_fit
+from crosstie.perf.fit import longest_context
 from crosstie.port.preflight.readiness import Readiness
 
 
@@ -31,9 +31,13 @@ def pool_of(pool: PoolPlan, judged: Readiness | None = None) -> Pool:
         usd_per_gpu_hour=pool.usd_per_gpu_hour,
         # What the promise bears at its worst moment, not on average.
         max_in_flight=max(math.floor(pool.most_in_flight), 1),
-        max_context=_longest(pool),
+        max_context=longest_context(*_sides(deployment)),
         apart=_apart(deployment) if isinstance(deployment, Disaggregated) else None,
     )
+
+
+def _sides(one: Servable) -> tuple[Deployment, ...]:
+    return (one.prefill, one.decode) if isinstance(one, Disaggregated) else (one,)
 
 
 def _apart(service: Disaggregated) -> PoolApart:
@@ -49,19 +53,6 @@ def _precision(deployment: Servable) -> str:
     own, stored = deployment.model.native, deployment.precision.by_role
     is_own = all({one.id for one in stored[role].formats} == set(shares) for role, shares in own.items())
     return "native" if is_own and deployment.precision.id not in ("bf16", "fp16") else deployment.precision.id
-
-
-def _longest(pool: PoolPlan) -> int:
-    """The longest single request whose cache a replica holds, as far as the model reaches."""
-    one = pool.deployment
-    most = one.model.max_context or 10**7
-    sides = (one.prefill, one.decode) if isinstance(one, Disaggregated) else (one,)
-
-    def too_long(tokens: int) -> bool:
-        return not all(sequences_that_fit(side, tokens) for side in sides)
-
-    # The first length that does not fit, less one.
-    return bisect_left(range(most + 1), True, lo=2, key=too_long) - 1
 
 
 def routes_of(one: RequestClass, pools: Sequence[PoolPlan]) -> list[Route]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from crosstie.catalog.addresses import BY_NAME
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import read_toml
@@ -97,7 +98,7 @@ def _saved(file: Path) -> Subject:
 
 
 def _addressed(fleet: Fleet) -> Fleet:
-    """Replicas are told apart by their addresses; those of a plan have none yet."""
+    """Replicas are told apart by their addresses; those of a plan have none yet, or one name together."""
     if any(pool.hosts for pool in fleet.pools):
         raise BadInput(
             f"fleet '{fleet.name}': pools that host several models are not simulated behind a policy; "
@@ -111,7 +112,7 @@ def _addressed(fleet: Fleet) -> Fleet:
         )
     pools = tuple(
         pool
-        if pool.backends
+        if pool.backends and not any(one.startswith(BY_NAME) for one in pool.backends)
         else msgspec.structs.replace(
             pool, backends=tuple(f"http://{pool.name}-{number}" for number in range(pool.replicas))
         )

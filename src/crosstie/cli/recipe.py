@@ -1,0 +1,208 @@
+"""`crosstie recipe`: how to start the engines of a model, or of every pool of a fleet, and why so."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.text import Text
+
+from crosstie.catalog.fleets import read_fleet
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.writing import write_text
+from crosstie.cli.lazy import GroupedCommand
+from crosstie.cli.options import FILE, complete_models, json_option, on_option, verbose_option
+from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, speculation_options
+from crosstie.cli.show import Output, closing, console, heading, print_json, say
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Adapter
+from crosstie.port.recipe.asked import asked_pool
+from crosstie.port.recipe.build import RecipeBook, RecipeOptions
+from crosstie.port.recipe.forms import BARE, FORMS, render
+from crosstie.port.recipe.recipe import Recipe
+
+_DETAILS = "the reasons of devices, groups and volumes"
+
+
+def _named(context: click.Context, option: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+    """POOL=VALUE, or VALUE for all."""
+    found: dict[str, str] = {}
+    for one in given:
+        pool, equals, value = one.partition("=")
+        found[pool if equals else ""] = value if equals else one
+    return found
+
+
+def _adapters(context: click.Context, option: click.Parameter, given: Sequence[str]) -> tuple[Adapter, ...]:
+    found = []
+    for one in given:
+        name, equals, path = one.partition("=")
+        if not (equals and name and path):
+            raise click.BadParameter(f"'{one}' is no NAME=PATH")
+        found.append(Adapter(name=name, path=path))
+    return tuple(found)
+
+
+@click.command(
+    "recipe",
+    cls=GroupedCommand,
+    groups={
+        "The replica": "--engine --precision --kv --tp --pp --ep --dp --apart --connector --speculation --text "
+        "--acceptance --lora --context --in-flight --replicas --served-as",
+        "What the catalog does not know": "--weights --drafter --image",
+        "The answer": "--as --bare -o --json -v",
+    },
+)
+@click.argument("model", required=False, shell_complete=complete_models)
+@on_option("Accelerators, a recipe each.")
+@click.option("--fleet", type=FILE, metavar="FILE", help="In place of MODEL: every pool of a fleet file.")
+@click.option("--pool", metavar="NAME", help="With --fleet: this pool alone.")
+@click.option("--engine", metavar="E", help="vllm, sglang or llama.cpp, with a release or without: vllm==0.27.1.")
+@click.option("--precision", metavar="P", default="native", show_default=True, help=PRECISION_HELP)
+@kv_option
+@layout_options
+@click.option("--apart", metavar="P:D", help="Prefill and decode apart, such as 1xTP4:2xTP8.")
+@click.option("--connector", metavar="NAME", help="With --apart: how the cache travels, such as vllm-nixl.")
+@speculation_options
+@click.option("--lora", "adapters", multiple=True, callback=_adapters, metavar="NAME=PATH", help="A LoRA adapter.")
+@click.option("--context", type=int, metavar="N", help="Tokens of a request. [default: as many as fit]")
+@click.option("--in-flight", type=click.IntRange(1, 10**6), default=256, show_default=True, metavar="N",
+              help="Requests that a replica may have at once.")  # fmt: skip
+@click.option("--replicas", type=click.IntRange(1, 10**4), default=1, show_default=True, metavar="N", help="Of them.")
+@click.option("--served-as", metavar="NAME", help="What clients call the model. [default: the catalog's name]")
+@click.option("--weights", multiple=True, callback=_named, metavar="[POOL=]WHERE",
+              help="The checkpoint: a repository of Hugging Face, or a folder or GGUF file here.")  # fmt: skip
+@click.option("--drafter", multiple=True, callback=_named, metavar="[POOL=]WHERE",
+              help="The same of the head or model that drafts.")  # fmt: skip
+@click.option("--image", multiple=True, callback=_named, metavar="[POOL=]IMAGE", help="Not the engine's own image.")
+@click.option("--as", "form", type=click.Choice(list(FORMS)), help="The files of this form in place of the line.")
+@click.option("--bare", is_flag=True, help=f"The engine is installed, no container: {', '.join(BARE)}.")
+@click.option("-o", "--out", type=FILE, metavar="DIR", help="Write the files there.")
+@verbose_option(_DETAILS)
+@json_option
+def command(
+    model: str | None, accelerators: str | None, fleet: Path | None, pool: str | None, form: str | None, bare: bool,
+    out: Path | None, verbose: bool, as_json: bool, weights: dict[str, str], drafter: dict[str, str],
+    image: dict[str, str], **given: Any,
+) -> int:  # fmt: skip
+    """How to start MODEL's engine on each accelerator, or those of every pool of a fleet: image, variables, flags,
+    devices and volumes, and why each.
+
+    \b
+    crosstie recipe llama-3.1-70b --on mi300x
+    crosstie recipe deepseek-v3 --on mi355x --engine sglang --tp 8 --kv fp8 --speculation mtp:3 --as compose
+    crosstie recipe --fleet fleet.toml --as kubernetes -o manifests
+    crosstie recipe llama-3.1-8b --precision q4_k_m --on rx-7900-xtx --as systemd --bare
+
+    Flags are checked against the engine's own list. Nothing is run, and nothing was run on an AMD GPU. Exit status 1
+    where preflight says that a pool will not run, or a model does not fit.
+    """
+    catalog = Catalog()
+    if fleet is not None:
+        if model is not None or accelerators is not None:
+            raise BadInput("--fleet has models and accelerators already: leave MODEL and --on out")
+        options = RecipeOptions(weights=weights, drafter=drafter, image=image)
+        recipes, left_out = _of_fleet(catalog, fleet, pool, options)
+    else:
+        if model is None or accelerators is None:
+            raise BadInput("name a MODEL and --on an accelerator, or a --fleet file")
+        if pool is not None:
+            raise BadInput("--pool is about --fleet, which is not given")
+        recipes, left_out = _of_model(catalog, model, accelerators, (weights, drafter, image), given), []
+    files = {name: text for one in recipes for name, text in render(one, form or "shell", bare=bare).items()}
+    if out is not None:
+        _write(out, files)
+    if as_json:
+        shown = {"files": files} if form or out else {}
+        print_json({"recipes": [_json(one) for one in recipes], "left_out": left_out, **shown})
+    elif form and out is None:
+        click.echo("\n".join(f"# {name}\n{text}" if len(files) > 1 else text for name, text in files.items()), nl=False)
+    else:
+        _show(recipes, left_out, None if out else bare, verbose, [str(out / name) for name in files] if out else [])
+    return 0 if all(one.runs for one in recipes) else 1
+
+
+def _of_model(
+    catalog: Catalog, model: str, accelerators: str, named: tuple[dict[str, str], ...], given: dict[str, Any]
+) -> list[Recipe]:
+    tp, pp, ep, dp = (given.pop(name) for name in ("tp", "pp", "ep", "dp"))
+    layout = layout_from(tp, pp, ep, dp)
+    weights, drafter, image = named
+    found: list[Recipe] = []
+    for accelerator in catalog.accelerators_named(accelerators):
+        pool, chosen = asked_pool(catalog, catalog.model(model), accelerator, layout=layout, **given)
+        options = RecipeOptions(weights=weights, drafter=drafter, image=image, chosen=chosen)
+        found += RecipeBook(catalog, options).recipes(pool)
+    return found
+
+
+def _of_fleet(
+    catalog: Catalog, file: Path, only: str | None, options: RecipeOptions
+) -> tuple[list[Recipe], list[dict[str, str]]]:
+    """Recipes of its pools; those that have none are named with the reason, unless they were asked for."""
+    fleet = read_fleet(catalog, file)
+    names = [pool.name for pool in fleet.pools]
+    for pool in (only, *options.weights, *options.drafter, *options.image):
+        if pool and pool not in names:
+            raise BadInput(f"{file}: has no pool '{pool}'; there are {', '.join(names)}")
+    book = RecipeBook(catalog, options)
+    found: list[Recipe] = []
+    left_out: list[dict[str, str]] = []
+    for one in fleet.pools:
+        if only in (None, one.name):
+            try:
+                found += book.recipes(one)
+            except BadInput as error:
+                if only:
+                    raise
+                left_out.append({"pool": one.name, "why": str(error)})
+    if not found:
+        raise BadInput(f"{file}: no pool has a recipe: {left_out[0]['why']}")
+    return found, left_out
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"-o {folder}: cannot be written: {error.strerror}") from None
+    for name, text in files.items():
+        write_text(folder / name, text)
+
+
+def _json(recipe: Recipe) -> dict[str, object]:
+    return {**msgspec.to_builtins(recipe), "command": list(recipe.command(rank="0", head="HEAD"))}
+
+
+def _show(
+    recipes: Sequence[Recipe], left_out: Sequence[dict[str, str]], bare: bool | None, verbose: bool, written: list[str]
+) -> None:
+    """`bare`: whether the line is shown without a container; None: no line, since files were written."""
+    out = console()
+    for one in recipes:
+        title = f"{one.name}: {one.model} {one.precision} on {one.gpus} x {one.accelerator} {one.layout}"
+        heading(out, f"{title}, {one.engine} {one.release}")
+        many = f"{one.replicas} replicas on {one.machines} machines; " if one.replicas * one.nodes > 1 else ""
+        say(out, f"  {many}preflight: {one.verdict}", "" if one.runs else "bold red")
+        if bare is not None:
+            (text,) = render(one, "shell", bare=bare).values()
+            click.echo("\n".join(line for line in text.splitlines() if not line.startswith("#")))
+        _reasons(out, one, verbose)
+    for gone in left_out:
+        say(out, f"{gone['pool']} left out: {gone['why']}", "yellow")
+    for name in written:
+        say(out, f"written: {name}")
+    if not verbose:
+        closing(out, _DETAILS)
+
+
+def _reasons(out: Output, recipe: Recipe, verbose: bool) -> None:
+    """What was chosen; with `verbose` also what every container of the vendor has."""
+    for note in recipe.notes:
+        say(out, f"  - {note}", "yellow")
+    for finding in recipe.warnings:
+        say(out, f"  - preflight, {finding.severity}: {finding.what} Remedy: {finding.remedy}", "yellow", hang=4)
+    reasons = recipe.reasons()
+    for what, why in reasons if verbose else reasons[: 1 + len(recipe.settings)]:
+        say(out, Text.assemble("  ", (what, "bold"), f"  {why}"), hang=4)

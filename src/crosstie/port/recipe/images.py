@@ -1,0 +1,74 @@
+"""The image that a release of an engine is published as, and what a container of it must be let have."""
+
+import re
+
+from packaging.version import Version
+
+from crosstie.core.deployment import Accelerator
+from crosstie.core.errors import BadInput
+from crosstie.port.preflight.matrix import EngineBuild, builds
+from crosstie.port.recipe.recipe import Container
+
+# SGLang builds one image for each generation; the tag's last part.
+_GENERATIONS = {"gfx942": "-mi30x", "gfx950": "-mi35x"}
+
+
+def image_of(engine: str, release: str, accelerator: Accelerator) -> tuple[str, str]:
+    """The image, and where that name comes from."""
+    version, amd = Version(release), accelerator.vendor == "AMD"
+    known = [one for one in builds() if one.engine == engine and _named(one, amd)]
+    own = next((one for one in known if Version(one.version) == version), None)
+    if own is not None:
+        moves = "; the tag moves with every build: pin it by its digest" if own.version not in _named(own, amd) else ""
+        return _chosen(_named(own, amd), accelerator), f"{own.source}, released {own.released}{moves}"
+    like = next((one for one in known if one.version in _named(one, amd) or engine == "llama.cpp"), None)
+    if like is None:
+        raise BadInput(f"no image of {engine} is known for {accelerator.vendor}: name one with --image")
+    name = _named(like, amd).replace(like.version, release)
+    why = f"named as that of {like.version} is ({like.source}); no registry was asked whether it is there"
+    return _chosen(name, accelerator), why
+
+
+def _named(build: EngineBuild, amd: bool) -> str:
+    return build.rocm_image if amd else build.cuda_image
+
+
+def _chosen(name: str, accelerator: Accelerator) -> str:
+    """`...-mi30x|-mi35x` is two tags, of which the chip's own is taken."""
+    if "|" not in name:
+        return name
+    stem = re.sub(r"-\w+\|.*", "", name)
+    isa = accelerator.chip.isa.value
+    if isa not in _GENERATIONS:
+        raise BadInput(
+            f"{stem}: no image is built for {isa}; {', '.join(_GENERATIONS)} have one. Name one with --image"
+        )
+    return stem + _GENERATIONS[isa]
+
+
+def container_for(vendor: str, gpus: int, *, between_machines: bool) -> Container:
+    host = [("ipc", "ranks of a replica hand tensors over through shared memory")] if gpus > 1 else []
+    devices: list[tuple[str, str]] = []
+    capabilities: list[tuple[str, str]] = []
+    memlock = ""
+    if between_machines:
+        host.append(("network", "ranks and caches go between machines, over RDMA where it is there"))
+        devices.append(("/dev/infiniband", "the ports of RDMA; take it out where machines have none"))
+        capabilities.append(("IPC_LOCK", "RDMA pins memory"))
+        memlock = "RDMA pins memory"
+    if vendor != "AMD":
+        return Container(
+            devices=tuple(devices), capabilities=tuple(capabilities), host=tuple(host), memlock=memlock,
+            nvidia="NVIDIA's container toolkit puts the driver's libraries into the container",
+        )  # fmt: skip
+    devices = [
+        ("/dev/kfd", "ROCm's compute driver"),
+        ("/dev/dri", "the GPUs themselves, as render nodes"),
+        *devices,
+    ]
+    capabilities.insert(0, ("SYS_PTRACE", "RCCL's ranks map each other's memory"))
+    return Container(
+        devices=tuple(devices), capabilities=tuple(capabilities), host=tuple(host), memlock=memlock,
+        groups=(("video", "may open /dev/kfd and /dev/dri"), ("render", "the same, on newer distributions")),
+        unconfined="the usual profile refuses memory mappings that ROCm makes",
+    )  # fmt: skip
