@@ -188,6 +188,8 @@ def _show(
         if bare is not None:
             (text,) = render(one, "shell", bare=bare).values()
             click.echo("\n".join(line for line in text.splitlines() if not line.startswith("#")))
+            if one.ports_note:
+                say(out, f"  - {one.ports_note}", "yellow")
         _reasons(out, one, verbose)
     for gone in left_out:
         say(out, f"{gone['pool']} left out: {gone['why']}", "yellow")

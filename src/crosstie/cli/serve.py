@@ -102,7 +102,8 @@ def command(dry_run: bool, check: bool, example: bool, as_json: bool, observers:
     """One OpenAI-compatible endpoint over the pools of FLEET.toml; each request to the cheapest that is fast enough.
 
     \b
-    crosstie plan workload.toml --fleet fleet.toml  # then add the backends
+    crosstie plan workload.toml --fleet fleet.toml
+    crosstie recipe --fleet fleet.toml              # starts its engines
     crosstie serve fleet.toml --port 8080
     crosstie serve fleet.toml --emulate --speed 20  # the same without a GPU
     crosstie serve                                  # a small model, here

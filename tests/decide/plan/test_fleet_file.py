@@ -2,16 +2,21 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from tests.port.recipe.samples import pool, routed, sleeping
 from tests.small_workload import Change, constrained, small
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import EXAMPLES, read_workload
-from crosstie.core.fleet import Serving
-from crosstie.decide.plan.fleet import fleet_of
+from crosstie.core.deployment import Parallelism
+from crosstie.core.fleet import Fleet, PoolApart, PoolSide, Serving
+from crosstie.decide.plan.fleet import fleet_of, with_names
 from crosstie.decide.plan.plan import plan as make_plan
+from crosstie.decide.plan.subject import of_fleet
+from crosstie.port.recipe.build import RecipeBook
 
 WORKLOADS: dict[str, tuple[Change, ...]] = {
     "one length": (),
@@ -41,6 +46,38 @@ def check_reads_back(catalog: Catalog, workload: Path, target: Path) -> None:
         (pool.name, pool.replicas, ()) for pool in fleet.pools
     ]
     assert got.serving == Serving()
+    named = with_names(fleet)
+    target.write_text(fleet_text(named), encoding="utf-8")
+    assert fleet_text(read_fleet(catalog, target)) == fleet_text(named)
+    assert [pool.backends for pool in named.pools] == [(f"dns+http://{pool.name}:8000/v1",) for pool in fleet.pools]
+    # Simulated, a name is as many replicas as the plan has.
+    counts = [len(pool.backends) for pool in of_fleet(read_fleet(catalog, target)).fleet.pools]
+    assert counts == [pool.replicas for pool in fleet.pools]
+
+
+def test_engines_that_are_asked_one_by_one_have_names_of_their_own(catalog: Catalog, tmp_path: Path) -> None:
+    side = PoolSide(replicas=2, parallelism=Parallelism(tp=8))
+    more = {"model": "deepseek-r1", "accelerator": "mi355x", "stack": "sglang", "kv_format": "fp8"}
+    led = pool(name="r1", apart=PoolApart(prefill=side, decode=side, connector="sglang-mori"), **more)
+    # Whose engines only a proxy can lead: that is asked.
+    behind = pool(name="r2", apart=PoolApart(prefill=side, decode=side, connector="vllm-moriio"), **more)
+    spare = pool(name="spare", accelerator=None, precision=None, stack=None, backends=("http://x/v1",))
+    fleet = Fleet(name="f", planned="", policy="fastest", pools=(led, sleeping(), routed(), behind, spare), classes=())
+    r1, shared, gguf, r2, other = with_names(fleet).pools
+    assert r1.apart is not None
+    assert r1.apart.prefill.backends == tuple(f"http://r1-prefill-{n}.r1-prefill:8000/v1" for n in range(4))
+    assert shared.hosts[1].backends == tuple(f"http://shared-m1-{n}.shared-m1:8100/v1" for n in range(2))
+    assert gguf.backends == ("http://gguf-0.gguf:8000/v1", "http://gguf-1.gguf:8000/v1")
+    assert r2.backends == ("http://r2-0.r2:8000/v1", "http://r2-1.r2:8000/v1")
+    assert other == spare
+    target = tmp_path / "fleet.toml"
+    target.write_text(fleet_text(with_names(msgspec.structs.replace(fleet, pools=(led, sleeping(), routed())))))
+    assert read_fleet(catalog, target).pools[0].apart == msgspec.structs.replace(
+        r1.apart, prefill=msgspec.structs.replace(r1.apart.prefill, bootstrap_ports=(8998,) * 4)
+    )
+    # And the recipes are of these names.
+    started = [one for each in (led, sleeping(), routed()) for one in RecipeBook(catalog).recipes(each)]
+    assert [one.name for one in started] == ["r1-prefill", "r1-decode", "shared-m0", "shared-m1", "gguf"]
 
 
 @pytest.mark.parametrize("changes", WORKLOADS.values(), ids=WORKLOADS)

@@ -152,6 +152,17 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         return max(min(self.replicas, self.node_gpus // self.gpus), 1)
 
     @property
+    def ports_note(self) -> str:
+        """Of replicas that share a machine's address, as they do without a network of their own."""
+        if self.slots == 1:
+            return ""
+        last = self.port + self.slots - 1
+        return (
+            f"{self.slots} replicas share a machine, at ports {self.port} to {last}: a name stands for one port, so "
+            "write their addresses into the fleet file"
+        )
+
+    @property
     def machines(self) -> int:
         return self.nodes * self.replicas if self.nodes > 1 else -(-self.replicas // self.slots)
 

@@ -49,15 +49,15 @@ def _scalar(value: Any) -> str:
     return json.dumps(value if value not in ((), {}) else [] if value == () else {})
 
 
-def comments(recipe: Recipe, mark: str = "#") -> list[str]:
+def comments(recipe: Recipe, *more: str) -> list[str]:
     """What the file is, and why everything in it is set."""
     title = (
         f"{recipe.name}: {recipe.model} in {recipe.precision} on {recipe.gpus} x {recipe.accelerator}, "
         f"{recipe.layout}, {recipe.engine} {recipe.release}; preflight: {recipe.verdict}. "
         "Written by `crosstie recipe`, run on no GPU."
     )
-    said = [title, *recipe.notes, *(f"{what}: {why}" for what, why in recipe.reasons())]
-    return [f"{mark} {line}" for one in said for line in _folded(one)]
+    said = [title, *filter(None, more), *recipe.notes, *(f"{what}: {why}" for what, why in recipe.reasons())]
+    return [f"# {line}" for one in said for line in _folded(one)]
 
 
 def _folded(said: str) -> list[str]:
