@@ -58,6 +58,7 @@ COMMANDS = {
     "fit-one": ["fit", "llama-3.1-70b", "--on", "mi300x,h100-sxm", "-v"],
     "matrix": ["preflight", "deepseek-v4-flash", "--matrix", "--engine", "vllm", "-v"],
     "libraries": ["catalog", "show", "libraries"],
+    "recipe": ["recipe", "deepseek-v3", "--on", "mi300x,h200", "--engine", "sglang", "--speculation", "mtp:3", "-v"],
     "compare": COMPARE,
     "compare-verbose": [*COMPARE, "-v", "--sweep"],
     "tco": [*TCO, "--rent", "--api"],

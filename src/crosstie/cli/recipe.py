@@ -15,6 +15,7 @@ from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, complete_models, json_option, on_option, verbose_option
 from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, speculation_options
 from crosstie.cli.show import Output, closing, console, heading, print_json, say
+from crosstie.cli.this_machine import ON_THIS, accelerators_on
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Adapter
 from crosstie.port.recipe.asked import asked_pool
@@ -55,7 +56,7 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
     },
 )
 @click.argument("model", required=False, shell_complete=complete_models)
-@on_option("Accelerators, a recipe each.")
+@on_option(f"Accelerators, a recipe each; {ON_THIS}.")
 @click.option("--fleet", type=FILE, metavar="FILE", help="In place of MODEL: every pool of a fleet file.")
 @click.option("--pool", metavar="NAME", help="With --fleet: this pool alone.")
 @click.option("--engine", metavar="E", help="vllm, sglang or llama.cpp, with a release or without: vllm==0.27.1.")
@@ -91,9 +92,9 @@ def command(
 
     \b
     crosstie recipe llama-3.1-70b --on mi300x
-    crosstie recipe deepseek-v3 --on mi355x --engine sglang --tp 8 --kv fp8 --speculation mtp:3 --as compose
+    crosstie recipe deepseek-v3 --on mi355x --engine sglang --speculation mtp:3
     crosstie recipe --fleet fleet.toml --as kubernetes -o manifests
-    crosstie recipe llama-3.1-8b --precision q4_k_m --on rx-7900-xtx --as systemd --bare
+    crosstie recipe llama-3.1-8b --precision q4_k_m --on this --as systemd --bare
 
     Flags are checked against the engine's own list. Nothing is run, and nothing was run on an AMD GPU. Exit status 1
     where preflight says that a pool will not run, or a model does not fit.
@@ -130,8 +131,11 @@ def _of_model(
     layout = layout_from(tp, pp, ep, dp)
     weights, drafter, image = named
     found: list[Recipe] = []
-    for accelerator in catalog.accelerators_named(accelerators):
+    known, at_most = accelerators_on(catalog, accelerators, None)
+    for accelerator in known:
         pool, chosen = asked_pool(catalog, catalog.model(model), accelerator, layout=layout, **given)
+        if pool.replica_gpus > at_most.get(accelerator.id, pool.replica_gpus):
+            raise BadInput(f"a replica takes {pool.replica_gpus} {accelerator.id}; there are {at_most[accelerator.id]}")
         options = RecipeOptions(weights=weights, drafter=drafter, image=image, chosen=chosen)
         found += RecipeBook(catalog, options).recipes(pool)
     return found

@@ -103,6 +103,15 @@ def test_without_a_container_paths_are_the_machines(crosstie: Command) -> None:
     assert "docker" not in found.out
 
 
+def test_this_machine_is_asked_what_it_has(crosstie: Command) -> None:
+    this = "this:tests/port/doctor/data/rx-9070-xt"
+    found = crosstie("recipe", "llama-3.1-8b", "--precision", "q4_k_m", "--on", this)
+    assert "on 1 x rx-9070-xt TP1, llama.cpp" in found.out
+    found = crosstie("recipe", "llama-3.1-70b", "--precision", "q4_k_m", "--on", this)
+    assert (found.status, found.err.count("\n")) == (2, 1)
+    assert "there are 1" in found.err
+
+
 def test_status_1_where_it_would_not_run(crosstie: Command) -> None:
     found = crosstie("recipe", "llama-3.1-405b", "--on", "h200", "--tp", "1")
     assert found.status == 1
