@@ -104,7 +104,7 @@ def test_without_a_container_paths_are_the_machines(crosstie: Command) -> None:
 
 
 def test_this_machine_is_asked_what_it_has(crosstie: Command) -> None:
-    this = "this:tests/port/doctor/data/rx-9070-xt"
+    this = "this:examples/machines/rx-9070-xt"
     found = crosstie("recipe", "llama-3.1-8b", "--precision", "q4_k_m", "--on", this)
     assert "on 1 x rx-9070-xt TP1, llama.cpp" in found.out
     found = crosstie("recipe", "llama-3.1-70b", "--precision", "q4_k_m", "--on", this)
