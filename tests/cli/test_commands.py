@@ -133,6 +133,8 @@ def test_compare_answers(crosstie: Command) -> None:
         "requests that fit",
         "decode bound by",
         "of its roofline",
+        "bookkeeping's share",
+        "the host's share",
         "its ceiling",
         "80% interval",
         "measured points of this model",

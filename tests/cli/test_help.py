@@ -63,7 +63,7 @@ def test_models_and_accelerators_complete_from_the_catalog(tmp_path: Path) -> No
 
 
 def test_commands_complete_without_being_imported(tmp_path: Path) -> None:
-    assert completed("crosstie pr", tmp_path) == ["preflight", "probe"]
+    assert completed("crosstie pr", tmp_path) == ["preflight", "profile", "probe"]
 
 
 def test_completion_is_installed_once(crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

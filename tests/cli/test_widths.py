@@ -52,6 +52,8 @@ def fits(printed: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> str:
 
 COMPARE = ["compare", "llama-3.1-70b", "--on", "mi300x,h200,b200,h100-sxm"]
 TCO = ["tco", "llama-3.1-70b", "--precision", "fp8", "--on", "mi300x,h200", "--gpus", "64", "--samples", "200"]
+TESTS = Path(__file__).parents[1]
+RECORDED, TRACED = TESTS / "port" / "divergence" / "data", TESTS / "prove" / "profile" / "data"
 COMMANDS = {
     "fit": ["fit", "llama-3.1-405b", "--precision", "bf16,fp8", "--context", "32768"],
     "simulate": ["simulate", "FLEET", "--requests", "300", "--processes", "1", "-v", "--policy", "fastest,round-robin"],
@@ -67,6 +69,8 @@ COMMANDS = {
     "validate": ["validate", "RESULTS", "-v"],
     "claims": ["claims", "c01", "c02", "c03", "c04"],
     "claim": ["claims", "c27"],
+    "diff": ["diff", f"{RECORDED}/cpu-bfloat16.npz", f"{RECORDED}/h200-bfloat16-halved.npz", "-v"],
+    "profile": ["profile", f"{TRACED}/h200-dense.json.gz", "--model", "llama-3.1-8b", "--on", "h200", "-v"],
     "preflight": ["preflight", "deepseek-v3", "--on", "mi300x,h200"],
     **{f"list-{kind}": ["catalog", "list", kind] for kind in ("accelerators", "models", "stacks", "formats")},
     "list-precisions": ["catalog", "list", "precisions"],

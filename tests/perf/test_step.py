@@ -186,3 +186,17 @@ def test_deployments_of_different_models_do_not_mix(catalog: Catalog) -> None:
         Hardware([one, other])
     with pytest.raises(BadInput, match="no deployment"):
         Hardware([])
+
+
+@pytest.mark.parametrize(
+    ("model", "speculation"), [("llama-3.1-8b", None), ("deepseek-v3.2", None), ("deepseek-r1", "mtp:3")]
+)
+def test_what_a_step_does_adds_up_to_what_it_takes(catalog: Catalog, model: str, speculation: str | None) -> None:
+    """Products, attention and bookkeeping are all of the GPU's time but the links', and so is their ideal."""
+    found = catalog.model(model)
+    drafts = catalog.speculation(found, speculation) if speculation else None
+    one = catalog.deployment(found, catalog.accelerator("h200"), Parallelism(tp=8), speculation=drafts)
+    cost = step(Hardware([one]), shape([1.0, 64.0], 4096.0, [0.0, 512.0]))
+    assert set(cost.parts_s) == {"products", "attention", "bookkeeping"}
+    np.testing.assert_allclose(sum(cost.parts_s.values()), cost.compute_s + cost.memory_s, rtol=1e-6)
+    np.testing.assert_allclose(sum(cost.ideal_parts_s.values()), cost.ideal_s, rtol=1e-9)

@@ -272,6 +272,8 @@ def scorecard(entries: list[Entry], output_tokens: int) -> list[list[str]]:
         ["  of its roofline", *(share(e.prefill_roofline_fraction) for _, e in pairs)],
         ["decode bound by", *(e.decode_bound for _, e in pairs)],
         ["  of its roofline", *(share(e.decode_roofline_fraction) for _, e in pairs)],
+        ["  bookkeeping's share", *(share(e.decode_shares["bookkeeping"]) for _, e in pairs)],
+        ["  the host's share", *(share(e.decode_shares["host"]) for _, e in pairs)],
         ["one stream, tokens/s", *(significant(e.single_stream_tokens_per_s) for _, e in pairs)],
         ["  its ceiling", *(significant(e.single_stream_ceiling_tokens_per_s) for _, e in pairs)],
     ]

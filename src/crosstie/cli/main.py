@@ -37,6 +37,7 @@ SECTIONS = {
         "bench": "load on endpoints: closed, open or a trace's, up to what their targets allow, side by side",
         "replay": "recorded requests sent to an endpoint at their times: latencies against targets",
         "demo": "a mixed fleet planned, emulated and served on this machine, with recorded requests",
+        "profile": "where a traced step's time goes, beside its roofline, and what could be had back",
         "probe": "what the GPU of this machine reaches, measured through PyTorch",
         "validate": "predictions against measured results: coverage, error, rank, intervals",
         "calibrate": "fit the constants to measured results, with cross-validated errors",

@@ -128,6 +128,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     # GPU-seconds that one output token costs, by phase and by what they are spent on, such as
     # "prefill compute" or "decode interconnect": where two replicas differ, this says in what.
     gpu_s_per_token: dict[str, float]
+    # Shares of a decode step that go to "bookkeeping" (norms, activations, routing and whatever else stands between
+    # matrix products and attention) and to a "host" that nothing hides.
+    decode_shares: dict[str, float]
     # None where no calibration says how wrong such estimates are.
     interval: Interval | None
     # What was measured near it, in words, and whether this goes beyond that.

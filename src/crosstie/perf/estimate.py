@@ -65,6 +65,7 @@ def estimates(
                 single_stream_tokens_per_s=float(hardware.tokens_per_step[i, 0] / alone.total_s[i, 0]),
                 single_stream_ceiling_tokens_per_s=ceiling(deployment),
                 gpu_s_per_token=spending(hardware, steady, i, output_tokens),
+                decode_shares=shares(steady.decode, i),
                 interval=interval(
                     deployment,
                     concurrency / deployment.parallelism.gpus,
@@ -101,6 +102,14 @@ def spending(hardware: Hardware, steady: SteadyState, row: int, output_tokens: i
         found[f"prefill {name}"] = prefill_share * max(mixed - riding * decode, 0.0)
         found[f"decode {name}"] = decode_share * decode
     return found
+
+
+def shares(cost: StepCost, row: int) -> dict[str, float]:
+    total = float(cost.total_s[row, 0])
+    return {
+        "bookkeeping": float(cost.parts_s["bookkeeping"][row, 0]) / total,
+        "host": float((cost.total_s - cost.gpu_s)[row, 0]) / total,
+    }
 
 
 _RESOURCES: dict[str, Callable[[StepCost], Array]] = {

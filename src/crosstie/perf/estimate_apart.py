@@ -13,7 +13,7 @@ from crosstie.core.disaggregated import Connector, Disaggregated
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import Estimate, Interval
 from crosstie.perf.disaggregated import DisaggregatedState, Sides, disaggregated_state, without_queues
-from crosstie.perf.estimate import basis, bound, ceiling, check_lengths, interval, roofline_fraction
+from crosstie.perf.estimate import basis, bound, ceiling, check_lengths, interval, roofline_fraction, shares
 from crosstie.perf.step import StepCost, shape, step
 
 _SIDE = re.compile(
@@ -91,6 +91,7 @@ def estimate_apart(
         single_stream_tokens_per_s=float(sides.decode.tokens_per_step[0, 0] / alone.total_s[0, 0]),
         single_stream_ceiling_tokens_per_s=ceiling(service.decode),
         gpu_s_per_token=_spending(service, state, input_tokens, output_tokens),
+        decode_shares=shares(state.decode, 0),
         interval=_interval(service, load, one("ttft_s"), one("tpot_s"), one("output_tokens_per_s")),
         basis=f"prefill: {basis(service.prefill, load)}; decode: {basis(service.decode, load)}",
         extrapolated=service.prefill.correction.extrapolated or service.decode.correction.extrapolated,

@@ -107,7 +107,11 @@ def _joined(left: Joined, right: Joined) -> Joined:
     for field in fields(left):
         one, other = getattr(left, field.name), getattr(right, field.name)
         # Whether the host is overlapped is a column of the deployments, the same in both halves.
-        if field.name != "host_overlapped":
+        if field.name == "host_overlapped":
+            continue
+        if isinstance(one, dict):
+            parts[field.name] = {name: np.concatenate((one[name], other[name]), axis=-1) for name in one}
+        else:
             parts[field.name] = _joined(one, other) if is_dataclass(one) else np.concatenate((one, other), axis=-1)
     return replace(left, **parts)
 

@@ -79,6 +79,10 @@ class StepCost:
     # What the host adds between passes of a drafter, where nothing hides it.
     draft_host_s: Array
     host_overlapped: Mask = field(repr=False)
+    # The GPU's seconds and the ideal ones again, by what they do: "products", "attention", and "bookkeeping", which is
+    # norms, activations, routing and whatever else stands between them.
+    parts_s: dict[str, Array] = field(default_factory=dict, repr=False)
+    ideal_parts_s: dict[str, Array] = field(default_factory=dict, repr=False)
 
     @property
     def gpu_s(self) -> Array:
@@ -106,10 +110,14 @@ class _Account:
     def __init__(self, hardware: Hardware, size: tuple[int, ...], detailed: bool):
         self.hardware, self.detailed = hardware, detailed
         self.total, self.compute, self.ideal = np.zeros(size), np.zeros(size), np.zeros(size)
+        self.parts: dict[str, Array] = {}
+        self.ideals: dict[str, Array] = {}
         # How often each deployment does what is added: passes of a drafter.
         self.times: Array | None = None
 
-    def add(self, count: float, compute_s: Array, memory_s: Array, kernels: Array | float) -> None:
+    def add(
+        self, count: float, compute_s: Array, memory_s: Array, kernels: Array | float, part: str = "products"
+    ) -> None:
         spent = smooth_maximum(compute_s, memory_s)
         spent += self.hardware.kernel_s * kernels
         spent *= count
@@ -118,11 +126,14 @@ class _Account:
         self.total += spent
         if self.detailed:
             self.compute += np.where(compute_s > memory_s, spent, 0.0)
+            self.parts[part] = self.parts.get(part, 0.0) + spent
 
-    def add_ideal(self, count: float, flop: Array, peak: Array, traffic: Array | float) -> None:
+    def add_ideal(self, count: float, flop: Array, peak: Array, traffic: Array | float, part: str = "products") -> None:
         if self.detailed:
             ideal = count * np.maximum(flop / peak, traffic / self.hardware.memory_bytes_per_s)
-            self.ideal += ideal if self.times is None else ideal * self.times
+            ideal = ideal if self.times is None else ideal * self.times
+            self.ideal += ideal
+            self.ideals[part] = self.ideals.get(part, 0.0) + ideal
 
     def verify(self, verified: "_Account") -> None:
         """From one token of each sequence to several: see `_further`."""
@@ -130,15 +141,16 @@ class _Account:
         self.total = _further(self.hardware, plain, verified.total)
         grown = self.compute + self.hardware.factors["verify"] * (verified.compute - self.compute)
         self.compute = np.clip(grown, 0.0, self.total)
-        self.ideal = verified.ideal
+        self.ideal, self.ideals = verified.ideal, verified.ideals
+        self.parts = {name: _further(self.hardware, one, verified.parts[name]) for name, one in self.parts.items()}
 
     def add_attention(
         self, count: int, flop: Array, traffic: Array, rates: tuple[Array, Array], runs: Array | float
     ) -> None:
         rate, peak = rates
         # Two kernels: the pass itself and the reduction of its parts.
-        self.add(count, flop / rate, traffic / self.hardware.cache_bytes_per_s, 2.0 * runs)
-        self.add_ideal(count, flop, peak, traffic)
+        self.add(count, flop / rate, traffic / self.hardware.cache_bytes_per_s, 2.0 * runs, "attention")
+        self.add_ideal(count, flop, peak, traffic, "attention")
 
 
 def step(hardware: Hardware, at: Shape) -> StepCost:
@@ -158,6 +170,8 @@ def step(hardware: Hardware, at: Shape) -> StepCost:
         ideal_s=account.ideal,
         host_overlapped=hardware.host_overlapped,
         draft_host_s=zero + _draft_host(hardware, busiest),
+        parts_s={name: zero + one for name, one in account.parts.items()},
+        ideal_parts_s={name: zero + one for name, one in account.ideals.items()},
     )
 
 
@@ -225,6 +239,7 @@ def _run(hardware: Hardware, at: Shape, busiest: Shape, detailed: bool) -> _Acco
     if (hardware.slowdown > 1.0).any():
         account.total *= hardware.slowdown
         account.compute *= hardware.slowdown
+        account.parts = {name: one * hardware.slowdown for name, one in account.parts.items()}
     return account
 
 
@@ -401,7 +416,7 @@ def _elementwise(account: _Account, hardware: Hardware, work: Work, tokens: Arra
     traffic = tokens * (work.elementwise_bytes + work.elementwise_sharded_bytes / hardware.tp)
     kernels = (work.elementwise_kernels + work.routing_kernels * hardware.factors["routing"]) * _share(tokens)
     # Fused kernels need no traffic of their own, so the ideal step has none.
-    account.add(1, np.zeros(1), traffic / hardware.elementwise_bytes_per_s, kernels)
+    account.add(1, np.zeros(1), traffic / hardware.elementwise_bytes_per_s, kernels, "bookkeeping")
 
 
 def _collectives(hardware: Hardware, busiest: Shape) -> Array:

@@ -1,0 +1,271 @@
+"""Where a step's time goes: each moment belongs to one class of kernels, or to a gap.
+
+Streams overlap. A moment in which several classes run is the first's in the order of `CLASSES`: a collective that is
+hidden behind a matrix product costs nothing. A gap before a kernel is the host's as far as the call that launched it
+came back only after the GPU had run dry; the rest is the GPU's own time between kernels.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from crosstie.core.errors import BadInput
+from crosstie.core.figures import plural
+from crosstie.prove.profile.roofline import Roofline
+from crosstie.prove.profile.sorting import (
+    ATTENTION,
+    BOOKKEEPING,
+    CLASSES,
+    COLLECTIVES,
+    ELEMENTWISE,
+    PRODUCTS,
+    UNKNOWN,
+    Place,
+    sorted_by_name,
+)  # fmt: skip
+from crosstie.prove.profile.trace import Event, Trace
+
+HOST, BETWEEN = "gaps: the host launches late", "gaps: between kernels"
+GAPS = "gaps"
+# Kernels that are named beside a class; --json has all.
+_NAMED = 8
+# Of what is bookkeeping, the part by which sparse attention chooses what to read.
+_CHOOSING = ("sorting", "gathers")
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    sort: str
+    what: str
+    calls: float
+    # Of all its calls in a step, whether or not something else ran meanwhile.
+    seconds: float
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    sort: str
+    seconds: float
+    fraction: float
+    # What the performance model expects of such a step, and the least that the hardware allows; None where neither is.
+    predicted_s: float | None = None
+    roofline_s: float | None = None
+    # What would be saved if it took as long as predicted; without a prediction, all of bookkeeping, gaps and exposed
+    # collectives, and None of the rest.
+    recoverable_s: float | None = None
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    file: str
+    made_by: str
+    device: str
+    # Other GPUs of the trace, which are not in these figures.
+    others: int
+    steps: int
+    # Seconds of a step from its first kernel to the next one's; without a timeline, the sum of its kernels.
+    step_s: float
+    busy_s: float
+    launches: float
+    timeline: bool
+    shares: list[Share]
+    # Of bookkeeping, by what it does.
+    bookkeeping: dict[str, float]
+    # Collectives that ran while something else did.
+    hidden_collectives_s: float
+    kernels: list[Kernel]
+    unknown: list[Kernel]
+    roofline: Roofline | None
+    verdict: list[str]
+
+
+def profile(
+    trace: Trace, *, steps: int | None = None, device: str | None = None, roofline: Roofline | None = None
+) -> Profile:
+    """`steps`: how many there are, where the trace does not mark them."""
+    if steps is not None and steps < 1:
+        raise BadInput(f"--steps {steps}: at least 1")
+    number = steps or trace.steps or 1
+    if not trace.events:
+        return _of_totals(trace, number, roofline)
+    busy: dict[str, float] = defaultdict(float)
+    for event in trace.events:
+        busy[event.device] += event.end_s - event.start_s
+    chosen = device if device is not None else max(busy, key=busy.__getitem__)
+    events = [event for event in trace.events if event.device == chosen]
+    if not events:
+        raise BadInput(f"{trace.file}: nothing ran on device {device}; there are {', '.join(sorted(busy))}")
+    spent, hidden = _swept(events)
+    kernels = _kernels(events, number)
+    seconds = {name: value / number for name, value in spent.items()}
+    whole = (max(event.end_s for event in events) - events[0].start_s) / number
+    return _told(
+        trace, number, kernels, seconds, roofline, device=chosen, others=len(busy) - 1, step_s=whole,
+        hidden=hidden / number, launches=len(events) / number, timeline=True,
+    )  # fmt: skip
+
+
+def _of_totals(trace: Trace, steps: int, roofline: Roofline | None) -> Profile:
+    """A summary has no times of single kernels: sums, and no gaps."""
+    kernels = [
+        Kernel(name=name, sort=place.sort, what=place.what, calls=calls / steps, seconds=seconds / steps)
+        for name, calls, seconds in trace.totals
+        for place in (sorted_by_name(name),)
+    ]
+    spent: dict[str, float] = defaultdict(float)
+    for one in kernels:
+        spent[one.sort] += one.seconds
+    return _told(
+        trace, steps, sorted(kernels, key=lambda one: -one.seconds), spent, roofline, device="all", others=0,
+        step_s=sum(spent.values()), hidden=0.0, launches=sum(one.calls for one in kernels), timeline=False,
+    )  # fmt: skip
+
+
+def place_of(event: Event) -> Place:
+    return Place(BOOKKEEPING, "copies") if event.kind == "copy" else sorted_by_name(event.name)
+
+
+def _kernels(events: Sequence[Event], steps: int) -> list[Kernel]:
+    calls, seconds = Counter[tuple[str, Place]](), defaultdict[tuple[str, Place], float](float)
+    for event in events:
+        key = event.name, place_of(event)
+        calls[key] += 1
+        seconds[key] += event.end_s - event.start_s
+    return [
+        Kernel(name=name, sort=place.sort, what=place.what, calls=calls[name, place] / steps, seconds=spent / steps)
+        for (name, place), spent in sorted(seconds.items(), key=lambda pair: -pair[1])
+    ]
+
+
+def _swept(events: Sequence[Event]) -> tuple[dict[str, float], float]:
+    """Seconds by class and gap, and those of collectives that something else hides."""
+    edges: list[tuple[float, int, str]] = []
+    for event in events:
+        sort = place_of(event).sort
+        edges += [(event.start_s, 1, sort), (event.end_s, -1, sort)]
+    edges.sort(key=lambda edge: edge[0])
+    order = {name: i for i, name in enumerate((*CLASSES[:4], UNKNOWN, COLLECTIVES))}
+    running, spent, hidden, at = Counter[str](), defaultdict[str, float](float), 0.0, edges[0][0]
+    for when, change, sort in edges:
+        active = [name for name, count in running.items() if count > 0]
+        if active:
+            spent[min(active, key=order.__getitem__)] += when - at
+            if COLLECTIVES in active and len(active) > 1:
+                hidden += when - at
+        running[sort] += change
+        at = when
+    for name, seconds in _gaps(events).items():
+        spent[name] += seconds
+    return spent, hidden
+
+
+def _gaps(events: Sequence[Event]) -> dict[str, float]:
+    known = any(event.launched_s is not None for event in events)
+    found: dict[str, float] = defaultdict(float)
+    end = events[0].end_s
+    for event in events[1:]:
+        gap = event.start_s - end
+        if gap > 0.0:
+            late = 0.0 if event.launched_s is None else min(max(event.launched_s - end, 0.0), gap)
+            found[HOST if known else GAPS] += late if known else gap
+            if known:
+                found[BETWEEN] += gap - late
+        end = max(end, event.end_s)
+    return found
+
+
+def _told(
+    trace: Trace, steps: int, kernels: list[Kernel], spent: dict[str, float], roofline: Roofline | None, *,
+    device: str, others: int, step_s: float, hidden: float, launches: float, timeline: bool,
+) -> Profile:  # fmt: skip
+    if roofline is not None:
+        roofline = _shared_out(roofline, spent)
+    order = (*CLASSES, HOST, BETWEEN, GAPS)
+    names = [name for name in order if spent.get(name, 0.0) > 0.0]
+    if roofline is not None:
+        names += [name for name in order if name not in names and roofline.predicted_s.get(name, 0.0) > 0.0]
+    shares = [_share(name, spent.get(name, 0.0), step_s, roofline) for name in names]
+    what: dict[str, float] = defaultdict(float)
+    for one in kernels:
+        if one.sort == BOOKKEEPING:
+            what[one.what] += one.seconds
+    made = Profile(
+        file=trace.file, made_by=trace.made_by, device=device, others=others, steps=steps, step_s=step_s,
+        busy_s=sum(spent.get(name, 0.0) for name in CLASSES), launches=launches, timeline=timeline, shares=shares,
+        bookkeeping=dict(sorted(what.items(), key=lambda pair: -pair[1])), hidden_collectives_s=hidden, kernels=kernels,
+        unknown=[one for one in kernels if one.sort == UNKNOWN], roofline=roofline, verdict=[],
+    )  # fmt: skip
+    return msgspec.structs.replace(made, verdict=list(_verdict(made)))
+
+
+def _shared_out(beside: Roofline, spent: Mapping[str, float]) -> Roofline:
+    """The model has one sum for norms, activations and bookkeeping: what norms and activations do not take of it is
+    there for bookkeeping. Attention that no kernel is named after is written as products, and expected among them."""
+    predicted, ideal = dict(beside.predicted_s), dict(beside.ideal_s)
+    whole = predicted[ELEMENTWISE] + predicted[BOOKKEEPING]
+    predicted[ELEMENTWISE] = min(whole, spent.get(ELEMENTWISE, 0.0))
+    predicted[BOOKKEEPING] = whole - predicted[ELEMENTWISE]
+    if not spent.get(ATTENTION):
+        for one in (predicted, ideal):
+            one[PRODUCTS] += one.pop(ATTENTION)
+    return msgspec.structs.replace(beside, predicted_s=predicted, ideal_s=ideal)
+
+
+def _share(name: str, seconds: float, step_s: float, roofline: Roofline | None) -> Share:
+    predicted = roofline.predicted_s.get(name) if roofline else None
+    recoverable: float | None = None
+    if predicted is not None:
+        recoverable = max(seconds - predicted, 0.0)
+    elif name in (BOOKKEEPING, COLLECTIVES, HOST, BETWEEN, GAPS):
+        recoverable = seconds
+    return Share(
+        sort=name, seconds=seconds, fraction=seconds / step_s if step_s else 0.0, predicted_s=predicted,
+        roofline_s=roofline.ideal_s.get(name) if roofline else None, recoverable_s=recoverable,
+    )  # fmt: skip
+
+
+_CURES = {
+    PRODUCTS: "shapes and types of the products: which library and tile each takes (-v), tuning for them, fewer and "
+    "larger ones",
+    ATTENTION: "the attention backend, its split over the context, and the type of the cache",
+    ELEMENTWISE: "norms, activations and rotations fused with each other and with the products beside them",
+    BOOKKEEPING: "kernels that fuse it with what they serve, and metadata that is made once a step instead of once a "
+    "layer",
+    COLLECTIVES: "another algorithm for messages of this size (a custom or quick all-reduce), or what could hide it",
+    HOST: "graph capture, or fewer and larger kernels: the GPU waits for launches",
+    BETWEEN: "fewer kernels: each start and end costs a microsecond or two, in a graph as well",
+    GAPS: "a trace with the host's calls, which says whether the GPU waits for launches",
+}
+
+
+def _verdict(found: Profile) -> list[str]:
+    """The largest recoverable share first; then what else must be said."""
+    said = []
+    saved = [one for one in found.shares if one.recoverable_s]
+    if saved:
+        most = max(saved, key=lambda one: one.recoverable_s or 0.0)
+        share = (most.recoverable_s or 0.0) / found.step_s
+        than = " more than predicted" if most.predicted_s else ""
+        said.append(
+            f"largest recoverable share: {most.sort}, {share:.0%} of the step{than}. Look at {_CURES[most.sort]}."
+        )
+    choosing = sum(found.bookkeeping.get(name, 0.0) for name in _CHOOSING)
+    sums = {one.sort: one.seconds for one in found.shares}
+    other = max(sums.get(ATTENTION, 0.0), sums.get(PRODUCTS, 0.0))
+    if choosing > 0.25 * found.busy_s and sums.get(BOOKKEEPING, 0.0) > other:
+        said.append(
+            f"this step spends its time in bookkeeping: {sums[BOOKKEEPING] / found.busy_s:.0%} of the GPU's busy time, "
+            f"of which {choosing / sums[BOOKKEEPING]:.0%} is sorting and gathering. Sparse attention looks so when it "
+            "chooses what to read by general kernels: it chooses for longer than it attends."
+        )
+    if found.unknown:
+        known = sum(one.seconds for one in found.unknown)
+        names = [one.name[:60] for one in found.unknown[:3]] + ["..."] * (len(found.unknown) > 3)
+        said.append(
+            f"{plural(len(found.unknown), 'kernel')} not known by name, {known / max(found.busy_s, 1e-12):.0%} of the "
+            f"busy time: {', '.join(names)}"
+        )
+    if ATTENTION not in sums:
+        said.append("no kernel is attention by its name: written as products and a softmax, it stands under those.")
+    if not found.timeline:
+        said.append("this file has sums and no times: gaps and overlaps are not known.")
+    return said

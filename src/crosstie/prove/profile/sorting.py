@@ -1,0 +1,50 @@
+"""Which kernel does what, by its name: rows of data/kernels.toml, the first that fits."""
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from crosstie.core.errors import BadData
+
+DATA = Path(__file__).with_name("data") / "kernels.toml"
+PRODUCTS, ATTENTION, COLLECTIVES = "matrix products", "attention", "collectives"
+ELEMENTWISE, BOOKKEEPING, UNKNOWN = "norms and activations", "bookkeeping", "not known"
+CLASSES = (PRODUCTS, ATTENTION, ELEMENTWISE, BOOKKEEPING, COLLECTIVES, UNKNOWN)
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """`what`: of bookkeeping, which: routing, sorting, sampling, casts, copies, gathers, cache."""
+
+    sort: str
+    pattern: str
+    examples: list[str]
+    source: str
+    what: str = ""
+
+
+class Place(msgspec.Struct, frozen=True):
+    sort: str
+    what: str = ""
+
+
+@cache
+def rows() -> tuple[tuple[Row, re.Pattern[str]], ...]:
+    try:
+        found = msgspec.convert(tomllib.loads(DATA.read_text())["kernel"], list[Row])
+    except (msgspec.ValidationError, KeyError) as error:
+        raise BadData(DATA, "kernel", str(error)) from None
+    for row in found:
+        if row.sort not in CLASSES[:-1] or not row.examples or not row.source:
+            raise BadData(DATA, row.pattern, "needs a known sort, an example and a source")
+    return tuple((row, re.compile(row.pattern, re.IGNORECASE)) for row in found)
+
+
+@cache
+def sorted_by_name(name: str) -> Place:
+    for row, pattern in rows():
+        if pattern.search(name):
+            return Place(row.sort, row.what)
+    return Place(UNKNOWN)
