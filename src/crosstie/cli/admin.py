@@ -91,7 +91,7 @@ def _error(body: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _reach(url: str, key_file: Path | None) -> AdminPort:
+def reach(url: str, key_file: Path | None) -> AdminPort:
     if key_file is not None:
         try:
             key = key_file.read_text(encoding="ascii").strip()
@@ -109,7 +109,7 @@ def _at_port(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def reached(*, url: str, key_file: Path | None, **given: Any) -> Any:
-        return function(port=_reach(url, key_file), **given)
+        return function(port=reach(url, key_file), **given)
 
     return together(
         click.option("--url", default="http://127.0.0.1:8081", show_default=True, envvar="CROSSTIE_ADMIN_URL",

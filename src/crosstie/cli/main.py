@@ -35,6 +35,7 @@ SECTIONS = {
     },
     "Prove": {
         "bench": "load on endpoints: closed, open or a trace's, up to what their targets allow, side by side",
+        "parity": "whether two endpoints give the same model: agreement, KL, divergence, noise, a verdict",
         "replay": "recorded requests sent to an endpoint at their times: latencies against targets",
         "demo": "a mixed fleet planned, emulated and served on this machine, with recorded requests",
         "profile": "where a traced step's time goes, beside its roofline, and what could be had back",

@@ -1,0 +1,223 @@
+"""`crosstie parity`: whether two endpoints give the same model; and a drained pool let in once it is shown to."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from crosstie.cli.admin import AdminPort, AdminRejected, reach
+from crosstie.cli.lazy import GroupedCommand
+from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.parity_show import DETAILS, show_parity, show_scores
+from crosstie.cli.progress import progress
+from crosstie.cli.show import console, print_json, say
+from crosstie.core.errors import BadInput
+from crosstie.prove.parity.endpoint import WAYS, Asking, Way
+from crosstie.prove.parity.harness import Score, harness_line, scored
+from crosstie.prove.parity.passes import Party, ask_all
+from crosstie.prove.parity.prompts import BUNDLED, read_prompts
+from crosstie.prove.parity.verdict import Limits, Parity, document, judged
+from crosstie.run.wire.address import Address
+
+_KEY = "OPENAI_API_KEY"
+
+
+@click.command(
+    "parity", cls=GroupedCommand,
+    groups={
+        "What is asked": "--prompts --limit --long --tokens --positions --top --concurrency --way --body",
+        "What counts as the same": "--max-kl --min-top1",
+        "A pool of a gateway": "--pool --gateway --key-file --admit",
+        "lm-eval": "--lm-eval --lm-eval-limit",
+    },
+)  # fmt: skip
+@click.argument("a", metavar="A")
+@click.argument("others", metavar="[B]...", nargs=-1)
+@click.option("--model", metavar="M", help="The model to ask for. [default: the only one that is served]")
+@click.option("--model-b", metavar="M", help="Its name at B, where that is another.")
+@click.option("--key-env", metavar="NAME", default=_KEY, show_default=True, help="The variable with the key of A.")
+@click.option("--key-env-b", metavar="NAME", help="The variable with the key of B. [default: that of A]")
+@click.option("--prompts", "file", type=FILE, default=BUNDLED, metavar="FILE", help="Prompts of your own (TOML).")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N prompts.")
+@click.option(
+    "--long",
+    "long_tokens",
+    type=click.IntRange(100, 10**6),
+    metavar="N",
+    help="Four more prompts of about N tokens: where RoPE scaling and windows show.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 4096),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="The longest greedy answer.",
+)
+@click.option(
+    "--positions",
+    type=click.IntRange(1, 1000),
+    default=12,
+    show_default=True,
+    metavar="N",
+    help="Places a text, where it is forced step by step.",
+)
+@click.option(
+    "--top",
+    type=click.IntRange(1, 100),
+    default=20,
+    show_default=True,
+    metavar="K",
+    help="Log-probabilities a place; 5 where so many are refused.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1000),
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="Requests at once; the second pass of A has four times as many.",
+)
+@click.option("--way", type=click.Choice(WAYS), help="How to force texts. [default: the best that all of them have]")
+@click.option("--body", metavar="JSON", default="{}", help="More keys of every request, such as chat_template_kwargs.")
+@click.option(
+    "--max-kl", type=click.FloatRange(0, 100), default=Limits().kl, show_default=True, metavar="X", help="Nats a token."
+)
+@click.option(
+    "--min-top1",
+    type=click.FloatRange(0, 1),
+    default=1 - Limits().disagreement,
+    show_default=True,
+    metavar="X",
+    help="The share of places with the same likeliest token.",
+)
+@click.option("--pool", metavar="NAME", help="B is every backend of this pool; A may then be a pool's name too.")
+@click.option(
+    "--gateway",
+    default="http://127.0.0.1:8081",
+    show_default=True,
+    envvar="CROSSTIE_ADMIN_URL",
+    metavar="URL",
+    help="The gateway's --admin-port, for --pool.",
+)
+@click.option("--key-file", type=FILE, metavar="FILE", help="Where its key is, if not in CROSSTIE_ADMIN_KEY.")
+@click.option("--admit", is_flag=True, help="Undrain the pool if all of its backends are the same as A.")
+@click.option("--lm-eval", "tasks", metavar="TASK,...", help="Also run tasks of lm-evaluation-harness on both.")
+@click.option("--lm-eval-limit", "task_limit", type=click.IntRange(1), metavar="N", help="Only N questions a task.")
+@verbose_option(DETAILS)
+@json_option
+def command(
+    a: str, others: tuple[str, ...], model: str | None, model_b: str | None, key_env: str, key_env_b: str | None,
+    file: Path, limit: int | None, long_tokens: int | None, tokens: int, positions: int, top: int, concurrency: int,
+    way: Way | None, body: str, max_kl: float, min_top1: float, pool: str | None, gateway: str, key_file: Path | None,
+    admit: bool, tasks: str | None, task_limit: int | None, verbose: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Do A and B, two OpenAI-compatible endpoints, give the same model?
+
+    \b
+    crosstie parity http://h200:8000 http://mi300x:8000
+    crosstie parity http://h200:8000 http://mi300x:8000 --long 16000 --json
+    crosstie parity chat-h200 --pool chat-mi300x --admit
+
+    Both get the same prompts, and answer greedily; both are forced through the same texts, and what they would have
+    said at each place is compared: the likeliest token, and the KL divergence of the likeliest --top. A is asked
+    twice, with another batching: what A differs from itself by is noise. docs/parity.md says what every line means.
+
+    Exit status: 0 the same, 1 they differ or it is not sure that they are the same, 2 the question was wrong.
+    """
+    prompts = read_prompts(file).taken(limit, long_tokens)
+    asking = Asking(top=top, tokens=tokens, positions=positions, body=_object(body))
+    port = reach(gateway, key_file) if pool is not None else None
+    if (admit or port is None) and pool is None and not others:
+        raise BadInput("give B, an endpoint, or --pool NAME")
+    if pool is None and admit:
+        raise BadInput("--admit goes with --pool")
+    if port is not None:
+        if others:
+            raise BadInput("give B, or --pool NAME, not both")
+        a, others = _of_gateway(port, a, pool or "", admit)
+    key = os.environ.get(key_env) or None
+    key_b = os.environ.get(key_env_b) or None if key_env_b else key
+    party = Party(url=Address(a).url, model=model, api_key=key)
+    parties = [Party(url=Address(one).url, model=model_b or model, api_key=key_b) for one in others]
+    if tasks:
+        harness_line()
+    with progress() as on_progress:
+        passes = asyncio.run(
+            ask_all(party, parties, prompts, asking, concurrency=concurrency, way=way, on_progress=on_progress)
+        )
+    limits = Limits(kl=max_kl, disagreement=1 - min_top1)
+    found = [judged(party.url, other.url, one, limits) for other, one in zip(parties, passes, strict=True)]
+    scores: list[Score] = []
+    if tasks:
+        with progress() as on_progress:
+            for other, one in zip(parties, passes, strict=True):
+                scores += scored(
+                    (party, one.a_model), (other, one.b_model), tasks.split(","), task_limit, on_progress=on_progress
+                )
+    same = all(one.verdict == "same" for one in found) and not any(one.worse for one in scores)
+    admitted = _admitted(port, pool or "") if port is not None and admit and same else None
+    _show(found, scores, admitted, verbose, as_json, pool if admit else None)
+    return 0 if same else 1
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise BadInput("--body: must be a JSON object")
+    return found
+
+
+def _of_gateway(port: AdminPort, a: str, pool: str, admit: bool) -> tuple[str, tuple[str, ...]]:
+    """The address of A, and the backends of the pool. One that is to be admitted must not have requests already."""
+    pools = {one["pool"]: one for one in json.loads(port.get("pools"))["pools"]}
+    for name in (pool, *([] if "://" in a else [a])):
+        if name not in pools:
+            raise BadInput(f"{port.url}: no pool '{name}'; there are {', '.join(pools)}")
+        if not pools[name]["backends"]:
+            raise BadInput(f"pool {name} has no backends")
+    if admit and not pools[pool]["draining"]:
+        raise BadInput(
+            f"pool {pool} has requests already: --admit lets in one that is drained (`drained = true` in the fleet "
+            f"file, or `crosstie admin drain {pool}`)"
+        )
+    backends = [one["backend"] for one in pools[pool]["backends"]]
+    if "://" not in a:
+        up = [one["backend"] for one in pools[a]["backends"] if one["up"]]
+        if not up:
+            raise BadInput(f"pool {a}: no backend is up")
+        a = up[0]
+    return a, tuple(backends)
+
+
+def _admitted(port: AdminPort, pool: str) -> str:
+    try:
+        done = port.post("undrain", {"pool": pool})
+    except AdminRejected as rejected:
+        raise BadInput(f"{port.url}: pool {pool} was not admitted: {rejected}") from None
+    return f"pool {pool} is admitted: {done['what']}"
+
+
+def _show(
+    found: list[Parity], scores: list[Score], admitted: str | None, verbose: bool, as_json: bool, pool: str | None
+) -> None:
+    if as_json:
+        print_json(document(found, scores) | {"admitted": admitted is not None})
+        return
+    out = console()
+    for number, one in enumerate(found):
+        if number:
+            out.print()
+        show_parity(out, one, verbose)
+    if scores:
+        show_scores(out, scores)
+    if admitted:
+        say(out, admitted)
+    elif pool is not None:
+        say(out, f"pool {pool} stays drained")

@@ -1,0 +1,116 @@
+"""How a comparison of two endpoints looks on a terminal: the verdict, its gauges, and where they differ."""
+
+import math
+from collections.abc import Sequence
+
+from crosstie.cli.show import Output, closing, say, show_table
+from crosstie.core.figures import percent, plural, significant
+from crosstie.prove.parity.groups import Group, Groups
+from crosstie.prove.parity.harness import Score
+from crosstie.prove.parity.verdict import EARLY, Gauge, Parity
+
+DETAILS = "by position, length and language; what every gauge means"
+_VERDICTS = {
+    "same": "the same model",
+    "unsure": "not shown to be the same model: more prompts (--long, --prompts) would tell",
+    "differs": "NOT the same model",
+}
+_MEANINGS = {
+    "forced KL": "nats a token over forced texts, the least that the lists allow",
+    "forced disagreement": "places of forced texts whose likeliest token is another; 100% less it is top-1 agreement",
+    "chat KL": "the same over answers, as far as both have said the same",
+    "early divergence": f"answers that part within {EARLY} tokens",
+    "invalid tool calls": "answers that call no tool where one is asked for, or call it wrongly",
+    "invalid JSON": "answers that are not the JSON asked for",
+    "repetition": "answers that end in a loop",
+    "garbage": "answers in broken signs, or in scripts that the prompt has none of",
+    "empty answers": "neither text nor a tool call",
+}
+
+
+def _figure(gauge: Gauge, value: float) -> str:
+    return nats(value) if gauge.name.endswith("KL") else percent(value)
+
+
+def nats(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return "0" if value < 5e-6 else significant(value, 2) if value < 0.1 else significant(value)
+
+
+def show_parity(out: Output, one: Parity, verbose: bool) -> None:
+    names = one.a_model if one.a_model == one.b_model else f"{one.a_model} and {one.b_model}"
+    say(out, f"{one.a} (A) and {one.b} (B): {_VERDICTS[one.verdict]} ({names})")
+    forced = f"{one.positions:,} places forced by {one.way}" if one.way else "none forced"
+    say(out, f"{plural(one.prompts, 'prompt')}, {forced}, top {one.top}; A was asked twice")
+    show_table(out, ["distance", ">A/A", ">A/B", ">95%", ">allowed", "says"], _rows(one.gauges, of_answers=False))
+    show_table(out, ["answers", ">A", ">B", ">more, 95%", ">allowed", "says"], _rows(one.gauges, of_answers=True))
+    say(out, _parted(one.first_divergence))
+    for cause in one.causes:
+        say(out, f"- likely: {cause}")
+    for text, listed in (("A did not answer", one.left_out), ("B did not answer", one.unanswered)):
+        if listed:
+            say(out, f"- {text} {plural(len(listed), 'prompt')}; the first: {listed[0]}")
+    for note in one.notes:
+        say(out, f"- {note}")
+    if not verbose:
+        closing(out, DETAILS)
+        return
+    for title, groups in (
+        ("by position", one.by_position), ("by length of the prompt", one.by_length), ("by language", one.by_language),
+    ):  # fmt: skip
+        if groups:
+            _show_groups(out, title, groups)
+    for gauge in one.gauges:
+        say(out, f"{gauge.name}: {_MEANINGS[gauge.name]}", "dim")
+
+
+def _rows(gauges: Sequence[Gauge], *, of_answers: bool) -> list[list[str]]:
+    rows = []
+    for one in gauges:
+        if (one.a_rate is not None) is of_answers:
+            first, second = (
+                (one.floor, one.value) if one.a_rate is None or one.b_rate is None else (one.a_rate, one.b_rate)
+            )
+            figures = [_figure(one, value) for value in (first, second, one.low, one.high, one.allowed)]
+            rows.append([one.name, *figures[:2], f"{figures[2]} to {figures[3]}", figures[4], one.says])
+    return rows
+
+
+def _parted(said: Groups) -> str:
+    def of(equal: int, at: float, clear: int) -> str:
+        where = "" if math.isnan(at) else f", others part at token {at:g} (median), {clear} of them at no near tie"
+        return f"{equal} of {said.prompts} answers are equal{where}"
+
+    return (
+        f"A/B: {of(said.equal, said.median_token, said.clear)}; "
+        f"A/A: {of(said.floor_equal, said.floor_median_token, said.floor_clear)}"
+    )
+
+
+def _show_groups(out: Output, title: str, groups: Sequence[Group]) -> None:
+    def parted(one: Group) -> str:
+        if math.isnan(one.parted):
+            return "-"
+        return percent(one.parted) + ("" if math.isnan(one.parted_at) else f" at {one.parted_at:g}")
+
+    rows = [
+        [
+            one.name, f"{one.prompts:,}", f"{one.places:,}", nats(one.floor_kl), nats(one.kl), percent(one.agreement),
+            parted(one),
+        ]
+        for one in groups
+    ]  # fmt: skip
+    columns = [title, ">prompts", ">places", ">KL A/A", ">KL A/B", ">top-1", ">answers part"]
+    show_table(out, columns, rows)
+
+
+def show_scores(out: Output, scores: Sequence[Score]) -> None:
+    rows = [
+        [
+            one.task, one.metric, f"{one.a:.4f} ± {one.a_error:.4f}", f"{one.b:.4f} ± {one.b_error:.4f}",
+            "worse" if one.worse else "no worse",
+        ]
+        for one in scores
+    ]  # fmt: skip
+    show_table(out, ["lm-eval", "metric", ">A", ">B", "says"], rows)

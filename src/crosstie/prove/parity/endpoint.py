@@ -1,0 +1,262 @@
+"""One OpenAI-compatible endpoint: its model, greedy chats, and what it thinks of a text that it is forced through.
+
+Teacher forcing, best way first: `prompt_logprobs` of /v1/completions (vLLM), its `echo` with `logprobs` (vLLM, SGLang),
+or `steps`: one-token completions after prefixes of the text, which every server can that has completions with logprobs
+(llama.cpp). Both endpoints are asked the same way.
+"""
+
+import asyncio
+import json
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from crosstie.core.errors import BadInput
+from crosstie.prove.parity.prompts import Prompt
+from crosstie.prove.parity.samples import Sample, Step, ToolCall, Top
+from crosstie.run.wire.address import Address
+from crosstie.run.wire.client import Headers, Origin
+from crosstie.run.wire.fetch import Answer, fetch
+
+Way = Literal["prompt_logprobs", "echo", "steps"]
+WAYS: tuple[Way, ...] = get_args(Way)
+# Trial text: more than one token for any tokenizer.
+_TRIAL = "The train to the coast leaves"
+_MOST_ANSWER = 256 * 2**20
+_MOST_SAID = 200
+# A text is first cut after so many characters: before them there is little to tell models apart by.
+_FIRST_CUT = 8
+_CJK = 0x2E80
+
+
+class Rejected(Exception):
+    """The endpoint answered, but not with what was asked."""
+
+
+class Asking(msgspec.Struct, frozen=True, kw_only=True):
+    """How both are asked. `body`: more keys of every request."""
+
+    top: int = 20
+    tokens: int = 64
+    positions: int = 12
+    timeout_s: float = 300.0
+    body: dict[str, Any] = {}
+
+
+class Endpoint:
+    """Must be made, used and closed in one event loop."""
+
+    def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None, asking: Asking | None = None):
+        at = Address(url)
+        self.url, self.model, self.asking = at.url, model or "", asking or Asking()
+        # The API may be given with its /v1 or without.
+        self._base = at.base if at.base.endswith("/v1") else f"{at.base}/v1"
+        self._origin = Origin(asyncio.get_running_loop(), at)
+        self._headers: Headers = [(b"content-type", b"application/json")]
+        if api_key:
+            if not (api_key.isascii() and api_key.isprintable()):
+                raise BadInput(f"the key for {url} has signs that no header can carry")
+            self._headers.append((b"authorization", f"Bearer {api_key}".encode()))
+        self.top = self.asking.top
+        self.chat_logprobs = True
+
+    def close(self) -> None:
+        self._origin.close()
+
+    # Requests
+
+    async def _asked(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body | self.asking.body).encode()
+        answer: Answer = await fetch(
+            self._origin, method, self._base + path, headers=self._headers, body=data,
+            timeout_s=self.asking.timeout_s, most_bytes=_MOST_ANSWER,
+        )  # fmt: skip
+        try:
+            found = json.loads(answer.body)
+        except (ValueError, RecursionError):
+            found = None
+        if answer.status != 200 or not isinstance(found, dict):
+            said = " ".join(answer.body.decode("utf-8", "replace").split())
+            raise Rejected(f"{path}: status {answer.status}: {said[:_MOST_SAID]}")
+        return found
+
+    async def begin(self) -> tuple[Way, ...]:
+        """Finds its model and what it can; the ways in which it can be forced, best first. Raises BadInput."""
+        try:
+            if not self.model:
+                self.model = await self._only_model()
+            await self._try_chat()
+            return await self._ways()
+        except (Rejected, OSError, ValueError) as error:
+            raise BadInput(f"{self.url}: {error}") from None
+
+    async def _only_model(self) -> str:
+        listed = (await self._asked("GET", "/models")).get("data")
+        names = [str(one.get("id")) for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        if len(names) != 1:
+            raise Rejected(f"serves {', '.join(names) or 'no model that it names'}: say which by --model")
+        return names[0]
+
+    async def _try_chat(self) -> None:
+        """Fewer log-probabilities where so many are too many, and none where it gives none."""
+        for top in (self.top, 5, 0):
+            self.top, self.chat_logprobs = top or self.top, top > 0
+            try:
+                found = await self._asked("POST", "/chat/completions", self._chat([_user(_TRIAL)], 1))
+            except Rejected:
+                if not top:
+                    raise
+                continue
+            if not top or _chat_steps(found, top):
+                return
+
+    async def _ways(self) -> tuple[Way, ...]:
+        found: list[Way] = []
+        for way in WAYS:
+            try:
+                steps = await self._forced(_TRIAL, way, [len(_TRIAL)])
+            except Rejected:
+                continue
+            if len(steps) >= (1 if way == "steps" else 2):
+                found.append(way)
+        return tuple(found)
+
+    # Chats
+
+    def _chat(self, messages: list[dict[str, Any]], tokens: int) -> dict[str, Any]:
+        body = {"model": self.model, "messages": messages, "max_tokens": tokens, "temperature": 0, "seed": 1}
+        return body | ({"logprobs": True, "top_logprobs": self.top} if self.chat_logprobs else {})
+
+    async def sample(self, prompt: Prompt) -> Sample:
+        """Its greedy answer; a failure is part of the sample."""
+        body = self._chat([_user(prompt.text)], self.asking.tokens)
+        if prompt.tools:
+            body["tools"] = [tool.offered for tool in prompt.tools]
+        try:
+            found = await self._twice("/chat/completions", body)
+            choice = found["choices"][0]
+            message = choice["message"]
+            words = [message.get("reasoning_content") or message.get("reasoning"), message.get("content")]
+            return Sample(
+                prompt=prompt,
+                answer="\n".join(str(one) for one in words if one),
+                calls=tuple(_call(one) for one in message.get("tool_calls") or ()),
+                finish=str(choice.get("finish_reason")),
+                prompt_tokens=int((found.get("usage") or {}).get("prompt_tokens") or 0),
+                steps=_chat_steps(found, self.top) if self.chat_logprobs else (),
+            )
+        except (Rejected, OSError) as error:
+            return Sample(prompt=prompt, error=str(error))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            return Sample(prompt=prompt, error=f"/chat/completions: not OpenAI's form: {error!r}")
+
+    async def _twice(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """A connection may break once."""
+        try:
+            return await self._asked("POST", path, body)
+        except OSError:
+            return await self._asked("POST", path, body)
+
+    # Teacher forcing
+
+    async def force(self, text: str, way: Way) -> tuple[Step, ...]:
+        return await self._forced(text, way, cuts(text, self.asking.positions))
+
+    async def _forced(self, text: str, way: Way, cut_at: list[int]) -> tuple[Step, ...]:
+        body: dict[str, Any] = {
+            "model": self.model, "prompt": text, "max_tokens": 1, "temperature": 0, "seed": 1,
+        }  # fmt: skip
+        try:
+            if way == "prompt_logprobs":
+                found = await self._twice("/completions", body | {"prompt_logprobs": self.top})
+                return _prompt_steps(found["choices"][0].get("prompt_logprobs"), self.top)
+            if way == "echo":
+                found = await self._twice("/completions", body | {"echo": True, "logprobs": self.top})
+                return _echo_steps(found["choices"][0].get("logprobs"), self.top)
+            steps = []
+            for at in cut_at:
+                # In order: each prefix begins with the one before, which caches keep.
+                found = await self._twice("/completions", body | {"prompt": text[:at], "logprobs": self.top})
+                position = int((found.get("usage") or {}).get("prompt_tokens") or at)
+                if top := _first_top(found["choices"][0].get("logprobs"), self.top):
+                    steps.append(Step(at, position, "", top))
+            return tuple(steps)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise Rejected(f"/completions: not OpenAI's form: {error!r}") from None
+
+
+def cuts(text: str, most: int) -> list[int]:
+    """Where a text is cut for `steps`: before a space, or between signs of scripts without them, evenly spread."""
+    may = [i for i in range(min(_FIRST_CUT, len(text)), len(text)) if _may_cut(text, i)]
+    may.append(len(text))
+    if len(may) <= most:
+        return may
+    return sorted({may[round((i + 1) * len(may) / most) - 1] for i in range(most)})
+
+
+def _may_cut(text: str, at: int) -> bool:
+    before, after = text[at - 1], text[at]
+    return (after == " " and not before.isspace()) or (ord(before) >= _CJK and ord(after) >= _CJK)
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _call(raw: dict[str, Any]) -> ToolCall:
+    said = raw["function"]
+    given = said.get("arguments")
+    return ToolCall(str(said["name"]), given if isinstance(given, str) else json.dumps(given))
+
+
+def _kept(pairs: list[tuple[str, float]], most: int) -> Top:
+    """The likeliest: engines add the token that stands there, however unlikely, which would falsify what the least
+    listed one says of those that are not listed."""
+    best = sorted(((token, float(p)) for token, p in pairs if p is not None), key=lambda pair: -pair[1])
+    return {token: max(p, -100.0) for token, p in best[:most]}
+
+
+def _chat_steps(found: dict[str, Any], most: int) -> tuple[Step, ...]:
+    said = (found["choices"][0].get("logprobs") or {}).get("content") or ()
+    steps = []
+    for i, one in enumerate(said):
+        top = _kept([(other["token"], other["logprob"]) for other in one.get("top_logprobs") or ()], most)
+        if not top:
+            return ()
+        steps.append(Step(i, i, one["token"], top))
+    return tuple(steps)
+
+
+def _prompt_steps(listed: Any, most: int) -> tuple[Step, ...]:
+    """vLLM's: for each token of the prompt but the first, by id: logprob, rank and text."""
+    steps, at = [], 0
+    for i, one in enumerate(listed or ()):
+        if not one:
+            continue
+        top = _kept([(number, said["logprob"]) for number, said in one.items()], most)
+        # The token that stands there comes first.
+        actual = next(iter(one.values()))
+        steps.append(Step(at, i, str(actual.get("decoded_token")), top))
+        at += len(str(actual.get("decoded_token") or ""))
+    return tuple(steps)
+
+
+def _echo_steps(listed: Any, most: int) -> tuple[Step, ...]:
+    listed = listed or {}
+    tokens, tops = listed.get("tokens") or (), listed.get("top_logprobs") or ()
+    offsets = listed.get("text_offset") or range(len(tokens))
+    return tuple(
+        Step(int(at), i, str(token), _kept(list(top.items()), most))
+        for i, (token, top, at) in enumerate(zip(tokens, tops, offsets, strict=False))
+        if top
+    )
+
+
+def _first_top(listed: Any, most: int) -> Top:
+    """Of a completion of one token: OpenAI's lists, or llama.cpp's, which are as a chat has them."""
+    if not listed:
+        return {}
+    if content := listed.get("content"):
+        return _kept([(one["token"], one["logprob"]) for one in content[0].get("top_logprobs") or ()], most)
+    tops: Any = listed.get("top_logprobs") or ({},)
+    return _kept(list((tops[0] or {}).items()), most)

@@ -1,0 +1,117 @@
+"""What two endpoints are asked: the bundled prompts, or a user's own, and longer ones made of them on request."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from crosstie.catalog.reading import only_keys, read_record, read_toml, table
+from crosstie.core.errors import BadData
+
+BUNDLED = Path(__file__).parent / "data" / "prompts.toml"
+Kind = Literal["chat", "code", "json", "tool", "long"]
+# Of prose in one of the languages here; only how long `--long` prompts become depends on it.
+_CHARACTERS_A_TOKEN = 4
+_LONG_QUESTION = "Which number from 1 to {last} stands before the part that says most about water? Only the number."
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that is offered to the model; `properties` are JSON Schema."""
+
+    name: str
+    description: str
+    properties: dict[str, dict[str, Any]]
+    required: tuple[str, ...] = ()
+
+    @property
+    def offered(self) -> dict[str, Any]:
+        schema = {"type": "object", "properties": self.properties, "required": list(self.required)}
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": schema},
+        }
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    language: str
+    kind: Kind
+    text: str
+    tools: tuple[Tool, ...] = ()
+    # Keys that a JSON answer must have.
+    wants: tuple[str, ...] = ()
+
+
+class _Entry(msgspec.Struct, kw_only=True):
+    id: str
+    language: str
+    kind: Kind
+    documents: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    wants: tuple[str, ...] = ()
+
+
+class PromptSet(msgspec.Struct, frozen=True):
+    prompts: tuple[Prompt, ...]
+    documents: tuple[str, ...]
+
+    def taken(self, limit: int | None, long_tokens: int | None) -> tuple[Prompt, ...]:
+        """The first `limit` of them, and four of about `long_tokens` tokens where asked for."""
+        return (*self.prompts[:limit], *(_long(self.documents, long_tokens) if long_tokens else ()))
+
+
+def read_prompts(file: Path = BUNDLED) -> PromptSet:
+    raw = read_toml(file)
+    only_keys(file, "", raw, {"prompt", "document", "tool"})
+    documents = {name: _prose(file, f"document.{name}", said) for name, said in (raw.get("document") or {}).items()}
+    tools = {
+        name: read_record(file, f"tool.{name}", table(file, f"tool.{name}", said) | {"name": name}, Tool)
+        for name, said in (raw.get("tool") or {}).items()
+    }
+    listed = raw.get("prompt")
+    if not isinstance(listed, list) or not listed:
+        raise BadData(file, "prompt", "there must be one [[prompt]] or more")
+    made = []
+    for index, said in enumerate(listed):
+        where = f"prompt[{index}]"
+        entry = dict(table(file, where, said))
+        text = _prose(file, f"{where}.text", entry.pop("text", None))
+        read = read_record(file, where, entry, _Entry)
+        before = [_named(file, f"{where}.documents", name, documents) for name in read.documents]
+        offered = tuple(_named(file, f"{where}.tools", name, tools) for name in read.tools)
+        whole = "\n\n".join([*before, text])
+        made.append(
+            Prompt(id=read.id, language=read.language, kind=read.kind, text=whole, tools=offered, wants=read.wants)
+        )
+    ids = [one.id for one in made]
+    if twice := next((one for one in ids if ids.count(one) > 1), None):
+        raise BadData(file, "prompt.id", f"'{twice}' is there twice")
+    return PromptSet(tuple(made), tuple(documents.values()))
+
+
+def _prose(file: Path, where: str, raw: object) -> str:
+    if not isinstance(raw, str) or not raw.strip():
+        raise BadData(file, where, "missing" if raw is None else "must be a non-empty string")
+    return raw.strip()
+
+
+def _named(file: Path, where: str, name: str, known: dict[str, Any]) -> Any:
+    if name not in known:
+        raise BadData(file, where, f"'{name}' is not in the file; there are {', '.join(known) or 'none'}")
+    return known[name]
+
+
+def _long(documents: tuple[str, ...], tokens: int) -> list[Prompt]:
+    """Numbered parts in another order each, so that no two share a beginning that a cache would keep."""
+    documents = documents or tuple(one.text for one in read_prompts().prompts)
+    made = []
+    for turn in range(4):
+        parts: list[str] = []
+        size = 0
+        while size < tokens * _CHARACTERS_A_TOKEN:
+            part = f"{len(parts) + 1}. {documents[(turn + len(parts) * (turn + 1)) % len(documents)]}"
+            parts.append(part)
+            size += len(part)
+        text = "\n\n".join([*parts, _LONG_QUESTION.format(last=len(parts))])
+        made.append(Prompt(id=f"long-{tokens}-{turn + 1}", language="en", kind="long", text=text))
+    return made

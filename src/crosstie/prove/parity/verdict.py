@@ -1,0 +1,224 @@
+"""From passes to a verdict: gauges with intervals, each held against a limit and against what A differs from itself by.
+
+Intervals are bootstrap intervals over prompts, not positions: places of one text are not independent. A gauge says
+`same` if its whole interval is within what is allowed, `differs` if none of it is, and `unsure` between. Gauges of
+answers (tool calls, JSON, loops, garbage) speak only where B is worse than A for sure.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from crosstie.core.errors import BadInput
+from crosstie.prove.parity.causes import causes_of
+from crosstie.prove.parity.detectors import calls_a_tool_rightly, is_garbage, is_wanted_json, loops
+from crosstie.prove.parity.endpoint import Way
+from crosstie.prove.parity.groups import Group, Groups, groups_of
+from crosstie.prove.parity.passes import Passes
+from crosstie.prove.parity.samples import Pair, Point, Sample, paired
+
+Says = Literal["same", "unsure", "differs"]
+_RESAMPLES = 2000
+_SEED = 20260801
+# B may be so many times as far from A as A is from itself, where that is more than the limit.
+_TIMES_FLOOR = 2.0
+# An A that is so many times the limit away from itself is no measure of anything.
+_MOST_FLOOR = 5.0
+# Answers that part within so many tokens part early.
+EARLY = 8
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Nats a token, and fractions. docs/parity.md has where they come from."""
+
+    kl: float = 0.02
+    disagreement: float = 0.05
+    early: float = 0.25
+    worse: float = 0.05
+
+
+class Gauge(msgspec.Struct, frozen=True, kw_only=True):
+    """`floor`: the same of A against itself. `low` to `high`: 95% of resamples of the prompts."""
+
+    name: str
+    floor: float
+    value: float
+    low: float
+    high: float
+    allowed: float
+    says: Says
+    prompts: int
+    # Of gauges of answers: how many of A's and of B's are bad; `value` is what B has more.
+    a_rate: float | None = None
+    b_rate: float | None = None
+
+
+class Parity(msgspec.Struct, frozen=True, kw_only=True):
+    a: str
+    b: str
+    a_model: str
+    b_model: str
+    verdict: Says
+    way: Way | None
+    top: int
+    prompts: int
+    positions: int
+    # Prompts that A did not answer, which are left out, and that B alone did not, each with its first reason.
+    left_out: tuple[str, ...]
+    unanswered: tuple[str, ...]
+    gauges: tuple[Gauge, ...]
+    first_divergence: Groups
+    by_position: tuple[Group, ...]
+    by_length: tuple[Group, ...]
+    by_language: tuple[Group, ...]
+    causes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+Rows = list[tuple[float, float]]
+
+
+def judged(a: str, b: str, passes: Passes, limits: Limits | None = None) -> Parity:
+    """Raises BadInput where A or B answered nothing."""
+    limits = limits or Limits()
+    asked = list(zip(passes.first, passes.again, passes.other, strict=True))
+    heard = [trio for trio in asked if not (trio[0].error or trio[1].error)]
+    if not heard:
+        raise BadInput(f"{a}: answered no prompt: {asked[0][0].error or asked[0][1].error}")
+    whole = [trio for trio in heard if not trio[2].error]
+    if not whole:
+        raise BadInput(f"{b}: answered no prompt: {heard[0][2].error}")
+    noise = [paired(first, again) for first, again, _ in whole]
+    pairs = [paired(first, other) for first, _, other in whole]
+    gauges = _gauges(noise, pairs, limits)
+    unanswered = tuple(f"{three.prompt.id}: {three.error}" for _, _, three in heard if three.error)
+    by = groups_of(noise, pairs)
+    return Parity(
+        a=a, b=b, a_model=passes.a_model, b_model=passes.b_model,
+        verdict="differs" if unanswered else _together(gauges),
+        way=passes.way, top=passes.top, prompts=len(whole),
+        positions=sum(len(pair.forced) for pair in pairs),
+        left_out=tuple(f"{one.prompt.id}: {one.error or two.error}" for one, two, _ in asked if one.error or two.error),
+        unanswered=unanswered, gauges=gauges, first_divergence=by.first_divergence, by_position=by.by_position,
+        by_length=by.by_length, by_language=by.by_language,
+        causes=causes_of(pairs, {one.name: one.says for one in gauges}, by.by_position, limits.kl),
+        notes=_notes(passes, gauges, limits),
+    )  # fmt: skip
+
+
+def _together(gauges: Sequence[Gauge]) -> Says:
+    said = {one.says for one in gauges}
+    return "differs" if "differs" in said else "unsure" if "unsure" in said else "same"
+
+
+def _gauges(noise: list[Pair], pairs: list[Pair], limits: Limits) -> tuple[Gauge, ...]:
+    def forced(pair: Pair) -> Sequence[Point]:
+        return pair.forced
+
+    def greedy(pair: Pair) -> Sequence[Point]:
+        return pair.greedy
+
+    found: list[Gauge | None] = []
+    for name, where in (("forced", forced), ("chat", greedy)):
+        kl = _sums(where, lambda point: point.kl)
+        found.append(_held(f"{name} KL", kl(noise), kl(pairs), limits.kl))
+    off = _sums(forced, lambda point: float(not point.agrees))
+    found.append(_held("forced disagreement", off(noise), off(pairs), limits.disagreement))
+    early = [_early(noise), _early(pairs)]
+    found.append(_held("early divergence", early[0], early[1], limits.early))
+    for name, applies, is_bad in _DETECTORS:
+        found.append(_worse(name, noise, pairs, applies, is_bad, limits.worse))
+    return tuple(one for one in found if one is not None)
+
+
+def _sums(where: Callable[[Pair], Sequence[Point]], of: Callable[[Point], float]) -> Callable[[list[Pair]], Rows]:
+    """Of each prompt: a sum over its places, and how many they are."""
+    return lambda pairs: [(sum(map(of, where(one))), float(len(where(one)))) for one in pairs if where(one)]
+
+
+def _early(pairs: list[Pair]) -> Rows:
+    return [(float(one.parts_at is not None and one.parts_at < EARLY), 1.0) for one in pairs]
+
+
+_DETECTORS: tuple[tuple[str, Callable[[Sample], bool], Callable[[Sample], bool]], ...] = (
+    ("invalid tool calls", lambda one: one.prompt.kind == "tool", lambda one: not calls_a_tool_rightly(one)),
+    ("invalid JSON", lambda one: one.prompt.kind == "json", lambda one: not is_wanted_json(one)),
+    ("repetition", lambda one: True, lambda one: loops(one.answer)),
+    ("garbage", lambda one: True, lambda one: is_garbage(one.answer, one.prompt.text)),
+    ("empty answers", lambda one: True, lambda one: not (one.answer.strip() or one.calls)),
+)  # fmt: skip
+
+
+def _worse(
+    name: str, noise: list[Pair], pairs: list[Pair], applies: Callable[[Sample], bool],
+    is_bad: Callable[[Sample], bool], limit: float,
+) -> Gauge | None:  # fmt: skip
+    """By how many of the prompts B is worse than A."""
+
+    def rows(ones: list[Pair]) -> Rows:
+        return [(float(is_bad(one.b)) - float(is_bad(one.a)), 1.0) for one in ones if applies(one.a)]
+
+    found = rows(pairs)
+    if not found:
+        return None
+    value, low, high = interval(found)
+    floor = interval(rows(noise))[0]
+    allowed = max(limit, _TIMES_FLOOR * floor)
+    return Gauge(
+        name=name, floor=floor, value=value, low=low, high=high, allowed=allowed,
+        says="differs" if low > allowed else "same", prompts=len(found),
+        a_rate=_rate(is_bad(one.a) for one in pairs if applies(one.a)),
+        b_rate=_rate(is_bad(one.b) for one in pairs if applies(one.a)),
+    )  # fmt: skip
+
+
+def _rate(found: Iterable[bool]) -> float:
+    listed = list(found)
+    return sum(listed) / len(listed)
+
+
+def _held(name: str, noise: Rows, found: Rows, limit: float) -> Gauge | None:
+    if not found:
+        return None
+    value, low, high = interval(found)
+    floor = interval(noise)[0] if noise else 0.0
+    allowed = max(limit, _TIMES_FLOOR * floor)
+    says: Says = "same" if high <= allowed else "differs" if low > allowed else "unsure"
+    if floor > _MOST_FLOOR * limit:
+        says = "unsure"
+    return Gauge(
+        name=name, floor=floor, value=value, low=low, high=high, allowed=allowed, says=says, prompts=len(found)
+    )  # fmt: skip
+
+
+def interval(rows: Rows) -> tuple[float, float, float]:
+    """A ratio of sums over prompts, and where 95% of its resamples lie."""
+    sums, counts = np.array(rows, dtype=float).T
+    picked = np.random.default_rng(_SEED).integers(0, len(rows), size=(_RESAMPLES, len(rows)))
+    drawn = sums[picked].sum(axis=1) / counts[picked].sum(axis=1)
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return float(sums.sum() / counts.sum()), float(low), float(high)
+
+
+def _notes(passes: Passes, gauges: Sequence[Gauge], limits: Limits) -> tuple[str, ...]:
+    notes = []
+    if passes.way is None:
+        notes.append("not teacher-forced: the two have no way in common; chats alone were compared")
+    if not any(one.steps for one in passes.first) or not any(one.steps for one in passes.other):
+        notes.append("no log-probabilities of chats: answers were compared word by word, which says much less")
+    noisy = [one.name for one in gauges if one.name in ("forced KL", "chat KL") and one.floor > limits.kl]
+    if noisy:
+        notes.append(f"A is above the limit against itself ({', '.join(noisy)}): B is held against twice that")
+    hopeless = [one.name for one in gauges if one.name.startswith("invalid") and one.a_rate == 1.0]
+    if hopeless:
+        notes.append(f"all of A's are {' and '.join(hopeless)}: B cannot be worse at that")
+    return tuple(notes)
+
+
+def document(found: Sequence[Parity], scores: Sequence[Any] = ()) -> dict[str, Any]:
+    """For `--json`; what is not a number is null."""
+    whole = {"comparisons": found, "lm_eval": scores}
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))
+    return plain
