@@ -94,6 +94,7 @@ POOL_KEYS = {
     *DRAFTS,
     *TOKEN_KEYS,
     "paid_anyway",
+    "drained",
     "adapters",
     "max_adapters",
 }
@@ -138,10 +139,12 @@ def test_a_hand_written_fleet_means_what_it_says(catalog: Catalog, tmp_path: Pat
 
 def test_a_pool_may_be_paid_by_the_token(catalog: Catalog, tmp_path: Path) -> None:
     text = changed(
-        ("[[class]]", BOUGHT + "\n[[class]]"), ("usd_per_gpu_hour = 1.3", "usd_per_gpu_hour = 1.3\npaid_anyway = false")
+        ("[[class]]", BOUGHT + "\n[[class]]"),
+        ("usd_per_gpu_hour = 1.3", "usd_per_gpu_hour = 1.3\npaid_anyway = false\ndrained = true"),
     )
     got = read_fleet(catalog, fleet_file(tmp_path, text))
     assert (got.pools[0].paid_anyway, got.pools[0].token_price) == (False, None)
+    assert [pool.drained for pool in got.pools] == [True, False, False]
     assert got.pools[2].token_price == TokenPrice(
         usd_per_million_input=0.1, usd_per_million_output=0.4, usd_per_million_cached_input=0.05, max_usd_per_hour=2.0,
         max_usd_per_day=20.0,

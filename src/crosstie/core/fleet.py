@@ -192,6 +192,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     token_price: TokenPrice | None = None
     # Whether its GPUs cost the same while they idle; if not, they are paid by use.
     paid_anyway: bool = True
+    # Gets no requests until an administrator lets it in, as `crosstie parity --admit` does.
+    drained: bool = False
 
     @property
     def replica_gpus(self) -> int:

@@ -41,7 +41,6 @@ class LivePool:
         self.prefill: LivePool | None = None
         # Which side of such a pool this is: "prefill", "decode" or neither.
         self.side = ""
-        self.draining = False
         self.ttft = OnlineCorrection(_POOL_MEMORY_S)
         self.tpot = OnlineCorrection(_POOL_MEMORY_S)
         # How much slower than modelled it decodes, and so how much more of a replica each request takes.
@@ -70,6 +69,7 @@ class LivePool:
         self.price(0.0, 0.0)
         self.max_context = pool.max_context
         self.modalities = None if pool.modalities is None else frozenset(pool.modalities)
+        self.draining = pool.drained
 
     def price(self, watts: float, usd_per_kwh: float) -> None:
         """A replica by the second: its GPUs and, where they do not include it, its power."""

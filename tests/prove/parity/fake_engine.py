@@ -29,6 +29,8 @@ class Engine:
     # Answers by the beginning of the prompt; what comes after is not the model's own.
     said: dict[str, Any] = field(default_factory=dict)
     refuses: str = "nothing at all"
+    # Requests that it is too busy for, before it takes one.
+    busy: int = 0
     key: str = ""
     url: str = ""
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -70,6 +72,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if engine.key and self.headers.get("authorization") != f"Bearer {engine.key}":
                 return self._answer(401, {"error": {"message": "no such key"}})
+            if len(engine.asked) > 4 and engine.busy > 0:
+                engine.busy -= 1
+                return self._answer(503, {"error": {"message": "too much to do"}})
             made = self._chat(body) if self.path.endswith("/chat/completions") else self._completion(body)
             self._answer(200 if "choices" in made else 400, made)
         finally:
@@ -107,9 +112,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return {"choices": [{"text": " x", "logprobs": None}], "usage": usage}
             listed: list[Any] = [None]
             for i in range(1, len(tokens)):
-                top = dict(engine.top(tokens[:i], body["prompt_logprobs"]))
+                best = dict(engine.top(tokens[:i], body["prompt_logprobs"]))
                 # The one that stands there comes first, however unlikely.
-                entry = {tokens[i]: top.get(tokens[i], -15.0)} | top
+                entry = {tokens[i]: best.get(tokens[i], -15.0)} | best
                 listed.append({token: {"logprob": p, "decoded_token": token} for token, p in entry.items()})
             return {"choices": [{"text": "", "prompt_logprobs": listed}], "usage": usage}
         top = engine.top(tokens, body["logprobs"])

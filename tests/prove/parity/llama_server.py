@@ -3,8 +3,8 @@
 import json
 import os
 import sys
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def llama(file: Path, **settings: Any) -> Iterator[str]:
 
 def main() -> None:
     parent = os.getppid()
-    engine = import_module("xllamacpp")
+    engine: Any = import_module("xllamacpp")
     settings = json.loads(sys.argv[2])
 
     def chosen() -> Any:

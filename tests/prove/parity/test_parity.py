@@ -24,7 +24,7 @@ def asked(a: Engine, b: Engine, prompts: tuple[Prompt, ...] = PROMPTS, **how: An
 
 
 def verdict(a: Engine, b: Engine, **how: Any) -> Parity:
-    return judged("A", "B", asked(a, b, **how), how.get("limits"))
+    return judged("A", "B", asked(a, b, **how))
 
 
 def gauge(found: Parity, name: str) -> Gauge:
@@ -61,7 +61,7 @@ def test_the_best_way_that_both_have_is_taken() -> None:
     assert asked(Engine(), Engine(ways=("echo", "steps"))).way == "echo"
     assert asked(Engine(ways=("prompt_logprobs", "steps")), Engine(ways=("echo", "steps"))).way == "steps"
     assert asked(Engine(), Engine(ways=())).way is None
-    with pytest.raises(BadInput, match="--way echo: http.* has prompt_logprobs, steps"):
+    with pytest.raises(BadInput, match=r"--way echo: http.* has prompt_logprobs, steps"):
         asked(Engine(), Engine(ways=("prompt_logprobs", "steps")), way="echo")
 
 
@@ -177,6 +177,12 @@ def test_what_a_does_not_answer_is_left_out_and_what_b_does_not_is_a_difference(
 def test_fewer_log_probabilities_where_so_many_are_refused() -> None:
     assert asked(Engine(), Engine(most_top=5)).top == 5
     assert asked(Engine(), Engine()).top == 20
+
+
+def test_an_engine_that_has_too_much_to_do_is_asked_again() -> None:
+    busy = Engine(busy=2)
+    found = verdict(busy, Engine(), concurrency=1, prompts=PROMPTS[:2])
+    assert (found.left_out, busy.busy) == ((), 0)
 
 
 def test_a_server_of_several_models_wants_a_name() -> None:

@@ -231,6 +231,27 @@ def test_a_drained_pool_finishes_what_it_has_and_gets_nothing_new() -> None:
     run_on_loop(scenario())
 
 
+def test_a_pool_that_its_file_has_drained_waits_to_be_let_in() -> None:
+    async def scenario() -> None:
+        async with fakes(2) as made:
+            fleet = two_pools(made)
+            first, second = fleet.pools
+            waiting = msgspec.structs.replace(fleet, pools=(msgspec.structs.replace(first, drained=True), second))
+            async with administered(waiting) as admin:
+                assert (await admin.states())[made[0].url] == "drained"
+                assert (await admin.running.ask()).header(b"x-crosstie-pool") == b"two"
+                # Any other change leaves it as it is.
+                await admin.post("weight", weights={"two": 2.0})
+                assert (await admin.states())[made[0].url] == "drained"
+                await admin.post("undrain", pool="one")
+                assert (await admin.states())[made[0].url] == "up"
+                assert (await admin.running.ask(headers={"x-crosstie-pool": "one"})).status == 200
+                await admin.post("reset")
+                assert (await admin.states())[made[0].url] == "drained"
+
+    run_on_loop(scenario())
+
+
 def test_one_backend_is_drained_and_the_last_of_a_model_is_warned_of() -> None:
     async def scenario() -> None:
         async with fakes(2) as made, administered(fleet_of(pool_of("one", *(f.url for f in made)))) as admin:

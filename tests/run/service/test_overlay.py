@@ -37,6 +37,18 @@ def test_a_drain_changes_nothing_but_who_is_asked() -> None:
     assert laid.drained == {"one", C}
 
 
+def test_a_pool_that_its_file_has_drained_is_admitted_and_drained_again() -> None:
+    waiting = fleet_of(pool_of("one", A, B, drained=True), pool_of("two", C))
+    admit = Change(action="admit", pool="one")
+    assert laid_over(waiting, ()).drained == {"one"}
+    laid = laid_over(waiting, [admit])
+    assert (laid.drained, laid.fleet.pools[0].drained, admit.words) == (frozenset(), False, "admit pool one")
+    assert with_change((admit,), Change(action="drain", pool="one")) == ()
+    backend = Change(action="drain", pool="one", backend=A)
+    assert with_change((admit,), backend) == (admit, backend)
+    assert "not drained in the fleet file" in refusal(fleet(), admit)
+
+
 def test_backends_and_pools_come_and_go() -> None:
     added = pool_of("three", "http://10.0.0.9:8000/v1")
     laid = laid_over(

@@ -27,10 +27,16 @@ _MOST_SAID = 200
 # A text is first cut after so many characters: before them there is little to tell models apart by.
 _FIRST_CUT = 8
 _CJK = 0x2E80
+# Before a request is sent again.
+_WAITS_S = (0.2, 1.0, 4.0)
 
 
 class Rejected(Exception):
     """The endpoint answered, but not with what was asked."""
+
+
+class _Busy(Rejected):
+    """It may answer later."""
 
 
 class Asking(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +83,8 @@ class Endpoint:
             found = None
         if answer.status != 200 or not isinstance(found, dict):
             said = " ".join(answer.body.decode("utf-8", "replace").split())
-            raise Rejected(f"{path}: status {answer.status}: {said[:_MOST_SAID]}")
+            kind = _Busy if answer.status in (429, 503) else Rejected
+            raise kind(f"{path}: status {answer.status}: {said[:_MOST_SAID]}")
         return found
 
     async def begin(self) -> tuple[Way, ...]:
@@ -133,7 +140,7 @@ class Endpoint:
         if prompt.tools:
             body["tools"] = [tool.offered for tool in prompt.tools]
         try:
-            found = await self._twice("/chat/completions", body)
+            found = await self._patiently("/chat/completions", body)
             choice = found["choices"][0]
             message = choice["message"]
             words = [message.get("reasoning_content") or message.get("reasoning"), message.get("content")]
@@ -150,12 +157,14 @@ class Endpoint:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             return Sample(prompt=prompt, error=f"/chat/completions: not OpenAI's form: {error!r}")
 
-    async def _twice(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """A connection may break once."""
-        try:
-            return await self._asked("POST", path, body)
-        except OSError:
-            return await self._asked("POST", path, body)
+    async def _patiently(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Again, where a connection broke or an engine had too much to do: a few times."""
+        for wait_s in _WAITS_S:
+            try:
+                return await self._asked("POST", path, body)
+            except (OSError, _Busy):
+                await asyncio.sleep(wait_s)
+        return await self._asked("POST", path, body)
 
     # Teacher forcing
 
@@ -168,15 +177,15 @@ class Endpoint:
         }  # fmt: skip
         try:
             if way == "prompt_logprobs":
-                found = await self._twice("/completions", body | {"prompt_logprobs": self.top})
+                found = await self._patiently("/completions", body | {"prompt_logprobs": self.top})
                 return _prompt_steps(found["choices"][0].get("prompt_logprobs"), self.top)
             if way == "echo":
-                found = await self._twice("/completions", body | {"echo": True, "logprobs": self.top})
+                found = await self._patiently("/completions", body | {"echo": True, "logprobs": self.top})
                 return _echo_steps(found["choices"][0].get("logprobs"), self.top)
             steps = []
             for at in cut_at:
                 # In order: each prefix begins with the one before, which caches keep.
-                found = await self._twice("/completions", body | {"prompt": text[:at], "logprobs": self.top})
+                found = await self._patiently("/completions", body | {"prompt": text[:at], "logprobs": self.top})
                 position = int((found.get("usage") or {}).get("prompt_tokens") or at)
                 if top := _first_top(found["choices"][0].get("logprobs"), self.top):
                     steps.append(Step(at, position, "", top))

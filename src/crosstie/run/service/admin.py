@@ -47,7 +47,7 @@ class Administration:
         # Grows with every change: the process that has the larger one knows better.
         self.revision = 0
         self.left_out: tuple[tuple[Change, str], ...] = ()
-        self._drained: frozenset[str] = frozenset()
+        self._drained = laid_over(self.base, ()).drained
         # What a fleet that is being loaded was made from; see `reloaded`.
         self._coming: tuple[Fleet, Laid] | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -176,7 +176,9 @@ class Administration:
     def _undrain(self, body: dict[str, Any]) -> _Outcome:
         drained = self._target("drain", body)
         # By its address alone: the file may have given a backend to another pool since.
-        left = (one for one in self.changes if one.action != "drain" or one.words != drained.words)
+        left = [one for one in self.changes if one.action != "drain" or one.words != drained.words]
+        if drained.backend is None and pool_named(self.gateway.live.fleet, drained.pool or "").drained:
+            left.append(Change(action="admit", pool=drained.pool))
         return f"un{drained.words}", tuple(left)
 
     def _target(self, action: Literal["drain", "remove"], body: dict[str, Any]) -> Change:

@@ -16,7 +16,7 @@ from crosstie.catalog.fleets import check_pools
 from crosstie.core.errors import BadInput, CrosstieError, near_names
 from crosstie.core.fleet import Fleet, Pool, ServedClass
 
-Action = Literal["drain", "add-pool", "add-backend", "remove-pool", "remove-backend", "weight"]
+Action = Literal["drain", "admit", "add-pool", "add-backend", "remove-pool", "remove-backend", "weight"]
 # What the reader of fleet files puts in the place of the file's name when pools with a change do not go together.
 _CHANGED = Path("the fleet with this change")
 
@@ -63,6 +63,7 @@ def laid_over(fleet: Fleet, changes: Iterable[Change]) -> Laid:
         kept.append(change)
         if change.action == "drain":
             drained.add(change.backend or change.pool or "")
+    drained |= {pool.name for pool in fleet.pools if pool.drained}
     return Laid(fleet, frozenset(drained), tuple(kept), tuple(left_out))
 
 
@@ -73,6 +74,10 @@ def with_change(changes: Sequence[Change], new: Change) -> tuple[Change, ...]:
     kept = list(changes)
     if new in kept and new.action != "remove-pool":
         return tuple(kept)
+    admitted = Change(action="admit", pool=new.pool)
+    if new.action == "drain" and new.backend is None and admitted in kept:
+        # Its file has it drained.
+        return tuple(one for one in kept if one != admitted)
     if new.action == "weight":
         kept = _without_weights(kept, new.weights)
     elif new.action in ("add-backend", "remove-backend"):
@@ -110,6 +115,15 @@ def _drain(fleet: Fleet, change: Change) -> Fleet:
     else:
         pool_named(fleet, change.pool or "")
     return fleet
+
+
+def _admit(fleet: Fleet, change: Change) -> Fleet:
+    """What the file says is drained is so no more."""
+    pool = pool_named(fleet, change.pool or "")
+    if not pool.drained:
+        raise BadInput(f"pool {pool.name} is not drained in the fleet file any more")
+    made = msgspec.structs.replace(pool, drained=False)
+    return _with_pools(fleet, tuple(made if one is pool else one for one in fleet.pools))
 
 
 def _add_pool(fleet: Fleet, change: Change) -> Fleet:
@@ -156,6 +170,7 @@ def _weigh(fleet: Fleet, change: Change) -> Fleet:
 
 _STEPS: dict[Action, Callable[[Fleet, Change], Fleet]] = {
     "drain": _drain,
+    "admit": _admit,
     "add-pool": _add_pool,
     "add-backend": _add_backend,
     "remove-pool": _remove_pool,
