@@ -19,7 +19,7 @@ _MEANINGS = {
     "forced KL": "nats a token over forced texts, the least that the lists allow",
     "forced disagreement": "places of forced texts whose likeliest token is another; 100% less it is top-1 agreement",
     "chat KL": "the same over answers, as far as both have said the same",
-    "early divergence": f"answers that part within {EARLY} tokens",
+    "early divergence": f"answers that part within {EARLY} tokens, and at no near tie",
     "invalid tool calls": "answers that call no tool where one is asked for, or call it wrongly",
     "invalid JSON": "answers that are not the JSON asked for",
     "repetition": "answers that end in a loop",
@@ -56,6 +56,9 @@ def show_parity(out: Output, one: Parity, verbose: bool) -> None:
     if not verbose:
         closing(out, DETAILS)
         return
+    if one.first_divergence.by_token:
+        rows = [[part.name, f"{part.floor:,}", f"{part.answers:,}"] for part in one.first_divergence.by_token]
+        show_table(out, ["answers part at token", ">A/A", ">A/B"], rows)
     for title, groups in (
         ("by position", one.by_position), ("by length of the prompt", one.by_length), ("by language", one.by_language),
     ):  # fmt: skip

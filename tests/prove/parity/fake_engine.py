@@ -25,6 +25,8 @@ class Engine:
     ways: tuple[str, ...] = ("prompt_logprobs", "echo", "steps")
     chat_logprobs: bool = True
     most_top: int = 20
+    # What its tokenizer takes for a token.
+    piece: str = r"\s*\S+"
     models: tuple[str, ...] = ("toy",)
     # Answers by the beginning of the prompt; what comes after is not the model's own.
     said: dict[str, Any] = field(default_factory=dict)
@@ -37,6 +39,9 @@ class Engine:
     at_once: int = 0
     most_at_once: int = 0
 
+    def cut(self, text: str) -> list[str]:
+        return re.findall(self.piece, text)
+
     def logits(self, tokens: list[str]) -> dict[str, float]:
         """By all that came before; the first words are likelier than the last."""
         digest = hashlib.sha256("|".join(tokens).encode()).digest() * 2
@@ -47,10 +52,6 @@ class Engine:
 
     def top(self, tokens: list[str], most: int) -> list[tuple[str, float]]:
         return sorted(self.logits(tokens).items(), key=lambda pair: -pair[1])[:most]
-
-
-def cut(text: str) -> list[str]:
-    return re.findall(r"\s*\S+", text)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -86,11 +87,12 @@ class _Handler(BaseHTTPRequestHandler):
             return {"error": {"message": "the prompt is too long"}}
         if body.get("top_logprobs", 0) > engine.most_top:
             return {"error": {"message": "top_logprobs is too large"}}
-        context = cut(engine.template.format(text))
+        context = engine.cut(engine.template.format(text))
         usage = {"prompt_tokens": len(context), "completion_tokens": body["max_tokens"]}
         for begins, answer in engine.said.items():
             if text.startswith(begins):
-                return {"choices": [{"message": answer, "finish_reason": "stop"}], "usage": usage}
+                choice = {"index": 0, "message": answer, "finish_reason": "stop"}
+                return {"choices": [choice], "usage": usage}
         listed, words = [], ""
         for _ in range(body["max_tokens"]):
             top = engine.top(context, body.get("top_logprobs") or 1)
@@ -101,11 +103,11 @@ class _Handler(BaseHTTPRequestHandler):
             context.append(top[0][0])
             words += top[0][0]
         shown = {"content": listed} if engine.chat_logprobs and body.get("logprobs") else None
-        choice = {"message": {"content": words}, "logprobs": shown, "finish_reason": "length"}
+        choice = {"index": 0, "message": {"content": words}, "logprobs": shown, "finish_reason": "length"}
         return {"choices": [choice], "usage": usage}
 
     def _completion(self, body: dict[str, Any]) -> dict[str, Any]:
-        engine, tokens = self.engine, cut(body["prompt"])
+        engine, tokens = self.engine, self.engine.cut(body["prompt"])
         usage = {"prompt_tokens": len(tokens), "completion_tokens": 1}
         if "prompt_logprobs" in body:
             if "prompt_logprobs" not in engine.ways:

@@ -89,6 +89,21 @@ def test_a_wrong_template_is_told_from_wrong_weights() -> None:
     assert not any("weights" in cause for cause in found.causes)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_another_tokenizer_is_told_as_that(way: Way) -> None:
+    found = verdict(Engine(), Engine(piece=r"\s*\S{1,2}"), way=way)
+    assert found.verdict == "differs"
+    assert found.causes[0].startswith("the tokenizer: ")
+    assert not any("weights" in cause for cause in found.causes)
+
+
+def test_places_that_only_one_lists_are_no_other_tokenizer() -> None:
+    passes = asked(Engine(), Engine(sharp=2.0), way="steps")
+    for one in passes.other:
+        one.forced = one.forced[1:]
+    assert judged("A", "B", passes).causes[0].startswith("the weights")
+
+
 def test_late_positions_that_differ_are_told_as_that() -> None:
     prompts = tuple(one for one in read_prompts().prompts if one.kind == "long" and one.language != "zh")
     found = verdict(Engine(), Engine(sharp=2.0, right_until=60), prompts=prompts, way="prompt_logprobs")
@@ -102,6 +117,9 @@ def test_groups_are_by_position_length_and_language() -> None:
     assert {one.name for one in found.by_language} == {one.language for one in PROMPTS}
     assert [one.name for one in found.by_position][:2] == ["0-63", "64-255"]
     assert sum(one.prompts for one in found.by_length) == len(PROMPTS)
+    assert found.first_divergence.by_token == ()
+    apart = verdict(Engine(), Engine(sharp=-1.0)).first_divergence
+    assert [(part.name, part.floor, part.answers) for part in apart.by_token] == [("0-7", 0, len(PROMPTS))]
 
 
 def test_a_is_asked_twice_and_otherwise_the_second_time() -> None:

@@ -72,6 +72,14 @@ def test_a_near_tie_has_a_small_margin() -> None:
     assert paired(clear, other).margin == pytest.approx(math.log(0.9 / 0.05))
 
 
+def test_where_tokens_are_left_out_of_the_list_nothing_is_said_of_the_place_where_answers_part() -> None:
+    one, other = answered("a", "a", a=0.9, c=0.05), answered("a", "c", a=0.9, c=0.05)
+    assert paired(one, other).is_clear
+    other.output_tokens = 6
+    pair = paired(one, other)
+    assert (pair.parts_at, pair.margin, len(pair.greedy)) == (1, None, 1)
+
+
 def test_an_answer_that_stops_earlier_parts_there() -> None:
     assert paired(answered(" a", " b"), answered(" a")).parts_at == 1
     assert paired(answered(" a", " b"), answered(" a", " b")).parts_at is None

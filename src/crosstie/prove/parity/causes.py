@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from crosstie.core.figures import plural
 from crosstie.prove.parity.groups import Group
 from crosstie.prove.parity.samples import Pair
 
@@ -20,7 +21,7 @@ def causes_of(
     more = [one.b.prompt_tokens - one.a.prompt_tokens for one in pairs if one.a.prompt_tokens and one.b.prompt_tokens]
     lengths = _other_lengths(pairs)
     if lengths:
-        found.append(f"the tokenizer: {lengths} texts are cut into tokens otherwise")
+        found.append(f"the tokenizer: {plural(lengths, 'text')} cut into other tokens")
     elif more and sum(map(bool, more)) > len(more) / 2:
         found.append(
             f"the chat template: B counts {median(more):+g} tokens for the same messages, and as many for the same text"
@@ -44,10 +45,10 @@ def causes_of(
 
 
 def _other_lengths(pairs: Sequence[Pair]) -> int:
-    """Texts that the two do not cut alike: places that only one of them has, or other counts before one place."""
+    """Texts that the two do not cut alike: before the same place they count other tokens."""
     count = 0
     for one in pairs:
         a = {step.at: step.position for step in one.a.forced}
         b = {step.at: step.position for step in one.b.forced}
-        count += bool(a) and bool(b) and a != b
+        count += any(a[at] != b[at] for at in a.keys() & b.keys())
     return count

@@ -144,12 +144,14 @@ class Endpoint:
             choice = found["choices"][0]
             message = choice["message"]
             words = [message.get("reasoning_content") or message.get("reasoning"), message.get("content")]
+            used = found.get("usage") or {}
             return Sample(
                 prompt=prompt,
                 answer="\n".join(str(one) for one in words if one),
                 calls=tuple(_call(one) for one in message.get("tool_calls") or ()),
                 finish=str(choice.get("finish_reason")),
-                prompt_tokens=int((found.get("usage") or {}).get("prompt_tokens") or 0),
+                prompt_tokens=int(used.get("prompt_tokens") or 0),
+                output_tokens=int(used.get("completion_tokens") or 0),
                 steps=_chat_steps(found, self.top) if self.chat_logprobs else (),
             )
         except (Rejected, OSError) as error:

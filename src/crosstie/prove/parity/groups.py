@@ -10,6 +10,7 @@ from crosstie.prove.parity.samples import Pair, Point
 
 # First positions, and first lengths in tokens, of each group.
 _POSITIONS = (0, 64, 256, 1024, 4096, 16384, 65536)
+_TOKENS = (0, 8, 32, 128, 512)
 _LENGTHS = (0, 128, 512, 2048, 8192, 32768)
 
 
@@ -27,6 +28,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     parted_at: float
 
 
+class Parted(msgspec.Struct, frozen=True):
+    """How many answers part first at these tokens."""
+
+    name: str
+    floor: int
+    answers: int
+
+
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
     """First divergence of greedy answers: equal ones, the median place where others part, and how many of those were
     no near tie: A found its own token more than twice as likely as B's."""
@@ -38,6 +47,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     floor_median_token: float
     clear: int
     floor_clear: int
+    by_token: tuple[Parted, ...]
 
 
 class By(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,10 +130,18 @@ def _divergence(noise: list[Pair], pairs: list[Pair]) -> Groups:
         return float(median(parted)) if parted else math.nan
 
     def clear(ones: list[Pair]) -> int:
-        return sum(one.margin is not None and one.margin > math.log(2) for one in ones)
+        return sum(one.is_clear for one in ones)
 
     return Groups(
         prompts=len(pairs), equal=sum(one.parts_at is None for one in pairs),
         floor_equal=sum(one.parts_at is None for one in noise), median_token=at(pairs), floor_median_token=at(noise),
-        clear=clear(pairs), floor_clear=clear(noise),
+        clear=clear(pairs), floor_clear=clear(noise), by_token=_by_token(noise, pairs),
     )  # fmt: skip
+
+
+def _by_token(noise: list[Pair], pairs: list[Pair]) -> tuple[Parted, ...]:
+    floor, found = (
+        [_range(one.parts_at, _TOKENS) for one in ones if one.parts_at is not None] for ones in (noise, pairs)
+    )
+    names = sorted({*floor, *found}, key=_first_number)
+    return tuple(Parted(name, floor.count(name), found.count(name)) for name in names)

@@ -39,10 +39,17 @@ class Sample(msgspec.Struct, kw_only=True):
     calls: tuple[ToolCall, ...] = ()
     finish: str = ""
     prompt_tokens: int = 0
+    output_tokens: int = 0
     steps: tuple[Step, ...] = ()
     forced: tuple[Step, ...] = ()
     # Empty: it was answered.
     error: str = ""
+
+    @property
+    def lists_all(self) -> bool:
+        """llama.cpp leaves out tokens that are parts of a sign, so that one token more may come before a place. The
+        last one, which ends an answer, is listed by some."""
+        return len(self.steps) >= self.output_tokens - 1
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -62,8 +69,13 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     forced: tuple[Point, ...]
     greedy: tuple[Point, ...]
     parts_at: int | None
-    # How much likelier A found its own token than B's where they part; None: not known.
+    # How much likelier A found its own token than B's where they part, in nats; None: not known.
     margin: float | None
+
+    @property
+    def is_clear(self) -> bool:
+        """They part at no near tie: A found its own token more than twice as likely as B's."""
+        return self.margin is not None and self.margin > math.log(2)
 
 
 def least_kl(a: Top, b: Top) -> float:
@@ -104,17 +116,16 @@ def paired(a: Sample, b: Sample) -> Pair:
     else:
         said = _words(a), _words(b)
     common = next((i for i, (x, y) in enumerate(zip(*said, strict=False)) if x != y), min(map(len, said)))
-    # Some engines do not list the tokens that are parts of a sign: what was said counts.
-    equal = _words(a) == _words(b)
-    parts_at = None if equal else common
-    # The place where they part has the same text before it too; what comes after has not.
-    greedy = tuple(_point(x, y) for x, y in list(zip(a.steps, b.steps, strict=False))[: common + (not equal)])
+    # What was said counts, not what was listed of it.
+    parts_at = None if _words(a) == _words(b) else common
+    # The place where they part has the same text before it too, if no token was left out; what comes after has not.
+    seen = parts_at is not None and a.lists_all and b.lists_all
+    greedy = tuple(_point(x, y) for x, y in list(zip(a.steps, b.steps, strict=False))[: common + seen])
     margin = None
-    if parts_at is not None and parts_at < min(len(a.steps), len(b.steps)):
+    if seen and parts_at is not None and parts_at < min(len(a.steps), len(b.steps)):
         top = a.steps[parts_at].top
-        margin = top.get(a.steps[parts_at].token, 0.0) - top.get(
-            b.steps[parts_at].token, min(top.values(), default=0.0)
-        )
+        # What is not listed is no likelier than the least that is.
+        margin = max(top.values()) - top.get(b.steps[parts_at].token, min(top.values()))
     return Pair(a=a, b=b, forced=forced, greedy=greedy, parts_at=parts_at, margin=margin)
 
 

@@ -26,7 +26,7 @@ _SEED = 20260801
 _TIMES_FLOOR = 2.0
 # An A that is so many times the limit away from itself is no measure of anything.
 _MOST_FLOOR = 5.0
-# Answers that part within so many tokens part early.
+# Answers that part within so many tokens, and at no near tie, part early.
 EARLY = 8
 
 
@@ -139,7 +139,13 @@ def _sums(where: Callable[[Pair], Sequence[Point]], of: Callable[[Point], float]
 
 
 def _early(pairs: list[Pair]) -> Rows:
-    return [(float(one.parts_at is not None and one.parts_at < EARLY), 1.0) for one in pairs]
+    """Near ties fall either way in the same model: they count only where nobody can tell that they were such."""
+
+    def parts(one: Pair) -> bool:
+        clear = one.is_clear or not (one.a.steps and one.b.steps)
+        return one.parts_at is not None and one.parts_at < EARLY and clear
+
+    return [(float(parts(one)), 1.0) for one in pairs]
 
 
 _DETECTORS: tuple[tuple[str, Callable[[Sample], bool], Callable[[Sample], bool]], ...] = (
