@@ -7,7 +7,7 @@ from crosstie.cli.show import Output, closing, say, show_table
 from crosstie.core.figures import percent, plural, significant
 from crosstie.prove.parity.groups import Group, Groups
 from crosstie.prove.parity.harness import Score
-from crosstie.prove.parity.verdict import EARLY, Gauge, Parity
+from crosstie.prove.parity.verdict import DISAGREEMENT, EARLY, Gauge, Parity
 
 DETAILS = "by position, length and language; what every gauge means"
 _VERDICTS = {
@@ -17,7 +17,7 @@ _VERDICTS = {
 }
 _MEANINGS = {
     "forced KL": "nats a token over forced texts, the least that the lists allow",
-    "forced disagreement": "places of forced texts whose likeliest token is another; 100% less it is top-1 agreement",
+    DISAGREEMENT: "top-1 agreement is that of the likeliest tokens at all places of forced texts",
     "chat KL": "the same over answers, as far as both have said the same",
     "early divergence": f"answers that part within {EARLY} tokens, and at no near tie",
     "invalid tool calls": "answers that call no tool where one is asked for, or call it wrongly",
@@ -65,7 +65,8 @@ def show_parity(out: Output, one: Parity, verbose: bool) -> None:
         if groups:
             _show_groups(out, title, groups)
     for gauge in one.gauges:
-        say(out, f"{gauge.name}: {_MEANINGS[gauge.name]}", "dim")
+        meaning = _MEANINGS[gauge.name]
+        say(out, meaning if gauge.name == DISAGREEMENT else f"{gauge.name}: {meaning}", "dim")
 
 
 def _rows(gauges: Sequence[Gauge], *, of_answers: bool) -> list[list[str]]:
@@ -75,8 +76,11 @@ def _rows(gauges: Sequence[Gauge], *, of_answers: bool) -> list[list[str]]:
             first, second = (
                 (one.floor, one.value) if one.a_rate is None or one.b_rate is None else (one.a_rate, one.b_rate)
             )
-            figures = [_figure(one, value) for value in (first, second, one.low, one.high, one.allowed)]
-            rows.append([one.name, *figures[:2], f"{figures[2]} to {figures[3]}", figures[4], one.says])
+            values, name = (first, second, one.low, one.high, one.allowed), one.name
+            if name == DISAGREEMENT:
+                values, name = (1 - first, 1 - second, 1 - one.high, 1 - one.low, 1 - one.allowed), "top-1 agreement"
+            figures = [_figure(one, value) for value in values]
+            rows.append([name, *figures[:2], f"{figures[2]} to {figures[3]}", figures[4], one.says])
     return rows
 
 

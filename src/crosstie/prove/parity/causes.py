@@ -39,7 +39,7 @@ def causes_of(
     else:
         found.append(
             "the weights: texts differ from their first tokens on; look at scales, the FP8 dialect (a factor of two), "
-            "a quantised layout, RoPE's base"
+            "a quantised layout, RoPE's base and scaling; `crosstie diff` finds the module"
         )
     return tuple(found)
 

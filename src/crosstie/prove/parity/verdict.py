@@ -28,6 +28,7 @@ _TIMES_FLOOR = 2.0
 _MOST_FLOOR = 5.0
 # Answers that part within so many tokens, and at no near tie, part early.
 EARLY = 8
+DISAGREEMENT = "forced disagreement"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +126,7 @@ def _gauges(noise: list[Pair], pairs: list[Pair], limits: Limits) -> tuple[Gauge
         kl = _sums(where, lambda point: point.kl)
         found.append(_held(f"{name} KL", kl(noise), kl(pairs), limits.kl))
     off = _sums(forced, lambda point: float(not point.agrees))
-    found.append(_held("forced disagreement", off(noise), off(pairs), limits.disagreement))
+    found.append(_held(DISAGREEMENT, off(noise), off(pairs), limits.disagreement))
     early = [_early(noise), _early(pairs)]
     found.append(_held("early divergence", early[0], early[1], limits.early))
     for name, applies, is_bad in _DETECTORS:
