@@ -42,6 +42,8 @@ def test_the_ways_tell_the_same_of_the_same_places(small_vllm: VllmServer) -> No
     # The echo goes on with one token more, and has no ids.
     assert [step.position for step in echoed[: len(whole)]] == [step.position for step in whole]
     for one, other in zip(whole, echoed, strict=False):
-        assert sorted(one.top.values()) == pytest.approx(sorted(other.top.values()), abs=1e-3)
+        # Tokens of the same text are one there.
+        assert max(one.top.values()) == pytest.approx(max(other.top.values()), abs=1e-3)
+        assert all(min(abs(p - q) for q in one.top.values()) < 1e-3 for p in other.top.values())
     assert [step.at for step in steps] == cuts(TEXT, 4)
     assert max(least_kl(step.top, echoed[-1].top) for step in steps[-1:]) < 1e-3

@@ -124,7 +124,10 @@ class _Handler(BaseHTTPRequestHandler):
             if "echo" not in engine.ways:
                 return {"error": {"message": "echo is not supported"}}
             everything = [*tokens, top[0][0]]
-            tops = [None, *(dict(engine.top(tokens[:i], body["logprobs"])) for i in range(1, len(everything)))]
+            bests = [dict(engine.top(tokens[:i], body["logprobs"])) for i in range(1, len(everything))]
+            # Two of the listed tokens have the same text, and the one that stands there has taken the room.
+            tops = [None, *(dict(list(one.items())[:-1]) | {token: one.get(token, -15.0)}
+                            for one, token in zip(bests, everything[1:], strict=True))]  # fmt: skip
             offsets = [sum(map(len, everything[:i])) for i in range(len(everything))]
             listed_ = {"tokens": everything, "top_logprobs": tops, "text_offset": offsets}
             return {"choices": [{"text": body["prompt"], "logprobs": listed_}], "usage": usage}

@@ -50,6 +50,12 @@ def test_a_factor_of_two_is_found_in_every_way(way: Way) -> None:
     assert "the weights" in found.causes[-1]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_the_token_that_stands_there_is_not_taken_for_one_of_the_likeliest(way: Way) -> None:
+    passes = asked(Engine(), Engine(), way=way)
+    assert min(min(step.top.values()) for one in passes.first for step in one.forced) > -14
+
+
 def test_a_little_noise_is_still_the_same_and_a_tighter_limit_says_so() -> None:
     a, b = Engine(), Engine(sharp=1.01)
     assert verdict(a, b).verdict == "same"

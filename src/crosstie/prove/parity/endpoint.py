@@ -253,11 +253,19 @@ def _prompt_steps(listed: Any, most: int) -> tuple[Step, ...]:
 
 
 def _echo_steps(listed: Any, most: int) -> tuple[Step, ...]:
+    """By their text, of which two tokens may have the same: so the one that stands there, if it is the least likely,
+    may be one too many although there are not."""
     listed = listed or {}
     tokens, tops = listed.get("tokens") or (), listed.get("top_logprobs") or ()
     offsets = listed.get("text_offset") or range(len(tokens))
+
+    def others(top: dict[str, Any], actual: str) -> list[tuple[str, float]]:
+        known = {token: p for token, p in top.items() if p is not None}
+        least = min(known, key=lambda token: known[token], default=None)
+        return [pair for pair in known.items() if pair[0] != least or least != actual]
+
     return tuple(
-        Step(int(at), i, str(token), _kept(list(top.items()), most))
+        Step(int(at), i, str(token), _kept(others(top, str(token)), most))
         for i, (token, top, at) in enumerate(zip(tokens, tops, offsets, strict=False))
         if top
     )
