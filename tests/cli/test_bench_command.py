@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import Command
 from tests.run.emulate.running import CATALOG, SMALL, fleet, pool
+from tests.small_workload import small_text
 
 from crosstie.run.emulate.fleet import start
 
@@ -83,6 +84,28 @@ def test_an_answer_and_a_file_that_validate_reads(crosstie: Command, replica: st
     found = json.loads(crosstie("validate", str(file), "--json").out)
     assert found["coverage"] == 1.0
     assert list(found["by_accelerator"]) == ["mi300x"]
+
+
+def test_bench_calibrate_and_plan_are_three_commands(
+    crosstie: Command, replica: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["--speed", "20", "--concurrency", "1,4", "--requests", "6", "--input", "300", "--output", "16"]
+    told = crosstie("bench", f"mi300x={replica}", *asked, "--tp", "1", "--engine", "vllm", "--precision", "fp8")
+    assert told.status == 0, told.err
+    learnt = crosstie("calibrate", "bench.json")
+    assert learnt.status == 0, learnt.err
+    assert "bench.json: 2 operating points" in learnt.out
+    assert "of emulated replicas" in learnt.out
+    file = tmp_path / "workload.toml"
+    file.write_text(small_text())
+    planned = crosstie("plan", str(file), "--quick", "--json")
+    assert planned.status == 0, planned.err
+    # What was learnt is what the plan rests on.
+    points = json.loads((tmp_path / "user-catalog" / "calibration.json").read_text())["points"]
+    mine = [count for key, count in points.items() if " mi300x / vllm / 8-bit " in f" {key} "]
+    shipped = [count for key, count in CATALOG.calibration.points.items() if " mi300x / vllm / 8-bit " in f" {key} "]
+    assert sum(mine) == sum(shipped) + 2
 
 
 def test_a_limit_that_nothing_keeps_is_no(crosstie: Command, replica: str, tmp_path: Path) -> None:

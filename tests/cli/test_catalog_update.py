@@ -200,7 +200,7 @@ def test_results_of_a_release_are_learnt_from(
     file = pack(**{"prices.csv": DEAR})
     target, question = str(tmp_path / "out.json"), str(small(tmp_path))
     assert crosstie("catalog", "update", str(file), "--key", str(public), "--plan", question).status == 0
-    found = json.loads(crosstie("calibrate", str(mine), "-o", target, "--json").out)["results"]
+    found = json.loads(crosstie("calibrate", str(mine), "--full", "-o", target, "--json").out)["results"]
     assert [(one["file"], one["points"]) for one in found] == [
         ("results.csv.gz", 3), ("results-new.csv.gz", 3), ("mine.csv", 4),
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from crosstie.cli.progress import progress
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent
-from crosstie.prove.calibration.calibrate import calibrate
+from crosstie.prove.calibration.calibrate import BESIDE, Calibrated, calibrate
 from crosstie.prove.calibration.kept import Kept
 
 _OVERALL = (
@@ -24,6 +24,7 @@ _DETAILS = "errors by model and accelerator left out, and results that were not 
 @click.command("calibrate")
 @click.argument("files", nargs=-1, metavar="[RESULTS...]", type=FILE)
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Where to. [default: your catalog's calibration.json]")
+@click.option("--full", is_flag=True, help="Fit everything again, with the measurements that Crosstie ships: minutes.")
 @click.option("--alone", is_flag=True, help="Learn from RESULTS only, without the measurements that Crosstie ships.")
 @click.option("--shipped", is_flag=True, help="Learn from what Crosstie ships only: the calibration it comes with.")
 @click.option("--add", is_flag=True, help="Keep RESULTS in your catalog, and learn from all that were ever added.")
@@ -31,8 +32,8 @@ _DETAILS = "errors by model and accelerator left out, and results that were not 
 @verbose_option(_DETAILS)
 @json_option
 def command(
-    files: tuple[Path, ...], output: Path | None, alone: bool, shipped: bool, add: bool, verbose: bool, as_json: bool,
-    **given: str,
+    files: tuple[Path, ...], output: Path | None, full: bool, alone: bool, shipped: bool, add: bool, verbose: bool,
+    as_json: bool, **given: str,
 ) -> int:  # fmt: skip
     """Fits the model's constants to measured RESULTS, and says how wrong it is on what it has not seen.
 
@@ -42,13 +43,17 @@ def command(
     crosstie calibrate --add bench.json --accelerator mi300x --tp 8
     crosstie calibrate --shipped -o calibration.json
 
-    RESULTS are files as for `validate`, documents of `crosstie probe`, or tables of kernel times. They are
-    learnt from together with what Crosstie ships. A few constants of every accelerator and stack move away from the
-    catalog's as far as the measurements of their scope are many; a scope without any inherits from its family, its
-    stack and its relatives, with a wider interval. Takes minutes.
+    RESULTS are files as for `validate`, documents of `crosstie probe`, or tables of kernel times. What they change of
+    the calibration that Crosstie comes with is learnt in seconds: constants of the accelerators and models in RESULTS
+    move, what others rest on and all intervals stay. With --full everything is fitted again, together with what
+    Crosstie ships: a few constants of every accelerator and stack move away from the catalog's as far as the
+    measurements of their scope are many, and a scope without any inherits from its family, its stack and its relatives,
+    with a wider interval.
 
     The calibration in your catalog (`crosstie catalog path`) takes the place of the one that Crosstie comes with.
     """
+    if full and alone:
+        raise BadInput("--full learns from what Crosstie ships as well, --alone from RESULTS only: give one of them")
     if shipped and (files or alone or add):
         raise BadInput("--shipped learns from what Crosstie ships alone; give no RESULTS with it")
     if not files and not shipped:
@@ -62,6 +67,7 @@ def command(
         made = calibrate(
             [*(kept.files(besides=files) if kept else ()), *files],
             with_shipped=not alone,
+            quick=not (full or alone or shipped),
             directories=[] if shipped else None,
             given=given,
             on_progress=on_progress,
@@ -73,7 +79,7 @@ def command(
         found = made.calibration
         print_json({"file": str(target), "results": found.results, "refused": made.unused, "errors": found.errors})
     else:
-        show(made.calibration, made.unused, verbose)
+        show(made, verbose)
         click.echo(f"written to {target}", err=True)
     return 0
 
@@ -85,16 +91,23 @@ def _own_file() -> Path:
     return directories[-1] / "calibration.json"
 
 
-def show(made: Calibration, unused: dict[str, int], verbose: bool) -> None:
+def show(done: Calibrated, verbose: bool) -> None:
     out = console()
-    for file in made.results:
-        say(out, f"{file['file']}: {file['points']:,} operating points, {file['kernels']:,} kernels")
-    for reason, count in unused.items() if verbose else ():
+    made = done.calibration
+    for file in done.files:
+        emulated = "  of emulated replicas: it teaches what the model believes already" if file.get("emulated") else ""
+        say(out, f"{file['file']}: {file['points']:,} operating points, {file['kernels']:,} kernels{emulated}")
+    for reason, count in done.unused.items() if verbose else ():
         say(out, f"  {count:,} not used: {reason}")
-    if unused and not verbose:
-        say(out, f"  {sum(unused.values()):,} rows not used")
-    say(out, f"{len(made.scopes):,} scopes moved")
+    if done.unused and not verbose:
+        say(out, f"  {sum(done.unused.values()):,} rows not used")
     metrics = [">TPOT", ">TTFT", ">throughput"]
+    if "beside" in made.made:
+        titles = [title for title in made.errors if title.startswith(tuple(BESIDE.values()))]
+        show_table(out, ["median error of your results", *metrics], [[one, *_errors(made, one)] for one in titles])
+        say(out, f"learnt beside {made.made['beside']}, which stays for all else; --full fits everything again", "dim")
+        return
+    say(out, f"{len(made.scopes):,} scopes moved")
     cells = [[title, *_errors(made, title)] for title in _OVERALL if title in made.errors]
     show_table(out, ["cross-validated median error", *metrics], cells)
     for title in ("a model left out", "an accelerator left out") if verbose else ():

@@ -17,10 +17,14 @@ def validate(*results: str | Path, catalog: Catalog | None = None) -> Validation
     return comparing.validate(catalog or Catalog(), results)
 
 
-def calibrate(*results: str | Path, alone: bool = False, on_progress: OnProgress = no_progress) -> Calibration:
+def calibrate(
+    *results: str | Path, alone: bool = False, quick: bool = False, on_progress: OnProgress = no_progress
+) -> Calibration:
     """The model's constants fitted to results files and documents of `crosstie probe`, and how wrong it is then.
 
-    They are learnt from together with what Crosstie ships, or `alone`; takes minutes. `Catalog(calibration=...)`
-    estimates by it; `calibration_text` writes the file that the user's catalog folder takes.
+    They are learnt from together with what Crosstie ships, which takes minutes; or `alone`; or `quick`, beside the
+    calibration that Crosstie ships, as the command does. `Catalog(calibration=...)` estimates by it; `calibration_text`
+    writes the file that the user's catalog folder takes.
     """
-    return learning.calibrate(results, with_shipped=not alone, on_progress=on_progress).calibration
+    made = learning.calibrate(results, with_shipped=not alone, quick=quick, on_progress=on_progress)
+    return made.calibration

@@ -308,7 +308,7 @@ def test_results_are_learnt_beside_what_is_shipped(
     shipped = results(tmp_path / "shipped.csv", catalog, {}, 3)
     monkeypatch.setattr(learning, "SHIPPED_RESULTS", (shipped,))
     mine, target = results(tmp_path / "mine.csv", catalog), tmp_path / "deep" / "er" / "out.json"
-    got = crosstie("calibrate", str(mine), "-o", str(target))
+    got = crosstie("calibrate", str(mine), "--full", "-o", str(target))
     assert got.status == 0, got.err
     assert "shipped.csv: 3 operating points" in got.out
     assert "mine.csv: 4 operating points" in got.out

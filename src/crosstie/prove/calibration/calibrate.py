@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from crosstie.catalog.calibration import (
     FORMAT,
     KNOWN,
+    LEVELS,
     MODE_LEVELS,
     Calibration,
     Counted,
+    Level,
     Subject,
     calibration_text,
     counted,
@@ -28,7 +30,7 @@ from crosstie.catalog.calibration import (
     points_key,
     spread_groups,
 )
-from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.catalog.library import SHIPPED, Catalog, update_and_user_directories, user_directories
 from crosstie.catalog.reading import text_of
 from crosstie.catalog.releases import measured_files
 from crosstie.catalog.writing import write_text
@@ -97,14 +99,15 @@ def read_inputs(catalog: Catalog, paths: Sequence[Path], given: Mapping[str, str
             found.unused.update(row.reason for row in results.unusable)
             for point in results.points:
                 _add_point(found, resolve, point)
-        found.files.append(
-            {
-                "file": path.name,
-                "sha256": hashlib.sha256(path.read_bytes()).hexdigest()[:16],
-                "points": len(found.cases) - before[0],
-                "kernels": len(found.kernels) - before[1],
-            }
-        )
+        entry: dict[str, str | int] = {
+            "file": path.name,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest()[:16],
+            "points": len(found.cases) - before[0],
+            "kernels": len(found.kernels) - before[1],
+        }
+        if path.suffix == ".json" and '"emulated": true' in text_of(path):
+            entry["emulated"] = 1
+        found.files.append(entry)
     found.cases = once(found.cases)
     if not found.cases and not found.kernels:
         reasons = "; ".join(f"{reason} ({count})" for reason, count in found.unused.most_common(3))
@@ -233,9 +236,10 @@ def _probed_kernel(measurement: Measurement, accelerator: str) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """A calibration, and how many rows were not learnt from, by the reason."""
+    """A calibration, the files that it learnt from, and how many rows it did not, by the reason."""
 
     calibration: Calibration
+    files: list[dict[str, str | int]]
     unused: dict[str, int]
 
     def write(self, file: Path) -> None:
@@ -248,6 +252,7 @@ def calibrate(
     results: Sequence[str | Path] = (),
     *,
     with_shipped: bool = True,
+    quick: bool = False,
     directories: Sequence[Path] | None = None,
     given: Mapping[str, str] | None = None,
     on_progress: OnProgress = no_progress,
@@ -255,14 +260,19 @@ def calibrate(
     """Fits the model's constants to measured results, kernel tables and documents of `crosstie probe`.
 
     `with_shipped`: learns from the measurements that Crosstie ships, too, or the release of the catalog in force.
-    `directories`: folders of the catalog beside the shipped one; by default that release and the user's own. `given`:
-    what files of benchmark tools do not say. Takes minutes.
+    `quick`: takes the calibration that was made of those as it is, and learns what the results change of it: seconds,
+    where fitting all of it again takes minutes. `directories`: folders of the catalog beside the shipped one; by
+    default that release and the user's own. `given`: what files of benchmark tools do not say.
     """
+    if quick:
+        beside = Catalog(directories, calibration=_shipped_calibration())
+        own = read_inputs(beside, [*map(Path, results)], given)
+        return Calibrated(learn_beside(beside, own, on_progress), own.files, dict(own.unused.most_common()))
     # What an earlier calibration says is no evidence, and one that cannot be read must not be in the way.
     catalog = Catalog(directories, calibration=empty())
     known = measured_files(SHIPPED_RESULTS) if directories is None else SHIPPED_RESULTS
     inputs = read_inputs(catalog, [*(known if with_shipped else ()), *map(Path, results)], given)
-    return Calibrated(learn(catalog, inputs, on_progress), dict(inputs.unused.most_common()))
+    return Calibrated(learn(catalog, inputs, on_progress), inputs.files, dict(inputs.unused.most_common()))
 
 
 def learn(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_progress) -> Calibration:
@@ -279,6 +289,80 @@ def learn(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_progres
         points = [case.point for case in inputs.cases if measured_subject(case).mode == mode]
         found = learn_mode(catalog.calibrated_by(found), mode, points, on_progress)
     return found
+
+
+def _shipped_calibration() -> Calibration:
+    """That of the catalog in force, without the user's own, which is learnt anew."""
+    own = user_directories()
+    return Catalog([one for one in update_and_user_directories() if one not in own]).calibration
+
+
+def learn_beside(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_progress) -> Calibration:
+    """The catalog's calibration with what a few results change of it; without any of the measurements it is made of.
+
+    Only scopes of the accelerators that were measured move, and those that nobody has measured anything in: what others
+    rest on stays as it is, so that a handful of rows cannot move the rest of the world. Intervals stay, too: forty rows
+    of one machine say little about how machines differ.
+    """
+    found = catalog.calibration
+    if found.constants != CONSTANTS:
+        raise BadInput("the calibration in force is of another version of Crosstie: learn with --full")
+    on_progress(0, 0, "schedules")
+    learnt = False
+    for mode in ("", *MODE_LEVELS):
+        under = catalog.calibrated_by(found)
+        resolve = Cases(under)
+        points = [case.point for case in inputs.cases if measured_subject(case).mode == mode]
+        kernels = [] if mode else inputs.kernels
+        evidence = gather(under, [case for point in points for case in resolve.of(point)], kernels)
+        if len(evidence.logs):
+            found = _moved(under, evidence, mode, on_progress)
+            learnt = True
+    if not learnt:
+        raise BadInput("no row says anything about the constants: tails and arrivals by the clock do not")
+    made = {"by": f"crosstie {version('crosstie')} calibrate", "date": date.today().isoformat()}
+    beside = catalog.calibration.made.get("date", "")
+    return msgspec.structs.replace(
+        found, made=made | {"beside": f"the calibration of {beside}"}, results=[*found.results, *inputs.files]
+    )
+
+
+# What `learn_beside` says of its own rows: before it, and left out of it.
+BESIDE = {"before": "as predicted before", "model": "learnt, points left out", "curve": "learnt, a curve left out"}
+
+
+def _moved(catalog: Catalog, evidence: Measurements, mode: str, on_progress: OnProgress) -> Calibration:
+    before = catalog.calibration
+
+    def moves(level: Level, scope: str) -> bool:
+        return "accelerator" in level.words or scope not in before.scopes
+
+    fit = Regression(catalog, evidence, MODE_LEVELS.get(mode, LEVELS), more=True, moves=moves)
+    parts = fit.solve(np.ones(len(evidence.logs), dtype=bool), on_progress=on_progress)
+    groups = left_out_groups(evidence)
+    left_out = fit.left_out(parts, groups["model"], groups["curve"], on_progress=on_progress)
+    unmoved = np.where(evidence.kind == "kernel", np.nan, fit.predict(0.0 * fit.corrections(parts)) - evidence.logs)
+    metrics = _metrics(evidence)
+    tables = {
+        f"{title}{', ' * bool(mode)}{mode}": _by_metric(metrics, error, ~np.isnan(error))
+        for title, error in zip(BESIDE.values(), (unmoved, *left_out), strict=True)
+    }
+    nothing = (0.0,) * len(CONSTANTS)
+    scopes = {
+        scope: tuple(round(was + more, 4) for was, more in zip(before.scopes.get(scope, nothing), moved, strict=True))
+        for scope, moved in _rounded(fit, parts).items()
+    }
+    loads = {
+        key: (min(low, before.loads.get(key, (low, high))[0]), max(high, before.loads.get(key, (low, high))[1]))
+        for key, (low, high) in _loads(evidence).items()
+    }
+    return msgspec.structs.replace(
+        before,
+        scopes=before.scopes | scopes,
+        points=dict((Counter(before.points) + Counter(_points(evidence))).most_common()),
+        loads=before.loads | loads,
+        errors=before.errors | {title: table for title, table in tables.items() if table},
+    )
 
 
 def learn_mode(

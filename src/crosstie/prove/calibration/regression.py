@@ -109,8 +109,10 @@ class Regression:
     def __init__(
         self, catalog: Catalog, evidence: Measurements, levels: Sequence[Level] = LEVELS,
         width: Callable[[Level, str], float] = width_of, more: bool = False,
+        moves: Callable[[Level, str], bool] = lambda level, scope: True,
     ):  # fmt: skip
-        """`more`: the parts are those beyond what the cases' own deployments are corrected by."""
+        """`more`: the parts are those beyond what the cases' own deployments are corrected by. `moves`: which scopes
+        may move at all."""
         self.evidence, self.more = evidence, more
         self.predictor = Predictor(evidence.cases)
         self.kernels = KernelPredictor(catalog, evidence.kernels)
@@ -124,10 +126,14 @@ class Regression:
                 for scope in scopes_of(level, subject):
                     if scope not in self.scopes:
                         self.scopes[scope] = len(self.scopes)
-                        variances.append([width(level, constant) ** 2 for constant in CONSTANTS])
+                        free = moves(level, scope)
+                        variances.append([width(level, constant) ** 2 * free for constant in CONSTANTS])
                     found.append(self.scopes[scope])
             member.append(cells.setdefault(tuple(found), len(cells)))
         self.variance = np.array(variances)
+        # What is known of the kernels already, where that is gone beyond: their deployments carry no corrections.
+        known = [catalog.calibration.factors(one) if more else {} for one in evidence.subjects[len(evidence.cases) :]]
+        self._known = np.array([[one.get(name, 1.0) for name in CONSTANTS] for one in known]).reshape(-1, _CONSTANTS)
         self.belongs = np.zeros((len(cells), len(self.scopes)))
         for cell, index in cells.items():
             self.belongs[index, list(cell)] = 1.0
@@ -150,7 +156,8 @@ class Regression:
         count = len(self.evidence.cases)
         columns = {name: factors[:, i] for i, name in enumerate(CONSTANTS)}
         self.predictor.correct({name: values[:count] for name, values in columns.items()}, self.more)
-        self.kernels.correct({name: values[count:] for name, values in columns.items()})
+        known = dict(zip(CONSTANTS, self._known.T, strict=True))
+        self.kernels.correct({name: values[count:] * known[name] for name, values in columns.items()})
         found = self.predictor.predict()
         table = np.full((len(QUANTITIES) + 1, len(self.cell)), np.nan)
         for i, name in enumerate(QUANTITIES):
