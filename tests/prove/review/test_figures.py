@@ -91,12 +91,12 @@ def test_what_few_say_is_not_known() -> None:
 
 
 def test_a_histogram_says_no_more_than_its_buckets() -> None:
-    seen = bucket_quantile([(0.1, 50.0), (0.2, 95.0), (float("inf"), 100.0)], 0.9)
+    seen = bucket_quantile({0.1: 50.0, 0.2: 95.0, float("inf"): 100.0}, 0.9)
     assert seen is not None
     assert seen.value == pytest.approx(0.15)
     assert (seen.low, seen.high) == (0.1, 0.2)
-    assert bucket_quantile([(0.1, 5.0), (float("inf"), 100.0)], 0.9) == Seen(0.1, 0.1, None, 100)
-    assert bucket_quantile([], 0.9) is None
+    assert bucket_quantile({0.1: 5.0, float("inf"): 100.0}, 0.9) == Seen(0.1, 0.1, None, 100)
+    assert bucket_quantile({}, 0.9) is None
 
 
 def figure(low: float | None, value: float, high: float | None, side: str = "both", predicted: float = 100.0) -> Figure:

@@ -225,6 +225,12 @@ def test_metrics_stand_in_for_latencies_that_were_not_recorded(
     kept = verdicts(said, "targets")
     assert set(kept) == {"chat TTFT within 1,000 ms", "chat TPOT within 50 ms"}
     assert verdicts(said, "failures") == {"None turned away or failed": "holds"}
+    # Two gateways, or two workers' pages, are one.
+    half = len(lines) // 2
+    for name, part in (("one.txt", lines[:half]), ("two.txt", lines[half:])):
+        (tmp_path / name).write_text(page(part))
+    pages = [option for name in ("one.txt", "two.txt") for option in ("--metrics", str(tmp_path / name))]
+    assert reviewed(bare, "--no-plan", *pages)[1]["figures"] == said["figures"]
     # Ten times as slow is seen even between the bounds of a histogram; and the targets are missed.
     (tmp_path / "metrics.txt").write_text(page(lines, 10.0))
     status, said = reviewed(bare, "--no-plan", "--metrics", str(tmp_path / "metrics.txt"))

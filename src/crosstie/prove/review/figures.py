@@ -199,9 +199,9 @@ def at_quantile(known: Floats | Sequence[float], share: float) -> float:
     return float(known[min(max(math.ceil(share * len(known)) - 1, 0), len(known) - 1)])
 
 
-def bucket_quantile(buckets: Sequence[tuple[float, float]], share: float) -> Seen | None:
+def bucket_quantile(buckets: Mapping[float, float], share: float) -> Seen | None:
     """Of a histogram, by upper end how many are not above it: the middle of the bucket, which is all that is known."""
-    ordered = sorted(buckets)
+    ordered = sorted(buckets.items())
     total = ordered[-1][1] if ordered else 0.0
     if not total:
         return None

@@ -1,5 +1,6 @@
 """What production says of itself: recordings of the gateway, its metrics and those of its engines, and its usage."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ T = TypeVar("T")
 # A busiest hour is looked for in recordings that are longer, and a day's mean is known of those that have one.
 _HOUR_S, DAY_S = 3600.0, 86_400.0
 _STEP_S = 300.0
+_NUMBER = re.compile(r"\+?[Ii]nf|\d+(\.\d+)?([eE][+-]?\d+)?")
 # How requests end that nobody wanted to end so; who leaves is not a failure.
 _FAILED = ("refused", "failed", "cut")
 # What engines call the prompt tokens that they looked for in their caches, and those that they found.
@@ -38,6 +40,8 @@ class Recorded:
     classes: tuple[str, ...]
     # Where its busiest hour is; all of it, where it is no longer.
     busy: slice
+    # Which requests are of each class.
+    by_class: dict[str, Ints]
 
     @property
     def arrivals(self) -> Floats:
@@ -59,8 +63,7 @@ class Recorded:
         return _HOUR_S if self.span_s > _HOUR_S else self.span_s * count / (count - 1)
 
     def rows(self, name: str, busy: bool = False) -> Ints:
-        """Which requests are of a class."""
-        found = np.flatnonzero([one == name for one in self.classes])
+        found = self.by_class.get(name, np.zeros(0, np.int64))
         return found[(found >= self.busy.start) & (found < self.busy.stop)] if busy else found
 
     @property
@@ -91,7 +94,9 @@ def read_recordings(files: Sequence[Path], known: Sequence[str], class_name: str
     if not set(classes) & set(known):
         theirs = ", ".join(sorted(set(classes)))
         raise BadData(file, "class", f"has {theirs}, the plan {', '.join(known)}: it is of another fleet")
-    return Recorded(trace, classes, _busiest(trace.arrival_s))
+    names, kinds = np.unique(classes, return_inverse=True)
+    by_class = {str(name): np.flatnonzero(kinds == number) for number, name in enumerate(names)}
+    return Recorded(trace, classes, _busiest(trace.arrival_s), by_class)
 
 
 def _together(traces: list[Trace]) -> Trace:
@@ -142,17 +147,8 @@ def _busiest(arrivals: Floats) -> slice:
     return slice(int(first[at]), int(last[at]))
 
 
-@dataclass
-class Buckets:
-    """A pool's histogram: by upper end how many are not above it, and the sum of all."""
-
-    bounds: list[tuple[float, float]] = field(default_factory=list)
-    total: float = 0.0
-    count: float = 0.0
-
-    @property
-    def mean(self) -> float | None:
-        return self.total / self.count if self.count else None
+def _by_pool() -> dict[str, dict[float, float]]:
+    return defaultdict(lambda: defaultdict(float))
 
 
 @dataclass
@@ -164,8 +160,9 @@ class Metrics:
     # All requests, and those that were refused, failed or cut.
     requests: float = 0.0
     failed: float = 0.0
-    ttft: dict[str, Buckets] = field(default_factory=lambda: defaultdict(Buckets))
-    tpot: dict[str, Buckets] = field(default_factory=lambda: defaultdict(Buckets))
+    # By pool: by upper end of a bucket, how many are not above it.
+    ttft: dict[str, dict[float, float]] = field(default_factory=_by_pool)
+    tpot: dict[str, dict[float, float]] = field(default_factory=_by_pool)
     # Prompt tokens that engines looked for and found.
     queried: float = 0.0
     found: float = 0.0
@@ -189,13 +186,9 @@ class Metrics:
     def _histogram(self, name: str, labels: dict[str, str], value: float) -> None:
         for stem, kept in (("crosstie_ttft_seconds_", self.ttft), ("crosstie_tpot_seconds_", self.tpot)):
             if name.startswith(stem):
-                buckets, part = kept[labels.get("pool", "")], name.removeprefix(stem)
-                if part == "bucket":
-                    buckets.bounds.append((float(labels.get("le", "inf")), value))
-                elif part == "sum":
-                    buckets.total += value
-                else:
-                    buckets.count += value
+                bound = labels.get("le", "")
+                if name == f"{stem}bucket" and _NUMBER.fullmatch(bound):
+                    kept[labels.get("pool", "")][float(bound)] += value
 
 
 def read_metrics(places: Sequence[str]) -> Metrics:

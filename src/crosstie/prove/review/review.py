@@ -27,6 +27,8 @@ from crosstie.prove.review.production import DAY_S, Metrics, Recorded, Usage
 
 _MILLION, _HOUR_S = 1e6, 3600.0
 _USUAL = 0.9
+# What endless memory would have is not worth minutes.
+_MOST_REUSED = 50_000
 _TOLD = (0.5, 0.9, 0.95, 0.99)
 
 
@@ -115,7 +117,7 @@ def _traffic(planned: Planned, production: Recorded, today: str) -> Iterator[Fig
     rates = {name: one.requests_per_s * grown for name, one in planned.classes.items()}
     seen: dict[str, Seen] = {}
     names = [*rates, *sorted(set(production.classes) - set(rates))]
-    what = "requests/s" if production.span_s <= _HOUR_S else "requests/s, busiest hour"
+    what = "requests/s" if production.span_s <= _HOUR_S else "requests/s, peak hour"
     for name in names:
         at = production.arrivals[production.rows(name, busy=True)] - begin
         seen[name] = rate_seen(at, production.busy_span_s) or Seen(0.0, None, None, 0)
@@ -179,7 +181,7 @@ def _hits(planned: Planned, production: Recorded, metrics: Metrics | None, notes
             "no engine says how many prompt tokens it had in its cache: vLLM does with "
             "--enable-prompt-tokens-details, or in its own metrics (--metrics)"
         )
-    if trace.blocks is not None:
+    if trace.blocks is not None and len(trace) <= _MOST_REUSED:
         spared = np.bincount((found := reuse(trace)).request, found.tokens, len(trace))
         endless = float(spared.sum() / trace.input_tokens.sum())
         seen = Seen(endless, None, None, len(trace))
@@ -230,7 +232,7 @@ def _latencies(
     elif metrics is not None:
         for word, by_pool in (("TTFT", metrics.ttft), ("TPOT", metrics.tpot)):
             for pool, buckets in by_pool.items():
-                at = bucket_quantile(buckets.bounds, _USUAL)
+                at = bucket_quantile(buckets, _USUAL)
                 model = _of_pool(found, word, pool)
                 if at is not None:
                     yield Figure("latency" if model else "", pool, f"{word} p90", "s", model, at,
@@ -271,10 +273,7 @@ def _money(
     planned: Planned, production: Recorded, usage: Usage | None, today: str, notes: list[str]
 ) -> Iterator[Figure]:
     """The fleet's bill over its tokens: of usage where that is a day and more, else of the recording."""
-    bill = sum(pool.usd_per_gpu_hour * pool.replica_gpus * pool.replicas for pool in planned.fleet.pools)
-    if abs(bill / planned.plan.usd_per_hour - 1.0) < 0.01:
-        # Of whole nodes, what stands idle is on the bill as well.
-        bill = planned.plan.usd_per_hour
+    bill = planned.fleet.usd_per_hour
     mean = planned.plan.usd_per_million_tokens.usd_per_million / planned.growth(today)
     trace = production.trace
     if usage is not None and usage.hours:
