@@ -98,7 +98,6 @@ def test_who_would_be_turned_away_is_bought() -> None:
     fleet = live(own(), provider())
     fill(fleet)
     router, plain = Router(fleet, make_policy("cheapest-meeting-target")), ask(ttft_s=None, tpot_s=None, patience_s=9.0)
-    assert router.last_chance(plain, 0.0) is None
     bought = router.bought(plain, 0.0)
     assert bought is not None
     assert bought.replica is not None

@@ -146,3 +146,20 @@ def test_who_is_sent_at_the_end_of_its_patience(changes: dict[str, Any], sent: b
     decision = router.last_chance(waiting, 10.0)
     assert (decision is not None) is sent
     assert decision is None or decision.outcome == "send"
+
+
+def test_what_only_the_margin_keeps_out_is_sent_at_the_end_of_its_patience() -> None:
+    fleet = live(pool("amd", replicas=2))
+    for replica in fleet.replicas():
+        load(replica, 4, ttft_s=None, tpot_s=None)
+    router, waiting = Router(fleet, make_policy("cheapest-meeting-target")), ask(patience_s=10.0, tpot_s=0.05)
+    assert router.decide(waiting, 0.0).outcome == "send"
+    for _ in range(100):
+        # As when all of it had stood still.
+        fleet.pools[0].tpot_scatter.teach(3.0)
+    assert router.decide(waiting, 0.0).outcome == "wait"
+    decision = router.last_chance(waiting, 10.0)
+    assert decision is not None
+    assert not waiting.in_doubt
+    # What the prediction itself speaks against is turned away as before.
+    assert router.last_chance(ask(patience_s=10.0, tpot_s=0.002), 10.0) is None

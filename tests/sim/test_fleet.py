@@ -26,7 +26,7 @@ from crosstie.route.ask import Ask
 from crosstie.route.build import Tables, live_fleet
 from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
-from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest, score
+from crosstie.sim.fleet import FleetSimulator, Score, SimulatedAnswer, SimulatedRequest, score
 
 FAST, SLOW = "http://fast", "http://slow"
 REQUEST = SimulatedRequest(0.0, MODEL, 1000, 150)
@@ -142,6 +142,26 @@ def test_a_replica_that_recovers_is_used_again() -> None:
     assert tried, "what was learnt has faded"
     slow, fast = (simulator.live.pools[index].replicas[0].tpot.factor(simulator.now) for index in (1, 0))
     assert slow < 1.6 * fast
+
+
+def test_a_fleet_that_stood_still_is_soon_itself_again() -> None:
+    still_s, ended_s = 30.0, 54.0
+    classes = (served(routes=routed("fast", "other")),)
+    simulator = FleetSimulator(CATALOG, fleet(alone("h200", "fast"), alone("mi300x", "other"), classes=classes))
+    for request in traffic(60.0, 110.0):
+        for engine in simulator.engines.values():
+            engine.slower = 30.0 if still_s < request.arrival_s < ended_s else 1.0
+        simulator.advance(request.arrival_s)
+        simulator.send(request)
+    simulator.advance(inf)
+
+    def found(since_s: float, until_s: float) -> Score:
+        return score(simulator.live, [a for a in simulator.answered if since_s < a.request.arrival_s < until_s])
+
+    assert found(5.0, 20.0).within > 0.95
+    assert found(still_s, ended_s).within < 0.5
+    assert found(ended_s + 20.0, 105.0).within > 0.9
+    assert found(ended_s + 20.0, 105.0).refused == 0.0
 
 
 def traffic(rate: float, span_s: float = 20.0, seed: int = 1, **changes: Any) -> list[SimulatedRequest]:

@@ -70,6 +70,8 @@ class Ask:
         self.tokens: PromptTokens | None = None
         # The tenant whose prompts alone may be used for it, and told of; 0: everybody's.
         self.apart = 0
+        # It is judged with no more margin than predictions need on a fleet that works.
+        self.in_doubt = False
         # Its model was loaded nowhere when it came.
         self.cold = False
         # The LoRA adapter of its model that it asks for.

@@ -80,10 +80,10 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     context, later = input_tokens + 0.5 * output_tokens, max(output_tokens - 1.0, 0.0)
     ttft_limit = min(limits.ttft_s, pool.promised_ttft_s)
     if ttft_limit < inf:
-        ttft_limit /= pool.ttft_scatter.margin(limits.ttft_deviations)
+        ttft_limit /= pool.ttft_scatter.margin(limits.ttft_deviations, ask.in_doubt)
     tpot_limit = min(limits.tpot_s, pool.promised_tpot_s)
     if tpot_limit < inf:
-        tpot_limit /= pool.tpot_scatter.margin(limits.tpot_deviations)
+        tpot_limit /= pool.tpot_scatter.margin(limits.tpot_deviations, ask.in_doubt)
     finish_limit = limits.finish_s
     loyal = pool.sessions.get(ask.session) if ask.session is not None else None
     best: Replica | None = None
@@ -253,7 +253,7 @@ class CheapestMeetingTarget(_Predicting):
         chosen = min(found, key=lambda one: one.miss)
         prediction, count = chosen.prediction, len(found)
         # On an idle replica there is nothing to wait for, and who names no target is not to wait for one.
-        patient = ask.waited_s < ask.patience_s and limits.finish_s == inf
+        patient = (ask.in_doubt or ask.waited_s < ask.patience_s) and limits.finish_s == inf
         if chosen.replica.in_flight and (ask.priority < 1 or patient):
             return Decision("wait", lambda: f"none of {count} within target: {in_words(prediction, ask)}")
         said = f"misses least of {count}, none within target" if limits.finish_s == inf else f"soonest of {count}"

@@ -67,11 +67,15 @@ class Router:
 
     def last_chance(self, ask: Ask, now: float) -> Decision | None:
         """At the end of its patience the urgent is sent wherever there is room, and so is a prompt that is too long for
-        its TTFT on any idle replica: more replicas would not have helped it. None: it has waited for nothing."""
-        if ask.priority <= 1 and not (ask.priority == 1 and self._too_long(ask)):
+        its TTFT on any idle replica: more replicas would not have helped it. Any other is sent where it breaks no
+        target with the margin of a fleet that works: after one has stood still its predictions are trusted so little
+        that nothing would be sent, and nothing learnt. None: it has waited for nothing."""
+        if ask.priority < 1:
             return None
+        ask.in_doubt = ask.priority == 1 and not self._too_long(ask)
         ask.waited_s = ask.patience_s
         decision = self.decide(ask, now, exclude=ask.tried)
+        ask.in_doubt = False
         return decision if decision.outcome == "send" else None
 
     def bought(self, ask: Ask, now: float) -> Decision | None:
