@@ -13,10 +13,9 @@ _MOST = 12.0
 _FARTHEST = 1.1
 # Factors from a tenth to forty.
 _LEAST, _LARGEST = -2.3, 3.7
-# Scatter: where it starts, what one request changes of it, and the farthest that one counts for.
-_SCATTER_START, _SCATTER_GAIN, _SCATTER_FARTHEST = 0.1, 0.03, 1.5
-# As far as predictions scatter on a fleet that works, if badly; beyond that it has stood still.
-_SCATTER_BELIEVED = 0.2
+# Scatter: where it starts, what one request changes of it, the farthest that one counts for, and the most that there
+# is on a fleet that works, if badly.
+_SCATTER_START, _SCATTER_GAIN, _SCATTER_FARTHEST, _SCATTER_BELIEVED = 0.1, 0.03, 1.5, 0.2
 
 
 def log_ratio(observed: float, predicted: float, guard: float) -> float:
@@ -80,7 +79,12 @@ class Scatter:
         bounded = min(max(error, 0.0), _SCATTER_FARTHEST)
         self._variance += _SCATTER_GAIN * (2.0 * bounded * bounded - self._variance)
 
+    @property
+    def beyond_belief(self) -> bool:
+        """Whether they are farther off than on any fleet that works, if badly: engines have stood still."""
+        return self._variance > _SCATTER_BELIEVED**2
+
     def margin(self, deviations: float, bounded: bool = False) -> float:
-        """The factor that so many deviations above the prediction are; `bounded`: however far off they were of late."""
+        """The factor that so many deviations above the prediction are; `bounded`: as on a fleet that works."""
         scatter = sqrt(self._variance)
         return exp(deviations * (min(scatter, _SCATTER_BELIEVED) if bounded else scatter))

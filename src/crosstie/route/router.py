@@ -12,7 +12,7 @@ from crosstie.route.adapters import with_adapters
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.filters import fitting
-from crosstie.route.live import LiveFleet, Replica
+from crosstie.route.live import LiveFleet, LivePool, Replica
 from crosstie.route.load import Cell
 from crosstie.route.overflow import with_overflow
 from crosstie.route.policy import RoutingPolicy
@@ -67,12 +67,16 @@ class Router:
 
     def last_chance(self, ask: Ask, now: float) -> Decision | None:
         """At the end of its patience the urgent is sent wherever there is room, and so is a prompt that is too long for
-        its TTFT on any idle replica: more replicas would not have helped it. Any other is sent where it breaks no
-        target with the margin of a fleet that works: after one has stood still its predictions are trusted so little
-        that nothing would be sent, and nothing learnt. None: it has waited for nothing."""
+        its TTFT on any idle replica: more replicas would not have helped it. After engines have stood still their
+        predictions are trusted so little that nothing would be sent, and nothing learnt: then it is sent where it
+        breaks no target with the margin of a fleet that works. None: it has waited for nothing."""
         if ask.priority < 1:
             return None
-        ask.in_doubt = ask.priority == 1 and not self._too_long(ask)
+        own = [pool for pool in fitting(self.fleet.by_model.get(ask.model, []), ask) if pool.spending is None]
+        if ask.priority == 1 and not _too_long(ask, own):
+            if not any(pool.tpot_scatter.beyond_belief for pool in own):
+                return None
+            ask.in_doubt = True
         ask.waited_s = ask.patience_s
         decision = self.decide(ask, now, exclude=ask.tried)
         ask.in_doubt = False
@@ -86,11 +90,6 @@ class Router:
         decision = self.decide(ask, now, exclude=ask.tried)
         replica = decision.replica
         return decision if replica is not None and replica.pool.spending is not None else None
-
-    def _too_long(self, ask: Ask) -> bool:
-        pools = [pool for pool in fitting(self.fleet.by_model.get(ask.model, []), ask) if pool.spending is None]
-        ttft_s, tokens = ask.ttft_s, ask.input_tokens
-        return bool(pools) and ttft_s is not None and all(pool.speed.idle_s(tokens, 0.0) >= ttft_s for pool in pools)
 
     def _read_shared(self, now: float) -> bool:
         """Whether anything has changed."""
@@ -112,3 +111,8 @@ def _is_crowded(replica: Replica, now: float) -> bool:
         return False
     replica.read_elsewhere(now)
     return replica.in_flight >= replica.advance(now).limit
+
+
+def _too_long(ask: Ask, pools: list[LivePool]) -> bool:
+    ttft_s, tokens = ask.ttft_s, ask.input_tokens
+    return bool(pools) and ttft_s is not None and all(pool.speed.idle_s(tokens, 0.0) >= ttft_s for pool in pools)

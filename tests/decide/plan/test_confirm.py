@@ -324,8 +324,9 @@ def test_no_more_replicas_are_added_than_the_check_asks_for(
         assert tuple(one.replicas for one in pools) == tuple(n for n in found if n)
 
 
-def test_a_small_pool_that_the_others_can_do_without_is_given_up(catalog: Catalog) -> None:
-    """A replica beside as many as hold alone."""
+@pytest.fixture(scope="module")
+def searched(catalog: Catalog) -> "tuple[confirm._Search, confirm._Proposal]":
+    """The search for a fleet of one pool, and what it found."""
     work = workload(replace_rate(CHAT, 20.0), accelerators=("mi300x",), whole_nodes=False)
     surveyed = surveys(catalog, work, [catalog.accelerators["mi300x"]], gate=Gate(catalog, work))
     every = offers(surveyed, EstimateScale.none, peak=1.0)
@@ -334,6 +335,14 @@ def test_a_small_pool_that_the_others_can_do_without_is_given_up(catalog: Catalo
     search = confirm._Search(catalog, work, question, lambda *_: None, no_progress, {})
     found = search.run()
     assert found is not None
+    return search, found
+
+
+def test_a_small_pool_that_the_others_can_do_without_is_given_up(
+    searched: "tuple[confirm._Search, confirm._Proposal]",
+) -> None:
+    """A replica beside as many as hold alone."""
+    search, found = searched
     (pool, *_), (column, *_) = found.pools, found.columns
     enough, little = confirm.more(pool, 3.0), replace(confirm.resized(pool, 1), name="little")
     both = replace(found, pools=[enough, little], columns=[column, column])
@@ -344,3 +353,27 @@ def test_a_small_pool_that_the_others_can_do_without_is_given_up(catalog: Catalo
     assert search._with_fewer_pools(needed) is needed
     equal = replace(found, pools=[enough, replace(enough, name="equal")], columns=[column, column])
     assert search._with_fewer_pools(equal) is equal
+
+
+def test_what_a_pool_that_the_check_enlarged_does_in_the_place_of_others_is_saved(
+    searched: "tuple[confirm._Search, confirm._Proposal]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, found = searched
+    (pool, *_), (column, *_) = found.pools, found.columns
+    little = replace(confirm.resized(pool, 1), name="little")
+    both = replace(found, pools=[pool, little], columns=[column, column])
+    needed: list[int] = []
+
+    def missing(of: object, pools: Sequence[PoolPlan], most: float = inf) -> tuple[set[str], list[Any]]:
+        # The first pool is one replica short, whatever the other has, which is needed as long as it says so.
+        short = pools[0].replicas <= pool.replicas or len(pools) < sum(needed)
+        return ({"chat"} if short else set()), []
+
+    monkeypatch.setattr(confirm, "_missing", missing)
+    needed[:] = [1]
+    larger, _ = search.checked(both)
+    assert [one.replicas for one in larger.pools] == [pool.replicas + 1]
+    # Not where the check then misses.
+    needed[:] = [2]
+    larger, _ = search.checked(both)
+    assert [one.replicas for one in larger.pools] == [pool.replicas + 1, 1]

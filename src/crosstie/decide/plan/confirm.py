@@ -8,7 +8,7 @@ Everything is bounded by counts, of simulations and of requests, and all seeds a
 answer on a busy machine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, log
 
@@ -342,13 +342,16 @@ class _Search:
                 return None
         return replace(last, pools=pools)
 
-    def shrunk(self, best: _Proposal) -> _Proposal:
-        """With fewer replicas, as long as it holds; the dearest pools first, in steps that save money."""
+    def shrunk(self, best: _Proposal, kept: Collection[PoolKey] = ()) -> _Proposal:
+        """With fewer replicas, as long as it holds; the dearest pools first, in steps that save money. `kept`: pools
+        that need as many as they have."""
         for bench in best.of.benches.values():
             bench.left += _TO_SHRINK
         best = self._with_fewer_pools(best)
         pools = list(best.pools)
         for place in sorted(range(len(pools)), key=lambda i: -pools[i].usd_per_hour):
+            if pool_key(pools[place]) in kept:
+                continue
             model = pools[place].deployment.model.id
             bench = best.of.benches[model]
             most = max(pools[place].replicas // 4, 1) if pools[place].carried else 0
@@ -387,9 +390,24 @@ class _Search:
     def checked(self, found: _Proposal) -> tuple[_Proposal, list[SimulatedClass]]:
         """The fleet with fresh seeds; where a class misses, its pools get more replicas, no more than that takes."""
         pools, classes = enlarged(found.pools, lambda pools: _missing(found.of, pools))
+        larger = replace(found, pools=pools)
         if classes is None:
             _, classes = _missing(found.of, pools, inf)
-        return replace(found, pools=pools), classes
+            return larger, classes
+        if fleet_key(pools) == fleet_key(found.pools):
+            return larger, classes
+        # A pool that is larger may do the work of others.
+        grown = {
+            pool_key(after)
+            for before, after in zip(found.pools, pools, strict=True)
+            if after.replicas > before.replicas
+        }
+        smaller = self.shrunk(larger, grown)
+        if _usd_per_hour(smaller.asked, smaller.pools) < _usd_per_hour(larger.asked, larger.pools) - 1e-9:
+            missing, then = _missing(smaller.of, smaller.pools)
+            if not missing:
+                return smaller, then
+        return larger, classes
 
 
 Check = Callable[[Sequence[PoolPlan]], tuple[set[str], list[SimulatedClass]]]
