@@ -17,7 +17,8 @@ from crosstie.run.wire.child import Child, start_child, wait_until_orphaned
 def llama(file: Path, **settings: Any) -> Iterator[str]:
     """Its address, while it runs."""
     command = [sys.executable, "-P", str(Path(__file__)), str(file), json.dumps(settings)]
-    process, said = start_child(command)
+    # Several at once on busy cores.
+    process, said = start_child(command, 180)
     with Child(process):
         yield str(said["url"])
 
