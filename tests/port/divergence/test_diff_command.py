@@ -41,6 +41,7 @@ def test_json_has_every_step(crosstie: Command) -> None:
         ([A, str(DATA / "h200-float32.npz"), "--record", "x.npz"], "--record OUT goes with --model DIR"),
         (["--record", "x.npz"], "--record OUT goes with --model DIR"),
         (["--record", "x.npz", "--model", "nowhere"], "nowhere: no config.json there"),
+        (["--record", "no/where.npz", "--model", str(DATA)], "no/where.npz: there is no folder no"),
     ],
 )
 def test_a_wrong_question_is_one_line(crosstie: Command, arguments: list[str], said: str) -> None:

@@ -16,6 +16,9 @@ def record_directory(
     device: str | None = None, modules: Sequence[str] = (), on_progress: OnProgress = no_progress,
 ) -> dict[str, int]:  # fmt: skip
     """One pass over `prompt`, or over so many tokens drawn from the seed; how many modules and tensors were kept."""
+    # Before a model is loaded for minutes.
+    if not out.parent.is_dir():
+        raise BadInput(f"{out}: there is no folder {out.parent}")
     if not (folder / "config.json").is_file():
         raise BadInput(f"{folder}: no config.json there; --model is a Hugging Face model directory")
     torch, transformers = _libraries()
@@ -30,8 +33,11 @@ def record_directory(
     from crosstie.port.divergence.recording import record
 
     on_progress(0, 0, f"one pass on {where}")
-    with torch.inference_mode(), record(model, out, seed=seed, modules=modules) as recorder:
-        model(ids.to(where), use_cache=False)
+    try:
+        with torch.inference_mode(), record(model, out, seed=seed, modules=modules) as recorder:
+            model(ids.to(where), use_cache=False)
+    except RuntimeError as error:
+        raise BadInput(f"{folder}: the pass on {where} failed: {_first_line(error)}") from None
     kept = recorder.recording
     return {
         "modules": len({entry.module for entry in kept.entries}),
