@@ -21,7 +21,7 @@ from crosstie.core.fleet import Adapter
 from crosstie.port.recipe.asked import asked_pool
 from crosstie.port.recipe.build import RecipeBook, RecipeOptions
 from crosstie.port.recipe.forms import BARE, FORMS, render
-from crosstie.port.recipe.recipe import Recipe
+from crosstie.port.recipe.recipe import Recipe, Runner
 
 _DETAILS = "the reasons of devices, groups and volumes"
 
@@ -194,7 +194,7 @@ def _show(
             click.echo("\n".join(line for line in text.splitlines() if not line.startswith("#")))
             if one.ports_note:
                 say(out, f"  - {one.ports_note}", "yellow")
-        _reasons(out, one, verbose)
+        _reasons(out, one, verbose, "nobody" if bare else "docker")
     for gone in left_out:
         say(out, f"{gone['pool']} left out: {gone['why']}", "yellow")
     for name in written:
@@ -203,12 +203,12 @@ def _show(
         closing(out, _DETAILS)
 
 
-def _reasons(out: Output, recipe: Recipe, verbose: bool) -> None:
+def _reasons(out: Output, recipe: Recipe, verbose: bool, by: Runner) -> None:
     """What was chosen; with `verbose` also what every container of the vendor has."""
     for note in recipe.notes:
         say(out, f"  - {note}", "yellow")
     for finding in recipe.warnings:
         say(out, f"  - preflight, {finding.severity}: {finding.what} Remedy: {finding.remedy}", "yellow", hang=4)
-    reasons = recipe.reasons()
+    reasons = recipe.reasons(by)
     for what, why in reasons if verbose else reasons[: 1 + len(recipe.settings)]:
         say(out, Text.assemble("  ", (what, "bold"), f"  {why}"), hang=4)

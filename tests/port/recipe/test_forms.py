@@ -68,6 +68,15 @@ def test_every_form_says_why_and_that_it_ran_nowhere(catalog: Catalog, form: str
     assert "run on no GPU" in " ".join(text.replace("#", "").split())
 
 
+def test_reasons_are_those_of_what_is_in_the_file(catalog: Catalog) -> None:
+    recipe = asked(catalog, "apart-mori", "sglang")[0]
+    found = {form: next(iter(render(recipe, form).values())) for form in ("shell", "kubernetes", "slurm")}
+    assert {form for form, text in found.items() if "# device /dev/kfd" in text} == {"shell"}
+    assert {form for form, text in found.items() if "# network of the host" in text} == {"shell", "kubernetes"}
+    assert "RDMA from one of its own" in found["kubernetes"]
+    assert "# image" not in next(iter(render(recipe, "shell", bare=True).values()))
+
+
 @pytest.mark.parametrize(("form", "shell"), [("shell", "sh"), ("slurm", "bash")])
 def test_shells_take_the_scripts(catalog: Catalog, form: str, shell: str, tmp_path: Path) -> None:
     found = texts(catalog, form)

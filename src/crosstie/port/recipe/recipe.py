@@ -18,6 +18,8 @@ CACHE, MODELS = "/cache", "/models"
 # In a value: the address of the machine that it is started on, which each form finds in its own way.
 OWN_ADDRESS = "{address}"
 Role = Literal["", "prefill", "decode"]
+# Who gives a container its GPUs: Docker what it is told to, device plug-ins and schedulers on their own.
+Runner = Literal["docker", "kubernetes", "scheduler", "nobody"]
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,20 +187,22 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             one for one in self.findings if one.severity != "setting" or not any(name in one.remedy for name in names)
         )
 
-    def reasons(self) -> list[tuple[str, str]]:
-        """Everything that was set, beside why."""
+    def reasons(self, by: Runner = "docker") -> list[tuple[str, str]]:
+        """Everything that was set, beside why; of the container what is told to whoever starts it."""
+        told = [(one.shown, one.why) for one in self.settings]
+        if by == "nobody":
+            return told
         box = self.container
-        return [
-            ("image " + self.image, self.image_why),
-            *((one.shown, one.why) for one in self.settings),
-            *((f"device {name}", why) for name, why in box.devices),
-            *((f"group {name}", why) for name, why in box.groups),
-            *((f"capability {name}", why) for name, why in box.capabilities),
-            *((f"{name} of the host", why) for name, why in box.host),
-            *((said, why) for said, why in (("seccomp unconfined", box.unconfined), ("runtime nvidia", box.nvidia),
-                                            ("memlock unlimited", box.memlock)) if why),
-            *((f"volume {one.source}:{one.target}", one.why) for one in self.mounts),
-        ]  # fmt: skip
+        found = [("image " + self.image, self.image_why), *told]
+        if by == "docker":
+            found += [(f"device {name}", why) for name, why in box.devices]
+            found += [(f"group {name}", why) for name, why in box.groups]
+            found += [(name, why) for name, why in (("runtime nvidia", box.nvidia), ("memlock", box.memlock)) if why]
+        if by != "scheduler":
+            found += [(f"capability {name}", why) for name, why in box.capabilities]
+            found += [(f"{name} of the host", why) for name, why in box.host if by == "docker" or name == "network"]
+            found += [("seccomp unconfined", box.unconfined)] if box.unconfined else []
+        return [*found, *((f"volume {one.source}:{one.target}", one.why) for one in self.mounts)]
 
 
 def service_name(pool: str) -> str:

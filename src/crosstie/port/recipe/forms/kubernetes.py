@@ -15,7 +15,9 @@ _LEADER = {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
 
 def kubernetes(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
     documents = "---\n".join(yaml_text(one) for one in objects(recipe))
-    return {f"{recipe.name}.yaml": "\n".join(comments(recipe)) + "\n" + documents}
+    given = "GPUs, with their devices and groups, come from the vendor's device plug-in"
+    given += "; RDMA from one of its own" if recipe.container.memlock else ""
+    return {f"{recipe.name}.yaml": "\n".join(comments(recipe, given, by="kubernetes")) + "\n" + documents}
 
 
 def objects(recipe: Recipe) -> list[Object]:

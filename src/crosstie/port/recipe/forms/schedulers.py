@@ -73,7 +73,13 @@ def skypilot(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
         ]) + "\n",
     }  # fmt: skip
     kept = {key: value for key, value in task.items() if value not in ({}, None)}
-    return {f"{recipe.name}.sky.yaml": "\n".join([*comments(recipe), *warning]) + "\n" + yaml_text(kept)}
+    return {
+        f"{recipe.name}.sky.yaml": "\n".join([*comments(recipe, by="scheduler"), *warning]) + "\n" + yaml_text(kept)
+    }
+
+
+def _file(recipe: Recipe, more: list[str], content: dict[str, Any]) -> str:
+    return "\n".join([*comments(recipe, by="scheduler"), *more]) + "\n" + yaml_text(content)
 
 
 def ray_serve(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
@@ -88,7 +94,8 @@ def ray_serve(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
         "accelerator_type": called,
         "engine_kwargs": engine_arguments(recipe),
         "deployment_config": {"num_replicas": recipe.replicas},
-        "runtime_env": {"env_vars": dict(recipe.variables)},
+        # Nodes have a cache of their own.
+        "runtime_env": {"env_vars": {name: value for name, value in recipe.variables.items() if name != "HF_HOME"}},
     }
     whole = {
         "http_options": {"host": "0.0.0.0", "port": recipe.port},
@@ -102,7 +109,11 @@ def ray_serve(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
         ],
     }
     note = "# `serve deploy` on a cluster whose nodes run the image; one address for all replicas: Ray balances them"
-    return {f"{recipe.name}.serve.yaml": "\n".join([*comments(recipe), *warning, note]) + "\n" + yaml_text(whole)}
+    return {
+        f"{recipe.name}.serve.yaml": "\n".join([*comments(recipe, by="scheduler"), *warning, note])
+        + "\n"
+        + yaml_text(whole)
+    }
 
 
 def engine_arguments(recipe: Recipe) -> dict[str, Any]:
@@ -146,7 +157,7 @@ def slurm(recipe: Recipe, bare: bool = False) -> dict[str, str]:
                 f"#SBATCH --gpus-per-node={recipe.gpus_on_node}",
                 *([f"#SBATCH --array=0-{recipe.replicas - 1}"] if several else []),
                 "#SBATCH --signal=TERM@120",
-                *comments(recipe),
+                *comments(recipe, by="nobody" if bare else "scheduler"),
                 "set -eu",
                 'HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)"',
                 f"PORT={port}",

@@ -12,7 +12,7 @@ _RENDER = "$(getent group render | cut -d: -f3)"
 
 
 def shell(recipe: Recipe, bare: bool = False) -> dict[str, str]:
-    lines = ["#!/bin/sh", *comments(recipe, recipe.ports_note)]
+    lines = ["#!/bin/sh", *comments(recipe, recipe.ports_note, by="nobody" if bare else "docker")]
     if recipe.machines > 1:
         each = "the same on each" if recipe.nodes == 1 else f"{recipe.nodes} of them a replica: RANK from 0, HEAD"
         lines.append(f"# {recipe.replicas} replicas on {recipe.machines} machines, {each}")
@@ -121,7 +121,7 @@ def _unit(recipe: Recipe, slot: int, bare: bool) -> str:
     stop = [] if bare else [f"ExecStop=/usr/bin/docker stop --time 60 {name}"]
     network = "network-online.target" + ("" if bare else " docker.service")
     return "\n".join([
-        *comments(recipe, recipe.ports_note),
+        *comments(recipe, recipe.ports_note, by="nobody" if bare else "docker"),
         f"# /etc/crosstie/{recipe.name}.env has {'; '.join(asks)}" if asks else "# it asks for no more variables",
         "[Unit]",
         f"Description={recipe.engine} {recipe.release}: {recipe.model} on {recipe.accelerator}, replica {slot}",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from crosstie.port.recipe.recipe import OWN_ADDRESS, Recipe
+from crosstie.port.recipe.recipe import OWN_ADDRESS, Recipe, Runner
 
 # Words that YAML's readers take for something else than text.
 _TAKEN = {"", "y", "n", "yes", "no", "on", "off", "true", "false", "null", "none", "~"}
@@ -49,14 +49,14 @@ def _scalar(value: Any) -> str:
     return json.dumps(value if value not in ((), {}) else [] if value == () else {})
 
 
-def comments(recipe: Recipe, *more: str) -> list[str]:
+def comments(recipe: Recipe, *more: str, by: Runner = "docker") -> list[str]:
     """What the file is, and why everything in it is set."""
     title = (
         f"{recipe.name}: {recipe.model} in {recipe.precision} on {recipe.gpus} x {recipe.accelerator}, "
         f"{recipe.layout}, {recipe.engine} {recipe.release}; preflight: {recipe.verdict}. "
         "Written by `crosstie recipe`, run on no GPU."
     )
-    said = [title, *filter(None, more), *recipe.notes, *(f"{what}: {why}" for what, why in recipe.reasons())]
+    said = [title, *filter(None, more), *recipe.notes, *(f"{what}: {why}" for what, why in recipe.reasons(by))]
     return [f"# {line}" for one in said for line in _folded(one)]
 
 
