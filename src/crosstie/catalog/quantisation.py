@@ -83,8 +83,13 @@ def native_formats(config: Config, layers: Sequence[Names]) -> tuple[dict[str, S
             quantisation = {**quantisation, **quantisation["quantization"]}
         name = _quantise(config, quantisation, by_role, base, layers)
     if config.get("expert_dtype") == "fp4":
-        by_role["experts"] = by_role["experts_down"] = {"mxfp4-a8": 1.0}
-        name = f"{name}+mxfp4"
+        # ModelOpt's DeepSeek-V4 keeps the method and the type, and says beside them that its experts are NVFP4.
+        other = str(config.object("quantization_config", quantisation or {}).get("moe_quant_algo") or "").upper()
+        if other not in ("", "NVFP4"):
+            raise config.bad("quantization_config.moe_quant_algo", f"'{other}' is not NVFP4")
+        format = "nvfp4" if other else "mxfp4-a8"
+        by_role["experts"] = by_role["experts_down"] = {format: 1.0}
+        name = f"{name}+{format.removesuffix('-a8')}"
     return by_role, name.removesuffix("-a8")
 
 
@@ -92,7 +97,7 @@ def _quantise(
     config: Config, quantisation: Mapping[str, Any], by_role: dict[str, Shares], base: str, layers: Sequence[Names]
 ) -> str:
     groups = _groups(config, quantisation)
-    kept = _left_alone(config, quantisation)
+    kept = left_alone(config, quantisation)
     has_experts = any("experts" in layer.roles for layer in layers)
     only_experts = quantisation.get("quant_method") == "mxfp4" and has_experts
     for role in ("experts", "experts_down") if only_experts else LINEAR_ROLES:
@@ -134,7 +139,7 @@ def _groups(config: Config, quantisation: Mapping[str, Any]) -> list[tuple[Patte
         return quantisation.get(name, quantisation.get(other, default))
 
     one: dict[str, Callable[[], str]] = {
-        "fp8": lambda: "fp8-block" if quantisation.get("weight_block_size") else "fp8",
+        "fp8": lambda: _by_block(config, quantisation.get("weight_block_size")),
         "fbgemm_fp8": lambda: "fp8-channel",
         "mxfp4": lambda: "mxfp4-a8",
         "awq": lambda: _integer(config, first("bits", "w_bit", 4), first("group_size", "q_group_size", 128)),
@@ -182,6 +187,14 @@ def _compressed_format(config: Config, where: str, weights: Mapping[str, Any]) -
     raise config.bad(where, f"{bits}-bit {kind} weights are not known")
 
 
+def _by_block(config: Config, block: object) -> str:
+    if not block:
+        return "fp8"
+    if not isinstance(block, list) or len(block) != 2 or not all(type(side) is int and side > 0 for side in block):
+        raise config.bad("quantization_config.weight_block_size", f"must be two whole numbers, not {block!r}")
+    return "fp8-block"
+
+
 def _modelopt(config: Config, quantisation: Mapping[str, Any]) -> str:
     algorithm = str(quantisation.get("quant_algo", "")).upper()
     if algorithm not in _MODELOPT:
@@ -221,7 +234,7 @@ def _integer(config: Config, bits: object, group: object, where: str = "quantiza
     raise config.bad(where, f"{bits}-bit integers in groups of {group}: only 4 or 8 bits by channel, 32, 64 or 128")
 
 
-def _left_alone(config: Config, quantisation: Mapping[str, Any]) -> list[Pattern]:
+def left_alone(config: Config, quantisation: Mapping[str, Any]) -> list[Pattern]:
     overrides = quantisation.get("dynamic")
     named = [
         (key, entry)

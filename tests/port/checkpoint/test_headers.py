@@ -99,6 +99,13 @@ def test_a_header_of_two_gigabytes_is_refused_before_it_is_read(tmp_path: Path) 
         read_header(file)
 
 
+def test_a_pointer_in_place_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n")
+    with pytest.raises(BadData, match="a pointer of Git LFS"):
+        read_header(file)
+
+
 def test_files_that_are_not_there_or_too_short(tmp_path: Path) -> None:
     with pytest.raises(BadData, match="no such file"):
         read_header(tmp_path / "none.safetensors")

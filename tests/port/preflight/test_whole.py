@@ -270,3 +270,44 @@ def test_names_that_are_not_known_are_not_checked_and_not_ready(catalog: Catalog
     verdict, (finding,) = told(catalog, write(tmp_path / "odd", odd, novel))
     assert (verdict, finding.severity) == ("not known", "unknown")
     assert "not checked" in finding.what
+
+
+def test_layers_beyond_those_of_the_config(catalog: Catalog, tmp_path: Path) -> None:
+    more = {**tiny.dense(tiny.plain), "model.layers.1.self_attn.q_proj.weight": samples.bf16((512, 512))}
+    verdict, found = told(catalog, write(tmp_path, more, tiny.LLAMA))
+    assert verdict == "will not run"
+    assert "expected 1 layers, found tensors of layer 1" in found[0].what
+    drafting = {**tiny.LLAMA, "num_nextn_predict_layers": 1}
+    assert not [one for one in told(catalog, write(tmp_path, more, drafting))[1] if "layers, found" in one.what]
+
+
+def test_modules_that_the_quantisation_config_leaves_alone(catalog: Catalog, tmp_path: Path) -> None:
+    up = f"{LAYER}.mlp.up_proj"
+    fp8 = tiny.dense(tiny.by_block)
+    mixed = {name: array for name, array in fp8.items() if not name.startswith(up)} | tiny.plain(up, (1024, 512))
+    kept = {**samples.BLOCK_FP8, "modules_to_not_convert": [up]}
+    for tensors, said, verdict in (
+        (fp8, samples.BLOCK_FP8, "ready"),
+        (mixed, kept, "ready"),
+        (fp8, kept, "will not run"),
+        (mixed, samples.BLOCK_FP8, "will not run"),
+    ):
+        assert told(catalog, write(tmp_path, tensors, tiny.LLAMA, said))[0] == verdict
+
+
+def test_a_block_size_that_is_none(catalog: Catalog, tmp_path: Path) -> None:
+    odd = {**samples.BLOCK_FP8, "weight_block_size": "128"}
+    assert told(catalog, write(tmp_path, tiny.dense(tiny.by_block), tiny.LLAMA, odd))[0] == "not known"
+
+
+def test_deepseek_v4_whose_experts_are_nvfp4(catalog: Catalog, tmp_path: Path) -> None:
+    """ModelOpt keeps quant_method fp8 and expert_dtype fp4, and names NVFP4 beside them."""
+    raw = dict(read_stored(catalog, "deepseek-v4-flash").config.outer)
+    for algorithm, scheme in ((None, "mxfp4"), ("NVFP4", "nvfp4")):
+        quantisation = {**raw["quantization_config"], "moe_quant_algo": algorithm}
+        (tmp_path / "config.json").write_text(json.dumps({**raw, "quantization_config": quantisation}))
+        assert read_stored(catalog, str(tmp_path)).experts[0].scheme == scheme
+    (tmp_path / "config.json").write_text(
+        json.dumps({**raw, "quantization_config": {**quantisation, "moe_quant_algo": "X"}})
+    )
+    assert read_stored(catalog, str(tmp_path)).unread is not None

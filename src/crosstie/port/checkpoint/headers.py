@@ -72,6 +72,8 @@ def read_header(file: Path) -> Header:
             if len(prefix) < _PREFIX:
                 raise BadData(file, "", f"not a safetensors file: {size:,} bytes, too short to have a header")
             length = int.from_bytes(prefix, "little")
+            if prefix == b"version ":
+                raise BadData(file, "", "a pointer of Git LFS in place of the file: git lfs pull brings it")
             if length > LONGEST_HEADER:
                 raise BadData(file, "header", f"says that it is {length:,} bytes long; the limit is {LONGEST_HEADER:,}")
             if _PREFIX + length > size:

@@ -26,6 +26,7 @@ from crosstie.port.preflight.memory import memory_finding, placement_on, ranks_f
 from crosstie.port.preflight.numbers import stored_findings
 from crosstie.port.preflight.operations import Layout, ModelOperation, model_facts, operations
 from crosstie.port.preflight.rules import Facts
+from crosstie.port.preflight.settings import setting_findings
 from crosstie.port.preflight.stored import Stored, load_operations, read_stored
 from crosstie.port.preflight.whole import whole_findings
 
@@ -113,6 +114,7 @@ def check_model(
     findings = [
         *stored_findings(stored, accelerators, options.scan, on_progress),
         *whole_findings(stored, model),
+        *setting_findings(stored.config),
         *architecture_findings(stored.config, options.engine),
         *draft_findings(stored.config, stored.checkpoint.tensors if stored.checkpoint else None, options.features),
         *unread,

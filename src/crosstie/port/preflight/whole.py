@@ -5,6 +5,7 @@ families of which every tensor is counted (families.toml) a difference is an err
 check could not be made.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from crosstie.catalog.families import is_counted
+from crosstie.catalog.quantisation import left_alone
 from crosstie.core.finding import Finding, Location
 from crosstie.core.model import Layer, Model, Tensor
 from crosstie.port.checkpoint.formats import Scheme, read_scheme, scale_problems
@@ -181,12 +183,58 @@ def _differences(checkpoint: Checkpoint, scheme: Scheme, model: Model, stored: S
                 lost.append(number)
                 continue
             yield from check.compare(layer, number, by_layer[number])
+    drafts = stored.config.get("num_nextn_predict_layers", "mtp_num_hidden_layers") or 0
+    most = model.layer_count + (drafts if isinstance(drafts, int) else 0)
+    beyond = sorted(
+        number
+        for number, inside in by_layer.items()
+        if number >= most and not any(_DRAFT.match(at.path) for _, at in inside)
+    )
+    if beyond:
+        first = by_layer[beyond[0]][0][0]
+        yield Difference(
+            kind="layers too many", tensor=first, expected=f"{model.layer_count} layers",
+            found=f"tensors of layer {beyond[0]}", file=tensors[first].file,
+        )  # fmt: skip
+    # Where config and tensors contradict each other as a whole, that has been said.
+    if not scheme.problems:
+        yield from _unlike_said(scheme, checkpoint, stored)
     if lost:
         shown = f"{min(lost)} to {max(lost)}" if len(lost) > 1 else str(lost[0])
         yield Difference(
             kind="layers", tensor=f"{prefix}layers.{min(lost)}", expected=f"{model.layer_count} layers",
             found=f"no tensor of {len(lost)} of them ({shown})",
         )  # fmt: skip
+
+
+# What only a layer that drafts tokens has (DeepSeek's MTP), also where the config does not count it.
+_DRAFT = re.compile(r"(?:eh_proj|enorm|hnorm|shared_head)\b")
+# Matrices that every quantiser takes unless it is told to leave them alone.
+_PROJECTION = re.compile(r"(?:^|\.)layers\.\d+\.(?:self_attn|mlp)\.(?:experts\.\d+\.)?(?:[qkvo]|gate|up|down)_proj$")
+
+
+def _unlike_said(scheme: Scheme, checkpoint: Checkpoint, stored: Stored) -> Iterator[Difference]:
+    """Weights that are quantised though the config leaves them alone, or are not though it does not."""
+    said = scheme.quantisation
+    groups = said.get("config_groups")
+    targets = [group.get("targets") for group in groups.values()] if isinstance(groups, Mapping) else []
+    whole = scheme.method in ("fp8", "fbgemm_fp8", "modelopt") and said.get("quant_algo", "FP8") == "FP8"
+    if scheme.method == "compressed-tensors":
+        whole = targets == [["Linear"]]
+    kept = left_alone(stored.config, said) if whole else []
+    for weight in scheme.weights if whole else ():
+        module, file = module_of(weight.name), checkpoint[weight.name].file
+        ignored = any(pattern.search(module) for pattern in kept)
+        if ignored and weight.is_fp8:
+            yield Difference(
+                kind="quantised, and left alone", tensor=weight.name, found=weight.scheme, file=file,
+                expected="16 bits, as the quantization_config leaves it alone",
+            )  # fmt: skip
+        elif not ignored and weight.scheme in ("bf16", "fp16") and _PROJECTION.search(module):
+            yield Difference(
+                kind="not quantised", tensor=weight.name, found=checkpoint[weight.name].dtype, file=file,
+                expected="FP8, as the quantization_config does not leave it alone",
+            )  # fmt: skip
 
 
 def _outer_differences(

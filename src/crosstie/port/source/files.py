@@ -48,6 +48,8 @@ def is_nvidia(path: str, folders: Collection[str], stems: Collection[str] = ()) 
     `folders`: all that the tree has; `stems`: its files without their endings.
     """
     *parts, name = path.split("/")
+    if name.endswith(".hip"):
+        return False
     if any(_NVIDIA_NAME.search(part) for part in (*parts, *name.split(".")[:-1])):
         return True
     for index, part in enumerate((*parts, name.partition(".")[0])):
