@@ -634,3 +634,28 @@ def test_static_fp8_without_the_scale_of_its_input_does_not(tmp_path: Path) -> N
     source = write_model(tmp_path / "model", tensors, samples.MODELOPT)
     with pytest.raises(BadData, match="static FP8 without an input_scale"):
         converting.convert(source, tmp_path / "out", "compressed-tensors")
+
+
+def test_scales_of_stacked_experts(tmp_path: Path) -> None:
+    """Fused gate and up of all experts in one tensor: a scale an expert, or one for each half."""
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    for shape in ((4,), (4, 1, 1), (4, 2), (4, 3, 1), (4, 128), (5,), (2,), (4, 4)):
+        source, out = tmp_path / f"in{shape}", tmp_path / f"out{shape}"
+        tensors = {name: samples.codes((4, 128, 128)), f"{name}_scale": samples.floats(shape)}
+        samples.write_model(source, tensors, {"quant_method": "fp8", "activation_scheme": "dynamic"})
+        if shape in ((4,), (4, 1, 1), (4, 2)):
+            assert converting.convert(source, out, "e4m3fnuz", even_if_normalised=True).recoded == [name]
+        else:
+            with pytest.raises(BadData, match="scale"):
+                converting.convert(source, out, "e4m3fnuz", even_if_normalised=True)
+
+
+def test_stacked_experts_are_not_repackaged(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors = {
+        f"{name}.weight": samples.codes((4, 128, 128)), f"{name}.weight_scale": samples.floats((4,)),
+        f"{name}.input_scale": samples.floats((4,), 1),
+    }  # fmt: skip
+    samples.write_model(tmp_path / "in", tensors, {"quant_method": "modelopt", "quant_algo": "FP8"})
+    with pytest.raises(BadData, match="stacked experts: no loader was found"):
+        converting.convert(tmp_path / "in", tmp_path / "out", "compressed-tensors")

@@ -177,7 +177,7 @@ def test_a_file_is_nvidias_by_any_part_of_its_name(path: str, expected: bool) ->
         ("attention/a.cu", True), ("attention_rocm/a.cu", False), ("blas_cuda/a.cpp", True), ("blas_hip/a.cpp", False),
         ("src/sort.cu", True), ("src/sort_hip.cpp", False), ("src/other.cu", False), ("CudaStream.h", True),
         ("fmha/cuda/x.cu", True), ("fmha/hip_fmha/x.cpp", False), ("plain/x.cu", False),
-        ("src/sort.hip", False),
+        ("src/sort.hip", False), ("tl/nccl/x.c", True), ("tl/rccl/x.c", False),
     ],
 )  # fmt: skip
 def test_a_twin_for_amd_shows_that_a_name_is_nvidias(path: str, expected: bool) -> None:
@@ -197,6 +197,8 @@ def test_a_twin_for_amd_shows_that_a_name_is_nvidias(path: str, expected: bool) 
         "fmha/hip_fmha/x.cpp",
         "plain/x.cu",
         "src/sort.hip",
+        "tl/nccl/x.c",
+        "tl/rccl/x.c",
     ]
     files = Files(cpp=dict.fromkeys(paths, ""))
     assert is_nvidia(path, files.folders, files.stems) == expected

@@ -185,3 +185,8 @@ def test_a_tool_that_may_be_missing_is_a_note() -> None:
     call = "subprocess.check_output(['which', 'nvcc'])"
     assert [one.severity for one in python_findings(call)] == ["error"]
     assert [one.severity for one in python_findings(f"try:\n    {call}\nexcept Exception:\n    pass")] == ["note"]
+
+
+def test_options_of_a_program_are_its_own() -> None:
+    assert "nvcc-flag" in {one.check for one in python_findings("flags = ['--threads=4']")}
+    assert not python_findings("parser.add_argument('--threads', type=int)\nparser.add_option('-D', '--diag_x')")

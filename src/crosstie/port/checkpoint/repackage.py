@@ -49,6 +49,9 @@ def _refuse_others(checkpoint: Checkpoint, scheme: Scheme) -> None:
             raise BadData(
                 checkpoint[weight.name].file, weight.name, f"{weight.scheme}: only FP8 by tensor becomes {FORMAT}"
             )
+        if weight.is_fp8 and len(checkpoint[weight.name].shape) != 2:
+            why = f"stacked experts: no loader was found that reads them as {FORMAT} by tensor"
+            raise BadData(checkpoint[weight.name].file, weight.name, why)
         if weight.is_fp8 and not weight.inputs:
             raise BadData(checkpoint[weight.name].file, weight.name, "static FP8 without an input_scale")
 

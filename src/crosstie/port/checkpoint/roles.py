@@ -222,7 +222,8 @@ def scale_scheme(weight: tuple[int, ...], scale: tuple[int, ...], *, exponents: 
     if scale[: len(stacked)] == stacked and len(sides) == 2 and all(map(_divides, (rows, columns), sides)):
         return "fp8-block"
     # Fused projections keep a scale for each of their parts.
-    return "fp8-tensor" if len(scale) == 1 and scale[0] <= _MOST_FUSED and not exponents else None
+    fused = not stacked and len(scale) == 1 and scale[0] <= _MOST_FUSED
+    return "fp8-tensor" if fused and not exponents else None
 
 
 def _sides(scale: tuple[int, ...], weight: tuple[int, ...]) -> tuple[int, ...]:

@@ -23,6 +23,9 @@ _NVIDIA_NAME = re.compile(
     r"|(?:^|_)(?:sm_?(?:[789]\d|1[0-2]\d)a?|hopper|blackwell|ampere|cutlass)(?:_|$)"
 )
 _AMD_NAME = re.compile(r"(?i)^(?:hip|rocm|amd|amdgpu|ck|(?:ck|hip|rocm)_\w+|aiter|\w+_(?:hip|rocm|amd))$")
+_TWIN_WORDS = {
+    "cuda": ("hip", "rocm", "amd"), "CUDA": ("HIP", "ROCM", "AMD"), "Cuda": ("Hip", "Rocm"), "nccl": ("rccl",),
+}  # fmt: skip
 _ASKS_FOR_HIP = re.compile(r"\bversion\.hip\b|(?i:\bis_(?:hip|rocm)\b)|(?:\b|_)(?:HIP|ROCM)_(?:HOME|PATH)\b")
 _KNOWS_ROCM = re.compile(r"(?<![A-Za-z])(?:HIP|ROCM|hipcc|rocm|hip)(?![a-z])")
 _CPP = (
@@ -67,8 +70,8 @@ def _twins(name: str) -> Iterator[str]:
     if _AMD_NAME.match(name):
         return
     yield from (f"{name}_{other}" for other in ("rocm", "hip", "amd", "ck"))
-    for word, others in (("cuda", ("hip", "rocm", "amd")), ("CUDA", ("HIP", "ROCM", "AMD")), ("Cuda", ("Hip", "Rocm"))):
-        if re.search(rf"(?:^|_){word}(?:_|$)" if word != "Cuda" else "Cuda", name):
+    for word, others in _TWIN_WORDS.items():
+        if re.search(rf"(?:^|_){word}(?:_|$)" if word != "Cuda" else word, name):
             yield from (name.replace(word, other) for other in others)
 
 

@@ -354,6 +354,9 @@ class _Reader(ast.NodeVisitor):
             # Asks which of the two it is, as it should.
             return
         name = dotted(node.func).rpartition(".")[2]
+        if name in ("add_argument", "add_option"):
+            # A program's own options may be called as a compiler's.
+            self._documentation.update(map(id, node.args))
         self._by_text(node, name)
         for phrase in python_rules("call"):
             if name in phrase.names:
