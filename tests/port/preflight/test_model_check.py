@@ -152,8 +152,9 @@ def test_formats_beside_each_other_keep_their_own_activations(catalog: Catalog, 
         return (tiny.by_channel if "k_proj" in name else tiny.plain)(name, shape)
 
     folder = tiny.write(tmp_path, "compressed")
-    samples.write_model(folder, tiny.dense(only_keys), samples.COMPRESSED)
-    (folder / "config.json").write_text(json.dumps({**tiny.LLAMA, "quantization_config": samples.COMPRESSED}))
+    quantisation = {**samples.COMPRESSED, "ignore": ["lm_head", *(one for one in tiny.MATRICES if "k_proj" not in one)]}
+    samples.write_model(folder, tiny.dense(only_keys), quantisation)
+    (folder / "config.json").write_text(json.dumps({**tiny.LLAMA, "quantization_config": quantisation}))
     stored = read_stored(catalog, str(folder))
     assert [(one.scheme, one.activations) for one in stored.linear] == [("bf16", "none"), ("fp8-channel", "dynamic")]
     assert ask(catalog, folder, "mi300x").verdicts == {"mi300x": "ready"}

@@ -158,3 +158,8 @@ def test_a_mask_of_32_lanes_with_their_width_is_not_known() -> None:
     assert [one.severity for one in findings(kernel(call.format(", 32"))) if one.check == "mask-32-lanes"] == [
         "unknown"
     ]
+
+
+def test_a_ballot_of_a_part_of_the_wavefront() -> None:
+    assert "ballot-truncated" in names(kernel("int b = static_cast<int>(__ballot(n));"))
+    assert "ballot-truncated" not in names(kernel("int b = static_cast<int>(__ballot(n) >> (part * 32));"))

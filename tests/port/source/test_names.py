@@ -128,3 +128,8 @@ def test_fp8_that_the_build_chooses() -> None:
 )  # fmt: skip
 def test_a_library_has_a_capital_behind_its_name(line: str, found: bool) -> None:
     assert (not names(f"void f() {{\n{line}\n}}\n").isdisjoint({"cudnn", "nvml"})) == found
+
+
+def test_a_member_that_is_called_after_a_library() -> None:
+    assert "nvshmem" in names("void f() { nvshmem_init(); }\n")
+    assert "nvshmem" not in names("class M { int nvshmem_comm_; };\n")

@@ -92,7 +92,9 @@ def _places(rule: NameRule, code: Code) -> dict[int, str]:
     found: dict[int, str] = {}
     tokens = code.tokens
     for name, places in code.names.items():
-        if rule.names_it(name) and name not in code.parameters and not code.provided(name):
+        # A member of the project's own ends so.
+        is_own = (name.endswith("_") and name[0] != "_") or name in code.parameters or code.provided(name)
+        if rule.names_it(name) and not is_own:
             for at in places:
                 is_member = code.text(at - 1) in (".", "->") and not name.startswith(("shared", "cuda", "__"))
                 if not is_member and not code.is_dropped(at):

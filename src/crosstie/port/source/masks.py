@@ -111,6 +111,9 @@ def _is_compared_with_32(tokens: Sequence[CppToken]) -> bool:
 def _kept_bits(code: Code, at: int) -> int | None:
     """How wide the variable, cast or return type is that a call's result goes into."""
     tokens = code.tokens
+    if code.text(at + 1) == "(" and code.text(closing(tokens, at + 1) + 1) == ">>":
+        # The lanes of one part are moved down first.
+        return None
     index = at - 1
     while index >= 0 and tokens[index].text in ("(", "~", "!", "::", "&", "|", "std"):
         if tokens[index].text == "!":
