@@ -2,13 +2,16 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from tests.conftest import Command
 
 from crosstie.catalog.library import Catalog
+from crosstie.cli.main import crosstie as crosstie_command
 from crosstie.core.errors import BadData
 from crosstie.core.figures import significant
 from crosstie.prove.review.checklist import checklist
@@ -63,3 +66,15 @@ def test_a_slip_in_the_data_is_named(made: Path, tmp_path: Path, row: str, words
     shipped = Catalog([])
     with pytest.raises(BadData, match=words):
         checklist(shipped, read_planned(shipped, made), thresholds(), file)
+
+
+def test_the_commands_of_a_contract_are_commands_that_there_are(made: Path) -> None:
+    shipped = Catalog([])
+    runs = [shlex.split(one.run) for one in checklist(shipped, read_planned(shipped, made), thresholds()) if one.run]
+    assert {words[1] for words in runs} == {"bench", "parity"}
+    for program, name, *words in runs:
+        assert program == "crosstie"
+        command = crosstie_command.get_command(click.Context(crosstie_command), name)
+        assert command is not None, name
+        # Every option is known there, and every value is one that it takes.
+        assert command.make_context(name, words).params

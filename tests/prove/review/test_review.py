@@ -16,8 +16,10 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.estimate import SERVING
 from crosstie.core.histogram import exposition
 from crosstie.decide.plan.subject import read_subject
-from crosstie.prove.review.again import _moved
+from crosstie.perf.estimate import estimate
+from crosstie.prove.review.again import _moved, _scaled
 from crosstie.route.ask import Ask
+from crosstie.route.build import deployment_of
 from crosstie.route.live import ServedRequest
 from crosstie.run.gateway.metrics import Metrics
 from crosstie.run.gateway.record import RequestRecord
@@ -74,15 +76,36 @@ def slowed(made: Path, by: float) -> Calibration:
     return msgspec.structs.replace(shipped, scopes={**shipped.scopes, scope: added})
 
 
+def projected(calibration: Calibration, made: Path, speed: dict[str, Any]) -> float:
+    (pool,) = read_subject(Catalog([]), made).fleet.pools
+    one = deployment_of(Catalog([], calibration=calibration), pool)
+    assert one is not None
+    in_flight = round(float(speed["note"].split()[0]))
+    return estimate(one, concurrency=in_flight, input_tokens=1330, output_tokens=175).output_tokens_per_s
+
+
+def test_a_calibration_that_learnt_a_speed_has_it(made: Path) -> None:
+    shipped = Catalog([])
+    (pool,) = read_subject(shipped, made).fleet.pools
+    for ratio in (0.6, 0.9, 1.1):
+        found = _scaled(shipped, shipped.calibration, pool, ratio, 40, (1330, 175))
+        assert found is not None
+        speed = {"note": "40 in flight"}
+        now = projected(found, made, speed) / projected(shipped.calibration, made, speed)
+        assert now == pytest.approx(ratio, rel=0.01)
+
+
 def test_a_slow_fleet_is_told_as_slow_by_as_much_as_it_is(reviewed: Reviewed, made: Path) -> None:
     lines = served(Catalog([], calibration=slowed(made, 1.25)), made, 600)
     status, said = reviewed(lines)
     assert status == 1
     assert beyond(said) <= {"throughput", "latency"}
     (speed,) = [one for one in said["figures"] if one["check"] == "throughput"]
-    # A fifth less at the same number of requests in flight, although as many requests came and were served.
+    # As much less as the model itself says of such a fleet at as many in flight, though all that came was served.
     assert speed["verdict"] == "beyond"
-    assert speed["difference"] == pytest.approx(-0.2, abs=0.04)
+    true = projected(slowed(made, 1.25), made, speed) / projected(Catalog([]).calibration, made, speed)
+    assert true < 0.9
+    assert 1.0 + speed["difference"] == pytest.approx(true, abs=0.015)
     assert set(verdicts(said, "traffic").values()) == set(verdicts(said, "lengths").values()) == {"holds"}
     last = said["again"]["steps"][-1]
     assert last["what"] == "with the speed seen"

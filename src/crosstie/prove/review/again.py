@@ -19,6 +19,8 @@ from crosstie.core.fleet import Pool
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import PrefixReuse, RequestClass, Workload
 from crosstie.decide.plan.plan import Plan, plan
+from crosstie.perf.estimate import estimate
+from crosstie.prove.review.expected import Speed
 from crosstie.prove.review.figures import FEW, Figure
 from crosstie.prove.review.review import Review
 from crosstie.route.build import deployment_of
@@ -33,6 +35,8 @@ _SIZES = (
 )  # fmt: skip
 # Speeds that are nearer than this are the same.
 _SAME = 0.02
+# Looking for the factor of a calibration: how often, and how far (a logarithm).
+_TRIES, _FURTHEST = 6, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,36 +161,64 @@ def _hit_rate(found: Review, one: RequestClass) -> float:
 
 def _calibrated(catalog: Catalog, found: Review, learnt: list[str]) -> Calibration | None:
     """The calibration under which the pools are as fast as they were seen to be; None where nothing says otherwise."""
-    made, scopes = catalog.calibration, dict(catalog.calibration.scopes)
-    for figure, pool in _off(found):
-        deployment = deployment_of(catalog, pool)
-        if deployment is None or figure.predicted is None:
-            continue
-        ratio = figure.seen.value / figure.predicted
-        subject = subject_of(deployment)
-        scope = " / ".join((subject.stack, subject.model, subject.bits, subject.accelerator))
-        before = scopes.get(scope, (0.0,) * len(made.constants))
-        scopes[scope] = tuple(
-            part + _moved(name, math.log(ratio)) for name, part in zip(made.constants, before, strict=True)
-        )
-        learnt.append(
-            f"{pool.model} on {pool.accelerator} with {pool.stack}: {abs(ratio - 1.0):.0%} "
-            f"{'slower' if ratio < 1.0 else 'faster'} than estimated"
-        )
-    return msgspec.structs.replace(made, scopes=scopes) if scopes != made.scopes else None
+    made = catalog.calibration
+    trace = found.production.trace
+    lengths = max(round(float(trace.input_tokens.mean())), 1), max(round(float(trace.output_tokens.mean())), 1)
+    for speed, pool in _off(found):
+        ratio = speed.ratio.value
+        faster = _scaled(catalog, made, pool, ratio, max(round(speed.in_flight), 1), lengths)
+        if faster is not None:
+            made = faster
+            word = "slower" if ratio < 1.0 else "faster"
+            named = f"{pool.model} on {pool.accelerator} with {pool.stack}"
+            learnt.append(f"{named}: {abs(ratio - 1.0):.0%} {word} than estimated")
+    return None if made is catalog.calibration else made
 
 
-def _off(found: Review) -> Iterator[tuple[Figure, Pool]]:
+def _scaled(
+    catalog: Catalog, made: Calibration, pool: Pool, ratio: float, in_flight: int, lengths: tuple[int, int]
+) -> Calibration | None:
+    """All rates of a pool's deployment moved by one factor, and its times by the inverse: the one at which the estimate
+    has `ratio` of its throughput. Shares of a peak bend towards their ceiling, so that factor is looked for."""
+    deployment = deployment_of(catalog, pool)
+    if deployment is None:
+        return None
+    subject = subject_of(deployment)
+    scope = " / ".join((subject.stack, subject.model, subject.bits, subject.accelerator))
+    before = made.scopes.get(scope, (0.0,) * len(made.constants))
+
+    def moved(by: float) -> Calibration:
+        parts = tuple(part + _moved(name, by) for name, part in zip(made.constants, before, strict=True))
+        return msgspec.structs.replace(made, scopes={**made.scopes, scope: parts})
+
+    def throughput(calibration: Calibration) -> float:
+        one = deployment_of(catalog.calibrated_by(calibration), pool)
+        assert one is not None
+        load = {"concurrency": in_flight, "input_tokens": lengths[0], "output_tokens": lengths[1]}
+        return estimate(one, **load).output_tokens_per_s
+
+    wanted, was, by = math.log(ratio), throughput(made), math.log(ratio)
+    for _ in range(_TRIES):
+        got = math.log(throughput(moved(by)) / was)
+        if abs(got - wanted) < 1e-3 or abs(got) < 1e-6:
+            break
+        by = min(max(by * wanted / got, -_FURTHEST), _FURTHEST)
+    return moved(by)
+
+
+def _off(found: Review) -> Iterator[tuple[Speed, Pool]]:
     """Pools whose speed is surely not that of the model, the one with most requests for each deployment."""
     pools = {pool.name: pool for pool in found.planned.fleet.pools}
     known = set()
-    for figure in sorted(found.of("throughput"), key=lambda one: -one.seen.requests):
-        pool = pools[figure.of]
-        if not _differs(figure) or abs(figure.difference or 0.0) < _SAME:
+    speeds = found.expected.speeds if found.expected else []
+    for speed in sorted(speeds, key=lambda one: -one.ratio.requests):
+        pool, ratio = pools[speed.pool], speed.ratio
+        sure = ratio.low is not None and ratio.high is not None and not ratio.low <= 1.0 <= ratio.high
+        if not sure or abs(ratio.value - 1.0) < _SAME or pool.apart is not None:
             continue
         if (pool.model, pool.accelerator, pool.stack) not in known:
             known.add((pool.model, pool.accelerator, pool.stack))
-            yield figure, pool
+            yield speed, pool
 
 
 def _moved(constant: str, by: float) -> float:
