@@ -15,6 +15,8 @@ from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.report import document, mark_of
 
 TWO_CLASSES = (
+    # One accelerator: what is reviewed must not depend on which of two is cheaper today.
+    ('accelerators = ["mi300x", "h200"]', 'accelerators = ["mi300x"]'),
     ("requests_per_s = 5\n", "requests_per_s = 20\n"),
     ("share = 1\ninput = 1000\noutput = 200\n", "share = 0.75\ninput = { median = 800, p95 = 3000 }\noutput = 200\n"),
     (
