@@ -29,7 +29,7 @@ def _endpoint(out: Output, one: Measured, found: Bench, verbose: bool) -> None:
     of = one.endpoint
     emulated = "  EMULATED: the performance model's own time, no GPU ran" if of.emulated else ""
     say(out, f"{of.name}: {of.model} at {of.url}{emulated}")
-    template = f" and a template of {significant(one.sizing.overhead)}" if one.sizing.overhead >= 0.5 else ""
+    template = f" and {significant(one.sizing.overhead)} tokens around it" if one.sizing.overhead >= 0.5 else ""
     served = next((point for point in one.points if not math.isnan(point.input_tokens)), None)
     lengths = f"{served.input_tokens:,.0f} tokens in and {served.output_tokens:,.0f} out on average; " if served else ""
     say(out, f"  {lengths}{significant(one.sizing.bytes_per_token)} bytes of text a token{template}", "dim")
@@ -64,9 +64,8 @@ def _number(one: Interval | None) -> str:
     """With half of its interval's width beside it."""
     if one is None or math.isnan(one.value):
         return "-"
-    if math.isnan(one.low):
-        return f"{one.value:,.0f}"
-    return f"{one.value:,.0f} ±{share((one.high - one.low) / 2 / one.value)}"
+    said = f"{one.value:,.0f}" if one.value >= 100 else significant(one.value)
+    return said if math.isnan(one.low) else f"{said} ±{share((one.high - one.low) / 2 / one.value)}"
 
 
 def _seconds(one: Interval | None) -> str:
