@@ -170,7 +170,7 @@ def command(
     crosstie bench http://server:8000 --concurrency 1,8,64 --repeat 3
     crosstie bench http://server:8000 --rate 2,4,8 --for 120
     crosstie bench http://server:8000 --trace mooncake-conversation --rate 2
-    crosstie bench http://server:8000 --find-limit --ttft-ms p95=1000 --tpot-ms p90=50
+    crosstie bench http://server:8000 --find-limit --ttft-ms p95=1000
     crosstie bench mi300x=http://a:8000 h200=http://b:8000 --tp 1 --repeat 5
 
     Any OpenAI-compatible server will do. Prompts are English words, cut to their lengths by what the engine counts of
