@@ -46,9 +46,14 @@ def endpoint(running: EmulatedFleet, index: int = 0, **given: str) -> Endpoint:
 
 
 def test_an_endpoint_says_what_it_is(running: EmulatedFleet) -> None:
-    found = endpoint(running, engine="vllm")
+    found = endpoint(running)
     assert (found.name, found.model, found.emulated, found.longest) == ("n0", SMALL, True, 32_000)
-    assert found.conditions == {"model": SMALL, "accelerator": "mi300x", "tp": "1", "engine": "vllm"}
+    said = {"model": SMALL, "accelerator": "mi300x", "precision": "fp8", "engine": "vllm", "tp": "1"}
+    assert found.conditions == said
+    # What is given wins.
+    assert endpoint(running, precision="bf16", accelerator="h200").conditions == said | {
+        "precision": "bf16", "accelerator": "h200",
+    }  # fmt: skip
     url = running.fleet.pools[0].backends[0]
     with pytest.raises(BadInput, match="a first request for other failed: status 404"):
         described(url, "other", None, True, {})

@@ -89,6 +89,9 @@ async def _described(
         conditions["engine_version"] = release
     if isinstance(server.get("tp_size"), int):
         conditions["tp"] = str(server["tp_size"])
+    emulates = own.get("emulates")
+    if isinstance(emulates, dict):
+        conditions |= {key: value for key, value in emulates.items() if isinstance(value, str)}
     conditions |= {key: value for key, value in given.items() if value}
     emulated = FINGERPRINT.encode() in first.body or own.get("owned_by") == FINGERPRINT
     longest = own.get("max_model_len")

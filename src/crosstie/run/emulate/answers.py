@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from crosstie.core.deployment import Deployment
+
 FINGERPRINT = "crosstie-emulated"
 _DONE = b"data: [DONE]\n\n"
 # Deterministic vectors are for plumbing, not for meaning.
@@ -191,11 +193,22 @@ def failure(status: int, kind: str, message: str, param: str | None = None) -> b
     return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": status}}).encode()
 
 
-def models(model: str, root: str, created: int, max_context: int, adapters: Mapping[str, str]) -> bytes:
+def models(
+    model: str, deployment: Deployment, created: int, max_context: int, adapters: Mapping[str, str]
+) -> bytes:  # fmt: skip
     """`adapters`: by name, where each was loaded from."""
     one = {
-        "id": model, "object": "model", "created": created, "owned_by": FINGERPRINT, "root": root, "parent": None,
-        "max_model_len": max_context,
+        "id": model, "object": "model", "created": created, "owned_by": FINGERPRINT, "root": deployment.model.id,
+        "parent": None, "max_model_len": max_context, "emulates": _conditions(deployment),
     }  # fmt: skip
     loaded = [{**one, "id": name, "root": path, "parent": model} for name, path in adapters.items()]
     return json.dumps({"object": "list", "data": [one, *loaded]}).encode()
+
+
+def _conditions(deployment: Deployment) -> dict[str, str]:
+    """As columns of results name them, so that a benchmark of it need not be told."""
+    split = deployment.parallelism
+    found = {
+        "accelerator": deployment.accelerator.id, "precision": deployment.precision.id, "engine": deployment.stack.id
+    }  # fmt: skip
+    return {**found, "tp": str(split.tp)} if split.gpus == split.tp else found

@@ -392,8 +392,9 @@ class EmulatedServer:
 
     def _models(self, reply: Reply) -> None:
         emulated = self.replica.emulated
-        root, adapters = emulated.deployment.model.id, self.adapters.loaded
-        said = models(self.model, root, self._created, emulated.max_context, adapters)
+        said = models(
+            self.model, emulated.deployment, self._created, emulated.max_context, self.adapters.loaded
+        )  # fmt: skip
         reply.send(200, said, self.headers)
 
     def _metrics(self, reply: Reply) -> None:
