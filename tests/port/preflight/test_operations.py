@@ -152,6 +152,7 @@ def test_a_model_is_known_by_what_it_does() -> None:
     assert facts_of(v4) == {
         "architecture": "DeepseekV4ForCausalLM", "attention": "v4", "compressed": True, "indexer": True,
         "recurrent": "none", "chunked": False, "routing": "hash", "hyper_connections": True,
+        "expert_dtype": "unsaid",
     }  # fmt: skip
     plain = facts_of(PLAIN)
     assert (plain["attention"], plain["routing"], plain["indexer"]) == ("gqa", "none", False)

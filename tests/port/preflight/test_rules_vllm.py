@@ -58,6 +58,7 @@ SPARSE: dict[str, Value] = {
 }  # fmt: skip
 KV: dict[str, Value] = {"dtype": "fp8", "scales": "checkpoint", "method": "fp8", "kind": "gqa", "dialect": "fn"}
 CAPTURE = {"name": "graph-capture", "model.recurrent": "none", "model.chunked": False}
+V4_NAME = {"model.architecture": "DeepseekV4ForCausalLM"}
 V4 = {"architecture": "DeepseekV4ForCausalLM", "model.attention": "v4"}
 DECODE_ONLY = {"flag.compilation-config.cudagraph_mode": "FULL_DECODE_ONLY"}
 PLAIN: dict[str, dict[str, Value]] = {
@@ -199,6 +200,11 @@ def test_a_note_names_its_chips_and_its_case() -> None:
         ("moe", "0.32.0", "gfx942", {**BF16, "activation": "relu2", **ON}, "moe-aiter-bf16-activation"),
         # DeepSeek-V4: its experts are MXFP4 beside FP8, and its graphs depend on release and chip.
         ("load", "0.24.0", "gfx942", {"scheme": "mxfp4", "part": "moe"}, "load-mxfp4-v4"),
+        ("load", "0.32.0", "gfx942", {"part": "moe", **V4_NAME, "model.expert_dtype": "unsaid"}, "load-v4-experts-unsaid"),
+        ("load", "0.32.0", "gfx942", {"part": "moe", **V4_NAME, "model.expert_dtype": "fp8"}, "load-fp8-gfx942-moe"),
+        ("load", "0.32.0", "gfx942",
+         {"part": "moe", **V4_NAME, "model.expert_dtype": "unsaid", "flag.hf-overrides.expert_dtype": "fp8"},
+         "load-fp8-gfx942-moe"),
         ("moe", "0.24.0", "gfx942", {"weights": "mxfp4", "method": "fp8", **ON}, "moe-mxfp4-v4-gfx942"),
         ("moe", "0.32.0", "gfx950", {"weights": "mxfp4", "method": "fp8", **ON}, "moe-mxfp4-v4-gfx950-aiter"),
         ("moe", "0.32.0", "gfx950", {"weights": "mxfp4", "method": "fp8"}, "moe-mxfp4-v4-gfx950"),

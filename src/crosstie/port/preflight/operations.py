@@ -87,6 +87,7 @@ def model_facts(config: Config, found: Sequence[ModelOperation]) -> dict[str, Va
         "chunked": any(one.facts.get("chunked") is True for one in found),
         "routing": _routing(config) if "moe" in kinds else "none",
         "hyper_connections": bool(config.get("hc_mult")),
+        "expert_dtype": str(config.get("expert_dtype") or "unsaid"),
     }
     if isinstance(named, list) and named:
         facts["architecture"] = str(named[0])

@@ -51,6 +51,7 @@ MODEL_FACTS = {
     "chunked",
     "routing",
     "hyper_connections",
+    "expert_dtype",
 }
 OF_MODEL = "model."
 SETTINGS = ("env.", "flag.")
