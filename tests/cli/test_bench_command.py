@@ -1,33 +1,21 @@
 """`crosstie bench` as a user runs it: refusals in one line, an answer, a file that the next command reads."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.conftest import Command
-from tests.run.emulate.running import CATALOG, SMALL, fleet, pool
+from tests.run.emulate.running import CATALOG, SMALL, emulated_beside
 from tests.small_workload import small_text
-
-from crosstie.run.emulate.fleet import start
 
 NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
 def replica() -> Iterator[str]:
-    """An emulated replica on a loop of its own, as another process would have it."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    made = asyncio.run_coroutine_threadsafe(start(CATALOG, fleet(pool()), speed=20.0), loop).result(60)
-    yield made.fleet.pools[0].backends[0]
-    asyncio.run_coroutine_threadsafe(made.close(), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
-    loop.close()
+    with emulated_beside() as made:
+        yield made.fleet.pools[0].backends[0]
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,16 @@
 """`crosstie replay` as a user runs it: refusals in one line, and a replay that fails says so."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.conftest import Command
-from tests.run.emulate.running import CATALOG, SMALL, fleet, pool
+from tests.run.emulate.running import SMALL, emulated_beside, fleet, pool
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import Route, ServedClass
 from crosstie.core.workload import Target
-from crosstie.run.emulate.fleet import start
 
 NOBODY = "http://127.0.0.1:9"
 # A target that a machine which stands still for seconds holds as well: a second of the clock is 20 of the trace.
@@ -25,16 +22,8 @@ CHAT = ServedClass(
 
 @pytest.fixture(scope="module")
 def replica() -> Iterator[str]:
-    """An emulated replica on a loop of its own, as another process would have it."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    made = asyncio.run_coroutine_threadsafe(start(CATALOG, fleet(pool()), speed=20.0), loop).result(60)
-    yield made.fleet.pools[0].backends[0]
-    asyncio.run_coroutine_threadsafe(made.close(), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
-    loop.close()
+    with emulated_beside() as made:
+        yield made.fleet.pools[0].backends[0]
 
 
 @pytest.mark.parametrize(

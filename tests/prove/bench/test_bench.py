@@ -1,14 +1,12 @@
 """Benchmarks of emulated replicas: what is asked is sent, what is measured is theirs, an end keeps what there is."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.run.emulate.running import CATALOG, SMALL, fleet, pool
+from tests.run.emulate.running import SMALL, emulated_beside, fleet, pool
 
 from crosstie.core.errors import BadInput
 from crosstie.core.workload import Target
@@ -20,7 +18,7 @@ from crosstie.prove.bench.measure import Interrupt
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.replay.outcomes import Targets
 from crosstie.run.emulate.faults import Fault
-from crosstie.run.emulate.fleet import EmulatedFleet, start
+from crosstie.run.emulate.fleet import EmulatedFleet
 
 SPEED = 20.0
 SHORT = Settings(lengths=Lengths(200, 12), requests=8, warm_up=0, speed=SPEED)
@@ -28,16 +26,8 @@ SHORT = Settings(lengths=Lengths(200, 12), requests=8, warm_up=0, speed=SPEED)
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[EmulatedFleet]:
-    """Emulated replicas on a loop of their own, as another process would have them."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    made = asyncio.run_coroutine_threadsafe(start(CATALOG, fleet(pool(replicas=2)), speed=SPEED), loop).result(60)
-    yield made
-    asyncio.run_coroutine_threadsafe(made.close(), loop).result(10)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(10)
-    loop.close()
+    with emulated_beside(fleet(pool(replicas=2)), SPEED) as made:
+        yield made
 
 
 def endpoint(running: EmulatedFleet, index: int = 0, **given: str) -> Endpoint:

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
 
 from tests.waiting import LIMIT_S
@@ -133,6 +134,22 @@ async def emulating(one: Fleet | None = None, **options: Any) -> AsyncIterator[t
         client.origin.close()
         await made.close()
         await asyncio.sleep(0.01)
+
+
+@contextmanager
+def emulated_beside(one: Fleet | None = None, speed: float = 20.0) -> Iterator[EmulatedFleet]:
+    """Replicas on a loop of their own, as another process would have them."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    made = asyncio.run_coroutine_threadsafe(start(CATALOG, one or fleet(), speed=speed), loop).result(LIMIT_S)
+    try:
+        yield made
+    finally:
+        asyncio.run_coroutine_threadsafe(made.close(), loop).result(LIMIT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(LIMIT_S)
+        loop.close()
 
 
 def chat(content: Any = "Say something.", **more: Any) -> dict[str, Any]:
