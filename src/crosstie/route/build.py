@@ -99,7 +99,7 @@ def live_fleet(
     kept = {id(replica) for replica in found.replicas()}
     for replica in there:
         if id(replica) not in kept:
-            replica.draining = True
+            replica.drain(True)
             if replica.in_flight:
                 found.leaving.append(replica)
     return found
@@ -160,7 +160,7 @@ def _staff(live: LivePool, fleet: Fleet, lengths: Lengths, since: float) -> None
     """
     known = {replica.key: replica for replica in live.replicas}
     slow_s, block = fleet.serving.slow_start_s, lengths.block_tokens(live.pool.model)
-    live.replicas = [known.get(key) or Replica(key, live, since, slow_s, block) for key in live.pool.backends]
+    live.staff([known.get(key) or Replica(key, live, since, slow_s, block) for key in live.pool.backends])
     for replica in live.replicas:
         replica.slow_start_s = slow_s
         if not live.pool.adapters:
@@ -169,7 +169,7 @@ def _staff(live: LivePool, fleet: Fleet, lengths: Lengths, since: float) -> None
             replica.adapters = AdapterSlots(live.pool.max_adapters or len(live.pool.adapters))
         else:
             replica.adapters.most = live.pool.max_adapters or len(live.pool.adapters)
-        replica.draining = False
+        replica.drain(False)
         replica.touch()
 
 

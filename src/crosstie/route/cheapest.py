@@ -13,6 +13,7 @@ from crosstie.route.decision import Decision
 from crosstie.route.filters import without_room
 from crosstie.route.live import LivePool, Replica
 from crosstie.route.policy import Query, Rated, RoutingPolicy, in_words
+from crosstie.route.shortlist import looked_at, most_held
 from crosstie.route.speed import Prediction, first_token_s
 
 # Where nothing is asked for: what the fastest pool would take if it were idle, so many times over.
@@ -70,8 +71,9 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     """The replica that keeps the limits and finishes first; without such, the one that misses least.
 
     The limits are the request's own, those that the plan promises of the pool, and those of whoever is on the replica
-    already: nobody may be sent where it breaks what was promised to others. `usd`: its price, if known. This loop is
-    most of a decision's cost, so it keeps to local names.
+    already: nobody may be sent where it breaks what was promised to others. `usd`: its price, if known. Of a large pool
+    some replicas are looked at, see `route.shortlist`. This loop is most of a decision's cost, so it keeps to local
+    names.
     """
     ask, now, exclude, panic = query.ask, query.now, query.exclude, query.panic
     speed, per_cached = pool.speed, pool.speed.per_cached
@@ -92,7 +94,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     if prefix:
         block_tokens = query.fleet.lengths.block_tokens(ask.model)
         most_saved_s = speed.idle_s(input_tokens, 0.0)
-    for replica in pool.replicas:
+    for replica in looked_at(pool, ask, now, exclude, panic, turn):
         if not replica.up and not (panic and replica.suspected):
             continue
         if replica.draining or replica.busy_until > now or (exclude and replica.key in exclude):
@@ -196,25 +198,35 @@ class CheapestMeetingTarget(_Predicting):
     def _until_dearer(self, query: Query, limits: LatencyLimits) -> tuple[list[Best], list[Best]]:
         """Those within the limits that can still be the cheapest, and all that were looked at.
 
-        Pools are gone through from the cheapest on, and none is looked at that is dearer than one that will do. A held
-        prefix changes prices by replica; with one, all are looked at.
+        Pools are gone through from the cheapest on, and none is looked at that is dearer than one that will do, with
+        all that it may hold of the prompt.
         """
         ask, pools = query.ask, query.pools
-        if len(pools) == 1 or ask.prefix or ask.tokens is not None:
+        if len(pools) == 1:
             found = self._found(query, limits)
             return [one for one in found if one.miss <= 1.0], found
         new, output = ask.input_tokens, ask.output_tokens
-        priced = sorted([(pool.request_usd(new, 0.0, output, ask.tpot_s), index) for index, pool in enumerate(pools)])
+        prefix = bool(ask.prefix) or ask.tokens is not None
+        block_tokens = query.fleet.lengths.block_tokens(ask.model) if prefix else 0.0
+        priced: list[tuple[float, int, float]] = []
+        for index, pool in enumerate(pools):
+            usd = least_usd = pool.request_usd(new, 0.0, output, ask.tpot_s)
+            if prefix:
+                cached = most_held(pool, ask, block_tokens)
+                if cached > 0.0:
+                    least_usd = min(usd, pool.request_usd(new - cached, cached, output, ask.tpot_s))
+            priced.append((least_usd, index, usd))
+        priced.sort()
         within, found, most_usd = [], [], inf
-        for usd, index in priced:
-            if usd > most_usd:
+        for least_usd, index, usd in priced:
+            if least_usd > most_usd:
                 break
             best = best_of(query, pools[index], limits, self._turn, usd)
             if best is not None:
                 found.append(best)
                 if best.miss <= 1.0:
                     within.append(best)
-                    most_usd = min(most_usd, usd * _SAME_PRICE)
+                    most_usd = min(most_usd, best.prediction.predicted_usd * _SAME_PRICE)
         return within, found
 
     def _cheapest(self, within: list[Best], query: Query, meets: bool) -> Decision:

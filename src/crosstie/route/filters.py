@@ -127,14 +127,13 @@ def available(pool: LivePool, now: float, exclude: Collection[str], panic: bool 
 def without_room(pools: list[LivePool], now: float, exclude: Collection[str]) -> Decision:
     """No replica may be sent it now: wait if one of them is merely full, or its model to be loaded there; refuse if
     none is up."""
+    for pool in pools:
+        for one in pool.replicas:
+            if one.up and not one.draining and one.key not in exclude and (one.presence is None or one.presence.there):
+                return Decision("wait", lambda: _full(pools, now, exclude))
     everybody = [replica for pool in pools for replica in pool.replicas]
     up = [one for one in everybody if one.up and not one.draining]
     absent = [one for one in up if one.presence is not None and not one.presence.there]
-    full = [one for one in up if one.key not in exclude and one not in absent]
-    if full:
-        busy = sum(one.busy_until > now for one in full)
-        said = f", {busy} of them by their engine's word" if busy else ""
-        return Decision("wait", f"all {len(full)} replicas that are up are full{said}")
     if absent:
         states = [one.presence.state for one in absent if one.presence is not None]
         said = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
@@ -144,3 +143,11 @@ def without_room(pools: list[LivePool], now: float, exclude: Collection[str]) ->
     sides = "".join(f"; {pool.name}: {pool.why_out()}" for pool in pools if pool.prefill is not None and down)
     said = f"no replica is up: {down} down or draining, {tried} tried{sides}"
     return Decision("refuse", said, refusal="unavailable")
+
+
+def _full(pools: list[LivePool], now: float, exclude: Collection[str]) -> str:
+    up = [one for pool in pools for one in pool.replicas if one.up and not one.draining and one.key not in exclude]
+    full = [one for one in up if one.presence is None or one.presence.there]
+    busy = sum([one.busy_until > now for one in full])
+    said = f", {busy} of them by their engine's word" if busy else ""
+    return f"all {len(full)} replicas that are up are full{said}"

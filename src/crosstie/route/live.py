@@ -15,7 +15,7 @@ from crosstie.route.corrections import OnlineCorrection, Scatter, log_ratio
 from crosstie.route.held import HeldBlocks
 from crosstie.route.lengths import Classes, Lengths
 from crosstie.route.load import RATE_S, ReplicaLoad, Reported
-from crosstie.route.prefix import Prefixes
+from crosstie.route.prefix import Holders, Prefixes
 from crosstie.route.slots import AdapterSlots
 from crosstie.route.speed import Prediction, Speed, View
 from crosstie.route.spending import Spending
@@ -32,11 +32,17 @@ _MOST_SESSIONS = 10_000
 _NO_POOLS: frozenset[str] = frozenset()
 # Of its full limit, what a replica that has just come back may take at once.
 _FIRST_SHARE = 0.1
+# A pool of up to so many replicas is gone through whole; of a larger one a decision looks at some (`route.shortlist`).
+WHOLE = 32
 
 
 class LivePool:
     def __init__(self, pool: Pool, speed: Speed, lengths: Lengths):
         self.replicas: list[Replica] = []
+        # Of a large one: who holds which beginnings of prompts, by the place in `replicas`; None: it is small.
+        self.holders: Holders | None = None
+        # How many of them may be chosen, and how many are not being emptied; None: to be counted.
+        self._in_service: tuple[int, int] | None = None
         # Of one whose replicas only decode: those that compute the prompts, as a pool that no request is decided for.
         self.prefill: LivePool | None = None
         # Which side of such a pool this is: "prefill", "decode" or neither.
@@ -85,7 +91,7 @@ class LivePool:
         return self.pool.name
 
     def advance(self, now: float) -> None:
-        """Makes the views of its replicas anew that are too old."""
+        """Makes the views of its replicas anew that are too old; in a large pool, whoever looks at one does."""
         if now < self.fresh_until:
             return
         if now >= self.slowness_until:
@@ -93,6 +99,9 @@ class LivePool:
             self.slowness = self.tpot.factor(now)
             self.slowness_until = now + FACTORS_S
         fresh_until = self.slowness_until
+        if self.holders is not None:
+            self.fresh_until = fresh_until
+            return
         for replica in self.replicas:
             if now >= replica.fresh_until:
                 replica.advance(now)
@@ -124,6 +133,27 @@ class LivePool:
         """What a request may come to: as long as it says that its answer may be, or as they usually are."""
         output = ask.output_tokens if ask.most_output is None else float(ask.most_output)
         return self.request_usd(ask.input_tokens, 0.0, ask.copies * output, ask.tpot_s)
+
+    def staff(self, replicas: "list[Replica]") -> None:
+        """These are its replicas from now on."""
+        if replicas != self.replicas:
+            holders = Holders() if len(replicas) > WHOLE else None
+            for number, replica in enumerate(replicas):
+                replica.prefixes.tell(holders, number)
+            self.replicas, self.holders = replicas, holders
+        self.recount()
+
+    def recount(self) -> None:
+        """One of them went up or down, or is being emptied."""
+        self._in_service = None
+
+    def in_service(self) -> tuple[int, int]:
+        """Of its replicas, those that may be chosen, and all that are not being emptied."""
+        found = self._in_service
+        if found is None:
+            there = [one for one in self.replicas if not one.draining]
+            found = self._in_service = sum([one.up for one in there]), len(there)
+        return found
 
     def why_out(self) -> str:
         """Why none of its replicas may be sent anything, in words; empty: one may."""
@@ -197,13 +227,22 @@ class LiveFleet:
 
     def full_for_s(self, model: str, now: float) -> float:
         """Until the first replica that is up takes requests again, by the word of its engine; 0: one does."""
-        up = [one for pool in self.by_model.get(model, ()) for one in pool.replicas if one.up and not one.draining]
-        return max(min((one.busy_until for one in up), default=now) - now, 0.0)
+        least = inf
+        for pool in self.by_model.get(model, ()):
+            for one in pool.replicas:
+                if one.up and not one.draining and one.busy_until < least:
+                    least = one.busy_until
+                    if least <= now:
+                        return 0.0
+        return least - now if least < inf else 0.0
 
     def in_service(self, model: str) -> tuple[int, int]:
         """Of a model's replicas, those that may be chosen, and all that are not being emptied."""
-        there = [one for pool in self.by_model.get(model, ()) for one in pool.replicas if not one.draining]
-        return sum([one.up for one in there]), len(there)
+        up = there = 0
+        for pool in self.by_model.get(model, ()):
+            own_up, own_there = pool.in_service()
+            up, there = up + own_up, there + own_there
+        return up, there
 
     def panics(self, model: str) -> bool:
         """Whether so many of a model's replicas are out that those only suspected are to be asked as well."""
@@ -255,14 +294,21 @@ class Replica(ReplicaLoad):
         if not self.up:
             self.since = now
         self.up, self.why_down, self.suspected = True, "", False
+        self.pool.recount()
         self.touch()
+
+    def drain(self, draining: bool) -> None:
+        """Whether it is being emptied, and sent nothing new."""
+        self.draining = draining
+        self.pool.recount()
 
     def went_down(self, why: str, *, suspected: bool = False) -> None:
         self.up, self.why_down, self.suspected = False, why, suspected
+        self.pool.recount()
         if self.adapters is not None:
             self.adapters.clear()
         # What it held is likely to be gone when it comes back.
-        self.prefixes = Prefixes(self.prefixes.most)
+        self.prefixes.clear()
         self.touch()
 
     def full(self, now: float, for_s: float) -> None:

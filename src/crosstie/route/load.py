@@ -53,6 +53,9 @@ class LoadElsewhere:
     def __init__(self) -> None:
         # Where all write and read; None: this worker is alone.
         self.cell: Cell | None = None
+        # How often that is looked at, and when it is due again.
+        self.every_s = 0.0
+        self._due = -inf
         self._clear()
 
     def _clear(self) -> None:
@@ -65,6 +68,14 @@ class LoadElsewhere:
         """The engine has refused a request because it has too many."""
         if self.cell is not None:
             self.cell.tell(busy_until=until)
+
+    def is_news(self, now: float) -> bool:
+        """Whether others have written since it was last read, as far as it is time to look."""
+        cell = self.cell
+        if cell is None or now < self._due:
+            return False
+        self._due = now + self.every_s
+        return cell.changed
 
     def read(self, now: float) -> bool:
         """Reads what the others have written; whether their counts have changed."""

@@ -9,6 +9,7 @@ from crosstie.route.decision import Decision
 from crosstie.route.filters import available, without_room
 from crosstie.route.live import LivePool, Replica
 from crosstie.route.policy import Query, RoutingPolicy, in_words, predict
+from crosstie.route.shortlist import looked_at, may_take
 from crosstie.route.speed import Prediction
 
 # A replica with a held prefix is passed over once it has this many times the mean load of all, and one request more.
@@ -17,8 +18,7 @@ _BOUND = 1.25
 
 class _Counting(RoutingPolicy):
     def pick(self, query: Query) -> Decision:
-        now, exclude, panic = query.now, query.exclude, query.panic
-        able = [replica for pool in query.pools for replica in available(pool, now, exclude, panic)]
+        able = self._able(query)
         if not able:
             return without_room(query.pools, query.now, query.exclude)
         replica, why = self._of_able(query, able)
@@ -26,6 +26,16 @@ class _Counting(RoutingPolicy):
         said = predict(query.fleet, replica, ask)
         meets = (ask.ttft_s is None or said.ttft_s <= ask.ttft_s) and (ask.tpot_s is None or said.tpot_s <= ask.tpot_s)
         return Decision("send", lambda: f"{why}: {in_words(said, ask)}", replica=replica, prediction=said, meets=meets)
+
+    def _able(self, query: Query) -> list[Replica]:
+        """Those that have room; of large pools, some of them."""
+        found: list[Replica] = []
+        for pool in query.pools:
+            if pool.holders is None:
+                found += available(pool, query.now, query.exclude, query.panic)
+            else:
+                found += looked_at(pool, query.ask, query.now, query.exclude, query.panic, self._turn)
+        return found
 
     @abstractmethod
     def _of_able(self, query: Query, able: list[Replica]) -> tuple[Replica, str]:
@@ -55,17 +65,26 @@ class RoundRobin(_Counting):
         super().__init__(seed)
         self._next: dict[str, int] = {}
 
-    def _of_able(self, query: Query, able: list[Replica]) -> tuple[Replica, str]:
-        model = query.ask.model
-        everybody = [replica for pool in query.fleet.by_model[model] for replica in pool.replicas]
-        may = set(map(id, able))
+    def _able(self, query: Query) -> list[Replica]:
+        """The one whose turn it is."""
+        model, everybody = query.ask.model, self._everybody(query)
+        may = set(map(id, query.pools))
         start = self._next.get(model, self._turn)
         for step in range(len(everybody)):
             replica = everybody[(start + step) % len(everybody)]
-            if id(replica) in may:
+            if id(replica.pool) in may and may_take(replica, query.now, query.exclude, query.panic):
                 self._next[model] = start + step + 1
-                return replica, f"its turn of {len(everybody)}"
-        raise AssertionError("an able replica is one of the model's")
+                return [replica]
+        return []
+
+    def _everybody(self, query: Query) -> list[Replica]:
+        found: list[Replica] = []
+        for pool in query.fleet.by_model[query.ask.model]:
+            found += pool.replicas
+        return found
+
+    def _of_able(self, query: Query, able: list[Replica]) -> tuple[Replica, str]:
+        return able[0], f"its turn of {len(self._everybody(query))}"
 
 
 class LeastLoaded(_Counting):

@@ -19,6 +19,9 @@ from crosstie.route.filters import available, fitting, pool_dropped, refused, re
 from crosstie.route.live import LiveFleet, LivePool, Replica
 from crosstie.route.speed import Prediction, estimate
 
+# Names that are found as quickly one after the other.
+_FEW = 8
+
 
 class Query:
     """A request, and what there is to choose from. The fleet has been advanced to `now`."""
@@ -32,8 +35,8 @@ class Query:
         self.panic = panic
         # Those of the request's model that could serve it if they had room.
         self.pools = pools
-        # Backends that have been tried for it.
-        self.exclude = exclude
+        # Backends that have been tried for it; where they are many, all are compared with each replica.
+        self.exclude = exclude if len(exclude) < _FEW else frozenset(exclude)
 
 
 class Rated(NamedTuple):

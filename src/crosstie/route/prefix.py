@@ -28,38 +28,95 @@ def prefix_hashes(body: bytes, start: int = 0, tenant: int = 0) -> tuple[int, ..
     return tuple(found)
 
 
+class Holders:
+    """Who of the replicas of a pool holds a block: by block, a bit for the number of each."""
+
+    def __init__(self) -> None:
+        self._bits: dict[int, int] = {}
+
+    def add(self, block: int, bit: int) -> None:
+        self._bits[block] = self._bits.get(block, 0) | bit
+
+    def drop(self, block: int, bit: int) -> None:
+        left = self._bits.get(block, 0) & ~bit
+        if left:
+            self._bits[block] = left
+        else:
+            self._bits.pop(block, None)
+
+    def depth(self, prefix: tuple[int, ...]) -> int:
+        """Blocks from the beginning that one replica at least holds."""
+        return _deepest(self._bits, prefix)
+
+    def most(self, prefix: tuple[int, ...], wanted: int) -> list[int]:
+        """The numbers of those who hold most of it, up to so many, whoever holds more coming first."""
+        bits, seen = self._bits, 0
+        found: list[int] = []
+        for index in range(self.depth(prefix) - 1, -1, -1):
+            new = bits.get(prefix[index], 0) & ~seen
+            seen |= new
+            while new:
+                lowest = new & -new
+                found.append(lowest.bit_length() - 1)
+                if len(found) == wanted:
+                    return found
+                new ^= lowest
+        return found
+
+
 class Prefixes:
     """What a replica is believed to hold: the blocks that came last, as many as its cache has room for."""
 
     def __init__(self, most: int):
         self.most = max(most, 1)
-        self._held: dict[int, None] = {}
+        self._held: dict[int, int] = {}
+        # Where those of a large pool are told, and as whom.
+        self._holders: Holders | None = None
+        self._bit = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
     def add(self, prefix: tuple[int, ...]) -> None:
-        held = self._held
+        held, holders = self._held, self._holders
         # The beginning of a prompt last, so that its end is dropped first, as engines do.
         for block in reversed(prefix):
-            held.pop(block, None)
-            held[block] = None
+            if held.pop(block, 0) == 0 and holders is not None:
+                holders.add(block, self._bit)
+            held[block] = 1
         while len(held) > self.most:
-            del held[next(iter(held))]
+            oldest = next(iter(held))
+            del held[oldest]
+            if holders is not None:
+                holders.drop(oldest, self._bit)
+
+    def clear(self) -> None:
+        if self._holders is not None:
+            for block in self._held:
+                self._holders.drop(block, self._bit)
+        self._held = {}
+
+    def tell(self, holders: Holders | None, number: int) -> None:
+        """Tells what is held, now and from now on, as the replica of this number; None: nobody wants to know."""
+        self._holders, self._bit = holders, 1 << number
+        if holders is not None:
+            for block in self._held:
+                holders.add(block, self._bit)
 
     def match(self, prefix: tuple[int, ...]) -> int:
-        """Blocks from the beginning that are held.
+        """Blocks from the beginning that are held."""
+        return _deepest(self._held, prefix)
 
-        A block is never used later than those before it, so whoever is held has all before it held as well.
-        """
-        held = self._held
-        if not prefix or prefix[0] not in held:
-            return 0
-        low, high = 1, len(prefix)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if prefix[middle - 1] in held:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+
+def _deepest(held: dict[int, int], prefix: tuple[int, ...]) -> int:
+    """A block is never used later than those before it, so whoever is held has all before it held as well."""
+    if not prefix or prefix[0] not in held:
+        return 0
+    low, high = 1, len(prefix)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if prefix[middle - 1] in held:
+            low = middle
+        else:
+            high = middle - 1
+    return low

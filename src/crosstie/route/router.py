@@ -29,13 +29,14 @@ class Router:
         self.fleet, self.policy = fleet, with_adapters(fleet, with_overflow(fleet, policy))
         self._read_every_s = READ_S * speed
         self._read_at = float("-inf")
-        # Those that others use as well.
+        # Whether others use any as well; and those of small pools: of large ones they are read when they are looked at.
+        self._is_shared = False
         self._shared: list[Replica] = []
 
     def load(self, fleet: LiveFleet, policy: RoutingPolicy) -> None:
         """Decides over this fleet from now on; what is shared has to be said anew."""
         self.fleet, self.policy = fleet, with_adapters(fleet, with_overflow(fleet, policy))
-        self._shared = []
+        self._shared, self._is_shared = [], False
 
     def share(self, cells: dict[str, Cell]) -> None:
         """Replicas with a cell, by their keys, are shared with other workers or peers."""
@@ -43,8 +44,11 @@ class Router:
             replica.elsewhere.cell = None
         for replica in self.fleet.replicas():
             replica.elsewhere.cell = cells.get(replica.key)
+            replica.elsewhere.every_s = self._read_every_s
             replica.publish()
-        self._shared = [replica for replica in self.fleet.replicas() if replica.key in cells]
+        shared = [replica for replica in self.fleet.replicas() if replica.key in cells]
+        self._is_shared = bool(shared)
+        self._shared = [replica for replica in shared if replica.pool.holders is None]
 
     def decide(self, ask: Ask, now: float, *, exclude: Collection[str] = (), explain: bool = False) -> Decision:
         """`exclude`: backends that have been tried for this request. `explain`: with the pools that were not chosen."""
@@ -59,7 +63,7 @@ class Router:
                 decision = self.policy.choose(fleet, ask, now, exclude=exclude, explain=explain, panic=True)
                 decision.panic = decision.outcome == "send"
             replica = decision.replica
-            if not self._shared or (replica is not None and not _is_crowded(replica, now)):
+            if not self._is_shared or (replica is not None and not _is_crowded(replica, now)):
                 return decision
             if replica is None and not self._read_shared(now):
                 return decision

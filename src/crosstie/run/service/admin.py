@@ -86,7 +86,7 @@ class Administration:
         for pool in self.gateway.live.pools:
             pool.draining = pool.name in self._drained
         for replica in self.gateway.live.replicas():
-            replica.draining = replica.key in self._drained
+            replica.drain(replica.key in self._drained)
 
     def _adopt(self, changes: tuple[Change, ...]) -> None:
         """Serves the file's fleet with these changes. Raises CrosstieError before anything has changed."""
