@@ -60,10 +60,11 @@ class RedisShare:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        if self._task is not None:
+        while self._task is not None and not self._task.done():
+            # Once is not always enough: where an answer comes in the same moment, `wait_for` of Python 3.11 gives the
+            # answer and forgets that it was cancelled.
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task], timeout=_TELL_S)
         if self.up:
             # So that nobody waits three seconds to find out.
             bye = PeerReport(self._peers.board.identity, True, {}, "", [], leaving=True)
