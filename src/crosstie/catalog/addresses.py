@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from crosstie.catalog.kube import KUBE, read_source
 from crosstie.catalog.reading import texts
 from crosstie.core.errors import BadData
 
@@ -18,6 +19,11 @@ ON_SOCKET = "unix:"
 # Of the name of such a file, in bytes: what the system has room for, less its end.
 _LONGEST_NAME = 107
 _ENDPOINTS = ("/completions", "/embeddings", "/responses")
+
+
+def is_found(backend: str) -> bool:
+    """Whether it stands for replicas that come and go: somebody must look for them."""
+    return backend.startswith((BY_NAME, KUBE))
 
 
 def base_urls(file: Path, where: str, raw: object) -> tuple[str, ...]:
@@ -34,6 +40,8 @@ def read_address(file: Path, where: str, given: str) -> str:
         return BY_NAME + found
     if not given.isprintable() or " " in given:
         raise BadData(file, where, "has spaces, control characters or line breaks")
+    if given.lower().startswith(KUBE):
+        return read_source(file, where, given)
     if given.lower().startswith(ON_SOCKET):
         return ON_SOCKET + _socket(file, where, given[len(ON_SOCKET) :])
     # These two first, and not repeated: passwords and keys would be in logs.

@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from crosstie.catalog.classes import read_target
 from crosstie.catalog.jwt import read_jwt
+from crosstie.catalog.kube import KUBE
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.pools import read_pool
 from crosstie.catalog.reading import (
@@ -115,7 +116,9 @@ def _check_addresses(file: Path, pools: Iterable[Pool]) -> None:
         for owner, backends in lists:
             for position, backend in enumerate(backends):
                 where = f"{owner}.backends[{position}]"
-                first = places.setdefault(backend, where)
+                # Of pods in one place, each pool takes those that its model and accelerator are written on.
+                told = f" {pool.model} {pool.accelerator}" if backend.startswith(KUBE) else ""
+                first = places.setdefault(backend + told, where)
                 if first != where:
                     raise BadData(file, where, f"{backend} is {first} already; it would get twice its share")
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from crosstie.catalog.acceptance import parse_speculation
-from crosstie.catalog.addresses import BY_NAME, base_urls
+from crosstie.catalog.addresses import BY_NAME, base_urls, is_found
 from crosstie.catalog.classes import look_up
 from crosstie.catalog.engine_knowledge import KNOWN_KEYS, read_known
 from crosstie.catalog.library import Catalog
@@ -232,7 +232,7 @@ def _side(file: Path, where: str, key: str, entry: dict[str, Any], raw: dict[str
     only_keys(file, where, entry, {"replicas", "backends", *ports, *SPLIT})
     backends = base_urls(file, f"{where}.backends", entry.get("backends", []))
     for index, one in enumerate(backends):
-        if one.startswith(BY_NAME):
+        if is_found(one):
             raise BadData(file, f"{where}.backends[{index}]", "engines of a side are not found by name: give addresses")
     services = _services(file, where.rpartition(".")[0], raw) if backends else 1
     replicas = whole(file, f"{where}.replicas", entry.get("replicas", len(backends) // services or 1), 1, 10**4)
@@ -344,8 +344,8 @@ def _unknown(
 
 def _by_name(file: Path, where: str, raw: dict[str, Any], backends: tuple[str, ...]) -> bool:
     """Whether some of a pool's replicas are found by name, so that nobody knows yet how many there are."""
-    named = [index for index, one in enumerate(backends) if one.startswith(BY_NAME)]
-    if "discover_every_s" in raw and not named:
+    named = [index for index, one in enumerate(backends) if is_found(one)]
+    if "discover_every_s" in raw and not any(one.startswith(BY_NAME) for one in backends):
         raise BadData(
             file, f"{where}.discover_every_s", f"has no meaning: no backend of the pool begins with {BY_NAME}"
         )

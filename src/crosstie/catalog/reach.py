@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from crosstie.catalog.addresses import BY_NAME, ON_SOCKET
+from crosstie.catalog.addresses import BY_NAME, ON_SOCKET, is_found
+from crosstie.catalog.kube import KUBE
 from crosstie.catalog.reading import read_values
 from crosstie.core.errors import BadData
 from crosstie.core.fleet import Reach
@@ -47,5 +48,5 @@ def _check_proxy(file: Path, where: str, proxy: str, backends: tuple[str, ...]) 
         raise BadData(file, where, "is no proxy such as http://proxy:3128, nor ${VARIABLE}, nor 'environment'")
     if any(one.startswith(ON_SOCKET) for one in backends):
         raise BadData(file, where, f"does not go with {ON_SOCKET}, which is on this machine")
-    if any(one.startswith(BY_NAME) for one in backends):
-        raise BadData(file, where, f"does not go with {BY_NAME}: a proxy looks names up itself")
+    if any(map(is_found, backends)):
+        raise BadData(file, where, f"does not go with {BY_NAME} and {KUBE}: a proxy looks names up itself")

@@ -62,6 +62,16 @@ def toml_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
 
 
+def write_folder(option: str, folder: Path, files: dict[str, str]) -> None:
+    """Files by name, in a folder that is made if need be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{option} {folder}: cannot be written: {error.strerror}") from None
+    for name, text in files.items():
+        write_text(folder / name, text)
+
+
 def write_text(target: Path, text: str) -> None:
     """A whole text file, or a sentence about why not."""
     try:

@@ -9,7 +9,7 @@ import click
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.workloads import example_text, find_workload, read_workload
-from crosstie.catalog.writing import write_text
+from crosstie.catalog.writing import write_folder, write_text
 from crosstie.cli.assignments import amount, assigned, fraction
 from crosstie.cli.options import FILE, json_option, on_option, verbose_option
 from crosstie.cli.plan_show import DETAILS, show_plan
@@ -25,6 +25,9 @@ from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.report import document, mark_of
 from crosstie.decide.plan.simulate import simulate_pools
 from crosstie.decide.plan.watch import watched
+from crosstie.port.recipe.build import RecipeBook, RecipeOptions, fleet_recipes
+from crosstie.port.recipe.forms.cluster import manifests as cluster_manifests
+from crosstie.port.recipe.nodes import check_room, read_nodes
 from crosstie.web.chart import check_ending
 from crosstie.web.plan_chart import draw_plan
 
@@ -32,6 +35,9 @@ from crosstie.web.plan_chart import draw_plan
 @click.command("plan")
 @click.argument("files", nargs=-1, metavar="WORKLOAD | --watch PLAN...", type=FILE)
 @click.option("--fleet", type=FILE, metavar="FILE", help="Write the fleet that `serve` takes.")
+@click.option("--manifests", type=FILE, metavar="DIR", help="Write the fleet as Kubernetes manifests.")
+@click.option("--nodes", type=FILE, metavar="FILE",
+              help="With --manifests: `kubectl get nodes -o json`, to refuse what has no room.")  # fmt: skip
 @click.option("--save", type=FILE, metavar="FILE", help="Keep the plan, for --watch.")
 @click.option("--watch", is_flag=True, help="Make saved plans (files or folders) again and say which have flipped.")
 @click.option("--price", multiple=True, metavar="A=USD", help="Your own price of a GPU-hour, such as mi300x=1.99.")
@@ -58,7 +64,8 @@ from crosstie.web.plan_chart import draw_plan
 @verbose_option(DETAILS)
 @json_option
 def command(
-    files: tuple[Path, ...], fleet: Path | None, save: Path | None, watch: bool, price: tuple[str, ...],
+    files: tuple[Path, ...], fleet: Path | None, manifests: Path | None, nodes: Path | None,
+    save: Path | None, watch: bool, price: tuple[str, ...],
     discount: tuple[str, ...], kinds: str | None, reserved: tuple[str, ...], accelerators: str | None,
     single_gpus: bool, sizing: str | None, sure: float | None, evidence: str | None, only_known: bool,
     quick: bool, simulated: bool, checked: bool, plot: Path | None, example: bool, verbose: bool, as_json: bool,
@@ -86,7 +93,8 @@ def command(
         given = [
             flag
             for flag, value in {
-                **outputs, "--price": price, "--discount": discount, "--prices": kinds, "--reserved": reserved,
+                **outputs, "--manifests": manifests, "--nodes": nodes,
+                "--price": price, "--discount": discount, "--prices": kinds, "--reserved": reserved,
                 "--on": accelerators, "--single-gpus": single_gpus, "--sure": sure, "--sizing": sizing,
                 "--evidence": evidence, "--only-known": only_known,
                 "--simulate": simulated, "--quick": quick,
@@ -100,6 +108,11 @@ def command(
         raise BadInput("name one workload file; `crosstie plan --example > workload.toml` makes one")
     if quick and simulated:
         raise BadInput("--quick leaves out the simulation that --simulate asks for: give one of them")
+    if nodes and not manifests:
+        raise BadInput("--nodes is about --manifests, which is not given")
+    if manifests and manifests.is_file():
+        raise BadInput(f"--manifests {manifests}: is a file, and manifests are a folder of them")
+    there = read_nodes(catalog, nodes) if nodes else None
     file = find_workload(files[0])
     _check_outputs(file, {flag: target for flag, target in outputs.items() if target})
     workload = read_workload(catalog, file)
@@ -119,10 +132,19 @@ def command(
     if made.answered and fleet:
         write_text(fleet, fleet_text(with_names(fleet_of(made))))
         click.echo(f"fleet written to {fleet}", err=True)
+    if made.answered and manifests:
+        chosen = with_names(fleet_of(made))
+        recipes, left_out = fleet_recipes(RecipeBook(catalog, RecipeOptions(chosen="the plan")), chosen)
+        if nodes and there is not None:
+            check_room(recipes, there, nodes)
+        write_folder("--manifests", manifests, cluster_manifests(chosen, recipes))
+        for one in left_out:
+            click.echo(f"{one['pool']} left out of {manifests}: {one['why']}", err=True)
+        click.echo(f"manifests written to {manifests}", err=True)
     if made.fleet and plot:
         draw_plan(made, plot)
         click.echo(f"plot written to {plot}", err=True)
-    for target, made_of in ((fleet, made.answered), (plot, made.fleet)):
+    for target, made_of in ((fleet, made.answered), (manifests, made.answered), (plot, made.fleet)):
         if target and not made_of:
             why = "models that share replicas are not drawn" if made.answered else "there is no fleet"
             click.echo(f"{target} not written: {why}", err=True)

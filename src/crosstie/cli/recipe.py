@@ -10,17 +10,19 @@ from rich.text import Text
 
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.writing import write_text
+from crosstie.catalog.writing import write_folder
 from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, complete_models, json_option, on_option, verbose_option
 from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, speculation_options
 from crosstie.cli.show import Output, closing, console, heading, print_json, say
 from crosstie.cli.this_machine import ON_THIS, accelerators_on
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Adapter
+from crosstie.core.fleet import Adapter, Fleet
 from crosstie.port.recipe.asked import asked_pool
-from crosstie.port.recipe.build import RecipeBook, RecipeOptions
+from crosstie.port.recipe.build import RecipeBook, RecipeOptions, fleet_recipes
 from crosstie.port.recipe.forms import BARE, FORMS, render
+from crosstie.port.recipe.forms.cluster import manifests
+from crosstie.port.recipe.nodes import check_room, read_nodes
 from crosstie.port.recipe.recipe import Recipe, Runner
 
 _DETAILS = "the reasons of devices, groups and volumes"
@@ -52,7 +54,7 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
         "The replica": "--engine --precision --kv --tp --pp --ep --dp --apart --connector --speculation --text "
         "--acceptance --lora --context --in-flight --replicas --served-as",
         "What the catalog does not know": "--weights --drafter --image",
-        "The answer": "--as --bare -o --json -v",
+        "The answer": "--as --bare -o --nodes --json -v",
     },
 )
 @click.argument("model", required=False, shell_complete=complete_models)
@@ -80,12 +82,14 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
 @click.option("--as", "form", type=click.Choice(list(FORMS)), help="The files of this form in place of the line.")
 @click.option("--bare", is_flag=True, help=f"The engine is installed, no container: {', '.join(BARE)}.")
 @click.option("-o", "--out", type=FILE, metavar="DIR", help="Write the files there.")
+@click.option("--nodes", type=FILE, metavar="FILE",
+              help="`kubectl get nodes -o json`: refuse what they have no room for.")  # fmt: skip
 @verbose_option(_DETAILS)
 @json_option
 def command(
     model: str | None, accelerators: str | None, fleet: Path | None, pool: str | None, form: str | None, bare: bool,
     out: Path | None, verbose: bool, as_json: bool, weights: dict[str, str], drafter: dict[str, str],
-    image: dict[str, str], **given: Any,
+    image: dict[str, str], nodes: Path | None, **given: Any,
 ) -> int:  # fmt: skip
     """How to start MODEL's engine on each accelerator, or those of every pool of a fleet: image, variables, flags,
     devices and volumes, and why each.
@@ -100,20 +104,27 @@ def command(
     where preflight says that a pool will not run, or a model does not fit.
     """
     catalog = Catalog()
+    served: Fleet | None = None
     if fleet is not None:
         if model is not None or accelerators is not None:
             raise BadInput("--fleet has models and accelerators already: leave MODEL and --on out")
         options = RecipeOptions(weights=weights, drafter=drafter, image=image)
-        recipes, left_out = _of_fleet(catalog, fleet, pool, options)
+        served = _read(catalog, fleet, pool, options)
+        recipes, left_out = fleet_recipes(RecipeBook(catalog, options), served, pool)
     else:
         if model is None or accelerators is None:
             raise BadInput("name a MODEL and --on an accelerator, or a --fleet file")
         if pool is not None:
             raise BadInput("--pool is about --fleet, which is not given")
         recipes, left_out = _of_model(catalog, model, accelerators, (weights, drafter, image), given), []
-    files = {name: text for one in recipes for name, text in render(one, form or "shell", bare=bare).items()}
+    if nodes is not None:
+        check_room(recipes, read_nodes(catalog, nodes), nodes)
+    if served is not None and form == "kubernetes" and pool is None:
+        files = manifests(served, recipes)
+    else:
+        files = {name: text for one in recipes for name, text in render(one, form or "shell", bare=bare).items()}
     if out is not None:
-        _write(out, files)
+        write_folder("-o", out, files)
     if as_json:
         shown = {"files": files} if form or out else {}
         print_json({"recipes": [_json(one) for one in recipes], "left_out": left_out, **shown})
@@ -141,38 +152,13 @@ def _of_model(
     return found
 
 
-def _of_fleet(
-    catalog: Catalog, file: Path, only: str | None, options: RecipeOptions
-) -> tuple[list[Recipe], list[dict[str, str]]]:
-    """Recipes of its pools; those that have none are named with the reason, unless they were asked for."""
+def _read(catalog: Catalog, file: Path, only: str | None, options: RecipeOptions) -> Fleet:
     fleet = read_fleet(catalog, file)
     names = [pool.name for pool in fleet.pools]
     for pool in (only, *options.weights, *options.drafter, *options.image):
         if pool and pool not in names:
             raise BadInput(f"{file}: has no pool '{pool}'; there are {', '.join(names)}")
-    book = RecipeBook(catalog, options)
-    found: list[Recipe] = []
-    left_out: list[dict[str, str]] = []
-    for one in fleet.pools:
-        if only in (None, one.name):
-            try:
-                found += book.recipes(one)
-            except BadInput as error:
-                if only:
-                    raise
-                left_out.append({"pool": one.name, "why": str(error)})
-    if not found:
-        raise BadInput(f"{file}: no pool has a recipe: {left_out[0]['why']}")
-    return found, left_out
-
-
-def _write(folder: Path, files: dict[str, str]) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"-o {folder}: cannot be written: {error.strerror}") from None
-    for name, text in files.items():
-        write_text(folder / name, text)
+    return fleet
 
 
 def _json(recipe: Recipe) -> dict[str, object]:

@@ -74,7 +74,10 @@ def test_every_pool_of_a_fleet_has_its_files(crosstie: Command, fleet: str, tmp_
     out = tmp_path / "made"
     found = crosstie("recipe", "--fleet", fleet, "--as", "kubernetes", "-o", str(out))
     assert found.status == 0
-    assert sorted(file.name for file in out.iterdir()) == ["chat-mi300x.yaml", "long-decode.yaml", "long-prefill.yaml"]
+    assert sorted(file.name for file in out.iterdir()) == [
+        "chat-mi300x.yaml", "fleet.yaml", "gateway.yaml", "kustomization.yaml", "long-decode.yaml", "long-prefill.yaml",
+        "monitoring.yaml", "network.yaml", "picker.yaml",
+    ]  # fmt: skip
     kinds = [one["kind"] for one in yaml.safe_load_all((out / "chat-mi300x.yaml").read_text())]
     assert kinds == ["PersistentVolumeClaim", "Deployment", "Service"]
     assert "spare left out: pool spare: is bought by the token" in found.out

@@ -154,7 +154,14 @@ def test_kubernetes_takes_the_objects(catalog: Catalog) -> None:
                     validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec[side]["spec"]})
             else:
                 validate(made)
-    assert kinds == {"Deployment", "StatefulSet", "LeaderWorkerSet", "Service", "PersistentVolumeClaim"}
+    assert kinds == {
+        "Deployment",
+        "StatefulSet",
+        "LeaderWorkerSet",
+        "Service",
+        "PersistentVolumeClaim",
+        "PodDisruptionBudget",
+    }
 
 
 def validate(made: dict[str, Any]) -> None:
@@ -162,26 +169,26 @@ def validate(made: dict[str, Any]) -> None:
 
 
 def test_a_wrong_object_would_be_caught(catalog: Catalog) -> None:
-    _, deployment, _ = objects(asked(catalog, "plain", "vllm")[0])
+    _, deployment, _, _ = objects(asked(catalog, "plain", "vllm")[0])
     deployment["spec"]["replicas"] = "two"
     with pytest.raises(kubernetes_validate.ValidationError):
         validate(deployment)
 
 
 def test_kubernetes_finds_engines_by_the_names_of_the_fleet(catalog: Catalog) -> None:
-    _, deployment, service = objects(asked(catalog, "plain", "vllm")[0])
+    _, deployment, service, _ = objects(asked(catalog, "plain", "vllm")[0])
     assert (service["metadata"]["name"], service["spec"]["clusterIP"]) == ("llama-3-1-70b-mi300x", "None")
-    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
     box = deployment["spec"]["template"]["spec"]["containers"][0]
     assert box["resources"]["limits"] == {"amd.com/gpu": "1"}
     assert box["startupProbe"]["failureThreshold"] * box["startupProbe"]["periodSeconds"] >= 900
     # One by one: pods of a set have names of their own.
-    _, pods, named = objects(asked(catalog, "apart-mori", "sglang")[1])
+    _, pods, named, _ = objects(asked(catalog, "apart-mori", "sglang")[1])
     assert (pods["kind"], pods["spec"]["serviceName"], named["metadata"]["name"]) == (
         "StatefulSet", "deepseek-r1-mi355x-decode", "deepseek-r1-mi355x-decode",
     )  # fmt: skip
     # Of a group only the first answers.
-    _, group, first = objects(asked(catalog, "wide", "vllm")[0])
+    _, group, first, _ = objects(asked(catalog, "wide", "vllm")[0])
     assert group["spec"]["leaderWorkerTemplate"]["size"] == 2
     assert first["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
     assert group["metadata"]["name"] != first["metadata"]["name"]

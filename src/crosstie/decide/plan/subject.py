@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from crosstie.catalog.addresses import BY_NAME
+from crosstie.catalog.addresses import is_found
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import read_toml
@@ -112,7 +112,7 @@ def _addressed(fleet: Fleet) -> Fleet:
         )
     pools = tuple(
         pool
-        if pool.backends and not any(one.startswith(BY_NAME) for one in pool.backends)
+        if pool.backends and not any(map(is_found, pool.backends))
         else msgspec.structs.replace(
             pool, backends=tuple(f"http://{pool.name}-{number}" for number in range(pool.replicas))
         )

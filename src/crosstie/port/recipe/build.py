@@ -8,11 +8,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from crosstie.catalog.addresses import BY_NAME
+from crosstie.catalog.kube import KUBE
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.precision import GGUF
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Pool
+from crosstie.core.fleet import Fleet, Pool
 from crosstie.core.model import Model
 from crosstie.perf.fit import place
 from crosstie.perf.memory import memory_plan, weight_bytes
@@ -22,7 +23,10 @@ from crosstie.port.recipe.flags import flag_table, parse_settings
 from crosstie.port.recipe.images import container_for, image_of
 from crosstie.port.recipe.recipe import (
     CACHE,
+    CLAIM,
+    IMAGE,
     MODELS,
+    SHELF,
     Mount,
     Recipe,
     Role,
@@ -36,8 +40,6 @@ from crosstie.port.recipe.recipe import (
 )
 from crosstie.route.build import deployment_of
 
-# Where people put weights that are fetched from nowhere, unless they say otherwise.
-SHELF = "/srv/models"
 # A start beyond its weights (processes, graphs, warm-up), and how fast they are fetched and read at worst: a guess on
 # the safe side, since a probe that gives up too early starts everything anew.
 _START_S, _FETCHED_BYTES_PER_S = 900, 100e6
@@ -214,6 +216,23 @@ class RecipeBook:
             found.weights = found.shelved(f"{model.id}-{precision}", f"a checkpoint in {precision}", "--weights")
 
 
+def fleet_recipes(book: RecipeBook, fleet: Fleet, only: str | None = None) -> tuple[list[Recipe], list[dict[str, str]]]:
+    """Recipes of a fleet's pools; those that have none are named with the reason, unless they were asked for."""
+    found: list[Recipe] = []
+    left_out: list[dict[str, str]] = []
+    for one in fleet.pools:
+        if only in (None, one.name):
+            try:
+                found += book.recipes(one)
+            except BadInput as error:
+                if only:
+                    raise
+                left_out.append({"pool": one.name, "why": str(error)})
+    if not found:
+        raise BadInput(f"fleet {fleet.name}: no pool has a recipe: {left_out[0]['why']}")
+    return found, left_out
+
+
 class _Checkpoint:
     """Where weights come from, and what the container needs for that."""
 
@@ -234,7 +253,9 @@ class _Checkpoint:
         return repository
 
     def at(self, place: str, why: str, *, whole: bool = False) -> str:
-        """A repository's name, or a folder or file of the machine."""
+        """A repository's name, a folder or file of the machine, or an image or a claim of a cluster."""
+        if place.startswith((IMAGE, CLAIM)):
+            return self._in_cluster(place, why)
         if not place.startswith(("/", ".", "~")) and not Path(place).exists():
             return self.fetched(place)
         path = Path(place).expanduser().absolute()
@@ -247,6 +268,15 @@ class _Checkpoint:
         self.mount(Mount(source=str(path), target=inside, read_only=True, why=why))
         return inside
 
+    def _in_cluster(self, place: str, why: str) -> str:
+        scheme = IMAGE if place.startswith(IMAGE) else CLAIM
+        bare = place.removeprefix(scheme)
+        if not bare.strip("/") or bare.startswith("/"):
+            raise BadInput(f"{place}: names nothing; such as {IMAGE}registry/weights:1 or {CLAIM}models/llama-3.1-8b")
+        name = re.split(r"[:@]", bare.rstrip("/").rpartition("/")[2])[0]
+        self.mount(Mount(source=place.rstrip("/"), target=f"{MODELS}/{name}", read_only=True, why=why))
+        return f"{MODELS}/{name}"
+
     def shelved(self, name: str, what: str, option: str) -> str:
         self.mount(Mount(source=SHELF, target=MODELS, read_only=True, why="weights that were put there by hand"))
         self.notes.append(f"put {what} at {SHELF}/{name}, or name one with {option}: the catalog knows none")
@@ -256,7 +286,7 @@ class _Checkpoint:
 def _port(pool: Pool, role: Role) -> int:
     """Where the fleet file says that its engines answer, if it says one port for all; 0 where not."""
     side = getattr(pool.apart, role) if role else pool
-    ports = {urlsplit(one.removeprefix(BY_NAME)).port or 0 for one in side.backends}
+    ports = {urlsplit(one.removeprefix(BY_NAME)).port or 0 for one in side.backends if not one.startswith(KUBE)}
     return ports.pop() if len(ports) == 1 else 0
 
 

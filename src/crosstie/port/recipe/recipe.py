@@ -15,6 +15,10 @@ PORT = 8000
 MEETING_PORT = 29500
 # Inside containers: what was downloaded, and what was put on the disk by hand.
 CACHE, MODELS = "/cache", "/models"
+# Where people put weights that are fetched from nowhere, unless they say otherwise.
+SHELF = "/srv/models"
+# Weights in an image or on a claim of a cluster: the reference, or the claim and a folder on it, follows.
+IMAGE, CLAIM = "oci://", "pvc://"
 # In a value: the address of the machine that it is started on, which each form finds in its own way.
 OWN_ADDRESS = "{address}"
 Role = Literal["", "prefill", "decode"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from crosstie.catalog.addresses import BY_NAME, ON_SOCKET, read_address
+from crosstie.catalog.addresses import ON_SOCKET, is_found, read_address
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.pools import read_pool
 from crosstie.catalog.reach import REACH_FILES
@@ -259,7 +259,7 @@ class Administration:
 def _check_named(address: str) -> None:
     if address.startswith(ON_SOCKET):
         raise BadInput(f"{address}: only the fleet file may name a socket of this machine")
-    if address.startswith(BY_NAME):
+    if is_found(address):
         raise BadInput(f"{address}: names that are looked up again and again are the fleet file's; give addresses")
 
 

@@ -6,11 +6,14 @@ from crosstie.core.errors import BadInput
 from crosstie.port.recipe.forms.compose import compose
 from crosstie.port.recipe.forms.kubernetes import kubernetes
 from crosstie.port.recipe.forms.schedulers import ray_serve, skypilot, slurm
+from crosstie.port.recipe.forms.serving_platforms import kserve, rayservice
 from crosstie.port.recipe.forms.shell import shell, systemd
-from crosstie.port.recipe.recipe import Recipe
+from crosstie.port.recipe.recipe import CLAIM, IMAGE, Recipe
 
 # Forms whose GPUs are one process's own.
-_GIVEN_TO_ONE = ("skypilot", "ray", "slurm", "kubernetes")
+_GIVEN_TO_ONE = ("skypilot", "ray", "slurm", "kubernetes", "kserve", "rayservice")
+# Forms whose pods may mount images and claims.
+_IN_CLUSTER = ("kubernetes", "kserve")
 
 
 def render(recipe: Recipe, form: str, *, bare: bool = False) -> dict[str, str]:
@@ -19,6 +22,9 @@ def render(recipe: Recipe, form: str, *, bare: bool = False) -> dict[str, str]:
         raise BadInput(f"--bare is for {', '.join(BARE)}; {form} runs containers")
     if recipe.shares_gpus and form in _GIVEN_TO_ONE:
         raise BadInput(f"{recipe.name}: models share GPUs, which {form} gives to one process; shell and compose can")
+    inside = next((one.source for one in recipe.mounts if one.source.startswith((IMAGE, CLAIM))), "")
+    if inside and form not in _IN_CLUSTER:
+        raise BadInput(f"{recipe.name}: weights at {inside} are a cluster's: --as {' or '.join(_IN_CLUSTER)}")
     return FORMS[form](recipe, bare)
 
 
@@ -31,6 +37,8 @@ FORMS: dict[str, Callable[[Recipe, bool], dict[str, str]]] = {
     "ray": ray_serve,
     "slurm": slurm,
     "kubernetes": kubernetes,
+    "kserve": kserve,
+    "rayservice": rayservice,
 }
 # Forms that can do without a container.
 BARE = ("shell", "systemd", "slurm")

@@ -82,7 +82,8 @@ def _file(recipe: Recipe, more: list[str], content: dict[str, Any]) -> str:
     return "\n".join([*comments(recipe, by="scheduler"), *more]) + "\n" + yaml_text(content)
 
 
-def ray_serve(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
+def ray_application(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
+    """Ray Serve's configuration, and what is to be said of it."""
     if recipe.engine != "vllm":
         raise BadInput(f"{recipe.name}: Ray Serve's own application runs vLLM alone, not {recipe.engine}")
     if recipe.role:
@@ -97,7 +98,7 @@ def ray_serve(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
         # Nodes have a cache of their own.
         "runtime_env": {"env_vars": {name: value for name, value in recipe.variables.items() if name != "HF_HOME"}},
     }
-    whole = {
+    return {
         "http_options": {"host": "0.0.0.0", "port": recipe.port},
         "applications": [
             {
@@ -107,7 +108,11 @@ def ray_serve(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
                 "args": {"llm_configs": [config]},
             }
         ],
-    }
+    }, warning
+
+
+def ray_serve(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
+    whole, warning = ray_application(recipe)
     note = "# `serve deploy` on a cluster whose nodes run the image; one address for all replicas: Ray balances them"
     return {
         f"{recipe.name}.serve.yaml": "\n".join([*comments(recipe, by="scheduler"), *warning, note])

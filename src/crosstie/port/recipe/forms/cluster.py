@@ -1,0 +1,317 @@
+"""A whole fleet as Kubernetes manifests: its engines, the gateway, the endpoint picker, and who may do what.
+
+Core objects apply anywhere. Of custom resources these versions were read: LeaderWorkerSet v1, InferencePool v1
+(inference.networking.k8s.io), HTTPRoute v1 (gateway.networking.k8s.io), ServiceMonitor v1 (monitoring.coreos.com).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+import crosstie
+from crosstie.catalog.fleet_text import fleet_text
+from crosstie.catalog.kube import FLEET, KUBE, SERVES
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet
+from crosstie.port.recipe.forms.kubernetes import Object, container_security, documents, kubernetes, pod_security
+from crosstie.port.recipe.forms.text import yaml_text
+from crosstie.port.recipe.recipe import Recipe, service_name
+
+# Not published: built from deploy/container/Containerfile and named in kustomization.yaml.
+IMAGE = "crosstie"
+GATEWAY, PICKER = "crosstie-gateway", "crosstie-picker"
+GATEWAY_PORT, PICKER_PORT = 8080, 9002
+# Of the Gateway that the HTTPRoute hangs on, which is the cluster's own.
+PARENT = "inference-gateway"
+# On namespaces whose pods may reach engines: of the proxies that the picker speaks for, and of Prometheus.
+LETS_IN = "crosstie.io/reaches-engines"
+_CONFIG = "/etc/crosstie"
+_POOLS = ("inference.networking.k8s.io", "v1")
+
+
+def manifests(fleet: Fleet, recipes: Sequence[Recipe]) -> dict[str, str]:
+    """Files by name; `kubectl apply -k` takes the folder."""
+    found: dict[str, str] = {}
+    for one in recipes:
+        if one.shares_gpus:
+            raise BadInput(f"pool {one.pool}: models share GPUs, which Kubernetes gives to one process")
+        found |= kubernetes(one, fleet=service_name(fleet.name))
+    name = service_name(fleet.name)
+    served = found_in_cluster(fleet, recipes)
+    parts: dict[str, tuple[str, list[Object]]] = {
+        "fleet.yaml": ("What the gateway and the picker serve; both read it again when it changes.", [_config(served)]),
+        "gateway.yaml": (
+            "The gateway: OpenAI's API at crosstie-gateway. Two of them share load and limits only with "
+            "[state] redis in the fleet file.",
+            [*_account(GATEWAY), *_gateway(fleet)],
+        ),
+        "network.yaml": (
+            f"Who may reach whom. Label the namespaces of the proxy and of Prometheus: {LETS_IN}=true. Pods with the "
+            "host's network are outside of all this.",
+            _network(name),
+        ),
+        "monitoring.yaml": ("For the Prometheus operator.", _monitors(name)),
+    }
+    answering = [one for one in recipes if not one.role]
+    if answering:
+        parts["picker.yaml"] = (
+            f"The endpoint picker, for a Gateway named {PARENT} whose implementation supports InferencePool. Pools "
+            "with prefill and decode apart are the gateway's alone.",
+            [*_account(PICKER), *_picker(name, answering)],
+        )
+    for file, (what, made) in parts.items():
+        found[file] = f"# {what}\n" + documents(made)
+    return found | {"kustomization.yaml": _kustomization(sorted(found), recipes)}
+
+
+def found_in_cluster(fleet: Fleet, recipes: Sequence[Recipe]) -> Fleet:
+    """The same fleet with the engines that the manifests start: pools of equal ones by their Service."""
+    plain = {one.pool: one for one in recipes if not one.numbered}
+    return msgspec.structs.replace(
+        fleet,
+        pools=tuple(
+            msgspec.structs.replace(pool, backends=(f"{KUBE}/services/{plain[pool.name].name}",))
+            if pool.name in plain
+            else pool
+            for pool in fleet.pools
+        ),
+    )
+
+
+def _config(fleet: Fleet) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "crosstie-fleet", "labels": {FLEET: service_name(fleet.name)}},
+        "data": {"fleet.toml": fleet_text(fleet)},
+    }
+
+
+def _account(name: str) -> list[Object]:
+    """May see which addresses Services have, in its own namespace, and nothing else."""
+    role = f"{name}-discovery"
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(name), "automountServiceAccountToken": False},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": _meta(name, role),
+            "rules": [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}],
+        },
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": _meta(name, role),
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
+            "subjects": [{"kind": "ServiceAccount", "name": name}],
+        },
+    ]
+
+
+def _meta(name: str, called: str = "") -> Object:
+    return {"name": called or name, "labels": _labels(name)}
+
+
+def _labels(name: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": "crosstie"}
+
+
+def _gateway(fleet: Fleet) -> list[Object]:
+    words = ["serve", f"{_CONFIG}/fleet.toml", "--host", "0.0.0.0", "--port", str(GATEWAY_PORT), "--log-format", "json"]
+    asked: Object = {"timeoutSeconds": 3, "periodSeconds": 5}
+    probes: Object = {
+        # Health stays 200 while it drains, ready does not.
+        "startupProbe": asked | {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 24},
+        "livenessProbe": asked | {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 6},
+        "readinessProbe": asked | {"httpGet": {"path": "/ready", "port": "http"}, "failureThreshold": 1},
+    }
+    leaves = int(fleet.serving.lame_duck_s + fleet.serving.drain_s) + 10
+    return [
+        _deployment(GATEWAY, words, ("http", GATEWAY_PORT), probes, leaves),
+        _service(GATEWAY, {"name": "http", "port": 80, "targetPort": "http"}),
+        _budget(GATEWAY),
+    ]
+
+
+def _deployment(name: str, words: list[str], port: tuple[str, int], probes: Object, leaves_s: int) -> Object:
+    container: Object = {
+        "name": name.removeprefix("crosstie-"),
+        "image": f"{IMAGE}:{crosstie.__version__}",
+        "command": ["crosstie", *words],
+        "ports": [{"name": port[0], "containerPort": port[1]}],
+        "env": [{"name": "HOME", "value": "/var/lib/crosstie"}],
+        # A guess to start from: `kubectl top` tells what they take.
+        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+        "securityContext": container_security(),
+        "volumeMounts": [
+            {"name": "fleet", "mountPath": _CONFIG, "readOnly": True},
+            {"name": "state", "mountPath": "/var/lib/crosstie"},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+        **probes,
+    }
+    spread = {
+        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": _labels(name)},
+    }  # fmt: skip
+    pod: Object = {
+        "serviceAccountName": name,
+        "automountServiceAccountToken": True,
+        "terminationGracePeriodSeconds": leaves_s,
+        "enableServiceLinks": False,
+        "topologySpreadConstraints": [spread],
+        "securityContext": pod_security(),
+        "containers": [container],
+        "volumes": [
+            {"name": "fleet", "configMap": {"name": "crosstie-fleet"}},
+            {"name": "state", "emptyDir": {}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _meta(name),
+        "spec": {
+            "replicas": 2,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "selector": {"matchLabels": _labels(name)},
+            "template": {"metadata": {"labels": _labels(name)}, "spec": pod},
+        },
+    }
+
+
+def _service(name: str, port: Object) -> Object:
+    spec = {"selector": _labels(name), "ports": [port]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _meta(name), "spec": spec}
+
+
+def _budget(name: str) -> Object:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _meta(name),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _labels(name)}},
+    }
+
+
+def _picker(fleet: str, recipes: Sequence[Recipe]) -> list[Object]:
+    ports = sorted({one.port for one in recipes})
+    if len(ports) > 1:
+        raise BadInput(
+            f"pools answer at ports {', '.join(map(str, ports))}: an InferencePool has one for all of its pods, so "
+            "give their backends the same"
+        )
+    words = ["pick", f"{_CONFIG}/fleet.toml", "--host", "0.0.0.0", "--port", str(PICKER_PORT)]
+    asked = {"grpc": {"port": PICKER_PORT}, "timeoutSeconds": 3, "periodSeconds": 5}
+    probes: Object = {
+        "startupProbe": asked | {"failureThreshold": 24},
+        "livenessProbe": asked | {"failureThreshold": 6},
+        "readinessProbe": asked | {"failureThreshold": 1},
+    }
+    group, version = _POOLS
+    return [
+        _deployment(PICKER, words, ("grpc", PICKER_PORT), probes, 30),
+        _service(
+            PICKER, {"name": "grpc", "port": PICKER_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"}
+        ),
+        _budget(PICKER),
+        {
+            "apiVersion": f"{group}/{version}",
+            "kind": "InferencePool",
+            "metadata": {"name": fleet, "labels": {FLEET: fleet}},
+            "spec": {
+                # Pools of several accelerators in one: which is taken is the picker's to say.
+                "selector": {"matchLabels": {FLEET: fleet, SERVES: "true"}},
+                "targetPorts": [{"number": ports[0]}],
+                "endpointPickerRef": {
+                    "group": "", "kind": "Service", "name": PICKER, "port": {"number": PICKER_PORT},
+                    # Without the picker nobody knows which pod has the model.
+                    "failureMode": "FailClose",
+                },
+            },
+        },
+        {
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": "HTTPRoute",
+            "metadata": {"name": fleet, "labels": {FLEET: fleet}},
+            "spec": {
+                "parentRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": PARENT}],
+                "rules": [
+                    {
+                        "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
+                        "backendRefs": [{"group": group, "kind": "InferencePool", "name": fleet}],
+                        # Answers are streamed for minutes; engines and clients end them.
+                        "timeouts": {"request": "0s"},
+                    }
+                ],
+            },
+        },
+    ]  # fmt: skip
+
+
+def _network(fleet: str) -> list[Object]:
+    def policy(name: str, selector: Object, **spec: Any) -> Object:
+        kinds = [kind for key, kind in (("ingress", "Ingress"), ("egress", "Egress")) if key in spec]
+        whole = {"podSelector": {"matchLabels": selector}, "policyTypes": kinds, **spec}
+        meta = {"name": name, "labels": {FLEET: fleet}}
+        return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": whole}
+
+    engines = {"podSelector": {"matchLabels": {FLEET: fleet}}}
+    own = [{"podSelector": {"matchLabels": _labels(name)}} for name in (GATEWAY, PICKER)]
+    others = {"namespaceSelector": {"matchLabels": {LETS_IN: "true"}}}
+    names = [{"port": 53, "protocol": one} for one in ("UDP", "TCP")]
+    return [
+        policy(
+            "crosstie-engines",
+            {FLEET: fleet},
+            # Ranks of a replica speak to each other at ports that they choose.
+            ingress=[{"from": [*own, engines, others]}],
+            # Weights are fetched; engines ask nobody else.
+            egress=[{"ports": names}, {"ports": [{"port": 443, "protocol": "TCP"}]}, {"to": [engines]}],
+        ),
+        policy(
+            GATEWAY, _labels(GATEWAY), ingress=[{"ports": [{"port": GATEWAY_PORT, "protocol": "TCP"}]}]
+        ),
+        policy(
+            PICKER, _labels(PICKER), ingress=[{"from": [others], "ports": [{"port": PICKER_PORT, "protocol": "TCP"}]}]
+        ),
+    ]  # fmt: skip
+
+
+def _monitors(fleet: str) -> list[Object]:
+    def monitor(name: str, selector: Object) -> Object:
+        return {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "ServiceMonitor",
+            "metadata": {"name": name, "labels": {FLEET: fleet}},
+            "spec": {
+                "selector": {"matchLabels": selector},
+                "endpoints": [{"port": "http", "path": "/metrics", "interval": "15s"}],
+            },
+        }
+
+    return [monitor("crosstie-engines", {FLEET: fleet}), monitor(GATEWAY, _labels(GATEWAY))]
+
+
+def _kustomization(files: list[str], recipes: Sequence[Recipe]) -> str:
+    needs = ["Prometheus operator (ServiceMonitor v1): monitoring.yaml"]
+    if "picker.yaml" in files:
+        needs.append("Gateway API (HTTPRoute v1) and its Inference Extension (InferencePool v1): picker.yaml")
+    if groups := [f"{one.name}.yaml" for one in recipes if one.nodes > 1]:
+        needs.append(f"LeaderWorkerSet v1: {', '.join(groups)}")
+    said = [
+        "kubectl create namespace crosstie && kubectl apply -k .",
+        "Written by `crosstie`, applied to no cluster. Leave out what your cluster has no resources for:",
+        *(f"  {one}" for one in needs),
+        "Set the registry of the gateway's image below; add a secret hf-token (key token) if weights are gated.",
+    ]
+    whole = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": "crosstie",
+        "resources": files,
+        "images": [{"name": IMAGE, "newName": IMAGE, "newTag": crosstie.__version__}],
+    }
+    return "".join(f"# {line}\n" for line in said) + yaml_text(whole)
