@@ -79,7 +79,7 @@ def test_every_pool_of_a_fleet_has_its_files(crosstie: Command, fleet: str, tmp_
         "monitoring.yaml", "network.yaml", "picker.yaml",
     ]  # fmt: skip
     kinds = [one["kind"] for one in yaml.safe_load_all((out / "chat-mi300x.yaml").read_text())]
-    assert kinds == ["PersistentVolumeClaim", "Deployment", "Service"]
+    assert kinds == ["PersistentVolumeClaim", "Deployment", "Service", "PodDisruptionBudget"]
     assert "spare left out: pool spare: is bought by the token" in found.out
     assert f"written: {out / 'long-prefill.yaml'}" in found.out
 
