@@ -24,7 +24,7 @@ BANDS: list[dict[str, list[list[str]]]] = [
         "decide": [["decide.plan"], ["decide.cost"], ["decide.compare"]],
         "run": [
             ["run.service"],
-            ["run.batch"],
+            ["run.batch", "run.cluster"],
             ["run.gateway", "run.emulate"],
             ["run.ledger", "run.share"],
             ["run.wire"],

@@ -36,6 +36,7 @@ ROOMS = [
     "run.emulate",
     "run.gateway",
     "run.batch",
+    "run.cluster",
     "run.service",
     "prove.replay",
     "prove.probe",

@@ -23,6 +23,7 @@ from crosstie.run.gateway.notices import Notice
 from crosstie.run.ledger.places import open_store
 from crosstie.run.service.admin_door import AdminDoor
 from crosstie.run.service.batches import BatchService
+from crosstie.run.service.cluster_discovery import ClusterDiscovery
 from crosstie.run.service.discovery import Discovery
 from crosstie.run.service.door import OpsDoor
 from crosstie.run.service.edge import Edge
@@ -236,8 +237,8 @@ class _Start:
         return GatewayProcess(
             self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
             components=[
-                Discovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(), TokenizerFiles(), KvEvents(),
-                *observers.components(), *batches, *doors, *after,
+                Discovery(), ClusterDiscovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(),
+                TokenizerFiles(), KvEvents(), *observers.components(), *batches, *doors, *after,
             ],
             **shared,
         )  # fmt: skip

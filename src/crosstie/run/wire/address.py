@@ -11,7 +11,7 @@ _BY_NAME = "dns+"
 class Address:
     """`http://host:8000/v1` as what a connection and a request line need. `dns+http://host:8000/v1#10.0.0.1` is one
     of the addresses that a name stands for: the name is what requests and certificates are about. `unix:/run/x.sock`
-    is a socket of this machine, with the API below /v1."""
+    is a socket of this machine, with the API below /v1. `kube://...` stands for replicas that nobody has found yet."""
 
     __slots__ = ("authority", "base", "by_name", "dials", "host", "port", "root", "secure", "socket", "url")
 
@@ -22,6 +22,12 @@ class Address:
         if self.socket:
             self.url, self.secure, self.by_name = url, False, False
             self.host = self.dials = "localhost"
+            self.port, self.authority, self.base, self.root = 0, b"localhost", "/v1", ""
+            return
+        if parts.scheme == "kube":
+            # Nobody was found there yet: port 0 is one at which nobody can listen, so it is down.
+            self.url, self.secure, self.by_name = url, False, False
+            self.host = self.dials = "127.0.0.1"
             self.port, self.authority, self.base, self.root = 0, b"localhost", "/v1", ""
             return
         try:
