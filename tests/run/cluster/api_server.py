@@ -151,9 +151,8 @@ def _handler(api: ApiServer, generation: int) -> type[BaseHTTPRequestHandler]:
                 return
             while True:
                 with api.changed:
-                    api.changed.wait_for(
-                        lambda: api.version > at or (api.generation, api.ended) != (generation, ended), 0.2
-                    )
+                    if api.version == at and (api.generation, api.ended) == (generation, ended):
+                        api.changed.wait(0.2)
                     if api.generation != generation:
                         self.close_connection = True
                         return

@@ -128,9 +128,18 @@ class ClusterDiscovery(Component):
             return self._leave(end, f"label {ACCELERATOR}={end.accelerator} names no accelerator of the catalog")
         if shared and not (end.accelerator or end.model):
             return self._leave(end, f"has no {ACCELERATOR} or {MODEL}, and several pools look for pods there")
-        if end.accelerator and pool.accelerator and end.accelerator != pool.accelerator:
-            return shared or self._leave(end, f"is on {end.accelerator}, and pool {pool.name} on {pool.accelerator}")
-        return not end.model or end.model in (label_value(pool.model), label_value(pool.served_as or ""))
+        said, is_called = end.accelerator, (label_value(pool.model), label_value(pool.served_as or ""))
+        wrong = [
+            f"{key}={value}"
+            for key, value, right in (
+                (ACCELERATOR, said, not pool.accelerator or said == pool.accelerator),
+                (MODEL, end.model, end.model in is_called),
+            )
+            if value and not right
+        ]
+        if wrong and not shared:
+            return self._leave(end, f"{wrong[0]} is not what pool {pool.name} has")
+        return not wrong
 
     def _leave(self, end: Endpoint, why: str) -> bool:
         if self._left_out.get(end.url) != why:
