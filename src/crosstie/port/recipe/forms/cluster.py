@@ -21,7 +21,8 @@ from crosstie.port.recipe.recipe import Recipe, service_name
 # Not published: built from deploy/container/Containerfile and named in kustomization.yaml.
 IMAGE = "crosstie"
 GATEWAY, PICKER = "crosstie-gateway", "crosstie-picker"
-GATEWAY_PORT, PICKER_PORT = 8080, 9002
+# Of the picker also what HTTP asks: health, readiness and metrics.
+GATEWAY_PORT, PICKER_PORT, OPS_PORT = 8080, 9002, 9003
 # Of the Gateway that the HTTPRoute hangs on, which is the cluster's own.
 PARENT = "inference-gateway"
 # On namespaces whose pods may reach engines: of the proxies that the picker speaks for, and of Prometheus.
@@ -44,21 +45,21 @@ def manifests(fleet: Fleet, recipes: Sequence[Recipe]) -> dict[str, str]:
         "gateway.yaml": (
             "The gateway: OpenAI's API at crosstie-gateway. Two of them share load and limits only with "
             "[state] redis in the fleet file.",
-            [*_account(GATEWAY), *_gateway(fleet)],
+            gateway_objects(fleet),
         ),
         "network.yaml": (
             f"Who may reach whom. Label the namespaces of the proxy and of Prometheus: {LETS_IN}=true. Pods with the "
             "host's network are outside of all this.",
-            _network(name),
+            network_objects(name),
         ),
-        "monitoring.yaml": ("For the Prometheus operator.", _monitors(name)),
+        "monitoring.yaml": ("For the Prometheus operator.", monitor_objects(name)),
     }
     answering = [one for one in recipes if not one.role]
     if answering:
         parts["picker.yaml"] = (
             f"The endpoint picker, for a Gateway named {PARENT} whose implementation supports InferencePool. Pools "
             "with prefill and decode apart are the gateway's alone.",
-            [*_account(PICKER), *_picker(name, answering)],
+            picker_objects(name, _one_port(answering)),
         )
     for file, (what, made) in parts.items():
         found[file] = f"# {what}\n" + documents(made)
@@ -117,29 +118,33 @@ def _labels(name: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": "crosstie"}
 
 
-def _gateway(fleet: Fleet) -> list[Object]:
+def gateway_objects(fleet: Fleet) -> list[Object]:
     words = ["serve", f"{_CONFIG}/fleet.toml", "--host", "0.0.0.0", "--port", str(GATEWAY_PORT), "--log-format", "json"]
-    asked: Object = {"timeoutSeconds": 3, "periodSeconds": 5}
-    probes: Object = {
-        # Health stays 200 while it drains, ready does not.
-        "startupProbe": asked | {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 24},
-        "livenessProbe": asked | {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 6},
-        "readinessProbe": asked | {"httpGet": {"path": "/ready", "port": "http"}, "failureThreshold": 1},
-    }
-    leaves = int(fleet.serving.lame_duck_s + fleet.serving.drain_s) + 10
+    leaves_s = int(fleet.serving.lame_duck_s + fleet.serving.drain_s) + 10
     return [
-        _deployment(GATEWAY, words, ("http", GATEWAY_PORT), probes, leaves),
+        *_account(GATEWAY),
+        _deployment(GATEWAY, words, {"http": GATEWAY_PORT}, leaves_s),
         _service(GATEWAY, {"name": "http", "port": 80, "targetPort": "http"}),
         _budget(GATEWAY),
     ]
 
 
-def _deployment(name: str, words: list[str], port: tuple[str, int], probes: Object, leaves_s: int) -> Object:
+def _probes() -> Object:
+    """Health stays 200 while it drains, ready does not."""
+    asked: Object = {"timeoutSeconds": 3, "periodSeconds": 5}
+    return {
+        "startupProbe": asked | {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 24},
+        "livenessProbe": asked | {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 6},
+        "readinessProbe": asked | {"httpGet": {"path": "/ready", "port": "http"}, "failureThreshold": 1},
+    }
+
+
+def _deployment(name: str, words: list[str], ports: dict[str, int], leaves_s: int) -> Object:
     container: Object = {
         "name": name.removeprefix("crosstie-"),
         "image": f"{IMAGE}:{crosstie.__version__}",
         "command": ["crosstie", *words],
-        "ports": [{"name": port[0], "containerPort": port[1]}],
+        "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
         "env": [{"name": "HOME", "value": "/var/lib/crosstie"}],
         # A guess to start from: `kubectl top` tells what they take.
         "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
@@ -149,7 +154,7 @@ def _deployment(name: str, words: list[str], port: tuple[str, int], probes: Obje
             {"name": "state", "mountPath": "/var/lib/crosstie"},
             {"name": "tmp", "mountPath": "/tmp"},
         ],
-        **probes,
+        **_probes(),
     }
     spread = {
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
@@ -182,8 +187,8 @@ def _deployment(name: str, words: list[str], port: tuple[str, int], probes: Obje
     }
 
 
-def _service(name: str, port: Object) -> Object:
-    spec = {"selector": _labels(name), "ports": [port]}
+def _service(name: str, *ports: Object) -> Object:
+    spec = {"selector": _labels(name), "ports": [*ports]}
     return {"apiVersion": "v1", "kind": "Service", "metadata": _meta(name), "spec": spec}
 
 
@@ -196,25 +201,27 @@ def _budget(name: str) -> Object:
     }
 
 
-def _picker(fleet: str, recipes: Sequence[Recipe]) -> list[Object]:
+def _one_port(recipes: Sequence[Recipe]) -> int:
     ports = sorted({one.port for one in recipes})
     if len(ports) > 1:
         raise BadInput(
             f"pools answer at ports {', '.join(map(str, ports))}: an InferencePool has one for all of its pods, so "
             "give their backends the same"
         )
+    return ports[0]
+
+
+def picker_objects(fleet: str, port: int) -> list[Object]:
     words = ["pick", f"{_CONFIG}/fleet.toml", "--host", "0.0.0.0", "--port", str(PICKER_PORT)]
-    asked = {"grpc": {"port": PICKER_PORT}, "timeoutSeconds": 3, "periodSeconds": 5}
-    probes: Object = {
-        "startupProbe": asked | {"failureThreshold": 24},
-        "livenessProbe": asked | {"failureThreshold": 6},
-        "readinessProbe": asked | {"failureThreshold": 1},
-    }
+    words += ["--ops-host", "0.0.0.0", "--ops-port", str(OPS_PORT), "--log-format", "json"]
     group, version = _POOLS
     return [
-        _deployment(PICKER, words, ("grpc", PICKER_PORT), probes, 30),
+        *_account(PICKER),
+        _deployment(PICKER, words, {"grpc": PICKER_PORT, "http": OPS_PORT}, 30),
         _service(
-            PICKER, {"name": "grpc", "port": PICKER_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"}
+            PICKER,
+            {"name": "grpc", "port": PICKER_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"},
+            {"name": "http", "port": OPS_PORT, "targetPort": "http"},
         ),
         _budget(PICKER),
         {
@@ -224,7 +231,7 @@ def _picker(fleet: str, recipes: Sequence[Recipe]) -> list[Object]:
             "spec": {
                 # Pools of several accelerators in one: which is taken is the picker's to say.
                 "selector": {"matchLabels": {FLEET: fleet, SERVES: "true"}},
-                "targetPorts": [{"number": ports[0]}],
+                "targetPorts": [{"number": port}],
                 "endpointPickerRef": {
                     "group": "", "kind": "Service", "name": PICKER, "port": {"number": PICKER_PORT},
                     # Without the picker nobody knows which pod has the model.
@@ -251,7 +258,7 @@ def _picker(fleet: str, recipes: Sequence[Recipe]) -> list[Object]:
     ]  # fmt: skip
 
 
-def _network(fleet: str) -> list[Object]:
+def network_objects(fleet: str) -> list[Object]:
     def policy(name: str, selector: Object, **spec: Any) -> Object:
         kinds = [kind for key, kind in (("ingress", "Ingress"), ("egress", "Egress")) if key in spec]
         whole = {"podSelector": {"matchLabels": selector}, "policyTypes": kinds, **spec}
@@ -275,12 +282,14 @@ def _network(fleet: str) -> list[Object]:
             GATEWAY, _labels(GATEWAY), ingress=[{"ports": [{"port": GATEWAY_PORT, "protocol": "TCP"}]}]
         ),
         policy(
-            PICKER, _labels(PICKER), ingress=[{"from": [others], "ports": [{"port": PICKER_PORT, "protocol": "TCP"}]}]
+            PICKER,
+            _labels(PICKER),
+            ingress=[{"from": [others], "ports": [{"port": at, "protocol": "TCP"} for at in (PICKER_PORT, OPS_PORT)]}],
         ),
     ]  # fmt: skip
 
 
-def _monitors(fleet: str) -> list[Object]:
+def monitor_objects(fleet: str) -> list[Object]:
     def monitor(name: str, selector: Object) -> Object:
         return {
             "apiVersion": "monitoring.coreos.com/v1",
@@ -292,7 +301,8 @@ def _monitors(fleet: str) -> list[Object]:
             },
         }
 
-    return [monitor("crosstie-engines", {FLEET: fleet}), monitor(GATEWAY, _labels(GATEWAY))]
+    own = [monitor(name, _labels(name)) for name in (GATEWAY, PICKER)]
+    return [monitor("crosstie-engines", {FLEET: fleet}), *own]
 
 
 def _kustomization(files: list[str], recipes: Sequence[Recipe]) -> str:
