@@ -5,6 +5,7 @@ models would be made for every event of every pod.
 """
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,11 +90,7 @@ class ClusterApi:
         self.namespace = "default"
         if configuration is None:
             configuration = client.Configuration()
-            try:
-                config.load_config(client_configuration=configuration)
-            except config.ConfigException as error:
-                raise BadInput(f"kube:// backends: no cluster is known here: {_line(error)}") from None
-            self.namespace = _own_namespace(config)
+            self.namespace = _configured(config, configuration)
         # Whoever asks tries again in its own time.
         configuration.retries = False
         made = client.ApiClient(configuration)
@@ -204,9 +201,15 @@ def _line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
 
 
-def _own_namespace(config: Any) -> str:
-    with contextlib.suppress(OSError):
-        return _OWN.read_text(encoding="utf-8").strip()
-    with contextlib.suppress(config.ConfigException):
-        return str(config.list_kube_config_contexts()[1]["context"].get("namespace") or "default")
-    return "default"
+def _configured(config: Any, configuration: Any) -> str:
+    """Of the pod that this runs in, unless a kubeconfig is named; the namespace that is meant where none is."""
+    named = os.environ.get("KUBECONFIG")
+    try:
+        if _OWN.exists() and not named:
+            config.load_incluster_config(client_configuration=configuration)
+            return _OWN.read_text(encoding="utf-8").strip()
+        file = named or str(Path.home() / ".kube" / "config")
+        config.load_kube_config(config_file=file, client_configuration=configuration)
+        return str(config.list_kube_config_contexts(config_file=file)[1]["context"].get("namespace") or "default")
+    except (config.ConfigException, OSError) as error:
+        raise BadInput(f"kube:// backends: no cluster is known here: {_line(error)}") from None
