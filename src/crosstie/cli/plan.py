@@ -19,7 +19,7 @@ from crosstie.cli.this_machine import ON_THIS, stock_on
 from crosstie.cli.watch_show import show_watched, watched_json
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.workload import EVIDENCE, Workload
-from crosstie.decide.plan.fleet import fleet_of, with_names
+from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.market import BUY, PLANNED_BY, adjusted, checked_discount, checked_gpu_hour, held
 from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.report import document, mark_of
@@ -27,6 +27,7 @@ from crosstie.decide.plan.simulate import simulate_pools
 from crosstie.decide.plan.watch import watched
 from crosstie.port.recipe.build import RecipeBook, RecipeOptions, fleet_recipes
 from crosstie.port.recipe.forms.cluster import manifests as cluster_manifests
+from crosstie.port.recipe.names import with_names
 from crosstie.port.recipe.nodes import check_room, read_nodes
 from crosstie.web.chart import check_ending
 from crosstie.web.plan_chart import draw_plan

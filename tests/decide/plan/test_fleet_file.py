@@ -13,10 +13,11 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import EXAMPLES, read_workload
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Fleet, PoolApart, PoolSide, Serving
-from crosstie.decide.plan.fleet import fleet_of, with_names
+from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import plan as make_plan
 from crosstie.decide.plan.subject import of_fleet
 from crosstie.port.recipe.build import RecipeBook
+from crosstie.port.recipe.names import with_names
 
 WORKLOADS: dict[str, tuple[Change, ...]] = {
     "one length": (),

@@ -333,6 +333,50 @@ def test_pools_at_several_ports_have_no_inference_pool(catalog: Catalog) -> None
         files_of(catalog, served)
 
 
+def test_engines_that_are_reached_one_by_one_have_names(catalog: Catalog, tmp_path: Path) -> None:
+    served = read_fleet_text(catalog, tmp_path, APART)
+    found = documents(files_of(catalog, served))
+    again = read_fleet_text(catalog, tmp_path, of_kind(found, "ConfigMap")["data"]["fleet.toml"])
+    apart = again.pools[0].apart
+    assert apart is not None
+    assert apart.decode.backends == tuple(f"http://long-decode-{i}.long-decode:8000/v1" for i in range(2))
+    # They are led by the gateway: no picker may send them anything.
+    assert not any(one["kind"] in ("InferencePool", "HTTPRoute") for one in found)
+
+
+def read_fleet_text(catalog: Catalog, folder: Path, text: str) -> Fleet:
+    (folder / "fleet.toml").write_text(text)
+    return read_fleet(catalog, folder / "fleet.toml")
+
+
+APART = """\
+format = 1
+name = "apart"
+[[pool]]
+name = "long"
+model = "deepseek-r1"
+accelerator = "mi355x"
+stack = "vllm"
+connector = "vllm-nixl"
+precision = "native"
+usd_per_gpu_hour = 3.0
+replicas = 1
+max_in_flight = 64
+max_context = 32768
+prefill = { replicas = 1, tp = 8 }
+decode = { replicas = 2, tp = 8 }
+"""
+
+
+def test_names_that_would_be_taken_are_refused(catalog: Catalog) -> None:
+    with pytest.raises(
+        BadInput, match=r"pool gateway: would be called gateway in the cluster, which is the fleet's own"
+    ):
+        files_of(catalog, fleet(pool(name="gateway")))
+    with pytest.raises(BadInput, match=r"pool a-b: would be called a-b in the cluster, which is pool a.b already"):
+        files_of(catalog, fleet(pool(name="a.b"), pool(name="a-b")))
+
+
 def test_the_command_writes_the_folder_and_refuses_in_one_line(crosstie: Command, tmp_path: Path) -> None:
     asked = ["recipe", "--fleet", "examples/fleets/two_vendors.toml", "--as", "kubernetes", "-o", str(tmp_path / "m")]
     done = crosstie(*asked)

@@ -1,10 +1,7 @@
 """A plan as the fleet that the gateway serves."""
 
-import msgspec
-
-from crosstie.catalog.addresses import BY_NAME
 from crosstie.catalog.pools import UNLIMITED_CONTEXT
-from crosstie.core.fleet import HANDING, Fleet, HostedModel, Pool, Route
+from crosstie.core.fleet import Fleet, HostedModel, Pool, Route
 from crosstie.core.units import UNITS
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import unused_name
@@ -13,7 +10,6 @@ from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.pools import class_of, pool_of, routes_of
 from crosstie.decide.plan.shared import SharedPoolPlan
 from crosstie.port.preflight.engine import engines
-from crosstie.port.recipe.recipe import PORT, hosted_port, hosted_service, numbered_host, service_name, side_service
 
 # Stands for the command that loads and unloads, until somebody writes it: docs/hosting.md.
 _HOOK = "./load-model"
@@ -39,41 +35,6 @@ def fleet_of(plan: Plan) -> Fleet:
             for one in plan.workload.classes
         ),
     )
-
-
-def with_names(fleet: Fleet) -> Fleet:
-    """The same with backends: names under which `crosstie recipe` starts engines, for resolvers to find. A pool's own
-    stands for all of its replicas; engines that are asked one by one have one each."""
-    return msgspec.structs.replace(fleet, pools=tuple(map(_named, fleet.pools)))
-
-
-def _named(pool: Pool) -> Pool:
-    apart, service = pool.apart, service_name(pool.name)
-    if pool.accelerator is None or pool.token_price is not None:
-        return pool
-    if apart is not None and apart.connector in HANDING:
-        sides = {
-            role: msgspec.structs.replace(
-                side, backends=_each(side_service(pool.name, role), side.replicas * pool.replicas, PORT)
-            )
-            for role, side in (("prefill", apart.prefill), ("decode", apart.decode))
-        }
-        return msgspec.structs.replace(pool, apart=msgspec.structs.replace(apart, **sides))
-    if apart is not None or pool.loading in ("hook", "llamacpp-router"):
-        return msgspec.structs.replace(pool, backends=_each(service, pool.replicas, PORT))
-    if pool.hosts:
-        hosts = tuple(
-            msgspec.structs.replace(
-                one, backends=_each(hosted_service(pool.name, number), pool.replicas, hosted_port(number))
-            )
-            for number, one in enumerate(pool.hosts)
-        )
-        return msgspec.structs.replace(pool, hosts=hosts)
-    return msgspec.structs.replace(pool, backends=(f"{BY_NAME}http://{service}:{PORT}/v1",))
-
-
-def _each(service: str, count: int, port: int) -> tuple[str, ...]:
-    return tuple(f"http://{numbered_host(service, index)}:{port}/v1" for index in range(count))
 
 
 def _shared(name: str, pool: SharedPoolPlan, workload: Workload) -> Pool:

@@ -13,9 +13,10 @@ import crosstie
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.kube import FLEET, KUBE, SERVES
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Fleet
+from crosstie.core.fleet import Fleet, Pool
 from crosstie.port.recipe.forms.kubernetes import Object, container_security, documents, kubernetes, pod_security
 from crosstie.port.recipe.forms.text import yaml_text
+from crosstie.port.recipe.names import named
 from crosstie.port.recipe.recipe import Recipe, service_name
 
 # Not published: built from deploy/container/Containerfile and named in kustomization.yaml.
@@ -28,11 +29,13 @@ PARENT = "inference-gateway"
 # On namespaces whose pods may reach engines: of the proxies that the picker speaks for, and of Prometheus.
 LETS_IN = "crosstie.io/reaches-engines"
 _CONFIG = "/etc/crosstie"
+_FILES = ("fleet", "gateway", "network", "monitoring", "picker")
 _POOLS = ("inference.networking.k8s.io", "v1")
 
 
 def manifests(fleet: Fleet, recipes: Sequence[Recipe]) -> dict[str, str]:
     """Files by name; `kubectl apply -k` takes the folder."""
+    _check_names(recipes)
     found: dict[str, str] = {}
     for one in recipes:
         if one.shares_gpus:
@@ -67,17 +70,27 @@ def manifests(fleet: Fleet, recipes: Sequence[Recipe]) -> dict[str, str]:
 
 
 def found_in_cluster(fleet: Fleet, recipes: Sequence[Recipe]) -> Fleet:
-    """The same fleet with the engines that the manifests start: pools of equal ones by their Service."""
-    plain = {one.pool: one for one in recipes if not one.numbered}
-    return msgspec.structs.replace(
-        fleet,
-        pools=tuple(
-            msgspec.structs.replace(pool, backends=(f"{KUBE}/services/{plain[pool.name].name}",))
-            if pool.name in plain
-            else pool
-            for pool in fleet.pools
-        ),
-    )
+    """With the engines that the manifests start: pools of equal ones by their Service, others by name."""
+    plain = {one.pool: one.name for one in recipes if not one.numbered}
+    started = {one.pool for one in recipes}
+
+    def placed(pool: Pool) -> Pool:
+        if pool.name in plain:
+            return msgspec.structs.replace(pool, backends=(f"{KUBE}/services/{plain[pool.name]}",))
+        return named(pool) if pool.name in started else pool
+
+    return msgspec.structs.replace(fleet, pools=tuple(map(placed, fleet.pools)))
+
+
+def _check_names(recipes: Sequence[Recipe]) -> None:
+    """Two things of one name would be one, or neither."""
+    taken = dict.fromkeys((*_FILES, "kustomization", GATEWAY, PICKER), "the fleet's own")
+    for one in recipes:
+        if one.name in taken:
+            raise BadInput(
+                f"pool {one.pool}: would be called {one.name} in the cluster, which is {taken[one.name]}: rename it"
+            )
+        taken[one.name] = f"pool {one.pool} already"
 
 
 def _config(fleet: Fleet) -> Object:
