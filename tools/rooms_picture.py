@@ -32,7 +32,8 @@ BANDS: list[dict[str, list[list[str]]]] = [
     },
     {
         "port": [
-            ["port.recipe", "port.doctor"],
+            ["port.recipe"],
+            ["port.doctor"],
             ["port.preflight", "port.split", "port.divergence"],
             ["port.checkpoint", "port.capture"],
             ["port.kernels", "port.source"],
