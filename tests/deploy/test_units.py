@@ -1,5 +1,6 @@
 """The systemd unit and the container file, as far as they can be checked without systemd running or a registry."""
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -129,6 +130,10 @@ def test_what_the_container_file_copies_and_installs_exists() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (wanted,) = re.findall(r"'\.\[([a-z,]+)\]'", CONTAINER.read_text())
     assert set(wanted.split(",")) <= extras.keys()
+    # Manifests run this image, and their fleets have kube:// backends.
+    assert "kubernetes" in wanted
+    (compiled,) = re.findall(r"import (crosstie[\w.]+) as m; assert", CONTAINER.read_text())
+    assert importlib.util.find_spec(compiled)
 
 
 @pytest.mark.skipif(JQ is None, reason="jq is not installed")

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from tests.conftest import Command
 from tests.port.recipe.samples import asked, pool
+from tests.small_workload import small
 
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
@@ -161,6 +162,8 @@ def test_pods_go_to_nodes_of_their_accelerator(made: list[dict[str, Any]]) -> No
     nvidia = of_kind(made, "Deployment", "nvidia")["spec"]["template"]["spec"]
     assert nvidia["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H200"}
     assert nvidia["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    # Whoever asks for no memory is the first to be ended where it is short.
+    assert {"cpu", "memory"} <= nvidia["containers"][0]["resources"]["requests"].keys()
 
 
 def test_one_inference_pool_has_the_pods_of_both_vendors_that_answer(made: list[dict[str, Any]]) -> None:
@@ -388,3 +391,40 @@ def test_the_command_writes_the_folder_and_refuses_in_one_line(crosstie: Command
     assert done.status == 2
     assert "pool mi300x: no node of" in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_a_plan_is_written_as_manifests(crosstie: Command, tmp_path: Path) -> None:
+    workload, folder = str(small(tmp_path)), tmp_path / "new" / "m"
+    done = crosstie("plan", workload, "--quick", "--manifests", str(folder), "--fleet", str(tmp_path / "fleet.toml"))
+    assert (done.status, done.err.splitlines()[-1]) == (0, f"manifests written to {folder}")
+    found = documents({file.name: file.read_text() for file in folder.iterdir()})
+    for one in found:
+        check(one)
+    (planned,) = read_fleet(Catalog(), tmp_path / "fleet.toml").pools
+    engines = of_kind(found, "Deployment", planned.name)
+    assert engines["spec"]["replicas"] == planned.replicas
+    assert engines["spec"]["template"]["metadata"]["labels"]["crosstie.io/accelerator"] == planned.accelerator
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    assert sorted(listed) == sorted(one.name for one in folder.iterdir() if one.name != "kustomization.yaml")
+
+
+def test_a_plan_that_the_nodes_have_no_room_for_writes_nothing(crosstie: Command, tmp_path: Path) -> None:
+    workload, folder = str(small(tmp_path)), tmp_path / "m"
+    asked = ["plan", workload, "--quick", "--manifests", str(folder), "--nodes"]
+    assert crosstie(*asked, str(written(tmp_path, node("a", 8, **MI300X)))).status == 0
+    before = {file.name: file.read_text() for file in folder.iterdir()}
+    for held, said in (
+        (node("b", 8, **H200), "holds a pod with 1 x mi300x; nodes have 8 x h200; add nodes, or plan for those"),
+        (node("b", 8, **{"crosstie.io__accelerator": "mi999x"}), "node b: label crosstie.io/accelerator: "),
+    ):
+        done = crosstie(*asked, str(written(tmp_path, held)))
+        assert (done.status, done.out, len(done.err.splitlines())) == (2, "", 1)
+        assert said in done.err
+        assert {file.name: file.read_text() for file in folder.iterdir()} == before
+    done = crosstie("plan", workload, "--nodes", str(tmp_path / "nodes.json"))
+    assert (done.status, done.err) == (2, "crosstie: --nodes is about --manifests, which is not given\n")
+    done = crosstie("plan", workload, "--manifests", workload)
+    assert (done.status, done.err) == (
+        2,
+        f"crosstie: --manifests {workload}: is a file, and manifests are a folder of them\n",
+    )

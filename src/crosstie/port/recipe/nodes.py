@@ -122,6 +122,7 @@ def check_room(recipes: Sequence[Recipe], nodes: Sequence[Node], file: Path) -> 
     left: dict[str, list[int]] = {}
     for one in nodes:
         left.setdefault(one.accelerator, []).append(one.gpus)
+    remedy = "add nodes, or plan for those there are (--on, constraints.inventory)"
     had = Counter(one.accelerator for one in nodes)
     # The largest pieces first, as a scheduler that wastes nothing would have them.
     for recipe in sorted(recipes, key=lambda one: -one.gpus_on_node):
@@ -131,13 +132,13 @@ def check_room(recipes: Sequence[Recipe], nodes: Sequence[Node], file: Path) -> 
             there = ", ".join(sorted({f"{one.gpus} x {one.accelerator}" for one in nodes})) or "none has a GPU"
             raise BadInput(
                 f"pool {recipe.pool}: no node of {file} holds a pod with {size} x {recipe.accelerator}; nodes have "
-                f"{there}"
+                f"{there}; {remedy}"
             )
         for placed in range(wanted):
             fitting = [i for i, gpus in enumerate(free) if gpus >= size]
             if not fitting:
                 raise BadInput(
                     f"pool {recipe.pool}: {wanted} pods of {size} x {recipe.accelerator} do not fit beside the others "
-                    f"on the {had[recipe.accelerator]} nodes of {file}: there is room for {placed}"
+                    f"on the {had[recipe.accelerator]} nodes of {file}: there is room for {placed}; {remedy}"
                 )
             free[min(fitting, key=lambda i: free[i])] -= size

@@ -15,7 +15,7 @@ from crosstie.catalog.kube import FLEET, KUBE, SERVES
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Pool
 from crosstie.port.recipe.forms.kubernetes import Object, container_security, documents, kubernetes, pod_security
-from crosstie.port.recipe.forms.text import yaml_text
+from crosstie.port.recipe.forms.text import comment, yaml_text
 from crosstie.port.recipe.names import named
 from crosstie.port.recipe.recipe import Recipe, service_name
 
@@ -65,7 +65,7 @@ def manifests(fleet: Fleet, recipes: Sequence[Recipe]) -> dict[str, str]:
             picker_objects(name, _one_port(answering)),
         )
     for file, (what, made) in parts.items():
-        found[file] = f"# {what}\n" + documents(made)
+        found[file] = "\n".join(comment(what)) + "\n" + documents(made)
     return found | {"kustomization.yaml": _kustomization(sorted(found), recipes)}
 
 

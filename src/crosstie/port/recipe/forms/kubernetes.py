@@ -17,6 +17,11 @@ USER = 10001
 LEAVES_S = 10
 # What is being answered then has so long.
 DRAINS_S = 90
+# Cores that vLLM asks for at least, two threads each: one a GPU, its API server and its scheduler
+# (vllm-project/vllm docs/configuration/optimization.md).
+_THREADS, _BESIDE_GPUS = 2, 2
+# A guess: with none asked for, a node short of memory would end these pods first.
+_MEMORY_GIB = 16
 _LEADER = {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
 
 
@@ -220,7 +225,9 @@ def container_security(*capabilities: str) -> Object:
 
 
 def _container(recipe: Recipe, command: tuple[str, ...], *, probed: bool = True) -> Object:
-    gpus = {RESOURCES[recipe.vendor]: str(recipe.gpus_on_node)}
+    count = recipe.gpus_on_node
+    gpus = {RESOURCES[recipe.vendor]: str(count)}
+    asked = {"cpu": str(_THREADS * (count + _BESIDE_GPUS)), "memory": f"{_MEMORY_GIB * count}Gi"}
     variables: list[Object] = [
         # Before those that speak of it.
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -243,7 +250,7 @@ def _container(recipe: Recipe, command: tuple[str, ...], *, probed: bool = True)
         "image": recipe.image,
         "command": [*command],
         "env": variables,
-        "resources": {"requests": gpus, "limits": gpus},
+        "resources": {"requests": asked | gpus, "limits": gpus},
         "volumeMounts": mounts,
         "lifecycle": {"preStop": {"sleep": {"seconds": LEAVES_S}}},
     }

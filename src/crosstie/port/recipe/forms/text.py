@@ -57,12 +57,12 @@ def comments(recipe: Recipe, *more: str, by: Runner = "docker") -> list[str]:
         "Written by `crosstie recipe`, run on no GPU."
     )
     said = [title, *filter(None, more), *recipe.notes, *(f"{what}: {why}" for what, why in recipe.reasons(by))]
-    return [f"# {line}" for one in said for line in _folded(one)]
+    return [line for one in said for line in comment(one)]
 
 
-def _folded(said: str) -> list[str]:
+def comment(said: str) -> list[str]:
     first, *rest = wrap(said, _WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
-    return [first, *(f"  {line}" for line in rest)]
+    return [f"# {first}", *(f"#   {line}" for line in rest)]
 
 
 def shell_line(words: Iterable[Sequence[str]], *, indent: str = "  ") -> str:
