@@ -183,3 +183,15 @@ def test_what_is_in_the_way_is_said_with_what_to_do(kind: str, status: int, url:
             assert comes_true(lambda: bool(seen.faults))
             assert said in seen.faults[0]
             assert seen.now is None
+
+
+def test_an_object_that_cannot_be_read_ends_no_watch() -> None:
+    with api_server() as server:
+        pod(server, "a", "10.0.0.1")
+        with followed(server, PODS) as seen:
+            assert comes_true(lambda: seen.now == at("10.0.0.1"))
+            server.put("Pod", "b", metadata={"labels": {"app": "vllm"}}, status={"podIP": 7})
+            assert comes_true(lambda: any("not Kubernetes'" in one for one in seen.faults))
+            assert seen.now == at("10.0.0.1")
+            pod(server, "b", "10.0.0.2")
+            assert comes_true(lambda: seen.now == at("10.0.0.1", "10.0.0.2"))

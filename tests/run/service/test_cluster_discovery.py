@@ -181,6 +181,37 @@ def test_a_fleet_that_names_a_cluster_where_there_is_none_is_refused_and_the_old
     run_on_loop(scenario())
 
 
+@pytest.mark.parametrize(("kind", "status", "said"), [
+    ("InferencePool", 404, "the API server has no InferencePool (inference.networking.k8s.io/v1): install the Gateway"),
+    ("InferencePool", 403, "may not list and watch inferencepools and pods in namespace default: give it a Role"),
+])  # fmt: skip
+def test_a_fleet_that_asks_for_what_the_api_server_has_not_leaves_those_who_serve(
+    tmp_path: Path, kind: str, status: int, said: str
+) -> None:
+    """And once it has it, its pods take over."""
+    file, source = tmp_path / "fleet.toml", "kube://default/inferencepools/chat"
+
+    async def scenario() -> None:
+        async with fakes(2) as [first, second]:
+            with api_server() as server:
+                server.refusals[kind] = status
+                async with found(plain(url_of(first)), server) as at:
+                    file.write_text(fleet_text(plain(source)))
+                    at.gateway.process.read_again(file)
+                    await until(lambda: any(said in line for line in at.gateway.notices))
+                    assert any("what was served before goes on" in line for line in at.gateway.notices)
+                    assert at.backends == [url_of(first)]
+                    assert await at.served_by() == "fake-0"
+                    pod(server, "a", "127.0.0.1")
+                    spec = {"selector": {"matchLabels": {"app": "vllm"}}, "targetPorts": [{"number": second.port}]}
+                    server.put("InferencePool", "chat", spec=spec)
+                    server.refusals.clear()
+                    await until(lambda: at.backends == [url_of(second)])
+                    assert await at.served_by() == "fake-1"
+
+    run_on_loop(scenario())
+
+
 @pytest.mark.parametrize(
     ("given", "right"),
     [

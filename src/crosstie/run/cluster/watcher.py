@@ -9,6 +9,8 @@ import random
 import threading
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from crosstie.run.cluster.api import GONE, ApiFault, Asked, ClusterApi, Item, Stream
 
 _FIRST_S, _MOST_S = 0.1, 2.0
@@ -64,7 +66,7 @@ class Watcher:
         found = self._api.list(self.asked)
         self._objects = {one.metadata.name: one for one in found.items or ()}
         self._version = found.metadata.resource_version
-        self._tell(self._objects.copy(), None)
+        self._told()
 
     def _follow(self, stream: Stream) -> None:
         for event in stream:
@@ -81,4 +83,11 @@ class Watcher:
                 self._objects.pop(meta.name, None)
             else:
                 continue
+            self._told()
+
+    def _told(self) -> None:
+        try:
             self._tell(self._objects.copy(), None)
+        except msgspec.MsgspecError as error:
+            # Of one object that cannot be read its watcher must not end.
+            raise ApiFault(0, f"what it answers is not Kubernetes' ({error})") from None

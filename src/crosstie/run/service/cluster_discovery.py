@@ -35,7 +35,8 @@ class _Place:
         self.endpoints: tuple[Endpoint, ...] = ()
         self.failed = ""
         self.failures = 0
-        self.asked = False
+        # Whether it was answered for, and whether that told who is there.
+        self.asked = self.known = False
         self.source: Source | None = None
 
 
@@ -44,6 +45,10 @@ class ClusterDiscovery(Component):
         self._connect, self._first_s = connect, first_s
         self._api: ClusterApi | None = None
         self._places: dict[str, _Place] = {}
+        # Addresses that the fleet has which is about to be loaded, whatever stands for them in it.
+        self._named: set[str] = set()
+        # Pools that have somebody, as they are served.
+        self._served: dict[str, Pool] = {}
         # Pods that were left out, so that each is told of once.
         self._left_out: dict[str, str] = {}
         self._due: asyncio.TimerHandle | None = None
@@ -68,11 +73,12 @@ class ClusterDiscovery(Component):
 
     def check(self, fleet: Fleet) -> None:
         """Raises BadInput where no cluster can be asked at all; the fleet that is served goes on."""
-        if _wanted(fleet) and self._api is None:
+        if (self._named or _wanted(fleet)) and self._api is None:
             self._api = self._connect()
 
     def reloaded(self, fleet: Fleet) -> None:
-        wanted = _wanted(self._process.read) | _wanted(fleet)
+        self._served = {one.name: one for one in fleet.pools if not any(at.startswith(KUBE) for at in one.backends)}
+        wanted = self._named | _wanted(fleet)
         for url in [url for url in self._places if url not in wanted]:
             source = self._places.pop(url).source
             if source is not None:
@@ -103,6 +109,7 @@ class ClusterDiscovery(Component):
 
     def _spread(self, fleet: Fleet) -> Fleet:
         """With the replicas that are known in the place of where they are looked for."""
+        self._named = _wanted(fleet)
         sharing = [one for pool in fleet.pools for one in pool.backends if one.startswith(KUBE)]
         shared = {one for one in sharing if sharing.count(one) > 1}
         return msgspec.structs.replace(fleet, pools=tuple(self._spread_pool(pool, shared) for pool in fleet.pools))
@@ -110,17 +117,22 @@ class ClusterDiscovery(Component):
     def _spread_pool(self, pool: Pool, shared: set[str]) -> Pool:
         if not any(one.startswith(KUBE) for one in pool.backends):
             return pool
+        places = [self._places.get(one) for one in pool.backends if one.startswith(KUBE)]
+        served = self._served.get(pool.name)
+        if served is not None and served.model == pool.model and not all(one and one.known for one in places):
+            # Nobody has said yet who is there: whom the pool has goes on.
+            return msgspec.structs.replace(pool, backends=served.backends, replicas=served.replicas)
         found: list[str] = []
         for one in pool.backends:
-            place = self._places.get(one)
-            if place is None:
+            if not one.startswith(KUBE):
                 found.append(one)
                 continue
-            mine = [end.url for end in place.endpoints if self._is_of(end, pool, one in shared)]
+            ends = place.endpoints if (place := self._places.get(one)) else ()
+            mine = [end.url for end in ends if self._is_of(end, pool, one in shared)]
             # While it has nobody it is one itself, which is down.
             found += mine or [f"{one}#{pool.name}"]
-        places = tuple(dict.fromkeys(found))
-        return msgspec.structs.replace(pool, backends=places, replicas=len(places))
+        whole = tuple(dict.fromkeys(found))
+        return msgspec.structs.replace(pool, backends=whole, replicas=len(whole))
 
     def _is_of(self, end: Endpoint, pool: Pool, shared: bool) -> bool:
         """By what the pod's labels say; where several pools look in one place, they must say it."""
@@ -156,16 +168,18 @@ class ClusterDiscovery(Component):
         if endpoints is None:
             place.failures += 1
             if why != place.failed:
-                self._say(place, "discovery_failed", f"{why}; {len(place.endpoints)} known go on")
+                going = f"{len(place.endpoints)} known go on" if place.known else "what was served before goes on"
+                self._say(place, "discovery_failed", f"{why}; {going}")
             place.failed = why
             return
         if place.failed:
             self._say(place, "discovery_back", "the API server answers again")
-        place.failed = ""
-        if endpoints != place.endpoints:
+        place.failed, first = "", not place.known
+        place.known = True
+        if endpoints != place.endpoints or first:
             came, went = set(endpoints) - set(place.endpoints), set(place.endpoints) - set(endpoints)
             place.endpoints = endpoints
-            what = [f"{len(one)} {did}" for one, did in ((came, "came"), (went, "went")) if one]
+            what = [f"{len(one)} {did}" for one, did in ((came, "came"), (went, "went")) if one] or ["nobody yet"]
             self._say(place, "discovered", f"{len(endpoints)} ready: {', '.join(what)}")
             # Who goes is sent nothing more from now on; who comes can wait for others that come with it.
             if went:
