@@ -18,7 +18,7 @@ CUSTOM = {"InferencePool", "HTTPRoute", "ServiceMonitor"}
 
 
 def values(**changes: Any) -> dict[str, Any]:
-    found = yaml.safe_load((CHART / "values.yaml").read_text())
+    found: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
     return found | {"fleet": 'name = "x"\n# "quoted" \\ and\ttabbed\n', "fleetName": "two-vendors"} | changes
 
 
