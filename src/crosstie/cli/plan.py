@@ -11,7 +11,9 @@ from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.workloads import example_text, find_workload, read_workload
 from crosstie.catalog.writing import write_folder, write_text
 from crosstie.cli.assignments import amount, assigned, fraction
+from crosstie.cli.html import check_html, html_option
 from crosstie.cli.options import FILE, json_option, on_option, verbose_option
+from crosstie.cli.plan_page import pools_csv, write_page
 from crosstie.cli.plan_show import DETAILS, show_plan
 from crosstie.cli.progress import progress
 from crosstie.cli.show import json_text, print_json
@@ -61,6 +63,8 @@ from crosstie.web.plan_chart import draw_plan
 @click.option("--simulate", "simulated", is_flag=True, help="As without it: plans are simulated unless --quick.")
 @click.option("--check", "checked", is_flag=True, hidden=True)
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the fleets (.svg, .png, .pdf).")
+@html_option
+@click.option("--csv", "table", type=FILE, metavar="FILE", help="Write the pools as a table for spreadsheets.")
 @click.option("--example", is_flag=True, help="Print a workload file to start from.")
 @verbose_option(DETAILS)
 @json_option
@@ -69,7 +73,7 @@ def command(
     save: Path | None, watch: bool, price: tuple[str, ...],
     discount: tuple[str, ...], kinds: str | None, reserved: tuple[str, ...], accelerators: str | None,
     single_gpus: bool, sizing: str | None, sure: float | None, evidence: str | None, only_known: bool,
-    quick: bool, simulated: bool, checked: bool, plot: Path | None, example: bool, verbose: bool, as_json: bool,
+    quick: bool, simulated: bool, checked: bool, plot: Path | None, html: Path | None, table: Path | None, example: bool, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
 
@@ -88,7 +92,7 @@ def command(
         click.echo(example_text(), nl=False)
         return 0
     catalog = Catalog()
-    outputs = {"--fleet": fleet, "--save": save, "--plot": plot}
+    outputs = {"--fleet": fleet, "--save": save, "--plot": plot, "--html": html, "--csv": table}
     simulated = simulated or checked
     if watch:
         given = [
@@ -145,7 +149,15 @@ def command(
     if made.fleet and plot:
         draw_plan(made, plot)
         click.echo(f"plot written to {plot}", err=True)
-    for target, made_of in ((fleet, made.answered), (manifests, made.answered), (plot, made.fleet)):
+    if made.fleet and table:
+        write_text(table, pools_csv(content))
+        click.echo(f"pools written to {table}", err=True)
+    if html:
+        write_page(html, catalog, made, content)
+    promised = (
+        (fleet, made.answered), (manifests, made.answered), (plot, made.fleet), (table, made.fleet),
+    )  # fmt: skip
+    for target, made_of in promised:
         if target and not made_of:
             why = "models that share replicas are not drawn" if made.answered else "there is no fleet"
             click.echo(f"{target} not written: {why}", err=True)
@@ -173,6 +185,7 @@ def _check_outputs(workload: Path, targets: dict[str, Path]) -> None:
         if target.resolve() in taken:
             raise BadInput(f"{flag} {target}: is {taken[target.resolve()]} already")
         taken[target.resolve()] = f"what {flag} writes"
+    check_html(targets.get("--html"))
     if "--plot" in targets:
         check_ending(targets["--plot"])
 

@@ -1,7 +1,9 @@
 """The screen: prose, tables and JSON. Nothing is cut at any width: the terminal's, that of COLUMNS, or 80 in a pipe."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from textwrap import wrap
 from typing import Any
 
@@ -12,15 +14,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from crosstie.web.report import Column, Heading, Line, Part, Table as Kept, Tone
+
 _GAP = 2
 # Between values of a block, which have their names in front.
 _BETWEEN = 3
 # A column of prose is not made narrower than this: the table becomes blocks instead.
 _NARROWEST = 20
+# What stands so far in is a command to type.
+_COMMAND = 4
+
+
+_TONES: dict[str, Tone] = {"dim": "note", "yellow": "caution", "red": "bad", "green": "good"}
+_parts: ContextVar[list[Part] | None] = ContextVar("parts", default=None)
 
 
 class Output(Console):
     """Plain text, no markup: names come from files. A closed pipe is the caller's to handle."""
+
+    # A report's, where what is shown goes into one in the place of being printed.
+    parts: list[Part] | None = None
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -28,7 +41,24 @@ class Output(Console):
 
 def console() -> Output:
     """Colour only on terminals that want it."""
-    return Output(highlight=False, markup=False, emoji=False)
+    made = Output(highlight=False, markup=False, emoji=False)
+    made.parts = _parts.get()
+    return made
+
+
+@contextmanager
+def taken_down() -> Iterator[list[Part]]:
+    """What is shown meanwhile becomes parts of a report, and is not printed."""
+    parts: list[Part] = []
+    mark = _parts.set(parts)
+    try:
+        yield parts
+    finally:
+        _parts.reset(mark)
+
+
+def _taking_down(out: Console) -> list[Part] | None:
+    return out.parts if isinstance(out, Output) else None
 
 
 def say(out: Console, text: str | Text, style: str = "", *, hang: int | None = None) -> None:
@@ -36,6 +66,12 @@ def say(out: Console, text: str | Text, style: str = "", *, hang: int | None = N
     such as a path, stays whole."""
     whole = Text(text) if isinstance(text, str) else text
     plain = whole.plain
+    if (parts := _taking_down(out)) is not None:
+        begun = plain.lstrip(" ")
+        item, verbatim = begun.startswith("- "), len(plain) - len(begun) >= _COMMAND
+        if begun:
+            parts.append(Line(begun.removeprefix("- "), _TONES.get(style, ""), item=item, verbatim=verbatim))
+        return
     indent = len(plain) - len(plain.lstrip(" ").removeprefix("- ")) if hang is None else hang
     first, at = whole[:indent], indent
     room = max(out.width - indent, 1)
@@ -47,12 +83,16 @@ def say(out: Console, text: str | Text, style: str = "", *, hang: int | None = N
 
 
 def heading(out: Console, text: str) -> None:
+    if (parts := _taking_down(out)) is not None:
+        parts.append(Heading(text))
+        return
     say(out, Text(text, "bold"))
 
 
 def closing(out: Console, details: str) -> None:
-    """The last line of an answer that has more to say."""
-    say(out, f"-v for {details}", "dim")
+    """The last line of an answer that has more to say; a report has said it."""
+    if _taking_down(out) is None:
+        say(out, f"-v for {details}", "dim")
 
 
 def json_text(value: Any) -> str:
@@ -69,6 +109,10 @@ def show_table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[str
     cells = [list(row) for row in rows]
     if title:
         heading(out, title)
+    if (parts := _taking_down(out)) is not None:
+        named = [Column(_name(c), right=c.startswith(">"), prose=c.startswith("~")) for c in columns]
+        parts.append(Kept(named, cells))
+        return
     widths = _widths(columns, cells, out.width)
     if widths is None:
         _show_blocks(out, columns, cells)
@@ -148,6 +192,9 @@ def _show_blocks(out: Console, columns: Sequence[str], rows: Sequence[Sequence[s
 
 def show_scorecard(out: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Read across: a row is a quantity, a column a name. Names that do not fit beside the others go below them."""
+    if _taking_down(out) is not None:
+        show_table(out, ["", *(f">{name}" for name in names)], rows)
+        return
     first = _widest(row[0] for row in rows)
     begin = 0
     while begin < len(names):

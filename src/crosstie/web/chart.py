@@ -1,5 +1,6 @@
 """Curves as a picture, SVG or PNG by the file's ending. Needs the `plot` extra (matplotlib)."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,21 @@ def draw_curves(curves: Sequence[Curve], title: str, file: Path) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter("{x:,g}")
+        plain_ticks(axis)
     axes.set_xlabel("tokens/s for each user (1 / TPOT)")
     axes.set_ylabel("output tokens/s a GPU")
     axes.set_title(title, loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=9, loc="lower left")
     save(figure, file, "numbers: requests in flight; predicted, not measured", which="both")
+
+
+def plain_ticks(axis: Any) -> None:
+    """Numbers of a logarithmic axis as people write them, 20 and not 2x10^1: at 1, 2 and 5 of every decade."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:,g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def check_ending(file: Path) -> None:
@@ -54,6 +64,22 @@ def save(figure: Any, file: Path, note: str, **grid: str) -> None:
         write_whole(file, lambda draft: figure.savefig(draft, dpi=150))
     except OSError as error:
         raise BadInput(f"--plot {file}: cannot be written: {error.strerror}") from None
+
+
+def inline(figure: Any, note: str, **grid: str) -> str:
+    """SVG to stand in a page: its words stay words, its ink is the page's, by day and by night."""
+    from matplotlib import rc_context
+
+    finish(figure, note, **grid)
+    figure.patch.set_alpha(0.0)
+    for axes in figure.axes:
+        axes.patch.set_alpha(0.0)
+    drawn = io.StringIO()
+    # A fixed salt: the same plan gives the same file, byte by byte.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "crosstie"}):
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    text = drawn.getvalue()
+    return text[text.index("<svg") :].replace("#000000", "currentColor").rstrip()
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+from crosstie.core.figures import dollars
 from crosstie.decide.plan.answer import Alternative
+from crosstie.decide.plan.flips import Flip
 from crosstie.decide.plan.plan import Plan
-from crosstie.web.chart import check_ending, colours, new_figure, save
+from crosstie.web.chart import check_ending, colours, inline, new_figure, save
+from crosstie.web.report import Figure
 
 # AMD's accelerators and NVIDIA's, told apart by hue; kinds of one vendor by lightness.
 _HUES = {"AMD": ("#b3202c", "#d9595f", "#ec9a9c", "#f6cfd0"), "NVIDIA": ("#3b6e00", "#6aa01f", "#a2c96b", "#d3e7b9")}
@@ -26,6 +29,48 @@ def draw_plan(plan: Plan, target: Path) -> None:
     save(figure, target, "predicted, not measured", axis="x")
 
 
+def plan_figures(plan: Plan) -> dict[str, Figure]:
+    """For a page, by the heading they belong to."""
+    assert plan.fleet is not None, "there is nothing to draw without a fleet"
+    sheet = new_figure(8.6, 3.2 + 0.3 * max(len(plan.fleet.pools), 3))
+    upper, lower = sheet.subplots(2, 1)
+    _costs(upper, plan)
+    _pools(lower, plan)
+    for axes in (upper, lower):
+        axes.set_axisbelow(True)
+    says = f"bars: what this fleet costs an hour, ${plan.fleet.usd_per_hour:,.2f}, beside others; how busy pools are"
+    found = {"": Figure(inline(sheet, "predicted, not measured", axis="x"), says)}
+    prices = [flip for flip in plan.flips if flip.kind == "price" or flip.at_usd_per_gpu_hour > 0]
+    if prices:
+        sheet = new_figure(8.6, 1.1 + 0.42 * len(prices))
+        _flips(sheet.subplots(), prices)
+        says = "; ".join(
+            f"{one.accelerator} {dollars(one.usd_per_gpu_hour)} now, flips at {dollars(one.at_usd_per_gpu_hour)}"
+            for one in prices
+        )
+        note = "bar: what sources ask; dot: planned with; cross: where the decision flips"
+        found["What would change it"] = Figure(inline(sheet, note, axis="x"), says)
+    return found
+
+
+def _flips(axes: Any, flips: list[Flip]) -> None:
+    """A row each: the prices that sources ask, the one planned with, and the one at which another fleet wins."""
+    for row, flip in enumerate(flips):
+        low, high = min(flip.low_usd, flip.usd_per_gpu_hour), max(flip.high_usd, flip.usd_per_gpu_hour)
+        axes.plot([low, high], [row, row], linewidth=7, alpha=0.35, color=colours()[1], solid_capstyle="butt")
+        axes.plot(flip.usd_per_gpu_hour, row, "o", color=colours()[1])
+        axes.plot(flip.at_usd_per_gpu_hour, row, "X", color=colours()[0], markersize=9)
+        words = f"{flip.change:+.0%}: {flip.becomes.label}" if flip.kind == "price" else f"{flip.becomes.label}"
+        axes.annotate(words, (flip.at_usd_per_gpu_hour, row), textcoords="offset points", xytext=(0, 9),
+                      ha="center", fontsize=8, color=colours()[0])  # fmt: skip
+    axes.set_yticks(range(len(flips)), [f"{one.accelerator}, {one.kind}" for one in flips])
+    axes.set_ylim(len(flips) - 0.5, -0.8)
+    axes.set_xlim(left=0)
+    axes.margins(x=0.15)
+    axes.xaxis.set_major_formatter("${x:,.2f}")
+    axes.set_xlabel("USD a GPU-hour")
+
+
 def _costs(axes: Any, plan: Plan) -> None:
     """One bar a fleet, stacked by accelerator."""
     assert plan.fleet is not None
@@ -40,23 +85,28 @@ def _costs(axes: Any, plan: Plan) -> None:
     for row, (_, fleet) in enumerate(fleets):
         worth = {name: count * prices[name] for name, count in fleet.gpus.items()}
         scale = fleet.usd_per_hour / sum(worth.values())
-        start = 0.0
+        start, small = 0.0, []
         for name, usd in worth.items():
             axes.barh(row, usd * scale, left=start, color=shades[name], edgecolor="white", height=0.62)
+            words = f"{fleet.gpus[name]} {name}"
             if usd * scale > 0.16 * widest:
                 ink = "white" if shades[name] in _DARK else "black"
-                middle, words = start + usd * scale / 2, f"{fleet.gpus[name]} {name}"
-                axes.text(middle, row, words, ha="center", va="center", fontsize=8, color=ink)
+                axes.text(start + usd * scale / 2, row, words, ha="center", va="center", fontsize=8, color=ink)
+            else:
+                small.append(words)
             start += usd * scale
-        axes.text(start, row, f"  ${fleet.usd_per_hour:,.2f}", va="center", fontsize=9)
-    doubt = plan.uncertainty
-    if doubt and doubt.low_usd_per_hour is not None:
+        # What has no room in its segment stands after the bar.
+        beside = f"  ({', '.join(small)})" if small else ""
+        axes.text(start, row, f"  ${fleet.usd_per_hour:,.2f}{beside}", va="center", fontsize=9)
+    doubt, high = plan.uncertainty, 0.0
+    if doubt and doubt.low_usd_per_hour is not None and doubt.high_usd_per_hour is not None:
         low, high = doubt.low_usd_per_hour, doubt.high_usd_per_hour
         axes.plot([low, high], [0.42, 0.42], color="black", linewidth=1.2, solid_capstyle="butt")
         axes.plot([low, high], [0.42, 0.42], "|", color="black", markersize=7)
     axes.set_yticks(range(len(fleets)), [name for name, _ in fleets])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.22 * widest)
+    # Room for the words after the longest bar, and for the whole interval.
+    axes.set_xlim(0, max(1.3 * widest, 1.04 * high))
     axes.set_xlabel("USD an hour (line: 80% interval)")
     axes.set_title(f"{plan.workload.name}: what each fleet costs", loc="left", fontsize=11)
 

@@ -1,0 +1,66 @@
+"""`--html FILE` of the commands whose answers go to meetings: what they print, as a page in one file."""
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import click
+
+from crosstie import __version__
+from crosstie.catalog.writing import write_text
+from crosstie.cli.options import FILE, Decorator
+from crosstie.cli.show import taken_down
+from crosstie.core.errors import BadInput
+from crosstie.web.report import Fact, Figure, Heading, Part, Report, write_report
+
+html_option: Decorator = click.option(
+    "--html", type=FILE, metavar="FILE", help="Write the answer as a page, in one file to mail or print."
+)
+
+
+def check_html(file: Path | None) -> None:
+    """Before the work: a page must not fail at its end for a name."""
+    if file and file.suffix.lower() not in (".html", ".htm"):
+        raise BadInput(f"--html {file}: the name must end in .html")
+
+
+def write_html(
+    file: Path,
+    title: str,
+    document: Any,
+    show: Callable[[], object],
+    *,
+    facts: Sequence[Fact] = (),
+    figures: Mapping[str, Figure] | None = None,
+    appendix: Sequence[Part] = (),
+) -> None:
+    """`show` prints the answer with all its details. Figures go under the heading that begins so; "" is the answer's."""
+    with taken_down() as parts:
+        show()
+    report = Report(
+        title=title,
+        command=shlex.join(["crosstie", *sys.argv[1:]]),
+        made=date.today().isoformat(),
+        version=__version__,
+        facts=facts,
+        parts=[*_placed(parts, figures or {}), *appendix],
+        document=document,
+    )
+    write_text(file, write_report(report))
+    click.echo(f"report written to {file}", err=True)
+
+
+def _placed(parts: Sequence[Part], figures: Mapping[str, Figure]) -> list[Part]:
+    """At the end of the section that each belongs to; where there is none, at the end."""
+    left = dict(figures)
+    placed: list[Part] = []
+    here = ""
+    for part in parts:
+        if isinstance(part, Heading):
+            placed += [left.pop(name) for name in list(left) if (here.startswith(name) if name else not here)]
+            here = part.text
+        placed.append(part)
+    return [*placed, *left.values()]

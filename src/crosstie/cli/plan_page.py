@@ -1,0 +1,140 @@
+"""A plan's page: what the screen says with its details, the numbers of the meeting, where each comes from, and what
+to demand in the contract. And its pools as a table for spreadsheets."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.writing import write_text
+from crosstie.cli.html import write_html
+from crosstie.cli.plan_show import show_plan
+from crosstie.cli.review_show import show_checklist
+from crosstie.cli.show import console, heading, json_text, say, show_table, taken_down
+from crosstie.core.figures import dollars, significant
+from crosstie.core.units import HOURS_PER_MONTH
+from crosstie.core.workload import RequestClass
+from crosstie.decide.plan.plan import Plan
+from crosstie.decide.plan.report import horizon_usd
+from crosstie.prove.review.checklist import checklist
+from crosstie.prove.review.figures import changed
+from crosstie.prove.review.planned import read_planned
+from crosstie.web.plan_chart import plan_figures
+from crosstie.web.report import Fact, Part
+
+
+def write_page(file: Path, catalog: Catalog, plan: Plan, document: dict[str, Any]) -> None:
+    write_html(
+        file,
+        f"Fleet for {plan.workload.name}",
+        document,
+        lambda: show_plan(plan, verbose=True),
+        facts=_facts(plan),
+        figures=plan_figures(plan) if plan.fleet else None,
+        appendix=_appendix(catalog, plan, document),
+    )
+
+
+def _facts(plan: Plan) -> list[Fact]:
+    fleet = plan.fleet
+    if fleet is None:
+        return []
+    facts = [Fact("GPUs", ", ".join(f"{count} {name}" for name, count in fleet.gpus.items()))]
+    doubt = plan.uncertainty
+    low, high = (doubt.low_usd_per_hour, doubt.high_usd_per_hour) if doubt else (None, None)
+    known = low is not None and high is not None
+
+    def between(times: float) -> str:
+        return f"{dollars((low or 0.0) * times)} to {dollars((high or 0.0) * times)}, 80%" if known else ""
+
+    facts.append(Fact("an hour", dollars(fleet.usd_per_hour), between(1.0)))
+    facts.append(Fact("a month", dollars(fleet.usd_per_hour * HOURS_PER_MONTH), between(HOURS_PER_MONTH)))
+    over = horizon_usd(plan)
+    if over:
+        # The interval is of today's fleet; growth scales it with the bill.
+        facts.append(
+            Fact(f"over {plan.workload.horizon_years} years", dollars(over), between(over / fleet.usd_per_hour))
+        )
+    facts.append(Fact("a million tokens", dollars(fleet.cost.usd_per_million)))
+    if plan.simulated:
+        held = sum(one.holds for one in plan.simulated)
+        facts.append(Fact("classes within targets", f"{held} of {len(plan.simulated)}", "simulated"))
+    return facts
+
+
+def _appendix(catalog: Catalog, plan: Plan, document: dict[str, Any]) -> list[Part]:
+    with taken_down() as parts:
+        out = console()
+        work = plan.workload
+        rows = [[one.name, one.model, significant(one.requests_per_s), *_lengths(one), *_targets(one)]
+                for one in work.classes]  # fmt: skip
+        columns = ["class", "model", ">requests/s", ">tokens in", ">tokens out", "TTFT", "TPOT"]
+        show_table(out, columns, rows, "Assumed: the traffic")
+        say(
+            out,
+            f"the mean of a day is {work.mean_over_peak:.0%} of its peak; growth {work.growth_per_year:+.0%} a year",
+        )
+        priced = [
+            [item.id, dollars(item.quote.usd), item.quote.kind, item.quote.origin, item.quote.date or "-",
+             f"{dollars(item.quote.low)} to {dollars(item.quote.high)}"]
+            for item in plan.market.items
+        ]  # fmt: skip
+        show_table(
+            out, ["accelerator", ">$/GPU-h", "kind", "~source", "date", "sources ask"], priced, "Assumed: prices"
+        )
+        heading(out, "Assumed: how fast engines are")
+        mark = document["calibration"]
+        say(out, f"- predictions are corrected by {mark.get('by', 'a calibration')}, {mark.get('date', 'no date')}")
+        for pool in plan.fleet.pools if plan.fleet else ():
+            say(out, f"- {pool.name}: {pool.estimate.basis}; {plan.measured[pool.name]}")
+        if plan.fleet and not plan.shared:
+            _show_contract(catalog, document)
+    return parts
+
+
+def _show_contract(catalog: Catalog, document: dict[str, Any]) -> None:
+    # The checklist reads plans as they are saved.
+    with TemporaryDirectory() as folder:
+        saved = Path(folder) / "plan.json"
+        write_text(saved, json_text(document))
+        planned = replace(read_planned(catalog, saved), file="plan.json")
+    out = console()
+    heading(out, "What to demand in the contract")
+    show_checklist(out, planned, checklist(catalog, planned, changed({})))
+
+
+def _lengths(one: RequestClass) -> list[str]:
+    return [f"{one.input_tokens:,.0f}", f"{one.output_tokens:,.0f}"]
+
+
+def _targets(one: RequestClass) -> list[str]:
+    return [f"p{t.percentile * 100:g} {significant(t.seconds)} s" if t else "-" for t in (one.ttft, one.tpot)]
+
+
+CSV_COLUMNS = (
+    "pool", "model", "accelerator", "vendor", "layout", "precision", "stack", "release", "replicas", "gpus",
+    "usd_per_gpu_hour", "usd_per_hour", "usd_per_month", "utilisation", "ttft_s", "tpot_s", "output_tokens_per_s",
+    "limited_by", "preflight",
+)  # fmt: skip
+
+
+def pools_csv(document: dict[str, Any]) -> str:
+    """A row a pool, by the document's own numbers."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(CSV_COLUMNS)
+    for pool in (document["fleet"] or {"pools": []})["pools"]:
+        estimate, split = pool["estimate"], pool["parallelism"]
+        layout = (
+            "".join(f"{name.upper()}{split[name]}" for name in ("tp", "pp", "ep", "dp") if split[name] > 1) or "TP1"
+        )
+        rows.writerow([
+            pool["name"], pool["model"], pool["accelerator"], pool["vendor"], layout, pool["precision"], pool["stack"],
+            pool["release"], pool["replicas"], pool["gpus"], pool["usd_per_gpu_hour"], pool["usd_per_hour"],
+            pool["usd_per_hour"] * HOURS_PER_MONTH, pool["utilisation"], estimate["ttft_s"], estimate["tpot_s"],
+            estimate["output_tokens_per_s"], pool["limited_by"], pool["preflight"]["verdict"],
+        ])  # fmt: skip
+    return text.getvalue()
