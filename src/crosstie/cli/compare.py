@@ -10,6 +10,7 @@ from rich.text import Text
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.fit import deployment_json, describe
+from crosstie.cli.html import check_html, give, html_option
 from crosstie.cli.options import FILE, json_option, model_argument, on_option, verbose_option
 from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.show import closing, console, print_json, say, show_scorecard, show_table
@@ -22,7 +23,7 @@ from crosstie.decide.compare.payoff import FEWER, Payoff
 from crosstie.decide.compare.scaling import SEVERAL_MACHINES, Scaling, Size
 from crosstie.decide.compare.scorecard import Entry, Load, Scorecard
 from crosstie.perf.fit import BARELY
-from crosstie.web.chart import draw_curves
+from crosstie.web.chart import curves_figure, draw_curves
 
 INTERVAL = "80% interval"
 _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and what it rests on"
@@ -36,11 +37,12 @@ _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and wh
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
 @click.option("--gpus", metavar="N,N", help="One service on so many GPUs each, and how it scales: 8,16,32.")
 @click.option("--apart", metavar="P:D", help="Also with prefill and decode apart, such as 1xTP4:2xTP8.")
+@html_option
 @verbose_option(_DETAILS)
 @json_option
 def command(
     model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, gpus: str | None,
-    apart: str | None, verbose: bool, as_json: bool,
+    apart: str | None, html: Path | None, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """One MODEL under one load on several accelerators: the scorecard, and why one wins.
 
@@ -57,28 +59,34 @@ def command(
     most benchmarks do. --sweep and --plot show what each replica trades between the speed of one user
     and the tokens of a GPU. Exit status 1 when no accelerator can run it.
     """
+    check_html(html)
     catalog = Catalog()
     if gpus is not None:
-        if sweep or plot or apart:
-            raise BadInput("--gpus stands alone: leave --sweep, --plot and --apart out")
+        if sweep or plot or apart or html:
+            raise BadInput("--gpus stands alone: leave --sweep, --plot, --apart and --html out")
         return scaled(replica.scaled(catalog, model, accelerators, gpus), replica.load, as_json)
     card = replica.scorecard(catalog, model, accelerators)
     split = replica.apart(catalog, card, apart) if apart else []
-    swept = curves(card) if sweep or plot else []
+    swept = curves(card) if sweep or plot or html else []
+    load = f"{card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"
+    title = f"{card.model.name}, {replica.precision}: {load}"
+    names = ", ".join(one.accelerator.id for one in card.entries)
     if plot:
-        load = f"{card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"
-        draw_curves(swept, f"{card.model.name}, {replica.precision}: {load}", plot)
-    if as_json:
-        more = {"sweep": [asdict(curve) for curve in swept]} if swept else {}
-        print_json({**to_json(card), **more, **({"apart": [apart_json(one) for one in split]} if split else {})})
-    else:
-        show(card, verbose)
+        draw_curves(swept, title, plot)
+        click.echo(f"drawn as {plot}", err=True)
+    more = {"sweep": [asdict(curve) for curve in swept]} if swept else {}
+    document = {**to_json(card), **more, **({"apart": [apart_json(one) for one in split]} if split else {})}
+
+    def shown(details: bool) -> None:
+        show(card, details)
         if split:
             show_apart(split, card)
         if sweep:
             show_sweep(swept)
-        if plot:
-            click.echo(f"drawn as {plot}", err=True)
+
+    give(
+        document, shown, title=f"{card.model.name} on {names}", html=html, verbose=verbose, as_json=as_json, figures=lambda: curves_figure(swept, title),
+    )  # fmt: skip
     return 0 if any(entry.estimate for entry in card.entries) else 1
 
 

@@ -9,8 +9,9 @@ import msgspec
 from rich.text import Text
 
 from crosstie.catalog.writing import write_text
+from crosstie.cli.html import check_html, give, html_option
 from crosstie.cli.options import json_option, together
-from crosstie.cli.show import Output, closing, console, heading, json_text, print_json, say
+from crosstie.cli.show import Output, closing, console, heading, json_text, say
 from crosstie.core.figures import plural
 from crosstie.core.finding import GROUNDS, SEVERITIES, Finding, rank
 from crosstie.port.preflight.sarif import sarif
@@ -27,6 +28,7 @@ report_options = together(
                  help="Exit with 1 when a finding is at least this grave."),
     click.option("--sarif", "sarif_file", type=click.Path(dir_okay=False), metavar="FILE",
                  help="Write the findings as SARIF 2.1.0 as well."),
+    html_option,
     click.option("-v", "--verbose", is_flag=True, help="Where, evidence and remedy of notes as well."),
     json_option,
 )  # fmt: skip
@@ -34,19 +36,21 @@ report_options = together(
 
 def report(
     title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], *,
-    as_json: bool, sarif_file: str | None, fail_on: str, verbose: bool = False,
+    as_json: bool, sarif_file: str | None, fail_on: str, verbose: bool = False, html: Path | None = None,
     more: Mapping[str, object] | None = None, last: Sequence[str] = (), caveat: str = _NO_AMD,
 ) -> int:  # fmt: skip
     """Prints or writes all, gravest first, and gives the exit status. Verdicts are by accelerator or callable; the
     `last` lines and the `caveat` stand under the findings."""
+    check_html(html)
     ordered = sorted(findings, key=lambda finding: (-rank(finding.severity), finding.target, finding.check))
     if sarif_file:
         write_text(Path(sarif_file), json_text(sarif(ordered)) + "\n")
-    if as_json:
-        documents = [{**msgspec.to_builtins(one), "rests_on": GROUNDS[one.grounds]} for one in ordered]
-        print_json({"verdicts": dict(verdicts), "findings": documents, **(more or {})})
-    else:
-        _show(title, ordered, verdicts, verbose, last, caveat)
+    documents = [{**msgspec.to_builtins(one), "rests_on": GROUNDS[one.grounds]} for one in ordered]
+    give(
+        {"verdicts": dict(verdicts), "findings": documents, **(more or {})},
+        lambda details: _show(title, ordered, verdicts, details, last, caveat),
+        title=title, html=html, verbose=verbose, as_json=as_json,
+    )  # fmt: skip
     return 1 if any(rank(finding.severity) >= rank(fail_on) for finding in findings) else 0
 
 

@@ -12,7 +12,7 @@ import click
 from crosstie import __version__
 from crosstie.catalog.writing import write_text
 from crosstie.cli.options import FILE, Decorator
-from crosstie.cli.show import taken_down
+from crosstie.cli.show import print_json, taken_down
 from crosstie.core.errors import BadInput
 from crosstie.web.report import Fact, Figure, Heading, Part, Report, write_report
 
@@ -27,6 +27,25 @@ def check_html(file: Path | None) -> None:
         raise BadInput(f"--html {file}: the name must end in .html")
 
 
+def give(
+    document: Any,
+    show: Callable[[bool], object],
+    *,
+    title: str,
+    html: Path | None,
+    verbose: bool,
+    as_json: bool,
+    figures: Callable[[], Mapping[str, Figure]] = dict,
+) -> None:
+    """An answer as it is wanted: printed, as JSON, and as a page. `show` takes whether details are wanted."""
+    if html:
+        write_html(html, title, document, lambda: show(True), figures=figures())
+    if as_json:
+        print_json(document)
+    else:
+        show(verbose)
+
+
 def write_html(
     file: Path,
     title: str,
@@ -37,7 +56,8 @@ def write_html(
     figures: Mapping[str, Figure] | None = None,
     appendix: Sequence[Part] = (),
 ) -> None:
-    """`show` prints the answer with all its details. Figures go under the heading that begins so; "" is the answer's."""
+    """`show` prints the answer with all its details. Figures go under the heading that begins as they are named; ""
+    is the answer itself."""
     with taken_down() as parts:
         show()
     report = Report(

@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from crosstie.cli.admin import AdminPort, AdminRejected, reach
+from crosstie.cli.html import check_html, give, html_option
 from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.parity_show import DETAILS, show_parity, show_scores
 from crosstie.cli.progress import progress
-from crosstie.cli.show import console, print_json, say
+from crosstie.cli.show import console, say
 from crosstie.core.errors import BadInput
 from crosstie.prove.parity.endpoint import WAYS, Asking, Way
 from crosstie.prove.parity.harness import Score, harness_line, scored
@@ -107,13 +108,15 @@ _KEY = "OPENAI_API_KEY"
 @click.option("--admit", is_flag=True, help="Undrain the pool if all of its backends are the same as A.")
 @click.option("--lm-eval", "tasks", metavar="TASK,...", help="Also run tasks of lm-evaluation-harness on both.")
 @click.option("--lm-eval-limit", "task_limit", type=click.IntRange(1), metavar="N", help="Only N questions a task.")
+@html_option
 @verbose_option(DETAILS)
 @json_option
 def command(
     a: str, others: tuple[str, ...], model: str | None, model_b: str | None, key_env: str, key_env_b: str | None,
     file: Path, limit: int | None, long_tokens: int | None, tokens: int, positions: int, top: int, concurrency: int,
     way: Way | None, body: str, max_kl: float, min_top1: float, pool: str | None, gateway: str, key_file: Path | None,
-    admit: bool, tasks: str | None, task_limit: int | None, verbose: bool, as_json: bool,
+    admit: bool, tasks: str | None, task_limit: int | None, html: Path | None, verbose: bool,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Do A and B, two OpenAI-compatible endpoints, give the same model?
 
@@ -128,6 +131,7 @@ def command(
 
     Exit status: 0 the same, 1 they differ or it is not sure that they are the same, 2 the question was wrong.
     """
+    check_html(html)
     prompts = read_prompts(file).taken(limit, long_tokens)
     asking = Asking(top=top, tokens=tokens, positions=positions, body=_object(body))
     port = reach(gateway, key_file) if pool is not None else None
@@ -160,7 +164,12 @@ def command(
                 )
     same = all(one.verdict == "same" for one in found) and not any(one.worse for one in scores)
     admitted = _admitted(port, pool or "") if port is not None and admit and same else None
-    _show(found, scores, admitted, verbose, as_json, pool if admit else None)
+    give(
+        document(found, scores) | {"admitted": admitted is not None},
+        lambda details: _show(found, scores, admitted, details, pool if admit else None),
+        title=f"{party.url} and {', '.join(one.url for one in parties)}: the same model?", html=html, verbose=verbose,
+        as_json=as_json,
+    )  # fmt: skip
     return 0 if same else 1
 
 
@@ -204,12 +213,7 @@ def _admitted(port: AdminPort, pool: str) -> str:
     return f"pool {pool} is admitted: {done['what']}"
 
 
-def _show(
-    found: list[Parity], scores: list[Score], admitted: str | None, verbose: bool, as_json: bool, pool: str | None
-) -> None:
-    if as_json:
-        print_json(document(found, scores) | {"admitted": admitted is not None})
-        return
+def _show(found: list[Parity], scores: list[Score], admitted: str | None, verbose: bool, pool: str | None) -> None:
     out = console()
     for number, one in enumerate(found):
         if number:

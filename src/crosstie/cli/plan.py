@@ -73,7 +73,8 @@ def command(
     save: Path | None, watch: bool, price: tuple[str, ...],
     discount: tuple[str, ...], kinds: str | None, reserved: tuple[str, ...], accelerators: str | None,
     single_gpus: bool, sizing: str | None, sure: float | None, evidence: str | None, only_known: bool,
-    quick: bool, simulated: bool, checked: bool, plot: Path | None, html: Path | None, table: Path | None, example: bool, verbose: bool, as_json: bool,
+    quick: bool, simulated: bool, checked: bool, plot: Path | None, html: Path | None, table: Path | None,
+    example: bool, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
 

@@ -112,8 +112,9 @@ def _matrix(
     model: str, on: list[str], engine: str | None, given: dict[str, Any], reporting: dict[str, Any]
 ) -> int:  # fmt: skip
     """The question is which release to take, so a verdict that is bad somewhere is no failure."""
-    if reporting["sarif_file"]:
-        raise BadInput("--sarif goes with findings: leave --matrix away")
+    for flag in ("sarif_file", "html"):
+        if reporting[flag]:
+            raise BadInput(f"--{flag.partition('_')[0]} goes with findings: leave --matrix away")
     with progress() as on_progress:
         found = matrix(model, on=on, engine=engine, on_progress=on_progress, **given)
     show_matrix(found, as_json=reporting["as_json"], verbose=reporting["verbose"])

@@ -7,6 +7,7 @@ import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.assignments import assigned, fraction
+from crosstie.cli.html import check_html, give, html_option, write_html
 from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.progress import progress
 from crosstie.cli.review_show import DETAILS, checklist_markdown, review_markdown, show_checklist, show_review
@@ -40,12 +41,14 @@ from crosstie.run.ledger.usage import hour_of
 @click.option("--quick", is_flag=True, help="Plan again by closed forms alone.")
 @click.option("--checklist", "as_checklist", is_flag=True, help="What to demand in a contract, in its numbers.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the answer as Markdown.")
+@html_option
 @verbose_option(DETAILS)
 @json_option
 def command(
     plan: Path, recordings: tuple[Path, ...], metrics: tuple[str, ...], store: str | None, since: str | None,
     fleet: Path | None, class_name: str | None, within: tuple[str, ...], today: str | None, no_plan: bool,
-    quick: bool, as_checklist: bool, as_markdown: bool, verbose: bool, as_json: bool,
+    quick: bool, as_checklist: bool, as_markdown: bool, html: Path | None, verbose: bool,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """A saved PLAN against production: each figure predicted and seen, how sure that is, and what it would cost
     planned again with what was learnt.
@@ -61,6 +64,7 @@ def command(
     requests is simulated, so that traffic that changed and a fleet that is slow are told apart. Exit status 1 where a
     figure is beyond its limit with all of its 95% interval; 0 where none is, unsure ones included.
     """
+    check_html(html)
     if as_json and as_markdown:
         raise BadInput("--json and --markdown: give one of them")
     catalog = Catalog()
@@ -70,6 +74,11 @@ def command(
         if recordings:
             raise BadInput("--checklist is of the plan alone: leave the recordings out")
         items = checklist(catalog, planned, limits)
+        if html:
+            title = f"{planned.workload.name}: what to demand"
+            write_html(
+                html, title, checklist_document(planned, items), lambda: show_checklist(console(), planned, items)
+            )
         if as_json:
             print_json(checklist_document(planned, items))
         elif as_markdown:
@@ -88,12 +97,15 @@ def command(
     with progress("reviewing") as on_progress:
         found = review(catalog, planned, production, limits, day, metrics=pages, usage=usage, on_progress=on_progress)
         learnt = None if no_plan else again(catalog, found, quick=quick, on_progress=on_progress)
-    if as_json:
-        print_json(review_document(found, learnt))
-    elif as_markdown:
-        click.echo(review_markdown(found, learnt), nl=False)
-    else:
-        show_review(console(), found, learnt, verbose)
+
+    def shown(details: bool) -> None:
+        if as_markdown and not details:
+            click.echo(review_markdown(found, learnt), nl=False)
+        else:
+            show_review(console(), found, learnt, details)
+
+    title = f"{planned.workload.name}: plan against production"
+    give(review_document(found, learnt), shown, title=title, html=html, verbose=verbose, as_json=as_json)
     return 0 if found.holds else 1
 
 

@@ -68,9 +68,11 @@ def say(out: Console, text: str | Text, style: str = "", *, hang: int | None = N
     plain = whole.plain
     if (parts := _taking_down(out)) is not None:
         begun = plain.lstrip(" ")
-        item, verbatim = begun.startswith("- "), len(plain) - len(begun) >= _COMMAND
+        item, verbatim = begun.startswith("- "), hang is None and len(plain) - len(begun) >= _COMMAND
+        styles = [style, *(str(span.style) for span in whole.spans if span.style in ("red", "yellow", "green"))]
+        tone: Tone = next((_TONES[one] for one in styles if one in _TONES), "")
         if begun:
-            parts.append(Line(begun.removeprefix("- "), _TONES.get(style, ""), item=item, verbatim=verbatim))
+            parts.append(Line(begun.removeprefix("- ").rstrip(), tone, item=item, verbatim=verbatim))
         return
     indent = len(plain) - len(plain.lstrip(" ").removeprefix("- ")) if hang is None else hang
     first, at = whole[:indent], indent

@@ -11,9 +11,10 @@ from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.traces import find_trace, read_trace
 from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.cli.assignments import amount, read_option
+from crosstie.cli.html import check_html, give, html_option
 from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.progress import progress
-from crosstie.cli.show import console, print_json
+from crosstie.cli.show import console
 from crosstie.cli.simulate_show import DETAILS, show_simulation
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Policy
@@ -21,7 +22,7 @@ from crosstie.decide.plan.run_result import Outage
 from crosstie.decide.plan.simulate import Simulation, simulate
 from crosstie.decide.plan.subject import read_subject
 from crosstie.decide.plan.sweep import Source
-from crosstie.web.course_chart import check_course_ending, draw_course
+from crosstie.web.course_chart import check_course_ending, course_figure, draw_course
 
 _POLICIES = get_args(Policy)
 _KILL = re.compile(r"(?P<pool>.+)@(?P<at>[^@+]+)(?:\+(?P<during>[^@+]+))?")
@@ -55,12 +56,14 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 @click.option("--processes", type=click.IntRange(1, 4096), metavar="N", help="[default: one a core]")
 @click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here (crosstie[ray]).")
 @click.option("--plot", type=FILE, metavar="FILE", help="Utilisation and queues over time (.html, .svg, .png, .pdf).")
+@html_option
 @verbose_option(DETAILS)
 @json_option
 def command(
     what: Path, workload: Path | None, trace: str | None, class_name: str | None, rate: float | None, loads: str,
     policies: str | None, fleets: tuple[Path, ...], seeds: int, requests: int | None, kill: tuple[str, ...],
-    clairvoyant: bool, processes: int | None, ray: str | None, plot: Path | None, verbose: bool, as_json: bool,
+    clairvoyant: bool, processes: int | None, ray: str | None, plot: Path | None, html: Path | None, verbose: bool,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Sends traffic through a fleet in virtual time: the gateway's own routing, engines that work in steps.
 
@@ -83,6 +86,7 @@ def command(
         raise BadInput("--class is for a trace; a workload has its own")
     if plot is not None:
         check_course_ending(plot)
+    check_html(html)
     outages = [_outage(text) for text in kill]
     catalog = Catalog()
     recorded = None if trace is None else read_trace(find_trace(trace, Path()))
@@ -97,7 +101,10 @@ def command(
     if plot is not None:
         draw_course(found.runs, outages, plot)
         click.echo(f"plot written to {plot}", err=True)
-    print_json(_document(found)) if as_json else show_simulation(console(), found, verbose)
+    give(
+        _document(found), lambda details: show_simulation(console(), found, details), title=f"{what}, simulated",
+        html=html, verbose=verbose, as_json=as_json, figures=lambda: course_figure(found.runs, outages),
+    )  # fmt: skip
     if len(found.runs) < found.asked:
         click.echo(f"crosstie: interrupted after {len(found.runs)} of {found.asked} runs", err=True)
         return 130

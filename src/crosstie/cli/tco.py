@@ -9,11 +9,11 @@ import click
 
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.cli.assignments import amount, assigned, assigned_or_common, fraction, read_option
+from crosstie.cli.html import check_html, give, html_option
 from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, json_option, model_argument, on_option, verbose_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replica import ReplicaOptions, replica_options
-from crosstie.cli.show import print_json
 from crosstie.cli.tco_show import DETAILS, show, to_json
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput, DoesNotFit
@@ -21,7 +21,7 @@ from crosstie.decide.cost.choices import Successor, mean_slip_months
 from crosstie.decide.cost.tco import TcoRequest, tco
 from crosstie.port.preflight.effort import as_engineers
 from crosstie.web.chart import check_ending
-from crosstie.web.tco_chart import draw_tornado
+from crosstie.web.tco_chart import draw_tornado, tornado_figure
 
 _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 
@@ -66,6 +66,7 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 @click.option("--api-input", type=float, metavar="USD", help="An API of your own: USD per million input tokens.")
 @click.option("--api-output", type=float, metavar="USD", help="USD per million output tokens of that API.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the tornado (.svg, .png, .pdf).")
+@html_option
 @verbose_option(DETAILS)
 @json_option
 def command(
@@ -73,6 +74,7 @@ def command(
     accelerators: str,
     replica: ReplicaOptions,
     plot: Path | None,
+    html: Path | None,
     verbose: bool,
     as_json: bool,
     **terms: Any,
@@ -94,6 +96,7 @@ def command(
     """
     if plot:
         check_ending(plot)
+    check_html(html)
     catalog = Catalog()
     card = replica.scorecard(catalog, model, accelerators)
     request = _request(catalog, [entry.accelerator for entry in card.entries], **terms)
@@ -105,7 +108,10 @@ def command(
         return 1
     if plot:
         draw_tornado(answer.assessed, plot)
-    print_json(to_json(answer)) if as_json else show(answer, verbose)
+    give(
+        to_json(answer), lambda details: show(answer, details), title=f"What {card.model.name} costs to own", html=html,
+        verbose=verbose, as_json=as_json, figures=lambda: tornado_figure(answer.assessed),
+    )  # fmt: skip
     if plot:
         click.echo(f"drawn as {plot}", err=True)
     return 0

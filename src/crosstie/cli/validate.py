@@ -7,9 +7,10 @@ import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
+from crosstie.cli.html import check_html, give, html_option
 from crosstie.cli.options import FILE, json_option, tool_options, verbose_option
 from crosstie.cli.progress import progress
-from crosstie.cli.show import Output, closing, console, print_json, say, show_table
+from crosstie.cli.show import Output, closing, console, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent, share
 from crosstie.prove.calibration.validate import GROUPINGS, METRICS, Validation, document, predictions, validate
@@ -31,9 +32,12 @@ _REASONS = 3
 @click.option("--predictions", "target", type=FILE, metavar="OUT.csv",
               help="Write every row with its prediction and interval, or the reason why there is none.")  # fmt: skip
 @tool_options
+@html_option
 @verbose_option(_DETAILS)
 @json_option
-def command(files: tuple[Path, ...], target: Path | None, verbose: bool, as_json: bool, **given: str) -> int:
+def command(
+    files: tuple[Path, ...], target: Path | None, html: Path | None, verbose: bool, as_json: bool, **given: str
+) -> int:  # fmt: skip
     """How far predictions are from measured results: coverage, error, rank and intervals.
 
     \b
@@ -51,18 +55,19 @@ def command(files: tuple[Path, ...], target: Path | None, verbose: bool, as_json
     Errors are absolute percentage errors; the bias is the median of the signed error, negative where the
     prediction is too low. Exit status 1 when no row could be predicted.
     """
+    check_html(html)
     if target and target.resolve() in [file.resolve() for file in files]:
         raise BadInput(f"--predictions {target} would replace the RESULTS")
     with progress("reading") as on_progress:
         found = validate(Catalog(), files, on_progress, given)
     if target:
         write_text(target, predictions(found))
-    if as_json:
-        print_json(document(found))
-    else:
-        show(found, verbose)
-        if target:
-            click.echo(f"predictions written to {target}", err=True)
+        click.echo(f"predictions written to {target}", err=True)
+    names = ", ".join(file.name for file in files)
+    give(
+        document(found), lambda details: show(found, details), title=f"Predicted against measured: {names}", html=html,
+        verbose=verbose, as_json=as_json,
+    )  # fmt: skip
     return 0 if found.outcomes else 1
 
 

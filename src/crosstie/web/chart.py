@@ -8,13 +8,28 @@ from typing import Any
 from crosstie.catalog.writing import write_whole
 from crosstie.core.errors import BadInput
 from crosstie.decide.compare.curve import Curve
+from crosstie.web.report import Figure
 
 KINDS = (".svg", ".png", ".pdf")
 
 
+_CURVES_NOTE = "numbers: requests in flight; predicted, not measured"
+
+
 def draw_curves(curves: Sequence[Curve], title: str, file: Path) -> None:
-    """Tokens/s per GPU over tokens/s per user: up and to the right is better."""
     check_ending(file)
+    save(_curves(curves, title), file, _CURVES_NOTE, which="both")
+
+
+def curves_figure(curves: Sequence[Curve], title: str) -> dict[str, Figure]:
+    if not curves:
+        return {}
+    says = f"{title}: tokens a second of a GPU over those of a user, for {', '.join(one.label for one in curves)}"
+    return {"": Figure(inline(_curves(curves, title), _CURVES_NOTE, which="both"), says)}
+
+
+def _curves(curves: Sequence[Curve], title: str) -> Any:
+    """Tokens/s per GPU over tokens/s per user: up and to the right is better."""
     figure = new_figure(8, 5.2)
     axes = figure.subplots()
     for curve, colour in zip(curves, colours(), strict=False):
@@ -33,7 +48,7 @@ def draw_curves(curves: Sequence[Curve], title: str, file: Path) -> None:
     axes.set_ylabel("output tokens/s a GPU")
     axes.set_title(title, loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=9, loc="lower left")
-    save(figure, file, "numbers: requests in flight; predicted, not measured", which="both")
+    return figure
 
 
 def plain_ticks(axis: Any) -> None:

@@ -1,6 +1,5 @@
 """A simulation as a picture: by pool, how busy it was, what it had in flight and how many waited, over time."""
 
-import io
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any
 from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput
 from crosstie.decide.plan.run_result import Outage, Run
-from crosstie.web.chart import KINDS, colours, finish, new_figure, save
+from crosstie.web.chart import KINDS, colours, inline, new_figure, save
+from crosstie.web.report import Figure
 
 _PAGE = ".html"
 
@@ -19,19 +19,33 @@ def check_course_ending(file: Path) -> None:
         raise BadInput(f"--plot {file}: the name must end in {', '.join((_PAGE, *KINDS))}")
 
 
+_NOTE = "simulated with predicted step times, not measured"
+
+
 def draw_course(runs: Sequence[Run], outages: Sequence[Outage], file: Path) -> None:
-    """The first seed of each fleet, policy and load, side by side."""
     check_course_ending(file)
+    figure = _course(runs, outages, side_by_side=True)
+    if file.suffix.lower() == _PAGE:
+        _write_page(figure, runs[0].label, file)
+    else:
+        save(figure, file, _NOTE)
+
+
+def course_figure(runs: Sequence[Run], outages: Sequence[Outage]) -> dict[str, Figure]:
+    if not runs:
+        return {}
+    says = f"over time, for each pool of {runs[0].label}: how busy it is, and the requests that run and wait"
+    return {"": Figure(inline(_course(runs[:1], outages, side_by_side=False), _NOTE), says)}
+
+
+def _course(runs: Sequence[Run], outages: Sequence[Outage], *, side_by_side: bool) -> Any:
+    """The first seed of each fleet, policy and load."""
     shown = [one for one in runs if one.seed == runs[0].seed][:4]
-    figure = new_figure(2.0 + 6.0 * len(shown), 8)
+    figure = new_figure(2.0 + 6.0 * len(shown) if side_by_side else 8.6, 8)
     rows = figure.subplots(3, len(shown), squeeze=False, sharex="col")
     for column, one in enumerate(shown):
         _draw(rows[0][column], rows[1][column], rows[2][column], one, outages)
-    note = "simulated with predicted step times, not measured"
-    if file.suffix.lower() == _PAGE:
-        _write_page(figure, note, shown[0].label, file)
-    else:
-        save(figure, file, note)
+    return figure
 
 
 def _draw(busy: Any, flying: Any, waiting: Any, run: Run, outages: Sequence[Outage]) -> None:
@@ -63,12 +77,8 @@ def _clock(run: Run) -> tuple[list[float], float, str]:
     return [moment / scale for moment in run.course.at_s], scale, unit
 
 
-def _write_page(figure: Any, note: str, title: str, file: Path) -> None:
-    finish(figure, note)
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg")
-    picture = drawn.getvalue()
-    picture = picture[picture.index("<svg") :]
+def _write_page(figure: Any, title: str, file: Path) -> None:
+    picture = inline(figure, _NOTE)
     page = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
         "<style>body{margin:2rem auto;max-width:80rem;font-family:sans-serif}svg{max-width:100%;height:auto}</style>"

@@ -1,19 +1,36 @@
 """The tornado as a picture: what each input, alone at its ends, makes of the answer. Needs the `plot` extra."""
 
 from pathlib import Path
+from typing import Any
 
 from crosstie.core.errors import BadInput
 from crosstie.decide.cost.assessment import Assessment, describe, ends_of
 from crosstie.decide.cost.sensitivity import saving
-from crosstie.web.chart import check_ending, colours, new_figure, save
+from crosstie.web.chart import check_ending, colours, inline, new_figure, save
+from crosstie.web.report import Figure
+
+_NOTE = "blue: the input at its low end, orange: at its high end; predicted, not measured"
 
 
 def draw_tornado(assessed: Assessment, file: Path) -> None:
     """The widest bar on top; from the input's low end to its high end, around the likely answer."""
     check_ending(file)
-    bars = list(reversed(assessed.tornado))
-    if not bars:
+    if not assessed.tornado:
         raise BadInput(f"--plot {file}: every input is exact, so there is no tornado to draw")
+    save(_tornado(assessed), file, _NOTE, axis="x")
+
+
+def tornado_figure(assessed: Assessment) -> dict[str, Figure]:
+    if not assessed.tornado:
+        return {}
+    says = "what moves the answer most: " + "; ".join(
+        f"{describe(bar)}: {ends_of(bar)}" for bar in assessed.tornado[:3]
+    )
+    return {"": Figure(inline(_tornado(assessed), _NOTE, axis="x"), says)}
+
+
+def _tornado(assessed: Assessment) -> Any:
+    bars = list(reversed(assessed.tornado))
     figure = new_figure(9, 1.6 + 0.34 * len(bars))
     axes = figure.subplots()
     low_colour, high_colour = colours()[1], colours()[0]
@@ -33,8 +50,7 @@ def draw_tornado(assessed: Assessment, file: Path) -> None:
     else:
         axes.set_xlabel("USD per million output tokens")
         axes.set_title(f"{assessed.ranking[0]}: one input at a time, the others likely", loc="left", fontsize=11)
-    note = "blue: the input at its low end, orange: at its high end; predicted, not measured"
-    save(figure, file, note, axis="x")
+    return figure
 
 
 def _likely(assessed: Assessment) -> float:
