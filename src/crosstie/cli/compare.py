@@ -85,7 +85,8 @@ def command(
             show_sweep(swept)
 
     give(
-        document, shown, title=f"{card.model.name} on {names}", html=html, verbose=verbose, as_json=as_json, figures=lambda: curves_figure(swept, title),
+        document, shown, title=f"{card.model.name} on {names}", html=html, verbose=verbose,
+        as_json=as_json, figures=lambda: curves_figure(swept, title),
     )  # fmt: skip
     return 0 if any(entry.estimate for entry in card.entries) else 1
 
