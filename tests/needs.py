@@ -18,6 +18,7 @@ NEEDS = {
     "database": "starts a PostgreSQL or Redis server",
     "transformers": "builds models of transformers",
     "triton": "compiles kernels with Triton",
+    "browser": "opens pages in Chromium",
 }
 # Not part of `make test-all` either: each has a target of its own in the Makefile, which sets up what it needs.
 OWN_ENVIRONMENT = {

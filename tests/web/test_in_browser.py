@@ -1,0 +1,83 @@
+"""Pages in a real browser: they load without errors or requests, fit every width, and print on A4 uncut."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crosstie.web.report import Column, Fact, Heading, Line, Part, Report, Table, write_report
+
+pytestmark = pytest.mark.browser
+WIDTHS = (360, 768, 1280, 1920)
+HOSTILE = "<img src=http://127.0.0.1:9/x onerror=document.title='taken'>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("no chromium on this machine (apt-get install chromium)")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as started:
+        made = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    parts: list[Part] = [
+        Line(f"an answer for {HOSTILE}"), Heading("A table"),
+        Table([Column("pool"), Column("$/h", right=True), Column("why", prose=True)],
+              [[f"pool-{n}-{'x' * 20}", f"{n:,}.00", "words that wrap " * 6] for n in range(80)]),
+        Heading("A wide one"), Table([Column(f"column {n}") for n in range(14)], [["some words"] * 14] * 3),
+        Line("crosstie plan workload.toml --price " + "mi300x=1.99," * 30, verbatim=True),
+    ]  # fmt: skip
+    made = Report(
+        title="A report", command="crosstie x", made="2026-01-01", version="1", parts=parts,
+        facts=[Fact("an hour", "$1.00", "$0.90 to $1.10")], document={"name": HOSTILE},
+    )  # fmt: skip
+    file = tmp_path / "report.html"
+    file.write_text(write_report(made))
+    return file
+
+
+def test_a_report_loads_alone_and_fits_every_width(browser: Any, report: Path) -> None:
+    page = browser.new_page()
+    asked, wrong = [], []
+    page.on("request", lambda one: asked.append(one.url))
+    page.on("console", lambda one: wrong.append(one.text) if one.type in ("error", "warning") else None)
+    page.on("pageerror", lambda one: wrong.append(str(one)))
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(report.as_uri())
+        overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert overflow <= 0, f"{overflow} pixels stick out at {width}"
+    assert page.title() == "A report"
+    assert {url for url in asked if not url.startswith("file:")} == set()
+    assert wrong == []
+    # A list of what a screen reader says: headings in order, tables with named columns.
+    assert page.locator("h1").count() == 1
+    assert page.get_by_role("columnheader", name="pool").count() == 1
+    assert page.get_by_role("heading", name="A wide one").count() == 1
+    page.close()
+
+
+def test_on_a4_nothing_is_cut(browser: Any, report: Path, tmp_path: Path) -> None:
+    page = browser.new_page()
+    page.goto(report.as_uri())
+    page.emulate_media(media="print")
+    # A sheet of A4 less its margins, at 96 dots an inch.
+    page.set_viewport_size({"width": int((210 - 28) / 25.4 * 96), "height": 1000})
+    wide = page.evaluate(
+        "[...document.querySelectorAll('table, .block, pre, .facts')]"
+        ".filter(e => e.scrollWidth > e.clientWidth + 1 || e.getBoundingClientRect().right > innerWidth + 1).length"
+    )
+    assert wide == 0
+    paper = tmp_path / "report.pdf"
+    page.pdf(path=str(paper), prefer_css_page_size=True)
+    assert paper.read_bytes().startswith(b"%PDF")
+    page.close()

@@ -1,0 +1,162 @@
+"""Pages of answers: what the screen says and nothing else, other people's words as words, the document whole."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.conftest import Command
+from tests.small_workload import small_text
+
+from crosstie.cli.show import closing, console, heading, say, show_scorecard, show_table, taken_down
+from crosstie.web.report import Column, Heading, Line, Part, Report, Table, write_report
+
+# What somebody could name a model, a class or a file.
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&quot;'"
+
+
+class Page(HTMLParser):
+    """The elements of a page, its words, and the document that it carries."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+        self.words = ""
+        self.carried = ""
+        self._in_script = False
+        self.feed(text)
+        self.close()
+        self.document = json.loads(self.carried)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attrs]
+        self._in_script = tag == "script"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self.carried += data
+        else:
+            self.words += data
+
+
+def page(parts: list[Part], title: str = "T", document: object = None) -> Page:
+    made = Report(title=title, command="crosstie x", made="2026-01-01", version="1", parts=parts, document=document)
+    return Page(write_report(made))
+
+
+def shown() -> None:
+    out = console()
+    say(out, "the answer")
+    heading(out, "Why")
+    say(out, "- first")
+    say(out, "- second", "yellow")
+    say(out, "    crosstie fit llama-3.1-8b --on mi300x")
+    say(out, "  only a remark", "dim")
+    show_table(out, ["pool", ">$/h", "~why"], [["a", "1.00", "it is cheap"]])
+    show_scorecard(out, ["mi300x", "h200"], [["TPOT", "10 ms", "11 ms"]])
+    closing(out, "more")
+
+
+def test_what_is_shown_is_taken_down_and_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with taken_down() as parts:
+        shown()
+    assert capsys.readouterr().out == ""
+    assert parts == [
+        Line("the answer"),
+        Heading("Why"),
+        Line("first", item=True),
+        Line("second", "caution", item=True),
+        Line("crosstie fit llama-3.1-8b --on mi300x", verbatim=True),
+        Line("only a remark", "note"),
+        Table([Column("pool"), Column("$/h", right=True), Column("why", prose=True)], [["a", "1.00", "it is cheap"]]),
+        Table([Column(""), Column("mi300x", right=True), Column("h200", right=True)], [["TPOT", "10 ms", "11 ms"]]),
+    ]
+    shown()
+    assert "the answer" in capsys.readouterr().out
+
+
+def test_a_page_has_every_word_of_the_screen() -> None:
+    with taken_down() as parts:
+        shown()
+    words = page(parts).words
+    for said in ("the answer", "Why", "first", "second", "only a remark", "it is cheap", "h200", "11 ms"):
+        assert said in words
+
+
+def test_what_others_named_is_never_markup() -> None:
+    hostile: list[Part] = [
+        Line(HOSTILE), Heading(HOSTILE), Line(HOSTILE, item=True), Line(HOSTILE, verbatim=True),
+        Table([Column(HOSTILE), Column("b")], [[HOSTILE, HOSTILE]]),
+        Table([Column(f"{HOSTILE}{n}") for n in range(9)], [[HOSTILE] * 9]),
+    ]  # fmt: skip
+    made = page(hostile, title=HOSTILE, document={"name": HOSTILE, HOSTILE: [HOSTILE]})
+    assert made.tags.count("script") == 1
+    assert "img" not in made.tags
+    assert not [name for name in made.attributes if name.startswith("on")]
+    assert made.document == {"name": HOSTILE, HOSTILE: [HOSTILE]}
+
+
+def test_a_table_that_no_sheet_holds_becomes_blocks() -> None:
+    narrow = Table([Column("pool"), Column("$/h", right=True)], [["a", "1"]])
+    wide = Table([Column(f"column {n}") for n in range(12)], [["eleven letters"] * 12])
+    assert page([narrow]).tags.count("table") == 1
+    made = page([wide])
+    assert "table" not in made.tags
+    assert made.words.count("eleven letters") == 12
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> str:
+    file = tmp_path / "workload.toml"
+    file.write_text(small_text())
+    return str(file)
+
+
+def test_a_plan_as_page_and_table(crosstie: Command, workload: str, tmp_path: Path) -> None:
+    target, table = tmp_path / "report.html", tmp_path / "pools.csv"
+    asked = ("plan", workload, "--quick", "--html", str(target), "--csv", str(table))
+    printed = crosstie(*asked, "--json")
+    assert printed.status == 0
+    made = Page(target.read_text())
+    document = json.loads(printed.out)
+    assert made.document == document
+    assert "What to demand in the contract" in made.words
+    assert made.tags.count("svg") >= 1
+    fleet = document["fleet"]
+    assert f"${fleet['usd_per_hour']:,.2f}" in made.words
+    head, *rows = [line.split(",") for line in table.read_text().splitlines()]
+    assert [float(row[head.index("usd_per_hour")]) for row in rows] == [one["usd_per_hour"] for one in fleet["pools"]]
+    assert [row[0] for row in rows] == [one["name"] for one in fleet["pools"]]
+    # The screen's own lines, all of them, wherever the page puts them.
+    flat = re.sub(r"\s+", " ", made.words)
+    for line in crosstie("plan", workload, "--quick", "-v").out.splitlines():
+        if line.startswith("- "):
+            assert re.sub(r"\s+", " ", line[2:].strip()) in flat
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("compare", "llama-3.1-8b", "--on", "mi300x,h200"),
+        ("tco", "llama-3.1-8b", "--on", "mi300x,h200", "--samples", "200"),
+        ("preflight", "model", "llama-3.1-8b", "--on", "mi300x"),
+    ],
+)
+def test_other_answers_as_pages(crosstie: Command, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    target = tmp_path / "report.html"
+    printed = crosstie(*arguments, "--html", str(target), "--json")
+    assert Page(target.read_text()).document == json.loads(printed.out)
+    assert f"report written to {target}" in printed.err
+
+
+def test_a_page_that_is_none_is_refused_before_the_work(crosstie: Command, workload: str, tmp_path: Path) -> None:
+    for arguments in (("plan", workload), ("compare", "llama-3.1-8b", "--on", "h200")):
+        said = crosstie(*arguments, "--html", str(tmp_path / "report.pdf"))
+        assert said.status == 2
+        assert "report.pdf: the name must end in .html" in said.err
