@@ -27,6 +27,7 @@ SECTIONS = {
     },
     "Run": {
         "serve": "one OpenAI endpoint over the fleet, each request to the cheapest pool that is fast enough",
+        "pick": "where Envoy's requests go: an endpoint picker of the Gateway API Inference Extension",
         "keys": "API keys of the gateway: models, limits and budgets of each",
         "usage": "requests, tokens and dollars by key, model, pool, class or day",
         "explain": "where a running gateway would send a request, and why",

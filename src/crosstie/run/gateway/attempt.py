@@ -32,7 +32,7 @@ _NOT_FORWARDED = frozenset(
     b"traceparent tracestate".split()
 ).union(HINTS)
 # The client's own, for backends that have no key from us.
-_CREDENTIALS = (b"authorization", b"api-key", b"x-api-key")
+CREDENTIALS = (b"authorization", b"api-key", b"x-api-key")
 # The gateway's own, in every answer and in some.
 _ALWAYS = (b"x-crosstie-pool", b"x-crosstie-reason", b"x-request-id")
 OWN_HEADERS = (*_ALWAYS, b"x-crosstie-fallback", COST)
@@ -89,6 +89,9 @@ class Attempt:
         adapter = self.exchange.ask.adapter
         if adapter is not None and self._loads(adapter):
             return
+        self._dispatch()
+
+    def _dispatch(self) -> None:
         connection = self.backend.origin.take()
         if connection is not None:
             self._go(connection)
@@ -170,20 +173,24 @@ class Attempt:
                 body = with_usage_requested(body, parsed.options_absent, self.counting)
         return body
 
-    def _message(self, backend: Backend, body: bytes) -> bytes:
-        exchange = self.exchange
-        request, path = exchange.request, exchange.path
+    def _target(self, backend: Backend) -> bytes:
+        request, path = self.exchange.request, self.exchange.path
         # What an engine has beside the API lies beside its /v1.
         base, rest = (backend.api, path[3:]) if path.startswith("/v1/") else (backend.beside, path)
         target = rest if not request.query else f"{rest}?{request.query}"
-        lines = [b"POST %b%b HTTP/1.1\r\n" % (base, target.encode("latin-1")), backend.host_line]
+        return base + target.encode("latin-1")
+
+    def _message(self, backend: Backend, body: bytes) -> bytes:
+        exchange = self.exchange
+        request = exchange.request
+        lines = [b"POST %b HTTP/1.1\r\n" % self._target(backend), backend.host_line]
         for name, value in request.headers.items():
             if name not in _NOT_FORWARDED:
                 lines.append(name + b": " + value + b"\r\n")
         if backend.authorization is not None:
             lines.append(b"authorization: %b\r\n" % backend.authorization)
         else:
-            for name in _CREDENTIALS:
+            for name in CREDENTIALS:
                 if name in request.headers:
                     lines.append(name + b": " + request.headers[name] + b"\r\n")
         lines.append(
@@ -310,7 +317,7 @@ class Attempt:
         speed = context.speed
         # A limit of the client's own key with whom it is passed on to is no reason to keep others away.
         own = status == 429 and backend.authorization is None and context.guard is None
-        own = own and any(name in exchange.request.headers for name in _CREDENTIALS)
+        own = own and any(name in exchange.request.headers for name in CREDENTIALS)
         left_alone_s = _FULL_S if own else min(max(self.asked_s, _FULL_S), _MOST_FULL_S)
         backend.replica.full(context.now(), left_alone_s * speed)
         soonest_s = context.router.fleet.full_for_s(exchange.ask.model, context.now()) / speed

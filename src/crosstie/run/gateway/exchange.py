@@ -9,7 +9,8 @@ from typing import Protocol
 from crosstie.route.admission import Ticket
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
-from crosstie.route.live import Flight
+from crosstie.route.live import Flight, Replica
+from crosstie.route.speed import Prediction
 from crosstie.run.gateway.apart import LedAttempt
 from crosstie.run.gateway.attempt import Attempt
 from crosstie.run.gateway.backend import Backend
@@ -85,11 +86,14 @@ class Exchange(ExchangeState):
             self.record.waited_s = (context.now() - self.arrived) / context.speed
         self.attempts += 1
         self.tried += (replica.key,)
-        made = Attempt if replica.pool.prefill is None else LedAttempt
-        self.attempt = made(self, decision, replica, prediction)
+        self.attempt = self._made(decision, replica, prediction)
         if self.record.trace is not None:
             self.trace_headers = self.record.trace.attempt(self.attempt.backend.pool.name, replica.key)
         self.attempt.start()
+
+    def _made(self, decision: Decision, replica: Replica, prediction: Prediction) -> Attempt:
+        made = Attempt if replica.pool.prefill is None else LedAttempt
+        return made(self, decision, replica, prediction)
 
     def take_model(self, ask: Ask, parsed: RequestBody, body: bytes, why: str) -> None:
         """Another model than the one that was asked for, of which nothing has come."""

@@ -34,6 +34,8 @@ class ExchangeState(ABC):
         self.attempts = self.broke = 0
         # Backends that have had their turn, and those that cannot be asked.
         self.tried: tuple[str, ...] = ask.tried
+        # Backends that were ruled out before anything was decided, whichever model answers in the end.
+        self.ruled_out: tuple[str, ...] = ()
         # What backends are asked: what the client asked, until one has to go on from where another broke off.
         self.path, self.body = request.path, request.body
         # The line of the head that says why it is another model's answer.

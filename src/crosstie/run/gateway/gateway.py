@@ -88,6 +88,8 @@ class Gateway:
         self.loop, self.speed, self.router = loop, speed, router
         self.backends, self.metrics = context.backends, context.metrics
         self.exchanges: set[Exchange] = set()
+        # What a request becomes.
+        self.exchange: type[Exchange] = Exchange
         self._clients = Clients(fleet.serving.trusted_proxies)
         self.waiting = WaitingRoom(fleet.serving.max_queued)
         # Called with the record of each request that is over.
@@ -271,7 +273,7 @@ class Gateway:
         except RequestRejected as refused:
             reply.send(refused.status, *self._refused_early(request, refused, record.request_id, record.key_id))
             return
-        exchange = Exchange(self.context, self, request, reply, parsed, ask, record)
+        exchange = self.exchange(self.context, self, request, reply, parsed, ask, record)
         if reply.gone:
             self.exchanges.add(exchange)
             exchange.on_client_gone()
@@ -418,6 +420,7 @@ class Gateway:
             except (BadInput, RequestRejected):
                 continue
             ask.patience_s, ask.tenant, ask.priority = 0.0, exchange.ask.tenant, exchange.ask.priority
+            ask.tried += exchange.ruled_out
             decision = self.router.decide(ask, now, exclude=ask.tried)
             if decision.outcome == "send":
                 exchange.take_model(ask, parsed, request.body, why)

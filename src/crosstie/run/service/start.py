@@ -143,9 +143,14 @@ class Served:
     admin_key_file: Path | None = None
 
 
-def run(options: ServeOptions, observers: Observers, on_ready: Callable[[Served], None]) -> bool:
-    """Serves in this process until a signal ends it; whether every request was answered. Raises CrosstieError."""
+def run(
+    options: ServeOptions, observers: Observers, on_ready: Callable[[Served], None],
+    made: Callable[..., GatewayProcess] = GatewayProcess,
+) -> bool:  # fmt: skip
+    """Serves in this process until a signal ends it; whether every request was answered. `made`: what serves. Raises
+    CrosstieError."""
     with _prepared(options, observers) as start:
+        start.made = made
         is_whole = run_on_loop(start.alone(on_ready)) if options.workers == 1 else start.with_workers(on_ready)
         if not is_whole:
             sentence = "some requests were cut off: they took longer than serve.drain_s, or it was told to end twice"
@@ -224,6 +229,7 @@ class _Start:
     ):  # fmt: skip
         self.options, self.catalog, self.fleet, self.prepare = options, catalog, fleet, prepare
         self.observers, self.edge, self.door, self.ops = observers, edge, door, ops
+        self.made: Callable[..., GatewayProcess] = GatewayProcess
 
     def _process(
         self, observers: Observers, ledger: Ledger, before: Sequence[Component], after: Sequence[Component] = (),
@@ -234,7 +240,7 @@ class _Start:
         if options.batches is not None:
             limits: dict[str, Any] = {"in_flight": options.batch_in_flight, "most_gib": options.batch_max_gib}
             batches.append(BatchService(options.batches, **limits))
-        return GatewayProcess(
+        return self.made(
             self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
             components=[
                 Discovery(), ClusterDiscovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(),
@@ -259,6 +265,7 @@ class _Start:
         )  # fmt: skip
         allow_many_connections()
         await process.start(self.options.host, self.options.port)
+        self.edge.port = process.port
         settle_memory()
         # Before anyone is told that it is ready: whoever has been told may want it to end.
         process.heed_signals()

@@ -1,0 +1,97 @@
+"""`crosstie pick`: where Envoy's requests go, by the endpoint picker protocol of the Gateway API Inference Extension."""
+
+from typing import Any, get_args
+
+import click
+
+from crosstie.cli.lazy import GroupedCommand
+from crosstie.cli.observing import observed
+from crosstie.cli.options import FILE, json_option
+from crosstie.cli.show import console, print_json, say
+from crosstie.core.fleet import Policy
+from crosstie.run.pick.process import run_picker, would_pick
+from crosstie.run.service.start import Observers, Served, ServeOptions
+
+
+@click.command(
+    "pick",
+    cls=GroupedCommand,
+    groups={
+        "Without GPUs": "--emulate --speed",
+        "TLS": "--tls-cert --tls-key --tls-client-ca",
+        "Records, logs and traces": "--record --record-max-mib --record-keep --log-format --log-requests "
+        "--log-prompts --otel",
+    },
+)
+@click.argument("file", metavar="FLEET.toml", type=FILE)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, metavar="A",
+    help="Where Envoy is listened to; 0.0.0.0 for everyone, :: also by IPv6.",
+)  # fmt: skip
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=9002, show_default=True, metavar="N", help="0 takes a free one."
+)
+@click.option(
+    "--fallbacks", type=click.IntRange(0, 9), default=2, show_default=True, metavar="N",
+    help="Endpoints named after the first, in order, for Envoy's retries. 0 for clusters that take one only.",
+)  # fmt: skip
+@click.option("--tls-cert", type=FILE, metavar="PEM", help="Speak TLS: the certificate, with those above it.")
+@click.option("--tls-key", type=FILE, metavar="PEM", help="Its key. Both are read again when they change.")
+@click.option("--tls-client-ca", type=FILE, metavar="PEM", help="Only Envoys with a certificate of one of these.")
+@click.option(
+    "--policy",
+    type=click.Choice(get_args(Policy)),
+    metavar="P",
+    help=f"Not the file's, but one of {', '.join(get_args(Policy))}.",
+)
+@click.option("--emulate", is_flag=True, help="No GPUs at hand: emulate every pool's replicas.")
+@click.option(
+    "--speed", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True, metavar="X",
+    help="With --emulate: so many times as fast as real time.",
+)  # fmt: skip
+@click.option(
+    "--ops-port", type=click.IntRange(0, 65535), metavar="N", help="/health, /ready and /metrics by HTTP, there."
+)
+@click.option("--ops-host", default="127.0.0.1", show_default=True, metavar="A", help="Where that is.")
+@click.option("--dry-run", is_flag=True, help="Read the file, say what would be picked from, and end.")
+@click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input closes.")
+@observed
+@json_option
+def command(dry_run: bool, fallbacks: int, as_json: bool, observers: Observers, **given: Any) -> int:
+    """Tell Envoy where each request goes: the cheapest pool of FLEET.toml that is fast enough.
+
+    \b
+    crosstie pick fleet.toml --host 0.0.0.0 --port 9002
+    crosstie pick fleet.toml --emulate --speed 20   # no GPU: emulated engines
+    crosstie pick fleet.toml --tls-cert c.pem --tls-key k.pem --ops-port 9003
+
+    Envoy asks by its external processing filter (ext_proc), as the Gateway API Inference Extension's endpoint pickers
+    are asked: bodies FULL_DUPLEX_STREAMED both ways, the endpoint in the header x-gateway-destination-endpoint and in
+    the metadata envoy.lb. The fleet file, its policies, queues, keys and reloads are those of `crosstie serve`.
+    docs/pick.md has Envoy's configuration.
+
+    Exit status 0 after a drain that lost nothing, 1 when requests had to be cut off, 2 when it could not listen.
+    """
+    options = ServeOptions(**given)
+    if dry_run:
+        _show(would_pick(options, observers), as_json)
+        return 0
+    return 0 if run_picker(options, observers, lambda served: _show(served, as_json), fallbacks=fallbacks) else 1
+
+
+def _show(served: Served, as_json: bool) -> None:
+    fleet, options, url = served.fleet, served.options, served.url
+    at = None if url is None else url.removesuffix("/v1").partition("://")[2]
+    pools = {pool.name: [url for one in pool.by_model() for url in one.backends] for pool in fleet.pools}
+    if as_json:
+        said = {"address": at, "tls": options.tls_cert is not None, "fleet": fleet.name, "policy": fleet.policy}
+        print_json({**said, "emulated": options.emulate, "ops_url": served.ops_url, "pools": pools})
+        return
+    out, what = console(), "EMULATED, no GPU runs: " if options.emulate else ""
+    say(out, f"{what}{fleet.name}: {len(fleet.pools)} pools, {fleet.policy}")
+    for name, backends in pools.items():
+        say(out, f"  {name}: {len(backends)} endpoints, {backends[0] if backends else 'none yet'}")
+    if at is not None:
+        say(out, f"picking for Envoy at {at}{', by TLS' if options.tls_cert is not None else ''}")
+        if served.ops_url is not None:
+            say(out, f"/health, /ready and /metrics at {served.ops_url}")

@@ -1,0 +1,267 @@
+"""One request on its way through Envoy and back, in messages of its external processing.
+
+To the gateway it is a connection with one request on it. What the gateway answers by itself leaves as an immediate
+response; what is to go to a backend is told to Envoy with the endpoint, and what Envoy then has from there is told to
+the attempt as if it had been connected itself. Nothing here waits: messages go in, and `said` fills.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from crosstie.run.pick import messages
+from crosstie.run.wire.request import BadRequest, Request
+from crosstie.run.wire.server import Reply, Server, ServerConnection
+
+# Of an answer's head, what is Envoy's and not the engine's or the gateway's to say.
+_ENVOYS = frozenset(b"connection keep-alive transfer-encoding upgrade date server content-length".split())
+_MODES = "set request_body_mode and response_body_mode of Envoy's ext_proc filter to FULL_DUPLEX_STREAMED"
+Fields = list[tuple[bytes, bytes]]
+
+
+class Answering(Protocol):
+    """Who is told what came back of a request that was sent to an endpoint."""
+
+    def on_served(self, endpoint: str, details: str) -> None:
+        """By whom, and how Envoy came by the answer; "": it does not say."""
+
+    def on_head(self, status: int, headers: Fields) -> None: ...
+    def on_body(self, data: bytes) -> None: ...
+    def on_end(self) -> None: ...
+
+
+class PickStream(ServerConnection):
+    """`wake` is called when something has been said; `peer`: where Envoy is; `fallbacks`: how many endpoints may be
+    named after the first."""
+
+    def __init__(self, server: Server, wake: Callable[[], None], peer: str = "", fallbacks: int = 2):
+        super().__init__(server)
+        self.fallbacks = fallbacks
+        self.transport = cast(asyncio.Transport, _NoTransport(self))
+        self._wake, self._peer = wake, peer
+        # Messages for Envoy that are to be written, in this order; and whether the call is to fail after them.
+        self.said: list[Any] = []
+        self.failed = False
+        # Endpoints that the data plane has left; None: all.
+        self.subset: tuple[str, ...] | None = None
+        # The request as it came: its target, its headers' names, and its body so far.
+        self.target = b""
+        self.names: frozenset[bytes] = frozenset()
+        self._request: Request | None = None
+        self._pieces: list[bytes] = []
+        self._size = 0
+        # Whether trailers followed the body, which then does not end it.
+        self._request_trailed = self._response_trailed = False
+        self._answering: Answering | None = None
+        # Of the answer, whether Envoy's own passes as it is, and its head.
+        self._passes = False
+        self._status = 0
+        self._came: Fields = []
+        # The last piece of the answer, while more may be added to it.
+        self._open: Any = None
+
+    def peer(self) -> str:
+        return self._peer
+
+    # What Envoy says
+
+    def take(self, message: Any) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "response_body":
+            self._take_answer(message.response_body)
+        elif kind == "request_body":
+            self._take_body(message.request_body)
+        elif kind == "request_headers":
+            self._begin(message)
+        elif kind == "response_headers":
+            self._begin_answer(message)
+        elif kind == "request_trailers":
+            self._request_trailed = True
+            self._ask()
+        elif kind == "response_trailers":
+            self._response_trailed = True
+            self._end_answer()
+
+    def lost(self) -> None:
+        """The call has ended: the client or Envoy has gone, or all has been said."""
+        if self.closed:
+            return
+        self.closed = True
+        self._hold(0)
+        reply, self.current = self.current, None
+        if reply is not None and reply.watcher is not None:
+            watcher, reply.watcher = reply.watcher, None
+            watcher.on_client_gone()
+
+    def _begin(self, message: Any) -> None:
+        fields = messages.fields_of(message.request_headers.headers)
+        headers = {name: value for name, value in fields if not name.startswith(b":")}
+        named = dict(fields)
+        self.target, self.names = named.get(b":path", b"/"), frozenset(headers)
+        path, _, query = self.target.decode("latin-1").partition("?")
+        request = Request(named.get(b":method", b"GET").decode("latin-1"), path, query, headers, b"")
+        self._request, self.subset = request, messages.subset_of(message)
+        if message.request_headers.end_of_stream:
+            self._ask()
+            return
+        if message.HasField("protocol_config"):
+            modes = message.protocol_config
+            wanted = messages.FULL_DUPLEX_STREAMED
+            if modes.request_body_mode != wanted or modes.response_body_mode != wanted:
+                self._refuse_early(BadRequest(500, f"the picker is not sent what it needs: {_MODES}"))
+                return
+        if self.server.opens is not None:
+            try:
+                # Nobody who may not ask gets to send a body.
+                self._account = self.server.opens(request)
+            except BadRequest as refused:
+                self._refuse_early(refused)
+
+    def _take_body(self, body: Any) -> None:
+        request, limits = self._request, self.server.limits
+        if request is None:
+            # It has been answered.
+            return
+        self._pieces.append(body.body)
+        self._size += len(body.body)
+        self._hold(self._size)
+        if self._size > limits.body_bytes:
+            self._refuse_early(BadRequest(413, f"the body is longer than {limits.body_bytes} bytes"))
+        elif self.server.arriving > limits.arriving_bytes:
+            self._refuse_early(BadRequest(503, "more is arriving than there is room for; try again later"))
+        elif body.end_of_stream:
+            self._ask()
+
+    def _ask(self) -> None:
+        """All of the request is here."""
+        request, self._request = self._request, None
+        if request is not None:
+            request.body, self._pieces = b"".join(self._pieces), []
+            self._hold(0)
+            self._answer(request)
+
+    def _refuse_early(self, refused: BadRequest) -> None:
+        self._request, self._pieces = None, []
+        self._hold(0)
+        if not refused.body:
+            self.server.count(f"http_{refused.status}")
+        self.current = reply = Reply(self)
+        reply.send(refused.status, refused.body or self.server.refusal(refused.status, refused.why), refused.headers)
+
+    def _begin_answer(self, message: Any) -> None:
+        fields = messages.fields_of(message.response_headers.headers)
+        ends = message.response_headers.end_of_stream
+        if self._answering is None:
+            # Envoy answers by itself, before anything was picked: whoever waits here waits for nobody.
+            self.said.append(messages.headed((), ()))
+            self._passes = True
+            self.lost()
+            return
+        self._status = int(dict(fields).get(b":status", b"0"))
+        self._came = [(name, value) for name, value in fields if not name.startswith(b":")]
+        details = messages.attribute(message, "response.code_details")
+        self._answering.on_served(messages.served_by(message), details)
+        self._answering.on_head(self._status, self._came)
+        if ends:
+            self._end_answer()
+
+    def _take_answer(self, body: Any) -> None:
+        if self._passes:
+            self.said += messages.pieces("response_body", body.body, ends=body.end_of_stream)
+        elif self._answering is not None:
+            if body.body:
+                self._answering.on_body(body.body)
+            if body.end_of_stream:
+                self._end_answer()
+
+    def _end_answer(self) -> None:
+        answering, self._answering = self._answering, None
+        if self._passes:
+            self.said.append(messages.trailed("response_trailers"))
+        elif answering is not None:
+            answering.on_end()
+
+    # What Envoy is told
+
+    def pick(self, endpoints: str, given: Fields, removed: list[bytes], body: bytes, answering: Answering) -> None:
+        """The request goes to the first of these that takes it, so changed."""
+        self._answering = answering
+        self.said.append(messages.picked(endpoints, given, removed))
+        self.said += messages.pieces("request_body", body, ends=not self._request_trailed)
+        if self._request_trailed:
+            self.said.append(messages.trailed("request_trailers"))
+        self._wake()
+
+    def send_whole(self, status: int, content_type: bytes, lines: bytes, body: bytes) -> None:
+        self._answering = None
+        given = [(b"content-type", content_type), *_fields(lines)]
+        self.said.append(messages.answered(status, given, b"" if self.head_only else body))
+        self._wake()
+
+    def send_head(self, status: int, lines: bytes, length: int | None) -> None:
+        given = _fields(lines)
+        names = {name for name, _ in given}
+        removed = {name for name, _ in self._came if name not in names and name not in _ENVOYS}
+        if length is None:
+            # It is not as long as it was.
+            removed.add(b"content-length")
+        came = set(self._came)
+        changed = [field for field in given if field not in came]
+        if status != self._status:
+            changed.append((b":status", b"%d" % status))
+        self.said.append(messages.headed(changed, sorted(removed)))
+        self._wake()
+
+    def send_piece(self, data: bytes) -> None:
+        if self._open is not None and self.said and self.said[-1] is self._open:
+            self._open.response_body.response.body_mutation.streamed_response.body += data
+        else:
+            self.said += messages.pieces("response_body", data, ends=False)
+            self._open = self.said[-1]
+        self._wake()
+
+    def send_now(self) -> None:
+        """Everything leaves as it comes."""
+
+    def send_end(self) -> None:
+        ends = not self._response_trailed
+        if self._open is not None and self.said and self.said[-1] is self._open:
+            self._open.response_body.response.body_mutation.streamed_response.end_of_stream = ends
+        elif ends:
+            self.said += messages.pieces("response_body", b"", ends=True)
+        if not ends:
+            self.said.append(messages.trailed("response_trailers"))
+        self._wake()
+
+    def next_request(self) -> None:
+        self.current = None
+
+    def abort(self, after_written: bool = False) -> None:
+        self.failed = True
+        self._wake()
+
+    def close(self) -> None:
+        self.abort()
+
+
+def _fields(lines: bytes) -> Fields:
+    found = []
+    for line in lines.split(b"\r\n"):
+        if line:
+            name, _, value = line.partition(b":")
+            found.append((name.strip().lower(), value.strip()))
+    return found
+
+
+class _NoTransport:
+    """What a stream has in the place of a socket: Envoy reads at its own pace, and what it does not read is not asked
+    for."""
+
+    def __init__(self, stream: PickStream):
+        self._stream = stream
+
+    def is_closing(self) -> bool:
+        return self._stream.closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
