@@ -66,6 +66,7 @@ MODES = {
 def configuration(
     port: int, admin: int, picker: int | None, backends: Sequence[str], *, modes: Json = MODES, subset: Any = None,
     attributes: bool = True, filters: Json | None = None, picker_tls: Json | None = None, timeout: str = "0s",
+    idle: str = "600s",
 ) -> Json:  # fmt: skip
     """Envoy before these backends; `picker` None: without a picker, in turn."""
     places = [Address(url) for url in backends]
@@ -107,6 +108,7 @@ def configuration(
     manager = {
         "@type": f"{_TYPE}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "http",
+        "stream_idle_timeout": idle,
         "route_config": {
             "virtual_hosts": [
                 {"name": "all", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}
@@ -165,10 +167,10 @@ async def envoy(folder: Path, picker: int | None, backends: Sequence[str], **mor
 
 
 @asynccontextmanager
-async def picking(fleet: Fleet, **settings: Any) -> AsyncIterator[PickProcess]:
+async def picking(fleet: Fleet, port: int = 0, **settings: Any) -> AsyncIterator[PickProcess]:
     """A picker on this loop; nothing may be left behind on it."""
     process = PickProcess(CATALOG, fleet, **{"notify": lambda line: None, **settings})
-    await process.start("127.0.0.1", 0)
+    await process.start("127.0.0.1", port)
     try:
         yield process
         gateway = process.gateway

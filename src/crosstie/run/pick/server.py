@@ -5,6 +5,7 @@ says is written in order, by whoever gets to it first: the call itself, or a tas
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,9 @@ from crosstie.run.pick.messages import HealthCheckRequest, HealthCheckResponse, 
 from crosstie.run.pick.stream import PickStream
 from crosstie.run.wire.tls import ServerTls
 
+# Nothing is forked once it runs, and what it says of that is for its own developers.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 try:
     import grpc
     import grpc.aio
