@@ -84,9 +84,13 @@ class PickStream(ServerConnection):
 
     def lost(self) -> None:
         """The call has ended: the client or Envoy has gone, or all has been said."""
-        if self.closed:
-            return
-        self.closed = True
+        if not self.closed:
+            self.closed = True
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Nobody waits for what the gateway would say."""
+        self._request = None
         self._hold(0)
         reply, self.current = self.current, None
         if reply is not None and reply.watcher is not None:
@@ -155,7 +159,7 @@ class PickStream(ServerConnection):
             # Envoy answers by itself, before anything was picked: whoever waits here waits for nobody.
             self.said.append(messages.headed((), ()))
             self._passes = True
-            self.lost()
+            self._give_up()
             return
         self._status = int(dict(fields).get(b":status", b"0"))
         self._came = [(name, value) for name, value in fields if not name.startswith(b":")]
