@@ -38,6 +38,7 @@ ROOMS = [
     "run.batch",
     "run.cluster",
     "run.service",
+    "run.pick",
     "prove.replay",
     "prove.probe",
     "prove.calibration",
