@@ -23,6 +23,7 @@ BANDS: list[dict[str, list[list[str]]]] = [
     {
         "decide": [["decide.plan"], ["decide.cost"], ["decide.compare"]],
         "run": [
+            ["run.pick"],
             ["run.service"],
             ["run.batch", "run.cluster"],
             ["run.gateway", "run.emulate"],

@@ -110,9 +110,7 @@ def configuration(
         "stat_prefix": "http",
         "stream_idle_timeout": idle,
         "route_config": {
-            "virtual_hosts": [
-                {"name": "all", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}
-            ]
+            "virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}]
         },
         "http_filters": http_filters,
     }

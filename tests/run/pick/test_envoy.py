@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-import msgspec
 from pathlib import Path
 
+import msgspec
 import pytest
-from tests.run.gateway.fakes import CALM, MODEL, Fake, fakes, fleet_of, in_folder, pool_of, until
+from tests.run.gateway.fakes import CALM, MODEL, fakes, fleet_of, in_folder, pool_of, until
 from tests.run.pick.envoys import Behind, behind_envoy, envoy, free_port, picking, said
 
 from crosstie.run.gateway.record import RequestRecord
@@ -24,7 +24,7 @@ def told(at: Behind) -> list[RequestRecord]:
 
 
 def header(answer: object, name: bytes) -> bytes:
-    return dict(getattr(answer, "headers")).get(name, b"")
+    return dict(answer.headers).get(name, b"")
 
 
 @in_folder
@@ -82,18 +82,17 @@ async def test_a_stream_passes_event_by_event_and_teaches_what_it_took(tmp_path:
 
 @in_folder
 async def test_the_first_event_is_not_kept_until_the_last(tmp_path: Path) -> None:
-    async with fakes(tokens=3) as [fake]:
-        async with behind_envoy(tmp_path, fleet_of(pool_of("one", fake.url))) as at:
-            fake.pause_s = 3600.0
-            reader, writer = await asyncio.open_connection("127.0.0.1", Address(at.url).port)
-            body = json.dumps({"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "hi"}]}).encode()
-            head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-            writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-            assert b"w0 " in await reader.readuntil(b"w0 ")
-            assert len(at.gateway.exchanges) == 1
-            # Who goes is seen to go, at the picker and at the engine.
-            writer.close()
-            await until(lambda: not at.gateway.exchanges and fake.gone == 1)
+    async with fakes(tokens=3) as [fake], behind_envoy(tmp_path, fleet_of(pool_of("one", fake.url))) as at:
+        fake.pause_s = 3600.0
+        reader, writer = await asyncio.open_connection("127.0.0.1", Address(at.url).port)
+        body = json.dumps({"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "hi"}]}).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert b"w0 " in await reader.readuntil(b"w0 ")
+        assert len(at.gateway.exchanges) == 1
+        # Who goes is seen to go, at the picker and at the engine.
+        writer.close()
+        await until(lambda: not at.gateway.exchanges and fake.gone == 1)
 
 
 @in_folder
@@ -187,13 +186,12 @@ def test_a_backend_that_refuses_connections_is_taken_out(tmp_path: Path, attribu
 
 @in_folder
 async def test_what_an_engine_says_of_errors_is_passed_on(tmp_path: Path) -> None:
-    async with fakes() as [fake]:
-        async with behind_envoy(tmp_path, fleet_of(pool_of("one", fake.url))) as at:
-            for mode, status in (("bad", 400), ("error", 500), ("full", 503)):
-                fake.mode = mode
-                assert (await at.ask()).status == status, mode
-            [replica] = at.gateway.live.replicas()
-            assert replica.busy_until > at.gateway.now()
+    async with fakes() as [fake], behind_envoy(tmp_path, fleet_of(pool_of("one", fake.url))) as at:
+        for mode, status in (("bad", 400), ("error", 500), ("full", 503)):
+            fake.mode = mode
+            assert (await at.ask()).status == status, mode
+        [replica] = at.gateway.live.replicas()
+        assert replica.busy_until > at.gateway.now()
 
 
 @in_folder
@@ -231,7 +229,9 @@ async def test_without_its_picker_envoy_fails_closed_and_open_only_where_it_is_t
             async with envoy(tmp_path, nobody, [fake.url], filters={"failure_mode_allow": allow}) as url:
                 there = Address(url)
                 assert (await fetch_once(there, "GET", "/v1/models", timeout_s=60.0)).status == without_body
-                assert (await fetch_once(there, "POST", "/v1/chat/completions", body=body, timeout_s=60.0)).status == 500
+                assert (
+                    await fetch_once(there, "POST", "/v1/chat/completions", body=body, timeout_s=60.0)
+                ).status == 500
                 assert not fake.hit
 
 

@@ -26,7 +26,9 @@ from crosstie.run.service.edge import Edge
 from crosstie.run.service.ledger import Ledger
 from crosstie.run.wire.address import Address
 
-ANSWER = json.dumps({"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 7, "completion_tokens": 5}})
+ANSWER = json.dumps(
+    {"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}
+)
 DESTINATION = messages.DESTINATION.decode()
 # Written by Envoy's own files (xds-protos 1.85.0): a request's head with a subset, the modes and an attribute, and a
 # piece of an answer with the endpoint that served it.
