@@ -14,7 +14,7 @@ import pytest
 NEEDS = {
     "slow": "takes seconds of processor time: many processes, long simulations and properties, fits",
     "storm": "many clients at once, faults injected at random: chaos, storms, fuzzing",
-    "engines": "starts llama.cpp from its wheel",
+    "engines": "starts llama.cpp or Envoy from its wheel",
     "database": "starts a PostgreSQL or Redis server",
     "transformers": "builds models of transformers",
     "triton": "compiles kernels with Triton",

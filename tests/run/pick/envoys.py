@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.run.gateway.fakes import CATALOG, Running, until
+from tests.waiting import LIMIT_S
 
 from crosstie.core.fleet import Fleet
 from crosstie.run.pick.process import PickProcess
@@ -155,8 +156,9 @@ async def envoy(folder: Path, picker: int | None, backends: Sequence[str], **mor
             return False
 
     try:
-        while not await lives():
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(LIMIT_S):
+            while not await lives():
+                await asyncio.sleep(0.05)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         if process.returncode is None:

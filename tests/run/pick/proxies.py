@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 from tests.run.gateway.fakes import MODEL
+from tests.waiting import LIMIT_S
 
 from crosstie.run.pick.messages import (
     FULL_DUPLEX_STREAMED,
@@ -39,19 +40,19 @@ class Proxy:
         check = self.channel.unary_unary(
             f"/{HEALTH}/Check", lambda message: message.SerializeToString(), HealthCheckResponse.FromString
         )
-        return int((await check(HealthCheckRequest(service=service))).status)
+        return int((await check(HealthCheckRequest(service=service), timeout=LIMIT_S)).status)
 
     def watch(self, service: str) -> Any:
         watch = self.channel.unary_stream(
             f"/{HEALTH}/Watch", lambda message: message.SerializeToString(), HealthCheckResponse.FromString
         )
-        return watch(HealthCheckRequest(service=service))
+        return watch(HealthCheckRequest(service=service), timeout=LIMIT_S)
 
     def call(self) -> "Call":
         process = self.channel.stream_stream(
             f"/{EXT_PROC}/Process", lambda message: message.SerializeToString(), ProcessingResponse.FromString
         )
-        return Call(process())
+        return Call(process(timeout=LIMIT_S))
 
 
 class Call:

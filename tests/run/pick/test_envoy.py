@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.run.gateway.fakes import CALM, MODEL, fakes, fleet_of, in_folder, pool_of, until
 from tests.run.pick.envoys import Behind, behind_envoy, envoy, free_port, picking, said
+from tests.waiting import LIMIT_S
 
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.address import Address
@@ -82,13 +83,15 @@ async def test_a_stream_passes_event_by_event_and_teaches_what_it_took(tmp_path:
 
 @in_folder
 async def test_the_first_event_is_not_kept_until_the_last(tmp_path: Path) -> None:
-    async with fakes(tokens=3) as [fake], behind_envoy(tmp_path, fleet_of(pool_of("one", fake.url))) as at:
-        fake.pause_s = 3600.0
+    # It would go on for a day. It writes now and then, as engines do: that is how it finds out that nobody reads.
+    async with fakes(tokens=10**6) as [fake], behind_envoy(tmp_path, fleet_of(pool_of("one", fake.url))) as at:
+        fake.pause_s = 0.1
         reader, writer = await asyncio.open_connection("127.0.0.1", Address(at.url).port)
         body = json.dumps({"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "hi"}]}).encode()
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-        assert b"w0 " in await reader.readuntil(b"w0 ")
+        async with asyncio.timeout(LIMIT_S):
+            assert b"w0 " in await reader.readuntil(b"w0 ")
         assert len(at.gateway.exchanges) == 1
         # Who goes is seen to go, at the picker and at the engine.
         writer.close()
@@ -246,8 +249,9 @@ async def test_a_picker_that_dies_and_comes_back_is_asked_again(tmp_path: Path) 
             await first.calls.stop(None)
             assert (await at.ask()).status >= 500
             async with picking(fleet, port=port):
-                while (await at.ask()).status != 200:
-                    await asyncio.sleep(0.05)
+                async with asyncio.timeout(LIMIT_S):
+                    while (await at.ask()).status != 200:
+                        await asyncio.sleep(0.05)
             at.origin.close()
 
 

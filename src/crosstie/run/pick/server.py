@@ -21,7 +21,7 @@ try:
     import grpc
     import grpc.aio
 except ImportError:
-    raise BadInput("the picker needs grpcio and protobuf: pip install 'crosstie[pick]'") from None
+    raise BadInput("the picker needs grpcio and protobuf: pip install 'crosstie[kubernetes]'") from None
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 _HEALTH = "grpc.health.v1.Health"
