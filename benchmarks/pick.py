@@ -133,4 +133,6 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--noop", nargs=2, metavar=("PORT", "ENDPOINT"))
     options = parser.parse_args()
-    run_on_loop(noop(int(options.noop[0]), options.noop[1]) if options.noop else measure(options.requests, options.rounds))
+    run_on_loop(
+        noop(int(options.noop[0]), options.noop[1]) if options.noop else measure(options.requests, options.rounds)
+    )

@@ -1,4 +1,4 @@
-"""`crosstie pick`: where Envoy's requests go, by the endpoint picker protocol of the Gateway API Inference Extension."""
+"""`crosstie pick`: tells Envoy where requests go, by the Gateway API Inference Extension's protocol."""
 
 from typing import Any, get_args
 

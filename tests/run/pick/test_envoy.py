@@ -12,7 +12,7 @@ from tests.waiting import LIMIT_S
 
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import fetch_once
+from crosstie.run.wire.fetch import Answer, fetch_once
 
 pytestmark = pytest.mark.engines
 
@@ -24,7 +24,7 @@ def told(at: Behind) -> list[RequestRecord]:
     return records
 
 
-def header(answer: object, name: bytes) -> bytes:
+def header(answer: Answer, name: bytes) -> bytes:
     return dict(answer.headers).get(name, b"")
 
 
@@ -139,10 +139,12 @@ async def test_only_endpoints_of_the_subset_are_picked(tmp_path: Path) -> None:
 def test_a_subset_without_anybody_is_refused(tmp_path: Path, subset: list[str]) -> None:
     @in_folder
     async def asked(folder: Path) -> None:
-        async with fakes() as [fake]:
-            async with behind_envoy(folder, fleet_of(pool_of("one", fake.url)), subset=subset) as at:
-                assert (await at.ask()).status == 503
-                assert not fake.hit
+        async with (
+            fakes() as [fake],
+            behind_envoy(folder, fleet_of(pool_of("one", fake.url)), subset=subset) as at,
+        ):
+            assert (await at.ask()).status == 503
+            assert not fake.hit
 
     asked(tmp_path)
 

@@ -86,36 +86,39 @@ async def test_header_and_metadata_name_the_same_endpoints_in_order() -> None:
 
 @on_loop
 async def test_an_answer_is_looked_at_and_passed_on() -> None:
-    async with fakes() as [fake]:
-        async with picking(fleet_of(pool_of("one", fake.url))) as picker, proxy(picker.port) as envoy:
-            records: list[RequestRecord] = []
-            picker.gateway.listeners.append(records.append)
-            call = envoy.call()
-            await call.head(x_request_id="mine")
-            await call.body(asked(), ends=False)
-            # Trailers end a request that its body does not.
-            await call.trailers()
-            kinds = [(await call.says()) for _ in range(3)]
-            assert kinds[0].HasField("request_headers")
-            assert not kinds[1].request_body.response.body_mutation.streamed_response.end_of_stream
-            assert kinds[2].HasField("request_trailers")
-            await call.answer_head(200, x_engine="fake", set_cookie="engine")
-            await call.answer_body(ANSWER.encode(), ends=False)
-            await call.trailers("response_trailers")
-            head = await call.says()
-            mutation = head.response_headers.response.header_mutation
-            given = changed(mutation)
-            assert (given["x-crosstie-pool"], given["x-request-id"]) == ("one", "mine")
-            assert "x-engine" not in given
-            assert "set-cookie" in mutation.remove_headers
-            body = (await call.says()).response_body.response.body_mutation.streamed_response
-            assert (body.body, body.end_of_stream) == (ANSWER.encode(), False)
-            assert (await call.says()).HasField("response_trailers")
-            await call.done()
-            assert await call.says() is None
-            assert await call.status() == grpc.StatusCode.OK
-            [one] = records
-            assert (one.how, one.input_tokens, one.output_tokens, one.counted) == ("served", 7, 5, True)
+    async with (
+        fakes() as [fake],
+        picking(fleet_of(pool_of("one", fake.url))) as picker,
+        proxy(picker.port) as envoy,
+    ):
+        records: list[RequestRecord] = []
+        picker.gateway.listeners.append(records.append)
+        call = envoy.call()
+        await call.head(x_request_id="mine")
+        await call.body(asked(), ends=False)
+        # Trailers end a request that its body does not.
+        await call.trailers()
+        kinds = [(await call.says()) for _ in range(3)]
+        assert kinds[0].HasField("request_headers")
+        assert not kinds[1].request_body.response.body_mutation.streamed_response.end_of_stream
+        assert kinds[2].HasField("request_trailers")
+        await call.answer_head(200, x_engine="fake", set_cookie="engine")
+        await call.answer_body(ANSWER.encode(), ends=False)
+        await call.trailers("response_trailers")
+        head = await call.says()
+        mutation = head.response_headers.response.header_mutation
+        given = changed(mutation)
+        assert (given["x-crosstie-pool"], given["x-request-id"]) == ("one", "mine")
+        assert "x-engine" not in given
+        assert "set-cookie" in mutation.remove_headers
+        body = (await call.says()).response_body.response.body_mutation.streamed_response
+        assert (body.body, body.end_of_stream) == (ANSWER.encode(), False)
+        assert (await call.says()).HasField("response_trailers")
+        await call.done()
+        assert await call.says() is None
+        assert await call.status() == grpc.StatusCode.OK
+        [one] = records
+        assert (one.how, one.input_tokens, one.output_tokens, one.counted) == ("served", 7, 5, True)
 
 
 @on_loop
@@ -182,15 +185,18 @@ async def test_bodies_that_are_too_long_or_no_json_are_refused() -> None:
 
 @on_loop
 async def test_other_modes_of_bodies_are_refused_with_what_to_set() -> None:
-    async with fakes() as [fake]:
-        async with picking(fleet_of(pool_of("one", fake.url))) as picker, proxy(picker.port) as envoy:
-            for modes in ((2, 4), (4, 0)):
-                call = envoy.call()
-                await call.head(modes=modes)
-                said = (await call.says()).immediate_response
-                assert said.status.code == 500
-                assert "FULL_DUPLEX_STREAMED" in said.body.decode()
-                call.gone()
+    async with (
+        fakes() as [fake],
+        picking(fleet_of(pool_of("one", fake.url))) as picker,
+        proxy(picker.port) as envoy,
+    ):
+        for modes in ((2, 4), (4, 0)):
+            call = envoy.call()
+            await call.head(modes=modes)
+            said = (await call.says()).immediate_response
+            assert said.status.code == 500
+            assert "FULL_DUPLEX_STREAMED" in said.body.decode()
+            call.gone()
 
 
 @on_loop
@@ -238,24 +244,27 @@ async def test_an_answer_that_envoy_gives_itself_passes_as_it_is() -> None:
 
 @on_loop
 async def test_a_stream_that_breaks_off_is_told_inside_it() -> None:
-    async with fakes() as [fake]:
-        async with picking(fleet_of(pool_of("one", fake.url))) as picker, proxy(picker.port) as envoy:
-            call = envoy.call()
-            await call.head()
-            await call.body(asked(stream=True))
-            for _ in range(2):
-                await call.says()
-            await call.answer_head(200, content_type="text/event-stream")
-            event = b'data: {"choices":[{"index":0,"delta":{"content":"w "},"finish_reason":null}]}\n\n'
-            await call.answer_body(event, ends=False)
-            assert (await call.says()).HasField("response_headers")
-            assert (await call.says()).response_body.response.body_mutation.streamed_response.body == event
-            # The engine ends as if it had finished.
-            await call.answer_body(b"")
-            end = (await call.says()).response_body.response.body_mutation.streamed_response
-            assert b"upstream_cut" in end.body
-            assert end.end_of_stream
-            call.gone()
+    async with (
+        fakes() as [fake],
+        picking(fleet_of(pool_of("one", fake.url))) as picker,
+        proxy(picker.port) as envoy,
+    ):
+        call = envoy.call()
+        await call.head()
+        await call.body(asked(stream=True))
+        for _ in range(2):
+            await call.says()
+        await call.answer_head(200, content_type="text/event-stream")
+        event = b'data: {"choices":[{"index":0,"delta":{"content":"w "},"finish_reason":null}]}\n\n'
+        await call.answer_body(event, ends=False)
+        assert (await call.says()).HasField("response_headers")
+        assert (await call.says()).response_body.response.body_mutation.streamed_response.body == event
+        # The engine ends as if it had finished.
+        await call.answer_body(b"")
+        end = (await call.says()).response_body.response.body_mutation.streamed_response
+        assert b"upstream_cut" in end.body
+        assert end.end_of_stream
+        call.gone()
 
 
 # Health
@@ -263,38 +272,44 @@ async def test_a_stream_that_breaks_off_is_told_inside_it() -> None:
 
 @on_loop
 async def test_health_is_told_by_the_standards_names() -> None:
-    async with fakes() as [fake]:
-        async with picking(fleet_of(pool_of("one", fake.url))) as picker, proxy(picker.port) as envoy:
-            names = ("", "readiness", EXT_PROC)
-            assert [await envoy.health(name) for name in ("liveness", *names)] == [1, 1, 1, 1]
-            watch = envoy.watch("readiness")
-            assert (await watch.read()).status == 1
-            fake.healthy = False
-            assert (await watch.read()).status == 2
-            assert [await envoy.health(name) for name in ("liveness", *names)] == [1, 2, 2, 2]
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await envoy.health("nobody")
-            assert refused.value.code() == grpc.StatusCode.NOT_FOUND
-            watch.cancel()
+    async with (
+        fakes() as [fake],
+        picking(fleet_of(pool_of("one", fake.url))) as picker,
+        proxy(picker.port) as envoy,
+    ):
+        names = ("", "readiness", EXT_PROC)
+        assert [await envoy.health(name) for name in ("liveness", *names)] == [1, 1, 1, 1]
+        watch = envoy.watch("readiness")
+        assert (await watch.read()).status == 1
+        fake.healthy = False
+        assert (await watch.read()).status == 2
+        assert [await envoy.health(name) for name in ("liveness", *names)] == [1, 2, 2, 2]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await envoy.health("nobody")
+        assert refused.value.code() == grpc.StatusCode.NOT_FOUND
+        watch.cancel()
 
 
 @on_loop
 async def test_it_leaves_without_losing_a_request() -> None:
-    async with fakes() as [fake]:
-        async with picking(fleet_of(pool_of("one", fake.url))) as picker, proxy(picker.port) as envoy:
-            call = envoy.call()
-            await call.head()
-            await call.body(asked())
-            for _ in range(2):
-                await call.says()
-            stopping = asyncio.ensure_future(picker.stop())
-            await until(lambda: picker.gateway.draining)
-            await call.answer_head(200)
-            await call.answer_body(ANSWER.encode())
-            assert (await call.says()).HasField("response_headers")
-            assert (await call.says()).HasField("response_body")
-            await call.done()
-            assert await stopping is True
+    async with (
+        fakes() as [fake],
+        picking(fleet_of(pool_of("one", fake.url))) as picker,
+        proxy(picker.port) as envoy,
+    ):
+        call = envoy.call()
+        await call.head()
+        await call.body(asked())
+        for _ in range(2):
+            await call.says()
+        stopping = asyncio.ensure_future(picker.stop())
+        await until(lambda: picker.gateway.draining)
+        await call.answer_head(200)
+        await call.answer_body(ANSWER.encode())
+        assert (await call.says()).HasField("response_headers")
+        assert (await call.says()).HasField("response_body")
+        await call.done()
+        assert await stopping is True
 
 
 # Keys and TLS
@@ -310,9 +325,9 @@ async def test_keys_are_asked_for_before_any_body_and_go_no_further(tmp_path: Pa
         fleet = fleet_of(pool_of("one", fake.url), state=SharedState(keys=True, store=place))
         ledger = Ledger()
         async with picking(fleet, components=[ledger]) as picker, proxy(picker.port) as envoy:
-            for headers, code in (({}, "missing_api_key"), ({"authorization": "Bearer ct-no-no"}, "invalid_api_key")):
+            for key, code in (("", "missing_api_key"), ("Bearer ct-no-no", "invalid_api_key")):
                 call = envoy.call()
-                await call.head(**headers)
+                await call.head(authorization=key)
                 said = (await call.says()).immediate_response
                 assert (said.status.code, json.loads(said.body)["error"]["code"]) == (401, code)
                 call.gone()
@@ -404,15 +419,18 @@ async def test_a_port_that_is_taken_is_named() -> None:
 
 @on_loop
 async def test_a_fleet_that_is_read_again_is_picked_from() -> None:
-    async with fakes(2) as [one, two]:
-        async with picking(fleet_of(pool_of("one", one.url))) as picker, proxy(picker.port) as envoy:
-            with pytest.raises(BadInput, match="is a name"):
-                picker.load(fleet_of(pool_of("one", "http://name:80/v1")))
-            picker.load(fleet_of(pool_of("two", two.url)))
-            await picker.gateway.probe_all()
-            call = envoy.call()
-            await call.head()
-            await call.body(asked())
-            given = changed((await call.says()).request_headers.response.header_mutation)
-            assert given[DESTINATION] == f"127.0.0.1:{two.port}"
-            call.gone()
+    async with (
+        fakes(2) as [one, two],
+        picking(fleet_of(pool_of("one", one.url))) as picker,
+        proxy(picker.port) as envoy,
+    ):
+        with pytest.raises(BadInput, match="is a name"):
+            picker.load(fleet_of(pool_of("one", "http://name:80/v1")))
+        picker.load(fleet_of(pool_of("two", two.url)))
+        await picker.gateway.probe_all()
+        call = envoy.call()
+        await call.head()
+        await call.body(asked())
+        given = changed((await call.says()).request_headers.response.header_mutation)
+        assert given[DESTINATION] == f"127.0.0.1:{two.port}"
+        call.gone()
