@@ -8,6 +8,7 @@ from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.observing import observed
 from crosstie.cli.options import FILE, json_option
 from crosstie.cli.show import console, print_json, say
+from crosstie.core.figures import plural
 from crosstie.core.fleet import Policy
 from crosstie.run.pick.process import run_picker, would_pick
 from crosstie.run.service.start import Observers, Served, ServeOptions
@@ -88,9 +89,10 @@ def _show(served: Served, as_json: bool) -> None:
         print_json({**said, "emulated": options.emulate, "ops_url": served.ops_url, "pools": pools})
         return
     out, what = console(), "EMULATED, no GPU runs: " if options.emulate else ""
-    say(out, f"{what}{fleet.name}: {len(fleet.pools)} pools, {fleet.policy}")
+    say(out, f"{what}{fleet.name}: {plural(len(fleet.pools), 'pool')}, {fleet.policy}")
     for name, backends in pools.items():
-        say(out, f"  {name}: {len(backends)} endpoints, {backends[0] if backends else 'none yet'}")
+        more = f", {backends[0]}{' ...' if backends[1:] else ''}" if backends else " yet"
+        say(out, f"  {name}: {plural(len(backends), 'endpoint') if backends else 'no endpoints'}{more}")
     if at is not None:
         say(out, f"picking for Envoy at {at}{', by TLS' if options.tls_cert is not None else ''}")
         if served.ops_url is not None:
