@@ -25,6 +25,7 @@ COMPILED = {
         "apart", "asks", "attempt", "backend", "body", "context", "errors", "exchange", "exchange_state", "gateway",
         "guard", "identity", "limits", "messages_reply", "metrics", "passed", "record", "relay", "transcript",
     ],
+    "run/pick": ["picked", "stream"],
 }  # fmt: skip
 
 

@@ -90,9 +90,10 @@ def _show(served: Served, as_json: bool) -> None:
         return
     out, what = console(), "EMULATED, no GPU runs: " if options.emulate else ""
     say(out, f"{what}{fleet.name}: {plural(len(fleet.pools), 'pool')}, {fleet.policy}")
-    for name, backends in pools.items():
-        more = f", {backends[0]}{' ...' if backends[1:] else ''}" if backends else " yet"
-        say(out, f"  {name}: {plural(len(backends), 'endpoint') if backends else 'no endpoints'}{more}")
+    for pool in fleet.pools:
+        backends = pools[pool.name]
+        more = f", {backends[0]}{' ...' if backends[1:] else ''}" if backends else ", no address yet"
+        say(out, f"  {pool.name}: {plural(len(backends) or pool.replicas, 'endpoint')}{more}")
     if at is not None:
         say(out, f"picking for Envoy at {at}{', by TLS' if options.tls_cert is not None else ''}")
         if served.ops_url is not None:

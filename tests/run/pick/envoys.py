@@ -116,11 +116,11 @@ def configuration(
         "http_filters": http_filters,
     }
     chain = {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
-    listener = {"name": "clients", **_address(port), "filter_chains": [chain]}
-    return {"admin": _address(admin), "static_resources": {"listeners": [listener], "clusters": clusters}}
+    listener = {"name": "clients", **address(port), "filter_chains": [chain]}
+    return {"admin": address(admin), "static_resources": {"listeners": [listener], "clusters": clusters}}
 
 
-def _address(port: int) -> Json:
+def address(port: int) -> Json:
     return {"address": {"socket_address": {"address": "127.0.0.1", "port_value": port}}}
 
 
@@ -137,19 +137,25 @@ def _typed(name: str, kind: str) -> Json:
 @asynccontextmanager
 async def envoy(folder: Path, picker: int | None, backends: Sequence[str], **more: Any) -> AsyncIterator[str]:
     """Its address for clients, ending with /v1."""
-    binary, port, admin = envoy_binary(), free_port(), free_port()
-    file = folder / f"envoy-{port}.json"
-    file.write_text(json.dumps(configuration(port, admin, picker, backends, **more)))
-    log = (folder / f"envoy-{port}.log").open("wb")
-    process = await asyncio.create_subprocess_exec(
-        binary, "-c", str(file), "--concurrency", "1", "--use-dynamic-base-id", "--log-level",
-        os.environ.get("ENVOY_LOG", "warning"), stdout=log, stderr=log,
-    )  # fmt: skip
-    log.close()
+    port, admin = free_port(), free_port()
+    async with started(folder, configuration(port, admin, picker, backends, **more), admin):
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+@asynccontextmanager
+async def started(folder: Path, settings: Json, admin: int) -> AsyncIterator[None]:
+    """Envoy so set up, ready; `admin`: the port that says so."""
+    binary, file, log = envoy_binary(), folder / f"envoy-{admin}.json", folder / f"envoy-{admin}.log"
+    file.write_text(json.dumps(settings))
+    with log.open("wb") as lines:
+        process = await asyncio.create_subprocess_exec(
+            binary, "-c", str(file), "--concurrency", "1", "--use-dynamic-base-id", "--log-level",
+            os.environ.get("ENVOY_LOG", "warning"), stdout=lines, stderr=lines,
+        )  # fmt: skip
     ready = Address(f"http://127.0.0.1:{admin}")
 
     async def lives() -> bool:
-        assert process.returncode is None, (folder / f"envoy-{port}.log").read_text()[-2000:]
+        assert process.returncode is None, log.read_text()[-2000:]
         try:
             return (await fetch_once(ready, "GET", "/ready", timeout_s=5.0)).status == 200
         except OSError:
@@ -159,7 +165,7 @@ async def envoy(folder: Path, picker: int | None, backends: Sequence[str], **mor
         async with asyncio.timeout(LIMIT_S):
             while not await lives():
                 await asyncio.sleep(0.05)
-        yield f"http://127.0.0.1:{port}/v1"
+        yield
     finally:
         if process.returncode is None:
             process.kill()

@@ -100,7 +100,7 @@ def test_a_dry_run_says_what_would_be_picked_from(tmp_path: Path, crosstie: Comm
     assert (got.status, got.err) == (0, "")
     assert "EMULATED, no GPU runs: test: 2 pools" in got.out
     assert "near: 2 endpoints, http://10.0.0.1:8000/v1 ..." in got.out
-    assert "amd: no endpoints yet" in got.out
+    assert "amd: 2 endpoints, no address yet" in got.out
     said: dict[str, Any] = json.loads(crosstie("pick", str(file), "--dry-run", "--emulate", "--json").out)
     assert (said["address"], said["pools"]["near"][1]) == (None, "http://10.0.0.2:8000/v1")
 

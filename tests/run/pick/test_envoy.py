@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 from tests.run.gateway.fakes import CALM, MODEL, fakes, fleet_of, in_folder, pool_of, until
-from tests.run.pick.envoys import Behind, behind_envoy, envoy, free_port, picking, said
+from tests.run.pick.envoys import Behind, address, behind_envoy, envoy, free_port, picking, said, started
 from tests.waiting import LIMIT_S
 
 from crosstie.run.gateway.record import RequestRecord
@@ -15,6 +17,7 @@ from crosstie.run.wire.address import Address
 from crosstie.run.wire.fetch import Answer, fetch_once
 
 pytestmark = pytest.mark.engines
+DOCS = Path(__file__).parents[3] / "docs" / "pick.md"
 
 
 def told(at: Behind) -> list[RequestRecord]:
@@ -53,6 +56,27 @@ async def test_requests_go_where_the_picker_says_and_are_counted(tmp_path: Path)
             assert (one.how, one.status, one.pool, one.backend) == ("served", 200, "cheap", cheap.url)
             assert (one.input_tokens, one.output_tokens, one.counted) == (7, 5, True)
             assert one.charged_usd > 0.0
+
+
+@in_folder
+async def test_the_configuration_of_the_docs_serves(tmp_path: Path) -> None:
+    [shown] = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    async with fakes(2) as [one, two], picking(fleet_of(pool_of("p", one.url, two.url))) as picker:
+        port = free_port()
+        for written, found in ((8080, port), (9002, picker.port), (8001, one.port), (8002, two.port)):
+            assert f"port_value: {written}}}" in shown
+            shown = shown.replace(f"port_value: {written}}}", f"port_value: {found}}}")
+        async with started(tmp_path, {"admin": address(admin := free_port()), **yaml.safe_load(shown)}, admin):
+            at = Behind(picker, f"http://127.0.0.1:{port}/v1")
+            records = told(at)
+            assert (await at.ask()).status == 200
+            # Who answered is believed: the first has gone by now.
+            one.crash()
+            for _ in range(3):
+                assert said(await at.ask())["served_by"] in (one.name, two.name)
+            await until(lambda: len(records) == 4)
+            assert records[-1].backend == two.url
+            at.origin.close()
 
 
 @in_folder
