@@ -19,13 +19,13 @@ COMPILED = {
     ],
     "sim": ["engine", "prefix_cache"],
     "run/wire": [
-        "client", "http2", "parser", "request", "server", "sse", "unpack",
+        "client", "grpc", "http2", "parser", "request", "server", "sse", "unpack",
     ],
     "run/gateway": [
         "apart", "asks", "attempt", "backend", "body", "context", "errors", "exchange", "exchange_state", "gateway",
         "guard", "identity", "limits", "messages_reply", "metrics", "passed", "record", "relay", "transcript",
     ],
-    "run/pick": ["picked", "stream"],
+    "run/pick": ["picked", "server", "stream"],
 }  # fmt: skip
 
 

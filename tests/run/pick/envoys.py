@@ -182,7 +182,6 @@ async def picking(fleet: Fleet, port: int = 0, **settings: Any) -> AsyncIterator
         gateway = process.gateway
         await until(lambda: not gateway.exchanges and not any(one.in_flight for one in gateway.live.replicas()))
     finally:
-        await process.calls.stop(None)
         process.server.close()
         process.gateway.close()
 

@@ -13,8 +13,9 @@ from crosstie.core.errors import BadInput
 
 try:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
+    from google.protobuf.message import DecodeError as DecodeError
 except ImportError:
-    raise BadInput("the picker needs grpcio and protobuf: pip install 'crosstie[kubernetes]'") from None
+    raise BadInput("the picker needs the library protobuf: pip install 'crosstie[kubernetes]'") from None
 
 # The standard's own names: gateway-api-inference-extension, docs/proposals/004-endpoint-picker-protocol, v1.0.0.
 DESTINATION = b"x-gateway-destination-endpoint"

@@ -554,6 +554,8 @@ class Server:
         # Bytes of bodies that have arrived in part, in all and by account.
         self.arriving = 0
         self.arriving_of: dict[int, int] = {}
+        # What speaks HTTP/2 with those who do so; None: requests and answers are spoken.
+        self.speaker: Callable[[Server], Any] | None = None
         self.closing = False
         # Requests that were being answered when it closed.
         self.cut_off = 0
@@ -616,9 +618,12 @@ class Server:
 
     def speak_http2(self, connection: ServerConnection, data: bytes) -> None:
         """With a client that does so; `data` is what it has sent."""
-        from crosstie.run.wire.http2 import Http2Connection
+        if self.speaker is not None:
+            other = self.speaker(self)
+        else:
+            from crosstie.run.wire.http2 import Http2Connection
 
-        other = Http2Connection(self)
+            other = Http2Connection(self)
         self.connections.discard(connection)
         self.connections.add(other)
         other.begin(connection, data)
