@@ -36,6 +36,10 @@ from crosstie.run.service.start import Observers, Served, ServeOptions
     "--fallbacks", type=click.IntRange(0, 9), default=2, show_default=True, metavar="N",
     help="Endpoints named after the first, in order, for Envoy's retries. 0 for clusters that take one only.",
 )  # fmt: skip
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N",
+    help="Processes that pick together, for more than one core: docs/scaling.md.",
+)  # fmt: skip
 @click.option("--tls-cert", type=FILE, metavar="PEM", help="Speak TLS: the certificate, with those above it.")
 @click.option("--tls-key", type=FILE, metavar="PEM", help="Its key. Both are read again when they change.")
 @click.option("--tls-client-ca", type=FILE, metavar="PEM", help="Only Envoys with a certificate of one of these.")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import Command
-from tests.run.gateway.fakes import fakes, fleet_of, in_folder, pool_of
+from tests.run.gateway.fakes import CALM, fakes, fleet_of, in_folder, pool_of
 from tests.run.pick.envoys import envoy, free_port
 from tests.run.pick.proxies import asked, changed, proxy
 from tests.run.service.processes import Running, gone, put, started
@@ -55,6 +55,10 @@ async def destination(port: int) -> str:
         await call.body(asked())
         message = await call.says()
         call.gone()
+    return endpoints(message)
+
+
+def endpoints(message: Any) -> str:
     return changed(message.request_headers.response.header_mutation).get(DESTINATION.decode(), "")
 
 
@@ -65,9 +69,9 @@ async def test_emulated_replicas_are_picked_and_a_signal_ends_it(tmp_path: Path)
     ) as running:
         said = running.said
         assert (said["emulated"], said["tls"], said["policy"]) == (True, False, "cheapest-meeting-target")
-        endpoints = [url.removeprefix("http://").removesuffix("/v1") for url in said["pools"]["amd"]]
+        addresses = [url.removeprefix("http://").removesuffix("/v1") for url in said["pools"]["amd"]]
         picked = await destination(port_of(running))
-        assert sorted(picked.split(",")) == sorted(endpoints)
+        assert sorted(picked.split(",")) == sorted(addresses)
         children = running.children()
         assert await asyncio.to_thread(running.ends, signal.SIGTERM) == 0
         await until(lambda: all(gone(child) for child in children))
@@ -91,6 +95,30 @@ async def test_a_fleet_file_is_read_again_when_told_to_and_a_bad_one_changes_not
                 while await destination(port_of(running)) != f"127.0.0.1:{two.port}":
                     await asyncio.sleep(0.05)
             assert await asyncio.to_thread(running.ends, signal.SIGINT) == 0
+
+
+@pytest.mark.slow
+@in_folder
+async def test_workers_pick_together_and_all_of_them_end(tmp_path: Path) -> None:
+    async with fakes(2) as [one, two]:
+        fleet = fleet_of(pool_of("p", one.url, two.url, max_in_flight=1), serving=CALM)
+        file = tmp_path / "fleet.toml"
+        put(file, fleet_text(fleet))
+        async with picker(tmp_path, file, "--workers", "2") as running, contextlib.AsyncExitStack() as stack:
+            # Each takes what the other has left, though they are on connections, and perhaps in workers, of their own.
+            found = set()
+            for _ in range(2):
+                call = (await stack.enter_async_context(proxy(port_of(running)))).call()
+                await call.head()
+                await call.body(asked())
+                found.add(endpoints(await call.says()).split(",")[0])
+                stack.callback(call.gone)
+            assert found == {f"127.0.0.1:{one.port}", f"127.0.0.1:{two.port}"}
+            await stack.aclose()
+            children = running.children()
+            assert await asyncio.to_thread(running.ends, signal.SIGTERM) == 0
+            await until(lambda: all(gone(child) for child in children))
+            assert "Traceback" not in running.errors
 
 
 def test_a_dry_run_says_what_would_be_picked_from(tmp_path: Path, crosstie: Command) -> None:

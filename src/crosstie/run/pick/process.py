@@ -24,10 +24,6 @@ class PickProcess(GatewayProcess):
         super().__init__(*given, **more)
         self._fallbacks = fallbacks
 
-    async def start(self, host: str, port: int) -> None:
-        check_endpoints(self.fleet)
-        await super().start(host, port)
-
     async def _listen(self, host: str, port: int) -> int:
         gateway, server = self.gateway, self.server
         gateway.exchange, gateway.ops_apart = PickedExchange, True
@@ -52,11 +48,9 @@ def run_picker(
     options: ServeOptions, observers: Observers, on_ready: Callable[[Served], None], *, fallbacks: int = 2
 ) -> bool:
     """Picks until a signal ends it; whether every request was answered. Raises CrosstieError."""
-    return run(options, observers, on_ready, partial(PickProcess, fallbacks=fallbacks))
+    return run(options, observers, on_ready, partial(PickProcess, fallbacks=fallbacks), check_endpoints)
 
 
 def would_pick(options: ServeOptions, observers: Observers) -> Served:
     """What would be picked from; nothing is started. Raises CrosstieError where it could not be."""
-    served = would_serve(options, observers)
-    check_endpoints(served.fleet)
-    return served
+    return would_serve(options, observers, check_endpoints)

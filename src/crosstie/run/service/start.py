@@ -143,13 +143,17 @@ class Served:
     admin_key_file: Path | None = None
 
 
+def _any(fleet: Fleet) -> None:
+    """Takes every fleet."""
+
+
 def run(
     options: ServeOptions, observers: Observers, on_ready: Callable[[Served], None],
-    made: Callable[..., GatewayProcess] = GatewayProcess,
+    made: Callable[..., GatewayProcess] = GatewayProcess, check: Callable[[Fleet], None] = _any,
 ) -> bool:  # fmt: skip
-    """Serves in this process until a signal ends it; whether every request was answered. `made`: what serves. Raises
-    CrosstieError."""
-    with _prepared(options, observers) as start:
+    """Serves in this process until a signal ends it; whether every request was answered. `made`: what serves; `check`
+    refuses fleets that it cannot. Raises CrosstieError."""
+    with _prepared(options, observers, check) as start:
         start.made = made
         is_whole = run_on_loop(start.alone(on_ready)) if options.workers == 1 else start.with_workers(on_ready)
         if not is_whole:
@@ -158,16 +162,18 @@ def run(
         return is_whole
 
 
-def would_serve(options: ServeOptions, observers: Observers) -> Served:
+def would_serve(options: ServeOptions, observers: Observers, check: Callable[[Fleet], None] = _any) -> Served:
     """What would be served; nothing is started. Raises CrosstieError where it could not be."""
     if options.file is None:
         raise BadInput("--dry-run needs a fleet file")
-    with _prepared(options, observers, starts_engines=False) as start:
+    with _prepared(options, observers, check, starts_engines=False) as start:
         return Served(start.fleet, None, options)
 
 
 @contextlib.contextmanager
-def _prepared(options: ServeOptions, observers: Observers, *, starts_engines: bool = True) -> "Iterator[_Start]":
+def _prepared(
+    options: ServeOptions, observers: Observers, check: Callable[[Fleet], None], *, starts_engines: bool = True
+) -> "Iterator[_Start]":
     if options.emulate and options.file is None:
         raise BadInput("--emulate needs a fleet file; `crosstie serve --example > fleet.toml` makes one")
     if options.speed != 1.0 and not options.emulate:
@@ -198,6 +204,7 @@ def _prepared(options: ServeOptions, observers: Observers, *, starts_engines: bo
 
         def prepare(read: Fleet) -> Fleet:
             found = read if emulated is None else emulated.placed(read)
+            check(found)
             return found if options.policy is None else msgspec.structs.replace(found, policy=options.policy)
 
         yield _Start(options, catalog, prepare(fleet), prepare, observers, edge, door, ops)
