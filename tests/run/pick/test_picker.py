@@ -408,6 +408,11 @@ def test_endpoints_are_addresses_and_ports() -> None:
         assert endpoint_of(Address(url)) == expected
 
 
+def test_pods_that_are_yet_to_be_found_are_no_names() -> None:
+    check_endpoints(fleet_of(pool_of("one", "kube://default/services/vllm")))
+    endpoint_of(Address("kube://default/services/vllm#one"))
+
+
 @on_loop
 async def test_a_port_that_is_taken_is_named() -> None:
     async with fakes() as [fake]:

@@ -6,6 +6,7 @@ with backends, and connections. A stream that breaks off is not gone on with: it
 
 import ipaddress
 
+from crosstie.catalog.kube import KUBE
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.route.ask import Ask
@@ -53,7 +54,7 @@ def check_endpoints(fleet: Fleet) -> None:
             address = Address(url)
             if address.socket:
                 raise BadInput(f"pool {pool.name}: {url} is a socket of this machine; a proxy needs an address")
-            if address.by_name or address.dials == "localhost":
+            if address.by_name or address.dials == "localhost" or url.startswith(KUBE):
                 continue
             try:
                 ipaddress.ip_address(address.dials)
