@@ -62,6 +62,29 @@ def toml_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else toml_value(key)
 
 
+def toml_document(content: dict[str, Any]) -> str:
+    """A whole file: values, then tables, then lists of tables; tables of tables have headings of their own."""
+    lines = [f"{toml_key(key)} = {toml_value(value)}" for key, value in content.items() if not _has_heading(value)]
+    for key, value in content.items():
+        if not _has_heading(value):
+            continue
+        if isinstance(value, list):
+            tables = [(f"[[{toml_key(key)}]]", one) for one in value]
+        elif all(isinstance(one, dict) for one in value.values()):
+            tables = [(f"[{toml_key(key)}.{toml_key(name)}]", one) for name, one in value.items()]
+        else:
+            tables = [(f"[{toml_key(key)}]", value)]
+        for heading, table in tables:
+            lines += ["", heading, *(f"{toml_key(k)} = {toml_value(v)}" for k, v in table.items() if v is not None)]
+    return "\n".join(lines) + "\n"
+
+
+def _has_heading(value: Any) -> bool:
+    return (isinstance(value, dict) and bool(value)) or (
+        isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+    )
+
+
 def write_folder(option: str, folder: Path, files: dict[str, str]) -> None:
     """Files by name, in a folder that is made if need be."""
     try:

@@ -15,6 +15,7 @@ SECTIONS = {
         "compare": "one model under one load on several accelerators, and why one wins",
         "plan": "the cheapest fleet for a workload, who goes where, and what would change it",
         "simulate": "a fleet, a plan or a workload under traffic: percentiles, cost, queues, policies side by side",
+        "ui": "a page on this machine: change a workload, see the fleet move, two plans side by side",
         "tco": "what owning each would cost over years, per million tokens, and how sure that is",
         "catalog": "accelerators, models, stacks and prices, each number with its source",
     },

@@ -32,13 +32,13 @@ def write_page(file: Path, catalog: Catalog, plan: Plan, document: dict[str, Any
         f"Fleet for {plan.workload.name}",
         document,
         lambda: show_plan(plan, verbose=True),
-        facts=_facts(plan),
+        facts=plan_facts(plan),
         figures=plan_figures(plan) if plan.fleet else None,
         appendix=_appendix(catalog, plan, document),
     )
 
 
-def _facts(plan: Plan) -> list[Fact]:
+def plan_facts(plan: Plan) -> list[Fact]:
     fleet = plan.fleet
     if fleet is None:
         return []

@@ -87,21 +87,31 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_report(report: Report) -> str:
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError:
-        raise BadInput("--html needs Jinja2: pip install 'crosstie[plot]'") from None
-    # Names of models, classes and files are other people's: everything is escaped unless it says otherwise.
-    pages = Environment(
-        loader=FileSystemLoader(_DATA), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return pages.get_template("report.html").render(
+    return _filled(
+        "report.html",
         report=report,
         sections=_sections(report.parts),
         style=(_DATA / "report.css").read_text(),
         document=_in_a_script(report.document),
         kind=_kind,
     )
+
+
+def write_sections(title: str, facts: Sequence[Fact], parts: Sequence[Part]) -> str:
+    """The same without a page around it, for one that shows several."""
+    return _filled("sections.html", title=title, facts=facts, sections=_sections(parts), kind=_kind)
+
+
+def _filled(template: str, **values: Any) -> str:
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError:
+        raise BadInput("pages need Jinja2: pip install 'crosstie[plot]'") from None
+    # Names of models, classes and files are other people's: everything is escaped unless it says otherwise.
+    pages = Environment(
+        loader=FileSystemLoader(_DATA), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return pages.get_template(template).render(**values)
 
 
 def _sections(parts: Sequence[Part]) -> list[Section]:

@@ -1,0 +1,70 @@
+"""`crosstie ui`: a page on this machine that plans as one types."""
+
+import asyncio
+import json
+import signal
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import click
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.reading import read_toml
+from crosstie.catalog.workloads import find_workload, read_workload
+from crosstie.cli.options import FILE, json_option
+from crosstie.cli.ui_server import Explorer
+from crosstie.core.errors import BadInput
+from crosstie.run.wire.loops import run_on_loop
+
+
+@click.command("ui")
+@click.argument("workload", type=FILE, default=Path("assistant"), metavar="[WORKLOAD]")
+@click.option("--port", type=click.IntRange(0, 65535), default=8470, show_default=True, help="0: any that is free.")
+@click.option("--open", "opens", is_flag=True, help="Open it in your browser.")
+@json_option
+def command(workload: Path, port: int, opens: bool, as_json: bool) -> int:
+    """A page on this machine on which you change a workload and see the fleet move.
+
+    \b
+    crosstie ui
+    crosstie ui workload.toml --open
+    crosstie ui --port 0 --json
+
+    Models, lengths, rates, targets, prices, discounts and accelerators are fields; the answer is what `plan --quick`
+    says, and on request what `plan` says after simulation. Keep an answer to see the next one beside it. The address
+    holds the state: send it to a colleague who runs this too. Saves the workload and the fleet file. Listens on
+    127.0.0.1 alone, writes nothing, and ends with Ctrl-C. WORKLOAD is a file, or a shipped example [assistant].
+    """
+    catalog = Catalog()
+    file = find_workload(workload)
+    # What is wrong with the file is said here, and not on a page.
+    read_workload(catalog, file)
+    explorer = Explorer(catalog, read_toml(file), file.resolve().parent)
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        try:
+            at = await explorer.listen(loop, port)
+        except OSError as error:
+            raise BadInput(f"--port {port}: {error.strerror}; 0 takes any that is free") from None
+        try:
+            _say(at, as_json)
+            if opens:
+                webbrowser.open(f"http://127.0.0.1:{at}/")
+            await stop.wait()
+        finally:
+            explorer.close()
+
+    run_on_loop(serve())
+    return 0
+
+
+def _say(port: int, as_json: bool) -> None:
+    said: dict[str, Any] = {"ready": True, "url": f"http://127.0.0.1:{port}/"}
+    click.echo(json.dumps(said) if as_json else f"{said['url']}  (Ctrl-C ends it)")
+    sys.stdout.flush()

@@ -1,0 +1,203 @@
+"""The page of `crosstie ui`: what it is served, and how a workload that was typed becomes an answer.
+
+Plans are made in a process of their own, which keeps the catalog: the newest that was typed counts, and those that
+nobody waits for any more are dropped. A second process simulates, so that typing is not held up by it.
+"""
+
+import asyncio
+import json
+import tomllib
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from crosstie.catalog.fleet_text import fleet_text
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.traces import shipped_traces
+from crosstie.catalog.workloads import read_workload
+from crosstie.catalog.writing import toml_document, write_text
+from crosstie.cli.plan_page import plan_facts
+from crosstie.cli.plan_show import show_plan
+from crosstie.cli.show import taken_down
+from crosstie.core.errors import CrosstieError
+from crosstie.decide.cost.prices import quotes
+from crosstie.decide.plan.fleet import fleet_of
+from crosstie.decide.plan.market import PLANNED_BY
+from crosstie.decide.plan.plan import plan
+from crosstie.decide.plan.report import document, mark_of
+from crosstie.port.recipe.names import with_names
+from crosstie.run.wire.request import Request, RequestLimits
+from crosstie.run.wire.server import Reply, Server
+from crosstie.web.report import write_sections
+
+_DATA = Path(__file__).parents[1] / "web" / "data"
+_FILES = {
+    "/": ("ui.html", b"text/html; charset=utf-8"),
+    "/ui.js": ("ui.js", b"text/javascript; charset=utf-8"),
+    "/ui.css": ("ui.css", b"text/css; charset=utf-8"),
+    "/report.css": ("report.css", b"text/css; charset=utf-8"),
+}
+# The answer's own markup is escaped; should something slip through, nothing of it would run.
+_HEADERS = (
+    b"content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    b"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
+    b"x-content-type-options: nosniff\r\nx-frame-options: DENY\r\nreferrer-policy: no-referrer\r\n"
+    b"cache-control: no-store\r\n"
+)
+_MOST_BYTES = 2**20
+# Distributions and the like are typed as TOML has them.
+_TYPED = ("input", "output")
+_PERCENTILES = ("p50", "p75", "p90", "p95", "p99")
+
+
+class Explorer:
+    def __init__(self, catalog: Catalog, workload: dict[str, Any], folder: Path):
+        self._catalog, self._workload, self._folder = catalog, workload, folder
+        self._planning, self._simulating = _process(), _process()
+        self._waiting: Future[dict[str, Any]] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: Server | None = None
+        self._hosts: set[bytes] = set()
+
+    async def listen(self, loop: asyncio.AbstractEventLoop, port: int) -> int:
+        self._server = Server(loop, self._answer, RequestLimits(body_bytes=_MOST_BYTES))
+        at = await self._server.listen("127.0.0.1", port)
+        self._hosts = {f"{name}:{at}".encode() for name in ("127.0.0.1", "localhost")}
+        # So that the first answer does not wait for it.
+        self._planning.submit(_warm)
+        return at
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for one in (self._planning, self._simulating):
+            # Not asked to finish: nobody is there for its answer.
+            for process in list((one._processes or {}).values()):
+                process.kill()
+            one.shutdown(wait=False, cancel_futures=True)
+
+    def _answer(self, request: Request, reply: Reply) -> None:
+        origin = request.headers.get(b"origin")
+        if request.headers.get(b"host") not in self._hosts:
+            # A name of somebody else's that was made to point here.
+            return reply.send(421, b"asked for another host", _HEADERS, b"text/plain")
+        if request.method == "GET" and request.path in _FILES:
+            name, kind = _FILES[request.path]
+            return reply.send(200, (_DATA / name).read_bytes(), _HEADERS, kind)
+        if request.method == "GET" and request.path == "/start":
+            return _send(reply, 200, self._start())
+        if request.path in ("/plan", "/simulate"):
+            own = origin is None or origin.removeprefix(b"http://") in self._hosts
+            typed = request.headers.get(b"content-type", b"").startswith(b"application/json")
+            if request.method != "POST" or not own or not typed:
+                # Another page in the same browser can send neither this kind of content nor this origin.
+                return _send(reply, 403, {"error": "only this page may ask"})
+            task = asyncio.get_running_loop().create_task(self._plan(request, reply))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return None
+        return _send(reply, 404, {"error": "no such page"})
+
+    def _start(self) -> dict[str, Any]:
+        """What the page is filled with: the workload as the file has it, and what can be chosen."""
+        catalog = self._catalog
+        every = quotes(catalog.prices, list(catalog.accelerators), ["on-demand"], {})
+        return {
+            "workload": self._workload,
+            "models": sorted(catalog.ids("models")),
+            "traces": sorted(shipped_traces()),
+            "kinds": list(PLANNED_BY),
+            "percentiles": list(_PERCENTILES),
+            "accelerators": [
+                {"id": one.id, "vendor": one.vendor, "usd": every[one.id].usd if one.id in every else None}
+                for one in catalog.accelerators.values()
+            ],
+        }
+
+    async def _plan(self, request: Request, reply: Reply) -> None:
+        simulated = request.path == "/simulate"
+        try:
+            asked = json.loads(request.body)
+            if not isinstance(asked, dict):
+                raise ValueError
+        except ValueError:
+            return _send(reply, 400, {"error": "no workload as JSON"})
+        if simulated:
+            made = self._simulating.submit(answered, asked, str(self._folder), True)
+        else:
+            if self._waiting is not None:
+                self._waiting.cancel()
+            made = self._waiting = self._planning.submit(answered, asked, str(self._folder), False)
+        try:
+            answer = await asyncio.wrap_future(made)
+        except asyncio.CancelledError:
+            return _send(reply, 409, {"error": "something newer was asked"})
+        return _send(reply, 400 if "error" in answer else 200, answer)
+
+
+def _process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+
+def _send(reply: Reply, status: int, content: dict[str, Any]) -> None:
+    reply.send(status, json.dumps(content).encode(), _HEADERS)
+
+
+@cache
+def _catalog() -> Catalog:
+    """Of this process, which makes one plan after another."""
+    return Catalog()
+
+
+def _warm() -> None:
+    _catalog()
+
+
+def answered(asked: dict[str, Any], folder: str, confirm: bool) -> dict[str, Any]:
+    """A workload as it was typed to its plan, or to what is wrong with it, in the words of the command line."""
+    try:
+        text = toml_document(_typed(asked, Path(folder)))
+        with TemporaryDirectory() as scratch:
+            file = Path(scratch) / "workload.toml"
+            try:
+                write_text(file, text)
+                made = plan(_catalog(), read_workload(_catalog(), file), confirm=confirm)
+            except CrosstieError as error:
+                return {"error": str(error).replace(f"{file}: ", "").replace(str(file), "workload")}
+    except (CrosstieError, ValueError, TypeError) as error:
+        return {"error": str(error)}
+    with taken_down() as parts:
+        show_plan(made, verbose=True)
+    facts = plan_facts(made)
+    return {
+        "feasible": made.answered,
+        "simulated": made.confirmed is not None,
+        "facts": [{"name": one.name, "value": one.value, "beside": one.beside} for one in facts],
+        "html": write_sections(made.workload.name, (), parts),
+        "workload": text,
+        "fleet": fleet_text(with_names(fleet_of(made))) if made.answered else None,
+        "document": document(made, mark_of(_catalog().calibration)),
+    }
+
+
+def _typed(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Fields that hold TOML are read, and traces beside the file that was given are found from here too."""
+    classes = []
+    for number, one in enumerate(asked.get("class") or []):
+        entry = dict(one)
+        for key in _TYPED:
+            if isinstance(entry.get(key), str):
+                try:
+                    entry[key] = tomllib.loads(f"x = {entry[key]}")["x"]
+                except (tomllib.TOMLDecodeError, KeyError):
+                    raise ValueError(
+                        f"class[{number}].{key}: is neither a number nor TOML such as {{ median = 1500, p95 = 6000 }}"
+                    ) from None
+        trace = entry.get("trace")
+        if isinstance(trace, str) and trace not in shipped_traces() and (folder / trace).is_file():
+            entry["trace"] = str(folder / trace)
+        classes.append(entry)
+    return {key: value for key, value in {**asked, "class": classes}.items() if value is not None}
