@@ -9,7 +9,7 @@ VENVS := .venvs
 # Two processes, and the programs that `make programs` may have brought.
 PYTEST := PATH="$(abspath .venvs/programs/bin):$$PATH" $(BIN)/pytest -n 2
 
-.PHONY: demo test test-all lint types quick unit programs compiled vllm-cpu llama-router bench bench-gateway bench-routing chaos calibration accuracy claims docs format clean
+.PHONY: demo test test-all lint types quick unit programs dry-run compiled vllm-cpu llama-router bench bench-gateway bench-routing chaos calibration accuracy claims docs format clean
 
 # Plans a small fleet of MI300X and H200, emulates it, serves it and replays recorded traffic through it, under 90 s.
 # KEEP=1 leaves the gateway running.
@@ -44,6 +44,11 @@ unit: $(VENV)/.dev
 # Programs that no wheel carries; where they cannot be had, the tests of them are skipped and say so.
 programs:
 	.ci/programs $(VENVS)/programs
+
+# Manifests of example fleets tried by the API server that kubectl has, which makes nothing of them; says so where there
+# is none.
+dry-run: $(VENV)/.base
+	$(BIN)/python tools/server_dry_run.py $(DRY_RUN)
 
 # The gateway's tests once more on the modules as they are compiled for an installation.
 compiled: $(VENVS)/compiled/.ready
