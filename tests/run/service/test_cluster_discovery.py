@@ -199,7 +199,7 @@ def test_a_fleet_that_asks_for_what_the_api_server_has_not_leaves_those_who_serv
                     file.write_text(fleet_text(plain(source)))
                     at.gateway.process.read_again(file)
                     await until(lambda: any(said in line for line in at.gateway.notices))
-                    assert any("what was served before goes on" in line for line in at.gateway.notices)
+                    assert any("what the pool had goes on" in line for line in at.gateway.notices)
                     assert at.backends == [url_of(first)]
                     assert await at.served_by() == "fake-0"
                     pod(server, "a", "127.0.0.1")

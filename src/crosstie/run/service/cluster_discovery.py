@@ -119,7 +119,8 @@ class ClusterDiscovery(Component):
             return pool
         places = [self._places.get(one) for one in pool.backends if one.startswith(KUBE)]
         served = self._served.get(pool.name)
-        if served is not None and served.model == pool.model and not all(one and one.known for one in places):
+        alike = served is not None and (served.model, served.accelerator) == (pool.model, pool.accelerator)
+        if served is not None and alike and not all(one and one.known for one in places):
             # Nobody has said yet who is there: whom the pool has goes on.
             return msgspec.structs.replace(pool, backends=served.backends, replicas=served.replicas)
         found: list[str] = []
@@ -168,7 +169,7 @@ class ClusterDiscovery(Component):
         if endpoints is None:
             place.failures += 1
             if why != place.failed:
-                going = f"{len(place.endpoints)} known go on" if place.known else "what was served before goes on"
+                going = f"{len(place.endpoints)} known go on" if place.known else "nobody is known yet, and what the pool had goes on"
                 self._say(place, "discovery_failed", f"{why}; {going}")
             place.failed = why
             return
@@ -179,6 +180,8 @@ class ClusterDiscovery(Component):
         if endpoints != place.endpoints or first:
             came, went = set(endpoints) - set(place.endpoints), set(place.endpoints) - set(endpoints)
             place.endpoints = endpoints
+            for one in went:
+                self._left_out.pop(one.url, None)
             what = [f"{len(one)} {did}" for one, did in ((came, "came"), (went, "went")) if one] or ["nobody yet"]
             self._say(place, "discovered", f"{len(endpoints)} ready: {', '.join(what)}")
             # Who goes is sent nothing more from now on; who comes can wait for others that come with it.
