@@ -169,7 +169,7 @@ class ClusterDiscovery(Component):
         if endpoints is None:
             place.failures += 1
             if why != place.failed:
-                going = f"{len(place.endpoints)} known go on" if place.known else "nobody is known yet, and what the pool had goes on"
+                going = f"{len(place.endpoints)} known go on" if place.known else "what the pool had goes on"
                 self._say(place, "discovery_failed", f"{why}; {going}")
             place.failed = why
             return
