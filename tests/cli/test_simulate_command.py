@@ -8,7 +8,7 @@ from tests.conftest import Command
 from tests.small_workload import small
 
 import crosstie as package
-from crosstie.cli.simulate import _outage
+from crosstie.cli.simulate import outage
 from crosstie.core.errors import BadInput
 from crosstie.decide.plan.run_result import Outage
 
@@ -193,10 +193,10 @@ def test_a_plan_that_is_none(crosstie: Command, tmp_path: Path, content: str, wo
 
 
 def test_times_as_people_write_them() -> None:
-    assert _outage("a@90") == Outage("a", 90.0)
-    assert _outage("a@1.5h+2m") == Outage("a", 5400.0, 120.0)
-    assert _outage("a@12:00+0:30:15") == Outage("a", 43200.0, 1815.0)
-    assert _outage("a-b@10s").pool == "a-b"
+    assert outage("a@90") == Outage("a", 90.0)
+    assert outage("a@1.5h+2m") == Outage("a", 5400.0, 120.0)
+    assert outage("a@12:00+0:30:15") == Outage("a", 43200.0, 1815.0)
+    assert outage("a-b@10s").pool == "a-b"
     for wrong in ("a@", "@5", "a@-5", "a@5+", "a@1:2:3:4", "a@5d"):
         with pytest.raises(BadInput, match="--kill"):
-            _outage(wrong)
+            outage(wrong)

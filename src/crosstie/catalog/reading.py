@@ -87,7 +87,11 @@ class Sources:
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    content = text_of(file)
+    return toml_in(file, text_of(file))
+
+
+def toml_in(file: Path, content: str) -> dict[str, Any]:
+    """`file`: what a fault names."""
     try:
         return tomllib.loads(content)
     except (ValueError, RecursionError) as error:

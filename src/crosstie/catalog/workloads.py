@@ -24,6 +24,7 @@ from crosstie.catalog.reading import (
     table,
     text,
     texts,
+    toml_in,
 )
 from crosstie.core.deployment import KV_FORMATS
 from crosstie.core.errors import BadData, BadInput
@@ -77,8 +78,9 @@ def example_text() -> str:
     return (EXAMPLES / "assistant.toml").read_text(encoding="utf-8")
 
 
-def read_workload(catalog: Catalog, file: Path) -> Workload:
-    raw = read_toml(file)
+def read_workload(catalog: Catalog, file: Path, content: str | None = None) -> Workload:
+    """`content`: of a file that is not there, in place of it; its name stands in messages."""
+    raw = read_toml(file) if content is None else toml_in(file, content)
     only_keys(file, "", raw, _WORKLOAD)
     classes = raw.get("class")
     reader = Reader(file, catalog, [], len(classes) if isinstance(classes, list) else 0)

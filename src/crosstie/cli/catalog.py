@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from crosstie.catalog.describe import describe, overview
+from crosstie.catalog.describe import FactLine, describe, overview
 from crosstie.catalog.library import Catalog, check_everything, check_file, check_names, names_in, user_directory
 from crosstie.catalog.models import model_file_text, model_id
 from crosstie.catalog.prices import KINDS as PRICE_KINDS
@@ -112,14 +112,9 @@ def show_command(name: str, key: str | None, as_json: bool) -> int:
     """
     if name == "libraries":
         return _libraries(key, as_json)
-    title, every = describe(Catalog(), name)
-    lines = [line for line in every if not key or line.key == key or line.key.startswith(f"{key}.")]
-    if not lines:
-        near = near_names(key or "", [line.key for line in every])
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; `crosstie catalog show {name}` shows all"
-        raise BadInput(f"{name} has no key '{key}'{hint}")
+    title, lines = facts(name, key)
     if as_json:
-        print_json({"name": title, "facts": [asdict(line) for line in lines]})
+        print_json(facts_json(title, lines))
         return 0
     out = console()
     rows = [[line.key, line.shown, line.basis, line.date, line.source] for line in lines]
@@ -128,6 +123,20 @@ def show_command(name: str, key: str | None, as_json: bool) -> int:
         for note in line.notes:
             say(out, f"  {line.key}: {note}", "dim")
     return 0
+
+
+def facts(name: str, key: str | None) -> tuple[str, list[FactLine]]:
+    title, every = describe(Catalog(), name)
+    lines = [line for line in every if not key or line.key == key or line.key.startswith(f"{key}.")]
+    if not lines:
+        near = near_names(key or "", [line.key for line in every])
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; `crosstie catalog show {name}` shows all"
+        raise BadInput(f"{name} has no key '{key}'{hint}")
+    return title, lines
+
+
+def facts_json(title: str, lines: list[FactLine]) -> dict[str, object]:
+    return {"name": title, "facts": [asdict(line) for line in lines]}
 
 
 def _libraries(name: str | None, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,13 @@ def command(
     where set, for one that wants a key. Exit status 1 when the request would
     have to wait or be refused.
     """
-    body = _body(request_file, model, input_tokens, output_tokens)
+    said = asked_of(url, _body(request_file, model, input_tokens, output_tokens), hints)
+    print_json(said) if as_json else show(said)
+    return 0 if said["outcome"] == "send" else 1
+
+
+def asked_of(url: str, body: bytes, hints: Mapping[str, object]) -> dict[str, Any]:
+    """What the gateway there says it would do with such a request."""
     headers = [(b"x-crosstie-" + _HINTS[key], str(value).encode()) for key, value in hints.items() if value is not None]
     if key := os.environ.get("OPENAI_API_KEY", "").strip():
         headers.append((b"authorization", f"Bearer {key}".encode()))
@@ -62,8 +69,7 @@ def command(
         said = None
     if answer.status != 200 or not isinstance(said, dict) or "considered" not in said:
         raise BadInput(f"{url}: {_why_not(answer, said)}")
-    print_json(said) if as_json else show(said)
-    return 0 if said["outcome"] == "send" else 1
+    return said
 
 
 def _body(file: Path | None, model: str | None, inputs: int | None, outputs: int | None) -> bytes:
@@ -76,6 +82,10 @@ def _body(file: Path | None, model: str | None, inputs: int | None, outputs: int
             raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
     if not model:
         raise BadInput("name a request file, or --model and --input")
+    return body_of(model, inputs, outputs)
+
+
+def body_of(model: str, inputs: int | None, outputs: int | None) -> bytes:
     # Ids in the place of text have a known length.
     asked: dict[str, object] = {"model": model, "prompt": [1] * (inputs or 1000)}
     if outputs:

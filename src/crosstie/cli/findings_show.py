@@ -42,16 +42,24 @@ def report(
     """Prints or writes all, gravest first, and gives the exit status. Verdicts are by accelerator or callable; the
     `last` lines and the `caveat` stand under the findings."""
     check_html(html)
-    ordered = sorted(findings, key=lambda finding: (-rank(finding.severity), finding.target, finding.check))
+    ordered = _gravest_first(findings)
     if sarif_file:
         write_text(Path(sarif_file), json_text(sarif(ordered)) + "\n")
-    documents = [{**msgspec.to_builtins(one), "rests_on": GROUNDS[one.grounds]} for one in ordered]
     give(
-        {"verdicts": dict(verdicts), "findings": documents, **(more or {})},
+        to_json(findings, verdicts, more or {}),
         lambda details: _show(title, ordered, verdicts, details, last, caveat),
         title=title, html=html, verbose=verbose, as_json=as_json,
     )  # fmt: skip
     return 1 if any(rank(finding.severity) >= rank(fail_on) for finding in findings) else 0
+
+
+def to_json(findings: Sequence[Finding], verdicts: Mapping[str, str], more: Mapping[str, object]) -> dict[str, object]:
+    documents = [{**msgspec.to_builtins(one), "rests_on": GROUNDS[one.grounds]} for one in _gravest_first(findings)]
+    return {"verdicts": dict(verdicts), "findings": documents, **more}
+
+
+def _gravest_first(findings: Sequence[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: (-rank(finding.severity), finding.target, finding.check))
 
 
 def _show(

@@ -48,6 +48,9 @@ SECTIONS = {
         "review": "a saved plan against what production recorded, and what to demand in a contract",
         "claims": "what public articles assert about AMD and NVIDIA, checked one by one",
     },
+    "Assistants": {
+        "mcp": "these answers as read-only tools for an assistant, by the Model Context Protocol",
+    },
     "Shell": {
         "completion": "completion of commands, models and accelerators in your shell",
     },

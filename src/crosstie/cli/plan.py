@@ -20,10 +20,11 @@ from crosstie.cli.show import json_text, print_json
 from crosstie.cli.this_machine import ON_THIS, stock_on
 from crosstie.cli.watch_show import show_watched, watched_json
 from crosstie.core.errors import BadInput, CrosstieError
+from crosstie.core.progress import OnProgress
 from crosstie.core.workload import EVIDENCE, Workload
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.market import BUY, PLANNED_BY, adjusted, checked_discount, checked_gpu_hour, held
-from crosstie.decide.plan.plan import plan
+from crosstie.decide.plan.plan import Plan, plan
 from crosstie.decide.plan.report import document, mark_of
 from crosstie.decide.plan.simulate import simulate_pools
 from crosstie.decide.plan.watch import watched
@@ -122,14 +123,12 @@ def command(
     file = find_workload(files[0])
     _check_outputs(file, {flag: target for flag, target in outputs.items() if target})
     workload = read_workload(catalog, file)
-    workload = _overridden(
+    workload = overridden(
         catalog, workload, price, discount, kinds, reserved, accelerators, single_gpus, sizing, sure, only_known,
         evidence,
     )  # fmt: skip
     with progress("planning") as on_progress:
-        made = plan(catalog, workload, confirm=not quick, on_progress=on_progress)
-        if made.answered and not quick and (simulated or made.shared):
-            made = simulate_pools(made, on_progress)
+        made = planned(catalog, workload, on_progress, quick=quick, simulated=simulated)
     content = document(made, mark_of(catalog.calibration))
     # Files before the answer, which may be read no further than its first lines.
     if save:
@@ -191,7 +190,16 @@ def _check_outputs(workload: Path, targets: dict[str, Path]) -> None:
         check_ending(targets["--plot"])
 
 
-def _overridden(
+def planned(
+    catalog: Catalog, workload: Workload, on_progress: OnProgress, *, quick: bool = False, simulated: bool = False
+) -> Plan:
+    made = plan(catalog, workload, confirm=not quick, on_progress=on_progress)
+    if made.answered and not quick and (simulated or made.shared):
+        made = simulate_pools(made, on_progress)
+    return made
+
+
+def overridden(
     catalog: Catalog, workload: Workload, price: tuple[str, ...], discount: tuple[str, ...], kinds: str | None,
     reserved: tuple[str, ...], accelerators: str | None, single_gpus: bool, sizing: str | None, sure: float | None,
     only_known: bool, evidence: str | None,

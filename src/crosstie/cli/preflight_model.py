@@ -15,7 +15,7 @@ from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
 from crosstie.port.preflight.effort import Effort, effort_of
 from crosstie.port.preflight.matrix import matrix
-from crosstie.port.preflight.model import ScanDepth, preflight
+from crosstie.port.preflight.model import ModelReport, ScanDepth, preflight
 
 # What --matrix shows unless it is told: one of each generation that people move between.
 _PARTS = "mi300x,mi355x,h200,b200"
@@ -91,16 +91,24 @@ def command(
         found = preflight(model, on=on, engine=engine or "vllm", on_progress=on_progress, **given)
     with_settings = {f"{name} ({found.layouts[name]})": found.verdict_with_settings(name) for name in found.verdicts}
     verdicts = found.verdicts if reporting["as_json"] else with_settings
-    more: dict[str, Any] = {"model": found.name, "engine": str(found.engine), "layouts": found.layouts}
-    more["settings"] = found.settings
-    title = f"{found.name} on {found.engine}: {found.stored}"
-    efforts = {name: effort_of(one for one in found.findings if one.target in ("", name)) for name in found.verdicts}
-    more["effort"] = {name: msgspec.to_builtins(effort) for name, effort in efforts.items()}
+    title, efforts = f"{found.name} on {found.engine}: {found.stored}", _efforts(found)
     last = [f"effort on {name}: {effort} ({effort.basis})" for name, effort in efforts.items()]
     if reporting["verbose"]:
         last += [f"  {days[0]:g} to {days[2]:g}: {what}" for what, days in _parts(efforts.values()).items()]
         last += dict.fromkeys(f"  effort is {effort.source}" for effort in efforts.values())
-    return report(title, found.findings, verdicts, more=more, last=last, **reporting)
+    return report(title, found.findings, verdicts, more=about(found), last=last, **reporting)
+
+
+def about(found: ModelReport) -> dict[str, Any]:
+    """What its document has beside verdicts and findings."""
+    return {
+        "model": found.name, "engine": str(found.engine), "layouts": found.layouts, "settings": found.settings,
+        "effort": msgspec.to_builtins(_efforts(found)),
+    }  # fmt: skip
+
+
+def _efforts(found: ModelReport) -> dict[str, Effort]:
+    return {name: effort_of(one for one in found.findings if one.target in ("", name)) for name in found.verdicts}
 
 
 def _parts(efforts: Iterable[Effort]) -> dict[str, tuple[float, float, float]]:

@@ -87,7 +87,7 @@ def command(
     if plot is not None:
         check_course_ending(plot)
     check_html(html)
-    outages = [_outage(text) for text in kill]
+    outages = [outage(text) for text in kill]
     catalog = Catalog()
     recorded = None if trace is None else read_trace(find_trace(trace, Path()))
     asked = None if workload is None else read_workload(catalog, find_workload(workload))
@@ -102,7 +102,7 @@ def command(
         draw_course(found.runs, outages, plot)
         click.echo(f"plot written to {plot}", err=True)
     give(
-        _document(found), lambda details: show_simulation(console(), found, details), title=f"{what}, simulated",
+        to_json(found), lambda details: show_simulation(console(), found, details), title=f"{what}, simulated",
         html=html, verbose=verbose, as_json=as_json, figures=lambda: course_figure(found.runs, outages),
     )  # fmt: skip
     if len(found.runs) < found.asked:
@@ -111,7 +111,7 @@ def command(
     return 0 if found.holds else 1
 
 
-def _document(found: Simulation) -> dict[str, object]:
+def to_json(found: Simulation) -> dict[str, object]:
     return {
         "asked": found.asked,
         "interrupted": len(found.runs) < found.asked,
@@ -143,7 +143,7 @@ def _loads(text: str) -> list[float]:
     return found
 
 
-def _outage(text: str) -> Outage:
+def outage(text: str) -> Outage:
     read = _KILL.fullmatch(text)
     if read is None:
         raise BadInput(f"--kill {text}: write POOL@TIME or POOL@TIME+FOR, such as mi300x@90s+60s")

@@ -1,0 +1,92 @@
+"""`crosstie mcp`: the answers of this command line as tools for an assistant."""
+
+import os
+import socket
+from pathlib import Path
+
+import click
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.releases import releases_folder
+from crosstie.cli.mcp_guard import read_only
+from crosstie.cli.mcp_tools import TOOLS, described, schema_of
+from crosstie.cli.options import FILE, json_option
+from crosstie.cli.show import console, print_json, show_table
+from crosstie.core.errors import BadInput
+
+
+@click.command("mcp")
+@click.option("--root", type=FILE, metavar="DIR", help="Files beneath it may be read. [default: none]")
+@click.option("--gateway", default="http://127.0.0.1:8080", show_default=True, metavar="URL", help="`explain` asks it.")
+@click.option(
+    "--http", "port", type=click.IntRange(0, 65535), metavar="PORT", help="Streamable HTTP on 127.0.0.1, not stdio."
+)
+@click.option("--tools", "listing", is_flag=True, help="List the tools and end; with --json their schemas.")
+@json_option
+def command(root: Path | None, gateway: str, port: int | None, listing: bool, as_json: bool) -> int:
+    """Serves read-only tools to an assistant by the Model Context Protocol.
+
+    \b
+    crosstie mcp --tools
+    crosstie mcp --root ./models-and-workloads
+    crosstie mcp --http 8765
+
+    An assistant starts it by its configuration and talks to it over stdin and stdout. The tools are fit,
+    compare, plan, simulate, preflight, explain and the catalog with its sources; they answer with the same
+    documents as --json. They write nothing and start nothing; they read the catalog and, with --root,
+    models, workloads, fleets and traces beneath it. Needs crosstie[mcp].
+    """
+    if listing:
+        return _list(as_json)
+    if as_json:
+        raise BadInput("--json goes with --tools: a server speaks JSON anyway")
+    try:
+        from crosstie.cli.mcp_server import make_server, serve_http, serve_stdio
+    except ModuleNotFoundError as error:
+        raise BadInput(f"there is no {error.name} here: pip install 'crosstie[mcp]'") from None
+    readable = [Path(folder) for folder in Catalog().directories]
+    if (releases := releases_folder()) is not None:
+        readable.append(releases)
+    if root is not None:
+        readable.append(_entered(root))
+    server = make_server(gateway)
+    listening = None if port is None else _listening(port)
+    read_only(readable)
+    if listening is None:
+        serve_stdio(server)
+    else:
+        click.echo(f"listening on http://127.0.0.1:{listening.getsockname()[1]}/mcp", err=True)
+        serve_http(server, listening)
+    return 0
+
+
+def _list(as_json: bool) -> int:
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": name, "description": described(kind), "input_schema": schema_of(kind),
+                    "output_schema": schema_of(kind.answers),
+                }
+                for name, kind in TOOLS.items()
+            ]
+        )  # fmt: skip
+    else:
+        show_table(console(), ["tool", "~what it answers"], [[name, described(kind)] for name, kind in TOOLS.items()])
+    return 0
+
+
+def _entered(root: Path) -> Path:
+    """Names of files are taken from there."""
+    try:
+        os.chdir(root)
+    except OSError as error:
+        raise BadInput(f"--root {root}: {error.strerror}") from None
+    return Path.cwd()
+
+
+def _listening(port: int) -> socket.socket:
+    try:
+        return socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise BadInput(f"--http {port}: {error.strerror}") from None
