@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import anyio
-import jsonschema
 import pytest
 from mcp import Client
 from mcp_types import CallToolResult, TextContent
@@ -19,7 +18,7 @@ from tests.waiting import comes_true
 
 from crosstie.cli import mcp_answers, mcp_server
 from crosstie.cli.mcp_server import make_server
-from crosstie.cli.mcp_tools import TOOLS, Question
+from crosstie.cli.mcp_tools import EXAMPLE, TOOLS, Question, schema_of
 from crosstie.core.progress import OnProgress
 
 ROOT = Path(__file__).parents[2]
@@ -76,9 +75,15 @@ def test_every_tool_is_described_typed_and_read_only() -> None:
         assert tool.annotations.open_world_hint is (tool.name == "explain")
         assert tool.description
         for schema in (tool.input_schema, tool.output_schema):
-            jsonschema.Draft202012Validator.check_schema(schema)
             assert schema["type"] == "object"
         assert tool.input_schema["additionalProperties"] is False
+
+
+def test_an_answer_of_other_types_than_the_schema_says_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TOOLS["catalog_show"], "document", lambda *_: {"name": "MI300X", "facts": [{"key": 1}]})
+    with pytest.raises(ExceptionGroup) as caught:
+        called("catalog_show", {"name": "mi300x"})
+    assert caught.group_contains(RuntimeError, match="Invalid structured content")
 
 
 # A tool, what it is asked, and the command that prints the same.
@@ -126,6 +131,11 @@ def test_a_plan_of_a_text_is_that_of_the_file(crosstie: Command, tmp_path: Path)
     assert of_text["workload"].pop("file") == "workload_toml"
     whole["workload"].pop("file")
     assert of_text == whole
+
+
+def test_the_example_of_a_workload_can_be_planned() -> None:
+    assert schema_of(TOOLS["plan"])["properties"]["workload_toml"]["anyOf"][0]["examples"] == [EXAMPLE]
+    assert answer("plan", {"workload_toml": EXAMPLE, "quick": True})["feasible"]
 
 
 def test_a_plan_is_confirmed_and_tells_how_far_it_is(crosstie: Command, tmp_path: Path) -> None:

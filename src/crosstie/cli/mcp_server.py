@@ -50,7 +50,7 @@ def make_server(gateway: str) -> Server[Any]:
     """`gateway`: the address that `explain` asks."""
     tools = [_tool(name, kind) for name, kind in TOOLS.items()]
     schemas = {tool.name: tool.input_schema for tool in tools}
-    room: anyio.CapacityLimiter | None = None
+    room = anyio.CapacityLimiter(_AT_ONCE)
 
     async def list_tools(
         _context: ServerRequestContext[Any], _params: PaginatedRequestParams | None
@@ -58,8 +58,6 @@ def make_server(gateway: str) -> Server[Any]:
         return ListToolsResult(tools=tools)
 
     async def call_tool(context: ServerRequestContext[Any], params: CallToolRequestParams) -> CallToolResult:
-        nonlocal room
-        room = room or anyio.CapacityLimiter(_AT_ONCE)
         kind = TOOLS.get(params.name)
         if kind is None:
             return _refused(f"unknown tool '{params.name}'.{did_you_mean(near_names(params.name, TOOLS))}")

@@ -40,6 +40,20 @@ from crosstie.port.preflight.model import ScanDepth, preflight
 
 Document = dict[str, Any]
 
+EXAMPLE = """\
+[traffic]
+requests_per_s = 20
+[[class]]
+name = "chat"
+model = "llama-3.3-70b"
+share = 1
+input = 1500
+output = 300
+ttft_ms = { p95 = 1000 }
+tpot_ms = { p90 = 50 }
+[constraints]
+accelerators = ["mi300x", "h200"]
+"""
 Name = Annotated[str, Meta(max_length=1000)]
 Names = Annotated[list[Name], Meta(min_length=1, max_length=64)]
 Tokens = Annotated[int, Meta(ge=1, le=10**7)]
@@ -49,7 +63,10 @@ On = Annotated[Names, Meta(description="Accelerators by their names in the catal
 Kv = Annotated[str, Meta(description="Format of the KV cache.", extra_json_schema={"enum": list(KV_FORMATS)})]
 Stack = Annotated[Name | None, Meta(description="Engine: vllm, sglang, tensorrt-llm, llama.cpp.")]
 Stored = Annotated[Name, Meta(description=f"How weights are stored: {', '.join(PRECISIONS)}.")]
-Toml = Annotated[str, Meta(max_length=200_000, description="Instead of a file: the text of a workload file.")]
+Toml = Annotated[
+    str,
+    Meta(max_length=200_000, description="Instead of a file: the text of a workload file.", examples=[EXAMPLE]),
+]
 Ranks = Annotated[int, Meta(ge=1, le=1024)]
 Split = Annotated[
     dict[Literal["tp", "pp", "ep", "dp"], Ranks],
@@ -139,9 +156,8 @@ class Compare(Question, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def document(self, gateway: str, on_progress: OnProgress) -> Document:
         replica = ReplicaOptions(
-            Load(self.concurrency, self.input_tokens, self.output_tokens),
-            _split(self.layout), self.precision, self.kv_format, self.stack,
-            self.speculation,
+            Load(self.concurrency, self.input_tokens, self.output_tokens), _split(self.layout), self.precision,
+            self.kv_format, self.stack, self.speculation,
         )  # fmt: skip
         return of_compare.to_json(replica.scorecard(Catalog(), self.model, ",".join(self.on)))
 
