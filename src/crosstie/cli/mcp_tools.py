@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+import crosstie
 from crosstie.catalog.describe import overview
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.precision import PRECISIONS
@@ -33,7 +34,6 @@ from crosstie.core.errors import BadInput, UnknownName
 from crosstie.core.fleet import Policy
 from crosstie.core.progress import OnProgress
 from crosstie.core.workload import Evidence, Workload
-from crosstie.decide import api
 from crosstie.decide.compare.scorecard import Load
 from crosstie.decide.plan.report import document, mark_of
 from crosstie.port.preflight.model import ScanDepth, preflight
@@ -122,7 +122,7 @@ class Fit(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stack: Stack = None
 
     def document(self, gateway: str, on_progress: OnProgress) -> Document:
-        found = api.fit(
+        found = crosstie.fit(
             self.model, self.on, context=self.context, precisions=self.precisions, kv_format=self.kv_format,
             stack=self.stack, layout=_split(self.layout),
         )  # fmt: skip
@@ -241,7 +241,7 @@ class Simulate(OnWorkload, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise BadInput("trace and workload: requests come from one of them")
         if self.class_name is not None and self.trace is None:
             raise BadInput("class_name is for a trace; a workload has its own")
-        found = api.simulate(
+        found = crosstie.simulate(
             self.either("what", self.what), self.workload, fleets=self.fleets, trace=self.trace,
             class_name=self.class_name, rate=self.rate, load=self.load, policy=self.policies or None,
             requests=self.requests, seeds=self.seeds, kill=[of_simulate.outage(text) for text in self.kill],
