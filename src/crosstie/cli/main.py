@@ -13,6 +13,7 @@ SECTIONS = {
     "Decide": {
         "fit": "how a model sits in memory on each accelerator",
         "compare": "one model under one load on several accelerators, and why one wins",
+        "scorecard": "accelerators by axis and scenario: who wins, by how much, how sure, every cell sourced",
         "plan": "the cheapest fleet for a workload, who goes where, and what would change it",
         "simulate": "a fleet, a plan or a workload under traffic: percentiles, cost, queues, policies side by side",
         "ui": "a page on this machine: change a workload, see the fleet move, two plans side by side",

@@ -105,15 +105,18 @@ def print_json(value: Any) -> None:
     click.echo(json_text(value))
 
 
-def show_table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+def show_table(
+    out: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "",
+    sources: Sequence[Sequence[str]] = (),
+) -> None:  # fmt: skip
     """A table where it fits, else a block for each row. Headings begin with ">" where cells stand to the right, and
-    with "~" where they are prose that may wrap."""
+    with "~" where they are prose that may wrap. A page's cells open their `sources`."""
     cells = [list(row) for row in rows]
     if title:
         heading(out, title)
     if (parts := _taking_down(out)) is not None:
         named = [Column(_name(c), right=c.startswith(">"), prose=c.startswith("~")) for c in columns]
-        parts.append(Kept(named, cells))
+        parts.append(Kept(named, cells, sources))
         return
     widths = _widths(columns, cells, out.width)
     if widths is None:
@@ -192,10 +195,12 @@ def _show_blocks(out: Console, columns: Sequence[str], rows: Sequence[Sequence[s
                 say(out, Text.assemble("  ", (f"{_name(columns[i])}: ", "dim"), row[i]))
 
 
-def show_scorecard(out: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def show_scorecard(
+    out: Console, names: Sequence[str], rows: Sequence[Sequence[str]], sources: Sequence[Sequence[str]] = ()
+) -> None:
     """Read across: a row is a quantity, a column a name. Names that do not fit beside the others go below them."""
     if _taking_down(out) is not None:
-        show_table(out, ["", *(f">{name}" for name in names)], rows)
+        show_table(out, ["", *(f">{name}" for name in names)], rows, sources=sources)
         return
     first = _widest(row[0] for row in rows)
     begin = 0

@@ -42,6 +42,8 @@ class Column(msgspec.Struct, frozen=True):
 class Table(msgspec.Struct, frozen=True, tag=True):
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
+    # Who says what each cell says, "" where nobody need say it; none at all for most tables.
+    sources: Sequence[Sequence[str]] = ()
 
     @property
     def is_wide(self) -> bool:
@@ -90,6 +92,8 @@ def write_report(report: Report) -> str:
     return _filled(
         "report.html",
         report=report,
+        sources=_numbered(report.parts),
+        source_of=_source,
         sections=_sections(report.parts),
         style=(_DATA / "report.css").read_text(),
         document=_in_a_script(report.document),
@@ -99,7 +103,10 @@ def write_report(report: Report) -> str:
 
 def write_sections(title: str, facts: Sequence[Fact], parts: Sequence[Part]) -> str:
     """The same without a page around it, for one that shows several."""
-    return _filled("sections.html", title=title, facts=facts, sections=_sections(parts), kind=_kind)
+    return _filled(
+        "sections.html", title=title, facts=facts, sections=_sections(parts), kind=_kind, sources=_numbered(parts),
+        source_of=_source,
+    )  # fmt: skip
 
 
 def _filled(template: str, **values: Any) -> str:
@@ -112,6 +119,16 @@ def _filled(template: str, **values: Any) -> str:
         loader=FileSystemLoader(_DATA), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return pages.get_template(template).render(**values)
+
+
+def _source(table: Table, row: int, cell: int) -> str:
+    return table.sources[row][cell] if table.sources else ""
+
+
+def _numbered(parts: Sequence[Part]) -> dict[str, int]:
+    """The sources of all tables, each once, in the order in which a reader meets them."""
+    cells = (source for part in parts if isinstance(part, Table) for row in part.sources for source in row)
+    return {source: number for number, source in enumerate(dict.fromkeys(filter(None, cells)), 1)}
 
 
 def _sections(parts: Sequence[Part]) -> list[Section]:

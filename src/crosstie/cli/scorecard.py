@@ -1,0 +1,245 @@
+"""`crosstie scorecard`: accelerators by axis and by scenario, every cell with its source."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.scenarios import shipped_scenarios
+from crosstie.cli.fit import deployment_json
+from crosstie.cli.html import check_html, give, html_option
+from crosstie.cli.options import json_option, on_option, verbose_option
+from crosstie.cli.show import closing, console, heading, say, show_scorecard, show_table
+from crosstie.core.deployment import Accelerator
+from crosstie.core.figures import dollars, share, significant
+from crosstie.decide.compare.board import (
+    EXPORT,
+    MONEY,
+    NOTHING,
+    PARTS,
+    PRECISION,
+    REFERENCE,
+    SILICON,
+    SOFTWARE,
+    SPEED,
+    Axis,
+    Cell,
+    export,
+    money,
+    silicon,
+    software,
+    speed,
+)
+from crosstie.decide.compare.contest import Contender, Contest, contest
+from crosstie.prove.calibration.results import read_results
+from crosstie.prove.calibration.tax import UNSTATED, Series, Tax, shipped_results, tax
+
+USUAL = "mi300x,mi325x,mi350x,mi355x,h100-sxm,h200,b200,b300"
+_SCENARIOS = "scenarios"
+_CHOICES = (*PARTS, _SCENARIOS)
+_DETAILS = "every axis, and each scenario's ranking"
+_TITLES = {
+    SILICON: "Silicon",
+    MONEY: "Money",
+    SPEED: "Speed and cost, at the load of each scenario",
+    SOFTWARE: f"Software: engines that run {REFERENCE} {PRECISION}, and what they leave of the roofline",
+    EXPORT: "Export: the US rule's figures",
+}
+_LEGEND = (
+    "times: the second's cost over the first's; at worst: with the first's dearest seller and the second's cheapest; "
+    "sure: at these prices, by the 80% intervals of both"
+)
+_EXPORT_LEGEND = (
+    "TPP: dense TFLOP/s x bits, the largest over formats. by density: the area of the die decides, which the catalog "
+    "lacks. by case: licences for China and Macau are reviewed one by one, under conditions; denial: it is presumed. "
+    "No legal advice."
+)
+_HONEST = "Predicted, from published results; Crosstie has run nothing on AMD."
+# What a first look wants of each.
+_BRIEF = ("memory", "bandwidth", "dense fp8, TFLOP/s", "power", "on-demand, $/h", "rent, $/GB-month", "TPP")
+
+
+@click.command("scorecard")
+@on_option(f"Accelerators. [default: {USUAL.replace(',', ', ')}]")
+@click.option("--part", "parts", multiple=True, type=click.Choice(_CHOICES), help="Only this part; may be given again.")
+@html_option
+@verbose_option(_DETAILS)
+@json_option
+def command(
+    accelerators: str | None, parts: tuple[str, ...], html: Path | None, verbose: bool, as_json: bool
+) -> int:  # fmt: skip
+    """Accelerators beside each other: silicon, money, speed, software, export, and who wins which scenario.
+
+    \b
+    crosstie scorecard
+    crosstie scorecard --on mi355x,b300,gb300 -v
+    crosstie scorecard --part export --part money
+    crosstie scorecard --html scorecard.html
+
+    Every cell has its source: in a page a cell is a link to it, in --json it is `source`. Scenarios are examples
+    (src/crosstie/catalog/data/scenarios.toml): each accelerator runs in its best layout at the most load that keeps
+    the targets, at the price of the middle one of its sellers. `sure` is the chance that the first is cheaper than
+    the second at these prices, by the 80% intervals of both. For your own load: `crosstie plan`.
+    """
+    check_html(html)
+    catalog = Catalog()
+    chosen = catalog.accelerators_named(accelerators or USUAL)
+    wanted = parts or _CHOICES
+    contests = []
+    if _SCENARIOS in wanted or SPEED in wanted:
+        contests = [contest(catalog, one, chosen) for one in shipped_scenarios()]
+    axes = _axes(catalog, chosen, contests, wanted)
+    shown = contests if _SCENARIOS in wanted else []
+    document = {
+        "accelerators": [one.id for one in chosen],
+        "axes": [asdict(axis) for axis in axes],
+        "scenarios": [contest_json(one) for one in shown],
+    }
+    give(
+        document, lambda details: show(chosen, axes, shown, details or bool(parts)), title="Scorecard of accelerators",
+        html=html, verbose=verbose, as_json=as_json,
+    )  # fmt: skip
+    return 0
+
+
+def _axes(
+    catalog: Catalog, chosen: Sequence[Accelerator], contests: Sequence[Contest], wanted: Sequence[str]
+) -> list[Axis]:
+    found: list[Axis] = []
+    if SILICON in wanted:
+        found += silicon(catalog, chosen)
+    if MONEY in wanted:
+        found += money(catalog, chosen)
+    if SPEED in wanted:
+        found += speed(contests, chosen)
+    if SOFTWARE in wanted:
+        names = [one.id for one in chosen]
+        found += software(catalog, chosen)
+        found += delivered(tax(catalog, read_results(shipped_results()), names), names)
+    if EXPORT in wanted:
+        found += export(chosen)
+    return found
+
+
+def delivered(found: Tax, names: Sequence[str]) -> list[Axis]:
+    """What `crosstie tax` has: of the newest release its share of the roofline, and the speed-up that got it there."""
+    latest = {group.series: group for group in sorted(found.groups, key=lambda group: group.date)
+              if group.median is not None and UNSTATED not in (group.release, group.series.engine)}  # fmt: skip
+    faster = {trend.series: trend for trend in found.trends if trend.common_points}
+    axes = []
+    for engine, campaign in sorted({(one.engine, one.campaign) for one in latest}):
+        fractions, trends = dict.fromkeys(names, NOTHING), dict.fromkeys(names, NOTHING)
+        for name in names:
+            series = Series(name, engine, campaign)
+            if (group := latest.get(series)) and group.median is not None:
+                said = f"median of {group.points:,} published points of {group.release} ({group.date}), `crosstie tax`"
+                fractions[name] = Cell(f"{share(group.median)} {group.release}", group.median, said)
+            if trend := faster.get(series):
+                span = f"{trend.first.release} ({trend.first.date}) to {trend.last.release} ({trend.last.date})"
+                said = f"{span}, on {trend.common_points:,} operating points that both have, `crosstie tax`"
+                trends[name] = Cell(f"{trend.ratio:.2f}x", trend.ratio, said)
+        label = f"{engine} {campaign}".strip()
+        axes.append(Axis(SOFTWARE, f"{label}, of roofline", "fraction", fractions))
+        if any(cell.value is not None for cell in trends.values()):
+            axes.append(Axis(SOFTWARE, "  speed-up", "ratio", trends))
+    return axes
+
+
+def show(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequence[Contest], details: bool) -> None:
+    out = console()
+    names = [one.id for one in chosen]
+    if contests:
+        columns = ["scenario", "cheapest", ">$/M tokens", "second", ">times", ">at worst", ">sure"]
+        show_table(
+            out, columns, [_verdict(one) for one in contests], sources=[_verdict_sources(one) for one in contests]
+        )
+        say(out, _LEGEND, "dim")
+    if not details:
+        brief = [axis for axis in axes if axis.name in _BRIEF]
+        rows = [[name, *(axis.cells[name].text for axis in brief)] for name in names]
+        if brief:
+            show_table(out, ["accelerator", *(f">{axis.name}" for axis in brief)], rows)
+        say(out, _HONEST, "dim")
+        closing(out, _DETAILS)
+        return
+    for part, title in _TITLES.items():
+        own = [axis for axis in axes if axis.part == part]
+        if own:
+            heading(out, title)
+            rows = [[axis.name, *(axis.cells[name].text for name in names)] for axis in own]
+            show_scorecard(out, names, rows, [["", *(axis.cells[name].source for name in names)] for axis in own])
+            if part == EXPORT:
+                say(out, _EXPORT_LEGEND, "dim")
+    for one in contests:
+        heading(out, f"{one.scenario.name}: {one.scenario.words}")
+        columns = ["accelerator", "layout", ">in flight", ">tokens/s a GPU", ">$/h", ">$/M tokens", ">80% interval"]
+        rows = [_place(entry) for entry in one.ranking]
+        show_table(out, columns, rows, sources=[_place_sources(entry) for entry in one.ranking])
+        for name, problem in one.problems.items():
+            say(out, f"  {name}: {problem}")
+    say(out, _HONEST, "dim")
+
+
+def _verdict(one: Contest) -> list[str]:
+    names = [entry.accelerator.id for entry in one.ranking[:2]] + ["-", "-"]
+    return [
+        one.scenario.name, names[0], dollars(one.ranking[0].usd_per_mtok) if one.ranking else "-", names[1],
+        *(f"{ratio:.2f}x" if ratio is not None else "-" for ratio in (one.ratio, one.ratio_at_worst)),
+        share(one.confidence) if one.confidence is not None else "-",
+    ]  # fmt: skip
+
+
+def _verdict_sources(one: Contest) -> list[str]:
+    said = [_predicted(entry) for entry in one.ranking[:2]] + ["", ""]
+    return ["", "", said[0], "", said[1], "", ""]
+
+
+def _predicted(one: Contender) -> str:
+    return f"{one.accelerator.id}: {one.priced}; predicted, {one.estimate.basis}"
+
+
+def _place(one: Contender) -> list[str]:
+    between = one.usd_interval
+    return [
+        one.accelerator.id, f"{one.deployment.parallelism}", f"{one.concurrency:,}",
+        significant(one.tokens_per_s_per_gpu), dollars(one.usd_per_hour), dollars(one.usd_per_mtok),
+        f"{dollars(between[0])} to {dollars(between[1])}" if between else "-",
+    ]  # fmt: skip
+
+
+def _place_sources(one: Contender) -> list[str]:
+    return [
+        "",
+        "",
+        "",
+        f"predicted, {one.estimate.basis}",
+        one.priced,
+        _predicted(one),
+        f"predicted, {one.estimate.basis}",
+    ]
+
+
+def contest_json(one: Contest) -> dict[str, object]:
+    return {
+        "scenario": one.scenario.name,
+        "load": one.scenario.words,
+        "winner": one.ranking[0].accelerator.id if one.ranking else None,
+        "ratio": one.ratio,
+        "ratio_at_worst_prices": one.ratio_at_worst,
+        "confidence": one.confidence,
+        "ranking": [
+            {
+                **deployment_json(entry.deployment),
+                "concurrency": entry.concurrency,
+                "output_tokens_per_s_per_gpu": entry.tokens_per_s_per_gpu,
+                "usd_per_gpu_hour": entry.usd_per_hour,
+                "usd_per_million_tokens": entry.usd_per_mtok,
+                "interval": entry.usd_interval,
+                "source": _predicted(entry),
+            }
+            for entry in one.ranking
+        ],
+        "problems": one.problems,
+    }

@@ -1,0 +1,223 @@
+"""Accelerators beside each other by axis: silicon, money, speed, software, export. Every cell has its source."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from crosstie.catalog.export import export_class, shipped_export
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.prices import KINDS
+from crosstie.core.deployment import Accelerator, Deployment, Parallelism
+from crosstie.core.errors import BadInput
+from crosstie.core.fact import Fact, Sourced
+from crosstie.core.figures import arithmetic, dollars, parameters, seconds, significant
+from crosstie.core.model import COMPUTE_FORMATS, Model
+from crosstie.core.units import HOURS_PER_MONTH
+from crosstie.decide.compare.contest import BY_THE_HOUR, Contest
+from crosstie.decide.cost.prices import PURCHASE, Quote, behind, quote, quotes
+from crosstie.perf.fit import FITS, place, smallest_layout
+from crosstie.perf.memory import memory_plan
+from crosstie.port.preflight.matrix import builds
+from crosstie.port.preflight.readiness import ReadinessCheck
+
+# What is left for a cache hangs on what else is there: the model that $ per GB of KV cache and engines are asked with.
+REFERENCE, PRECISION = "llama-3.3-70b", "fp8"
+_CONTEXT = 8192
+_ENGINES = ("vllm", "sglang", "tensorrt-llm", "atom", "llama.cpp")
+# Words of a verdict that a cell has room for.
+_SHORT = {"ready with settings": "settings", "will not run": "no", "not known, but measured": "measured"}
+SILICON, MONEY, SPEED, SOFTWARE, EXPORT = PARTS = ("silicon", "money", "speed", "software", "export")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    text: str
+    # SI, or USD; None where nobody knows.
+    value: float | str | None
+    # Who says so, as of when, on which basis; or what it was computed from.
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    part: str
+    name: str
+    unit: str
+    # By accelerator.
+    cells: dict[str, Cell]
+
+
+NOTHING = Cell("-", None, "not in the catalog")
+
+
+def cited(fact: Sourced) -> str:
+    return f"{fact.source} ({fact.basis}, {fact.date})" + (f"; {fact.note}" if fact.note else "")
+
+
+def _of(fact: Fact | None) -> Cell:
+    return Cell(str(fact), fact.si, cited(fact)) if fact else NOTHING
+
+
+def silicon(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]:
+    def axis(name: str, unit: str, facts: Mapping[str, Fact | None]) -> Axis:
+        return Axis(SILICON, name, unit, {part: _of(fact) for part, fact in facts.items()})
+
+    found = [
+        axis("memory", "bytes", {one.id: one.memory.capacity for one in accelerators}),
+        axis("bandwidth", "bytes/s", {one.id: one.memory.bandwidth for one in accelerators}),
+    ]
+    for format in COMPUTE_FORMATS:
+        rates = {one.id: one.dense.get(format) for one in accelerators}
+        if any(rates.values()):
+            cells = {
+                part: Cell(significant(rate.si / 1e12), rate.si, cited(rate)) if rate else NOTHING
+                for part, rate in rates.items()
+            }
+            found.append(Axis(SILICON, f"dense {format}, TFLOP/s", "FLOP/s", cells))
+    found += [
+        axis("links, one way", "bytes/s", {one.id: one.scale_up.bandwidth for one in accelerators}),
+        axis("GPUs they join", "count", {one.id: one.scale_up.domain for one in accelerators}),
+        axis("network a GPU", "bytes/s", {one.id: one.scale_out.bandwidth for one in accelerators}),
+        axis("power", "W", {one.id: one.chip.tdp for one in accelerators}),
+        _largest(catalog, accelerators),
+    ]
+    return found
+
+
+def _largest(catalog: Catalog, accelerators: Sequence[Accelerator]) -> Axis:
+    """The model of the catalog with most parameters that one GPU holds with a sequence of 8,192 tokens."""
+    models = sorted(catalog.models.values(), key=lambda one: -one.parameters)
+    said = f"`crosstie fit` of every model of the catalog in its own precision, {_CONTEXT:,} tokens, one GPU"
+    cells = {}
+    for accelerator in accelerators:
+        held = next((one for one in models if _holds(catalog, one, accelerator)), None)
+        cells[accelerator.id] = Cell(parameters(held.parameters), held.parameters, f"{held.id}: {said}") if held else (
+            Cell("none", None, said))  # fmt: skip
+    return Axis(SILICON, "largest model on one", "parameters", cells)
+
+
+def _holds(catalog: Catalog, model: Model, accelerator: Accelerator) -> bool:
+    if model.max_context and model.max_context < _CONTEXT:
+        return False
+    try:
+        return place(catalog.deployment(model, accelerator, Parallelism()), _CONTEXT).verdict == FITS
+    except BadInput:
+        return False
+
+
+def money(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]:
+    def priced(found: Quote | None) -> Cell:
+        if found is None:
+            return NOTHING
+        refs = sorted({cited(price.amount) for price in behind(catalog.prices, found)})
+        return Cell(dollars(found.usd), found.usd, f"{found.origin}: {' | '.join(refs)}")
+
+    axes = []
+    for kind in KINDS:
+        cells = {one.id: priced(quote(catalog.prices, one.id, kind)) for one in accelerators}
+        if any(cell.value is not None for cell in cells.values()):
+            unit = "USD" if kind.startswith(PURCHASE) else "USD/h"
+            axes.append(Axis(MONEY, f"{kind}, {'$' if unit == 'USD' else '$/h'}", unit, cells))
+    rents = quotes(catalog.prices, [one.id for one in accelerators], BY_THE_HOUR, {})
+    bought = {one.id: quote(catalog.prices, one.id, PURCHASE) for one in accelerators}
+    rooms = {one.id: _cache_gb(catalog, one) for one in accelerators}
+    by_rent, by_price, by_cache = dict[str, Cell](), dict[str, Cell](), dict[str, Cell]()
+    for one in accelerators:
+        gb = one.memory_bytes / 1e9
+        rent, buy, room = rents.get(one.id), bought[one.id], rooms[one.id]
+        by_rent[one.id] = by_price[one.id] = by_cache[one.id] = NOTHING
+        if rent:
+            month, said = rent.usd * HOURS_PER_MONTH, f"{dollars(rent.usd)}/h {rent.kind} ({rent.origin})"
+            by_rent[one.id] = Cell(dollars(month / gb), month / gb, f"{said} over {gb:,.0f} GB")
+            if room:
+                left, deployment = room
+                where = f"{left:,.0f} GB a GPU that {deployment.model.id} {deployment.precision.id} leaves"
+                text = f"{said} over {where} on {deployment.parallelism.gpus}, by `crosstie fit`"
+                by_cache[one.id] = Cell(dollars(month / left), month / left, text)
+        if buy:
+            by_price[one.id] = Cell(dollars(buy.usd / gb), buy.usd / gb, f"{dollars(buy.usd)} ({buy.origin})")
+    return [
+        *axes,
+        Axis(MONEY, "rent, $/GB-month", "USD/GB-month", by_rent),
+        Axis(MONEY, "purchase, $/GB", "USD/GB", by_price),
+        Axis(MONEY, "KV cache, $/GB-month", "USD/GB-month", by_cache),
+    ]
+
+
+def _cache_gb(catalog: Catalog, accelerator: Accelerator) -> tuple[float, Deployment] | None:
+    """What the reference model leaves of a GPU, on the fewest that hold it."""
+    try:
+        placed = smallest_layout(
+            catalog, catalog.model(REFERENCE), accelerator, context=_CONTEXT, output_tokens=1, sequences=1,
+            precision=PRECISION,
+        )  # fmt: skip
+    except BadInput:
+        return None
+    return (memory_plan(placed.deployment).cache_bytes / 1e9, placed.deployment) if placed else None
+
+
+def speed(contests: Iterable[Contest], accelerators: Sequence[Accelerator]) -> list[Axis]:
+    """Of each scenario the tokens a second of a GPU, and what a million of them costs; by its own parts if it has."""
+    axes = []
+    for found in contests:
+        if found.scenario.accelerators:
+            continue
+        by_name = {one.accelerator.id: one for one in found.ranking}
+        rates, costs = dict[str, Cell](), dict[str, Cell]()
+        for part in accelerators:
+            one = by_name.get(part.id)
+            if one is None:
+                rates[part.id] = costs[part.id] = Cell("-", None, found.problems[part.id])
+                continue
+            at = f"{one.deployment.label}, {one.concurrency:,} in flight: TTFT {seconds(one.estimate.ttft_s)}"
+            said = f"{at}, TPOT {seconds(one.estimate.tpot_s)}; predicted, {one.estimate.basis}"
+            rates[part.id] = Cell(significant(one.tokens_per_s_per_gpu), one.tokens_per_s_per_gpu, said)
+            costs[part.id] = Cell(dollars(one.usd_per_mtok), one.usd_per_mtok, f"{one.priced}; {said}")
+        axes += [
+            Axis(SPEED, f"{found.scenario.name}, tokens/s", "output tokens/s a GPU", rates),
+            Axis(SPEED, "  $/M tokens", "USD per million output tokens", costs),
+        ]
+    return axes
+
+
+def software(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]:
+    """The newest release of each engine that preflight has read: whether it runs the reference model."""
+    check, model = ReadinessCheck(catalog), catalog.model(REFERENCE)
+    dated = {(one.engine, one.version): f"{one.source}, {one.released}" for one in builds()}
+    axes = []
+    for engine in _ENGINES:
+        cells = {}
+        for one in accelerators:
+            try:
+                deployment = catalog.deployment(model, one, Parallelism(), PRECISION, stack=engine)
+            except BadInput as error:
+                cells[one.id] = Cell("no", "no", str(error))
+                continue
+            found = check.readiness(deployment)
+            word = _SHORT.get(found.verdict, found.verdict)
+            why = f": {found.why}" if found.why else ""
+            built = dated.get((engine, found.release), "")
+            said = f"`crosstie preflight` of {REFERENCE} {PRECISION} with {found.label}: {found.verdict}{why}"
+            text = f"{word} {found.release}".strip()
+            cells[one.id] = Cell(text, found.verdict, said + (f" ({built})" if built else ""))
+        axes.append(Axis(SOFTWARE, engine, "", cells))
+    return axes
+
+
+def export(accelerators: Sequence[Accelerator]) -> list[Axis]:
+    rule = shipped_export()
+    tpp, threshold, review = dict[str, Cell](), dict[str, Cell](), dict[str, Cell]()
+    for one in accelerators:
+        found = export_class(one, rule)
+        rate = f"dense {found.format} {arithmetic(found.rate.si)} x bits: {cited(found.rate)}"
+        tpp[one.id] = Cell(f"{found.tpp:,.0f}", found.tpp, rate)
+        density = f"; needs the area of the die, which the catalog lacks: {cited(rule.density)}"
+        why = f"{cited(rule.tpp)}{density if found.threshold == 'by density' else ''}"
+        threshold[one.id] = Cell(found.threshold, found.threshold, why)
+        said = {None: "-", True: "by case", False: "denial"}[found.case_by_case]
+        why = f"{cited(rule.review_tpp)}; {cited(rule.review_bandwidth)}; {one.memory.bandwidth} here"
+        review[one.id] = Cell(said, said, why)
+    return [
+        Axis(EXPORT, "TPP", "TFLOP/s x bits", tpp),
+        Axis(EXPORT, "US threshold", "", threshold),
+        Axis(EXPORT, "China, Macau", "", review),
+    ]
