@@ -21,7 +21,7 @@ BANDS: list[dict[str, list[list[str]]]] = [
         ],
     },
     {
-        "decide": [["decide.plan"], ["decide.cost"], ["decide.compare"]],
+        "decide": [["decide.scorecard"], ["decide.plan"], ["decide.cost"], ["decide.compare"]],
         "run": [
             ["run.pick"],
             ["run.service"],

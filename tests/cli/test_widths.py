@@ -55,6 +55,7 @@ TCO = ["tco", "llama-3.1-70b", "--precision", "fp8", "--on", "mi300x,h200", "--g
 TESTS = Path(__file__).parents[1]
 RECORDED, TRACED = TESTS / "port" / "divergence" / "data", TESTS / "prove" / "profile" / "data"
 COMMANDS = {
+    "scorecard": ["scorecard", "--on", "mi300x,h200,mi355x,b200", "--part", "silicon", "--part", "money"],
     "fit": ["fit", "llama-3.1-405b", "--precision", "bf16,fp8", "--context", "32768"],
     "simulate": ["simulate", "FLEET", "--requests", "300", "--processes", "1", "-v", "--policy", "fastest,round-robin"],
     "fit-one": ["fit", "llama-3.1-70b", "--on", "mi300x,h100-sxm", "-v"],

@@ -30,6 +30,7 @@ ROOMS = [
     "decide.compare",
     "decide.cost",
     "decide.plan",
+    "decide.scorecard",
     "run.wire",
     "run.ledger",
     "run.share",

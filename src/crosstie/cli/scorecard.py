@@ -14,7 +14,7 @@ from crosstie.cli.options import json_option, on_option, verbose_option
 from crosstie.cli.show import closing, console, heading, say, show_scorecard, show_table
 from crosstie.core.deployment import Accelerator
 from crosstie.core.figures import dollars, share, significant
-from crosstie.decide.compare.board import (
+from crosstie.decide.scorecard.board import (
     EXPORT,
     MONEY,
     NOTHING,
@@ -32,7 +32,7 @@ from crosstie.decide.compare.board import (
     software,
     speed,
 )
-from crosstie.decide.compare.contest import Contender, Contest, contest
+from crosstie.decide.scorecard.contest import Contender, Contest, contest
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.tax import UNSTATED, Series, Tax, shipped_results, tax
 
@@ -49,7 +49,7 @@ _TITLES = {
 }
 _LEGEND = (
     "times: the second's cost over the first's; at worst: with the first's dearest seller and the second's cheapest; "
-    "sure: at these prices, by the 80% intervals of both"
+    "below 1x the seller decides, not the silicon; sure: at these prices, by the 80% intervals of both"
 )
 _EXPORT_LEGEND = (
     "TPP: dense TFLOP/s x bits, the largest over formats. by density: the area of the die decides, which the catalog "
@@ -58,7 +58,7 @@ _EXPORT_LEGEND = (
 )
 _HONEST = "Predicted, from published results; Crosstie has run nothing on AMD."
 # What a first look wants of each.
-_BRIEF = ("memory", "bandwidth", "dense fp8, TFLOP/s", "power", "on-demand, $/h", "rent, $/GB-month", "TPP")
+_BRIEF = ("memory", "bandwidth", "dense fp8, TFLOP/s", "power", "on-demand, $/h", "rent, $ a GB-month", "TPP")
 
 
 @click.command("scorecard")
@@ -179,7 +179,8 @@ def show(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequence
         show_table(out, columns, rows, sources=[_place_sources(entry) for entry in one.ranking])
         for name, problem in one.problems.items():
             say(out, f"  {name}: {problem}")
-    say(out, _HONEST, "dim")
+    if contests or any(axis.part in (SPEED, SOFTWARE) for axis in axes):
+        say(out, _HONEST, "dim")
 
 
 def _verdict(one: Contest) -> list[str]:

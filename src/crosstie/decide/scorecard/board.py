@@ -12,8 +12,8 @@ from crosstie.core.fact import Fact, Sourced
 from crosstie.core.figures import arithmetic, dollars, parameters, seconds, significant
 from crosstie.core.model import COMPUTE_FORMATS, Model
 from crosstie.core.units import HOURS_PER_MONTH
-from crosstie.decide.compare.contest import BY_THE_HOUR, Contest
 from crosstie.decide.cost.prices import PURCHASE, Quote, behind, quote, quotes
+from crosstie.decide.scorecard.contest import BY_THE_HOUR, Contest
 from crosstie.perf.fit import FITS, place, smallest_layout
 from crosstie.perf.memory import memory_plan
 from crosstie.port.preflight.matrix import builds
@@ -137,9 +137,9 @@ def money(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]:
             by_price[one.id] = Cell(dollars(buy.usd / gb), buy.usd / gb, f"{dollars(buy.usd)} ({buy.origin})")
     return [
         *axes,
-        Axis(MONEY, "rent, $/GB-month", "USD/GB-month", by_rent),
+        Axis(MONEY, "rent, $ a GB-month", "USD/GB-month", by_rent),
         Axis(MONEY, "purchase, $/GB", "USD/GB", by_price),
-        Axis(MONEY, "KV cache, $/GB-month", "USD/GB-month", by_cache),
+        Axis(MONEY, "KV cache, $ a GB-month", "USD/GB-month", by_cache),
     ]
 
 
