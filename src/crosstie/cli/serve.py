@@ -28,7 +28,7 @@ def _mode(context: click.Context, option: click.Parameter, given: str | None) ->
         "Without GPUs": "--emulate --speed",
         "Clients": "--unix --unix-mode --no-tcp --tls-cert --tls-key --tls-client-ca --http2",
         "Batches": "--batches --batch-in-flight --batch-max-gib",
-        "Administration": "--admin-port --admin-host --admin-anywhere --ops-port --ops-host",
+        "Administration": "--dashboard --admin-port --admin-host --admin-anywhere --ops-port --ops-host",
         "Records, logs and traces": "--record --record-max-mib --record-keep --log-format --log-requests "
         "--log-prompts --otel",
     },
@@ -65,10 +65,14 @@ def _mode(context: click.Context, option: click.Parameter, given: str | None) ->
     help="With --emulate: so many times as fast as real time.",
 )  # fmt: skip
 @click.option(
+    "--dashboard", is_flag=True,
+    help="A page for operators at /crosstie/ of --port; it is at --admin-port in any case.",
+)  # fmt: skip
+@click.option(
     "--admin-port",
     type=click.IntRange(0, 65535),
     metavar="N",
-    help="A second port, for `crosstie admin`.",
+    help="A second port, for `crosstie admin` and the page.",
 )
 @click.option(
     "--admin-host", default="127.0.0.1", show_default=True, metavar="A", help="Where administrators are listened to."
@@ -174,6 +178,10 @@ def _show(served: Served, as_json: bool) -> None:
         places = [str(one) for one in (None if options.no_tcp else url, options.unix) if one is not None]
         workers = f", {options.workers} workers" if options.workers > 1 else ""
         say(out, f"serving at {' and '.join(places)}{workers}")
+        if served.admin_url is not None:
+            page = f"{url.removesuffix('/v1')}" if options.dashboard else served.admin_url
+            where = f"in {served.admin_key_file}" if served.admin_key_file is not None else "CROSSTIE_ADMIN_KEY"
+            say(out, f"operators at {page}/crosstie/; the administrator's key is {where}")
         if served.ops_url is not None:
             say(out, f"/health, /ready and /metrics at {served.ops_url}")
         say(out, f"try: crosstie explain --url {url.removesuffix('/v1')} --model {fleet.pools[0].model}")

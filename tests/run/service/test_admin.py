@@ -15,7 +15,8 @@ from tests.run.gateway.fakes import Fake, Running, fakes, fleet_of, pool_of, run
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
-from crosstie.run.service.admin_door import AdminDoor, AdminKey
+from crosstie.run.service.admin_door import AdminDoor
+from crosstie.run.service.door_keys import DoorKeys
 from crosstie.run.service.worker_link import (
     ChangesRequest,
     Failed,
@@ -185,12 +186,12 @@ def test_it_stays_on_loopback_unless_told() -> None:
 def test_a_key_that_would_not_do_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CROSSTIE_ADMIN_KEY", key)
     with pytest.raises(BadInput, match="CROSSTIE_ADMIN_KEY"):
-        AdminKey()
+        DoorKeys()
 
 
 def test_a_key_is_made_up_for_its_owner_alone_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CROSSTIE_ADMIN_KEY")
-    first, second = AdminKey(), AdminKey()
+    first, second = DoorKeys(), DoorKeys()
     assert first.file is not None
     assert second.file is not None
     assert stat.S_IMODE(first.file.stat().st_mode) == 0o600

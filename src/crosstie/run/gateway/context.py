@@ -14,7 +14,7 @@ from crosstie.route.router import Router
 from crosstie.run.gateway.adapters import AdapterLoader
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.guard import Guard
-from crosstie.run.gateway.interfaces import Batches, HostedModels, OtherWorkers, Tokenizing, Tracing
+from crosstie.run.gateway.interfaces import Batches, HostedModels, OtherWorkers, OwnPages, Tokenizing, Tracing
 from crosstie.run.gateway.metrics import Metrics
 from crosstie.run.gateway.responses import KeptResponses
 
@@ -44,6 +44,8 @@ class Context:
         self.tokenizing: Tokenizing | None = None
         # Who keeps files and runs batches; None: nobody does.
         self.batches: Batches | None = None
+        # Pages for operators at the clients' port; None: there are none.
+        self.own_pages: OwnPages | None = None
         # Called with each decision: the request's id, attempts before it, the request as the router sees it.
         self.on_decision: Callable[[bytes, int, Ask, Decision], None] | None = None
         # Called when a backend came up or went down.

@@ -377,7 +377,7 @@ class Exchange(ExchangeState):
         if served is not None:
             # What the client waited before: in the queue, and for backends that failed.
             waited = attempt.flight.started - self.arrived
-            self.context.metrics.observe(record, self.ask, served, waited)
+            self.context.metrics.observe(record, self.ask, served, waited, attempt.flight.prediction)
         return served is not None
 
     def priced(self) -> float:

@@ -102,6 +102,20 @@ class Batches:
         raise NotImplementedError
 
 
+class OwnPages:
+    """What operators look at beside the API; see `service.dashboard`."""
+
+    paths: frozenset[str] = frozenset()
+
+    def opens(self, request: Request) -> None:
+        """A request to one of its paths has a body that is still to come. Raises BadRequest."""
+        raise NotImplementedError
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        """A request to one of its paths."""
+        raise NotImplementedError
+
+
 class Tracing:
     def begin(self, path: str, given: bytes) -> TracedRequest:
         """A request has come; `given` are its own valid lines of trace context, if it has any."""

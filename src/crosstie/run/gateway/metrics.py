@@ -9,6 +9,7 @@ from collections.abc import Callable
 from crosstie.core.histogram import Family, Histogram, Samples, exposition, histogram_samples
 from crosstie.route.ask import Ask
 from crosstie.route.live import Flight, ServedRequest
+from crosstie.route.speed import Prediction
 from crosstie.run.gateway.record import RequestRecord
 
 TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -24,6 +25,8 @@ class _PoolCounts:
     def __init__(self) -> None:
         self.input_tokens = self.output_tokens = 0
         self.charged_usd = 0.0
+        # Of the requests in the histograms, what was predicted when they were sent.
+        self.predicted_ttft_s = self.predicted_tpot_s = 0.0
         self.ttft, self.tpot = Histogram(TTFT_S), Histogram(TPOT_S)
 
 
@@ -57,7 +60,10 @@ class Metrics:
             counts = self.pools[pool] = _PoolCounts()
         return counts
 
-    def observe(self, record: RequestRecord, ask: Ask, served: ServedRequest, waited_s: float) -> None:
+    def observe(
+        self, record: RequestRecord, ask: Ask, served: ServedRequest, waited_s: float,
+        predicted: Prediction | None = None,
+    ) -> None:  # fmt: skip
         """What was served by one backend: the same tokens and dollars as its record has."""
         counts = self._of(record.pool)
         counts.input_tokens += record.input_tokens
@@ -67,10 +73,12 @@ class Metrics:
         if served.ttft_s is not None:
             ttft_s = waited_s + served.ttft_s
             counts.ttft.add(ttft_s)
+            counts.predicted_ttft_s += predicted.ttft_s if predicted is not None else 0.0
             if ask.ttft_s is not None:
                 self.targets[name, "ttft", ttft_s <= ask.ttft_s] += 1
         if served.tpot_s is not None:
             counts.tpot.add(served.tpot_s)
+            counts.predicted_tpot_s += predicted.tpot_s if predicted is not None else 0.0
             if ask.tpot_s is not None:
                 self.targets[name, "tpot", served.tpot_s <= ask.tpot_s] += 1
 

@@ -42,6 +42,10 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
             else:
                 reply.send(405, error_body(405, f"{path} takes POST", "method_not_allowed"), b"allow: POST\r\n")
             return
+        own = gateway.context.own_pages
+        if own is not None and path in own.paths:
+            own.handle(request, reply)
+            return
         if path.startswith(_BATCHED) and gateway.context.batches is not None:
             gateway.context.batches.handle(request, reply)
             return

@@ -19,9 +19,10 @@ from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Pool
 from crosstie.core.histogram import Family
 from crosstie.run.gateway.notices import Level, Notice
-from crosstie.run.service.admin_view import RecentDecisions
+from crosstie.run.service.admin_view import FleetView, RecentDecisions, fleet_view
 from crosstie.run.service.overlay import Action, Change, Laid, laid_over, pool_named, pool_of, with_change
 from crosstie.run.service.process import GatewayProcess
+from crosstie.run.service.served_view import DayCounts
 from crosstie.run.service.worker_link import Changes, ChangesRequest, Done, Failed, ReloadRequest, WorkerAnswer
 
 # What a reader's complaint calls the request that it was reading.
@@ -41,7 +42,7 @@ class Administration:
 
     def __init__(self, process: GatewayProcess):
         self.process, self.gateway = process, process.gateway
-        self.recent = RecentDecisions(process.gateway)
+        self.recent, self.day = RecentDecisions(process.gateway), DayCounts(process.gateway)
         self.base = process.fleet
         self.changes: tuple[Change, ...] = ()
         # Grows with every change: the process that has the larger one knows better.
@@ -67,6 +68,10 @@ class Administration:
                     self._on_changes(one)
                     # While it starts it is no component yet that hears of the fleet which has been loaded.
                     self.reloaded()
+
+    def view(self) -> FleetView:
+        """The fleet as this process has it."""
+        return fleet_view(self.gateway, self.base, self.day)
 
     # The fleet, with the changes over it
 

@@ -7,15 +7,10 @@ cannot send to another origin without asking first.
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import ipaddress
 import os
-import secrets
 import socket
-import tempfile
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -25,9 +20,12 @@ from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet
 from crosstie.run.gateway.errors import RequestRejected, error_body
 from crosstie.run.gateway.notices import Notice
+from crosstie.run.gateway.paths import tidy_path
 from crosstie.run.service.admin import ACTIONS, Administration
-from crosstie.run.service.admin_view import MOST_DECISIONS, DecisionView, fleet_view, merged
-from crosstie.run.service.door import Door
+from crosstie.run.service.admin_view import MOST_DECISIONS, DecisionView, FleetView, merged
+from crosstie.run.service.dashboard import Dashboard
+from crosstie.run.service.door import Door, json_object
+from crosstie.run.service.door_keys import KEY_VARIABLE, DoorKeys
 from crosstie.run.service.process import GatewayProcess
 from crosstie.run.service.worker_link import Decisions, DecisionsRequest, FleetAnswer, FleetRequest
 from crosstie.run.wire.address import is_loopback
@@ -35,8 +33,6 @@ from crosstie.run.wire.request import Request, RequestLimits
 from crosstie.run.wire.server import Reply, Server
 
 PREFIX = "/admin/v1/"
-KEY_VARIABLE = "CROSSTIE_ADMIN_KEY"
-_LEAST_KEY = 16
 _MOST_BODY = 2**20
 _LOOK_S = 0.2
 # Who has closed only its own half may still read; that nobody does shows when something is written.
@@ -49,45 +45,15 @@ _NO_STORE = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
 _encode = msgspec.json.Encoder().encode
 
 
-class AdminKey:
-    """From the environment, or made up and written to a file that only its owner reads."""
-
-    def __init__(self) -> None:
-        given = os.environ.get(KEY_VARIABLE, "").strip()
-        self.file: Path | None = None
-        if given and (len(given) < _LEAST_KEY or not given.isascii() or not given.isprintable() or " " in given):
-            raise BadInput(f"{KEY_VARIABLE}: must be {_LEAST_KEY} characters or more, plain ASCII without spaces")
-        if not given:
-            given = "ca-" + secrets.token_urlsafe(32)
-            # mkstemp's files are their owner's alone.
-            handle, name = tempfile.mkstemp(prefix="crosstie-admin-", suffix=".key")
-            with os.fdopen(handle, "w") as file:
-                file.write(given + "\n")
-            self.file = Path(name)
-        # Of several processes that share it, the one that made it takes it away.
-        self._maker = os.getpid()
-        self._digest = hashlib.sha256(given.encode()).digest()
-        # What reports call it by; nobody finds the key by it.
-        self.fingerprint = hashlib.sha256(b"fingerprint " + given.encode()).hexdigest()[:8]
-
-    def opens(self, authorization: bytes) -> bool:
-        scheme, _, given = authorization.partition(b" ")
-        right = hmac.compare_digest(hashlib.sha256(given.strip()).digest(), self._digest)
-        return right and scheme.lower() == b"bearer"
-
-    def forget(self) -> None:
-        if self.file is not None and os.getpid() == self._maker:
-            self.file.unlink(missing_ok=True)
-
-
 class AdminDoor(Door):
-    """A component of the gateway. `anywhere`: it may listen beyond loopback."""
+    """A component of the gateway. `anywhere`: it may listen beyond loopback; `shown`: the page of operators is at the
+    clients' port too."""
 
-    def __init__(self, host: str, port: int, *, anywhere: bool = False):
+    def __init__(self, host: str, port: int, *, anywhere: bool = False, shown: bool = False):
         if not is_loopback(host) and not anywhere:
             raise BadInput(f"--admin-host {host}: is not loopback; add --admin-anywhere if others may reach it")
         super().__init__(host, port, " for administrators")
-        self.key = AdminKey()
+        self.key, self._shown = DoorKeys(), shown
         self._followers: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._complained_at = float("-inf")
@@ -97,8 +63,14 @@ class AdminDoor(Door):
     async def start(self, process: GatewayProcess) -> None:
         self._loop = asyncio.get_running_loop()
         self.process, self.admin = process, Administration(process)
-        process.on(FleetRequest, lambda _: FleetAnswer(fleet_view(process.gateway, self.admin.base)))
+        process.on(FleetRequest, lambda _: FleetAnswer(self.admin.view()))
         process.on(DecisionsRequest, self._decisions_here)
+        self.dashboard = Dashboard(
+            process, self.admin, self.key, look=self._look, said=self._pools, decisions=self._decisions,
+            turned_away=self._complain,
+        )  # fmt: skip
+        if self._shown:
+            process.gateway.context.own_pages = self.dashboard
         await self.admin.join()
         limits = RequestLimits(body_bytes=_MOST_BODY, request_s=10.0)
         self._server = Server(self._loop, self._handle, limits, lambda status, why: error_body(status, why))
@@ -114,6 +86,8 @@ class AdminDoor(Door):
         for task in [*self._followers, *self._tasks]:
             task.cancel()
         await asyncio.gather(*self._followers, *self._tasks, return_exceptions=True)
+        await self.dashboard.stop()
+        self.admin.day.close()
         self._server.close()
 
     def close(self) -> None:
@@ -124,12 +98,16 @@ class AdminDoor(Door):
 
     def _handle(self, request: Request, reply: Reply) -> None:
         try:
+            if tidy_path(request) in self.dashboard.paths:
+                self._check_host(request)
+                self.dashboard.handle(request, reply)
+                return
             self._check_visitor(request)
             name = self._named(request)
             if name == "decisions" and _flag(request, "follow"):
                 self._follow(reply, alternatives=_flag(request, "alternatives"))
                 return
-            body = _json_object(request) if request.method == "POST" else {}
+            body = json_object(request) if request.method == "POST" else {}
         except RequestRejected as refused:
             _refuse(reply, refused.status, str(refused), refused.code)
             return
@@ -144,10 +122,8 @@ class AdminDoor(Door):
     def _check_visitor(self, request: Request) -> None:
         """Raises RequestRejected for whoever has not come here by own will, or has no key."""
         headers = request.headers
+        self._check_host(request)
         try:
-            host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
-            if not self._answers_to(host):
-                raise RequestRejected(403, "the Host of this request is not this door's", "wrong_host")
             origin = headers.get(b"origin")
             elsewhere = origin is not None and not is_loopback(urlsplit(origin.decode("latin-1")).hostname or "")
             if elsewhere or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
@@ -157,10 +133,19 @@ class AdminDoor(Door):
                     401, "this takes the administrator's key, as Authorization: Bearer KEY", "wrong_key"
                 )
         except ValueError:
-            raise RequestRejected(400, "the Host or Origin of this request is malformed", "wrong_host") from None
+            raise RequestRejected(400, "the Origin of this request is malformed", "wrong_origin") from None
         except RequestRejected as refused:
             self._complain(refused.code)
             raise
+
+    def _check_host(self, request: Request) -> None:
+        try:
+            host = urlsplit(f"//{request.headers.get(b'host', b'').decode('latin-1')}").hostname or ""
+        except ValueError:
+            raise RequestRejected(400, "the Host of this request is malformed", "wrong_host") from None
+        if not self._answers_to(host):
+            self._complain("wrong_host")
+            raise RequestRejected(403, "the Host of this request is not this door's", "wrong_host")
 
     def _answers_to(self, host: str) -> bool:
         """Loopback; and where it may be reached from elsewhere, its own names and plain addresses, which no name
@@ -200,7 +185,7 @@ class AdminDoor(Door):
                 reply.send(200, self.admin.config().encode(), _NO_STORE, b"application/toml")
                 return
             if name == "pools":
-                said = await self._pools()
+                said = self._pools(await self._look())
             elif name == "decisions":
                 last = _last(request)
                 rows = [row for one in await self._decisions(DecisionsRequest(last)) for row in one.rows]
@@ -217,12 +202,15 @@ class AdminDoor(Door):
         else:
             reply.send(200, _encode(said), _NO_STORE)
 
-    async def _pools(self) -> dict[str, Any]:
-        admin = self.admin
+    async def _look(self) -> FleetView:
         # Workers that have not got so far yet answer otherwise.
-        views = [one.fleet for one in await self.process.ask_all(FleetRequest()) if isinstance(one, FleetAnswer)]
+        answers = await self.process.ask_all(FleetRequest())
+        return merged([one.fleet for one in answers if isinstance(one, FleetAnswer)])
+
+    def _pools(self, view: FleetView) -> dict[str, Any]:
+        admin = self.admin
         return {
-            **msgspec.to_builtins(merged(views)),
+            **msgspec.to_builtins(view),
             "changes": [change.words for change in admin.changes],
             "dropped": [{"change": change.words, "why": why} for change, why in admin.left_out],
         }
@@ -233,6 +221,8 @@ class AdminDoor(Door):
         recent, name = self.admin.recent, str(os.getpid())
         if request.explain:
             self._explain_for_a_while()
+        if request.why:
+            return Decisions(name, recent.taken, 0, recent.why(request.why))
         if request.after is None:
             return Decisions(name, recent.taken, 0, recent.rows(0, request.most))
         after = request.after.get(name, recent.taken)
@@ -303,19 +293,6 @@ class _Follower:
 def _refuse(reply: Reply, status: int, why: str, code: str) -> None:
     headers = b"www-authenticate: Bearer\r\n" if status == 401 else b""
     reply.send(status, error_body(status, why, code), headers + _NO_STORE)
-
-
-def _json_object(request: Request) -> dict[str, Any]:
-    kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    if kind != b"application/json":
-        raise RequestRejected(415, "the body must be sent as content-type: application/json", "not_json")
-    try:
-        body = msgspec.json.decode(request.body or b"{}")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestRejected(400, f"the body is no JSON: {error}", "not_json") from None
-    if not isinstance(body, dict):
-        raise RequestRejected(400, "the body must be a JSON object", "not_json")
-    return body
 
 
 def _flag(request: Request, name: str) -> bool:

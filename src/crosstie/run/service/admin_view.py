@@ -16,6 +16,7 @@ from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.live import LivePool, Replica
 from crosstie.run.gateway.gateway import Gateway
+from crosstie.run.service.served_view import DayCounts, ServedView, TargetView, TeamView, target_views, team_views
 
 MOST_DECISIONS = 500
 _PRIORITIES = ("low", "normal", "high")
@@ -46,6 +47,10 @@ class BackendView(msgspec.Struct, kw_only=True):
     state: str = ""
     # Where prefill and decode are apart, which of the two it does.
     side: str = ""
+    # The engine as far as it is known; "emulated" is none: no GPU runs there.
+    engine: str = ""
+    # Of a model that shares its replica with others: resident, loading, leaving, asleep or failed.
+    residency: str = ""
 
 
 class PoolView(msgspec.Struct, kw_only=True):
@@ -79,9 +84,17 @@ class FleetView(msgspec.Struct, kw_only=True):
     pools: list[PoolView]
     leaving: list[LeavingView]
     processes: int = 1
+    # Backends that are emulated, and how many times as fast as the clock the gateway's own time runs then.
+    emulated: int = 0
+    speed: float = 1.0
+    served: list[ServedView] = []
+    teams: list[TeamView] = []
+    targets: list[TargetView] = []
+    # Before any decision, by code.
+    refused: dict[str, int] = {}
 
 
-def fleet_view(gateway: Gateway, file: Fleet) -> FleetView:
+def fleet_view(gateway: Gateway, file: Fleet, day: DayCounts | None = None) -> FleetView:
     """Of this worker. `file`: the fleet as its file has it, which tells what was added."""
     live = gateway.live
     of_file = {pool.name: {*pool.backends, *pool.led_backends} for pool in file.pools}
@@ -92,6 +105,11 @@ def fleet_view(gateway: Gateway, file: Fleet) -> FleetView:
         exchanges=len(gateway.exchanges),
         pools=[_pool_view(gateway, pool, of_file.get(pool.name)) for pool in live.pools],
         leaving=[LeavingView(one.pool.name, one.key, one.in_flight) for one in live.leaving if one.in_flight],
+        speed=gateway.speed,
+        served=day.views() if day is not None else [],
+        teams=team_views(gateway),
+        targets=target_views(gateway),
+        refused=dict(gateway.metrics.refused),
     )
 
 
@@ -130,6 +148,8 @@ def _backend_view(gateway: Gateway, replica: Replica, source: Source) -> Backend
             reported.running, reported.waiting, reported.kv_used_fraction, (now - reported.at) / gateway.speed
         ),
         side=replica.pool.side,
+        engine=backend.engine,
+        residency=replica.presence.state if replica.presence is not None else "",
     )
 
 
@@ -141,6 +161,7 @@ def merged(views: list[FleetView]) -> FleetView:
         first.queued += other.queued
         first.exchanges += other.exchanges
         first.leaving += other.leaving
+        _add_counts(first, other)
         for one in (one for pool in other.pools for one in pool.backends):
             own = found.get(one.backend)
             if own is None:
@@ -148,6 +169,7 @@ def merged(views: list[FleetView]) -> FleetView:
                 continue
             own.in_flight += one.in_flight
             own.connections += one.connections
+            own.engine = own.engine or one.engine
             if own.up and not one.up:
                 own.up, own.why_down, own.breaker = False, one.why_down, one.breaker
     for pool in first.pools:
@@ -160,7 +182,40 @@ def merged(views: list[FleetView]) -> FleetView:
         pool.in_flight = sum(one.in_flight for one in pool.backends)
         pool.state = states.pop() if len(states) == 1 else "draining" if pool.draining else "mixed"
     first.processes = len(views)
+    first.emulated = sum(one.engine == "emulated" for pool in first.pools for one in pool.backends)
+    for served in first.served:
+        served.today_pace = served.pace(served.today, served.today_s)
+    for team in first.teams:
+        team.today_usd += team.unwritten_usd
+        team.month_usd += team.unwritten_usd
     return first
+
+
+def _add_counts(first: FleetView, other: FleetView) -> None:
+    pools, teams = {one.pool: one for one in other.served}, {one.team: one for one in other.teams}
+    for served in first.served:
+        if (more := pools.get(served.pool)) is not None:
+            served.total, served.today = served.total.plus(more.total), served.today.plus(more.today)
+            served.today_s = max(served.today_s, more.today_s)
+    for team in first.teams:
+        if (too := teams.get(team.team)) is not None:
+            team.requests, team.tokens, team.usd = (
+                team.requests + too.requests,
+                team.tokens + too.tokens,
+                team.usd + too.usd,
+            )
+            # All of them read these from one store.
+            team.today_usd, team.month_usd = max(team.today_usd, too.today_usd), max(team.month_usd, too.month_usd)
+            team.unwritten_usd += too.unwritten_usd
+    targets = {(one.class_name, one.target): one for one in first.targets}
+    for target in other.targets:
+        known = targets.get((target.class_name, target.target))
+        if known is None:
+            first.targets.append(target)
+        else:
+            known.kept, known.missed = known.kept + target.kept, known.missed + target.missed
+    for code, count in other.refused.items():
+        first.refused[code] = first.refused.get(code, 0) + count
 
 
 # Decisions
@@ -203,7 +258,7 @@ class DecisionView(msgspec.Struct, kw_only=True):
 class RecentDecisions:
     def __init__(self, gateway: Gateway):
         # Of all that were ever taken, those from `taken - len` to `taken` are kept.
-        self.taken = 0
+        self.taken, self._gateway = 0, gateway
         self._kept: deque[tuple[float, bytes, int, Ask, Decision]] = deque(maxlen=MOST_DECISIONS)
         gateway.context.on_decision = self._on_decision
 
@@ -215,6 +270,21 @@ class RecentDecisions:
         """Those taken after the first `after` ones, oldest first; of more than `most`, the latest."""
         wanted = min(max(self.taken - after, 0), len(self._kept), most)
         return [_decision_view(*one) for one in islice(self._kept, len(self._kept) - wanted, None)]
+
+    def why(self, request_id: str) -> list[DecisionView]:
+        """The latest for that request, if it is still kept, with what each pool would be worth to it now."""
+        wanted = request_id.encode("latin-1", "replace")
+        for at, found, attempts, ask, decision in reversed(self._kept):
+            if found == wanted:
+                row = _decision_view(at, found, attempts, ask, decision)
+                now = self._gateway.router.decide(ask, self._gateway.now(), explain=True)
+                row.considered = _considered_views(now)
+                return [row]
+        return []
+
+
+def _considered_views(decision: Decision) -> list[ConsideredView]:
+    return [ConsideredView(one.pool, one.backend, one.score, one.dropped) for one in decision.considered]
 
 
 def _decision_view(at: float, request_id: bytes, attempts: int, ask: Ask, decision: Decision) -> DecisionView:
@@ -239,5 +309,5 @@ def _decision_view(at: float, request_id: bytes, attempts: int, ask: Ask, decisi
         else PredictedView(predicted.ttft_s, predicted.tpot_s, predicted.predicted_usd, predicted.cached_tokens),
         meets_target=decision.meets,
         reason=decision.reason,
-        considered=[ConsideredView(one.pool, one.backend, one.score, one.dropped) for one in decision.considered],
+        considered=_considered_views(decision),
     )

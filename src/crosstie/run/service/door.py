@@ -1,12 +1,15 @@
 """A further port of the gateway, not for its clients: in one process, or in several that accept together."""
 
 import socket
+from typing import Any
 
-from crosstie.run.gateway.errors import error_body
+import msgspec
+
+from crosstie.run.gateway.errors import RequestRejected, error_body
 from crosstie.run.gateway.pages import ops_handler
 from crosstie.run.service.process import Component, GatewayProcess, listening_on
 from crosstie.run.wire.listener import listening
-from crosstie.run.wire.request import RequestLimits
+from crosstie.run.wire.request import Request, RequestLimits
 from crosstie.run.wire.server import Server
 
 
@@ -53,3 +56,17 @@ class OpsDoor(Door):
 
     async def stop(self) -> None:
         self._server.close()
+
+
+def json_object(request: Request) -> dict[str, Any]:
+    """What somebody sends who changes something. Raises RequestRejected."""
+    kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json":
+        raise RequestRejected(415, "the body must be sent as content-type: application/json", "not_json")
+    try:
+        body = msgspec.json.decode(request.body or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestRejected(400, f"the body is no JSON: {error}", "not_json") from None
+    if not isinstance(body, dict):
+        raise RequestRejected(400, "the body must be a JSON object", "not_json")
+    return body

@@ -118,6 +118,8 @@ class ServeOptions:
     admin_port: int | None = None
     admin_host: str = "127.0.0.1"
     admin_anywhere: bool = False
+    # Operators' page at the clients' port too; without `admin_port` that is a free one.
+    dashboard: bool = False
     # One for health, readiness and metrics; None: they are at the clients'.
     ops_port: int | None = None
     ops_host: str = "127.0.0.1"
@@ -187,8 +189,10 @@ def _prepared(
         )  # fmt: skip
         stack.callback(edge.close)
         door = None
-        if options.admin_port is not None:
-            door = AdminDoor(options.admin_host, options.admin_port, anywhere=options.admin_anywhere)
+        if options.admin_port is not None or options.dashboard:
+            door = AdminDoor(
+                options.admin_host, options.admin_port or 0, anywhere=options.admin_anywhere, shown=options.dashboard
+            )
             stack.callback(door.close)
         ops = None
         if options.ops_port is not None:

@@ -77,6 +77,8 @@ class DecisionsRequest(_Message, frozen=True):
     after: dict[str, int] | None = None
     # Whether someone wants to know of the alternatives too.
     explain: bool = False
+    # The id of a request: its own decision alone, with what each pool would be worth to it now.
+    why: str = ""
 
 
 class Decisions(_Message, frozen=True):
@@ -85,6 +87,13 @@ class Decisions(_Message, frozen=True):
     taken: int
     skipped: int
     rows: list[DecisionView]
+
+
+class SessionEnded(_Message, frozen=True):
+    """Somebody has signed out: answered by `Done`."""
+
+    name: str
+    ends_at: int
 
 
 # Responses
@@ -135,7 +144,7 @@ class Failed(_Message, frozen=True):
 
 WorkerRequest = (
     MetricsRequest | ChangesRequest | Changes | ReloadRequest | FleetRequest | DecisionsRequest | LeaderState
-    | FollowerReport | ResponseKept
+    | FollowerReport | ResponseKept | SessionEnded
 )  # fmt: skip
 WorkerAnswer = MetricsPage | Changes | FleetAnswer | Decisions | LeaderState | FollowerLoad | Done | Failed
 # What a worker can be asked, by the class of the request.

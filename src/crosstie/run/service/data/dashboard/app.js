@@ -1,0 +1,452 @@
+// The page of operators. What comes from the gateway is only ever set as text: nothing in it becomes markup.
+
+const ROOT = "/crosstie";
+const MOST_DECISIONS = 100;
+const by = (id) => document.getElementById(id);
+
+let session = null;
+let stream = null;
+let latest = null;
+let paused = false;
+let retry = 0;
+
+// Elements. `children` are elements, or what is to stand there as text.
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "click") element.addEventListener("click", value);
+    else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.map((one) => (one instanceof Node ? one : String(one))));
+  return element;
+}
+
+function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+// Figures
+
+const NONE = "–";
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+function significant(value, digits = 3) {
+  return isNumber(value) ? value.toLocaleString("en-US", { maximumSignificantDigits: digits }) : NONE;
+}
+
+function seconds(value) {
+  if (!isNumber(value)) return NONE;
+  return value < 1 ? `${significant(value * 1000)} ms` : `${significant(value)} s`;
+}
+
+const whole = (value) => (isNumber(value) ? Math.round(value).toLocaleString("en-US") : NONE);
+const dollars = (value) => (isNumber(value) ? `$${significant(value)}` : NONE);
+const both = (predicted, delivered) => `${seconds(predicted)} → ${seconds(delivered)}`;
+const sum = (rows, of) => rows.reduce((total, row) => total + (of(row) || 0), 0);
+
+// Tables that are brought up to date cell by cell: rows by name, cells as text, or an element made once for a row.
+// A column: {head, right, kind, text: (row) => string, mood: (row) => class, element: (row) => Node}.
+class Table {
+  constructor(table, caption, columns, nameOf) {
+    this.columns = columns;
+    this.nameOf = nameOf;
+    this.rows = new Map();
+    const heads = columns.map((one) => make("th", { scope: "col", class: one.right ? "right" : null }, one.head));
+    this.body = make("tbody");
+    table.replaceChildren(make("caption", {}, caption), make("thead", {}, make("tr", {}, ...heads)), this.body);
+  }
+
+  show(rows) {
+    const seen = new Set();
+    let before = null;
+    for (const row of rows) {
+      const name = this.nameOf(row);
+      seen.add(name);
+      let shown = this.rows.get(name);
+      if (!shown) {
+        const cells = this.columns.map((one, n) => make(n ? "td" : "th", { scope: n ? null : "row" }));
+        shown = { line: make("tr", {}, ...cells), cells, made: [] };
+        this.rows.set(name, shown);
+      }
+      shown.row = row;
+      this.columns.forEach((column, n) => this.fill(shown, column, n));
+      const place = before ? before.nextSibling : this.body.firstChild;
+      if (place !== shown.line) this.body.insertBefore(shown.line, place);
+      before = shown.line;
+    }
+    for (const [name, shown] of this.rows) {
+      if (!seen.has(name)) {
+        shown.line.remove();
+        this.rows.delete(name);
+      }
+    }
+  }
+
+  fill(shown, column, n) {
+    const cell = shown.cells[n];
+    const kind = [column.right ? "right" : "", column.kind || "", column.mood ? column.mood(shown.row) : ""];
+    const named = kind.filter(Boolean).join(" ");
+    if (cell.className !== named) cell.className = named;
+    if (!column.element) {
+      say(cell, column.text(shown.row));
+      return;
+    }
+    if (!shown.made[n]) {
+      shown.made[n] = column.element(() => shown.row);
+      cell.replaceChildren(shown.made[n].node);
+    }
+    shown.made[n].update(shown.row);
+  }
+}
+
+const MOODS = { up: "good", down: "bad", draining: "caution", drained: "caution", mixed: "caution" };
+
+// Changes
+
+function askFor(question, meaning, verb, weight) {
+  say(by("question"), question);
+  say(by("meaning"), meaning);
+  say(by("do"), verb);
+  by("number").hidden = weight === undefined;
+  by("weight").required = weight !== undefined;
+  by("weight").value = weight === undefined || weight === null ? "" : weight;
+  by("ask").returnValue = "";
+  by("ask").showModal();
+  return new Promise((answer) => {
+    by("ask").addEventListener("close", () => answer(by("ask").returnValue === "yes"), { once: true });
+  });
+}
+
+async function send(method, path, body) {
+  const headers = { "content-type": "application/json" };
+  if (session) headers["x-crosstie-csrf"] = session.csrf;
+  const sent = body === undefined ? undefined : JSON.stringify(body);
+  const answer = await fetch(`${ROOT}/${path}`, { method, headers, body: sent });
+  const said = await answer.json().catch(() => ({}));
+  if (answer.status === 401 && path !== "session") signedOut("You were signed out.");
+  if (!answer.ok) throw new Error(said.error ? said.error.message : `status ${answer.status}`);
+  return said;
+}
+
+async function change(action, body) {
+  try {
+    const done = await send("POST", action, body);
+    const more = [...done.warnings, ...done.refused_by.map((why) => `a process refused: ${why}`)];
+    say(by("said"), [`${done.what}: ${done.changed ? "done" : "nothing to change"}`, ...more].join(". "));
+  } catch (error) {
+    say(by("said"), `${action} refused: ${error.message}`);
+  }
+}
+
+const MEANING = {
+  drain: "Nothing new is sent there; what is in flight finishes.",
+  undrain: "It gets requests again.",
+};
+
+// A button that drains, or takes that back; for administrators only.
+function drainButton(rowOf, nameOf, bodyOf) {
+  const button = make("button", { type: "button" });
+  button.addEventListener("click", async () => {
+    const row = rowOf();
+    const action = row.draining ? "undrain" : "drain";
+    const verb = row.draining ? "Undrain" : "Drain";
+    if (await askFor(`${verb} ${nameOf(row)}?`, MEANING[action], verb)) await change(action, bodyOf(row));
+  });
+  return {
+    node: button,
+    update(row) {
+      button.hidden = session === null || session.role !== "administrator";
+      say(button, row.draining ? "Undrain" : "Drain");
+      button.setAttribute("aria-label", `${row.draining ? "Undrain" : "Drain"} ${nameOf(row)}`);
+    },
+  };
+}
+
+function poolButtons(rowOf) {
+  const drain = drainButton(rowOf, (row) => `pool ${row.pool}`, (row) => ({ pool: row.pool }));
+  const weight = make("button", { type: "button" }, "Weight");
+  weight.addEventListener("click", async () => {
+    const row = rowOf();
+    const meaning = "Its part of the traffic, beside the others' weights, under the weighted policy.";
+    if (await askFor(`Weight of pool ${row.pool}`, meaning, "Set", row.weight)) {
+      await change("weight", { weights: { [row.pool]: Number(by("weight").value) } });
+    }
+  });
+  return {
+    node: make("span", {}, drain.node, weight),
+    update(row) {
+      drain.update(row);
+      weight.hidden = session === null || session.role !== "administrator";
+      weight.setAttribute("aria-label", `Weight of pool ${row.pool}`);
+    },
+  };
+}
+
+// What is shown
+
+const served = (row) => latest.served.find((one) => one.pool === row.pool) || {};
+const pace = (row, name) => served(row)[name] || {};
+const isEmulated = (one) => one.engine === "emulated";
+const where = (address) => address.replace(/^https?:\/\//, "").replace(/\/v1$/, "");
+
+const pools = new Table(by("pools"), "Each pool, as all processes of the gateway have it", [
+  { head: "pool", text: (row) => row.pool },
+  { head: "model", text: (row) => row.model },
+  { head: "accelerator", text: (row) => (row.accelerator || "any") + (row.backends.some(isEmulated) ? " (emulated)" : "") },
+  { head: "state", text: (row) => row.state, mood: (row) => MOODS[row.state] },
+  { head: "up", right: true, text: (row) => `${row.backends.filter((one) => one.state === "up").length} of ${row.backends.length}` },
+  { head: "in flight", right: true, text: (row) => whole(row.in_flight) },
+  { head: "requests/s", right: true, text: (row) => significant(pace(row, "now_pace").requests_per_s) },
+  { head: "TTFT predicted → delivered", right: true, text: (row) => both(pace(row, "now_pace").predicted_ttft_s, pace(row, "now_pace").ttft_s) },
+  { head: "TPOT predicted → delivered", right: true, text: (row) => both(pace(row, "now_pace").predicted_tpot_s, pace(row, "now_pace").tpot_s) },
+  { head: "$/M now", right: true, text: (row) => dollars(pace(row, "now_pace").usd_per_million_tokens) },
+  { head: "$/M today", right: true, text: (row) => dollars(pace(row, "today_pace").usd_per_million_tokens) },
+  { head: "weight", right: true, text: (row) => significant(row.weight) },
+  { head: "change", element: poolButtons },
+], (row) => `${row.pool} ${row.model}`);
+
+const replicas = new Table(by("replicas"), "Each replica", [
+  { head: "replica", text: (row) => where(row.backend) },
+  { head: "pool", text: (row) => row.pool + (row.side ? `, ${row.side}` : "") },
+  { head: "state", kind: "wrap", text: (row) => row.state + (row.why_down ? `: ${row.why_down}` : ""), mood: (row) => MOODS[row.state] },
+  { head: "breaker", text: (row) => row.breaker, mood: (row) => (row.breaker === "closed" ? "" : "bad") },
+  { head: "in flight", right: true, text: load },
+  { head: "KV used", right: true, text: (row) => (row.reported && isNumber(row.reported.kv_used_fraction) ? `${Math.round(100 * row.reported.kv_used_fraction)}%` : NONE) },
+  { head: "TTFT delivered / predicted", right: true, text: (row) => significant(row.ttft_correction) },
+  { head: "TPOT delivered / predicted", right: true, text: (row) => significant(row.tpot_correction) },
+  { head: "model there", text: (row) => row.residency || NONE },
+  { head: "engine", text: (row) => (isEmulated(row) ? "emulated, no GPU" : row.engine || "not known"), mood: (row) => (isEmulated(row) ? "caution" : "") },
+  { head: "change", element: (rowOf) => drainButton(rowOf, (row) => `replica ${where(row.backend)}`, (row) => ({ backend: row.backend })) },
+], (row) => row.backend);
+
+function load(row) {
+  return whole(row.in_flight) + (row.reported ? ` (${whole(row.reported.running)} + ${whole(row.reported.waiting)})` : "");
+}
+
+function budget(spent, most) {
+  const meter = make("meter", { min: 0 });
+  const text = make("span");
+  return {
+    node: make("span", {}, meter, " ", text),
+    update(row) {
+      meter.hidden = !most(row);
+      meter.max = most(row) || 1;
+      meter.high = 0.9 * (most(row) || 1);
+      meter.value = spent(row);
+      meter.setAttribute("aria-label", `spent by ${row.team}`);
+      say(text, most(row) ? `${dollars(spent(row))} of ${dollars(most(row))}` : "no budget");
+    },
+  };
+}
+
+const teams = new Table(by("teams"), "What each team's keys have used since the gateway started, and of its budgets (UTC)", [
+  { head: "team", text: (row) => row.team },
+  { head: "requests", right: true, text: (row) => whole(row.requests) },
+  { head: "tokens", right: true, text: (row) => whole(row.tokens) },
+  { head: "charged", right: true, text: (row) => dollars(row.usd) },
+  { head: "today", element: () => budget((row) => row.today_usd, (row) => row.usd_per_day) },
+  { head: "this month", element: () => budget((row) => row.month_usd, (row) => row.usd_per_month) },
+], (row) => row.team);
+
+const targets = new Table(by("targets"), "Requests that kept their targets", [
+  { head: "class", text: (row) => row.class || "no class" },
+  { head: "target", text: (row) => row.target.toUpperCase() },
+  { head: "kept", right: true, text: (row) => whole(row.kept) },
+  { head: "missed", right: true, text: (row) => whole(row.missed) },
+  { head: "share", right: true, text: (row) => `${significant((100 * row.kept) / Math.max(row.kept + row.missed, 1))}%` },
+], (row) => `${row.class} ${row.target}`);
+
+const faults = new Table(by("faults"), "What went wrong since the gateway started", [
+  { head: "where", text: (row) => row.where },
+  { head: "what", text: (row) => row.what },
+  { head: "times", right: true, text: (row) => whole(row.times) },
+], (row) => `${row.where} ${row.what}`);
+
+function faultRows(fleet) {
+  const rows = [];
+  for (const one of fleet.served) {
+    const counts = [["faults of its backends", "faults"], ["attempts repeated elsewhere", "retries"], ["streams resumed here", "resumed"]];
+    for (const [what, name] of counts) if (one.total[name]) rows.push({ where: `pool ${one.pool}`, what, times: one.total[name] });
+  }
+  for (const [code, times] of Object.entries(fleet.refused)) rows.push({ where: "refused", what: code, times });
+  return rows;
+}
+
+function facts(fleet) {
+  const all = fleet.pools.flatMap((pool) => pool.backends);
+  const total = (name, of) => sum(fleet.served, (one) => one[name] && of(one[name], one));
+  // Dollars of a time over its tokens, of all pools.
+  const cost = (name) => {
+    const tokens = total(name, (one) => one.tokens_per_s * one.seconds);
+    const spent = total(name, (one, row) => (row.is_bought
+      ? ((one.usd_per_million_tokens || 0) * one.tokens_per_s * one.seconds) / 1e6 : (row.usd_per_hour * one.seconds) / 3600));
+    return tokens > 0 ? (1e6 * spent) / tokens : null;
+  };
+  return [
+    ["requests/s", significant(total("now_pace", (one) => one.requests_per_s))],
+    ["tokens/s", significant(total("now_pace", (one) => one.tokens_per_s))],
+    ["in flight", whole(fleet.exchanges)],
+    ["queued", whole(fleet.queued)],
+    ["replicas up", `${all.filter((one) => one.state === "up").length} of ${all.length}`],
+    ["breakers open", whole(all.filter((one) => one.breaker !== "closed").length)],
+    ["faults today", whole(sum(fleet.served, (one) => one.today.faults))],
+    ["$/M tokens now", dollars(cost("now_pace"))],
+    ["$/M tokens today", dollars(cost("today_pace"))],
+  ];
+}
+
+function showFacts(fleet) {
+  const list = by("facts");
+  facts(fleet).forEach(([name, value], n) => {
+    if (!list.children[n]) list.append(make("div", {}, make("dt", {}, name), make("dd")));
+    say(list.children[n].lastChild, value);
+  });
+}
+
+function showReplicas() {
+  if (!latest) return;
+  const wanted = by("find").value.trim().toLowerCase();
+  const all = latest.pools.flatMap((pool) => pool.backends.map((one) => ({ ...one, pool: pool.pool, model: pool.model })));
+  const shown = all.filter((row) => !wanted || JSON.stringify(row).toLowerCase().includes(wanted));
+  replicas.show(shown);
+  say(by("found"), `${shown.length} of ${all.length}`);
+}
+
+// Decisions
+
+function decision(row) {
+  const at = new Date(row.at * 1000).toLocaleTimeString("en-GB");
+  const went = row.pool ? `→ ${row.pool} (${where(row.backend)})` : row.outcome;
+  const shape = `${whole(row.input_tokens)} in, ${whole(row.expected_output_tokens)} out expected`;
+  const missed = row.meets_target === false ? make("span", { class: "caution" }, " expected to miss its target") : "";
+  const inside = make("div");
+  const details = make("details", {}, make("summary", {}, `${at} ${row.model}, ${shape} ${went}`, missed), inside);
+  details.addEventListener("toggle", () => details.open && !inside.childNodes.length && explain(row, inside));
+  return make("li", {}, details);
+}
+
+async function explain(row, inside) {
+  const target = [row.ttft_target_s ? `TTFT ${seconds(row.ttft_target_s)}` : "", row.tpot_target_s ? `TPOT ${seconds(row.tpot_target_s)}` : ""];
+  inside.append(make("p", {}, `Why: ${row.reason || "no reason was given"}`));
+  if (row.predicted) {
+    const { ttft_s, tpot_s, usd, cached_tokens } = row.predicted;
+    inside.append(make("p", {}, `Predicted TTFT ${seconds(ttft_s)}, TPOT ${seconds(tpot_s)}, ${dollars(usd)}, ${whole(cached_tokens)} tokens cached.`));
+  }
+  inside.append(make("p", { class: "note" }, `Request ${row.request_id}, class ${row.class || "none"}, priority ${row.priority}, attempt ${row.attempt}, target ${target.filter(Boolean).join(", ") || "none"}.`));
+  try {
+    const now = await send("GET", `why?request=${encodeURIComponent(row.request_id)}`);
+    const box = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Alternatives" }, make("table"));
+    inside.append(box);
+    new Table(box.firstChild, "The same request, if it were decided now", [
+      { head: "pool", text: (one) => one.pool },
+      { head: "replica", text: (one) => (one.backend ? where(one.backend) : NONE) },
+      { head: "score, lowest wins", right: true, text: (one) => significant(one.score) },
+      { head: "why not", kind: "wrap", text: (one) => one.dropped || "" },
+    ], (one) => `${one.pool} ${one.backend}`).show(now.considered);
+  } catch (error) {
+    inside.append(make("p", { class: "note" }, `Alternatives: ${error.message}.`));
+  }
+}
+
+function showDecisions(said) {
+  if (paused) return;
+  const list = by("decisions");
+  for (const row of said.decisions) list.prepend(decision(row));
+  while (list.children.length > MOST_DECISIONS) list.lastChild.remove();
+  say(by("skipped"), said.skipped ? `${whole(said.skipped)} more in the last second are not listed` : "");
+}
+
+function show(said) {
+  const fleet = (latest = said.fleet);
+  document.title = `${fleet.fleet} – Crosstie`;
+  say(by("name"), fleet.fleet);
+  const processes = fleet.processes > 1 ? `, ${fleet.processes} processes` : "";
+  say(by("about"), `${fleet.policy}${processes}`);
+  by("emulated").hidden = !fleet.emulated;
+  const all = fleet.pools.flatMap((pool) => pool.backends).length;
+  const faster = fleet.speed === 1 ? "" : ` Times are the fleet's own, which runs ${significant(fleet.speed)} times as fast as the clock.`;
+  say(by("emulated"), `EMULATED: ${fleet.emulated} of ${all} replicas are emulated. No GPU runs there; their times are the performance model's.${faster}`);
+  showFacts(fleet);
+  pools.show(fleet.pools);
+  showReplicas();
+  showDecisions(said);
+  teams.show(fleet.teams.length ? fleet.teams : [{ team: "no teams, or no keys", usd_per_day: 0, usd_per_month: 0 }]);
+  targets.show(fleet.targets);
+  faults.show(faultRows(fleet));
+  const changes = [...fleet.changes, ...fleet.dropped.map((one) => `dropped: ${one.change}: ${one.why}`)];
+  const words = changes.length ? changes : ["none"];
+  const list = by("changes");
+  if ([...list.children].map((one) => one.textContent).join("\n") !== words.join("\n")) {
+    list.replaceChildren(...words.map((one) => make("li", {}, one)));
+  }
+}
+
+// Who is there
+
+function follow() {
+  if (stream) stream.close();
+  stream = new EventSource(`${ROOT}/live`);
+  stream.addEventListener("fleet", (event) => {
+    retry = 0;
+    say(by("state"), "live");
+    by("state").className = "good";
+    show(JSON.parse(event.data));
+  });
+  stream.addEventListener("error", () => {
+    stream.close();
+    say(by("state"), latest ? "not connected: these figures are old" : "not connected");
+    by("state").className = "bad";
+    retry = Math.min(retry + 1, 10);
+    setTimeout(look, 500 * retry);
+  });
+}
+
+function signedOut(why = "") {
+  if (stream) stream.close();
+  stream = session = latest = null;
+  by("board").hidden = by("leave").hidden = true;
+  by("enter").hidden = false;
+  by("decisions").replaceChildren();
+  for (const id of ["state", "role", "about", "said"]) say(by(id), "");
+  say(by("name"), "Crosstie");
+  say(by("wrong"), why);
+  by("key").focus();
+}
+
+function signedIn(found) {
+  session = found;
+  by("enter").hidden = true;
+  by("board").hidden = by("leave").hidden = false;
+  say(by("role"), found.role === "administrator" ? "administrator" : "operator, read-only");
+  follow();
+}
+
+async function look() {
+  const answer = await fetch(`${ROOT}/session`).catch(() => null);
+  if (answer && answer.ok) signedIn(await answer.json());
+  else if (answer && answer.status === 401) signedOut();
+  else setTimeout(look, 500 * (retry = Math.min(retry + 1, 10)));
+}
+
+by("enter").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const key = by("key").value;
+  by("key").value = "";
+  say(by("wrong"), "");
+  try {
+    signedIn(await send("POST", "session", { key }));
+  } catch (error) {
+    say(by("wrong"), error.message === "no such key" ? "This is not a key of operators or administrators." : error.message);
+    by("key").focus();
+  }
+});
+by("leave").addEventListener("click", async () => {
+  await send("DELETE", "session").catch(() => null);
+  signedOut();
+});
+by("pause").addEventListener("click", () => {
+  paused = !paused;
+  by("pause").setAttribute("aria-pressed", String(paused));
+});
+by("find").addEventListener("input", showReplicas);
+look();

@@ -1,0 +1,72 @@
+"""Who is signed in to the page of operators: keys, and signed cookies that every worker of the gateway can read.
+
+A cookie says who came, which session it is and when it ends; the secret that signs it is made at start, so a restart
+signs everybody out. Who signs out is forgotten by name, in every worker.
+"""
+
+import hmac
+import secrets
+from hashlib import sha256
+from time import time
+from typing import Literal, NamedTuple
+
+Role = Literal["operator", "administrator"]
+COOKIE = "crosstie_session"
+LASTS_S = 8 * 3600
+
+
+class Session(NamedTuple):
+    role: Role
+    name: str
+    ends_at: int
+
+
+class Sessions:
+    def __init__(self, secret: bytes):
+        self._secret = secret
+        # Those that were signed out before their time, and when that would have been.
+        self._ended: dict[str, int] = {}
+
+    def begin(self, role: Role) -> Session:
+        return Session(role, secrets.token_hex(16), int(time()) + LASTS_S)
+
+    def end(self, name: str, ends_at: int) -> None:
+        now = time()
+        self._ended = {one: until for one, until in self._ended.items() if until > now}
+        self._ended[name] = ends_at
+
+    def holds(self, session: Session) -> bool:
+        return session.ends_at > time() and session.name not in self._ended
+
+    def cookie_of(self, session: Session) -> str:
+        said = f"{session.role}.{session.name}.{session.ends_at}"
+        return f"{said}.{self._signed(f'session {said}')}"
+
+    def csrf_of(self, session: Session) -> str:
+        """What a change has to bring along beside the cookie, which a browser sends by itself."""
+        return self._signed(f"csrf {session.name}")
+
+    def is_csrf(self, session: Session, given: bytes) -> bool:
+        return hmac.compare_digest(self.csrf_of(session).encode(), given)
+
+    def find(self, cookies: bytes) -> Session | None:
+        """By the Cookie line of a request; None where it has none that is ours, or that still holds."""
+        for one in cookies.decode("latin-1").split(";"):
+            name, _, value = one.strip().partition("=")
+            said, _, signed = value.rpartition(".")
+            right = hmac.compare_digest(self._signed(f"session {said}").encode(), signed.encode("latin-1"))
+            if name == COOKIE and right:
+                role, which, ends_at = said.split(".")
+                session = Session("administrator" if role == "administrator" else "operator", which, int(ends_at))
+                if self.holds(session):
+                    return session
+        return None
+
+    def _signed(self, text: str) -> str:
+        return hmac.new(self._secret, text.encode(), sha256).hexdigest()
+
+
+def set_cookie(value: str, *, secure: bool, lasts_s: int = LASTS_S) -> bytes:
+    """The line of an answer; `lasts_s` 0 takes it away."""
+    said = f"set-cookie: {COOKIE}={value}; Path=/crosstie; Max-Age={lasts_s}; HttpOnly; SameSite=Strict"
+    return f"{said}{'; Secure' if secure else ''}\r\n".encode()
