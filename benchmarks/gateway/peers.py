@@ -37,6 +37,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def free_ports(count: int) -> list[int]:
+    """All different: none is given back before the last was taken."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind((HOST, 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
 def url(port: int) -> str:
     return f"http://{HOST}:{port}"
 
@@ -207,7 +218,7 @@ def _last_words(log: Path) -> str:
 def backends(
     count: int, interval_ms: int, folder: Path, *, in_step: bool = False, cores: set[int] | None = None
 ) -> Iterator[tuple[Running, list[int]]]:
-    ports = [free_port() for _ in range(count)]
+    ports = free_ports(count)
     command = [sys.executable, str(HERE / "fake_backend.py"), "--ports", *map(str, ports)]
     command += ["--interval-ms", str(interval_ms), *(["--in-step"] if in_step else [])]
     server = _launch("fake backend", ports[0], command, folder, cores)

@@ -191,7 +191,7 @@ const where = (address) => address.replace(/^https?:\/\//, "").replace(/\/v1$/, 
 
 const pools = new Table(by("pools"), "Each pool, as all processes of the gateway have it", [
   { head: "pool", text: (row) => row.pool },
-  { head: "model", text: (row) => row.model },
+  { head: "model", kind: "wrap", text: (row) => row.model },
   { head: "accelerator", text: (row) => (row.accelerator || "any") + (row.backends.some(isEmulated) ? " (emulated)" : "") },
   { head: "state", text: (row) => row.state, mood: (row) => MOODS[row.state] },
   { head: "up", right: true, text: (row) => `${row.backends.filter((one) => one.state === "up").length} of ${row.backends.length}` },
@@ -232,7 +232,7 @@ function budget(spent, most) {
       meter.hidden = !most(row);
       meter.max = most(row) || 1;
       meter.high = 0.9 * (most(row) || 1);
-      meter.value = spent(row);
+      meter.value = spent(row) || 0;
       meter.setAttribute("aria-label", `spent by ${row.team}`);
       say(text, most(row) ? `${dollars(spent(row))} of ${dollars(most(row))}` : "no budget");
     },
@@ -288,7 +288,7 @@ function facts(fleet) {
     ["in flight", whole(fleet.exchanges)],
     ["queued", whole(fleet.queued)],
     ["replicas up", `${all.filter((one) => one.state === "up").length} of ${all.length}`],
-    ["breakers open", whole(all.filter((one) => one.breaker !== "closed").length)],
+    ["breakers open", whole(all.filter((one) => one.breaker === "open").length)],
     ["faults today", whole(sum(fleet.served, (one) => one.today.faults))],
     ["$/M tokens now", dollars(cost("now_pace"))],
     ["$/M tokens today", dollars(cost("today_pace"))],
@@ -318,7 +318,7 @@ function decision(row) {
   const at = new Date(row.at * 1000).toLocaleTimeString("en-GB");
   const went = row.pool ? `→ ${row.pool} (${where(row.backend)})` : row.outcome;
   const shape = `${whole(row.input_tokens)} in, ${whole(row.expected_output_tokens)} out expected`;
-  const missed = row.meets_target === false ? make("span", { class: "caution" }, " expected to miss its target") : "";
+  const missed = row.pool && row.meets_target === false ? make("span", { class: "caution" }, " expected to miss its target") : "";
   const inside = make("div");
   const details = make("details", {}, make("summary", {}, `${at} ${row.model}, ${shape} ${went}`, missed), inside);
   details.addEventListener("toggle", () => details.open && !inside.childNodes.length && explain(row, inside));
