@@ -39,8 +39,8 @@ class Visitor:
         self.origin = origin
         self.cookie = self.csrf = b""
 
-    async def ask(self, method: str, path: str, body: Any = None, headers: Headers = ()) -> Answer:
-        lines = list(headers)
+    async def ask(self, method: str, path: str, body: Any = None, headers: Headers | None = None) -> Answer:
+        lines = list(headers or [])
         if self.cookie and not any(name == b"cookie" for name, _ in lines):
             lines.append((b"cookie", self.cookie))
         if self.csrf and not any(name == b"x-crosstie-csrf" for name, _ in lines):
